@@ -20,6 +20,11 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 
 pub(crate) struct Connection {
     socket: Hidden,
+    /// Closed entries for whose message the kernel had no memory. The engine grants none of them
+    /// again before it is told, so they are at most as many as the table has entries.
+    untold: Vec<u64>,
+    /// The connection is the parent's: this process was forked without one of its own.
+    is_parents: bool,
 }
 
 /// A reply and its descriptors.
@@ -73,15 +78,52 @@ impl Connection {
 
     pub fn of(socket: Hidden) -> std::io::Result<Self> {
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        Ok(Self { socket })
+        Ok(Self { socket, untold: Vec::new(), is_parents: false })
+    }
+
+    /// Continues, in the child of fork(2), on the connection that was made for it. The engine
+    /// counts the child as a holder of the untold entries, too, so the child tells of them as well.
+    pub fn replace(&mut self, own: Self) {
+        self.socket = own.socket;
+    }
+
+    /// Continues, in the child of fork(2), without a connection. Requests fail from now on: the
+    /// engine would take them for the parent's, and close the parent's entries.
+    pub fn give_up(&mut self) {
+        self.is_parents = true;
     }
 
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Sends a request that has no reply.
-    pub fn tell(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    /// Tells the engine that this process has closed an entry. If there is no memory for the
+    /// message, it is sent before the next one.
+    pub fn close(&mut self, entry: u64) {
+        let told = self.tell(Request::Close { entry }, None);
+        // A dead engine needs no message.
+        if matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN)) {
+            self.untold.push(entry);
+        }
+    }
+
+    /// Sends a request that has no reply, after those of [`Connection::close`] that were not sent.
+    ///
+    /// # Errors
+    /// `EPIPE`: the engine is gone. `ENOBUFS`: there is no memory, and the request was not sent.
+    /// `ENOTCONN`: after [`Connection::give_up`].
+    pub fn tell(&mut self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        if self.is_parents {
+            return Err(Errno::NOTCONN);
+        }
+        while let Some(&entry) = self.untold.last() {
+            self.send(Request::Close { entry }, None)?;
+            self.untold.pop();
+        }
+        self.send(request, with)
+    }
+
+    fn send(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let bytes = request.encode();
         let pieces = [std::io::IoSlice::new(&bytes)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -99,8 +141,8 @@ impl Connection {
     /// Sends a request and receives its reply.
     ///
     /// # Errors
-    /// The engine is gone, or its reply is invalid.
-    pub fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
+    /// Those of [`Connection::tell`]; the engine is gone, or its reply is invalid.
+    pub fn ask(&mut self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
         // `EPIPE`: the engine is gone, or it refuses this user. Then it has sent the reason before
         // it hung up.
         let told = self.tell(request, with);
@@ -121,5 +163,73 @@ impl Connection {
         }
         let reply = Reply::decode(&bytes[..got.bytes]).ok_or(Errno::PROTO)?;
         Ok(Answer { reply, descriptors })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::socketpair;
+    use slipway_sgiov_spec::control::REQUEST;
+
+    use super::*;
+
+    /// Returns a connection and the engine's side of it. Neither waits.
+    fn pair() -> (Connection, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::SEQPACKET;
+        let (ours, engine) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        (Connection::of(Hidden::new(ours).unwrap()).unwrap(), engine)
+    }
+
+    fn requests(engine: &OwnedFd) -> Vec<Request> {
+        let (mut all, mut bytes) = (Vec::new(), [0; REQUEST]);
+        while let Ok(REQUEST) = rustix::io::read(engine, &mut bytes) {
+            all.push(Request::decode(&bytes).unwrap());
+        }
+        all
+    }
+
+    /// Fills the connection, so that the kernel refuses the next message.
+    fn fill(connection: &mut Connection) {
+        while connection.tell(Request::Share { on: true }, None).is_ok() {}
+    }
+
+    const NEXT: Request = Request::Share { on: false };
+
+    #[test]
+    fn a_close_that_was_not_sent_is_sent_before_the_next_request_and_once() {
+        let (mut connection, engine) = pair();
+        fill(&mut connection);
+        connection.close(7);
+        connection.close(9);
+        assert_eq!(connection.tell(NEXT, None), Err(Errno::AGAIN), "it would come before them");
+        requests(&engine);
+        connection.close(8);
+        let close = |entry| Request::Close { entry };
+        assert_eq!(requests(&engine), [close(9), close(7), close(8)]);
+        connection.tell(NEXT, None).unwrap();
+        assert_eq!(requests(&engine), [NEXT]);
+    }
+
+    #[test]
+    fn a_forked_child_tells_what_it_holds_on_its_own_connection() {
+        let (mut connection, parents) = pair();
+        fill(&mut connection);
+        connection.close(7);
+        requests(&parents);
+        let (own, engine) = pair();
+        connection.replace(own);
+        connection.tell(NEXT, None).unwrap();
+        assert_eq!(requests(&engine), [Request::Close { entry: 7 }, NEXT]);
+        assert!(requests(&parents).is_empty());
+    }
+
+    #[test]
+    fn a_forked_child_without_a_connection_says_nothing_on_its_parents() {
+        let (mut connection, parents) = pair();
+        connection.give_up();
+        connection.close(7);
+        assert_eq!(connection.ask(Request::Fork, None).err(), Some(Errno::NOTCONN));
+        assert!(requests(&parents).is_empty());
     }
 }

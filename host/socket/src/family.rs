@@ -77,7 +77,7 @@ impl Family {
     /// # Errors
     /// There is no engine, or it refuses this program, or it speaks another version.
     pub fn attach(path: &Path) -> std::io::Result<Arc<Self>> {
-        let control = Connection::open(path)?;
+        let mut control = Connection::open(path)?;
         let mut descriptors = attached(control.ask(Request::Attach { version: VERSION }, None)?)?;
         Self::over(control, &mut descriptors)
     }
@@ -87,7 +87,7 @@ impl Family {
     /// # Errors
     /// The engine is gone, or the ticket is invalid or has expired.
     pub fn resume(ticket: OwnedFd) -> std::io::Result<Arc<Self>> {
-        let ticket = Connection::of(Hidden::new(ticket)?)?;
+        let mut ticket = Connection::of(Hidden::new(ticket)?)?;
         let mut descriptors = attached(ticket.ask(Request::Resume, None)?)?;
         let [table, bell, control] =
             [descriptors.next()?, descriptors.next()?, descriptors.next()?];
@@ -167,21 +167,22 @@ impl Family {
 
     fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
         let answer = {
-            let control = self.control();
+            let mut control = self.control();
             self.asking.store(thread(), Ordering::Relaxed);
             let answer = control.ask(request, with);
             self.asking.store(0, Ordering::Relaxed);
             // Under the lock: the next reply may refer to the arena, and a child of fork(2) is not
             // given it again.
-            answer.map(|answer| self.take_arena(&control, answer))
+            answer.map(|answer| self.take_arena(&mut control, answer))
         };
         let owed = self.owed.swap(0, Ordering::Relaxed);
         if owed > 0 {
             // The engine raises the eventfd when it answers.
             let _ = self.peer(owed as usize - 1);
         }
-        if answer.is_err() {
-            // After any error, replies can no longer be matched to requests.
+        if answer.as_ref().is_err_and(|errno| *errno != Errno::NOBUFS) {
+            // Replies can no longer be matched to requests. After `ENOBUFS` they can: the request
+            // was not sent.
             self.bury();
         }
         answer
@@ -189,10 +190,10 @@ impl Family {
 
     /// Keeps the arena that came with a reply. If that fails, closes the connection again and
     /// refuses it.
-    fn take_arena(&self, control: &Connection, mut answer: Answer) -> Answer {
+    fn take_arena(&self, control: &mut Connection, mut answer: Answer) -> Answer {
         let Reply::Connected { endpoint, new_link: true, .. } = answer.reply else { return answer };
         if let Err(errno) = self.link(endpoint.place.link, &mut answer.descriptors) {
-            let _ = control.tell(Request::Close { entry: endpoint.entry }, None);
+            control.close(endpoint.entry);
             answer.reply = Reply::Refused(errno.raw_os_error().unsigned_abs());
         }
         answer
@@ -292,9 +293,8 @@ impl Family {
         };
         let entry = granted.entry;
         self.open_granted(granted, group, peer_later, descriptors, is_new).inspect_err(|_| {
-            // The engine counts the endpoint as held by this process until it is told. A dead
-            // engine needs no message.
-            let _ = self.control().tell(Request::Close { entry }, None);
+            // The engine counts the endpoint as held by this process until it is told.
+            self.control().close(entry);
         })
     }
 
@@ -334,8 +334,7 @@ impl Family {
     /// Tells the engine that this process has closed its last descriptor of the endpoint.
     pub(crate) fn close(&self, entry: usize, shared: bool) {
         self.sharing.closed(shared);
-        // A dead engine needs no message.
-        let _ = self.control().tell(Request::Close { entry: entry as u64 }, None);
+        self.control().close(entry as u64);
     }
 
     /// Asks the engine for the eventfd that the peer of an endpoint sleeps on.
@@ -348,8 +347,9 @@ impl Family {
             self.owed.store(entry as u64 + 1, Ordering::Relaxed);
             return Err(Errno::AGAIN);
         }
-        let Answer { reply, mut descriptors } =
-            self.ask(Request::Peer { entry: entry as u64 }, None)?;
+        // A peer that cannot be woken must not sleep on: the stream ends, as without an engine.
+        let answer = self.ask(Request::Peer { entry: entry as u64 }, None);
+        let Answer { reply, mut descriptors } = answer.inspect_err(|_| self.bury())?;
         match reply {
             Reply::Done => Hidden::new(descriptors.next()?).map_err(|_| Errno::MFILE),
             Reply::Refused(errno) => Err(errno_of(errno)),
@@ -398,11 +398,12 @@ impl Family {
     pub fn forked(&self, connection: Option<OwnedFd>) {
         let own = connection.map(|fd| Hidden::new(fd).and_then(Connection::of));
         let Some(Ok(own)) = own else {
+            self.control().give_up();
             self.bury();
             return;
         };
         self.descriptor.store(own.socket().as_raw_fd(), Ordering::Relaxed);
-        *self.control() = own;
+        self.control().replace(own);
     }
 
     /// Locks out other threads while this one forks.

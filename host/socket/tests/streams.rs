@@ -213,6 +213,21 @@ fn who_shares_an_endpoint_shares_its_end() {
     assert_eq!(server.endpoint.recv(&mut [0; 8]), Ok(0));
 }
 
+/// A child of fork(2) for which the engine made no connection leaves its parent's endpoints open.
+#[test]
+fn a_child_without_a_connection_closes_nothing_of_its_parents() {
+    let world = World::new();
+    let (client, server) = world.pair();
+    client.endpoint.hold();
+    client.endpoint.family().forked(None);
+    client.endpoint.close();
+    // The engine has read all that was sent before the first request was answered.
+    for _ in 0..2 {
+        assert_eq!(server.endpoint.family().accept(u64::MAX).err(), Some(Errno::AGAIN));
+    }
+    assert_eq!(server.endpoint.recv(&mut [0; 8]), Err(Errno::AGAIN));
+}
+
 fn _is_shared<T: Send + Sync>() {}
 #[allow(dead_code)]
 fn an_endpoint_is_shared() {
