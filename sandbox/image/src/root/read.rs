@@ -346,10 +346,16 @@ impl Extras {
 /// `com.apple.…` of images made on a Mac. Overlayfs's own attributes are excluded, since with them
 /// a layer could redirect the guest's overlay.
 pub(crate) fn is_kept(name: &[u8]) -> bool {
-    let overlay = name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
     let prefixes: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     let acl = name == b"system.posix_acl_access" || name == b"system.posix_acl_default";
-    !overlay && (acl || prefixes.iter().any(|p| name.starts_with(p) && name.len() > p.len()))
+    overlay_name(name).is_none()
+        && (acl || prefixes.iter().any(|p| name.starts_with(p) && name.len() > p.len()))
+}
+
+/// Returns the name of one of overlayfs's attributes without its beginning, which the mount option
+/// `userxattr` changes. Returns `None` for other attributes.
+pub(crate) fn overlay_name(name: &[u8]) -> Option<&[u8]> {
+    name.strip_prefix(b"trusted.overlay.").or_else(|| name.strip_prefix(b"user.overlay."))
 }
 
 fn pax_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {

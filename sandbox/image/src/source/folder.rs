@@ -3,7 +3,7 @@
 //! nothing from outside the folder gets into the image, see [`beneath`](super::beneath).
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::os::unix::ffi::OsStrExt;
@@ -24,6 +24,18 @@ use crate::{Error, Limits, Result};
 /// (OCI image specification, *Whiteouts*).
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// Attributes of overlayfs, without and with its mount option `userxattr` (Linux, *Overlay
+/// Filesystem*): of a folder that may hide what lower layers have in it, of an empty file that
+/// removes its name, and of files whose content is elsewhere.
+const HIDES: [&CStr; 2] = [c"trusted.overlay.opaque", c"user.overlay.opaque"];
+const REMOVES: [&CStr; 2] = [c"trusted.overlay.whiteout", c"user.overlay.whiteout"];
+const MOVED: [&CStr; 4] = [
+    c"trusted.overlay.redirect",
+    c"trusted.overlay.metacopy",
+    c"user.overlay.redirect",
+    c"user.overlay.metacopy",
+];
 
 /// Packs the folder `root` into an unnamed file in `dir`, and plans an image with that one layer
 /// and an empty config.
@@ -148,12 +160,13 @@ impl<W: io::Write> Packer<'_, W> {
         if name.starts_with(WHITEOUT) {
             return Err(self.bad(path, "its name stands for a deletion"));
         }
-        for attribute in [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"] {
-            if found.xattr(attribute).map_err(|e| self.bad(path, e))?.is_some() {
-                return Err(self.bad(path, "overlayfs has moved it, which is not supported"));
-            }
+        if self.has(path, found, &MOVED, |_| true)? {
+            return Err(self.bad(path, "overlayfs has moved it, which is not supported"));
         }
-        if !found.meta.file_type().is_char_device() || found.meta.rdev() != 0 {
+        let (meta, kind) = (&found.meta, found.meta.file_type());
+        let is_device = kind.is_char_device() && meta.rdev() == 0;
+        let is_empty = kind.is_file() && meta.len() == 0;
+        if !is_device && !(is_empty && self.has(path, found, &REMOVES, |_| true)?) {
             return Ok(false);
         }
         let folder = &path[..path.len() - name.len()];
@@ -166,11 +179,28 @@ impl<W: io::Write> Packer<'_, W> {
         if !self.is_upper {
             return Ok(());
         }
-        let value = found.xattr(c"trusted.overlay.opaque").map_err(|e| self.bad(path, e))?;
-        match value.as_deref() == Some(&b"y"[..]) {
+        // The value `x` announces deletions that are attributes.
+        match self.has(path, found, &HIDES, |value| value == b"y")? {
             true => self.mark(&[path, OPAQUE].concat()),
             false => Ok(()),
         }
+    }
+
+    /// Returns whether a file has one of these attributes with a value that `counts`.
+    fn has(
+        &self,
+        path: &[u8],
+        found: &OpenedFile,
+        attributes: &[&CStr],
+        counts: impl Fn(&[u8]) -> bool,
+    ) -> Result<bool> {
+        for attribute in attributes {
+            let value = found.xattr(attribute).map_err(|e| self.bad(path, e))?;
+            if value.is_some_and(|value| counts(&value)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn mark(&mut self, path: &[u8]) -> Result<()> {

@@ -144,12 +144,41 @@ fn deletions_of_an_upper_directory_are_those_of_an_archive() {
     assert!(refused.contains("stands for a deletion"), "{refused}");
 }
 
+#[test]
+fn deletions_of_an_upper_directory_may_be_attributes_of_users() {
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path().join("d");
+    std::fs::create_dir(&d).unwrap();
+    std::fs::write(d.join("gone"), "").unwrap();
+    std::fs::write(d.join("kept"), "bytes").unwrap();
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(path, name, value, rustix::fs::XattrFlags::empty())
+    };
+    if set(&d, "user.overlay.opaque", b"x").is_err() {
+        return skip("deletions_of_an_upper_directory", "a file system with users' attributes");
+    }
+    set(&d.join("gone"), "user.overlay.whiteout", b"").unwrap();
+    // A file with bytes is none, whatever its attributes are.
+    set(&d.join("kept"), "user.overlay.whiteout", b"y").unwrap();
+    assert_eq!(of_upper(dir.path()).unwrap(), ["./", "d/", "d/.wh.gone", "d/kept"]);
+    set(&d, "user.overlay.opaque", b"y").unwrap();
+    assert_eq!(of_upper(dir.path()).unwrap()[2..4], ["d/.wh..wh..opq", "d/.wh.gone"]);
+    set(&d.join("kept"), "user.overlay.metacopy", b"").unwrap();
+    let refused = of_upper(dir.path()).unwrap_err().to_string();
+    assert!(refused.contains("overlayfs has moved it"), "{refused}");
+}
+
 const ROOT_NUMBER: u64 = 36;
 const FILE_NUMBER: u64 = 40;
 const FILE: usize = 1280;
 
 /// Makes the smallest file system: a folder with `names`, and a file of five bytes.
 fn small(names: &[(&str, u64)]) -> Vec<u8> {
+    small_with(names, &[])
+}
+
+/// Makes it with attributes of the folder.
+fn small_with(names: &[(&str, u64)], attributes: &[u8]) -> Vec<u8> {
     let mut folder = vec![0_u8; 12 * names.len()];
     for (index, (name, number)) in names.iter().enumerate() {
         let from = folder.len() as u16;
@@ -171,13 +200,58 @@ fn small(names: &[(&str, u64)]) -> Vec<u8> {
         put(&mut image, at + 8, &size.to_le_bytes());
         put(&mut image, at + 16, &block.to_le_bytes());
     }
-    put(&mut image, 1184, &folder);
+    if !attributes.is_empty() {
+        put(&mut image, 1152 + 2, &words(attributes));
+    }
+    put(&mut image, 1184, &[attributes, &folder].concat());
     put(&mut image, 3 * 512, b"hello");
     image
 }
 
 fn put(image: &mut [u8], at: usize, bytes: &[u8]) {
     image[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// Returns the attributes of an inode that has one of overlayfs's, with the number of its prefix.
+fn attributes(prefix: u8, name: &str, value: &[u8]) -> Vec<u8> {
+    let name = format!("overlay.{name}");
+    let mut bytes = vec![0; 12];
+    bytes.extend_from_slice(&[name.len() as u8, prefix, value.len() as u8, 0]);
+    bytes.extend_from_slice(name.as_bytes());
+    bytes.extend_from_slice(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// Returns the length of attributes as an inode has it.
+fn words(attributes: &[u8]) -> [u8; 2] {
+    ((attributes.len() as u16 - 12) / 4 + 1).to_le_bytes()
+}
+
+#[test]
+fn overlayfs_deletes_by_attributes_with_and_without_userxattr() {
+    let limits = Limits::default();
+    let lower = small(&[("f", FILE_NUMBER)]);
+    let upon = |upper: Vec<u8>| merged(&limits, &[lower.clone(), upper]).unwrap();
+    // The prefixes `user.` and `trusted.`.
+    for prefix in [1, 4] {
+        let file = |size: u32, attribute: &str, value: &[u8]| {
+            let mut image = small(&[("f", FILE_NUMBER)]);
+            let attributes = attributes(prefix, attribute, value);
+            put(&mut image, FILE + 2, &words(&attributes));
+            put(&mut image, FILE + 8, &size.to_le_bytes());
+            put(&mut image, FILE + 32, &attributes);
+            image
+        };
+        assert!(upon(file(0, "whiteout", b"")).is_empty());
+        assert_eq!(upon(file(5, "whiteout", b"y")), ["f f hello"]);
+        refused(file(5, "redirect", b"/g"), "overlayfs has moved it");
+        refused(file(5, "metacopy", b""), "overlayfs has moved it");
+        let folder =
+            |value: &[u8]| small_with(&[("g", FILE_NUMBER)], &attributes(prefix, "opaque", value));
+        assert_eq!(upon(folder(b"y")), ["f g hello"]);
+        assert_eq!(upon(folder(b"x")), ["f f hello", "f g hello"]);
+    }
 }
 
 #[track_caller]

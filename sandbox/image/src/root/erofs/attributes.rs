@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::volume::{ATTRIBUTES_HEAD, Inode, Volume, u16_at, u32_at};
-use crate::root::read::is_kept;
+use crate::root::read::{is_kept, overlay_name};
 use crate::root::tree::show;
 
 /// The head of an attribute: the lengths of its name and value, and its prefix.
@@ -18,6 +18,8 @@ pub(super) struct Attributes {
     pub(super) kept: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Set for a folder that hides what lower layers have in it.
     pub(super) is_opaque: bool,
+    /// Set for an empty file that removes its name from lower layers.
+    pub(super) is_whiteout: bool,
     /// The bytes of all names and values that were read.
     pub(super) bytes: usize,
 }
@@ -76,9 +78,11 @@ impl Found {
         if name.contains(&0) || name.len() > 255 {
             return Err("an extended attribute that Linux would not take".into());
         }
-        match name.as_slice() {
-            b"trusted.overlay.opaque" => self.attributes.is_opaque |= value == b"y",
-            b"trusted.overlay.redirect" | b"trusted.overlay.metacopy" => {
+        match overlay_name(&name) {
+            // The value `x` announces whiteouts that are attributes.
+            Some(b"opaque") => self.attributes.is_opaque |= value == b"y",
+            Some(b"whiteout") => self.attributes.is_whiteout = true,
+            Some(b"redirect" | b"metacopy") => {
                 return Err(format!("overlayfs has moved it ({})", show(&name)));
             }
             _ => {}

@@ -5,7 +5,9 @@
 //! The kernel of the host never sees such a file system, which may be hostile. The reader walks it
 //! and returns the entries that an archive would have; file data stays where it is, and entries
 //! have offsets. Deletions are in overlayfs's form (Linux, *Overlay Filesystem*): a character
-//! device with the numbers 0 and 0 removes its name, and `trusted.overlay.opaque` empties a folder.
+//! device with the numbers 0 and 0, or an empty file with the attribute `trusted.overlay.whiteout`,
+//! removes its name, and `trusted.overlay.opaque` empties a folder. With the mount option
+//! `userxattr` these attributes begin with `user.` instead.
 //!
 //! Read are plain files, files with their end beside the inode, chunks, and archives that follow
 //! their index in the same file (`mkfs.erofs --tar=i`). Not supported, and refused: compression,
@@ -22,6 +24,7 @@ use std::fs::File;
 use super::read::{Entry, What};
 use super::tree::{Data, Meta, NodeKind, show};
 use crate::Limits;
+use attributes::Attributes;
 use volume::{Inode, Kind, Volume};
 
 /// The longest target of a symbolic link, bytes.
@@ -116,6 +119,10 @@ impl<'a> ErofsReader<'a> {
                 self.ready(Meta::default(), What::Whiteout);
                 return Ok(());
             }
+            Kind::File if inode.size == 0 && self.attributes(&inode)?.is_whiteout => {
+                self.ready(Meta::default(), What::Whiteout);
+                return Ok(());
+            }
             // A socket is left out, since it is useless without its process.
             Kind::Socket => return Ok(()),
             _ => {}
@@ -140,8 +147,8 @@ impl<'a> ErofsReader<'a> {
             Kind::Fifo => NodeKind::Fifo,
             Kind::Socket | Kind::Directory => return Ok(()),
         };
-        let (meta, _) = self.attributes(&inode)?;
-        self.ready(meta, What::Node(kind));
+        let attributes = self.attributes(&inode)?;
+        self.ready(meta(&inode, attributes), What::Node(kind));
         Ok(())
     }
 
@@ -150,11 +157,12 @@ impl<'a> ErofsReader<'a> {
         if !self.folders.insert(number) {
             return Err("a folder with two names".into());
         }
-        let (meta, opaque) = self.attributes(inode)?;
+        let attributes = self.attributes(inode)?;
+        let opaque = attributes.is_opaque;
         // Where such layers are mounted, the root's attributes are those of the writable layer
         // above them. Its own are no archive's: mkfs.erofs sets mode 0777.
         if !self.path.is_empty() {
-            self.ready(meta, What::Node(NodeKind::new_directory()));
+            self.ready(meta(inode, attributes), What::Node(NodeKind::new_directory()));
         }
         if opaque {
             self.ready(Meta::default(), What::Opaque);
@@ -190,18 +198,11 @@ impl<'a> ErofsReader<'a> {
         self.ready.push_back(Entry { path: self.path.clone(), meta, what });
     }
 
-    /// Returns the metadata of a file, and whether it hides what lower layers have in it.
-    fn attributes(&mut self, inode: &Inode) -> Result<(Meta, bool), String> {
+    /// Reads the attributes of a file, and counts them.
+    fn attributes(&mut self, inode: &Inode) -> Result<Attributes, String> {
         let found = self.volume.attributes(inode)?;
         self.count(found.bytes)?;
-        let meta = Meta {
-            mode: inode.mode,
-            uid: inode.uid,
-            gid: inode.gid,
-            mtime: inode.mtime,
-            xattrs: found.kept,
-        };
-        Ok((meta, found.is_opaque))
+        Ok(found)
     }
 
     /// Counts `bytes` against the limit.
@@ -212,5 +213,16 @@ impl<'a> ErofsReader<'a> {
             true => Err(format!("more than {most} bytes of names and attributes")),
             false => Ok(()),
         }
+    }
+}
+
+/// Returns the metadata of a file with these attributes.
+fn meta(inode: &Inode, attributes: Attributes) -> Meta {
+    Meta {
+        mode: inode.mode,
+        uid: inode.uid,
+        gid: inode.gid,
+        mtime: inode.mtime,
+        xattrs: attributes.kept,
     }
 }
