@@ -230,8 +230,11 @@ pub(crate) fn synthesise(config: &[u8], layers: Vec<Layer>, name: &str) -> Resul
     let descriptor = |kind: &str, digest: &Digest, size: u64| {
         format!(r#"{{"mediaType":"{kind}","digest":"{digest}","size":{size}}}"#)
     };
+    // The same bytes make another image in another form: a name that begins with `.wh.` is a
+    // deletion among changes, and a name like any other among files.
     let kind = |form| match form {
-        Form::Changes | Form::Files => "application/vnd.oci.image.layer.v1.tar",
+        Form::Changes => "application/vnd.oci.image.layer.v1.tar",
+        Form::Files => "application/vnd.slipway.files.v1.tar",
         Form::Erofs => "application/vnd.erofs.layer.v1",
     };
     let list: Vec<_> = layers.iter().map(|l| descriptor(kind(l.form), &l.digest, l.size)).collect();

@@ -24,6 +24,10 @@ use crate::root::read::is_kept;
 const MAX_LINKS: usize = 40;
 /// The most bytes of an extended attribute's value, and of the list of names (xattr(7)).
 const MAX_XATTR: usize = 64 << 10;
+/// The mode bits by which others than the owner may write, and by which only owners may remove
+/// files of a folder (inode(7)).
+const WRITABLE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
 
 /// A folder and the files below it.
 pub(super) struct Beneath {
@@ -35,7 +39,11 @@ impl Beneath {
     /// to the caller. Another user's link is refused: it could lead to files that only the caller
     /// may read.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: walk(path)? })
+        let found = find(path, Way::Any)?;
+        match found.meta.is_dir() {
+            true => Ok(Self { root: found.file.into() }),
+            false => Err(io::Error::other("is no folder")),
+        }
     }
 
     /// Opens the file at `path`, relative to the folder; `.` is the folder itself. Symbolic links
@@ -72,6 +80,23 @@ impl OpenedFile {
         let file = File::from(place);
         let meta = file.metadata()?;
         Ok(Self { file, meta })
+    }
+
+    /// Refuses a folder in which another user than root and the caller may put another file in the
+    /// place of one of theirs. With the sticky bit nobody else can.
+    fn check_folder(&self) -> io::Result<()> {
+        let mode = self.meta.mode();
+        if is_ours(&self.meta) && (mode & WRITABLE == 0 || mode & STICKY != 0) {
+            return Ok(());
+        }
+        let place = std::fs::read_link(self.path()).unwrap_or_default();
+        Err(io::Error::other(format!(
+            "the folder '{}' on the way to it has owner {} and mode {:o}, so another user may \
+             change what is there: give a copy in a folder that you alone may write to",
+            place.display(),
+            self.meta.uid(),
+            mode & 0o7777
+        )))
     }
 
     /// Returns a path to exactly this file, for calls that do not accept an `O_PATH` descriptor.
@@ -152,17 +177,33 @@ fn target(link: impl AsFd) -> io::Result<Vec<u8>> {
     Ok(rustix::fs::readlinkat(link, c"", Vec::new())?.into_bytes())
 }
 
-/// Opens the folder at `path` step by step, with the checks of [`Beneath::open`].
-fn walk(path: &Path) -> io::Result<OwnedFd> {
-    let start = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+/// The folders through which [`find`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Any,
+    /// Folders in which no other user than root and the caller may put another file in the place of
+    /// the next name.
+    Unchangeable,
+}
+
+/// Opens the file of any type at `path` step by step. A symbolic link, on the way or at the end, is
+/// followed with the checks of [`Beneath::open`].
+pub(super) fn find(path: &Path, through: Way) -> io::Result<OpenedFile> {
+    let start = || {
+        let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        OpenedFile::new(root?)
+    };
     let mut at = start()?;
     let mut way = parts(&std::path::absolute(path)?);
     let mut links = 0;
     while let Some(name) = way.pop_front() {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let next = OpenedFile::new(rustix::fs::openat(&at, &name, flags, Mode::empty())?)?;
+        if through == Way::Unchangeable {
+            at.check_folder()?;
+        }
+        let next = OpenedFile::new(rustix::fs::openat(&at.file, &name, flags, Mode::empty())?)?;
         if !next.meta.is_symlink() {
-            at = next.file.into();
+            at = next;
             continue;
         }
         links += 1;
@@ -175,16 +216,25 @@ fn walk(path: &Path) -> io::Result<OwnedFd> {
             way.push_front(name);
         }
     }
-    let found = OpenedFile::new(at)?;
-    match found.meta.is_dir() {
-        true => Ok(found.file.into()),
-        false => Err(io::Error::other("is no folder")),
+    Ok(at)
+}
+
+/// Refuses a file that another user than root and the caller may change.
+pub(super) fn check_unchangeable(file: &Metadata) -> io::Result<()> {
+    if is_ours(file) && file.mode() & WRITABLE == 0 {
+        return Ok(());
     }
+    let (uid, mode) = (file.uid(), file.mode() & 0o777);
+    let why = "another user may change it: give a copy that you alone may write to";
+    Err(io::Error::other(format!("owner {uid}, mode {mode:o}: {why}")))
+}
+
+fn is_ours(file: &Metadata) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&file.uid())
 }
 
 fn check_link(link: &Metadata, count: usize) -> io::Result<()> {
-    let me = rustix::process::geteuid().as_raw();
-    if link.uid() != 0 && link.uid() != me {
+    if !is_ours(link) {
         let owner = link.uid();
         let text =
             format!("the way there is a link of user {owner}: name the folder that is meant");

@@ -1,13 +1,12 @@
 //! Layers as a snapshotter of containerd's keeps them. An EROFS file is used where it is: it is
 //! read once for its digest and once for the image, and no file system of its maker's is mounted.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::beneath::{self, Way};
 use super::folder;
-use super::layout::open_regular;
 use crate::digest::DigestReader;
 use crate::manifest::{self, Layer, Plan};
 use crate::root::Form;
@@ -27,7 +26,8 @@ pub(crate) fn open(
     }
     let (mut layers, mut files) = (Vec::new(), Vec::new());
     for path in paths.iter().rev() {
-        let (layer, file) = match path.is_dir() {
+        let found = beneath::find(path, Way::Any).map_err(|e| Error::io("read", path, e))?;
+        let (layer, file) = match found.meta.is_dir() {
             true => folder::pack_layer(path, dir, limits, Form::Changes)?,
             false => open_erofs(path, limits)?,
         };
@@ -39,22 +39,21 @@ pub(crate) fn open(
     Ok((manifest::without_config(layers, &name)?, files))
 }
 
-/// Refuses a file that another user may change: it is read twice, and the image is kept under the
-/// digest of the first time.
-fn refuse_changeable(file: &Metadata) -> io::Result<()> {
-    let owners = [0, rustix::process::geteuid().as_raw()];
-    if owners.contains(&file.uid()) && file.mode() & 0o022 == 0 {
-        return Ok(());
+/// Opens a file that no other user may change: it is read twice, and the image is kept under the
+/// digest of the first time. Nor may another user put it there, by a folder or a link on the way:
+/// it could be one that only the caller may read.
+fn open_unchangeable(path: &Path) -> io::Result<File> {
+    let found = beneath::find(path, Way::Unchangeable)?;
+    if !found.meta.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
-    let (uid, mode) = (file.uid(), file.mode() & 0o777);
-    let why = "another user may change it: give a copy that you alone may write to";
-    Err(io::Error::other(format!("owner {uid}, mode {mode:o}: {why}")))
+    beneath::check_unchangeable(&found.meta)?;
+    found.read()
 }
 
 fn open_erofs(path: &Path, limits: &Limits) -> Result<(Layer, File)> {
     let failed = |e| Error::io("read", path, e);
-    let file = open_regular(path).map_err(failed)?;
-    refuse_changeable(&file.metadata().map_err(failed)?).map_err(failed)?;
+    let file = open_unchangeable(path).map_err(failed)?;
     let most = limits.layer_uncompressed;
     let mut reader = DigestReader::new((&file).take(most.saturating_add(1)));
     io::copy(&mut reader, &mut io::sink()).map_err(failed)?;

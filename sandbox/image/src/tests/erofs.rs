@@ -12,7 +12,7 @@ use tar::EntryType;
 use super::support::*;
 use crate::root::Form;
 use crate::root::merge::{MergeError, Merger};
-use crate::source::layers;
+use crate::source::{folder, layers};
 use crate::{Cache, Limits, Reference, Silent, Source, Taken};
 
 /// Makes a layer of an archive, as containerd's EROFS differ does.
@@ -142,6 +142,53 @@ fn deletions_of_an_upper_directory_are_those_of_an_archive() {
     std::fs::write(dir.path().join(".wh.name"), "").unwrap();
     let refused = of_upper(dir.path()).unwrap_err().to_string();
     assert!(refused.contains("stands for a deletion"), "{refused}");
+}
+
+#[test]
+fn an_upper_directory_is_not_the_folder_that_it_could_be() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("f"), "").unwrap();
+    let (spool, limits) = (std::env::temp_dir(), Limits::default());
+    let (upper, _) = layers::open(&[dir.path().to_owned()], &spool, &limits).unwrap();
+    let (folder, _) = folder::pack(dir.path(), &spool, &limits).unwrap();
+    assert_eq!(upper.layers[0].digest, folder.layers[0].digest);
+    assert_ne!(upper.digest, folder.digest);
+}
+
+#[test]
+fn a_layer_where_another_user_may_put_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("place");
+    let (layer, link) = (place.join("layer"), place.join("link"));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(&layer, "layer").unwrap();
+    std::os::unix::fs::symlink(&layer, &link).unwrap();
+    let set = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    set(&layer, 0o644);
+    let open = |path: &Path| {
+        let opened = layers::open(&[path.to_owned()], &std::env::temp_dir(), &Limits::default());
+        opened.map(drop).map_err(|error| error.to_string())
+    };
+    for (mode, is_refused) in [(0o755, false), (0o1777, false), (0o775, true), (0o777, true)] {
+        set(&place, mode);
+        for path in [&layer, &link] {
+            let opened = open(path);
+            assert_eq!(opened.is_err(), is_refused, "{mode:o}: {opened:?}");
+            let why = opened.err().unwrap_or_default();
+            assert!(!is_refused || why.contains("/place' on the way to it has owner"), "{why}");
+        }
+    }
+    set(&place, 0o755);
+    assert!(open(&place.join("missing")).unwrap_err().contains("/missing"));
+    if !rustix::process::geteuid().is_root() {
+        return skip("a_layer_where_another_user_may_put_one", "root to act as another user");
+    }
+    std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+    assert!(open(&link).unwrap_err().contains("a link of user 65534"));
+    std::os::unix::fs::chown(&place, Some(65534), None).unwrap();
+    assert!(open(&layer).unwrap_err().contains("has owner 65534"));
 }
 
 #[test]
