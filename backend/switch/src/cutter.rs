@@ -5,7 +5,6 @@ use slipway_ethernet_spec::TAG;
 use slipway_ram::Span;
 
 use crate::burst::{BURST, Burst, Frame, MAX_FRAME, Offload, Pick, Segmentation};
-use crate::rules::PortConfig;
 use crate::segment::{self, MAX_HEADER};
 use crate::{Abilities, Delivered, Port};
 
@@ -31,30 +30,40 @@ enum Way {
 }
 
 impl Cutter {
-    /// Returns whether every frame of the burst can go to a port unchanged.
+    /// Delivers the picks in order, and completes those that the port cannot take unchanged. Frames
+    /// of more than `max_frame` bytes are refused; 0 is no limit.
     #[inline]
-    pub fn suits(&self, burst: &Burst, abilities: Abilities, config: &PortConfig) -> bool {
-        let plain = !burst.has_offloads() || abilities == Abilities::ALL;
-        plain && (config.max_frame == 0 || burst.longest() <= config.max_frame)
-    }
-
-    /// Delivers the picks in order, and completes those that the port cannot take unchanged.
-    #[cold]
     pub fn deliver(
         &mut self,
         burst: &Burst,
         picks: &[Pick],
         port: &mut dyn Port,
-        config: &PortConfig,
+        max_frame: u32,
     ) -> Delivered {
         let abilities = port.abilities();
+        let plain = !burst.has_offloads() || abilities == Abilities::ALL;
+        match plain && (max_frame == 0 || burst.longest() <= max_frame) {
+            true => port.deliver(burst, picks),
+            false => self.complete(burst, picks, abilities, port, max_frame),
+        }
+    }
+
+    #[cold]
+    fn complete(
+        &mut self,
+        burst: &Burst,
+        picks: &[Pick],
+        abilities: Abilities,
+        port: &mut dyn Port,
+        max_frame: u32,
+    ) -> Delivered {
         let mut sum = Delivered::default();
         for (at, pick) in picks.iter().enumerate() {
             let frame = &burst.frames()[usize::from(pick.frame)];
-            let done = match way(frame, abilities, config.max_frame) {
+            let done = match way(frame, abilities, max_frame) {
                 Way::Whole => port.deliver(burst, std::slice::from_ref(pick)),
                 Way::Refuse => Delivered { refused: 1, ..Delivered::default() },
-                Way::Work => self.work(burst, *pick, abilities, port, config.max_frame),
+                Way::Work => self.work(burst, *pick, abilities, port, max_frame),
             };
             sum.frames += done.frames;
             sum.bytes += done.bytes;

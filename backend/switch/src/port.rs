@@ -53,7 +53,8 @@ pub enum Layer {
 /// A port with timed work: frames wait in it.
 ///
 /// The switch calls [`Timed::tick`] before each turn of the port and each delivery to it, and
-/// whenever [`Timed::due`] has passed.
+/// whenever [`Timed::due`] has passed. Only a turn or a delivery makes frames wait: once none does,
+/// the switch does not ask for their time until the next one.
 pub trait Timed {
     /// Gives the peer the frames that are due at `now`, on the clock of [`crate::Switch::turn`].
     /// Returns whether frames from the peer are due, for which the port wants a turn.

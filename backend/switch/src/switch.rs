@@ -49,6 +49,8 @@ struct Slot {
     /// The port has work that is [`Timed`](crate::decorators::Timed), or a decorator has: an
     /// impairment, a receive rate.
     timed: bool,
+    /// The port is in the switch's list `waiting`.
+    waits: bool,
     config: PortConfig,
     stats: PortStats,
     bucket: Option<Bucket>,
@@ -62,6 +64,15 @@ impl Slot {
     fn fetch(&self) {
         fetch(&raw const *self.port);
         fetch_to_write(&raw const self.stats);
+    }
+
+    /// Passes the time to a port with timed work. What follows may leave frames that wait in it.
+    #[cold]
+    fn tick(&mut self, index: PortIndex, now: Duration, waiting: &mut Vec<PortIndex>) {
+        tick(&mut *self.port, now);
+        if !std::mem::replace(&mut self.waits, true) {
+            waiting.push(index);
+        }
     }
 }
 
@@ -79,8 +90,9 @@ pub struct Switch {
     fan: Fan,
     picks: Vec<Pick>,
     cutter: Cutter,
-    /// The ports that have timed work.
-    timed: Vec<PortIndex>,
+    /// The ports in which frames may wait: those with timed work since their last turn or delivery,
+    /// until [`Switch::nothing_waits`].
+    waiting: Vec<PortIndex>,
     /// The beginning of the present turn.
     now: Duration,
 }
@@ -98,7 +110,7 @@ impl Switch {
             fan: Fan::new(),
             picks: Vec::with_capacity(BURST),
             cutter: Cutter::default(),
-            timed: Vec::new(),
+            waiting: Vec::new(),
             now: Duration::ZERO,
         }
     }
@@ -128,7 +140,8 @@ impl Switch {
         }
         let bucket = config.max_rate.map(Bucket::new);
         let (stats, impairment) = (PortStats::default(), None);
-        let slot = Slot { port, timed: false, config, stats, bucket, impairment };
+        let (timed, waits) = (false, false);
+        let slot = Slot { port, timed, waits, config, stats, bucket, impairment };
         if free == self.slots.len() {
             self.slots.push(None);
         }
@@ -146,7 +159,7 @@ impl Switch {
         let slot = self.slots.get_mut(usize::from(index)).and_then(Option::take);
         let slot = slot.ok_or(BadConfig::NoSuchPort)?;
         self.lookup.remove(index);
-        self.timed.retain(|timed| *timed != index);
+        self.waiting.retain(|waiting| *waiting != index);
         // Spans of an earlier burst may still refer to the peer's memory.
         self.burst.release();
         self.cutter.release();
@@ -290,7 +303,7 @@ impl Switch {
         }
         self.now = now;
         if slot.timed {
-            tick(&mut *slot.port, now);
+            slot.tick(index, now, &mut self.waiting);
         }
         self.burst.clear();
         let more = slot.port.take(&mut self.burst, limit.min(BURST));
@@ -425,16 +438,14 @@ impl Switch {
         let Some(Some(slot)) = self.slots.get_mut(usize::from(to)) else { return };
         let picks = &self.picks[..];
         if slot.timed {
-            tick(&mut *slot.port, self.now);
+            slot.tick(to, self.now, &mut self.waiting);
         }
         if slot.config.link == LinkSetting::Down || !slot.port.is_up() {
             slot.stats.drop_out(Drop::Down, picks.len() as u64);
             return;
         }
-        let delivered = match self.cutter.suits(&self.burst, slot.port.abilities(), &slot.config) {
-            true => slot.port.deliver(&self.burst, picks),
-            false => self.cutter.deliver(&self.burst, picks, &mut *slot.port, &slot.config),
-        };
+        let (port, max_frame) = (&mut *slot.port, slot.config.max_frame);
+        let delivered = self.cutter.deliver(&self.burst, picks, port, max_frame);
         slot.stats.count_out(&delivered);
     }
 
@@ -489,9 +500,18 @@ impl Switch {
         strip(&mut slot.port, Layer::Observer(number), &mut slot.stats)
     }
 
-    /// Returns the ports that have timed work.
-    pub(crate) fn timed(&self) -> &[PortIndex] {
-        &self.timed
+    /// Returns the ports in which frames may wait.
+    pub(crate) fn waiting(&self) -> &[PortIndex] {
+        &self.waiting
+    }
+
+    /// Takes the port at this place from the list of those in which frames may wait, until its next
+    /// turn or delivery.
+    pub(crate) fn nothing_waits(&mut self, at: usize) {
+        let index = self.waiting.swap_remove(at);
+        if let Some(slot) = self.slot_mut(index) {
+            slot.waits = false;
+        }
     }
 
     /// Returns the time of the next timed work of such a port, with `inward` also that of its next
@@ -507,11 +527,8 @@ impl Switch {
 
     /// Records whether the port has timed work, of its own or of a decorator.
     fn settle_time(&mut self, index: PortIndex) {
-        self.timed.retain(|timed| *timed != index);
-        let Some(slot) = self.slot_mut(index) else { return };
-        slot.timed = slot.port.timed().is_some();
-        if slot.timed {
-            self.timed.push(index);
+        if let Some(slot) = self.slot_mut(index) {
+            slot.timed = slot.port.timed().is_some();
         }
     }
 

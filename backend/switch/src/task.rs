@@ -405,19 +405,24 @@ impl Running {
         }
     }
 
-    /// Does the ports' timed work that is due, and wakes ports that have frames from their peers.
+    /// Does the ports' timed work that is due, and wakes ports that have frames from their peers. A
+    /// port in which no frame waits costs nothing until its next turn or delivery.
     fn expire(&mut self, now: Instant) {
-        for at in 0..self.switch.timed().len() {
-            let index = self.switch.timed()[at];
-            let due = self.due(index);
-            if due.is_some_and(|due| due <= now) && self.switch.tick(index, now - self.begin) {
+        let mut at = 0;
+        while let Some(&index) = self.switch.waiting().get(at) {
+            let Some(due) = self.due(index) else {
+                self.switch.nothing_waits(at);
+                continue;
+            };
+            if due <= now && self.switch.tick(index, now - self.begin) {
                 self.wake(index);
             }
+            at += 1;
         }
     }
 
     /// Returns the time of a port's next timed work. The frames from the peer of a held port do not
-    /// count.
+    /// count: it has a turn when it is held no more.
     fn due(&mut self, index: PortIndex) -> Option<Instant> {
         let inward = !self.places.get(usize::from(index)).is_some_and(|place| place.held);
         self.switch.due(index, inward).map(|due| self.begin + due)
@@ -426,7 +431,8 @@ impl Running {
     /// Returns the time of the next work that no wake-up announces.
     fn next(&mut self) -> Option<Instant> {
         let held = self.held.iter().map(|(until, _)| *until).min();
-        let due = (0..self.switch.timed().len()).filter_map(|at| self.due(self.switch.timed()[at]));
+        let waiting = 0..self.switch.waiting().len();
+        let due = waiting.filter_map(|at| self.due(self.switch.waiting()[at]));
         due.min().into_iter().chain(held).min()
     }
 

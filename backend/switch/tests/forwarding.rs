@@ -393,6 +393,11 @@ fn pieces_of_a_cut_frame_are_held_to_the_longest_frame() {
 }
 
 #[test]
+fn a_frame_that_waited_is_completed_for_a_peer_that_cannot_any_more() {
+    rig::offloads::a_frame_that_waited_is_completed();
+}
+
+#[test]
 fn another_program_comes_in_the_place_of_a_port() {
     let mut rig = Rig::default();
     for number in 0..2 {

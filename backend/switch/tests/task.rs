@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use slipway_ram::Span;
 use slipway_reactor::{Reactor, Settings};
-use slipway_switch::decorators::Impairment;
+use slipway_switch::decorators::{Impairment, Timed};
 use slipway_switch::{
     Abilities, Burst, Delivered, Learning, LearningOptions, Offload, Pick, Port, PortConfig, Rate,
     Switch, Waker, spawn,
@@ -176,6 +178,73 @@ fn a_switch_that_slept_in_a_turn_goes_on_with_all_its_ports() {
         assert!(begun.elapsed() < PATIENCE, "the switch does not hear its port");
         std::thread::sleep(Duration::from_millis(1));
     }
+    handle.stop();
+}
+
+/// A port with timed work in which no frame waits. It counts how often it is asked for its time.
+struct Clocked {
+    asked: Arc<AtomicU64>,
+    armed: Sender<()>,
+}
+
+impl Timed for Clocked {
+    fn tick(&mut self, _: Duration) -> bool {
+        false
+    }
+
+    fn due(&mut self, _: bool) -> Option<Duration> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    fn close(&mut self) {}
+}
+
+impl Port for Clocked {
+    fn abilities(&self) -> Abilities {
+        Abilities::ALL
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, _: &mut Burst, _: usize) -> bool {
+        false
+    }
+
+    fn release(&mut self) {}
+
+    fn deliver(&mut self, _: &Burst, picks: &[Pick]) -> Delivered {
+        Delivered { full: picks.len() as u32, ..Delivered::default() }
+    }
+
+    fn arm(&mut self) -> bool {
+        let _ = self.armed.send(());
+        false
+    }
+
+    fn timed(&mut self) -> Option<&mut dyn Timed> {
+        Some(self)
+    }
+}
+
+#[test]
+fn a_port_in_which_nothing_waits_costs_no_step() {
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let (asked, (armed, is_armed)) = (Arc::new(AtomicU64::new(0)), channel());
+    let port = Box::new(Clocked { asked: Arc::clone(&asked), armed });
+    handle.call(move |owner| owner.attach(port, PortConfig::default())).unwrap().unwrap();
+    is_armed.recv_timeout(PATIENCE).unwrap();
+    // Each call is one step at least: the step of the last one may go on while the next begins.
+    let steps = |count: usize| (0..count).for_each(|_| handle.call(|_| ()).unwrap());
+    steps(3);
+    let before = asked.load(Ordering::Relaxed);
+    assert!(before > 0, "it was never asked");
+    steps(100);
+    assert_eq!(asked.load(Ordering::Relaxed), before);
     handle.stop();
 }
 

@@ -10,6 +10,7 @@ use slipway_rate::{Bucket, Rate};
 use super::line::Line;
 use super::random::Random;
 use super::{Layer, Timed, Ways};
+use crate::cutter::Cutter;
 use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// Decides when a frame may go on.
@@ -162,7 +163,9 @@ impl<S: Schedule> Queued<S> {
     /// Gives the peer the frames that are due.
     fn flush(&mut self) {
         let Some(waiting) = &mut self.outward else { return };
-        let mut any = false;
+        // While a frame waited, its peer may have lost the ability to complete it. The cutter takes
+        // memory only then.
+        let (mut any, mut cutter) = (false, Cutter::default());
         loop {
             self.passing.clear();
             let count = waiting.line.give(&mut self.passing, self.now, BURST);
@@ -173,7 +176,8 @@ impl<S: Schedule> Queued<S> {
             self.picks.clear();
             // A burst has at most 256 frames; their tags are inserted already.
             self.picks.extend((0..count as u16).map(|frame| Pick { frame, tci: 0 }));
-            self.late.count_out(&self.inner.deliver(&self.passing, &self.picks));
+            let inner = &mut *self.inner;
+            self.late.count_out(&cutter.deliver(&self.passing, &self.picks, inner, 0));
             waiting.line.release();
         }
         if any {

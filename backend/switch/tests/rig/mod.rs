@@ -7,8 +7,8 @@ use std::time::Duration;
 use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{
-    Abilities, BURST, BadConfig, Learning, LearningOptions, Mac, PortConfig, PortIndex, PortStats,
-    PortTurn, Switch,
+    Abilities, BURST, BadConfig, Learning, LearningOptions, Mac, Port, PortConfig, PortIndex,
+    PortStats, PortTurn, Switch,
 };
 
 /// Returns the address for a number.
@@ -54,8 +54,18 @@ impl Rig {
     }
 
     pub fn attach_able(&mut self, config: PortConfig, abilities: Abilities) -> PortIndex {
+        self.attach_wrapped(config, abilities, |port| port)
+    }
+
+    /// Attaches the port that `wrap` makes of a program's.
+    pub fn attach_wrapped(
+        &mut self,
+        config: PortConfig,
+        abilities: Abilities,
+        wrap: impl FnOnce(Box<MemoryPort>) -> Box<dyn Port>,
+    ) -> PortIndex {
         let (port, link) = Self::able(abilities);
-        let index = self.switch.attach(port, config).map_err(|(error, _)| error).unwrap();
+        let index = self.switch.attach(wrap(port), config).map_err(|(error, _)| error).unwrap();
         let at = usize::from(index);
         self.peers.resize_with(self.peers.len().max(at + 1), || None);
         self.peers[at] = Some(link.peer());

@@ -1,7 +1,12 @@
 //! Tests of frames whose checksum and segmentation were left to the switch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use slipway_ring::{Descriptor, Segmentation};
-use slipway_switch::{Abilities, PortConfig, VlanMode};
+use slipway_switch::ports::MemoryPort;
+use slipway_switch::{Abilities, BURST, Burst, Delivered, Pick, Port, PortConfig, Rate, VlanMode};
 
 use super::Rig;
 
@@ -177,6 +182,68 @@ pub fn pieces_are_held_to_the_longest_frame() {
         let refused = rig.stats(1).causes_out().find(|(cause, _)| *cause == "refused");
         assert_eq!(refused.map_or(0, |(_, count)| count), u64::from(pieces == 0));
     }
+}
+
+/// A port whose peer loses its abilities.
+struct Losing {
+    port: Box<MemoryPort>,
+    has_lost: Arc<AtomicBool>,
+}
+
+impl Port for Losing {
+    fn abilities(&self) -> Abilities {
+        match self.has_lost.load(Ordering::Relaxed) {
+            true => Abilities::NONE,
+            false => self.port.abilities(),
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        self.port.is_up()
+    }
+
+    fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
+        self.port.take(burst, limit)
+    }
+
+    fn release(&mut self) {
+        self.port.release();
+    }
+
+    fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
+        self.port.deliver(burst, picks)
+    }
+
+    fn notify(&mut self) {
+        self.port.notify();
+    }
+
+    fn arm(&mut self) -> bool {
+        self.port.arm()
+    }
+}
+
+/// Sends a frame that waits for the receiver's rate while the receiver loses its abilities.
+pub fn a_frame_that_waited_is_completed() {
+    let mut rig = Rig::default();
+    rig.attach(PortConfig::default());
+    let receive_rate = Some(Rate { per_second: 100_000, burst: 1 });
+    let has_lost = Arc::new(AtomicBool::new(false));
+    let its = Arc::clone(&has_lost);
+    let receiver = rig.attach_wrapped(
+        PortConfig { receive_rate, ..PortConfig::default() },
+        Abilities::ALL,
+        |port| Box::new(Losing { port, has_lost: its }),
+    );
+    let segment = segment(false, true, 3000);
+    for _ in 0..2 {
+        rig.queue_described(0, &segment.frame, segment.describe(1448));
+    }
+    rig.run();
+    assert_eq!(rig.received_at(1), std::slice::from_ref(&segment.frame), "the first is whole");
+    has_lost.store(true, Ordering::Relaxed);
+    rig.switch.turn(receiver, BURST, Duration::from_secs(1));
+    segment.check(&rig.received_at(1), 1448, true);
 }
 
 /// Sends frames that do not match their descriptions; they may at most be dropped.
