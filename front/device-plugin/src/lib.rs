@@ -100,8 +100,7 @@ pub async fn list(settings: &Settings) -> Result<Devices, Error> {
 /// # Errors
 /// [`Error::Directory`], [`Error::Ended`].
 pub async fn serve(settings: Settings) -> Result<Infallible, Error> {
-    let run_dir = std::fs::canonicalize(&settings.run_dir);
-    let files = run_dir.unwrap_or_else(|_| settings.run_dir.clone()).join("functions");
+    let files = slipway_plane_api::functions::files(&settings.run_dir);
     std::fs::create_dir_all(&files)
         .map_err(|source| Error::Directory { path: files.clone(), source })?;
     let (sender, devices) = watch::channel(Devices::new());

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Weak;
 
+use slipway_plane_api::functions::MOUNTS;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
@@ -15,8 +16,6 @@ use tonic::{Request, Response, Status};
 use crate::pools::{Device, Devices};
 use crate::v1beta1 as v1;
 
-/// The directory of the mounts in a container that stand for functions (`slipway-shim`).
-const MOUNTS: &str = "/proc/slipway/functions";
 const HEALTHY: &str = "Healthy";
 const UNHEALTHY: &str = "Unhealthy";
 
@@ -75,7 +74,7 @@ impl Plugin {
                 Err(Status::internal(format!("cannot create {path}: {error}")))
             }
             _ => Ok(v1::Mount {
-                container_path: format!("{MOUNTS}/{name}"),
+                container_path: format!("{MOUNTS}{name}"),
                 host_path: path.to_string_lossy().into_owned(),
                 read_only: true,
             }),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use slipway_plane_api::vf_v1::{self, template};
-use slipway_plane_api::{VfClient, connect};
+use slipway_plane_api::{VfClient, connect, functions};
 use tokio::sync::watch;
 
 /// The time between two looks at the pools.
@@ -23,8 +23,6 @@ const MOST_POOLS: usize = 64;
 const FAREWELL: Duration = Duration::from_secs(300);
 /// The longest name of a pool.
 const LONGEST: usize = 32;
-/// The kind of owner that a pod of Slipway's is for a pool.
-const PODS: &str = "slipway-pod:";
 
 /// A function of a pool, as a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +164,7 @@ fn of_pool(pool: &vf_v1::Pool) -> BTreeMap<u32, Device> {
 /// kubelet counts on those that are.
 fn device(vf: &vf_v1::Vf) -> Device {
     let is_ready = vf.state == "ready" && !vf.draining;
-    let is_pods = vf.state == "taken" && vf.owner.starts_with(PODS);
+    let is_pods = vf.state == "taken" && functions::is_pods(&vf.owner);
     let is_healthy = is_ready || !vf.draining && (is_pods || vf.state == "being reset");
     Device { is_healthy, is_ready }
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use slipway_sandbox_api::{SandboxClient, TemplateClient, v1};
+use slipway_sandbox_api::{SandboxClient, TemplateClient, functions, v1};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -45,12 +45,9 @@ impl Daemon {
         &self.run_dir
     }
 
-    /// Returns the directory of the files that stand for functions of pools, without symbolic
-    /// links, as container runtimes name the source of a mount.
+    /// Returns the directory of the files that stand for functions of pools.
     pub fn functions(&self) -> String {
-        let run_dir = std::fs::canonicalize(&self.run_dir);
-        let run_dir = run_dir.unwrap_or_else(|_| self.run_dir.clone());
-        run_dir.join("functions").to_string_lossy().into_owned()
+        functions::files(&self.run_dir).to_string_lossy().into_owned()
     }
 
     /// Returns the daemon's socket.

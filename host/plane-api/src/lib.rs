@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
 pub mod attachments;
+pub mod functions;
 pub mod histogram;
 
 /// Messages, client and server of the plane's service.

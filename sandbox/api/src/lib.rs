@@ -2,15 +2,15 @@
 //! daemon of its own needs. The definition with its comments is `proto/sandbox.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC; `slipway-plane-api` connects to the daemon, whose
-//! socket both services share; `tokio` and `rustix` carry connections in [`forward`]; `rustix` and
-//! `thiserror` are for [`copies`].
+//! socket both services share, and has the names of pods' functions; `tokio` and `rustix` carry
+//! connections in [`forward`]; `rustix` and `thiserror` are for [`copies`].
 
 pub mod capabilities;
 pub mod copies;
 pub mod forward;
 pub mod images;
 
-pub use slipway_plane_api::connect;
+pub use slipway_plane_api::{connect, functions};
 
 /// The messages, the client and the server of the sandbox service.
 // Generated; the comments are in the .proto file, and only a stream's first message is large.

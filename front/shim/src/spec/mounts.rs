@@ -10,6 +10,7 @@
 use std::path::{Component, Path};
 
 use slipway_sandbox_api::copies::Copies;
+use slipway_sandbox_api::functions::MOUNTS as FUNCTIONS;
 use slipway_sandbox_api::v1;
 
 use super::oci::Mount;
@@ -29,9 +30,6 @@ const NAMES: [&str; 3] = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// The memory that the containers of a pod share.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// The directory of the mounts that stand for functions of pools, each named POOL.NUMBER. Other
-/// runtimes refuse mounts in /proc: a container of theirs does not run without what it asks for.
-const FUNCTIONS: &str = "/proc/slipway/functions/";
 /// File systems that the agent mounts itself, where it mounts them.
 const OWN_MOUNTS: [&str; 8] =
     ["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys/fs/cgroup", "/run"];

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use slipway_plane_api::functions::{self, POD};
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
 use tonic::{Code, Status};
 
@@ -11,8 +12,6 @@ use crate::record::{Given, Record, Wish};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
-/// The kind of owner that a pod is for the pools, with an id for each of its functions.
-const KIND: &str = "slipway-pod";
 /// The longest wait for a function that its last owner has just returned, or is about to return.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time between two attempts to take such a function.
@@ -66,11 +65,10 @@ async fn comes_back(node: &Node, wish: &Wish, status: &Status) -> bool {
 
 /// Returns whether a function is on its way from a pod to the next one.
 fn is_passed_on(vf: &vf_v1::Vf) -> bool {
-    let is_pods = || vf.owner.strip_prefix(KIND).is_some_and(|id| id.starts_with(':'));
     let is_on_its_way = match vf.state.as_str() {
         // It has come back since it was refused.
         "ready" | "being reset" => true,
-        "taken" => is_pods(),
+        "taken" => functions::is_pods(&vf.owner),
         _ => false,
     };
     is_on_its_way && !vf.draining
@@ -122,7 +120,7 @@ pub fn endpoints(record: &Record) -> impl Iterator<Item = &str> {
 pub async fn reconcile(node: &Node) {
     let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
     let ids = live.flat_map(|sandbox| sandbox.look(ids)).collect();
-    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
+    let request = vf_v1::ReconcileRequest { kind: POD.to_owned(), ids };
     match node.functions.clone().reconcile(request).await {
         Ok(reply) => {
             let returned = reply.into_inner().returned;
@@ -151,7 +149,7 @@ fn owner_id(sandbox: &str, number: u32) -> String {
 }
 
 fn owner(sandbox: &str, number: u32) -> String {
-    format!("{KIND}:{}", owner_id(sandbox, number))
+    format!("{POD}:{}", owner_id(sandbox, number))
 }
 
 fn refused(status: &Status) -> Error {
