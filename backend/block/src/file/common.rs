@@ -11,10 +11,10 @@ use super::open::{FileOptions, capacity, failed, file_type, open, size};
 use crate::users::Users;
 use crate::{Geometry, OpenError};
 
-/// An open file or block device. All of its disks share one open file description, which holds the
-/// lock, and to which the kernel reports a lost write once.
+/// An open file or block device. All of its disks share one descriptor, whose open file description
+/// holds the lock, and to which the kernel reports a lost write once.
 pub(crate) struct Common {
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
     /// The alignment that O_DIRECT requires, or `None` if the page cache is used.
     pub(super) direct: Option<Alignment>,
     shape: Geometry,
@@ -29,7 +29,7 @@ impl Common {
     pub fn open(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         let opened = open(path, options)?;
         let users = Users::new(opened.geometry.blocks);
-        let (fd, direct, shape) = (opened.fd, opened.direct, opened.geometry);
+        let (fd, direct, shape) = (Arc::new(opened.fd), opened.direct, opened.geometry);
         // Through the page cache the processor copies, so nothing is pinned.
         let pin = options.pin && direct.is_some();
         Ok(Self { fd, direct, shape, pin, witness: options.witness.clone(), users })

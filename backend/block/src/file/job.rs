@@ -1,6 +1,7 @@
 //! One request of a file's disk, as a sequence of steps for the kernel.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use io_uring::{cqueue, opcode, squeue, types};
 use slipway_ram::{Fault, Span};
@@ -17,7 +18,7 @@ const KEPT_BOUNCES: usize = 16;
 
 /// The file that jobs work on, and the state that they share.
 pub(super) struct Target {
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
     /// The alignment that O_DIRECT requires, or `None` if the page cache is used.
     pub direct: Option<Alignment>,
     /// The file turned out not to support `FALLOC_FL_ZERO_RANGE`.
@@ -31,7 +32,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub fn new(fd: OwnedFd, direct: Option<Alignment>) -> Self {
+    pub fn new(fd: Arc<OwnedFd>, direct: Option<Alignment>) -> Self {
         Self {
             fd,
             direct,

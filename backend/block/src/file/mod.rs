@@ -77,9 +77,8 @@ impl FileDisk {
 
     /// Opens one more disk on an open file; `read_only` write-protects this disk alone.
     pub(crate) fn over(common: Arc<Common>, read_only: bool) -> Result<Self, OpenError> {
-        let fd = common.fd.try_clone().map_err(OpenError::Wake)?;
         let geometry = common.geometry();
-        let target = Target::new(fd, common.direct);
+        let target = Target::new(Arc::clone(&common.fd), common.direct);
         let engine = Engine::new(target, geometry.block_size, common.witness.as_ref());
         let engine = engine.map_err(OpenError::Ring)?;
         common.users.join();

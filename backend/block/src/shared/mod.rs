@@ -97,7 +97,7 @@ impl SharedDisk {
     /// Opens a disk for one more device; `read_only` write-protects this disk alone.
     ///
     /// # Errors
-    /// [`OpenError::Ring`], [`OpenError::Wake`].
+    /// [`OpenError::Ring`].
     pub fn open(&self, read_only: bool) -> Result<Box<dyn Disk>, OpenError> {
         Arc::clone(&self.0).open(read_only)
     }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::model::await_completions;
-use crate::{FileDisk, FileOptions, OpenError, create_sparse};
+use crate::{FileDisk, FileOptions, OpenError, OverlayDisk, create_sparse};
 
 const SIZE: usize = 1 << 20;
 
@@ -41,6 +41,20 @@ fn direct(path: &Path, test: &str) -> Option<FileDisk> {
         return None;
     }
     Some(disk)
+}
+
+#[test]
+fn an_overlay_holds_one_descriptor_of_its_base() {
+    let (_directory, path) = fresh(SIZE as u64);
+    let path = path.canonicalize().unwrap();
+    let overlay = OverlayDisk::new(open(&path, false), None).unwrap();
+    let held = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        all.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)).count()
+    };
+    assert_eq!(held(), 1);
+    drop(overlay);
+    assert_eq!(held(), 0);
 }
 
 #[test]
