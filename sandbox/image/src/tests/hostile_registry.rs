@@ -318,6 +318,26 @@ async fn an_endless_layer_is_cut_off_at_its_size() {
     }
 }
 
+#[tokio::test]
+async fn an_endless_layer_is_cut_off_behind_a_part_of_it() {
+    let digest = Digest::of(b"x");
+    let start = |how| Hostile::start(vec![(digest.to_string(), Answer::Hostile("200 OK", how))]);
+    for how in ENDLESSLY {
+        let hostile = start(how);
+        let part = hostile.registry(&limits()).blob_range(&digest, 1000, 500).await.unwrap();
+        assert_eq!(part, vec![b'x'; 500], "{how:?}");
+        hostile.assert_cut_off(&format!("{how:?}"));
+    }
+    let limits = Limits { document_time: Duration::from_secs(1), ..limits() };
+    for how in [How::Stalls, How::Drips] {
+        let registry = start(how).registry(&limits);
+        let ended = tokio::time::timeout(FOR_EVER, registry.blob_range(&digest, 1000, 500)).await;
+        let text = ended.unwrap_or_else(|_| panic!("{how:?}: waits for the registry"));
+        let text = text.unwrap_err().to_string();
+        assert!(text.contains("does not answer in time"), "{how:?}: {text}");
+    }
+}
+
 /// The registry keeps the connection open throughout, so the client must end by itself.
 #[tokio::test]
 async fn a_registry_that_stalls_or_drips_is_given_up() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_RANGE, HeaderValue, RANGE};
 use reqwest::{Client, Response, Url};
 use serde::Deserialize;
 
@@ -43,17 +43,30 @@ pub(super) fn secret(text: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
+/// The part and the form of a resource that a request asks for.
+#[derive(Clone, Copy)]
+pub(super) enum Ask<'a> {
+    /// The resource as it is.
+    Whole,
+    /// The resource in one of these media types, comma-separated.
+    Types(&'a str),
+    /// The bytes from the first to the second offset, both included.
+    Range(u64, u64),
+}
+
 /// Sends a request. The body of the answer is not read yet.
 pub(super) async fn get(
     client: &Client,
     url: Url,
-    accept: Option<&str>,
+    ask: Ask<'_>,
     authorization: Option<&HeaderValue>,
 ) -> reqwest::Result<Response> {
     let mut request = client.get(url);
-    if let Some(accept) = accept {
-        request = request.header(ACCEPT, accept);
-    }
+    request = match ask {
+        Ask::Whole => request,
+        Ask::Types(types) => request.header(ACCEPT, types),
+        Ask::Range(first, last) => request.header(RANGE, format!("bytes={first}-{last}")),
+    };
     // The client does not send this header along if a redirect leads to another host.
     if let Some(value) = authorization {
         request = request.header(AUTHORIZATION, value.clone());
@@ -87,6 +100,33 @@ pub(super) async fn body(mut answer: Response, most: u64) -> Result<Vec<u8>, Fai
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
+}
+
+/// Returns the offset of the first byte of an answer with status 206 (RFC 9110, *Content-Range*).
+/// Returns `None` if the answer does not say it.
+pub(super) fn first_byte(answer: &Response) -> Option<u64> {
+    let range = answer.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+/// Reads `bytes` bytes of the body of an answer after the first `skipped` ones, or fewer if the
+/// body ends before. The rest is not read.
+pub(super) async fn part(
+    mut answer: Response,
+    mut skipped: u64,
+    bytes: u64,
+) -> reqwest::Result<Vec<u8>> {
+    let mut part = Vec::new();
+    while (part.len() as u64) < bytes
+        && let Some(chunk) = answer.chunk().await?
+    {
+        let skip = skipped.min(chunk.len() as u64);
+        skipped -= skip;
+        let chunk = &chunk[skip as usize..];
+        let left = (bytes - part.len() as u64).min(chunk.len() as u64);
+        part.extend_from_slice(&chunk[..left as usize]);
+    }
+    Ok(part)
 }
 
 /// The errors in the body of an answer (OCI distribution specification, *Error Codes*).

@@ -19,7 +19,13 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::reason;
 use crate::{Digest, Error, Limits, Reference, Result, manifest};
-use http::Failure;
+use http::{Ask, Failure};
+
+/// The most bytes before a part of a blob that are read and dropped if the registry sends the whole
+/// blob instead.
+const MOST_SKIPPED: u64 = 16 << 20;
+/// The bytes of a part of a blob that may take as long as a document.
+const TIMED: u64 = 64 << 20;
 
 /// The host of docker.io's API.
 const DOCKER_HUB: &str = "registry-1.docker.io";
@@ -153,7 +159,8 @@ impl Registry {
         let accept = manifest::accepted().join(", ");
         let (bytes, announced) = self
             .in_time(async {
-                let answer = self.get(&format!("manifests/{name}"), Some(&accept), WHAT).await?;
+                let path = format!("manifests/{name}");
+                let answer = self.get(&path, Ask::Types(&accept), WHAT).await?;
                 let announced = http::announced_digest(&answer);
                 Ok((self.body(answer, most, WHAT).await?, announced))
             })
@@ -170,10 +177,49 @@ impl Registry {
     pub(crate) async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         let what = format!("blob {digest}");
         self.in_time(async {
-            let answer = self.get(&format!("blobs/{digest}"), None, &what).await?;
+            let answer = self.get(&format!("blobs/{digest}"), Ask::Whole, &what).await?;
             self.body(answer, size, &what).await
         })
         .await
+    }
+
+    /// Returns the `bytes` bytes from offset `from` on of a blob, which is not checked. No more of
+    /// the blob is ever in memory.
+    ///
+    /// # Errors
+    /// [`Error::Registry`] if the answer is not this part of the blob. A registry may answer with
+    /// the whole blob, which does if the part is in its first 16 MiB.
+    pub(crate) async fn blob_range(
+        &self,
+        digest: &Digest,
+        from: u64,
+        bytes: u64,
+    ) -> Result<Vec<u8>> {
+        if bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let last = from.saturating_add(bytes - 1);
+        let what = format!("bytes {from} to {last} of layer {digest}");
+        let steps = u32::try_from(bytes / TIMED).unwrap_or(u32::MAX);
+        let time = self.document_time.saturating_mul(steps.saturating_add(1));
+        let part = self.within(time, async {
+            let path = format!("blobs/{digest}");
+            let answer = self.get(&path, Ask::Range(from, last), &what).await?;
+            let is_part = answer.status() == StatusCode::PARTIAL_CONTENT;
+            let skipped = if is_part { 0 } else { from };
+            if is_part && http::first_byte(&answer) != Some(from) {
+                return Err(self.failure(format!("sends another part than {what}")));
+            }
+            if skipped > MOST_SKIPPED {
+                return Err(self.failure(format!("sends a whole layer instead of {what}")));
+            }
+            http::part(answer, skipped, bytes).await.map_err(|e| self.error(e))
+        });
+        let part = part.await?;
+        match part.len() as u64 == bytes {
+            true => Ok(part),
+            false => Err(self.failure(format!("sends {} bytes as {what}", part.len()))),
+        }
     }
 
     /// Sends a blob to `sender` chunk by chunk, until the blob ends or the receiver is dropped.
@@ -183,7 +229,7 @@ impl Registry {
         sender: mpsc::Sender<io::Result<Vec<u8>>>,
     ) -> Result<()> {
         let (path, what) = (format!("blobs/{digest}"), format!("layer {digest}"));
-        let mut answer = self.in_time(self.get(&path, None, &what)).await?;
+        let mut answer = self.in_time(self.get(&path, Ask::Whole, &what)).await?;
         loop {
             let chunk = match answer.chunk().await {
                 Ok(None) => return Ok(()),
@@ -201,17 +247,18 @@ impl Registry {
         }
     }
 
-    /// Requests `path` and returns the answer with status 200. Authorizes the request once if the
-    /// registry requires it.
-    async fn get(&self, path: &str, accept: Option<&str>, what: &str) -> Result<Response> {
+    /// Requests `path` and returns the answer with status 200, or 206 if a range is asked for.
+    /// Authorizes the request once if the registry requires it.
+    async fn get(&self, path: &str, ask: Ask<'_>, what: &str) -> Result<Response> {
         let url = self.base.join(path).map_err(|e| self.failure(e.to_string()))?;
         let mut used = self.authorization.lock().await.clone();
         let mut asked = false;
         loop {
-            let answer = http::get(&self.http, url.clone(), accept, used.as_ref()).await;
+            let answer = http::get(&self.http, url.clone(), ask, used.as_ref()).await;
             let answer = answer.map_err(|e| self.error(e))?;
             match answer.status() {
                 StatusCode::OK => return Ok(answer),
+                StatusCode::PARTIAL_CONTENT if matches!(ask, Ask::Range(..)) => return Ok(answer),
                 StatusCode::UNAUTHORIZED if !asked => {
                     asked = true;
                     used = Some(self.authorize(&answer, used.as_ref()).await?);
@@ -260,7 +307,12 @@ impl Registry {
 
     /// Runs `work` within the time limit of a document.
     async fn in_time<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        match tokio::time::timeout(self.document_time, work).await {
+        self.within(self.document_time, work).await
+    }
+
+    /// Runs `work` for at most `time`.
+    async fn within<T>(&self, time: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match tokio::time::timeout(time, work).await {
             Ok(outcome) => outcome,
             Err(_) => Err(self.failure("does not answer in time".into())),
         }

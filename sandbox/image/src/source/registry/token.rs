@@ -8,7 +8,7 @@ use reqwest::{Client, StatusCode, Url};
 use serde::Deserialize;
 
 use super::Credentials;
-use super::http::{self, Failure};
+use super::http::{self, Ask, Failure};
 
 /// The most bytes of a token service's answer. Tokens with many rights have some tens of KiB.
 const TOKEN_BYTES: u64 = 1 << 20;
@@ -70,8 +70,8 @@ impl Asking<'_> {
             url.query_pairs_mut().append_pair("service", service);
         }
         let login = self.basic()?;
-        let answer =
-            http::get(self.http, url, None, login.as_ref()).await.map_err(Error::Failed)?;
+        let answer = http::get(self.http, url, Ask::Whole, login.as_ref()).await;
+        let answer = answer.map_err(Error::Failed)?;
         match answer.status() {
             StatusCode::OK => {}
             status if status.is_client_error() => return Err(Error::Refused),
