@@ -29,6 +29,11 @@ impl Digest {
         hex::encode(&self.0[..6])
     }
 
+    /// Returns the 32 bytes.
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
+
     /// Returns a UUID (RFC 9562 version 8, "custom") of the digest's first bytes, so that the same
     /// image always becomes the same file system.
     pub(crate) fn uuid(&self) -> [u8; 16] {
@@ -72,6 +77,12 @@ impl FromStr for Digest {
         let mut bytes = [0; 32];
         hex::decode_to_slice(digits, &mut bytes).map_err(|_| bad())?;
         Ok(Self(bytes))
+    }
+}
+
+impl From<[u8; 32]> for Digest {
+    fn from(bytes: [u8; 32]) -> Self {
+        Self(bytes)
     }
 }
 
@@ -163,6 +174,7 @@ mod tests {
         assert_eq!(Digest::of(b"").to_string(), EMPTY);
         assert_eq!(EMPTY.parse::<Digest>().unwrap(), Digest::of(b""));
         assert_eq!(Digest::of(b"").short(), "e3b0c44298fc");
+        assert_eq!(Digest::from(Digest::of(b"").bytes()), Digest::of(b""));
         assert_eq!(hex::encode(Digest::of(b"").uuid()), "e3b0c44298fc8c149afbf4c8996fb924");
     }
 

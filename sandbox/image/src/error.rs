@@ -193,6 +193,14 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
+    /// The map of a lazily pulled image is unreadable.
+    #[error("{}: {}: remove the image and pull it again", path_shown(.path), shown(.reason))]
+    BadMap {
+        /// The path of the map file.
+        path: PathBuf,
+        /// The cause.
+        reason: String,
+    },
     /// The cache's folder, or a file in it, belongs to another user, who could change every image.
     #[error(
         "{path} belongs to user {owner}, not to user {me}: give it back with chown, or use another \
@@ -290,6 +298,7 @@ mod tests {
             Error::BadFolder { path: text().into(), reason: text() },
             Error::Unknown(text()),
             Error::BadIndex { path: "p".into(), reason: text() },
+            Error::BadMap { path: text().into(), reason: text() },
             Error::Io { action: "read", path: text().into(), source: io::ErrorKind::Other.into() },
             Error::NoSpace { path: text().into() },
             Error::NamesTaken { names: text() },

@@ -18,6 +18,9 @@
 //! 4. The tree is laid out and written as an EROFS file system by this crate itself
 //!    (`root::layout`), and the file is renamed into the cache and listed (`cache`).
 //!
+//! [`pull_lazy`](Cache::pull_lazy) does without layers if they are eStargz: their indexes make the
+//! tree, and the image is there with holes in the place of file data (`lazy`).
+//!
 //! Registries, and other users' archives and folders, are treated as hostile: every document is
 //! read up to its limit and within its time, and messages show foreign text without its control
 //! characters (`error`). Only the owner has access to the cache (`cache`).
@@ -29,11 +32,12 @@
 //! # What is not implemented
 //!
 //! Pushing; platforms other than linux/amd64; SHA-512 digests; docker's schema 1 manifests;
-//! encrypted and lazily fetched layers; signatures; mirrors; docker's credential helpers; resuming
-//! an interrupted download; files that are sparse in PAX format (old GNU format works). Layers are
-//! not shared between images: an image is one file. Extended attributes that EROFS cannot hold are
-//! left out, and so are overlayfs's own. Times before 1970 become 1970, and fractions of seconds
-//! are dropped.
+//! encrypted layers; layers for lazy pulls in other forms than eStargz (zstd:chunked, SOCI, indexes
+//! in images of their own); signatures; mirrors; docker's credential helpers; resuming an
+//! interrupted download; files that are sparse in PAX format (old GNU format works; a hole takes
+//! space in the image). Layers are not shared between images: an image is one file. Extended
+//! attributes that EROFS cannot hold are left out, and so are overlayfs's own. Times before 1970
+//! become 1970, and fractions of seconds are dropped.
 //!
 //! # Third-party crates
 //!
@@ -47,6 +51,7 @@ mod cache;
 mod config;
 mod digest;
 mod error;
+mod lazy;
 mod limits;
 mod manifest;
 mod progress;
@@ -95,6 +100,20 @@ pub fn fuzz_layer(data: &[u8]) {
 #[cfg(feature = "fuzz")]
 pub fn fuzz_erofs(data: &[u8]) {
     fuzz_merge(data, [Form::Erofs; 2]);
+}
+
+/// Reads `data` as the index of an eStargz layer, which must neither panic nor run away, whatever
+/// `data` is.
+#[cfg(feature = "fuzz")]
+pub fn fuzz_index(data: &[u8]) {
+    lazy::fuzz::index(data);
+}
+
+/// Reads `data` as the map of a lazily pulled image, which must neither panic nor run away,
+/// whatever `data` is.
+#[cfg(feature = "fuzz")]
+pub fn fuzz_map(data: &[u8]) {
+    lazy::fuzz::map(data);
 }
 
 #[cfg(feature = "fuzz")]

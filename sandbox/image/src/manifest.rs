@@ -21,6 +21,9 @@ const INDEXES: [&str; 2] = [
 const CONFIGS: [&str; 2] =
     ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
 
+/// The annotation of a layer with the digest of its eStargz index.
+const TOC_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
+
 /// Returns the media types that are requested from a registry.
 pub(crate) fn accepted() -> Vec<&'static str> {
     MANIFESTS.into_iter().chain(INDEXES).collect()
@@ -37,6 +40,8 @@ pub(crate) struct Layer {
     pub diff_id: Digest,
     /// The format of the uncompressed blob.
     pub form: Form,
+    /// The digest of the layer's eStargz index, if the manifest has one.
+    pub toc: Option<Digest>,
 }
 
 /// The description of an image before its layers are fetched.
@@ -98,9 +103,16 @@ pub(crate) fn layers(manifest: &ImageManifest, config: &Parsed, name: &str) -> R
         .map(|(layer, &diff_id)| {
             check_layer_type(layer.media_type(), name)?;
             let digest = descriptor_digest(layer)?;
-            Ok(Layer { digest, size: layer.size(), diff_id, form: Form::Changes })
+            let (size, form, toc) = (layer.size(), Form::Changes, toc_digest(layer));
+            Ok(Layer { digest, size, diff_id, form, toc })
         })
         .collect()
+}
+
+/// Returns the digest of a layer's eStargz index from the layer's annotations. Returns `None` if
+/// there is none, or one of another algorithm: the layer then counts as one without an index.
+fn toc_digest(layer: &Descriptor) -> Option<Digest> {
+    layer.annotations().as_ref()?.get(TOC_DIGEST)?.parse().ok()
 }
 
 /// Refuses layers that are not tar archives (encrypted layers, artifacts). The compression is

@@ -44,6 +44,9 @@ pub(crate) struct Record {
     pub added: u64,
     /// The time when the image was last used, in seconds since the epoch.
     pub last_used: u64,
+    /// Set while parts of the image's file are missing; the image then has a map.
+    #[serde(default)]
+    pub lazy: bool,
 }
 
 impl Index {

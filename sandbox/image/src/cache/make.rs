@@ -2,6 +2,7 @@
 //! and list it.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::{Cache, Image, now, remove_file};
 use crate::manifest::Plan;
 use crate::resolve;
 use crate::root::layout::Layout;
-use crate::root::merge::{MergeError, Merger};
+use crate::root::merge::Merger;
 use crate::source::registry::{Access, Registry};
 use crate::source::{
     Fetcher, Source, Spool, archive, blocking, folder, layers, layout, name_from_path,
@@ -28,6 +29,23 @@ const CONCURRENT_LAYERS: usize = 3;
 const LOCK_POLL: Duration = Duration::from_millis(100);
 /// The bytes of file data between two [`Event::Building`].
 const BUILD_STEP: u64 = 4 << 20;
+
+/// The files of an image that is made, in the cache's folder for work.
+pub(crate) struct Files {
+    pub image: TempPath,
+    /// The bytes of the image's file.
+    pub size_bytes: u64,
+    /// The map of the missing data of a lazily pulled image.
+    pub map: Option<TempPath>,
+}
+
+/// The outcome of asking for the right to make an image.
+pub(crate) enum Turn {
+    /// The image is in the cache already.
+    There(Box<Image>),
+    /// Nobody else makes the image while this lock is held.
+    Ours(WorkLock),
+}
 
 /// The condition under which [`Cache::ensure`] asks the registry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,17 +84,31 @@ impl Cache {
         access: &Access,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
+        let (plan, registry) = self.resolve(reference, access, &*progress).await?;
+        // The registry decides which image a tag stands for, and the user asked this registry.
+        let names = (vec![reference.clone()], Taken::Replace);
+        self.make(plan, Fetcher::Registry(registry), names, progress).await
+    }
+
+    /// Asks the registry which image `reference` names now. Returns its plan, and a client for its
+    /// layers.
+    pub(crate) async fn resolve(
+        &self,
+        reference: &Reference,
+        access: &Access,
+        progress: &dyn Progress,
+    ) -> Result<(Plan, Arc<Registry>)> {
         progress.event(Event::Resolving(reference));
         let (for_client, access) = (reference.clone(), access.clone());
         // Making the client reads the system's certificates, so it runs on a blocking thread.
         let limits = self.inner.limits.clone();
         let registry = blocking(move || Registry::new(&for_client, &access, &limits)).await?;
+        let registry = Arc::new(registry);
         let bytes = registry.manifest(None, self.inner.limits.document_bytes).await?;
-        let fetcher = Fetcher::Registry(Arc::new(registry));
+        let fetcher = Fetcher::Registry(registry.clone());
         let name = reference.familiar();
         let plan = resolve::plan(&fetcher, bytes, &name, &self.inner.limits).await?;
-        // The registry decides which image a tag stands for, and the user asked this registry.
-        self.make(plan, fetcher, (vec![reference.clone()], Taken::Replace), progress).await
+        Ok((plan, registry))
     }
 
     /// Returns the image called `name` from the cache, or pulls it as `policy` says, and marks it
@@ -186,16 +218,10 @@ impl Cache {
         names: (Vec<Reference>, Taken),
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
-        if let Some(image) = self.adopt(&plan.digest, &names).await? {
-            progress.event(Event::Finished(&plan.digest));
-            return Ok(image);
-        }
-        let lock = self.lock_work(&plan.digest, &*progress).await?;
-        // The previous holder of the lock may have made the image.
-        if let Some(image) = self.adopt(&plan.digest, &names).await? {
-            progress.event(Event::Finished(&plan.digest));
-            return Ok(image);
-        }
+        let lock = match self.turn(&plan.digest, &names, &*progress).await? {
+            Turn::There(image) => return Ok(*image),
+            Turn::Ours(lock) => lock,
+        };
         let layers = self.fetch(&plan, &fetcher, &progress).await?;
         let cache = self.clone();
         blocking(move || {
@@ -204,6 +230,26 @@ impl Cache {
             cache.build(&plan, &layers, (&names.0, names.1), &*progress)
         })
         .await
+    }
+
+    /// Returns the image if it is in the cache, and adds `names` to it. Otherwise takes the lock
+    /// for making it.
+    pub(crate) async fn turn(
+        &self,
+        digest: &Digest,
+        names: &(Vec<Reference>, Taken),
+        progress: &dyn Progress,
+    ) -> Result<Turn> {
+        let there = |image| {
+            progress.event(Event::Finished(digest));
+            Turn::There(Box::new(image))
+        };
+        if let Some(image) = self.adopt(digest, names).await? {
+            return Ok(there(image));
+        }
+        let lock = self.lock_work(digest, progress).await?;
+        // The previous holder of the lock may have made the image.
+        Ok(self.adopt(digest, names).await?.map_or(Turn::Ours(lock), there))
     }
 
     /// Adds `names` to the image and returns it. Returns `None` if the image is not in the cache.
@@ -226,12 +272,11 @@ impl Cache {
     ) -> Result<Option<Image>> {
         let mut locked = self.lock_index()?;
         check_names(&locked.index, digest, names, taken)?;
-        if self.image(&locked.index, digest).is_none() {
+        let record = locked.index.images.get_mut(digest);
+        let Some(record) = record.filter(|record| !self.is_lost(digest, record)) else {
             return Ok(None);
-        }
-        if let Some(record) = locked.index.images.get_mut(digest) {
-            record.last_used = now();
-        }
+        };
+        record.last_used = now();
         for name in names {
             locked.index.references.insert(name.clone(), *digest);
         }
@@ -294,17 +339,24 @@ impl Cache {
         names: (&[Reference], Taken),
         progress: &dyn Progress,
     ) -> Result<Image> {
-        // The file has mode 0600. It is removed when dropped, whatever fails.
-        let work = self.work_dir();
-        let out = tempfile::Builder::new()
-            .prefix(&format!("{}-", plan.digest.hex()))
-            .suffix(".erofs")
-            .tempfile_in(&work)
-            .map_err(|e| Error::io("write to", &work, e))?;
-        let size = self.build_into(&out, plan, layers, progress)?;
-        let image = self.commit(out.into_temp_path(), plan, size, names)?;
+        let image = self.work_file(&plan.digest, ".erofs")?;
+        let size_bytes = self.build_into(&image, plan, layers, progress)?;
+        let image = image.into_temp_path();
+        let image = self.commit(Files { image, size_bytes, map: None }, plan, names)?;
         progress.event(Event::Finished(&plan.digest));
         Ok(image)
+    }
+
+    /// Makes an empty file for an image that is being made. It is removed when dropped, whatever
+    /// fails.
+    pub(crate) fn work_file(&self, digest: &Digest, suffix: &str) -> Result<NamedTempFile> {
+        // The file has mode 0600.
+        let work = self.work_dir();
+        tempfile::Builder::new()
+            .prefix(&format!("{}-", digest.hex()))
+            .suffix(suffix)
+            .tempfile_in(&work)
+            .map_err(|e| Error::io("write to", &work, e))
     }
 
     /// Merges the layers and writes the image to `out`, which is on disk when this returns. Returns
@@ -319,12 +371,7 @@ impl Cache {
         progress.event(Event::Merging);
         let mut merger = Merger::new(&self.inner.limits);
         for (layer, file) in plan.layers.iter().zip(layers) {
-            merger.apply(file, layer.form).map_err(|e| match e {
-                MergeError::Bad(reason) => Error::bad_layer(layer.digest, reason),
-                MergeError::TooLarge(reason) => {
-                    Error::too_large(format!("layer {}", layer.digest), reason)
-                }
-            })?;
+            merger.apply(file, layer.form).map_err(|e| e.of(&layer.digest))?;
         }
         let tree = merger.finish();
         let layout = Layout::of(&tree, plan.digest.uuid())
@@ -344,28 +391,37 @@ impl Cache {
         Ok(layout.bytes())
     }
 
-    /// Moves the finished file to its place and lists it. Both happen under the index's lock, so
-    /// that no [`Cache::open`] in between takes the file for a leftover.
-    fn commit(
+    /// Moves the finished files to their places and lists the image. All of it happens under the
+    /// index's lock, so that no [`Cache::open`] in between takes a file for a leftover.
+    pub(crate) fn commit(
         &self,
-        out: TempPath,
+        files: Files,
         plan: &Plan,
-        size_bytes: u64,
         (names, taken): (&[Reference], Taken),
     ) -> Result<Image> {
         let mut locked = self.lock_index()?;
         // Names are checked again, since another process may have used one while this image was
         // built.
         check_names(&locked.index, &plan.digest, names, taken)?;
-        let path = self.image_path(&plan.digest);
-        out.persist(&path).map_err(|e| Error::io("create", &path, e.error))?;
+        let (path, map_path) = (self.image_path(&plan.digest), self.map_path(&plan.digest));
+        let persist = |file: TempPath, path: &Path| {
+            file.persist(path).map_err(|e| Error::io("create", path, e.error))
+        };
+        let lazy = files.map.is_some();
+        match files.map {
+            Some(map) => persist(map, &map_path)?,
+            // The map of an image whose file was lost may still be there.
+            None => remove_file(&map_path)?,
+        }
+        persist(files.image, &path)?;
         sync_dir(&self.inner.dir)?;
         let record = Record {
             config: plan.config.config.clone(),
-            size_bytes,
+            size_bytes: files.size_bytes,
             created: plan.config.created.clone(),
             added: now(),
             last_used: now(),
+            lazy,
         };
         locked.index.images.insert(plan.digest, record);
         for name in names {
@@ -373,6 +429,7 @@ impl Cache {
         }
         if let Err(e) = locked.save() {
             let _ = remove_file(&path);
+            let _ = remove_file(&map_path);
             return Err(e);
         }
         self.image(&locked.index, &plan.digest)

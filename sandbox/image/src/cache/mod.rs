@@ -3,7 +3,8 @@
 //! The cache's folder has `index.json` (see [`index`]), one `HEX.erofs` per image, `index.lock`,
 //! and `work/` for images that are being made: `HEX.lock`, held by the maker of that image, and the
 //! unfinished `HEX-RANDOM.erofs`. Layers are in unnamed files. So a crash leaves unfinished files
-//! in `work/` whose lock is free; the next [`Cache::open`] removes them.
+//! in `work/` whose lock is free; the next [`Cache::open`] removes them. An image that was pulled
+//! lazily has a `HEX.map` beside its file until the file is complete (`lazy`).
 //!
 //! Only the owner has access to any of it, with folders of mode 0700 and files of 0600 (`private`):
 //! images hold secrets of the users who built them, and a lock that others can open is a lock that
@@ -18,9 +19,12 @@ mod lock;
 mod make;
 mod private;
 
+pub(crate) use make::{Files, Turn};
 pub use make::{PullPolicy, Taken};
 
 use std::collections::BTreeSet;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -55,6 +59,10 @@ pub struct Image {
     /// The time when the image was last requested by [`Cache::ensure`] or marked by
     /// [`Cache::touch`], in seconds since the epoch.
     pub last_used: u64,
+    /// Set if parts of the image's file may be missing, so that it cannot be read without a process
+    /// that fetches them (see [`Cache::pull_lazy`]).
+    #[serde(default)]
+    pub lazy: bool,
 }
 
 /// The result of [`Cache::remove`] or [`Cache::prune`].
@@ -137,6 +145,15 @@ impl Cache {
         cache.clear_work()?;
         cache.clear_images()?;
         Ok(cache)
+    }
+
+    /// Returns the cache's folder.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.inner.limits
     }
 
     /// Returns the image called `name`: a reference, a digest, or the first four or more digits of
@@ -287,8 +304,28 @@ impl Cache {
         locked.save()?;
         for digest in digests {
             remove_file(&self.image_path(digest))?;
+            remove_file(&self.map_path(digest))?;
         }
         Ok(())
+    }
+
+    /// Lists a lazily pulled image as an ordinary one. `file` is the image's file, complete and on
+    /// disk.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the image is gone, or is one that was pulled again meanwhile, with
+    /// another file.
+    pub(crate) fn become_whole(&self, digest: &Digest, file: &File) -> Result<()> {
+        let mut locked = self.lock_index()?;
+        let path = self.image_path(digest);
+        let identity = |meta: Metadata| (meta.dev(), meta.ino());
+        let failed = |e| Error::io("read", &path, e);
+        let ours = identity(file.metadata().map_err(failed)?);
+        let is_ours = std::fs::metadata(&path).is_ok_and(|meta| identity(meta) == ours);
+        let record = locked.index.images.get_mut(digest).filter(|_| is_ours);
+        record.ok_or_else(|| Error::Unknown(digest.to_string()))?.lazy = false;
+        locked.save()?;
+        remove_file(&self.map_path(digest))
     }
 
     fn image(&self, index: &Index, digest: &Digest) -> Option<Image> {
@@ -304,7 +341,14 @@ impl Cache {
             created: record.created,
             added: record.added,
             last_used: record.last_used,
+            lazy: record.lazy,
         })
+    }
+
+    /// Returns whether a file that a listed image needs is missing. The caller holds the lock of
+    /// the index, since an image that becomes complete loses its map.
+    fn is_lost(&self, digest: &Digest, record: &Record) -> bool {
+        !self.image_path(digest).exists() || record.lazy && !self.map_path(digest).exists()
     }
 
     fn lock_index(&self) -> Result<LockedIndex> {
@@ -313,6 +357,11 @@ impl Cache {
 
     fn image_path(&self, digest: &Digest) -> PathBuf {
         self.inner.dir.join(format!("{}.erofs", digest.hex()))
+    }
+
+    /// Returns the path of the map of a lazily pulled image.
+    pub(crate) fn map_path(&self, digest: &Digest) -> PathBuf {
+        self.inner.dir.join(format!("{}.map", digest.hex()))
     }
 
     fn work_dir(&self) -> PathBuf {
@@ -344,20 +393,27 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes image files that the index does not list, and entries without a file.
+    /// Removes image files and maps that the index does not list, and entries without their files.
     fn clear_images(&self) -> Result<()> {
         let mut locked = self.lock_index()?;
         locked.clear()?;
         for path in listing(&self.inner.dir)? {
-            let hex = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".erofs"));
-            let digest = hex.and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok());
-            if digest.is_some_and(|digest| !locked.index.images.contains_key(&digest)) {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let Some((hex, kind)) = name.and_then(|name| name.split_once('.')) else { continue };
+            let Ok(digest) = format!("sha256:{hex}").parse::<Digest>() else { continue };
+            let record = locked.index.images.get(&digest);
+            let is_leftover = match kind {
+                "erofs" => record.is_none(),
+                "map" => !record.is_some_and(|record| record.lazy),
+                _ => false,
+            };
+            if is_leftover {
                 remove_file(&path)?;
             }
         }
-        let lost: Vec<_> = locked.index.images.keys().copied().collect();
-        let lost: Vec<_> =
-            lost.into_iter().filter(|digest| !self.image_path(digest).exists()).collect();
+        let images = locked.index.images.iter();
+        let lost = images.filter(|(digest, record)| self.is_lost(digest, record));
+        let lost: Vec<_> = lost.map(|(digest, _)| *digest).collect();
         self.delete(&mut locked, &lost, &mut Removed::default())
     }
 }

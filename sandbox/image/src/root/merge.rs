@@ -16,7 +16,7 @@ use super::Form;
 use super::erofs::ErofsReader;
 use super::read::{Entry, TarReader, What};
 use super::tree::{Child, Id, Inode, NodeKind, ROOT, ResolvedFolder, Tree, show, split_path};
-use crate::Limits;
+use crate::{Digest, Error, Limits};
 
 /// The memory of one entry beside its names: inode, vector slot, map node.
 const ENTRY_OVERHEAD: usize = 64;
@@ -28,6 +28,16 @@ pub(crate) enum MergeError {
     Bad(String),
     /// A limit was exceeded.
     TooLarge(String),
+}
+
+impl MergeError {
+    /// Returns the error for the layer with this digest.
+    pub(crate) fn of(self, layer: &Digest) -> Error {
+        match self {
+            Self::Bad(reason) => Error::bad_layer(layer, reason),
+            Self::TooLarge(reason) => Error::too_large(format!("layer {layer}"), reason),
+        }
+    }
 }
 
 impl From<String> for MergeError {
@@ -68,8 +78,7 @@ impl<'a> Merger<'a> {
     /// Merges `layer`, which is uncompressed, into the root.
     pub(crate) fn apply(&mut self, layer: &File, form: Form) -> Result<(), MergeError> {
         let len = layer.metadata().map_err(|e| MergeError::Bad(e.to_string()))?.len();
-        self.layer_limit = self.limits.layer_bytes(len);
-        self.layer_data = 0;
+        self.begin(len);
         match form {
             Form::Changes | Form::Files => {
                 let reader = TarReader::new(layer, self.limits.path_bytes);
@@ -87,6 +96,30 @@ impl<'a> Merger<'a> {
         }
         self.layers += 1;
         Ok(())
+    }
+
+    /// Merges the entries of a layer of changes whose data is elsewhere. `stored` are the layer's
+    /// bytes, which limit the size of its files, and `kept` the bytes of memory that the caller
+    /// keeps for the layer, which count as metadata.
+    pub(crate) fn apply_entries(
+        &mut self,
+        entries: impl IntoIterator<Item = Entry>,
+        stored: u64,
+        kept: u64,
+    ) -> Result<(), MergeError> {
+        self.begin(stored);
+        self.metadata = self.metadata.saturating_add(kept);
+        for entry in entries {
+            self.take(entry, true)?;
+        }
+        self.layers += 1;
+        Ok(())
+    }
+
+    /// Begins with a layer of `len` bytes.
+    fn begin(&mut self, len: u64) {
+        self.layer_limit = self.limits.layer_bytes(len);
+        self.layer_data = 0;
     }
 
     /// Merges one entry. If `whiteouts` is false, names that begin with `.wh.` are ordinary names.

@@ -324,22 +324,27 @@ impl Extras {
             }
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.set_xattr(name, value)?;
+                    add_xattr(&mut self.xattrs, name, value)?;
                 }
             }
         }
         Ok(())
     }
+}
 
-    fn set_xattr(&mut self, name: &[u8], value: &[u8]) -> Result<(), String> {
-        if name.len() > MAX_XATTR_NAME || value.len() > MAX_XATTR || name.contains(&0) {
-            return Err("an extended attribute that Linux would not take".into());
-        }
-        if is_kept(name) {
-            self.xattrs.insert(name.to_vec(), value.to_vec());
-        }
-        Ok(())
+/// Adds an extended attribute to those of a file, if it gets into the image (see [`is_kept`]).
+pub(crate) fn add_xattr(
+    xattrs: &mut BTreeMap<Vec<u8>, Vec<u8>>,
+    name: &[u8],
+    value: &[u8],
+) -> Result<(), String> {
+    if name.len() > MAX_XATTR_NAME || value.len() > MAX_XATTR || name.contains(&0) {
+        return Err("an extended attribute that Linux would not take".into());
     }
+    if is_kept(name) {
+        xattrs.insert(name.to_vec(), value.to_vec());
+    }
+    Ok(())
 }
 
 /// Returns whether an attribute gets into the image. EROFS must be able to store it, which excludes

@@ -178,7 +178,7 @@ fn layers(local: &mut Local, image: &DockerImage, config: &[u8]) -> Result<Vec<L
         let blob = path.starts_with("blobs/sha256/");
         let digest = digest_in_name(path).filter(|_| blob).unwrap_or(diff_id);
         local.paths.insert(digest, path.clone());
-        layers.push(Layer { digest, size, diff_id, form: Form::Changes });
+        layers.push(Layer { digest, size, diff_id, form: Form::Changes, toc: None });
     }
     Ok(layers)
 }

@@ -73,7 +73,7 @@ pub(super) fn pack_layer(
     packer.out.finish().map_err(|e| Error::io("write to", dir, e))?;
     let (out, digest, size) = sink.finish();
     let file = out.into_inner().map_err(|e| Error::io("write to", dir, e.into_error()))?;
-    Ok((Layer { digest, size, diff_id: digest, form }, file))
+    Ok((Layer { digest, size, diff_id: digest, form, toc: None }, file))
 }
 
 /// The remaining names of a folder.

@@ -62,5 +62,5 @@ fn open_erofs(path: &Path, limits: &Limits) -> Result<(Layer, File)> {
         let reason = format!("it has more than {most} bytes");
         return Err(Error::too_large(format!("layer {}", path.display()), reason));
     }
-    Ok((Layer { digest, size, diff_id: digest, form: Form::Erofs }, file))
+    Ok((Layer { digest, size, diff_id: digest, form: Form::Erofs, toc: None }, file))
 }

@@ -171,7 +171,7 @@ fn a_compressed_archive_is_no_bomb() {
 #[test]
 fn sizes_in_the_manifest_are_limited_before_the_download() {
     let (digest, form) = (Digest::of(b""), Form::Changes);
-    let layer = |size| manifest::Layer { digest, size, diff_id: digest, form };
+    let layer = |size| manifest::Layer { digest, size, diff_id: digest, form, toc: None };
     let limits =
         Limits { layers: 2, layer_compressed: 10, image_compressed: 15, ..Limits::default() };
     assert!(manifest::check_layers(&[layer(7), layer(7)], &limits, "x").is_ok());

@@ -3,11 +3,13 @@
 mod build;
 mod cache;
 mod erofs;
+mod estargz;
 mod fetch;
 mod folder;
 mod hostile;
 mod hostile_registry;
 mod layout;
+mod lazy;
 mod merge;
 mod private;
 mod registry;
