@@ -10,6 +10,8 @@
 //! - [`PassthroughDisk`] is an NVMe namespace, by commands through io_uring; [`open_file`] chooses
 //!   between the two;
 //! - [`SharedDisk`] is the common part of several disks, each of which is on a thread of its own;
+//! - [`LazyDisk`] is an image whose file is still being filled by another process, which it asks
+//!   for blocks that reads wait for;
 //! - [`OverlayDisk`] is copy-on-write over any disk, volatile; a [`Budget`] bounds the memory that
 //!   several of them hold;
 //! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] keep their content in memfds: a
@@ -22,7 +24,8 @@
 //!
 //! Dependencies: `io-uring` for [`FileDisk`] and [`PassthroughDisk`]; `rustix` and `libc` for
 //! mappings, files and the constants of both; `slipway-nvme-spec` and `zerocopy` for a drive's
-//! identify data; `thiserror` for the errors.
+//! identify data; `slipway-lazy-spec` and `slipway-peer` for [`LazyDisk`]'s messages and its
+//! connection; `thiserror` for the errors.
 #![allow(unsafe_code)] // io_uring submissions and anonymous mappings
 
 mod aligned;
@@ -35,6 +38,7 @@ mod error;
 mod file;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod lazy;
 mod memory;
 #[cfg(any(test, feature = "fuzz"))]
 mod model;
@@ -53,6 +57,7 @@ pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDis
 pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
 pub use error::OpenError;
 pub use file::{FileDisk, FileOptions, create_sparse};
+pub use lazy::LazyDisk;
 pub use null::NullDisk;
 pub use overlay::{BaseIdentity, OverlayDisk, overlay_file};
 pub use passthrough::PassthroughDisk;

@@ -12,12 +12,13 @@
 //! returns a mix of old and new blocks. Order is up to the file system that the guests share.
 
 mod file;
+mod lazy;
 mod namespace;
 mod null;
 mod ram;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::choice::is_namespace;
@@ -25,6 +26,7 @@ use crate::ram::whole_blocks;
 use crate::{Disk, FileOptions, Geometry, OpenError};
 
 use file::FileMedium;
+use lazy::LazyMedium;
 use namespace::NamespaceMedium;
 use null::NullMedium;
 use ram::RamMedium;
@@ -70,6 +72,21 @@ impl SharedDisk {
             true => Self(Arc::new(NamespaceMedium::open(path, options)?)),
             false => Self(Arc::new(FileMedium::open(path, options)?)),
         })
+    }
+
+    /// Opens an image whose file is still being filled, once for all disks; see
+    /// [`LazyDisk::open`](crate::LazyDisk::open). Each disk has a connection of its own to the
+    /// fetcher. Every disk is read-only, and the image keeps its size.
+    ///
+    /// # Errors
+    /// Those of [`LazyDisk::open`](crate::LazyDisk::open).
+    pub fn lazy(
+        path: &Path,
+        digest: [u8; 32],
+        socket: PathBuf,
+        options: &FileOptions,
+    ) -> Result<Self, OpenError> {
+        Ok(Self(Arc::new(LazyMedium::open(path, digest, socket, options)?)))
     }
 
     /// Creates a disk that drops writes and leaves reads' spans unchanged; see

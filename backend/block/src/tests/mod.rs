@@ -2,6 +2,7 @@
 
 mod decorate;
 mod file;
+mod lazy;
 mod memory;
 mod overlay;
 mod overlay_budget;

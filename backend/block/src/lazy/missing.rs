@@ -1,0 +1,285 @@
+//! The missing part of an image: the reads that wait for blocks, and what the fetcher is asked for.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_lazy_spec::{Answer, Extent, MOST, MOST_BYTES, MOST_WANTED, Want};
+use slipway_telemetry::Clock;
+
+use super::alarm::Alarm;
+use super::blocks::Blocks;
+use super::link::{Heard, Link};
+use crate::check::complete;
+use crate::{Completion, DiskError, OpenError, Request};
+
+/// Bytes of a block of an image's file.
+pub(super) const BLOCK: u64 = 4096;
+/// Most blocks that are wanted by one message.
+const MOST_BLOCKS: u64 = MOST_BYTES / BLOCK;
+/// Most wants that are unanswered at a time. The fetcher permits twice as many; so it never ends
+/// the connection for wants whose blocks it has sent word of in other messages meanwhile.
+const MOST_UNANSWERED: usize = MOST_WANTED / 2;
+/// Most messages that one poll takes.
+const MOST_HEARD: usize = 64;
+/// Time from a connection's end, or a failed attempt, to the next attempt.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Longest time that a read waits for its blocks. A guest's driver waits longer for a command, and
+/// sends a command that failed once more.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A read that waits for blocks.
+struct Waiting {
+    request: Request,
+    /// The blocks of the file that the read concerns.
+    blocks: Range<u64>,
+    /// A block before which none of the read's is missing.
+    missing: u64,
+    /// A block before which each of the read's is there or wanted.
+    asked: u64,
+    /// The time at which the read fails.
+    due: Duration,
+}
+
+/// The state of a disk whose image is not known to be whole.
+pub(super) struct Missing {
+    there: Blocks,
+    /// Bytes of the image's file.
+    bytes: u64,
+    /// In the order of their submission, and so of the times at which they fail.
+    waiting: Vec<Waiting>,
+    /// The ranges of blocks that the fetcher was asked for on this connection and has not
+    /// answered for. No two overlap.
+    wanted: Vec<Range<u64>>,
+    link: Link,
+    /// The earliest time of the next attempt to connect.
+    again: Duration,
+    alarm: Alarm,
+}
+
+impl Missing {
+    /// Makes the state of a disk of `bytes` bytes, of which no block is known to be there.
+    ///
+    /// # Errors
+    /// [`OpenError::Wake`] if no descriptors are left.
+    pub fn new(bytes: u64, link: Link, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
+        let alarm = Alarm::new(clock).map_err(|errno| OpenError::Wake(errno.into()))?;
+        let there = Blocks::new(bytes.div_ceil(BLOCK));
+        let (waiting, wanted, again) = (Vec::new(), Vec::new(), Duration::ZERO);
+        Ok(Self { there, bytes, waiting, wanted, link, again, alarm })
+    }
+
+    /// Returns the timer's descriptor, to be watched beside the connection.
+    pub fn timer(&self) -> BorrowedFd<'_> {
+        self.alarm.as_fd()
+    }
+
+    /// Returns whether these blocks are known to be there.
+    pub fn has(&self, blocks: &Range<u64>) -> bool {
+        self.there.next_missing(blocks.clone()).is_none()
+    }
+
+    /// Returns whether all blocks are known to be there.
+    pub fn is_whole(&self) -> bool {
+        self.there.are_all_there()
+    }
+
+    /// Has a read of these blocks wait. The caller calls [`Missing::go_on`] afterwards.
+    pub fn wait(&mut self, request: Request, blocks: Range<u64>) {
+        let (missing, asked, due) = (blocks.start, blocks.start, self.alarm.now() + PATIENCE);
+        self.waiting.push(Waiting { request, blocks, missing, asked, due });
+    }
+
+    /// Takes the fetcher's messages. Moves reads whose blocks are there to `ready`, and ends those
+    /// that fail.
+    pub fn poll(
+        &mut self,
+        wake: &OwnedFd,
+        ready: &mut Vec<Request>,
+        completions: &mut Vec<Completion>,
+    ) {
+        let heard = self.hear(wake, completions);
+        if heard {
+            self.release(ready);
+        }
+        if heard || self.alarm.is_due() {
+            self.go_on(wake, completions);
+        }
+    }
+
+    /// Ends reads that have waited too long, connects if reads wait and there is no connection,
+    /// and asks for what is missing.
+    pub fn go_on(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) {
+        let now = self.alarm.now();
+        if self.waiting.first().is_some_and(|read| read.due <= now) {
+            let late = |read: &mut Waiting| read.due <= now;
+            fail(&mut self.waiting, late, libc::ETIMEDOUT, completions);
+        }
+        if self.link.is_lost() && !self.waiting.is_empty() && self.again <= now {
+            self.connect(wake);
+        }
+        if self.ask().is_err() {
+            self.lose(wake);
+        }
+        let again = self.link.is_lost().then_some(self.again);
+        let due = self.waiting.first().map(|read| read.due);
+        self.alarm.set(due.map(|due| again.map_or(due, |again| again.min(due))));
+    }
+
+    /// Connects to the fetcher. If that cannot be done now, it can be tried again later.
+    pub fn connect(&mut self, wake: &OwnedFd) {
+        self.link.connect(wake);
+        self.again = self.alarm.now() + AGAIN;
+    }
+
+    /// Ends the connection. Each read asks anew for what it lacks.
+    pub fn lose(&mut self, wake: &OwnedFd) {
+        self.link.lose(wake);
+        self.again = self.alarm.now() + AGAIN;
+        self.wanted.clear();
+        for read in &mut self.waiting {
+            read.asked = read.missing;
+        }
+    }
+
+    /// Ends the read `tag` if it waits. Returns whether it did. Blocks that it wanted come even so.
+    pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
+        let Some(at) = self.waiting.iter().position(|read| read.request.tag == tag) else {
+            return false;
+        };
+        let read = self.waiting.remove(at);
+        completions.push(complete(read.request, Err(DiskError::Cancelled)));
+        true
+    }
+
+    /// Takes a bounded number of messages. Returns whether there were any, or the connection has
+    /// ended.
+    fn hear(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) -> bool {
+        if self.link.is_lost() {
+            return false;
+        }
+        let mut buffer = [0; MOST];
+        for number in 0..MOST_HEARD {
+            let is_valid = match self.link.receive(&mut buffer) {
+                Heard::Nothing => return number > 0,
+                Heard::Message(bytes) => self.take(&buffer[..bytes], completions),
+                Heard::End => false,
+            };
+            if !is_valid {
+                self.lose(wake);
+                return true;
+            }
+        }
+        true
+    }
+
+    /// Takes a message. Returns `false` if the connection must end: the fetcher refuses the image,
+    /// or breaks the protocol.
+    fn take(&mut self, message: &[u8], completions: &mut Vec<Completion>) -> bool {
+        let bytes = self.bytes;
+        let within = |extent: Extent| extent.end() <= bytes;
+        match (Answer::decode(message), self.link.is_open()) {
+            (Some(Answer::Whole), _) => self.there.fill(),
+            (Some(Answer::Open), false) => self.link.open(),
+            (Some(Answer::Have(extent)), true) if within(extent) => {
+                let blocks = self.whole_blocks(extent);
+                self.there.mark(blocks);
+            }
+            (Some(Answer::Failed(extent)), true) if within(extent) => {
+                self.fail_wanted(extent, completions);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Returns the blocks that lie wholly in `extent`. The file's last block ends with the file.
+    fn whole_blocks(&self, extent: Extent) -> Range<u64> {
+        let reaches_the_end = extent.end() == self.bytes;
+        let end = if reaches_the_end { self.there.count() } else { extent.end() / BLOCK };
+        extent.offset.div_ceil(BLOCK)..end
+    }
+
+    /// Fails the reads that lack blocks of `extent`, which cannot be fetched now. An extent that
+    /// was not wanted, or has come meanwhile, fails none.
+    fn fail_wanted(&mut self, extent: Extent, completions: &mut Vec<Completion>) {
+        let bytes = self.bytes;
+        let is_it = |want: &Range<u64>| extent_of(want, bytes) == extent;
+        let Some(at) = self.wanted.iter().position(is_it) else { return };
+        let (want, there) = (self.wanted.swap_remove(at), &self.there);
+        let lacks = |read: &mut Waiting| {
+            let common = read.blocks.start.max(want.start)..read.blocks.end.min(want.end);
+            there.next_missing(common).is_some()
+        };
+        fail(&mut self.waiting, lacks, libc::EIO, completions);
+    }
+
+    /// Moves the reads whose blocks are there to `ready`, and forgets wants that were answered.
+    fn release(&mut self, ready: &mut Vec<Request>) {
+        let there = &self.there;
+        self.wanted.retain(|want| there.next_missing(want.clone()).is_some());
+        let has_all = |read: &mut Waiting| match there.next_missing(read.missing..read.blocks.end) {
+            None => true,
+            Some(missing) => {
+                read.missing = missing;
+                false
+            }
+        };
+        ready.extend(self.waiting.extract_if(.., has_all).map(|read| read.request));
+    }
+
+    /// Asks for missing blocks of reads that are not wanted yet, in the reads' order, as long as
+    /// the fetcher may be asked for more.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    fn ask(&mut self) -> rustix::io::Result<()> {
+        if !self.link.is_open() {
+            return Ok(());
+        }
+        for read in &mut self.waiting {
+            let end = read.blocks.end;
+            while let Some(want) = next_want(&self.there, &self.wanted, read.asked..end) {
+                let message = Want(extent_of(&want, self.bytes));
+                if self.wanted.len() == MOST_UNANSWERED || !self.link.send(&message)? {
+                    return Ok(());
+                }
+                read.asked = want.end;
+                self.wanted.push(want);
+            }
+            read.asked = end;
+        }
+        Ok(())
+    }
+}
+
+/// Ends those of the `waiting` reads for which `is_one` holds, with an errno.
+fn fail(
+    waiting: &mut Vec<Waiting>,
+    is_one: impl FnMut(&mut Waiting) -> bool,
+    errno: i32,
+    completions: &mut Vec<Completion>,
+) {
+    let failed = waiting.extract_if(.., is_one);
+    completions.extend(failed.map(|read| complete(read.request, Err(DiskError::Io(errno)))));
+}
+
+/// Returns the first blocks of `range` that are missing and not wanted yet, as many as one message
+/// may want.
+fn next_want(there: &Blocks, wanted: &[Range<u64>], range: Range<u64>) -> Option<Range<u64>> {
+    let mut start = there.next_missing(range.clone())?;
+    while let Some(other) = wanted.iter().find(|other| other.contains(&start)) {
+        start = there.next_missing(other.end..range.end)?;
+    }
+    let most = start.saturating_add(MOST_BLOCKS).min(range.end);
+    let others = wanted.iter().map(|other| other.start).filter(|other| *other > start);
+    let end = others.fold(most, u64::min);
+    Some(start..there.next_there(start..end).unwrap_or(end))
+}
+
+/// Returns the bytes of these blocks of a file of `bytes` bytes.
+fn extent_of(blocks: &Range<u64>, bytes: u64) -> Extent {
+    let offset = blocks.start * BLOCK;
+    Extent { offset, bytes: (blocks.end * BLOCK).min(bytes) - offset }
+}
