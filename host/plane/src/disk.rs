@@ -5,11 +5,12 @@
 //! `spread` here and in `Named::make`. The command line names it in `front/cli/src/args/disk.rs`.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use slipway_block::{
-    Budget, Disk, FileDisk, FileOptions, Geometry, NullDisk, OverlayDisk, RamDisk, SharedDisk,
-    open_file, overlay_file,
+    Budget, Disk, FileDisk, FileOptions, Geometry, LazyDisk, NullDisk, OverlayDisk, RamDisk,
+    SharedDisk, open_file, overlay_file,
 };
 use slipway_plane_api::v1;
 
@@ -22,7 +23,7 @@ pub struct Opened {
     pub disk: Box<dyn Disk>,
     /// The same disk, opened once more for each lane of the endpoint.
     pub lanes: Vec<Box<dyn Disk>>,
-    /// The kind in one word: ram, null, file, overlay.
+    /// The kind in one word: ram, null, file, overlay, lazy.
     pub kind: &'static str,
     /// The named disk, if the disk is one.
     pub named: Option<Named>,
@@ -92,6 +93,10 @@ fn spread(
             let text = "an overlay is one thread's: its endpoint has one lane";
             return Err(Error::Invalid(text.to_owned()));
         }
+        Kind::Lazy(lazy) => {
+            let Lazy { path, digest, socket, options } = Lazy::check(lazy, block_size, lasts)?;
+            ("lazy", SharedDisk::lazy(&path, digest, socket, &options)?, true)
+        }
         // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
@@ -133,6 +138,10 @@ fn of_kind(
             content = file;
             ("overlay", Box::new(disk.counted_in(overlays)))
         }
+        Kind::Lazy(lazy) => {
+            let Lazy { path, digest, socket, options } = Lazy::check(lazy, block_size, lasts)?;
+            ("lazy", Box::new(LazyDisk::open(&path, digest, socket, &options)?))
+        }
         // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
@@ -145,9 +154,7 @@ fn open_overlay(
     block_size: u32,
     lasts: Option<Lasts>,
 ) -> Result<(OverlayDisk<FileDisk>, Option<OwnedFd>), Error> {
-    let witness = lasts.as_ref().map(|lasts| lasts.witness.clone());
-    let (read_only, direct, pin) = (true, false, false);
-    let options = FileOptions { read_only, block_size, direct, pin, witness };
+    let options = image_options(block_size, lasts.as_ref().map(|lasts| lasts.witness.clone()));
     let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
     let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
     let Some(lasts) = lasts else { return Ok((OverlayDisk::new(base, limit)?, None)) };
@@ -157,6 +164,39 @@ fn open_overlay(
         None => overlay_file(&base.geometry(), &identity)?,
     };
     Ok((OverlayDisk::of(base, limit, &file, &identity)?, Some(file)))
+}
+
+/// Returns the options for a file that many disks read, through the page cache.
+fn image_options(block_size: u32, witness: Option<Arc<OwnedFd>>) -> FileOptions {
+    FileOptions { read_only: true, block_size, direct: false, pin: false, witness }
+}
+
+/// The checked description of an image whose blocks are still being fetched.
+struct Lazy {
+    path: PathBuf,
+    digest: [u8; 32],
+    socket: PathBuf,
+    options: FileOptions,
+}
+
+impl Lazy {
+    /// Checks a description.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a digest of another length, or a path that is not absolute.
+    fn check(lazy: &v1::LazyDisk, block_size: u32, lasts: Option<Lasts>) -> Result<Self, Error> {
+        let digest: [u8; 32] = lazy.digest.as_slice().try_into().map_err(|_| {
+            let len = lazy.digest.len();
+            Error::Invalid(format!("a digest of {len} bytes: that of an image has 32"))
+        })?;
+        let absolute = |path: &str| match Path::new(path) {
+            path if path.is_absolute() => Ok(path.to_owned()),
+            path => Err(Error::Invalid(format!("\"{}\" is no absolute path", path.display()))),
+        };
+        let (path, socket) = (absolute(&lazy.path)?, absolute(&lazy.socket_path)?);
+        let options = image_options(block_size, lasts.map(|lasts| lasts.witness));
+        Ok(Self { path, digest, socket, options })
+    }
 }
 
 /// Returns the content of a RAM disk: the file that it had, or a new file of zeros.

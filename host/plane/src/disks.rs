@@ -67,8 +67,8 @@ impl Named {
             }
             _ => {
                 return Err(Error::Invalid(format!(
-                    "disk \"{}\" must be of kind ram, null or file: an overlay is its endpoint's \
-                     own",
+                    "disk \"{}\" must be of kind ram, null or file: an overlay and an image that \
+                     is being fetched are their endpoint's own",
                     request.name
                 )));
             }

@@ -208,11 +208,12 @@ fn what_an_endpoint_has_become_is_kept() {
     wait_for(|| (!dir.path().join("keeper").exists()).then_some(()));
 }
 
-/// Makes two endpoints, each with a volume and an overlay over a file that both have read-only.
+/// Makes two endpoints, each with a volume and an overlay over a file that both have read-only, and
+/// both with an image that is being fetched.
 fn make_two(plane: &Plane, dir: &Path) {
     let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
     for name in ["one", "two"] {
-        let image = Kind::File(v1::FileDisk { path: path("base"), read_only: true, pin: false });
+        let image = Kind::Lazy(fetcher::disk(dir, "image"));
         let layer = Kind::Overlay(v1::OverlayDisk { base_path: path("base"), limit_bytes: 0 });
         let volume = Kind::File(v1::FileDisk { path: path(name), read_only: false, pin: false });
         let namespaces = (1..).zip([image, layer, volume]);
@@ -285,12 +286,13 @@ fn an_e1000_outlives_the_plane() {
 }
 
 #[test]
-fn overlays_outlive_the_plane_and_go_with_their_endpoints() {
+fn overlays_and_images_outlive_the_plane_and_go_with_their_endpoints() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("base"), vec![0x11; MIB as usize]).unwrap();
-    for name in ["one", "two"] {
+    for name in ["one", "two", "image"] {
         slipway_block::create_sparse(&dir.path().join(name), MIB).unwrap();
     }
+    fetcher::serve(dir.path(), "image", |_| 0x11);
     serve_keeper(dir.path());
     let child = start(dir.path(), "make-two");
     let mut drivers = ["one", "two"].map(|name| {
@@ -302,6 +304,7 @@ fn overlays_outlive_the_plane_and_go_with_their_endpoints() {
     for (own, driver) in (1..).zip(&mut drivers) {
         byte(driver, NvmOpcode::Write, 2, 5, own);
         byte(driver, NvmOpcode::Write, 3, 5, 0x30 + own);
+        assert_eq!(byte(driver, NvmOpcode::Read, 1, 5, 0), 0x11);
     }
     kill(child);
     let child = start(dir.path(), "go-on");

@@ -1,6 +1,8 @@
 //! A plane in this process, and drivers on its sockets.
 #![allow(dead_code)] // each test program uses a part
 
+pub mod fetcher;
+
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
