@@ -61,6 +61,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         let root = node.roots.adopt(digest, identity, pid, &sandbox.lane).await?;
         sandbox.hold_root(Some(root));
     }
+    hold_fetcher(node, sandbox, &record);
     for id in function::ids(&record) {
         if !serves(node, &id, &left.record).await? {
             return Err(lost("its disks ended with the daemon"));
@@ -97,6 +98,18 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     network::restart(sandbox, &agent);
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     Ok(Running::new(vm, agent, carry))
+}
+
+/// Has the fetcher run if an image of the sandbox was pulled lazily. Does not wait for it: the
+/// guest runs, and its reads that need the fetcher wait.
+fn hold_fetcher(node: &Node, sandbox: &Sandbox, record: &Record) {
+    if !record.has_lazy_image() {
+        return;
+    }
+    match node.fetcher.hold_later() {
+        Ok(held) => sandbox.hold_fetcher(Some(held)),
+        Err(error) => tracing::warn!(sandbox = sandbox.name, %error, "its reads may fail"),
+    }
 }
 
 fn left(node: &Node, record: &Record) -> Option<LeftVm> {

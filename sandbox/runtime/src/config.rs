@@ -50,7 +50,8 @@ pub struct Config {
     pub pool_pages: String,
     /// The root of sandboxes: "off", a disk for each, or "on", pages that the sandboxes of one
     /// image share, which are in memory once and in no guest's page cache. A sandbox that cannot
-    /// share its root has a disk, and the log has the reason.
+    /// share its root, one with an image that was pulled lazily among them, has a disk, and the
+    /// log has the reason.
     pub shared_root: String,
     /// The most bytes of memory that shared roots have together.
     pub shared_root_bytes: u64,
@@ -270,6 +271,12 @@ impl Config {
     /// Returns the path of the socket of the pool of memory.
     pub fn pool_socket(&self) -> PathBuf {
         self.run_dir.join("pool.sock")
+    }
+
+    /// Returns the path of the socket of the process that fetches the blocks of images that were
+    /// pulled lazily.
+    pub fn fetch_socket(&self) -> PathBuf {
+        self.run_dir.join("fetch.sock")
     }
 
     /// Returns the path of the lock that a running daemon holds: one daemon for each data

@@ -13,9 +13,10 @@ use slipway_hypervisor::VmSpec;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::v1::disk::Kind;
 
+use crate::config::Config;
 use crate::container::OWN;
 use crate::node::Node;
-use crate::record::{Added, Device, Disks, Record, Volume};
+use crate::record::{Added, Device, Disks, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
@@ -42,10 +43,11 @@ fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
 }
 
 /// Creates the missing disks of the sandbox. Returns the namespaces of each function, in the order
-/// of [`ids`].
+/// of [`ids`]. If the image is not there in full, the fetcher runs when this returns.
 ///
 /// # Errors
-/// The errors of [`volume::volatile_template`] and [`volume::create_scratch`].
+/// The errors of [`volume::volatile_template`] and [`volume::create_scratch`]; [`Error::Tool`] if
+/// the fetcher cannot be started.
 pub async fn describe(
     node: &Node,
     sandbox: &Sandbox,
@@ -58,11 +60,14 @@ pub async fn describe(
         volume::volatile_template(&cache, size)
     });
     let template = made.await?;
+    if record.settings.lazy {
+        sandbox.hold_fetcher(Some(node.fetcher.hold().await?));
+    }
     let has_image = record.shared_root.is_none();
     let first_nsid = if has_image { IMAGE_NSID } else { VOLATILE_NSID };
     let mut first = Vec::new();
     if !record.pod {
-        first.extend(has_image.then(|| image_disk(&record.settings.image_path)));
+        first.extend(has_image.then(|| image_disk(&node.config, &record.settings)));
         first.push(volatile_disk(&template));
     }
     first.extend(of(record, Device::Namespace).map(volume_disk));
@@ -71,8 +76,18 @@ pub async fn describe(
     Ok(std::iter::once(numbered(first_nsid, first)).chain(own).collect())
 }
 
-pub(crate) fn image_disk(path: &Path) -> plane_v1::Disk {
-    disk(0, Kind::File(plane_v1::FileDisk { path: text(path), read_only: true, pin: false }))
+/// Describes the disk of a container's image. One that was not there in full when the container was
+/// made is read through the fetcher, also once it is.
+pub(crate) fn image_disk(config: &Config, settings: &Settings) -> plane_v1::Disk {
+    let path = text(&settings.image_path);
+    if !settings.lazy {
+        return disk(0, Kind::File(plane_v1::FileDisk { path, read_only: true, pin: false }));
+    }
+    let digits = settings.image_digest.trim_start_matches("sha256:");
+    // The plane refuses a digest of another length.
+    let digest = hex::decode(digits).unwrap_or_default();
+    let socket_path = text(&config.fetch_socket());
+    disk(0, Kind::Lazy(plane_v1::LazyDisk { path, digest, socket_path }))
 }
 
 pub(crate) fn volatile_disk(template: &Path) -> plane_v1::Disk {
@@ -287,6 +302,20 @@ mod tests {
         let shared = root(&Record { shared_root: Some((1, 2)), ..record });
         assert_eq!((shared.image, shared.shared_image), (None, true));
         assert_eq!(shared.volatile_layer, disk.volatile_layer);
+    }
+
+    #[test]
+    fn an_image_that_is_not_there_in_full_is_read_through_the_fetcher() {
+        let mut settings = record_of(SandboxState::Running).settings;
+        let config = Config { run_dir: "/r".into(), ..Config::default() };
+        let kind = |settings: &Settings| image_disk(&config, settings).kind;
+        let file = plane_v1::FileDisk { path: "/i".into(), read_only: true, pin: false };
+        assert_eq!(kind(&settings), Some(Kind::File(file)));
+        settings.lazy = true;
+        settings.image_digest = format!("sha256:{}", "0f".repeat(32));
+        let socket_path = "/r/fetch.sock".to_owned();
+        let lazy = plane_v1::LazyDisk { path: "/i".into(), digest: vec![15; 32], socket_path };
+        assert_eq!(kind(&settings), Some(Kind::Lazy(lazy)));
     }
 
     #[test]

@@ -32,6 +32,7 @@
 //!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `layers` bounds the memory of volatile layers, of a sandbox and of the node;
+//! - `fetcher` keeps the process running that fetches the blocks of images that were pulled lazily;
 //! - `images` removes images that were made for containerd and that nothing uses any more;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
@@ -57,6 +58,7 @@ mod cpus;
 mod create;
 mod emulated;
 mod error;
+mod fetcher;
 pub mod files;
 mod fork;
 mod function;

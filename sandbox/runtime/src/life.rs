@@ -203,6 +203,7 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     };
     sandbox.hold_memory(None);
     let endpoint = function::remove(node, &record).await;
+    sandbox.hold_fetcher(None);
     let network = network::release(node, &record).await;
     pod_functions::give_back(node, sandbox).await;
     let run_dir = node.run_dir(&record.id);

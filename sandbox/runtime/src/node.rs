@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
 use crate::config::Config;
+use crate::fetcher::Fetcher;
 use crate::files::{Files, Lane};
 use crate::guests::Guests;
 use crate::lock::lock;
@@ -73,6 +74,8 @@ pub struct Node {
     pub(crate) looks: Looks,
     pub(crate) boot: Known,
     pub(crate) roots: SharedRoots,
+    /// The process that fetches the blocks of images that were pulled lazily.
+    pub(crate) fetcher: Arc<Fetcher>,
     /// The machines that sandboxes can begin with.
     pub(crate) templates: Templates,
     /// The state of those that the node makes by itself.
@@ -97,9 +100,11 @@ impl Node {
         let (files, guests) = (Files::start().map_err(threads)?, Guests::start().map_err(threads)?);
         let roots = SharedRoots::new(config.shared_root_bytes);
         let templates = Templates::new(config.templates_dir(), parts.plane.clone());
+        let fetcher = Arc::new(Fetcher::new(&config));
         Ok(Self {
             config,
             roots,
+            fetcher,
             templates,
             automatic: Arc::default(),
             cgroups: Arc::new(cgroups),

@@ -286,10 +286,10 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let gone = || Error::NoSandbox(target.name());
     let root = sandbox.look(|record| {
         let added = record.added(&container.name)?;
-        Some((added.settings.image_path.clone(), added.volumes.clone()))
+        Some((added.settings.clone(), added.volumes.clone()))
     });
-    let (image, volumes) = root.ok_or_else(gone)?;
-    let disks = pod_disks::attach(node, target, &image, &volumes).await?;
+    let (settings, volumes) = root.ok_or_else(gone)?;
+    let disks = pod_disks::attach(node, target, &settings, &volumes).await?;
     shares::join(node, target).await?;
     pod_functions::join(node, target).await?;
     let copies = container.take_copies();

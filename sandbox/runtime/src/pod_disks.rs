@@ -4,14 +4,12 @@
 //! Their identifiers are in a container's record on disk before they are attached, so that a later
 //! daemon detaches them.
 
-use std::path::Path;
-
 use slipway_plane_api::v1 as plane_v1;
 use tonic::{Code, Status};
 
 use crate::function::{image_disk, volatile_disk, volume_disk};
 use crate::node::Node;
-use crate::record::{Disks, Record, Volume};
+use crate::record::{Disks, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{Error, Result, layers, volume};
@@ -22,23 +20,27 @@ const MOST_NSID: u32 = 1024;
 /// has attached a disk with one of them meanwhile.
 const RACES: usize = 16;
 
-/// Attaches an image, a volatile layer and volumes for a container of a pod that runs. After an
-/// error none of them stays attached; a function that does not answer releases them later.
+/// Attaches the image that `settings` name, a volatile layer and volumes for a container of a pod
+/// that runs. After an error none of them stays attached; a function that does not answer releases
+/// them later.
 ///
 /// # Errors
 /// [`Error::Plane`]; [`Error::Stopped`] if the container has ended; [`Error::File`] if the record
-/// is not saved; the errors of [`volume::volatile_template`].
+/// is not saved; the errors of [`volume::volatile_template`] and of the fetcher's start.
 pub async fn attach(
     node: &Node,
     target: &Target,
-    image: &Path,
+    settings: &Settings,
     volumes: &[Volume],
 ) -> Result<Disks> {
     let sandbox = &target.sandbox;
     let size = sandbox.look(|record| layers::size(&node.config, record));
     let cache = node.config.cache_dir();
     let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
-    let root = [image_disk(image), volatile_disk(&template)];
+    if settings.lazy {
+        sandbox.hold_fetcher(Some(node.fetcher.hold().await?));
+    }
+    let root = [image_disk(&node.config, settings), volatile_disk(&template)];
     let all: Vec<plane_v1::Disk> =
         root.into_iter().chain(volumes.iter().map(volume_disk)).collect();
     let mut races = RACES;

@@ -288,6 +288,12 @@ impl Record {
         all.map(|settings| settings.image_digest.as_str()).filter(|digest| !digest.is_empty())
     }
 
+    /// Returns whether an image of a live container was not there in full when it was given.
+    pub fn has_lazy_image(&self) -> bool {
+        let mut added = self.added.iter().filter(|added| added.state.is_live());
+        self.settings.lazy || added.any(|added| added.settings.lazy)
+    }
+
     /// Returns the settings of the container that users call `named`: the sandbox's own, or with a
     /// slash one of the pod's.
     pub fn settings_of(&self, named: &str) -> &Settings {

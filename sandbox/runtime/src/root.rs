@@ -27,11 +27,8 @@ async fn try_share(
     spec: &mut VmSpec,
 ) -> Result<()> {
     let no = |why: &str| Err(Error::SharedRoot(why.to_owned()));
-    if record.pod {
-        return no("a pod has no root");
-    }
-    if record.sockets.is_some() {
-        return no("a socket engine takes the memory of its sandbox alone");
+    if let Some(why) = cannot_share(record) {
+        return no(why);
     }
     if !node.hypervisor.capabilities(spec).await?.shares_pages {
         return no("its VMM is QEMU; slipway-vmm can share roots");
@@ -45,4 +42,29 @@ async fn try_share(
     sandbox.note(|record| record.shared_root = Some(root.pages().identity()));
     sandbox.hold_root(Some(root));
     Ok(())
+}
+
+/// Returns why a sandbox cannot share its root, whatever its VMM is.
+fn cannot_share(record: &Record) -> Option<&'static str> {
+    let reasons = [
+        (record.pod, "a pod has no root"),
+        (record.sockets.is_some(), "a socket engine takes the memory of its sandbox alone"),
+        (record.settings.lazy, "its image was pulled lazily and was not there in full"),
+    ];
+    reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::SandboxState;
+
+    #[test]
+    fn an_image_that_was_not_there_in_full_is_a_disk() {
+        let mut record = record_of(SandboxState::Starting);
+        assert_eq!(cannot_share(&record), None);
+        record.settings.lazy = true;
+        assert!(cannot_share(&record).is_some_and(|why| why.contains("pulled lazily")));
+    }
 }

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::agent::Agent;
 use crate::container::{Container, OWN};
+use crate::fetcher::Held;
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::look::Looks;
@@ -44,6 +45,8 @@ pub struct Sandbox {
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
     root: Mutex<Option<Arc<SharedRoot>>>,
+    /// Keeps the fetcher running while an image may be incomplete.
+    fetcher: Mutex<Option<Arc<Held>>>,
     /// The guest's memory, while a template is made of it.
     memory: Mutex<Option<GuestMemory>>,
     /// Set if the node chooses the template that it begins with. Not kept across a restart of the
@@ -94,6 +97,7 @@ impl Sandbox {
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
             root: Mutex::new(None),
+            fetcher: Mutex::new(None),
             memory: Mutex::new(None),
             automatic: AtomicBool::new(false),
             wanted_template: OnceLock::new(),
@@ -253,6 +257,11 @@ impl Sandbox {
         if let Some(old) = std::mem::replace(&mut *lock(&self.root), root) {
             self.bin.discard_value(old);
         }
+    }
+
+    /// Has the fetcher of lazily pulled images run for the sandbox, or no longer.
+    pub(crate) fn hold_fetcher(&self, held: Option<Arc<Held>>) {
+        *lock(&self.fetcher) = held;
     }
 
     /// Holds the guest's memory in place of what it held before. The bin drops that, since freeing

@@ -41,6 +41,7 @@ pub(crate) fn settings(
         image: process::or(&spec.image, &image.digest.to_string()),
         image_digest: image.digest.to_string(),
         image_path: image.erofs_path.clone(),
+        lazy: image.lazy,
         process: process::process(&image.config, spec)?,
         stop_signal: process::signal_number(signal).unwrap_or(libc::SIGTERM as u32),
         privileged: spec.privileged,

@@ -15,6 +15,10 @@ pub struct Settings {
     pub image_digest: String,
     /// The image's EROFS file: the read-only root.
     pub image_path: PathBuf,
+    /// Set if the file was not there in full when the container was made: it is read through the
+    /// process that fetches its blocks.
+    #[serde(default)]
+    pub lazy: bool,
     /// The container's first process.
     pub process: Process,
     /// The number of the signal that asks the container to end.
