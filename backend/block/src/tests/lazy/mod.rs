@@ -165,7 +165,7 @@ fn extent(blocks: Range<u64>) -> Extent {
 
 /// Returns the content of a part of the image; no byte of it is 0, as holes are.
 fn content(extent: Extent) -> Vec<u8> {
-    (extent.offset..extent.end()).map(|at| (at ^ at >> 8 ^ at >> 15) as u8 | 1).collect()
+    (extent.offset..extent.end()).map(|at| (at ^ (at >> 8) ^ (at >> 15)) as u8 | 1).collect()
 }
 
 /// Submits a read of blocks of the image, which does not end at once.
