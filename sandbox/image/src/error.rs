@@ -270,6 +270,17 @@ impl From<slipway_lock::Error> for Error {
     }
 }
 
+impl From<slipway_private::Error> for Error {
+    fn from(error: slipway_private::Error) -> Self {
+        match error {
+            slipway_private::Error::Foreign { path, owner, me } => {
+                Self::ForeignCache { path, owner, me }
+            }
+            slipway_private::Error::Io { action, path, source } => Self::io(action, &path, source),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

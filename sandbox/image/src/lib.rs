@@ -70,6 +70,7 @@ pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Selection, Taken};
 pub use config::ImageConfig;
 pub use digest::{BadDigest, Digest};
 pub use error::{Error, Result};
+pub use lazy::serve;
 pub use limits::Limits;
 pub use progress::{Event, Progress, Silent};
 pub use reference::Reference;

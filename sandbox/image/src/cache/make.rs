@@ -138,7 +138,8 @@ impl Cache {
         Ok(image)
     }
 
-    async fn get_aside(&self, name: &str) -> Result<Option<Image>> {
+    /// Does as [`get`](Self::get), on a thread that may block.
+    pub(crate) async fn get_aside(&self, name: &str) -> Result<Option<Image>> {
         let (cache, name) = (self.clone(), name.to_owned());
         blocking(move || cache.get(&name)).await
     }

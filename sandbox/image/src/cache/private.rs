@@ -22,10 +22,5 @@ pub(super) fn close_files(dir: &Path) -> Result<()> {
 }
 
 fn of_cache(error: slipway_private::Error) -> Error {
-    match error {
-        slipway_private::Error::Foreign { path, owner, me } => {
-            Error::ForeignCache { path, owner, me }
-        }
-        slipway_private::Error::Io { action, path, source } => Error::io(action, &path, source),
-    }
+    error.into()
 }

@@ -16,6 +16,7 @@
 //! Checksums are not looked at: nothing here trusts the file.
 
 mod attributes;
+pub(crate) mod pick;
 mod volume;
 
 use std::collections::{HashMap, HashSet, VecDeque};

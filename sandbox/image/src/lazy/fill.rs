@@ -1,0 +1,227 @@
+//! Fetches what is wanted of an image, and ahead of that the rest of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::budget::Urgency;
+use super::fetch::Partial;
+use super::stamp::Stamp;
+use crate::source::blocking;
+use crate::{Error, Result};
+
+/// The most requests of one image at once.
+const MOST_REQUESTS: usize = 8;
+/// The most requests of one image at once for what nobody waits for.
+const MOST_AHEAD: usize = 2;
+/// The first and the longest pause after such a request has failed.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// An image that is being filled.
+pub(crate) struct Filling {
+    pub(crate) partial: Arc<Partial>,
+    /// Set once the file has everything, durably.
+    whole: watch::Sender<bool>,
+    /// The number of connections that use the image.
+    connections: AtomicUsize,
+}
+
+/// A connection's use of an image. While there is one, failed requests are repeated.
+pub(crate) struct Use(Arc<Filling>);
+
+impl Use {
+    /// Returns a receiver of whether the file has everything.
+    pub(crate) fn whole(&self) -> watch::Receiver<bool> {
+        self.0.whole.subscribe()
+    }
+
+    pub(crate) fn partial(&self) -> &Arc<Partial> {
+        &self.0.partial
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::SeqCst);
+        self.0.partial.changed.notify_one();
+    }
+}
+
+/// The part of [`Filling::fill`] that counts as work of the process.
+struct Busy<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Busy<'a> {
+    fn new(count: &'a watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// The outcome of a look at the image's files while it is being filled.
+enum Look {
+    /// They are the ones that are being filled.
+    Same,
+    /// Another process has made the image whole.
+    Whole,
+    /// The image was removed.
+    Gone,
+}
+
+/// The state of requests for what nobody waits for.
+struct Ahead {
+    requests: usize,
+    /// The last pause; zero after a success.
+    pause: Duration,
+    /// The end of the pause.
+    until: Option<Instant>,
+}
+
+impl Ahead {
+    fn goes_on(&mut self) {
+        (self.pause, self.until) = (Duration::ZERO, None);
+    }
+}
+
+impl Filling {
+    pub(crate) fn new(partial: Partial) -> Arc<Self> {
+        let (whole, _) = watch::channel(false);
+        Arc::new(Self { partial: Arc::new(partial), whole, connections: AtomicUsize::new(0) })
+    }
+
+    /// Counts a connection.
+    pub(crate) fn connect(self: &Arc<Self>) -> Use {
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        self.partial.changed.notify_one();
+        Use(Arc::clone(self))
+    }
+
+    fn is_used(&self) -> bool {
+        self.connections.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns whether the image's files are still the ones that are being filled. Blocks.
+    pub(crate) fn is_same(&self) -> bool {
+        let partial = &self.partial;
+        let (cache, digest) = (&partial.cache, &partial.digest);
+        let image = cache.get(&digest.to_string()).ok().flatten();
+        let stamp = image.map(|image| Stamp::of(&image.erofs_path, &cache.map_path(digest)));
+        stamp.is_some_and(|stamp| stamp.is_ok_and(|stamp| stamp == partial.stamp))
+    }
+
+    async fn look(self: &Arc<Self>) -> Result<Look> {
+        let filling = Arc::clone(self);
+        blocking(move || {
+            if filling.is_same() {
+                return Ok(Look::Same);
+            }
+            let partial = &filling.partial;
+            let image = partial.cache.get(&partial.digest.to_string())?;
+            let is_whole = image.is_some_and(|image| !image.lazy);
+            Ok(if is_whole { Look::Whole } else { Look::Gone })
+        })
+        .await
+    }
+
+    /// Fetches until the image is whole or removed. `busy` counts the images of the process that
+    /// are being fetched: one whose requests ahead fail is not counted until the next success.
+    pub(crate) async fn fill(self: Arc<Self>, busy: Arc<watch::Sender<usize>>) {
+        let mut counted = Some(Busy::new(&busy));
+        let mut ahead = Ahead { requests: 0, pause: Duration::ZERO, until: None };
+        let mut flights = FuturesUnordered::new();
+        while !self.partial.is_complete() {
+            while flights.len() < MOST_REQUESTS
+                && let Some(members) = self.partial.next_wanted()
+            {
+                flights.push(self.flight(members, Urgency::Wanted));
+            }
+            if self.starts_ahead(&ahead) && flights.len() < MOST_REQUESTS {
+                match self.look().await {
+                    Ok(Look::Same) => {}
+                    Ok(Look::Whole) => return self.tell_whole(),
+                    Ok(Look::Gone) => return self.partial.close(),
+                    Err(error) => {
+                        self.ahead_failed(&mut ahead, &error);
+                        continue;
+                    }
+                }
+                // At the end of the layers, what was left out is looked for from the beginning.
+                if let Some(members) = self.partial.next_ahead() {
+                    ahead.requests += 1;
+                    flights.push(self.flight(members, Urgency::Ahead));
+                    continue;
+                }
+                if flights.is_empty() {
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            }
+            match ahead.pause.is_zero() {
+                true if counted.is_none() => counted = Some(Busy::new(&busy)),
+                true => {}
+                false => counted = None,
+            }
+            let until = ahead.until.filter(|_| self.is_used());
+            tokio::select! {
+                Some((urgency, outcome)) = flights.next() => {
+                    self.landed(&mut ahead, urgency, outcome);
+                }
+                () = self.partial.changed.notified() => {}
+                () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now)),
+                    if until.is_some() => ahead.until = None,
+            }
+        }
+        match self.partial.finish().await {
+            Ok(()) => self.tell_whole(),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    async fn flight(&self, members: Vec<u32>, urgency: Urgency) -> (Urgency, Result<()>) {
+        (urgency, Arc::clone(&self.partial).fetch(members, urgency).await)
+    }
+
+    /// Returns whether a request for what nobody waits for may begin.
+    fn starts_ahead(&self, ahead: &Ahead) -> bool {
+        ahead.requests < MOST_AHEAD && ahead.until.is_none() && !self.partial.is_wanted()
+    }
+
+    fn landed(&self, ahead: &mut Ahead, urgency: Urgency, outcome: Result<()>) {
+        ahead.requests -= usize::from(urgency == Urgency::Ahead);
+        match (urgency, outcome) {
+            // The registry answers again.
+            (_, Ok(())) => ahead.goes_on(),
+            (Urgency::Wanted, Err(error)) => self.fail(&error),
+            (Urgency::Ahead, Err(error)) => self.ahead_failed(ahead, &error),
+        }
+    }
+
+    /// Begins a pause. Of failures without a success between them, the first is logged.
+    fn ahead_failed(&self, ahead: &mut Ahead, error: &Error) {
+        if ahead.pause.is_zero() {
+            let image = self.partial.digest.short();
+            tracing::warn!(%image, %error, "the rest of an image is fetched later");
+        }
+        ahead.pause = (ahead.pause * 2).clamp(PAUSES[0], PAUSES[1]);
+        ahead.until = Some(Instant::now() + ahead.pause);
+    }
+
+    fn tell_whole(&self) {
+        self.whole.send_replace(true);
+    }
+
+    fn fail(&self, error: &Error) {
+        let image = self.partial.digest.short();
+        tracing::error!(%image, %error, "cannot fetch a part of an image");
+    }
+}

@@ -1,0 +1,197 @@
+//! Requests for members of an image, and the way of their data into the image's file.
+
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::bufread::MultiGzDecoder;
+use sha2::{Digest as _, Sha256};
+
+use super::budget::Urgency;
+use super::fetch::{Partial, State};
+use super::map::Span;
+use crate::source::blocking;
+use crate::{Digest, Error, Event, Result};
+
+/// The pauses before a failed request for wanted members is repeated.
+const RETRIES: [Duration; 3] =
+    [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
+/// The bytes of uncompressed data that are written at once.
+const PIECE: usize = 128 << 10;
+
+impl Partial {
+    /// Fetches members that were taken, and tells those who wait for them.
+    ///
+    /// # Errors
+    /// The error of the last request. Members that are right are there nevertheless.
+    pub(crate) async fn fetch(self: Arc<Self>, members: Vec<u32>, urgency: Urgency) -> Result<()> {
+        let mut left = members;
+        let pauses: &[Duration] = match urgency {
+            Urgency::Wanted => &RETRIES,
+            Urgency::Ahead => &[],
+        };
+        let mut retries = pauses.iter();
+        loop {
+            let outcome = self.request(&left, urgency).await;
+            left = self.land(left);
+            let error = match outcome {
+                Err(error) if !left.is_empty() => error,
+                _ => return Ok(()),
+            };
+            match retries.next() {
+                Some(pause) => tokio::time::sleep(*pause).await,
+                None => {
+                    self.give_up(&left, urgency);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Requests the members once.
+    async fn request(self: &Arc<Self>, members: &[u32], urgency: Urgency) -> Result<()> {
+        let Some(range) = self.members.range(members) else { return Ok(()) };
+        let _room = self.budget.room(range.bytes, urgency).await;
+        let layer = self.map.layers[range.layer as usize].digest;
+        let blob = self.registry.blob_range(&layer, range.from, range.bytes).await?;
+        let (partial, members) = (Arc::clone(self), members.to_vec());
+        blocking(move || partial.unpack(&members, range.from, &blob)).await
+    }
+
+    /// Writes the spans of the members that are in `blob`, which begins at offset `from` of the
+    /// layer's. Returns the first error; spans that are right are written nevertheless.
+    fn unpack(&self, members: &[u32], from: u64, blob: &[u8]) -> Result<()> {
+        let mut buffer = vec![0; PIECE];
+        let mut outcome = Ok(());
+        for member in members {
+            let begin = (self.members.get(*member).stream - from) as usize;
+            let unpacked = match blob.get(begin..) {
+                Some(stream) => self.unpack_member(*member, stream, &mut buffer),
+                None => Err(self.bad_member(*member, "the registry sends too little of it")),
+            };
+            outcome = outcome.and(unpacked);
+        }
+        outcome
+    }
+
+    /// Writes the spans of one member. No more is uncompressed than they need.
+    fn unpack_member(&self, member: u32, stream: &[u8], buffer: &mut [u8]) -> Result<()> {
+        let mut decoder = MultiGzDecoder::new(stream);
+        let mut at = 0;
+        let mut outcome = Ok(());
+        for number in self.members.spans(member) {
+            let span = self.span(*number);
+            self.pass(member, &mut decoder, span.inner - at, buffer, |_, _| Ok(()))?;
+            let mut hash = Sha256::new();
+            self.pass(member, &mut decoder, span.bytes, buffer, |done, piece| {
+                hash.update(piece);
+                let written = self.file.write_all_at(piece, span.image + done);
+                written.map_err(|e| Error::io("write", &self.path, e))
+            })?;
+            at = span.inner + span.bytes;
+            let actual = Digest::from(<[u8; 32]>::from(hash.finalize()));
+            match actual == span.digest {
+                true => self.lock().have.set(*number as usize),
+                false => outcome = outcome.and(Err(self.mismatch(member, span, actual))),
+            }
+        }
+        outcome
+    }
+
+    /// Passes the next `bytes` bytes of a member in pieces to `take`, each with its offset.
+    fn pass(
+        &self,
+        member: u32,
+        decoder: &mut impl Read,
+        bytes: u64,
+        buffer: &mut [u8],
+        mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            let room = (bytes - done).min(buffer.len() as u64) as usize;
+            let n = match decoder.read(&mut buffer[..room]) {
+                Ok(0) => return Err(self.bad_member(member, "it ends early")),
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(self.bad_member(member, &e.to_string())),
+            };
+            take(done, &buffer[..n])?;
+            done += n as u64;
+        }
+        Ok(())
+    }
+
+    fn bad_member(&self, member: u32, reason: &str) -> Error {
+        let member = self.members.get(member);
+        let layer = self.map.layers[member.layer as usize].digest;
+        Error::bad_layer(layer, format!("the part at {}: {reason}", member.stream))
+    }
+
+    fn mismatch(&self, member: u32, span: &Span, actual: Digest) -> Error {
+        let layer = self.map.layers[self.members.get(member).layer as usize].digest;
+        let what = format!("the part at {} of layer {layer}", span.stream);
+        Error::DigestMismatch { what, expected: span.digest, actual }
+    }
+
+    /// Tells those who wait for members that are there now. Returns the others.
+    fn land(&self, members: Vec<u32>) -> Vec<u32> {
+        let mut state = self.lock();
+        let (there, left): (Vec<_>, Vec<_>) =
+            members.into_iter().partition(|member| self.is_there(&state, *member));
+        for number in there {
+            state.flying.remove(&number);
+            tell(&mut state, number, true);
+            let member = self.members.get(number);
+            let index = member.layer as usize;
+            state.done[index] += member.bytes;
+            self.progress.event(Event::LayerBytes { index, done: state.done[index] });
+        }
+        left
+    }
+
+    /// Ends a request for members that are still missing.
+    fn give_up(&self, members: &[u32], urgency: Urgency) {
+        let mut state = self.lock();
+        for member in members {
+            state.flying.remove(member);
+            match urgency {
+                Urgency::Wanted => tell(&mut state, *member, false),
+                // They were not waited for when the request began.
+                Urgency::Ahead if state.waiters.contains_key(member) => {
+                    state.queue.push_back(*member);
+                }
+                Urgency::Ahead => {}
+            }
+        }
+    }
+
+    /// Marks spans whose data is in the file already, whoever wrote it.
+    pub(crate) fn find(&self, spans: impl Iterator<Item = usize>) -> Result<()> {
+        let mut buffer = vec![0; PIECE];
+        for number in spans {
+            let span = &self.map.spans[number];
+            let (mut hash, mut at) = (Sha256::new(), 0);
+            while at < span.bytes {
+                let room = (span.bytes - at).min(PIECE as u64) as usize;
+                let read = self.file.read_exact_at(&mut buffer[..room], span.image + at);
+                read.map_err(|e| Error::io("read", &self.path, e))?;
+                hash.update(&buffer[..room]);
+                at += room as u64;
+            }
+            if Digest::from(<[u8; 32]>::from(hash.finalize())) == span.digest {
+                self.lock().have.set(number);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells those who wait for a member whether it is there.
+fn tell(state: &mut State, member: u32, there: bool) {
+    for waiter in state.waiters.remove(&member).into_iter().flatten() {
+        // The receiver may have gone.
+        let _ = waiter.send(there);
+    }
+}

@@ -1,0 +1,206 @@
+//! Chosen files of an image, by path.
+//!
+//! Paths are resolved within the image, as in a chroot: the host's files have no part in it.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fs::File;
+
+use super::MAX_LINK;
+use super::volume::{self, Inode, Kind, Volume};
+use crate::root::tree::Piece;
+
+/// `MAXSYMLINKS` of Linux.
+const MAX_SYMLINKS: usize = 40;
+/// The most bytes of names of one folder.
+const MAX_FOLDER: u64 = 64 << 20;
+/// The most folders that one folder may be in.
+const MAX_DEPTH: usize = 512;
+
+/// The bounds of what is chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// The most files, folders and links.
+    pub entries: usize,
+    /// The most bytes of all files.
+    pub bytes: u64,
+}
+
+/// A chosen file, folder or link.
+#[derive(Debug)]
+pub(crate) struct Picked {
+    /// Permission bits with set-id and sticky bits.
+    pub mode: u16,
+    pub uid: u32,
+    pub gid: u32,
+    pub content: Content,
+}
+
+#[derive(Debug)]
+pub(crate) enum Content {
+    Folder,
+    Link(Vec<u8>),
+    /// A regular file: its length, and the runs of its bytes in the image.
+    File(u64, Vec<Piece>),
+}
+
+/// The names from the root to a file. A folder is before what is in it.
+pub(crate) type Way = Vec<Vec<u8>>;
+
+/// Returns the files at `paths` in the file system in `file`, with the folders that lead to them
+/// and all that is in folders among them. A link is chosen as it is; where a link is on a path or
+/// at its end, the path is followed beyond it. Paths that are missing are skipped, and so is what
+/// is no file, folder or link.
+///
+/// # Errors
+/// Text that says what is wrong with the file system, or which bound is exceeded.
+pub(crate) fn pick(
+    file: &File,
+    paths: &[Vec<u8>],
+    bounds: Bounds,
+) -> Result<BTreeMap<Way, Picked>, String> {
+    let volume = Volume::open(file)?;
+    let mut picker = Picker { volume, bounds, bytes: 0, picked: BTreeMap::new() };
+    for path in paths {
+        picker.path(path)?;
+    }
+    Ok(picker.picked)
+}
+
+struct Picker<'a> {
+    volume: Volume<'a>,
+    bounds: Bounds,
+    /// The bytes of all files so far.
+    bytes: u64,
+    picked: BTreeMap<Way, Picked>,
+}
+
+impl Picker<'_> {
+    /// Follows one path, and chooses what it meets.
+    fn path(&mut self, path: &[u8]) -> Result<(), String> {
+        let mut rest: VecDeque<Vec<u8>> = names(path).collect();
+        // The folders from the root to the current one.
+        let mut way: Way = Vec::new();
+        let mut numbers = vec![self.volume.root];
+        let mut links = 0;
+        while let Some(name) = rest.pop_front() {
+            if name == b".." {
+                if way.pop().is_some() {
+                    numbers.pop();
+                }
+                continue;
+            }
+            let folder = numbers.last().copied().unwrap_or(self.volume.root);
+            let Some(number) = self.find(folder, &name)? else { return Ok(()) };
+            let inode = self.volume.inode(number)?;
+            way.push(name);
+            match inode.kind {
+                Kind::Directory if rest.is_empty() => return self.all(way, number, inode),
+                Kind::Directory => {
+                    self.take(&way, &inode)?;
+                    numbers.push(number);
+                }
+                Kind::Symlink => {
+                    self.take(&way, &inode)?;
+                    links += 1;
+                    if links > MAX_SYMLINKS {
+                        return Ok(());
+                    }
+                    way.pop();
+                    let target = self.volume.content(&inode, MAX_LINK)?;
+                    if target.starts_with(b"/") {
+                        way.clear();
+                        numbers.truncate(1);
+                    }
+                    for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+                        rest.push_front(name);
+                    }
+                }
+                // A file in the place of a folder: the path is missing.
+                _ if !rest.is_empty() => return Ok(()),
+                _ => return self.take(&way, &inode),
+            }
+        }
+        // The path ends at a folder by `..`, or at the root.
+        let number = numbers.last().copied().unwrap_or(self.volume.root);
+        let inode = self.volume.inode(number)?;
+        self.all(way, number, inode)
+    }
+
+    /// Chooses a folder and all that is in it. Links are not followed.
+    fn all(&mut self, way: Way, number: u64, inode: Inode) -> Result<(), String> {
+        // A folder with two names would have no end.
+        let mut folders = HashSet::from([number]);
+        self.take(&way, &inode)?;
+        let mut open = vec![(way, inode)];
+        while let Some((way, inode)) = open.pop() {
+            if way.len() > MAX_DEPTH {
+                return Err("folders that are nested too deep".into());
+            }
+            for (name, number) in self.names(&inode)? {
+                let inode = self.volume.inode(number)?;
+                let mut child = way.clone();
+                child.push(name);
+                self.take(&child, &inode)?;
+                if inode.kind == Kind::Directory {
+                    if !folders.insert(number) {
+                        return Err("a folder with two names".into());
+                    }
+                    open.push((child, inode));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses one file, folder or link.
+    fn take(&mut self, way: &Way, inode: &Inode) -> Result<(), String> {
+        if way.is_empty() || self.picked.contains_key(way) {
+            return Ok(());
+        }
+        let content = match inode.kind {
+            Kind::Directory => Content::Folder,
+            Kind::Symlink => Content::Link(self.volume.content(inode, MAX_LINK)?),
+            Kind::File => {
+                self.bytes = self.bytes.saturating_add(inode.size);
+                if self.bytes > self.bounds.bytes {
+                    return Err(format!("files of more than {} bytes", self.bounds.bytes));
+                }
+                Content::File(inode.size, self.volume.pieces(inode)?)
+            }
+            _ => return Ok(()),
+        };
+        if self.picked.len() >= self.bounds.entries {
+            return Err(format!("more than {} files", self.bounds.entries));
+        }
+        let Inode { mode, uid, gid, .. } = *inode;
+        self.picked.insert(way.clone(), Picked { mode, uid, gid, content });
+        Ok(())
+    }
+
+    fn find(&self, folder: u64, name: &[u8]) -> Result<Option<u64>, String> {
+        let inode = self.volume.inode(folder)?;
+        let found = self.names(&inode)?.into_iter().find(|(other, _)| other == name);
+        Ok(found.map(|(_, number)| number))
+    }
+
+    /// Returns the names in a folder, with the numbers of their inodes.
+    fn names(&self, inode: &Inode) -> Result<Vec<(Vec<u8>, u64)>, String> {
+        if inode.size > MAX_FOLDER {
+            return Err("a folder that is too long".into());
+        }
+        let (pieces, block) = (self.volume.pieces(inode)?, self.volume.block());
+        let mut names = Vec::new();
+        for at in (0..inode.size).step_by(block as usize) {
+            let bytes = self.volume.range(&pieces, at, block.min(inode.size - at))?;
+            let found = volume::names(&bytes)?.into_iter();
+            names.extend(found.filter(|(name, _)| name != b"." && name != b".."));
+        }
+        Ok(names)
+    }
+}
+
+/// Returns the names on a path.
+fn names(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let names = path.split(|byte| *byte == b'/');
+    names.filter(|name| !name.is_empty() && *name != b".").map(<[u8]>::to_vec)
+}
