@@ -34,7 +34,7 @@ pub use port::{
     CaptureArgs, Direction, ImpairArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched,
     TraceArgs,
 };
-pub use run::{ExecArgs, MachineArgs, ProcessArgs, Pull, RunArgs};
+pub use run::{ExecArgs, LazyArg, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
 pub use snoop::{By, SnoopArgs};
 pub use socket::{
@@ -189,6 +189,10 @@ pub enum Command {
     /// Hold what disks, endpoints and sandboxes consist of while the daemon is restarted (`keeper =
     /// true` in the settings has the daemon start one)
     Keeper,
+    /// Fetch what is missing of lazily pulled images, for the disks of sandboxes (the daemon starts
+    /// it)
+    #[command(hide = true)]
+    Fetch,
     /// Print shell completions
     Completions {
         /// For which shell

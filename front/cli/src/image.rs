@@ -46,19 +46,67 @@ pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image>
     Ok(cache.ensure(named, &access.unwrap_or_default(), policy, Fetch::new()).await?)
 }
 
-async fn pull(cache: &Cache, named: &str, plain_http: bool) -> Result<Image> {
+/// Ensures that the image `named` is in the cache as [`ensure`] does. An image that is fetched
+/// comes without the data of its files, if its layers allow that.
+pub async fn ensure_lazily(config: &Config, named: &str, policy: Pull) -> Result<Image> {
+    let cache = cache(config)?;
+    let pulls = match policy {
+        // A digest is of an image in the cache.
+        Pull::Missing => cache.get(named)?.is_none() && !named.starts_with("sha256:"),
+        Pull::Always => !named.starts_with("sha256:"),
+        Pull::Never => false,
+    };
+    if pulls {
+        let reference: Reference = named.parse()?;
+        let access = Access::from_docker_config(&reference);
+        if let Some(image) = pull_lazily(&cache, &reference, &access).await? {
+            cache.touch(&image.digest)?;
+            return Ok(image);
+        }
+    }
+    ensure(config, named, policy).await
+}
+
+/// Pulls an image without the data of its files. Returns `None` after saying so if its layers do
+/// not allow that.
+async fn pull_lazily(
+    cache: &Cache,
+    reference: &Reference,
+    access: &Access,
+) -> Result<Option<Image>> {
+    let image = cache.pull_lazy(reference, access, Fetch::new()).await?;
+    if image.is_none() {
+        let name = reference.familiar();
+        eprintln!("slipway: {name} has layers that are no eStargz; it is pulled as a whole");
+    }
+    Ok(image)
+}
+
+async fn pull(
+    config: &Config,
+    cache: &Cache,
+    named: &str,
+    (plain_http, lazy): (bool, bool),
+) -> Result<Image> {
     let reference: Reference = named.parse()?;
     let mut access = Access::from_docker_config(&reference);
     access.plain_http |= plain_http;
-    Ok(cache.pull(&reference, &access, Fetch::new()).await?)
+    if lazy && let Some(image) = pull_lazily(cache, &reference, &access).await? {
+        return Ok(image);
+    }
+    let digest = cache.pull(&reference, &access, Fetch::new()).await?.digest;
+    // The image may have been pulled lazily before, under the name of another registry.
+    let access = Access::from_docker_config;
+    Ok(cache.fetch_rest(&digest, &config.run_dir, access, Fetch::new()).await?)
 }
 
 /// Runs `slipway image …`.
 pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
     let cache = cache(config)?;
     match command {
-        ImageCommand::Pull { reference, plain_http } => {
-            crate::say!("{}", pull(&cache, reference, *plain_http).await?.digest);
+        ImageCommand::Pull { reference, plain_http, lazy } => {
+            let how = (*plain_http, lazy.lazy.unwrap_or(config.lazy_pulls));
+            crate::say!("{}", pull(config, &cache, reference, how).await?.digest);
         }
         ImageCommand::Import { source, name, replace } => {
             let source: Source = source.parse()?;
@@ -67,10 +115,10 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
             crate::say!("{}", cache.import(&source, name, taken, Fetch::new()).await?.digest);
         }
         ImageCommand::Ls { json: true } => {
-            crate::say!("{}", serde_json::to_string_pretty(&cache.list()?)?);
+            crate::say!("{}", serde_json::to_string_pretty(&json(&images(config, &cache)?)?)?);
         }
         ImageCommand::Ls { json: false } => {
-            crate::out::print(format_args!("{}", listing(&cache.list()?)))
+            crate::out::print(format_args!("{}", listing(&images(config, &cache)?)))
         }
         ImageCommand::Rm { images } => {
             let in_use = images_in_use(&config.sandboxes_dir())?;
@@ -92,10 +140,46 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
     Ok(0)
 }
 
-fn listing(images: &[Image]) -> String {
+/// An image, and how many bytes of its file are there. `None` if that cannot be told.
+type Listed = (Image, Option<u64>);
+
+fn images(config: &Config, cache: &Cache) -> Result<Vec<Listed>> {
+    // An image that becomes whole or is removed meanwhile has no map any more.
+    let fetched = |image: &Image| cache.fetched_bytes(image, &config.run_dir).ok();
+    let listed = cache.list()?.into_iter().map(|image| {
+        let fetched = fetched(&image);
+        (image, fetched)
+    });
+    Ok(listed.collect())
+}
+
+fn json(images: &[Listed]) -> Result<Vec<serde_json::Value>> {
+    let one = |(image, fetched): &Listed| -> Result<serde_json::Value> {
+        let mut value = serde_json::to_value(image)?;
+        value["fetched_bytes"] = (*fetched).into();
+        Ok(value)
+    };
+    images.iter().map(one).collect()
+}
+
+/// Returns the size of an image's file, and how much of it is there if not all is.
+fn size((image, fetched): &Listed) -> String {
+    let size = show(image.size_bytes);
+    match (image.lazy, fetched) {
+        (false, _) => size,
+        (true, None) => format!("{size}, lazy"),
+        (true, Some(fetched)) => {
+            let percent = u128::from(*fetched) * 100 / u128::from(image.size_bytes.max(1));
+            format!("{size}, lazy {percent} %")
+        }
+    }
+}
+
+fn listing(images: &[Listed]) -> String {
     let rows: Vec<_> = images
         .iter()
-        .flat_map(|image| {
+        .flat_map(|listed| {
+            let image = &listed.0;
             let names = image.references.iter().map(Reference::familiar);
             let names: Vec<_> = if image.references.is_empty() {
                 vec!["(none)".to_owned()]
@@ -104,7 +188,7 @@ fn listing(images: &[Image]) -> String {
             };
             names.into_iter().map(|name| {
                 let used = ago(image.last_used.saturating_mul(1_000_000_000));
-                [name, image.digest.short(), used, show(image.size_bytes)]
+                [name, image.digest.short(), used, size(listed)]
             })
         })
         .collect();

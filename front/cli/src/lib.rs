@@ -1,9 +1,9 @@
 //! The command lines of `slipway` and of `slipway-bench`, for people.
 //!
 //! `args` is the command line as data; every other file is one group of commands. `daemon`,
-//! `keeper`, `socket engine` and `device-plugin` serve. The other commands are clients of the
-//! daemon's socket (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`, `man`
-//! and benchmarks without guests, which need no daemon.
+//! `keeper`, `fetch`, `socket engine` and `device-plugin` serve. The other commands are clients of
+//! the daemon's socket (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`,
+//! `man` and benchmarks without guests, which need no daemon.
 //!
 //! Benchmarks are a program of their own, `slipway-bench`, which is installed beside `slipway` and
 //! which `slipway bench` becomes: the program that runs containers carries none of them.
@@ -25,6 +25,7 @@ mod device_plugin;
 mod disk;
 mod doctor;
 mod endpoint;
+mod fetch;
 mod forward;
 mod image;
 mod keeper;
@@ -203,6 +204,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         }
         Command::PortForward(args) => return forward::forward(&cli.node, &config, args).await,
         Command::Image(command) => return image::command(&config, command).await,
+        Command::Fetch => return fetch::serve(&config).await,
         Command::Endpoint(command) => {
             return endpoint::command(&cli.node, &config, command).await;
         }

@@ -32,7 +32,10 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     }
     let client = connect(node, config).await?;
     let began = monotonic_ns();
-    let image = image::ensure(config, &args.image, args.pull).await?;
+    let image = match args.lazy.lazy.unwrap_or(config.lazy_pulls) {
+        true => image::ensure_lazily(config, &args.image, args.pull).await?,
+        false => image::ensure(config, &args.image, args.pull).await?,
+    };
     let fetched = Fetched { began, ended: monotonic_ns() };
     let spec = spec::of_run(args, &image.digest.to_string(), &config.run_dir)?;
     if args.count == 1 {

@@ -44,8 +44,9 @@
 //! `reqwest` speaks HTTP (TLS by `rustls`) and `http-auth` parses challenges, `oci-spec` has the
 //! documents' types, `tar` the header layout, `flate2` and `zstd` decompress, `sha2` and `hex` make
 //! digests, `base64` decodes docker's stored logins, `tempfile` makes unnamed files, `rustix` has
-//! openat2 and extended attributes, `tokio` and `futures-util` fetch several layers at once,
-//! `serde`/`serde_json` store the index, `thiserror` writes the errors.
+//! openat2 and extended attributes, `tracing` logs what cannot be fetched, `tokio` and
+//! `futures-util` fetch several layers at once, `serde`/`serde_json` store the index, `thiserror`
+//! writes the errors.
 
 mod cache;
 mod config;

@@ -78,6 +78,8 @@ pub struct Config {
     /// The seconds without use after which the node removes an image that was made for containerd.
     /// 0: such images stay.
     pub containerd_images_unused_s: u64,
+    /// Set if `slipway run` and `slipway image pull` pull images lazily without being asked to.
+    pub lazy_pulls: bool,
     /// The seconds within which a sandbox must reach its agent.
     pub boot_timeout_s: u64,
     /// The accelerator: "auto", "kvm" or "tcg".
@@ -145,6 +147,7 @@ impl Default for Config {
             node_layers_bytes: 0,
             log_bytes: 256 << 20,
             containerd_images_unused_s: 86_400,
+            lazy_pulls: false,
             boot_timeout_s: 120,
             accelerator: "auto".into(),
             vmm: "auto".into(),

@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 
+use super::LazyArg;
 use crate::size::parse_size;
 
 #[derive(Debug, Args)]
@@ -118,6 +119,8 @@ pub enum ImageCommand {
         /// Speak HTTP to the registry (loopback registries need no flag)
         #[arg(long)]
         plain_http: bool,
+        #[command(flatten)]
+        lazy: LazyArg,
     },
     /// Take in an image from this machine
     Import {

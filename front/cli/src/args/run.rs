@@ -87,6 +87,18 @@ pub struct RunArgs {
     /// When to fetch the image
     #[arg(long, value_enum, default_value_t = Pull::Missing)]
     pub pull: Pull,
+    #[command(flatten)]
+    pub lazy: LazyArg,
+}
+
+/// The way in which an image is fetched.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LazyArg {
+    /// Start before the image is here, if all of its layers are eStargz; otherwise as without
+    /// [default: lazy_pulls of the settings, false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    pub lazy: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

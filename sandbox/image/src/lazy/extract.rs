@@ -35,6 +35,7 @@ impl Cache {
     /// attributes, times, devices, FIFOs and sockets are left out. A path is followed through links
     /// within the image, and these links are copied, too. A path that is missing in the image is
     /// skipped. No link below `into` is followed. In all at most 10,000 files of 64 MiB are copied.
+    /// `access` is for the registry that the image was pulled from.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is no such image, [`Error::TooLarge`], [`Error::Io`]; the errors

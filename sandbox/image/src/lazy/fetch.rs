@@ -181,9 +181,14 @@ impl Partial {
         self.members.spans(member).iter().all(|span| state.have.has(*span as usize))
     }
 
+    /// Returns the number of missing spans.
+    pub(crate) fn missing(&self) -> usize {
+        self.lock().have.missing()
+    }
+
     /// Returns whether the file has everything.
     pub(crate) fn is_complete(&self) -> bool {
-        self.lock().have.missing() == 0
+        self.missing() == 0
     }
 
     /// Returns whether somebody waits for a member.

@@ -14,9 +14,9 @@
 //!
 //! [`Cache::pull_lazy`]: crate::Cache::pull_lazy
 
-mod budget;
+pub(crate) mod budget;
 mod extract;
-mod fetch;
+pub(crate) mod fetch;
 mod fill;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
@@ -27,7 +27,7 @@ mod members;
 mod pull;
 mod request;
 mod rest;
-mod serve;
+pub(crate) mod serve;
 mod stamp;
 mod toc;
 

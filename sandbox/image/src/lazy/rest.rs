@@ -33,7 +33,8 @@ impl Partial {
 impl Cache {
     /// Fetches what is missing of a lazily pulled image, which is an ordinary one then. `run_dir`
     /// is the directory in which the node's fetcher keeps what it has. The fetcher may run
-    /// meanwhile: both write the same.
+    /// meanwhile: both write the same. `access` returns the access to the registry that the image
+    /// was pulled from.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is no such image; the errors of [`pull`](Self::pull). What was
@@ -42,7 +43,7 @@ impl Cache {
         &self,
         digest: &Digest,
         run_dir: &Path,
-        access: &Access,
+        access: impl Fn(&Reference) -> Access + Send + 'static,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
         let unknown = || Error::Unknown(digest.to_string());
@@ -51,11 +52,10 @@ impl Cache {
             return Ok(image);
         }
         let (cache, dir) = (self.clone(), have_dir(run_dir));
-        let (access, meter) = (access.clone(), progress.clone());
+        let meter = progress.clone();
         let partial = blocking(move || {
             slipway_private::make_folder(&dir)?;
             let budget = Budget::new();
-            let access = |_: &Reference| access.clone();
             let (have_dir, access) = (Some(dir.as_path()), &access);
             let settings = Settings { have_dir, access, budget, progress: meter };
             Partial::open(&cache, &image, settings)

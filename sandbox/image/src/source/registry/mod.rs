@@ -9,7 +9,7 @@ mod http;
 mod token;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use base64::Engine;
@@ -73,15 +73,21 @@ impl std::fmt::Debug for Credentials {
 impl Access {
     /// Returns access with the credentials that `docker login` has stored for the registry of
     /// `reference`, or anonymous access. Reads `auths` of `config.json` in `$DOCKER_CONFIG` or
-    /// `~/.docker`. Credential helpers are not run.
+    /// `~/.docker`; root's home is `/root` if `$HOME` is unset, as in services. Credential helpers
+    /// are not run.
     pub fn from_docker_config(reference: &Reference) -> Self {
         let dir = std::env::var_os("DOCKER_CONFIG")
             .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".docker")));
+            .or_else(|| home().map(|home| home.join(".docker")));
         let text = dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
         let credentials = text.and_then(|text| stored_credentials(&text, reference.registry()));
         Self { credentials: credentials.unwrap_or_default(), plain_http: false }
     }
+}
+
+fn home() -> Option<PathBuf> {
+    let set = std::env::var_os("HOME").map(PathBuf::from);
+    set.or_else(|| rustix::process::geteuid().is_root().then(|| "/root".into()))
 }
 
 /// Returns the credentials in docker's config file for `registry`. Returns `None` if there are
