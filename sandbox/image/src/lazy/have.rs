@@ -65,7 +65,7 @@ impl Have {
     fn of(file: Option<File>, mut bits: Vec<u8>, count: usize) -> Self {
         // Bits beyond the last span stand for none.
         if let Some(last) = bits.last_mut()
-            && count % 8 != 0
+            && !count.is_multiple_of(8)
         {
             *last &= (1 << (count % 8)) - 1;
         }
