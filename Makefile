@@ -25,9 +25,10 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, containerd's shim, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
+build: ## the programs: target/release/slipway, slipway-bench, containerd's shim and snapshotter, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
 	@deploy/setup/setup.sh build
-	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim
+	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim \
+	    --package slipway-snapshotter
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-agent \
@@ -83,7 +84,8 @@ bench: build ## start-up of sandboxes, stage by stage; disks under load
 
 install: build ## install to PREFIX (/usr/local), with completions, man pages and units of systemd
 	install -D -s -m 755 $(TARGET)/release/slipway $(TARGET)/release/slipway-bench \
-	    $(TARGET)/release/containerd-shim-slipway-v2 -t $(DESTDIR)$(PREFIX)/bin
+	    $(TARGET)/release/containerd-shim-slipway-v2 $(TARGET)/release/slipway-snapshotter \
+	    -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions \
 	    zsh/site-functions fish/vendor_completions.d)
 	cd $(DESTDIR)$(PREFIX)/share && \

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use crate::containerd::Mount;
-use crate::erofs;
 use crate::layers::{Content, Overlay, Source, changed, key_of, options};
 use crate::mount::is_bind;
+use crate::{erofs, lazy};
 
 /// The file system type of an EROFS that is mounted (statfs(2)).
 const EROFS: u64 = 0xe0f5_e1e2;
@@ -36,6 +36,9 @@ pub fn content(mounts: &[Mount], folder: Option<PathBuf>) -> Result<Content, Str
 /// files may be.
 fn bind(mount: &Mount) -> Result<Content, String> {
     let path = PathBuf::from(&mount.source);
+    if let Some(image) = lazy::image_of(std::slice::from_ref(&path))? {
+        return Ok(Content { source: Source::Lazy(image), key: None });
+    }
     let is_fixed = mount.options.iter().any(|option| option == "ro");
     let key = if is_fixed { key_of_folders(std::slice::from_ref(&path))? } else { None };
     Ok(Content { source: Source::Folder(path), key })
@@ -52,6 +55,10 @@ fn overlay(mount: &Mount) -> Result<Content, String> {
         return erofs::chain(files, changed(upper)?);
     }
     let changed = changed(upper)?;
+    if let Some(image) = lazy::image_of(&layers)? {
+        lazy::check_unchanged(&image, changed.as_deref())?;
+        return Ok(Content { source: Source::Lazy(image), key: None });
+    }
     let key = if changed.is_some() { None } else { key_of_folders(&layers)? };
     if let Some(upper) = changed {
         layers.insert(0, upper);

@@ -25,7 +25,7 @@ use crate::spec::{self, Container, Oci, PodNamespaces};
 use crate::task::{Kind, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
-use crate::{names, rootfs};
+use crate::{lazy, names, rootfs};
 
 /// The longest time that reading the files of the host may take of which a container gets copies.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -215,6 +215,7 @@ impl Maker<'_> {
             path: oci.root_path(),
             bundle: &bundle,
             owner,
+            image_name: oci.annotations.get(lazy::IMAGE_NAME).map(String::as_str),
         };
         let root = rootfs::prepare(self.daemon, &root).await?;
         run.image = root.image.clone();

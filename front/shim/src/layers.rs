@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use sha2::{Digest, Sha256};
 
 use crate::containerd::Mount;
+use crate::lazy::Image;
 
 /// The content of a root.
 #[derive(Debug, PartialEq)]
@@ -31,6 +32,8 @@ pub enum Source {
     Erofs(Vec<PathBuf>),
     /// A file system.
     Device(Mount),
+    /// Layers that are not on the host: the image is in the node's cache, or is pulled into it.
+    Lazy(Image),
 }
 
 /// The options of an overlay.

@@ -8,9 +8,9 @@
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
-//! `layers`; of the EROFS snapshotter `erofs`) is made an image in `rootfs` and `mount`, and what
-//! happens is told in `events`. `refresh` keeps the container's `copies` of the host's files up to
-//! date.
+//! `layers`; of the EROFS snapshotter `erofs`, of lazily pulled images `lazy`) is made an image in
+//! `rootfs` and `mount`, and what happens is told in `events`. `refresh` keeps the container's
+//! `copies` of the host's files up to date.
 //!
 //! | call of containerd's | becomes |
 //! |---|---|
@@ -62,6 +62,7 @@ mod events;
 mod forward;
 mod io;
 mod layers;
+mod lazy;
 mod log;
 mod mount;
 mod names;

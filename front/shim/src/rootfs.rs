@@ -4,7 +4,8 @@
 //! writable one, which no guest needs, since each sandbox has a writable layer of its own. So an
 //! image is made of the layers alone, once for each chain of layers, and found again by a key of
 //! their identities ([`crate::content`]). A root with content of its own becomes an image for its
-//! container alone, which goes with it.
+//! container alone, which goes with it. Layers of a lazily pulled image, which are not here, are an
+//! image already ([`crate::lazy`]).
 //!
 //! The program `slipway` makes the images. What must be mounted for it is mounted read-only in a
 //! mount namespace of the importer's own ([`crate::mount`]), which goes with that process: nothing
@@ -24,6 +25,7 @@ use crate::containerd::Mount;
 use crate::content::content;
 use crate::daemon::{Daemon, failure};
 use crate::layers::Source;
+use crate::lazy::{self, Image};
 use crate::mount::Import;
 use crate::ttrpc::Failure;
 
@@ -52,6 +54,8 @@ pub struct Wanted<'a> {
     pub bundle: &'a Path,
     /// A name that no other container of the node has.
     pub owner: &'a str,
+    /// The name of the container's image, as CRI tells it.
+    pub image_name: Option<&'a str>,
 }
 
 /// A root that is in the cache of images.
@@ -75,6 +79,10 @@ pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failu
     let mut client = daemon.connect().await?;
     let status = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
     let tool = Tool::new(daemon, &status.get_ref().data_dir);
+    if let Source::Lazy(layers) = &content.source {
+        let (image, digest) = tool.lazy(layers, wanted.image_name).await?;
+        return Ok(Root { image, digest, is_private: false });
+    }
     let Some(key) = &content.key else {
         let image = images::of_container(&short_digest(wanted.owner));
         std::fs::write(wanted.bundle.join(PRIVATE), &image).map_err(|error| error.to_string())?;
@@ -188,6 +196,22 @@ impl Tool {
         }
     }
 
+    /// Finds the image of layers that are not on the host, or has it pulled. Returns its name and
+    /// its digest.
+    async fn lazy(&self, layers: &Image, name: Option<&str>) -> Result<(String, String), String> {
+        let reference = lazy::reference(layers, name)?;
+        // A tag is asked for again: the node's image by this name may be an earlier one.
+        if reference.contains('@')
+            && let Some(digest) = self.find(reference).await?
+        {
+            return Ok((reference.to_owned(), digest));
+        }
+        let words = ["image", "pull", "--lazy", reference];
+        let digest = last_line(&self.run(self.command(&words), &[]).await?)?;
+        lazy::check_pulled(layers, reference, &digest)?;
+        Ok((reference.to_owned(), digest))
+    }
+
     /// Makes an image, and returns its digest.
     async fn import(&self, source: &Source, image: &str, bundle: &Path) -> Result<String, String> {
         let target = bundle.join("rootfs");
@@ -214,6 +238,9 @@ impl Tool {
             }
             Source::Layers(layers, options) => import(layers, "overlay", "overlay", options)?,
             Source::Device(mount) => import(&[], &mount.r#type, &mount.source, &mount.options)?,
+            Source::Lazy(image) => {
+                return Err(format!("{} is pulled, not imported", image.reference));
+            }
         };
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(this);
@@ -327,7 +354,7 @@ fn program() -> PathBuf {
 
 fn last_line(printed: &str) -> Result<String, String> {
     let line = printed.trim().lines().last();
-    line.map(str::to_owned).ok_or_else(|| "`slipway image import` printed no digest".to_owned())
+    line.map(str::to_owned).ok_or_else(|| "`slipway image` printed no digest".to_owned())
 }
 
 #[cfg(test)]

@@ -85,6 +85,73 @@ fn another_folder_at_a_path_has_another_key() {
     assert_ne!(key_of(std::slice::from_ref(&path)).unwrap(), before);
 }
 
+/// Directories of the snapshotter slipway: remote layers, the ordinary ones `own` and `upper`.
+struct Remote(tempfile::TempDir);
+
+impl Remote {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["1", "2", "own", "upper"] {
+            std::fs::create_dir_all(dir.path().join(name).join("fs")).unwrap();
+        }
+        let remote = Self(dir);
+        remote.write("1", false);
+        remote.write("2", true);
+        remote
+    }
+
+    fn write(&self, name: &str, whole: bool) {
+        let json = serde_json::to_string(&serde_json::json!({
+            "reference": Self::image(whole).reference, "digest": Self::image(whole).digest,
+            "layers": ["sha256:00"], "whole": whole,
+        }));
+        std::fs::write(self.0.path().join(name).join("image.json"), json.unwrap()).unwrap();
+    }
+
+    fn image(whole: bool) -> lazy::Image {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let reference = format!("registry.test/app@{digest}");
+        lazy::Image { reference, digest, whole }
+    }
+
+    fn files(&self, name: &str) -> String {
+        self.0.path().join(name).join("fs").display().to_string()
+    }
+
+    fn overlay(&self, lower: &[&str]) -> Mount {
+        let lower: Vec<_> = lower.iter().map(|name| self.files(name)).collect();
+        let lower = format!("lowerdir={}", lower.join(":"));
+        let upper = format!("upperdir={}", self.files("upper"));
+        mount("overlay", "overlay", &["workdir=/w".into(), upper, lower, "index=off".into()])
+    }
+}
+
+#[test]
+fn layers_that_are_not_on_the_host_are_their_image() {
+    let remote = Remote::new();
+    let whole = Content { source: Source::Lazy(Remote::image(true)), key: None };
+    assert_eq!(content_of(&[remote.overlay(&["2", "1"])]), Ok(whole));
+    // Another image has shared its lower layers with this one, or has them unpacked.
+    let top = content_of(&[remote.overlay(&["2", "own"])]).unwrap();
+    assert_eq!(top.source, Source::Lazy(Remote::image(true)));
+    let part = content_of(&[remote.overlay(&["1"])]).unwrap();
+    assert_eq!(part.source, Source::Lazy(Remote::image(false)));
+    let view = mount("bind", &remote.files("2"), &["ro".into(), "rbind".into()]);
+    assert_eq!(content_of(&[view]).unwrap().source, Source::Lazy(Remote::image(true)));
+    let own = content_of(&[remote.overlay(&["own"])]).unwrap();
+    assert_eq!(own.source, Source::Folder(remote.files("own").into()));
+}
+
+#[test]
+fn files_on_layers_that_are_not_on_the_host_are_refused() {
+    let remote = Remote::new();
+    let refused = content_of(&[remote.overlay(&["own", "2", "1"])]).unwrap_err();
+    assert!(refused.contains("--snapshotter overlayfs"), "{refused}");
+    std::fs::write(format!("{}/file", remote.files("upper")), "").unwrap();
+    let refused = content_of(&[remote.overlay(&["2", "1"])]).unwrap_err();
+    assert!(refused.contains("changes of its own"), "{refused}");
+}
+
 #[test]
 fn roots_of_other_kinds() {
     let block = mount("ext4", "/dev/vg/one", &[]);

@@ -48,6 +48,24 @@ async fn layers_that_are_files_are_read_by_the_importer() {
 }
 
 #[tokio::test]
+async fn layers_that_are_not_on_the_host_are_found_or_pulled() {
+    let digest = format!("sha256:{}", "ab".repeat(32));
+    let reference = format!("registry.test/app@{digest}");
+    let layers = Image { reference: reference.clone(), digest, whole: true };
+    // It is there under its name and digest.
+    let (image, found) = tool("/bin/echo").lazy(&layers, None).await.unwrap();
+    assert_eq!(image, reference);
+    assert_eq!(found, format!("image touch {reference} --run-dir /run/x --data-dir /data"));
+    // It is for another container's image: that one is pulled.
+    let (image, found) = tool("/bin/echo").lazy(&layers, Some("other:1")).await.unwrap();
+    assert_eq!(image, "other:1");
+    assert_eq!(found, "image pull --lazy other:1 --run-dir /run/x --data-dir /data");
+    // It is not there, and not pulled either.
+    let failed = tool("/bin/true").lazy(&layers, None).await.unwrap_err();
+    assert!(failed.contains("printed no digest"), "{failed}");
+}
+
+#[tokio::test]
 async fn an_image_that_is_there_waits_for_no_lock() {
     let dir = tempfile::tempdir().unwrap();
     let lock = dir.path().join("ab.lock");
