@@ -81,11 +81,7 @@ pub fn parse(
         }
         *place = Some(value.into());
     }
-    let mut settings = settings(given)?;
-    if let Some(tools) = variable("SLIPWAY_TOOLS") {
-        settings.config.tools_dir = tools;
-    }
-    Ok(Parsed::Serve(Box::new(settings)))
+    Ok(Parsed::Serve(Box::new(settings(given)?)))
 }
 
 fn settings(given: Given) -> Result<Settings, String> {

@@ -64,7 +64,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use slipway_image::{Cache, Limits, Tools};
+use slipway_image::{Cache, Limits};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -127,8 +127,7 @@ fn log() {
 async fn serve(settings: &Settings) -> Result<(), String> {
     let config = &settings.config;
     let store = Store::open(&settings.root).map_err(|error| error.to_string())?;
-    let tools = Tools::in_root(&config.tools_dir).unwrap_or_default();
-    let cache = Cache::open(config.images_dir(), tools, Limits::default());
+    let cache = Cache::open(config.images_dir(), Limits::default());
     let cache = cache.map_err(|error| error.to_string())?;
     let images: Arc<dyn Images> = Arc::new(NodeImages { cache, sandboxes: config.sandboxes_dir() });
     let listener = listen(&settings.socket)?;

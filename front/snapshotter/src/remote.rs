@@ -138,7 +138,19 @@ impl Remotes {
         if self.has(wanted, parent, &remote).await? {
             return Ok(true);
         }
-        self.commit(key, parent, labels, (remote, &wanted.reference), &pulled).await?;
+        let staged = match self.stage(&remote, &wanted.reference, &pulled).await {
+            Ok(staged) => staged,
+            Err(why) if parent.is_empty() => {
+                let image = shown(&remote.reference);
+                tracing::warn!(image, why, "a lazily pulled image is unpacked all the same");
+                return Ok(false);
+            }
+            Err(why) => {
+                let image = shown(&remote.reference);
+                return Err(Refusal::Unavailable(format!("image {image}: {why}")));
+            }
+        };
+        self.commit(key, parent, labels, remote, staged).await?;
         tracing::info!(image = %wanted.reference, layer = %wanted.layer, "a layer is not fetched");
         Ok(true)
     }
@@ -146,13 +158,7 @@ impl Remotes {
     /// Has the image in the cache. Returns `None` if the layer has to be unpacked.
     async fn pull(&self, wanted: &Wanted, is_on_remote: bool) -> Result<Option<Pulled>> {
         let name = shown(&wanted.reference.to_string());
-        self.own(&wanted.reference).await?;
-        let lazily = self.pulls.pull(&wanted.reference, false).await;
-        let lazily = lazily.and_then(|pulled| match pulled {
-            Some(pulled) => check(wanted, &pulled).map(|()| Some(pulled)),
-            None => Ok(None),
-        });
-        match lazily {
+        match self.pull_lazily(wanted).await {
             Ok(Some(pulled)) => return Ok(Some(pulled)),
             Ok(None) => tracing::info!(image = name, "not an image that can be pulled lazily"),
             Err(why) => tracing::warn!(image = name, why, "an image is not pulled lazily"),
@@ -172,14 +178,62 @@ impl Remotes {
         })
     }
 
+    async fn pull_lazily(&self, wanted: &Wanted) -> Result<Option<Pulled>, String> {
+        self.own(&wanted.reference).await?;
+        let pulled = self.pulls.pull(&wanted.reference, false).await?;
+        if let Some(pulled) = &pulled {
+            check(wanted, pulled)?;
+        }
+        Ok(pulled)
+    }
+
     /// Notes that the image will be in the cache for the sake of snapshots, unless it is there: a
     /// user pulled it, or it was noted before.
-    async fn own(&self, reference: &Reference) -> Result<()> {
-        if self.images.has(reference).await.map_err(Refusal::Failed)? {
+    async fn own(&self, reference: &Reference) -> Result<(), String> {
+        if self.images.has(reference).await? {
             return Ok(());
         }
         let (store, reference) = (Arc::clone(&self.store), reference.to_string());
-        blocking(move || store.own_image(&reference)).await
+        blocking(move || store.own_image(&reference)).await.map_err(|error| error.to_string())
+    }
+
+    /// Makes the directory of a layer, aside. The topmost one has the files that containerd reads
+    /// itself. They are tried for the lowest one already, with which all others can still be
+    /// unpacked.
+    ///
+    /// # Errors
+    /// One line.
+    async fn stage(
+        &self,
+        remote: &Remote,
+        reference: &Reference,
+        pulled: &Pulled,
+    ) -> Result<tempfile::TempDir, String> {
+        if remote.layers.len() == 1 && !remote.whole {
+            self.stage_with(Some((reference, pulled))).await?;
+        }
+        self.stage_with(remote.whole.then_some((reference, pulled))).await
+    }
+
+    async fn stage_with(
+        &self,
+        files: Option<(&Reference, &Pulled)>,
+    ) -> Result<tempfile::TempDir, String> {
+        let store = Arc::clone(&self.store);
+        let staged = blocking(move || store.stage()).await.map_err(|error| error.to_string())?;
+        let Some((reference, pulled)) = files else { return Ok(staged) };
+        let paths: Vec<_> = USERS.map(str::to_owned).into_iter().collect();
+        let paths = [paths, pulled.volumes.clone()].concat();
+        let into = staged.path().join(FILES);
+        let fetch = self.images.extract(&pulled.digest, reference, &paths, &into);
+        let late = |_| Err(format!("they did not come within {} s", FETCH.as_secs()));
+        let fetched = tokio::time::timeout(FETCH, fetch).await.unwrap_or_else(late);
+        match fetched {
+            Ok(()) => Ok(staged),
+            Err(why) => {
+                Err(format!("its files of users and volumes, which containerd copies: {why}"))
+            }
+        }
     }
 
     async fn commit(
@@ -187,24 +241,9 @@ impl Remotes {
         key: &str,
         parent: &str,
         labels: &BTreeMap<String, String>,
-        (remote, reference): (Remote, &Reference),
-        pulled: &Pulled,
+        remote: Remote,
+        staged: tempfile::TempDir,
     ) -> Result<()> {
-        let store = Arc::clone(&self.store);
-        let staged = blocking(move || store.stage()).await?;
-        if remote.whole {
-            let paths: Vec<_> = USERS.map(str::to_owned).into_iter().collect();
-            let paths = [paths, pulled.volumes.clone()].concat();
-            let into = staged.path().join(FILES);
-            let fetch = self.images.extract(&pulled.digest, reference, &paths, &into);
-            let fetched = tokio::time::timeout(FETCH, fetch).await;
-            let late = |_| Err(format!("they did not come within {} s", FETCH.as_secs()));
-            fetched.unwrap_or_else(late).map_err(|why| {
-                let name = shown(&remote.reference);
-                let what = "files of volumes and users cannot be fetched";
-                Refusal::Unavailable(format!("image {name}: {what}: {why}"))
-            })?;
-        }
         let new = New {
             key: key.to_owned(),
             kind: Kind::Committed,

@@ -9,23 +9,25 @@ use tonic::Code;
 use super::*;
 use crate::service::tests::Served;
 
-/// A cache of images, without content. `slipway-image`'s own tests have a registry.
+/// A cache of images without content. `slipway-image`'s own tests have a registry.
 #[derive(Default)]
 pub struct Shelf {
     /// Names of images in the cache.
     names: Mutex<HashSet<String>>,
-    /// What was asked for, in order.
+    /// The requests, in order.
     asked: Mutex<Vec<String>>,
     /// Set if images can be pulled lazily.
     is_lazy: AtomicBool,
     /// Set if no registry answers.
     is_away: AtomicBool,
+    /// Set if files of images cannot be copied.
+    is_large: AtomicBool,
     /// Set if a sandbox uses all images.
     is_used: AtomicBool,
 }
 
 impl Shelf {
-    /// Returns what was asked for since the last call.
+    /// Returns the requests since the last call.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
@@ -69,6 +71,9 @@ impl Images for Shelf {
         into: &Path,
     ) -> Result<(), String> {
         self.ask(reference, &paths.join(" "));
+        if self.is_large.load(Ordering::SeqCst) {
+            return Err("more than 64 MiB".to_owned());
+        }
         std::fs::create_dir(into.join("etc")).unwrap();
         std::fs::write(into.join("etc/passwd"), "root:x:0:0::/:\n").unwrap();
         Ok(())
@@ -160,10 +165,11 @@ async fn layers_of_a_lazy_image_are_there_without_files() {
     let mut served = Served::new().await;
     served.shelf.is_lazy.store(true, Ordering::SeqCst);
     let base = served.unpack(&app(), 0, "").await.unwrap().unwrap();
-    assert_eq!(served.shelf.asked(), ["registry.test/app lazily"]);
+    let files = "registry.test/app /etc/passwd /etc/group /data";
+    assert_eq!(served.shelf.asked(), ["registry.test/app lazily", files]);
     let top = served.unpack(&app(), 1, &base).await.unwrap().unwrap();
-    // The pull's result is known; users and volumes are of the topmost layer.
-    assert_eq!(served.shelf.asked(), ["registry.test/app /etc/passwd /etc/group /data"]);
+    // The pull's result is known. Users and volumes are of the topmost layer.
+    assert_eq!(served.shelf.asked(), [files]);
     let reference = format!("registry.test/app@{}", digest(100));
     let mut image = Remote {
         reference,
@@ -239,6 +245,24 @@ async fn an_image_on_a_remote_layer_is_pulled_by_slipway_in_any_case() {
     assert_eq!(served.unpack(&other, 0, "").await.unwrap(), None);
     let asked = served.shelf.asked();
     assert_eq!(asked, ["registry.test/other lazily", "registry.test/other whole"]);
+}
+
+#[tokio::test]
+async fn an_image_whose_files_cannot_be_copied_is_unpacked() {
+    let mut served = Served::new().await;
+    served.shelf.is_lazy.store(true, Ordering::SeqCst);
+    served.shelf.is_large.store(true, Ordering::SeqCst);
+    assert_eq!(served.unpack(&app(), 0, "").await.unwrap(), None);
+    let single = Image { reference: "registry.test/single".into(), layers: [5, 6], ..app() };
+    assert_eq!(served.unpack(&single, 1, "").await.unwrap(), None);
+    // With a layer that is there already, it cannot be unpacked any more.
+    served.shelf.is_large.store(false, Ordering::SeqCst);
+    let other = Image { reference: "registry.test/other".into(), manifest: 103, ..app() };
+    let base = served.unpack(&other, 0, "").await.unwrap().unwrap();
+    served.shelf.is_large.store(true, Ordering::SeqCst);
+    let refused = served.unpack(&other, 1, &base).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+    assert!(refused.message().contains("64 MiB"), "{refused}");
 }
 
 #[tokio::test]
