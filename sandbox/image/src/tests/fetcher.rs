@@ -169,7 +169,8 @@ async fn the_rest_is_fetched_without_a_fetcher() {
     pulled.map.spans.iter().for_each(|span| pulled.assert_written(span));
     let again = pulled.cache.fetch_rest(digest, &run_dir, anonymous, log.clone());
     assert_eq!(again.await.unwrap(), image);
-    let unknown = pulled.cache.fetch_rest(&Digest::of(b"x"), &run_dir, anonymous, log);
+    let other = Digest::of(b"x");
+    let unknown = pulled.cache.fetch_rest(&other, &run_dir, anonymous, log);
     assert!(matches!(unknown.await, Err(Error::Unknown(_))));
 }
 

@@ -17,7 +17,7 @@ use super::support::*;
 use crate::lazy::budget::Budget;
 use crate::lazy::fetch::{Partial, Settings, have_dir};
 use crate::lazy::map::{Map, Span};
-use crate::{Access, Cache, Digest, Image, Limits, Reference, Silent, Tools};
+use crate::{Access, Cache, Digest, Image, Limits, Reference, Silent};
 
 /// A registry that sends parts of blobs.
 #[derive(Clone, Default)]
@@ -182,9 +182,7 @@ pub async fn pulled() -> Pulled {
         .end();
     registry.put(&[lower, upper]);
     let dir = tempfile::tempdir().unwrap();
-    // A lazy pull needs no tools.
-    let tools = Tools { mkfs_erofs: Vec::new() };
-    let cache = Cache::open(dir.path().join("images"), tools, Limits::default()).unwrap();
+    let cache = Cache::open(dir.path().join("images"), Limits::default()).unwrap();
     let reference = registry.reference();
     let image = cache.pull_lazy(&reference, &Access::default(), Arc::new(Silent)).await;
     let image = image.unwrap().expect("all layers are eStargz");
