@@ -80,8 +80,9 @@ async fn end_life(node: &Node, sandbox: &Sandbox, ended: Result<u32>) {
     note(sandbox, stopping);
     sandbox.set_agent(None);
     let released = release(node, sandbox).await;
-    note(sandbox, released);
-    let finished = sandbox.update(|record| finish(record, ended, sandbox.is_stopping())).await;
+    note(sandbox, released.outcome);
+    let describe = |record: &mut Record| finish(record, ended, sandbox.is_stopping());
+    let finished = record_end(node, sandbox, released.processes_gone, describe).await;
     note(sandbox, finished);
     sandbox.close_outputs();
     node.settled();
@@ -95,9 +96,42 @@ fn note(sandbox: &Sandbox, outcome: Result<()>) {
     }
 }
 
-fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
+/// Saves the end of a released sandbox, which `describe` puts into its record. Then gives the user
+/// id of its VMM back if its processes are gone. Two sandboxes must never share a user id: it is
+/// free only if no process has it, and once no record on disk names it.
+///
+/// # Errors
+/// Those of saving the record. The user id stays taken then.
+pub async fn record_end(
+    node: &Node,
+    sandbox: &Sandbox,
+    processes_gone: bool,
+    describe: impl FnOnce(&mut Record),
+) -> Result<()> {
+    let mut free = None;
+    let recorded = sandbox.update(|record| {
+        free = forget_vmm(record, processes_gone);
+        describe(record);
+    });
+    recorded.await?;
+    if let Some(uid) = free {
+        node.return_uid(uid);
+    }
+    Ok(())
+}
+
+/// Takes the VMM out of the record of a released sandbox. If a process is left, the VMM stays in
+/// the record, so that the next daemon ends that process and does not give its user id away.
+/// Returns the user id that is free once the record is saved.
+fn forget_vmm(record: &mut Record, processes_gone: bool) -> Option<u32> {
+    if !processes_gone {
+        return None;
+    }
     record.vm = None;
-    record.vmm_uid = None;
+    record.vmm_uid.take()
+}
+
+fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
     (record.state, record.exit_status) = (outcome.state, Some(outcome.exit_status));
     record.reason = outcome.reason.unwrap_or(std::mem::take(&mut record.reason));
@@ -185,14 +219,20 @@ async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
     ended
 }
 
-/// Releases everything that a live sandbox holds on the host. Missing resources are no error, so
-/// this also cleans up after a daemon that was killed.
-///
-/// # Errors
-/// The first failure. The remaining resources are released even so.
-pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
+/// The outcome of a sandbox's release.
+pub struct Released {
+    /// Set if no process of the sandbox is left on the host.
+    pub processes_gone: bool,
+    /// The first failure. The remaining resources are released even so.
+    pub outcome: Result<()>,
+}
+
+/// Releases everything that a live sandbox holds on the host but the user id of its VMM, which
+/// [`record_end`] gives back. Missing resources are no error, so this also cleans up after a daemon
+/// that was killed.
+pub async fn release(node: &Node, sandbox: &Sandbox) -> Released {
     let record = sandbox.record();
-    let ended = if let Some(vm) = sandbox.vm() {
+    let processes_gone = if let Some(vm) = sandbox.vm() {
         sandbox.set_vm(None);
         let ended = end(&*vm).await;
         // The server of its shares ends with the VMM's connections, unless it hangs.
@@ -215,14 +255,30 @@ pub async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     });
     let dir = dir.await;
     // A process that is left keeps its group.
-    let cgroup = if ended { cgroup::release(node, sandbox).await } else { Ok(()) };
+    let cgroup = if processes_gone { cgroup::release(node, sandbox).await } else { Ok(()) };
     // A VMM that is left has the root mapped, which counts as long as that is so.
-    if ended {
+    if processes_gone {
         sandbox.hold_root(None);
     }
-    // The user id is free again only if no process has it: two sandboxes must never share one.
-    if let Some(uid) = record.vmm_uid.filter(|_| ended) {
-        node.return_uid(uid);
+    Released { processes_gone, outcome: endpoint.and(network).and(dir).and(cgroup) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+
+    #[test]
+    fn a_user_id_is_free_once_no_process_has_it() {
+        let mut record = record_of(SandboxState::Stopping);
+        let uid = record.vmm_uid;
+        assert!(uid.is_some() && record.vm.is_some());
+        assert_eq!(forget_vmm(&mut record, false), None);
+        finish(&mut record, Ok(0), false);
+        // The next daemon ends the process by the record, and marks the user id as taken.
+        assert_eq!((record.state, record.vmm_uid), (SandboxState::Exited, uid));
+        assert!(record.vm.is_some());
+        assert_eq!(forget_vmm(&mut record, true), uid);
+        assert_eq!((record.vmm_uid, record.vm.is_none()), (None, true));
     }
-    endpoint.and(network).and(dir).and(cgroup)
 }

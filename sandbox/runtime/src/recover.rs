@@ -93,8 +93,8 @@ impl Node {
             }
         }
         // A created sandbox that was not started is lost, too: the client that would have started
-        // it is gone.
-        if record.state.is_live() {
+        // it is gone. An ended sandbox with a user id had a process left that did not end.
+        if record.state.is_live() || record.vmm_uid.is_some() {
             self.release_lost(&sandbox, reason).await?;
         }
         if !sandbox.record().remove {
@@ -108,24 +108,15 @@ impl Node {
         Ok(())
     }
 
-    /// Releases the resources of a dead daemon's sandbox and marks it exited if its exit status was
-    /// recorded, and lost otherwise.
+    /// Releases the resources of a dead daemon's sandbox. Marks it exited if it was live and its
+    /// exit status was recorded, and lost if it was live without one.
     async fn release_lost(&self, sandbox: &Sandbox, reason: String) -> Result<()> {
-        if let Err(error) = life::release(self, sandbox).await {
+        let released = life::release(self, sandbox).await;
+        if let Err(error) = released.outcome {
             tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
         }
-        let recorded = sandbox.update(|record| {
-            (record.vm, record.vmm_uid) = (None, None);
-            life::finish_added(record, &reason);
-            if record.exit_status.is_some() {
-                record.state = SandboxState::Exited;
-                return;
-            }
-            record.state = SandboxState::Lost;
-            record.exit_status = Some(128 + libc::SIGKILL as u32);
-            record.reason = slipway_printable::line(&reason, MOST_MESSAGE);
-        });
-        recorded.await?;
+        life::record_end(self, sandbox, released.processes_gone, |record| lose(record, &reason))
+            .await?;
         sandbox.close_outputs();
         Ok(())
     }
@@ -141,5 +132,41 @@ impl Node {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }
+    }
+}
+
+/// Marks the sandbox of a record as ended if it was live.
+fn lose(record: &mut Record, reason: &str) {
+    if !record.state.is_live() {
+        return;
+    }
+    life::finish_added(record, reason);
+    if record.exit_status.is_some() {
+        record.state = SandboxState::Exited;
+        return;
+    }
+    record.state = SandboxState::Lost;
+    record.exit_status = Some(128 + libc::SIGKILL as u32);
+    record.reason = slipway_printable::line(reason, MOST_MESSAGE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+
+    #[test]
+    fn only_a_live_sandbox_is_lost() {
+        let lost = |state, exit_status| {
+            let mut record = Record { exit_status, ..record_of(state) };
+            lose(&mut record, "why");
+            (record.state, record.exit_status, record.reason)
+        };
+        let why = || "why".to_owned();
+        assert_eq!(lost(SandboxState::Running, None), (SandboxState::Lost, Some(137), why()));
+        let exited = (SandboxState::Exited, Some(3), String::new());
+        assert_eq!(lost(SandboxState::Running, Some(3)), exited);
+        let failed = (SandboxState::Failed, Some(125), String::new());
+        assert_eq!(lost(SandboxState::Failed, Some(125)), failed);
     }
 }
