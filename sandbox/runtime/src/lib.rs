@@ -100,6 +100,7 @@ pub mod stdio;
 mod target;
 mod templates;
 pub mod time;
+mod uids;
 pub mod volume;
 mod warm;
 

@@ -115,7 +115,7 @@ pub async fn record_end(
     });
     recorded.await?;
     if let Some(uid) = free {
-        node.return_uid(uid);
+        node.uids.give_back(uid);
     }
     Ok(())
 }

@@ -188,10 +188,9 @@ async fn enter(node: &Node, sandbox: &Sandbox, place: Network) -> Result<()> {
     recorded
 }
 
-/// Tells the networks' service which sandboxes exist. The interfaces and addresses of all others
-/// become free.
-/// With records that could not be read, functions of pools stay with their owners: the sandbox of
-/// such a record may live.
+/// Tells the networks' service which sandboxes may live. The interfaces and addresses of all others
+/// become free. With records that could not be read (`all_read` is false), functions of pools stay
+/// with their owners: the sandbox of such a record may live.
 pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>, all_read: bool) {
     if all_read {
         pooled::reconcile(node, sandbox_ids.clone()).await;

@@ -2,7 +2,7 @@
 //!
 //! The modules `create`, `life` and `recover` act on sandboxes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,6 +27,7 @@ use crate::shared_root::SharedRoots;
 use crate::starts::Starts;
 use crate::target::Target;
 use crate::templates::{Automatic, Templates};
+use crate::uids::Uids;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
@@ -69,7 +70,8 @@ pub struct Node {
     /// index, and then one thread may wait for it.
     images_lane: Lane,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
-    uids: Mutex<BTreeSet<u32>>,
+    /// The user ids of VMMs.
+    pub(crate) uids: Uids,
     /// Looks at the host's files for sandboxes that are being made.
     pub(crate) looks: Looks,
     pub(crate) boot: Known,
@@ -101,6 +103,7 @@ impl Node {
         let roots = SharedRoots::new(config.shared_root_bytes);
         let templates = Templates::new(config.templates_dir(), parts.plane.clone());
         let fetcher = Arc::new(Fetcher::new(&config));
+        let uids = Uids::new(config.vmm_uid_base, config.vmm_uid_count);
         Ok(Self {
             config,
             roots,
@@ -117,7 +120,7 @@ impl Node {
             images: parts.images,
             images_lane: files.lane(),
             sandboxes: Mutex::default(),
-            uids: Mutex::default(),
+            uids,
             looks: Looks::new(MOST_LOOKS),
             boot: Known::new(parts.boot, files.lane()),
             files,
@@ -287,24 +290,6 @@ impl Node {
         remove_files(&sandbox).await?;
         self.forget(&sandbox);
         Ok(())
-    }
-
-    pub(crate) fn claim_uid(&self) -> Result<u32> {
-        let (base, count) = (self.config.vmm_uid_base, self.config.vmm_uid_count);
-        let mut taken = lock(&self.uids);
-        let free = (base..base.saturating_add(count)).find(|uid| !taken.contains(uid));
-        let uid = free.ok_or(Error::Full(count))?;
-        taken.insert(uid);
-        Ok(uid)
-    }
-
-    /// Marks a user id as used by a sandbox of an earlier daemon.
-    pub(crate) fn mark_uid(&self, uid: Option<u32>) {
-        lock(&self.uids).extend(uid);
-    }
-
-    pub(crate) fn return_uid(&self, uid: u32) {
-        lock(&self.uids).remove(&uid);
     }
 }
 

@@ -93,6 +93,11 @@ pub fn kill_all(owned: &Owned<'_>, patience: Duration) -> bool {
     }
 }
 
+/// Returns the user id of each process. Several processes may have one id.
+pub fn users() -> impl Iterator<Item = u32> {
+    processes().filter_map(user_of)
+}
+
 fn processes() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))

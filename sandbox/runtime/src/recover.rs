@@ -1,13 +1,22 @@
 //! Recovery: a daemon takes over the sandboxes that an earlier one left.
+//!
+//! A sandbox whose record cannot be read is passed over. Another version of Slipway may have made
+//! it and may take it over later, so all that it may hold stays: its files, run directory, control
+//! group, addresses and functions, and the user id of its VMM. A failure that concerns one sandbox
+//! is logged, and does not keep the others from being taken over.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
+
+use tokio::task::JoinSet;
 
 use crate::config::Config;
 use crate::error::MOST_MESSAGE;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
+use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, adopt, cgroup, life, network, old_layers, pod_functions};
 
@@ -36,35 +45,15 @@ impl Node {
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
         self.templates.clean();
-        let mut loading = tokio::task::JoinSet::new();
-        let mut all_read = true;
-        for entry in std::fs::read_dir(&dir).map_err(Error::file("cannot read", &dir))? {
-            let entry = entry.map_err(Error::file("cannot read", &dir))?;
-            let store = self.store(&entry.file_name().to_string_lossy());
-            match store.load() {
-                Ok(Some(record)) => {
-                    // The user ids in use are marked before any new one is claimed.
-                    self.mark_uid(record.vmm_uid);
-                    loading
-                        .spawn_on(Arc::clone(self).take_over(record, store), self.guests.runtime());
-                }
-                Ok(None) => store.remove()?,
-                // An unreadable record is not removed: the sandbox may hold volumes, and another
-                // version can read it.
-                Err(error) => {
-                    tracing::warn!(%error, "a sandbox is passed over");
-                    all_read = false;
-                }
-            }
-        }
-        while let Some(loaded) = loading.join_next().await {
-            loaded.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))?;
-        }
-        self.sweep_run_dirs();
+        // Before any id is claimed. The record of a VMM's sandbox may be gone, or not be readable.
+        self.uids.mark_running();
+        let passed_over = self.take_over_all(&dir).await?;
+        let all_read = passed_over.is_empty();
+        self.sweep_run_dirs(&passed_over);
         old_layers::remove_unused(&self.config.cache_dir());
-        let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
         cgroup::open(self, all_read).await;
-        let live = live.map(|sandbox| sandbox.id.clone()).collect();
+        let live = self.list().into_iter().filter(|sandbox| sandbox.state().is_live());
+        let live = live.map(|sandbox| sandbox.id.clone()).chain(passed_over).collect();
         network::reconcile(self, live, all_read).await;
         if all_read {
             pod_functions::reconcile(self).await;
@@ -72,8 +61,53 @@ impl Node {
         Ok(())
     }
 
+    /// Takes over the sandboxes in `dir`. Returns the ids of those that are passed over.
+    ///
+    /// # Errors
+    /// [`Error::File`] if the directory cannot be read.
+    async fn take_over_all(self: &Arc<Self>, dir: &Path) -> Result<BTreeSet<String>> {
+        let (mut passed_over, mut loading) = (BTreeSet::new(), JoinSet::new());
+        for entry in std::fs::read_dir(dir).map_err(Error::file("cannot read", dir))? {
+            let entry = entry.map_err(Error::file("cannot read", dir))?;
+            let id = entry.file_name().to_string_lossy().into_owned();
+            let store = self.store(&id);
+            match store.load() {
+                Ok(Some(record)) => {
+                    // The id of a VMM that has ended is given back when its sandbox is released.
+                    self.uids.mark(record.vmm_uid);
+                    // Until the task returns: a sandbox whose task panics is passed over.
+                    passed_over.insert(id.clone());
+                    let taken_over = Arc::clone(self).take_over(record, store);
+                    let taken_over = async move {
+                        taken_over.await;
+                        id
+                    };
+                    loading.spawn_on(taken_over, self.guests.runtime());
+                }
+                Ok(None) => {
+                    if let Err(error) = store.remove() {
+                        tracing::warn!(sandbox = id, %error, "a half-made sandbox stays");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(sandbox = id, %error, "a sandbox is passed over");
+                    passed_over.insert(id);
+                }
+            }
+        }
+        while let Some(loaded) = loading.join_next().await {
+            match loaded {
+                Ok(id) => {
+                    passed_over.remove(&id);
+                }
+                Err(panic) => tracing::error!(%panic, "a sandbox is passed over"),
+            }
+        }
+        Ok(passed_over)
+    }
+
     /// Adopts a sandbox of an earlier daemon, or releases what is left of it.
-    async fn take_over(self: Arc<Self>, record: Record, store: Store) -> Result<()> {
+    async fn take_over(self: Arc<Self>, record: Record, store: Store) {
         let sandbox = Sandbox::new(record, store, self.lane());
         let record = sandbox.record();
         let started = !matches!(record.state, SandboxState::Created | SandboxState::Starting);
@@ -81,58 +115,65 @@ impl Node {
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
             match adopt::adopt(&self, &sandbox).await {
-                Ok(running) => {
-                    sandbox.update(|record| record.state = SandboxState::Running).await?;
-                    tracing::info!(sandbox = sandbox.name, "adopted");
-                    self.put_back(Arc::clone(&sandbox));
-                    self.adopt_added(&sandbox);
-                    tokio::spawn(life::live_on(self, sandbox, running));
-                    return Ok(());
-                }
+                Ok(running) => return self.go_on(sandbox, running).await,
                 Err(error) => reason = error.to_string(),
             }
         }
         // A created sandbox that was not started is lost, too: the client that would have started
         // it is gone. An ended sandbox with a user id had a process left that did not end.
         if record.state.is_live() || record.vmm_uid.is_some() {
-            self.release_lost(&sandbox, reason).await?;
+            self.release_lost(&sandbox, &reason).await;
         }
-        if !sandbox.record().remove {
-            self.put_back(sandbox);
-        } else if self.keeps {
-            self.put_back(Arc::clone(&sandbox));
+        // A sandbox whose files cannot be removed is listed, so that it can be removed later.
+        if record.remove && !self.keeps && note(&sandbox, remove_files(&sandbox).await) {
+            return;
+        }
+        self.put_back(Arc::clone(&sandbox));
+        if record.remove && self.keeps {
             tokio::spawn(life::remove_later(self, sandbox));
-        } else {
-            remove_files(&sandbox).await?;
         }
-        Ok(())
+    }
+
+    /// Has an adopted sandbox go on.
+    async fn go_on(self: Arc<Self>, sandbox: Arc<Sandbox>, running: Running) {
+        // One whose record is not saved runs even so: the old record suffices to adopt it again.
+        note(&sandbox, sandbox.update(|record| record.state = SandboxState::Running).await);
+        tracing::info!(sandbox = sandbox.name, "adopted");
+        self.put_back(Arc::clone(&sandbox));
+        self.adopt_added(&sandbox);
+        tokio::spawn(life::live_on(self, sandbox, running));
     }
 
     /// Releases the resources of a dead daemon's sandbox. Marks it exited if it was live and its
     /// exit status was recorded, and lost if it was live without one.
-    async fn release_lost(&self, sandbox: &Sandbox, reason: String) -> Result<()> {
+    async fn release_lost(&self, sandbox: &Sandbox, reason: &str) {
         let released = life::release(self, sandbox).await;
-        if let Err(error) = released.outcome {
-            tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
-        }
-        life::record_end(self, sandbox, released.processes_gone, |record| lose(record, &reason))
-            .await?;
+        note(sandbox, released.outcome);
+        let describe = |record: &mut Record| lose(record, reason);
+        note(sandbox, life::record_end(self, sandbox, released.processes_gone, describe).await);
         sandbox.close_outputs();
-        Ok(())
     }
 
-    /// Removes run directories without a record, which a daemon that was killed at the wrong moment
-    /// leaves.
-    fn sweep_run_dirs(&self) {
+    /// Removes the run directories of sandboxes that are neither listed nor passed over. A daemon
+    /// that was killed at the wrong moment leaves such directories.
+    fn sweep_run_dirs(&self, passed_over: &BTreeSet<String>) {
         let Ok(entries) = std::fs::read_dir(self.config.run_dir.join("s")) else { return };
         let known: BTreeSet<_> = self.list().iter().map(|sandbox| sandbox.id.clone()).collect();
         for entry in entries.flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
-            if !known.contains(&id) {
+            if !known.contains(&id) && !passed_over.contains(&id) {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }
     }
+}
+
+/// Logs what failed while a sandbox was taken over. Returns whether nothing did.
+fn note(sandbox: &Sandbox, outcome: Result<()>) -> bool {
+    if let Err(error) = &outcome {
+        tracing::warn!(sandbox = sandbox.name, %error, "left by an earlier daemon");
+    }
+    outcome.is_ok()
 }
 
 /// Marks the sandbox of a record as ended if it was live.

@@ -133,7 +133,7 @@ pub(crate) async fn boot_guest(
     sandbox: &Arc<Sandbox>,
     stages: &Stages<'_>,
 ) -> Result<Booted> {
-    let uid = node.claim_uid()?;
+    let uid = node.uids.claim()?;
     let (taken, group) = cgroup::choose(node, &sandbox.id);
     // Saved before anything is started: a later daemon ends processes with this user id, and a
     // server of shares, and gives the control group back.

@@ -48,7 +48,16 @@ impl Daemon {
     /// Starts a daemon whose sandboxes have `guests`. A launch and a request to join a network wait
     /// until `gate` is open.
     pub async fn start(guests: Guests, gate: watch::Receiver<bool>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), guests, gate).await
+    }
+
+    /// Starts a daemon in `dir`, which may have the sandboxes of an earlier one
+    /// ([`sandbox_dir`], [`run_dir`]).
+    pub async fn start_in(
+        dir: tempfile::TempDir,
+        guests: Guests,
+        gate: watch::Receiver<bool>,
+    ) -> Self {
         let config = config(dir.path());
         prepare(&config);
         let socket = config.socket();
@@ -80,7 +89,7 @@ impl Daemon {
     }
 
     pub fn sandbox_dir(&self, id: &str) -> PathBuf {
-        config(self.dir.path()).sandboxes_dir().join(id)
+        sandbox_dir(self.dir.path(), id)
     }
 
     /// Starts a sandbox. Returns its id and its further messages.
@@ -193,6 +202,16 @@ impl std::fmt::Display for Latencies {
         let at = |share: usize| self.0[(self.0.len() * share / 100).min(self.0.len() - 1)];
         write!(f, "p50 {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100))
     }
+}
+
+/// Returns the directory of sandbox `id` of a daemon in `dir`.
+pub fn sandbox_dir(dir: &Path, id: &str) -> PathBuf {
+    config(dir).sandboxes_dir().join(id)
+}
+
+/// Returns the run directory of sandbox `id` of a daemon in `dir`.
+pub fn run_dir(dir: &Path, id: &str) -> PathBuf {
+    config(dir).run_dir.join("s").join(id)
 }
 
 fn config(dir: &Path) -> Config {

@@ -1,0 +1,89 @@
+//! A daemon that finds what another one has left: sandboxes that it can take over, and sandboxes
+//! that it cannot.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use harness::guest::Guest;
+use harness::{Daemon, run_dir, sandbox_dir};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// The user id of a VMM that has ended: no process has it.
+const VMM_UID: u32 = 1_879_052_000;
+
+/// Starts a daemon in `dir`.
+async fn take_over(dir: tempfile::TempDir) -> Daemon {
+    let guests = Arc::new(|listener, _: &str| Guest::default().speak(listener));
+    Daemon::start_in(dir, guests, watch::channel(true).1).await
+}
+
+/// Puts the directories of sandbox `id` into `dir`, as a daemon that was killed leaves them.
+fn leave(dir: &Path, id: &str, record: &str) {
+    for made in [sandbox_dir(dir, id), run_dir(dir, id)] {
+        std::fs::create_dir_all(made).unwrap();
+    }
+    std::fs::write(sandbox_dir(dir, id).join("record.json"), record).unwrap();
+    std::fs::write(run_dir(dir, id).join("qmp.sock"), "").unwrap();
+}
+
+/// Returns the record of a sandbox in this state, whose VMM has ended.
+fn record(id: &str, state: &str) -> String {
+    let record = json!({
+        "id": id, "name": id, "image": "i", "image_digest": "d", "image_path": "/i",
+        "process": slipway_runtime::record::Process::default(), "stop_signal": 15,
+        "privileged": false, "read_only": false, "state": state, "created_ns": 1,
+        "exit_status": null, "reason": "", "memory_bytes": 1, "cpus": 1, "hostname": "h",
+        "volumes": [], "kernel": null, "accelerator": "tcg", "labels": {}, "remove": false,
+        "vmm_uid": VMM_UID, "vm": null, "timeline": slipway_telemetry::Timeline::new(id),
+    });
+    record.to_string()
+}
+
+/// Returns the record that is on the disk.
+fn saved(daemon: &Daemon, id: &str) -> Value {
+    let path = daemon.sandbox_dir(id).join("record.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_record_cannot_be_read_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    leave(dir.path(), "aaaaaaaaaaaa", "{\"of\": \"a later version\"}");
+    leave(dir.path(), "bbbbbbbbbbbb", &record("bbbbbbbbbbbb", "exited"));
+    // This one has no record, and so no sandbox.
+    std::fs::create_dir_all(run_dir(dir.path(), "cccccccccccc")).unwrap();
+    let daemon = take_over(dir).await;
+    let dir = daemon.dir.path();
+    assert!(run_dir(dir, "aaaaaaaaaaaa").join("qmp.sock").exists());
+    assert!(sandbox_dir(dir, "aaaaaaaaaaaa").join("record.json").exists());
+    assert!(!run_dir(dir, "cccccccccccc").exists());
+    assert_eq!(daemon.count().await, 1);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_written_keeps_no_other_sandbox_from_being_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    for id in ["aaaaaaaaaaaa", "bbbbbbbbbbbb"] {
+        leave(dir.path(), id, &record(id, "running"));
+    }
+    std::fs::create_dir(sandbox_dir(dir.path(), "aaaaaaaaaaaa").join("record.json.new")).unwrap();
+    let daemon = take_over(dir).await;
+    for id in ["aaaaaaaaaaaa", "bbbbbbbbbbbb"] {
+        assert_eq!(daemon.state(id).await.state, "lost", "{id}");
+    }
+    assert_eq!(saved(&daemon, "aaaaaaaaaaaa")["state"], "running");
+    assert_eq!(saved(&daemon, "bbbbbbbbbbbb")["state"], "lost");
+}
+
+#[tokio::test]
+async fn an_ended_sandbox_gives_its_user_id_back_once_its_processes_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    leave(dir.path(), "aaaaaaaaaaaa", &record("aaaaaaaaaaaa", "failed"));
+    let daemon = take_over(dir).await;
+    let saved = saved(&daemon, "aaaaaaaaaaaa");
+    assert_eq!((&saved["state"], &saved["vmm_uid"]), (&json!("failed"), &Value::Null));
+}
