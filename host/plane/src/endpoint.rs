@@ -166,8 +166,11 @@ impl Served {
         let FunctionKind::Nvme(nvme) = &mut self.kind else {
             return Err(Error::Network(self.id.clone()));
         };
+        if let Some(place) = &mut self.place {
+            place.limit(limits)?;
+        }
         nvme.limits = Some(limits);
-        self.place.as_mut().map_or(Ok(()), |place| place.limit(limits))
+        Ok(())
     }
 
     /// Sets the settings of the endpoint's port, also for a successor.
@@ -268,11 +271,12 @@ impl Served {
         let FunctionKind::Nvme(nvme) = &mut self.kind else {
             return Err(Error::Network(self.id.clone()));
         };
-        let taken = nvme.namespaces.extract_if(.., |_, one| chosen(one));
-        let taken: Vec<u32> = taken.map(|(nsid, _)| nsid).collect();
+        let taken = nvme.namespaces.iter().filter(|(_, one)| chosen(one));
+        let taken: Vec<u32> = taken.map(|(nsid, _)| *nsid).collect();
         if let Some(place) = &mut self.place {
             place.detach(&taken)?;
         }
+        nvme.namespaces.retain(|nsid, _| !taken.contains(nsid));
         Ok(taken)
     }
 

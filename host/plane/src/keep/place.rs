@@ -29,6 +29,16 @@ pub struct Description {
     pub contents: BTreeMap<u32, u32>,
 }
 
+impl Description {
+    fn request(&mut self) -> &mut v1::CreateEndpointRequest {
+        self.request.get_or_insert_default()
+    }
+
+    fn namespaces(&mut self) -> &mut Vec<v1::Namespace> {
+        &mut self.request().nvme.get_or_insert_default().namespaces
+    }
+}
+
 /// The place where one endpoint is kept.
 pub struct KeptPlace {
     pub(super) number: u32,
@@ -81,41 +91,53 @@ impl KeptPlace {
 
     /// Stores `request` as the description of a new endpoint.
     pub(super) fn describe(&mut self, request: &v1::CreateEndpointRequest) -> Result<(), Error> {
-        self.description.request = Some(request.clone());
-        self.store()
+        self.change(|description| description.request = Some(request.clone()))
     }
 
     /// Stores the endpoint's new limits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the description is too long with them. What was stored stays.
     pub fn limit(&mut self, limits: v1::Limits) -> Result<(), Error> {
-        self.description.limits = Some(limits);
-        self.store()
+        self.change(|description| description.limits = Some(limits))
     }
 
     /// Stores the new settings of the endpoint's port.
+    ///
+    /// # Errors
+    /// As [`KeptPlace::limit`].
     pub fn set_port(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
-        let request = self.description.request.get_or_insert_default();
-        let net = request.virtio_net.get_or_insert_default();
-        (net.spoof_check, net.trust, net.vlan) = (port.spoof_check, port.trust, port.vlan);
-        (net.link, net.max_rate, net.max_burst) = (port.link, port.max_rate, port.max_burst);
-        (net.receive_rate, net.receive_burst) = (port.receive_rate, port.receive_burst);
-        self.store()
+        self.change(|description| {
+            let net = description.request().virtio_net.get_or_insert_default();
+            (net.spoof_check, net.trust, net.vlan) = (port.spoof_check, port.trust, port.vlan);
+            (net.link, net.max_rate, net.max_burst) = (port.link, port.max_rate, port.max_burst);
+            (net.receive_rate, net.receive_burst) = (port.receive_rate, port.receive_burst);
+        })
     }
 
     /// Stores the client that the endpoint is opened for.
+    ///
+    /// # Errors
+    /// As [`KeptPlace::limit`].
     pub fn dedicate(&mut self, client: &vf_v1::Client) -> Result<(), Error> {
-        let request = self.description.request.get_or_insert_default();
-        (request.owner, request.memory) = (client.user.or(request.owner), client.memory);
-        if let Some(net) = &mut request.virtio_net {
-            net.addresses.clone_from(&client.addresses);
-            if !client.mac.is_empty() {
-                net.mac.clone_from(&client.mac);
+        self.change(|description| {
+            let request = description.request();
+            (request.owner, request.memory) = (client.user.or(request.owner), client.memory);
+            if let Some(net) = &mut request.virtio_net {
+                net.addresses.clone_from(&client.addresses);
+                if !client.mac.is_empty() {
+                    net.mac.clone_from(&client.mac);
+                }
             }
-        }
-        self.store()
+        })
     }
 
     /// Adds a namespace to the description. `content` is the content of its disk, if that is kept
     /// here.
+    ///
+    /// # Errors
+    /// As [`KeptPlace::limit`], or the content cannot be kept. It may be on the shelf even so, until
+    /// the namespace is [detached](Self::detach).
     pub fn attach(
         &mut self,
         namespace: v1::Namespace,
@@ -124,27 +146,43 @@ impl KeptPlace {
         if let Some(file) = content {
             self.put_content(namespace.nsid, file)?;
         }
-        self.namespaces().push(namespace);
-        self.store()
+        self.change(|description| description.namespaces().push(namespace))
     }
 
     /// Removes these namespaces from the description.
+    ///
+    /// # Errors
+    /// As [`KeptPlace::limit`].
     pub fn detach(&mut self, nsids: &[u32]) -> Result<(), Error> {
-        self.namespaces().retain(|one| !nsids.contains(&one.nsid));
-        let slots: Vec<u32> =
-            nsids.iter().filter_map(|nsid| self.description.contents.remove(nsid)).collect();
-        self.store()?;
+        let mut slots = Vec::new();
+        self.change(|description| {
+            description.namespaces().retain(|one| !nsids.contains(&one.nsid));
+            slots.extend(nsids.iter().filter_map(|nsid| description.contents.remove(nsid)));
+        })?;
         // An error means that the keeper is gone, and then it holds nothing.
         slots.into_iter().for_each(|slot| drop(self.shelf.clear(slot)));
         Ok(())
     }
 
-    fn namespaces(&mut self) -> &mut Vec<v1::Namespace> {
-        let request = self.description.request.get_or_insert_default();
-        &mut request.nvme.get_or_insert_default().namespaces
+    /// Changes the description and stores it. One that is too long is not stored, and the endpoint
+    /// keeps the one before.
+    fn change(&mut self, change: impl FnOnce(&mut Description)) -> Result<(), Error> {
+        let before = self.description.clone();
+        change(&mut self.description);
+        let stored = self.store();
+        if stored.is_err() {
+            self.description = before;
+            // The one that was stored last is the one before.
+            let _ = self.store();
+        }
+        stored
     }
 
     /// Stores the description, from which a successor continues.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is too long. Then no description is stored, and a successor does not
+    /// know the endpoint.
     pub fn store(&mut self) -> Result<(), Error> {
         let kept = self.description.encode_to_vec();
         if self.stored.store(&kept) {
@@ -191,5 +229,57 @@ impl KeptPlace {
         put.map_err(|error| Error::Resources(error.to_string()))?;
         known.insert(nsid, slot);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_keeper::Keeper;
+    use slipway_vfio_user::KEPT_SLOTS;
+
+    use super::*;
+
+    /// Makes a place with a keeper of its own, which is a thread.
+    fn place(dir: &std::path::Path) -> KeptPlace {
+        let path = dir.join("keeper");
+        let served = path.clone();
+        std::thread::spawn(move || slipway_keeper::serve(&served));
+        let keeper = loop {
+            match Keeper::connect(&path) {
+                Ok(keeper) => break Arc::new(keeper),
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        let memory = Lasting::new("test", DESCRIPTION_LEN + KEPT_LEN + 4096).unwrap();
+        let witness = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let parts = (Shelf::new(keeper, 0..KEPT_SLOTS), &memory);
+        KeptPlace::new(0, parts, witness, BTreeMap::new()).unwrap()
+    }
+
+    #[test]
+    fn a_change_that_is_too_long_to_be_kept_leaves_what_was_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut place = place(dir.path());
+        let request = |len| {
+            let nvme = v1::NvmeController { serial: "x".repeat(len), ..Default::default() };
+            v1::CreateEndpointRequest { nvme: Some(nvme), ..Default::default() }
+        };
+        // The longest one that fits.
+        let mut len = DESCRIPTION_LEN / 2;
+        while place.describe(&request(len)).is_err() {
+            len -= 1;
+        }
+        let limits = v1::Limits { commands_per_second: 1, ..Default::default() };
+        assert!(matches!(place.limit(limits), Err(Error::Invalid(_))));
+        let namespace = v1::Namespace { nsid: 1, disk: None };
+        assert!(matches!(place.attach(namespace, None), Err(Error::Invalid(_))));
+        // A successor reads what was stored.
+        place.description = Description::default();
+        place.load().unwrap();
+        assert_eq!((place.request(), place.limits()), (request(len), None));
+        place.describe(&request(len - 64)).unwrap();
+        place.limit(limits).unwrap();
+        place.load().unwrap();
+        assert_eq!(place.limits(), Some(limits));
     }
 }
