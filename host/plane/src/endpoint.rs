@@ -1,30 +1,27 @@
-//! Assembles an endpoint from disks, controller and socket.
+//! Assembles an endpoint from its function and its socket, and changes it.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_block::Budget;
 use slipway_fabric::SwitchHandle;
-use slipway_nvme::{ChangeError, Controller, Identity, Limits, Namespace, Parts, doorbell_count};
-use slipway_pci::Interrupt;
+use slipway_nvme::{ChangeError, Namespace};
 use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::LateFiles;
 use slipway_reactor::Handle;
 use slipway_telemetry::monotonic_ns;
 use slipway_vfio_user::{
-    Admission, Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome, MemoryFile,
-    RegionKind, Stats,
+    Admission, Config, Control, DoorbellMode, Endpoint, MemoryFile, RegionKind, Stats,
 };
 
-use crate::disk::{self, Opened};
+use crate::controller::{self, NewController, Nvme};
+use crate::disk::Opened;
 use crate::disks::Disks;
-use crate::door::{Door, namespace, rates};
+use crate::door::{Door, namespace};
 use crate::id::check_id;
-use crate::keep::{KeptPlace, Lasts};
+use crate::keep::{KeptPlace, Lasts, endpoint_parts};
 use crate::network::{self, Attached};
-use crate::wakes::{Wakes, watch_all};
+use crate::wakes::watch_all;
 use crate::{Error, overlays, snoop};
 
 /// The longest path of a Unix socket, without the terminating zero (unix(7)).
@@ -32,8 +29,32 @@ const SOCKET_PATH: usize = 107;
 /// The time that a client may take from its connection until it has negotiated. A launcher connects
 /// before it starts its VMM, which takes long on a node that starts many at once.
 const HANDSHAKE: Duration = Duration::from_secs(60);
-/// The number of queue pairs that a function offers: as many as its sandbox could have CPUs.
-const QUEUE_PAIRS: u16 = 64;
+
+/// An endpoint that is to be made.
+pub struct NewEndpoint<'a> {
+    /// The description of the endpoint.
+    pub request: &'a v1::CreateEndpointRequest,
+    /// Set if the endpoint refuses clients until it is opened for one.
+    pub shut: bool,
+    /// The switch of a network function; `None` for a controller, or if there is no such switch.
+    pub switch: Option<&'a SwitchHandle>,
+    /// The reactors, each with the plane's number: the endpoint's own first, then one for each
+    /// lane.
+    pub reactors: Vec<(usize, Handle)>,
+    /// The place where the endpoint is kept, if it is. In a place that a predecessor used, the
+    /// endpoint continues where the predecessor was.
+    pub place: Option<KeptPlace>,
+}
+
+/// The plane's resources that endpoints share.
+pub struct Resources<'a> {
+    /// The named disks.
+    pub disks: &'a Disks,
+    /// The budget of all overlays.
+    pub overlays: &'a Budget,
+    /// The files of memory whose pages come late.
+    pub late: &'a LateFiles,
+}
 
 /// The control thread's record of an endpoint that a reactor serves.
 pub struct Served {
@@ -56,59 +77,38 @@ enum FunctionKind {
     Network(Attached),
 }
 
-/// An NVMe controller.
-struct Nvme {
-    namespaces: BTreeMap<u32, v1::NamespaceStatus>,
-    door: Door,
-    /// The wake descriptors of the endpoint's own disks, then those of each lane's.
-    wakes: Vec<Wakes>,
-    snoop: snoop::Target,
-    /// The memory of the endpoint's overlays.
-    overlays: Budget,
-    doorbells: v1::nvme_controller::DoorbellMode,
-    /// The period in microseconds; zero if doorbells are trapped.
-    sweep_period_us: u32,
-    limits: Option<v1::Limits>,
-}
-
 impl Served {
-    /// Makes the endpoint that `request` describes, and hands it to the first of `reactors` and its
-    /// lanes to the others. Each reactor is given by the plane's number and its handle. On return
-    /// the endpoint's socket listens, unless the endpoint is to be `shut` at first.
+    /// Makes an endpoint and hands it and its lanes to their reactors. On return the endpoint's
+    /// socket listens, unless the endpoint is to be shut at first.
     ///
-    /// In a `place` that a predecessor used, the endpoint continues where the predecessor was.
-    pub fn create(
-        (request, shut): (&v1::CreateEndpointRequest, bool),
-        (disks, overlays, late): (&Disks, &Budget, &LateFiles),
-        switch: Option<&SwitchHandle>,
-        reactors: Vec<(usize, Handle)>,
-        mut place: Option<KeptPlace>,
-    ) -> Result<Self, Error> {
+    /// # Errors
+    /// [`Error`]; nothing is left then but the place, which is the caller's to give back.
+    pub fn create(new: NewEndpoint<'_>, resources: &Resources<'_>) -> Result<Self, Error> {
         let created_ns = monotonic_ns();
+        let NewEndpoint { request, shut, switch, reactors, mut place } = new;
         check_id(&request.id)?;
-        let wanted = request.nvme.clone().unwrap_or_default();
-        let config = Config { late: late.clone(), shut, ..config(request, &wanted)? };
+        let nvme = request.nvme.clone().unwrap_or_default();
+        let config = Config { late: resources.late.clone(), shut, ..config(request, &nvme)? };
         let socket = config.location.socket();
-        let unserved = |source| Error::Socket { path: socket.clone(), source };
         let nobody = || Error::Invalid("an endpoint needs a reactor".to_owned());
         let (_, handle) = reactors.first().ok_or_else(nobody)?;
         let (endpoint, kind) = match (&request.virtio_net, switch) {
             (Some(net), Some(switch)) => {
-                let config = Config { doorbells: network::doorbells(net), ..config };
-                let mut parts = endpoint_parts(&config, place.as_mut()).map_err(unserved)?;
-                let (device, attached) =
-                    network::make(&request.id, net, &mut parts, switch, place.as_ref())?;
-                let endpoint = Endpoint::new(config, parts, device, Vec::new(), handle);
-                (endpoint.map_err(unserved)?, FunctionKind::Network(attached))
+                let port = NewPort { id: &request.id, net, switch };
+                network_function(port, config, handle, place.as_mut())?
             }
             (Some(net), None) => {
                 let unknown = slipway_fabric::Error::UnknownSwitch(net.switch.clone());
                 return Err(unknown.into());
             }
             (None, _) => {
-                let overlays = overlays::of_endpoint(&request.id, wanted.overlay_bytes, overlays);
-                let around = (disks, overlays, &*reactors);
-                nvme(request, &wanted, config, around, place.as_mut())?
+                let Resources { disks, overlays, .. } = *resources;
+                let overlays = overlays::of_endpoint(&request.id, nvme.overlay_bytes, overlays);
+                let reactors = &*reactors;
+                let new =
+                    NewController { id: &request.id, wanted: &nvme, disks, overlays, reactors };
+                let (endpoint, nvme) = controller::serve(new, config, place.as_mut())?;
+                (endpoint, FunctionKind::Nvme(nvme))
             }
         };
         let control = endpoint.control();
@@ -161,7 +161,11 @@ impl Served {
         self.place.as_ref().map(KeptPlace::lasts)
     }
 
-    /// Sets the endpoint's limits, also for a successor.
+    /// Sets the endpoint's limits, also for a successor. The caller tells the controller.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller; [`Error::Invalid`] if the limits are
+    /// not kept. Nothing has changed then.
     pub fn set_limits(&mut self, limits: v1::Limits) -> Result<(), Error> {
         let FunctionKind::Nvme(nvme) = &mut self.kind else {
             return Err(Error::Network(self.id.clone()));
@@ -174,6 +178,9 @@ impl Served {
     }
 
     /// Sets the settings of the endpoint's port, also for a successor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the settings cannot be kept.
     pub fn port_changed(&mut self, port: &v1::SwitchPort) -> Result<(), Error> {
         self.look_at_link();
         self.place.as_mut().map_or(Ok(()), |place| place.set_port(port))
@@ -193,6 +200,10 @@ impl Served {
     }
 
     /// Opens an endpoint that was made shut to one client, also for a successor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the client cannot be kept; [`Error::Socket`] if the socket cannot be
+    /// made, or cannot be given to the client's user.
     pub fn open_for(&mut self, client: &vf_v1::Client) -> Result<(), Error> {
         if let Some(place) = &mut self.place {
             place.dedicate(client)?;
@@ -233,12 +244,20 @@ impl Served {
     }
 
     /// Returns the means to reach the endpoint's controller.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller.
     pub fn door(&self) -> Result<Door, Error> {
         Ok(self.nvme()?.door.clone())
     }
 
     /// Reserves a namespace number for the disk of `wanted`: the requested one, or the lowest free
     /// one for 0. Watches the disk's descriptor, and has a successor attach the disk likewise.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller; [`Error::Change`] if the number is
+    /// taken; [`Error::Resources`] if the descriptor cannot be watched; [`Error::Invalid`] if the
+    /// namespace cannot be kept. Nothing is reserved then.
     pub fn reserve(
         &mut self,
         wanted: &v1::Namespace,
@@ -263,7 +282,12 @@ impl Served {
         Ok((status, namespace))
     }
 
-    /// Removes the namespaces that `chosen` picks, also for a successor; returns their numbers.
+    /// Removes the namespaces that `chosen` picks, also for a successor. Returns their numbers, for
+    /// the caller to detach them from the controller.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller; [`Error::Invalid`] if the removal
+    /// cannot be kept. Nothing is removed then.
     pub fn take(
         &mut self,
         chosen: impl Fn(&v1::NamespaceStatus) -> bool,
@@ -347,74 +371,28 @@ impl Served {
     }
 }
 
-/// Returns the parts of an endpoint, with a predecessor's state if there is any.
-fn endpoint_parts(
-    config: &Config,
-    place: Option<&mut KeptPlace>,
-) -> std::io::Result<EndpointParts> {
-    match place {
-        Some(place) => EndpointParts::kept(config, place.kept()),
-        None => Ok(EndpointParts::new(config)),
-    }
+/// A network function that is to be made, and attached to a switch by a port of its name.
+struct NewPort<'a> {
+    id: &'a str,
+    net: &'a v1::VirtioNet,
+    switch: &'a SwitchHandle,
 }
 
-/// Makes an NVMe controller on a socket.
-fn nvme(
-    request: &v1::CreateEndpointRequest,
-    wanted: &v1::NvmeController,
+/// Makes a network function on a socket.
+fn network_function(
+    new: NewPort<'_>,
     config: Config,
-    (disks, overlays, reactors): (&Disks, Budget, &[(usize, Handle)]),
+    reactor: &Handle,
     mut place: Option<&mut KeptPlace>,
 ) -> Result<(Endpoint, FunctionKind), Error> {
+    let config = Config { doorbells: network::doorbells(new.net), ..config };
     let socket = config.location.socket();
-    let sweep_period_us = match config.doorbells {
-        DoorbellMode::Trapped | DoorbellMode::Rung => 0,
-        DoorbellMode::Mapped => config.sweep_period.as_micros() as u32,
-    };
     let unserved = |source| Error::Socket { path: socket.clone(), source };
-    let wakes = reactors.iter().map(|_| Wakes::new()).collect::<Result<Vec<_>, _>>()?;
-    let (namespaces, status) =
-        namespaces(request, wanted, (disks, &overlays), &wakes, place.as_deref_mut())?;
     let mut parts = endpoint_parts(&config, place.as_deref_mut()).map_err(unserved)?;
-    let lanes = reactors.len() as u16;
-    let limits = Limits { queue_pairs: QUEUE_PAIRS, lanes, ..Limits::default() };
-    let mut controller = Controller::new(Parts {
-        memory: parts.memory(),
-        interrupts: interrupts(&parts),
-        doorbells: parts.doorbells(doorbell_count(QUEUE_PAIRS)).map_err(unserved)?,
-        namespaces,
-        clock: parts.clock(),
-        identity: Identity::new(&serial(&request.id, &wanted.serial)),
-        limits,
-        journal: place.as_ref().map(|place| place.journal.clone()),
-    })?;
-    // The present limits, or the initial ones if they were never changed.
-    let limited = place.as_ref().and_then(|place| place.limits()).or(wanted.limits);
-    controller.limit(rates(&limited.unwrap_or_default()));
-    let handed = parts.hand_down(&mut controller);
-    handed.map_err(|error| Error::Resources(error.to_string()))?;
-    let mailbox = controller.mailbox();
-    let homes = reactors.iter().zip(&wakes).map(|((_, reactor), wakes)| {
-        Ok(LaneHome { reactor: reactor.clone(), wakes: vec![wakes.descriptor()?] })
-    });
-    let mut homes = homes.collect::<Result<Vec<_>, Error>>()?;
-    let LaneHome { reactor, wakes: wake } = homes.remove(0);
-    let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, &reactor);
-    let mut endpoint = endpoint.map_err(unserved)?;
-    endpoint.spread(homes).map_err(unserved)?;
-    let door = Door { mailbox, control: endpoint.control() };
-    let snoop = snoop::Target::new(door.mailbox.clone(), limits, door.control.clone());
-    let nvme = Nvme {
-        namespaces: status,
-        door,
-        wakes,
-        snoop,
-        overlays,
-        doorbells: wanted.doorbells(),
-        sweep_period_us,
-        limits: limited,
-    };
-    Ok((endpoint, FunctionKind::Nvme(nvme)))
+    let NewPort { id, net, switch } = new;
+    let (device, attached) = network::make(id, net, &mut parts, switch, place.as_deref())?;
+    let endpoint = Endpoint::new(config, parts, device, Vec::new(), reactor).map_err(unserved)?;
+    Ok((endpoint, FunctionKind::Network(attached)))
 }
 
 fn regions(stats: &Stats) -> Vec<v1::DmaRegion> {
@@ -464,41 +442,4 @@ fn files(
     let file = |device, inode| (inode > 0).then_some(MemoryFile { device, inode });
     let limit = (limit_bytes > 0).then_some(limit_bytes);
     (limit, file(device, inode), file(shared_device, shared_inode))
-}
-
-type Namespaces = (Vec<Namespace>, BTreeMap<u32, v1::NamespaceStatus>);
-
-fn namespaces(
-    request: &v1::CreateEndpointRequest,
-    wanted: &v1::NvmeController,
-    disks: (&Disks, &Budget),
-    wakes: &[Wakes],
-    mut place: Option<&mut KeptPlace>,
-) -> Result<Namespaces, Error> {
-    let (mut made, mut status) = (Vec::new(), BTreeMap::new());
-    for one in &wanted.namespaces {
-        let lasts = place.as_deref_mut().map(|place| place.found(one.nsid)).transpose()?;
-        let opened = disk::open(one, disks, lasts, wakes.len() - 1)?;
-        if let (Some(place), Some(file)) = (&mut place, &opened.content) {
-            place.put_content(one.nsid, file)?;
-        }
-        watch_all(wakes, &opened)?;
-        let (described, namespace) = namespace(&request.id, one.nsid, opened);
-        status.insert(one.nsid, described);
-        made.push(namespace);
-    }
-    // Stores the slots of the disks' contents.
-    place.map_or(Ok(()), KeptPlace::store)?;
-    Ok((made, status))
-}
-
-/// Returns one interrupt for each queue, including the admin queue.
-fn interrupts(parts: &EndpointParts) -> Vec<Interrupt> {
-    let sink = parts.interrupts();
-    (0..=QUEUE_PAIRS).map(|vector| Interrupt::new(Arc::clone(&sink), vector)).collect()
-}
-
-fn serial(id: &str, wanted: &str) -> String {
-    let text = if wanted.is_empty() { id } else { wanted };
-    text.chars().take(20).collect()
 }

@@ -3,8 +3,9 @@
 //!
 //! The pieces:
 //! - [`Plane`] owns the reactors and finds every endpoint by its id.
-//! - `disk` opens the disk of a namespace. `endpoint` assembles disks, controller and socket and
-//!   hands the result to a reactor, which owns it from then on.
+//! - `disk` opens the disk of a namespace, and `controller` makes an NVMe controller of disks.
+//!   `endpoint` assembles function and socket and hands the result to a reactor, which owns it from
+//!   then on.
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
 //! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
 //!   of running endpoints, by messages to their controllers.
@@ -25,6 +26,7 @@
 
 mod attach;
 mod balance;
+mod controller;
 mod disk;
 mod disks;
 mod door;

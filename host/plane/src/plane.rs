@@ -16,7 +16,7 @@ use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::balance::{Balancer, Loads};
 use crate::disks::Disks;
-use crate::endpoint::Served;
+use crate::endpoint::{NewEndpoint, Resources, Served};
 use crate::keep::{Keep, KeptPlace, MOST_LANES};
 use crate::table::{Endpoints, Slot};
 use crate::{Error, snoop};
@@ -261,11 +261,13 @@ impl Plane {
         let handle = |number: usize| (number, self.shared.reactors[number].handle());
         let reactors = reactors.into_iter().map(handle).collect();
         let Shared { disks, overlays, late, .. } = &*self.shared;
-        let around = (disks, overlays, late);
-        let wanted = (request, shut);
-        match place
-            .and_then(|place| Served::create(wanted, around, switch.as_ref(), reactors, place))
-        {
+        let resources = Resources { disks, overlays, late };
+        let served = place.and_then(|place| {
+            let switch = switch.as_ref();
+            let new = NewEndpoint { request, shut, switch, reactors, place };
+            Served::create(new, &resources)
+        });
+        match served {
             Ok(served) => {
                 let described = served.describe();
                 self.lock().insert(id, Slot::Served(Box::new(served)));

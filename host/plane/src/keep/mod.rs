@@ -41,7 +41,7 @@ use layout::Unknown;
 
 pub use layout::MOST_LANES;
 pub use named::DiskPlace;
-pub use place::KeptPlace;
+pub use place::{KeptPlace, endpoint_parts};
 
 /// The time that a predecessor may take to end, including its requests to disks.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use prost::Message;
 use slipway_keeper::Shelf;
 use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::{Lasting, Snapshots};
-use slipway_vfio_user::{HOST_SLOTS, KEPT_LEN, Kept};
+use slipway_vfio_user::{Config, EndpointParts, HOST_SLOTS, KEPT_LEN, Kept};
 
 use super::Lasts;
 use crate::Error;
@@ -136,8 +136,8 @@ impl KeptPlace {
     /// here.
     ///
     /// # Errors
-    /// As [`KeptPlace::limit`], or the content cannot be kept. It may be on the shelf even so, until
-    /// the namespace is [detached](Self::detach).
+    /// As [`KeptPlace::limit`], or the content cannot be kept. It may be on the shelf even so,
+    /// until the namespace is [detached](Self::detach).
     pub fn attach(
         &mut self,
         namespace: v1::Namespace,
@@ -181,8 +181,8 @@ impl KeptPlace {
     /// Stores the description, from which a successor continues.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is too long. Then no description is stored, and a successor does not
-    /// know the endpoint.
+    /// [`Error::Invalid`] if it is too long. Then no description is stored, and a successor does
+    /// not know the endpoint.
     pub fn store(&mut self) -> Result<(), Error> {
         let kept = self.description.encode_to_vec();
         if self.stored.store(&kept) {
@@ -229,6 +229,20 @@ impl KeptPlace {
         put.map_err(|error| Error::Resources(error.to_string()))?;
         known.insert(nsid, slot);
         Ok(())
+    }
+}
+
+/// Returns the parts of an endpoint, with a predecessor's state if there is any.
+///
+/// # Errors
+/// Those of [`EndpointParts::kept`].
+pub fn endpoint_parts(
+    config: &Config,
+    place: Option<&mut KeptPlace>,
+) -> std::io::Result<EndpointParts> {
+    match place {
+        Some(place) => EndpointParts::kept(config, place.kept()),
+        None => Ok(EndpointParts::new(config)),
     }
 }
 
