@@ -8,12 +8,13 @@
 //! address.)
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
@@ -87,8 +88,7 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 return Err(Error::PortInUse { address, port, protocol: one.protocol.as_str() });
             }
-            // The host has no IPv6.
-            Err(_) if !bound.is_empty() && address.is_ipv6() => {}
+            Err(error) if !bound.is_empty() && address.is_ipv6() && lacks_ipv6(&error) => {}
             Err(error) => {
                 let what = format!("cannot publish on {}", SocketAddr::new(address, port));
                 return Err(Error::host(what)(error));
@@ -96,6 +96,12 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
         }
     }
     Ok(bound)
+}
+
+/// Returns whether binding a socket to an IPv6 address failed because the host has no IPv6. Any
+/// other error must not leave a port published on IPv4 alone.
+fn lacks_ipv6(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
 }
 
 /// The tasks that serve published ports. Dropping it ends them.
@@ -202,7 +208,7 @@ async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
     }
 }
 
-async fn connected(to: SocketAddr) -> std::io::Result<UdpSocket> {
+async fn connected(to: SocketAddr) -> io::Result<UdpSocket> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -291,6 +297,15 @@ mod tests {
             inside.send_to(&buffer[..length], from).await.unwrap();
             let length = client.recv(&mut buffer).await.unwrap();
             assert_eq!(&buffer[..length], text);
+        }
+    }
+
+    #[test]
+    fn a_port_is_on_ipv4_alone_only_where_the_host_has_no_ipv6() {
+        let of = |errno: Errno| lacks_ipv6(&io::Error::from(errno));
+        assert!(of(Errno::AFNOSUPPORT) && of(Errno::ADDRNOTAVAIL));
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ACCESS] {
+            assert!(!of(errno), "{errno}");
         }
     }
 
