@@ -27,8 +27,8 @@ use crate::{Error, Result};
 const FLOWS: usize = 1024;
 /// The longest time for a sandbox to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Time without an answer after which a pair of UDP peers is forgotten, as by the kernel's own
-/// table.
+/// The time without an answer of the sandbox's after which a pair of UDP peers is forgotten.
+/// Datagrams of the client alone do not keep the pair; the next one makes a new pair.
 const UDP_IDLE: Duration = Duration::from_secs(120);
 const MAX_DATAGRAM: usize = 65_535;
 /// Attempts to find a port that is free for both IPv4 and IPv6.
@@ -41,7 +41,8 @@ pub struct Claimed {
     sockets: Vec<(Published, OwnedFd)>,
 }
 
-/// Binds the ports of `wanted`, all or none.
+/// Binds the ports of `wanted`, all or none. A port of the host that is listed twice is one port;
+/// each 0 is a port of its own.
 ///
 /// # Errors
 /// [`Error::PortInUse`]; [`Error::Host`] for an address that the host does not have.
@@ -53,7 +54,7 @@ pub fn claim(wanted: &[Published]) -> Result<Claimed> {
         }
         let sockets = claim_one(*one)?;
         let port = sockets.first().map(sockets::port).transpose();
-        let port = port.map_err(Error::host("a port"))?.unwrap_or(one.host);
+        let port = port.map_err(no_port(*one))?.unwrap_or(one.host);
         let one = Published { host: port, ..*one };
         claimed.published.push(one);
         claimed.sockets.extend(sockets.into_iter().map(|socket| (one, socket)));
@@ -82,7 +83,7 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
     for address in one.listens_on() {
         match sockets::bind(SocketAddr::new(address, port), kind) {
             Ok(socket) => {
-                port = sockets::port(&socket).map_err(Error::host("a port"))?;
+                port = sockets::port(&socket).map_err(no_port(one))?;
                 bound.push(socket);
             }
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
@@ -96,6 +97,11 @@ fn bind_all(one: Published) -> Result<Vec<OwnedFd>> {
         }
     }
     Ok(bound)
+}
+
+/// Returns a closure for `map_err` that says which socket's port the kernel does not tell.
+fn no_port(one: Published) -> impl FnOnce(io::Error) -> Error {
+    Error::host(format!("cannot tell the host's port of {one}"))
 }
 
 /// Returns whether binding a socket to an IPv6 address failed because the host has no IPv6. Any
@@ -318,8 +324,15 @@ mod tests {
         assert!(matches!(claim(&wanted), Err(Error::PortInUse { .. })));
         let elsewhere = claim(&on_loopback("192.0.2.1:0080:80")).err().unwrap();
         assert!(matches!(elsewhere, Error::Host(_)), "{elsewhere}");
-        // A port that is listed twice is one port.
-        let twice = on_loopback("127.0.0.1::80").repeat(1);
-        assert_eq!(claim(&twice).unwrap().published.len(), 1);
+    }
+
+    #[test]
+    fn a_port_that_is_listed_twice_is_one_port() {
+        // A free one is another port each time. Nothing else in the tests is at this address.
+        let twice = claim(&on_loopback("127.0.0.9::80").repeat(2)).unwrap().published;
+        let [first, second] = twice[..] else { panic!("{twice:?}") };
+        assert_ne!(first.host, second.host);
+        let fixed = on_loopback(&format!("127.0.0.9:{}:80", first.host));
+        assert_eq!(claim(&fixed.repeat(2)).unwrap().published, [first]);
     }
 }
