@@ -23,7 +23,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -131,10 +131,13 @@ impl Forwarding {
     }
 
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.
-    pub fn only_for_sandboxes(&self) -> OnlyForSandboxes {
+    ///
+    /// # Errors
+    /// [`Error::Host`] if the record cannot be read.
+    pub fn only_for_sandboxes(&self) -> Result<OnlyForSandboxes> {
         let ipv6 =
-            is_there(SIX.family) && (!is_set(&whole_six()) || self.load().six_whole.is_some());
-        OnlyForSandboxes { ipv4: !is_set(&whole_four()), ipv6 }
+            is_there(SIX.family) && (!is_set(&whole_six()) || self.load()?.six_whole.is_some());
+        Ok(OnlyForSandboxes { ipv4: !is_set(&whole_four()), ipv6 })
     }
 
     /// Switches forwarding on for the families of `only`. The packet filter must have its rules
@@ -142,10 +145,10 @@ impl Forwarding {
     /// switches.
     ///
     /// # Errors
-    /// [`Error::Host`].
+    /// [`Error::Host`]; no switch is changed if that is for the record.
     pub fn open(&self, only: OnlyForSandboxes) -> Result<()> {
         let _lock = self.lock()?;
-        let mut before = self.load();
+        let mut before = self.load()?;
         // If the host now forwards for its own reasons, that must not be undone later.
         before.four = before.four.filter(|_| only.ipv4);
         before.six = before.six.filter(|_| only.ipv6);
@@ -174,7 +177,8 @@ impl Forwarding {
     /// interfaces). Sleeps while another daemon changes the switches.
     ///
     /// # Errors
-    /// [`Error::Host`] if another daemon keeps the lock; nothing is changed then.
+    /// [`Error::Host`] if another daemon keeps the lock or the record cannot be read; nothing is
+    /// changed then.
     pub fn close(&self, own: &BTreeSet<String>) -> Result<()> {
         if !self.file.exists() {
             return Ok(());
@@ -185,7 +189,7 @@ impl Forwarding {
         if !self.file.exists() || interfaces(FOUR.family).iter().any(others) {
             return Ok(());
         }
-        let before = self.load();
+        let before = self.load()?;
         if let Some(before) = before.four.filter(|_| !is_set(&whole_four())) {
             FOUR.close(&before);
         }
@@ -213,13 +217,28 @@ impl Forwarding {
         self.file.parent().map_or(Ok(()), fs::create_dir_all)
     }
 
-    fn load(&self) -> Before {
-        let text = fs::read(&self.file).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
+    /// Reads the record. A missing one says that nothing was switched on.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if there is a record that cannot be read. It must not be replaced: the
+    /// switches that it names would stay on for ever.
+    fn load(&self) -> Result<Before> {
+        let read = match fs::read(&self.file) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Before::default()),
+            read => read,
+        };
+        let before = read.and_then(|text| Ok(serde_json::from_slice(&text)?));
+        before.map_err(|error| {
+            Error::Host(format!(
+                "cannot read {}, which says which interfaces forwarded before: {error}; set the \
+                 host's forwarding switches as they should be, and remove the file",
+                self.file.display()
+            ))
+        })
     }
 
     fn save(&self, before: &Before) -> Result<()> {
-        if *before == self.load() {
+        if *before == self.load()? {
             return Ok(());
         }
         let save = || -> std::io::Result<()> {
@@ -284,4 +303,28 @@ fn open_six_whole(takers: &BTreeSet<String>) -> Result<()> {
         return Ok(());
     }
     fs::write(path, "1").map_err(Error::host("cannot switch IPv6 forwarding on"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_not_one_that_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        let forwarding = Forwarding { file: dir.path().join("forwarding.json") };
+        // No family: no switch is looked at or changed.
+        let none = OnlyForSandboxes::default();
+        forwarding.open(none).unwrap();
+        assert_eq!(forwarding.load().unwrap(), Before::default());
+        fs::write(&forwarding.file, "{\"four\": 4}").unwrap();
+        let error = forwarding.open(none).unwrap_err().to_string();
+        assert!(error.contains("forwarding.json") && error.contains("remove the file"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        assert_eq!(fs::read_to_string(&forwarding.file).unwrap(), "{\"four\": 4}");
+        // A directory in the file's place is an error of read(2).
+        fs::remove_file(&forwarding.file).unwrap();
+        fs::create_dir(&forwarding.file).unwrap();
+        assert!(forwarding.load().is_err());
+    }
 }

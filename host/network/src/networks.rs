@@ -432,8 +432,10 @@ impl Networks {
         let up = state.networks.values().filter(|network| state.up.contains_key(&network.name));
         let up: Vec<&Network> = up.collect();
         let leads_out = up.iter().any(|network| !network.internal);
-        let only =
-            if leads_out { forwarding.only_for_sandboxes() } else { OnlyForSandboxes::default() };
+        let only = match leads_out {
+            true => forwarding.only_for_sandboxes()?,
+            false => OnlyForSandboxes::default(),
+        };
         if !leads_out {
             stop_forwarding(forwarding, devices(&up)).await;
             state.forwards = None;
