@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Pid;
@@ -12,6 +13,7 @@ use slipway_agent_protocol::v1::{
     ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef,
     PutFilesRequest, StatsReply, UpdateContainerRequest,
 };
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 use crate::cgroup::Cgroup;
@@ -20,6 +22,10 @@ use crate::log;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
+
+/// The time that containers have to end when the sandbox does: half of the time that the daemon
+/// waits for the reply to `Shutdown`. The other half is for writing back data.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// The function that ends the sandbox after a shutdown was answered.
 pub type PowerOff = Box<dyn Fn() + Send + Sync>;
@@ -240,22 +246,26 @@ impl Agent {
         StatsReply { processes: processes as u32, ..crate::stats::collect(&self.places.sysfs) }
     }
 
-    /// Ends all containers, which unmounts their file systems, and writes back all data.
+    /// Ends all containers, which unmounts their file systems, and writes back all data. A process
+    /// that hangs does not keep the data of others from being written back before the daemon gives
+    /// up: all data is written back at once, while the containers end, and again when they have.
     pub async fn shutdown(&self) {
         let all: Vec<_> = self.containers().drain().collect();
-        // All containers are signalled first, so that they end in parallel.
-        for (_, container) in &all {
-            if let Some(container) = container {
-                let _ = container.signal_all(libc::SIGKILL as u32);
-            }
-        }
+        tokio::task::spawn_blocking(rustix::fs::sync);
+        let mut ending = JoinSet::new();
         for (id, container) in all {
             let Some(container) = container else { continue };
-            if let Err(error) = container.remove().await {
-                log!("removing container {id}: {error}");
-            }
+            ending.spawn(async move {
+                if let Err(error) = container.remove().await {
+                    log!("removing container {id}: {error}");
+                }
+            });
         }
-        rustix::fs::sync();
+        let ended = async { while ending.join_next().await.is_some() {} };
+        if tokio::time::timeout(ENDING, ended).await.is_err() {
+            log!("{} containers do not end", ending.len());
+        }
+        let _ = tokio::task::spawn_blocking(rustix::fs::sync).await;
     }
 
     /// Ends the sandbox.

@@ -521,8 +521,12 @@ async fn shutdown_ends_everything() {
     let mut sandbox = sandbox!("shutdown_ends_everything");
     sandbox.create(container("a", script("sleep 1000"))).await;
     let pid = sandbox.start_container("a").await;
+    sandbox.create(container("b", script("sleep 1000"))).await;
+    let pids = [pid, sandbox.start_container("b").await];
     sandbox.client.shutdown(ShutdownRequest {}).await.unwrap();
-    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    for pid in pids {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
     let status = tokio::task::spawn_blocking({
         let pid = sandbox.agent.id();
         move || {

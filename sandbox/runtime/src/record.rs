@@ -37,7 +37,8 @@ pub enum SandboxState {
     Starting,
     /// The container's process runs.
     Running,
-    /// The sandbox ended; its resources are being released.
+    /// The container ended. Its guest writes back its volumes, or the sandbox's resources are being
+    /// released.
     Stopping,
     /// The container ended, by itself or because it was stopped.
     Exited,

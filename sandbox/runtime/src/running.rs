@@ -7,8 +7,15 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::Vm;
 
 use crate::agent::Agent;
+use crate::record::SandboxState;
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
+
+/// The time that a guest has for its own end: to end its containers, write back its volumes and say
+/// so. The agent gives its containers half of it.
+pub(crate) const GUEST_END: Duration = Duration::from_secs(10);
+/// The time that a guest has to power off after that.
+const POWER_OFF: Duration = Duration::from_millis(300);
 
 /// A task that carries the output of a container.
 pub(crate) type Carry = tokio::task::JoinHandle<Result<()>>;
@@ -33,7 +40,7 @@ impl Running {
                 () = sandbox.pod_ends() => {}
                 ended = self.vm.wait() => return Err(Error::vm_ended(&ended)),
             }
-            shut_down(&self.agent, &*self.vm).await;
+            shut_down(&self.agent, &*self.vm, &sandbox.name).await;
             return Ok(0);
         };
         let ended = tokio::select! {
@@ -46,6 +53,8 @@ impl Running {
         carried(carry, &sandbox.name).await;
         // The exit status is recorded before the agent ends, since only the agent knows it, too.
         let recorded = sandbox.update(|record| {
+            // A call that stops the sandbox from here on waits for the guest's own end.
+            record.state = SandboxState::Stopping;
             (record.exit_status, record.out_of_memory) = (Some(ended.status), ended.out_of_memory);
             if ended.out_of_memory {
                 let killed = "the guest ran out of memory; `--memory` gives it more";
@@ -53,7 +62,7 @@ impl Running {
             }
         });
         recorded.await?;
-        shut_down(&self.agent, &*self.vm).await;
+        shut_down(&self.agent, &*self.vm, &sandbox.name).await;
         Ok(ended.status)
     }
 }
@@ -70,16 +79,29 @@ pub(crate) async fn carried(carry: Carry, name: &str) {
     }
 }
 
-/// Asks the guest to write back its volumes and power off, then kills the VMM.
-async fn shut_down(agent: &Agent, vm: &dyn Vm) {
+/// Asks the guest of sandbox `name` to write back its volumes and power off, then kills the VMM.
+async fn shut_down(agent: &Agent, vm: &dyn Vm, name: &str) {
     let asked =
         agent.call(|mut client| async move { client.shutdown(agent_v1::ShutdownRequest {}).await });
-    // The guest powers off within a moment; the VMM is killed soon after in any case.
-    let gone = tokio::time::timeout(Duration::from_secs(10), async {
-        tokio::select! { _ = asked => {} _ = vm.wait() => return }
-        let _ = tokio::time::timeout(Duration::from_millis(300), vm.wait()).await;
-    });
-    let _ = gone.await;
+    let answer = tokio::select! {
+        // In this order: a guest that has answered ends its VMM.
+        biased;
+        answered = tokio::time::timeout(GUEST_END, asked) => match answered {
+            Ok(answer) => answer.map(drop),
+            Err(_) => Err(Error::Agent(format!("no answer within {} s", GUEST_END.as_secs()))),
+        },
+        ended = vm.wait() => Err(Error::vm_ended(&ended)),
+    };
+    match answer {
+        Ok(()) => {
+            let _ = tokio::time::timeout(POWER_OFF, vm.wait()).await;
+        }
+        Err(error) => tracing::warn!(
+            sandbox = name,
+            %error,
+            "its guest does not say that its volumes are written back: they may lack data"
+        ),
+    }
     end(vm).await;
 }
 

@@ -7,9 +7,15 @@ use tonic::Streaming;
 
 use super::forward;
 use crate::record::SandboxState;
+use crate::running::GUEST_END;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::{Error, pause, pod, v1};
+
+/// The time in which killed processes end.
+const KILLED: Duration = Duration::from_secs(5);
+/// The time for a guest's own end, and for the release of what its sandbox held.
+const END: Duration = GUEST_END.saturating_add(Duration::from_secs(5));
 
 /// The effect of a client's leaving on the container's standard input.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,6 +89,11 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
             false => stop_own(target, patience).await,
         }
     }
+    // Its guest writes back its volumes, whether the container ended by itself or on request.
+    if target.sandbox.state() == SandboxState::Stopping {
+        let ended = target.container.wait_state(|state| !state.is_live());
+        let _ = tokio::time::timeout(END, ended).await;
+    }
     if target.sandbox.state().is_live() {
         target.sandbox.kill();
         target.container.wait_state(|state| !state.is_live()).await;
@@ -90,15 +101,16 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
     Ok(())
 }
 
-/// Asks a sandbox's own container to end: its stop signal, then SIGKILL after `patience`. A guest
-/// that does not answer has no more time than one whose container does not end.
+/// Ends a sandbox's own container: its stop signal, then SIGKILL after `patience`. Returns when the
+/// container's process has ended, or after the time that it has. A guest that does not answer has
+/// no more time than one whose container does not end.
 async fn stop_own(target: &Target, patience: Duration) {
     let signal = target.look(|settings| settings.stop_signal);
-    for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, Duration::from_secs(5))] {
+    for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, KILLED)] {
         let asked = async {
             pause::resume_paused(target).await?;
             send_signal(target, signal).await?;
-            target.container.wait_state(|state| !state.is_live()).await;
+            target.container.wait_state(|state| *state != SandboxState::Running).await;
             Ok::<_, Error>(())
         };
         if let Ok(Ok(())) = tokio::time::timeout(patience, asked).await {
@@ -109,13 +121,9 @@ async fn stop_own(target: &Target, patience: Duration) {
 
 /// Ends a pod: its containers first, then the guest.
 async fn stop_pod(target: &Target, patience: Duration) {
-    /// The time for the guest's own end.
-    const SHUTDOWN: Duration = Duration::from_secs(15);
-    /// The time in which killed containers end, beside `patience`.
-    const KILLED: Duration = Duration::from_secs(5);
     let containers = pod::stop_all(&target.sandbox, patience);
     let _ = tokio::time::timeout(patience + KILLED, containers).await;
     target.sandbox.end_pod();
     let ended = target.container.wait_state(|state| !state.is_live());
-    let _ = tokio::time::timeout(SHUTDOWN, ended).await;
+    let _ = tokio::time::timeout(END, ended).await;
 }

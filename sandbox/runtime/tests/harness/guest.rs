@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use slipway_agent_protocol::v1::agent_server::{Agent, AgentServer};
 use slipway_agent_protocol::{PROTOCOL, v1};
+use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -29,6 +30,8 @@ pub struct Guest {
     pub refuses: Option<String>,
     /// The bytes of its memory, of 1 GiB, that it calls available.
     pub available: u64,
+    /// The guest answers the request to shut down once this is `true`; `None`: at once.
+    pub writes_back: Option<watch::Receiver<bool>>,
 }
 
 pub fn stage(name: &str) -> v1::GuestStage {
@@ -199,6 +202,9 @@ impl Agent for Guest {
     }
 
     async fn shutdown(&self, _: Request<v1::ShutdownRequest>) -> Reply<v1::ShutdownReply> {
+        if let Some(mut done) = self.writes_back.clone() {
+            let _ = done.wait_for(|done| *done).await;
+        }
         self.answer().await
     }
 }
