@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The documents: links lead somewhere, named tests exist, sizes stay readable, no crate is missing.
+"""The documents: links lead somewhere, named tests exist, sizes stay readable, no crate is missing in
+ARCHITECTURE and in the table of its floor.
 
 README fits one screen and ARCHITECTURE 10 KB, so that both are read. The glossary has at most 25 words: a
 longer list means that the code speaks a language of its own.
@@ -14,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 README_LINES = 60
 ARCHITECTURE_BYTES = 10_000
 GLOSSARY_WORDS = 25
+FLOORS = ["base", "spec", "backend", "device", "host", "sandbox", "front"]
 
 
 def documents():
@@ -78,9 +80,21 @@ def missing_crates(pages):
                 yield f"ARCHITECTURE.md does not name {floor}/{manifest.parent.name}"
 
 
+def unlisted_crates(pages):
+    """Crates that the table of their floor's README does not have, and rows without a crate."""
+    for floor in FLOORS:
+        folders = {manifest.parent.name for manifest in (ROOT / floor).glob("*/Cargo.toml")}
+        rows = re.findall(r"^\| `([\w-]+)` \|", pages[ROOT / floor / "README.md"], flags=re.M)
+        for name in sorted(folders.symmetric_difference(rows)):
+            problem = "lacks a row for" if name in folders else "has a row for a crate that is not there:"
+            yield f"{floor}/README.md {problem} {name}"
+        for name in sorted({name for name in rows if rows.count(name) > 1}):
+            yield f"{floor}/README.md has two rows for {name}"
+
+
 def main():
     pages = documents()
-    checks = [broken_links, missing_tests, oversized, missing_crates]
+    checks = [broken_links, missing_tests, oversized, missing_crates, unlisted_crates]
     found = [line for check in checks for line in check(pages)]
     for line in found:
         print(f"docs: {line}", file=sys.stderr)
