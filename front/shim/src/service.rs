@@ -31,9 +31,6 @@ const MOST_EXECS: usize = 256;
 /// The longest time that a deleted process's output may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The longest time that a removal waits for the next daemon.
-const RETURN: Duration = Duration::from_secs(30);
-
 /// The least time between the Wait of a client that joins a process and its answer. When its CRI
 /// plugin starts, containerd waits for a container before it has entered it into its table, and
 /// forgets an exit that comes before that. A container whose output was held back ends just then.
@@ -187,7 +184,7 @@ impl Service {
 
     /// Removes what the node has of a task: a pod with all its containers.
     async fn remove(&self, task: &Task) -> Result<(), Failure> {
-        self.daemon.remove(&task.name, RETURN).await?;
+        self.daemon.remove(&task.name, session::RETURN).await?;
         if let Some(private) = &task.private {
             rootfs::remove_private(&self.daemon, private).await?;
         }

@@ -2,8 +2,13 @@
 //! daemon.
 //!
 //! A session keeps the order of events: a process's exit is published after its start, and after
-//! its output has been written and its FIFOs are closed. A reader that does not read cannot hold
-//! the exit back: after [`STUCK`] the exit is published, and the output goes on.
+//! its output. A reader that does not read cannot hold the exit back:
+//! - Output that fits into the FIFOs is written before the exit. If the reader takes it, the FIFOs
+//!   are closed first. If the reader takes nothing for [`UNREAD`], the exit is published, and the
+//!   FIFOs stay open until they are read, or for [`KEPT`] without progress ([`keep_unread`]).
+//! - Full FIFOs stop the session before the daemon reports the exit. Beside it, [`report_end`] waits
+//!   for the end of the container. After [`STUCK`] without progress it publishes the exit, and the
+//!   output goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +33,7 @@ const QUEUE: usize = 4;
 /// The largest piece of input, bytes.
 const PIECE: usize = 16 << 10;
 /// The longest time that the shim waits for the next daemon, if no keeper waits for it too.
-const RETURN: Duration = Duration::from_secs(30);
+pub const RETURN: Duration = Duration::from_secs(30);
 /// The time between two attempts to reach the next daemon.
 const LOOK: Duration = Duration::from_millis(200);
 /// The time without progress after which the output of an ended container is no longer waited for.

@@ -2,6 +2,10 @@
 //!
 //! A field that is added later needs `#[serde(default)]`: a daemon passes over records that it
 //! cannot read, with a warning, and their sandboxes with them.
+//!
+//! `slipway inspect` prints the record, and has no form but JSON: a field of [`Record`] is shown
+//! without further code. What is shown and not recorded, such as the memory that layers hold now,
+//! is added in `layers::described`, by the caller `inspect` in `service`.
 
 mod container;
 mod function;
