@@ -12,7 +12,7 @@ use slipway_agent_protocol::v1::{
 };
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::init::{ContainerSpec, InitSpec, VolumeSpec};
+use crate::init::{ContainerSpec, Device, InitSpec, VolumeSpec};
 use crate::log;
 use crate::message::Message;
 use crate::process::{Failure, Process};
@@ -81,86 +81,47 @@ impl Container {
         request: CreateContainerRequest,
         processes_of: Option<Pid>,
     ) -> Result<Container, Failure> {
-        let process = request.process.context("no process given")?;
-        let root = request.root.context("no root file system given")?;
-        let volumes = volumes(places, &request.volumes).await?;
-        let volatile = match &root.volatile_layer {
-            Some(device) => Some(nvme::find(&places.sysfs, device).await?),
-            None => None,
-        };
-        let image = match &root.image {
-            Some(device) => nvme::find(&places.sysfs, device).await?,
-            None if root.shared_image => pmem::find(&places.sysfs).await?,
-            None => return Err(anyhow!("no image given").into()),
-        };
-        let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
-        let limits = request.resources.unwrap_or_default();
+        let devices = find_devices(places, &request).await?;
         let shares = shares::hold(&request.shares).await?;
         let message = match request.termination_message_path.as_str() {
             "" => None,
             _ => Some(Message::make(&request.id)?),
         };
-        let cgroup = match &places.hierarchy {
-            Some(hierarchy) => Some(hierarchy.create(&request.id, &limits)?),
-            None => None,
-        };
-        let mut spec = InitSpec {
-            process: Some(process),
-            privileged: request.privileged,
-            drop_mknod: !places.restricts_devices(),
-            cgroup: cgroup_path(cgroup.as_ref()),
-            container: Some(ContainerSpec {
-                base: utf8(&places.base)?,
-                image: Some(image),
-                shared_image: root.image.is_none(),
-                volatile,
-                read_only: root.read_only,
-                volumes,
-                hostname: request.hostname,
-                names: request.names,
-                sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
-                files: request.files,
-                shared_memory: shared_memory.to_owned(),
-                processes_of: processes_of.map_or(0, |pid| pid.as_raw_nonzero().get()),
-                masked: request.masked,
-                read_only_paths: request.read_only_paths,
-                sysctls,
-                shares: request.shares,
-                message: message
-                    .as_ref()
-                    .map(|one| utf8(one.path()))
-                    .transpose()?
-                    .unwrap_or_default(),
-                message_path: request.termination_message_path,
-            }),
-            sockets: request.sockets,
-            ..InitSpec::default()
-        };
-        let main = Process::prepare(&places.program, reaper, &spec).await;
-        let main = match main {
-            Ok(main) => main,
+        let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
+        let plan = Plan { request, devices, sysctls, processes_of, message: message.as_ref() };
+        let mut spec = plan.spec(places)?;
+        // Last, since it has to be removed if the container cannot be created.
+        let cgroup = places.hierarchy.as_ref();
+        let cgroup = cgroup.map(|hierarchy| hierarchy.create(&id, &limits)).transpose()?;
+        spec.cgroup = cgroup_path(cgroup.as_ref());
+        let main = match Process::prepare(&places.program, reaper, &spec).await {
+            Ok(main) => Arc::new(main),
             Err(failure) => {
                 discard(cgroup).await;
                 return Err(failure);
             }
         };
-        let (main, execs, sockets) = (Arc::new(main), Mutex::default(), spec.sockets);
-        let copying = tokio::sync::Mutex::default();
+        let (execs, copying) = (Mutex::default(), tokio::sync::Mutex::default());
+        let sockets = spec.sockets;
         let container =
             Container { main, cgroup, sockets, _shares: shares, message, copying, execs };
-        // Devices are restricted only now, since the first process had to open those of the root.
-        if !request.privileged
-            && places.restricts_devices()
-            && let Some(cgroup) = &container.cgroup
-        {
-            let volumes = spec.container.take().map(|spec| spec.volumes).unwrap_or_default();
-            if let Err(error) = cgroup.restrict_devices(&volumes) {
-                container.kill().await;
-                discard(container.cgroup).await;
-                return Err(anyhow!(error).context("restricting devices").into());
-            }
+        if let Err(error) = container.restrict_devices(places, &spec) {
+            container.kill().await;
+            discard(container.cgroup).await;
+            return Err(anyhow!(error).context("restricting devices").into());
         }
         Ok(container)
+    }
+
+    /// Restricts the processes of a container that is not privileged to the devices of `spec`, if
+    /// the kernel can do so. The first process has been prepared: it had to open those of its root.
+    fn restrict_devices(&self, places: &Places, spec: &InitSpec) -> std::io::Result<()> {
+        match (&self.cgroup, &spec.container) {
+            (Some(cgroup), Some(container)) if !spec.privileged && places.restricts_devices() => {
+                cgroup.restrict_devices(&container.volumes)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sets up another process, which waits for [`Process::start`].
@@ -267,6 +228,82 @@ impl Container {
 
     fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
         self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The block devices of a container.
+struct Devices {
+    /// The read-only image.
+    image: Device,
+    /// The overlay's upper layer; `None` for a tmpfs.
+    volatile: Option<Device>,
+    volumes: Vec<VolumeSpec>,
+}
+
+/// Finds the block devices that `request` names. Waits for those that are not there yet.
+async fn find_devices(places: &Places, request: &CreateContainerRequest) -> Result<Devices> {
+    let root = request.root.as_ref().context("no root file system given")?;
+    let volumes = volumes(places, &request.volumes).await?;
+    let volatile = match &root.volatile_layer {
+        Some(device) => Some(nvme::find(&places.sysfs, device).await?),
+        None => None,
+    };
+    let image = match &root.image {
+        Some(device) => nvme::find(&places.sysfs, device).await?,
+        None if root.shared_image => pmem::find(&places.sysfs).await?,
+        None => bail!("no image given"),
+    };
+    Ok(Devices { image, volatile, volumes })
+}
+
+/// The parts of a container that is to be created.
+struct Plan<'a> {
+    request: CreateContainerRequest,
+    devices: Devices,
+    /// The kernel settings of the container's IPC namespace.
+    sysctls: BTreeMap<String, String>,
+    /// The process whose PID namespace the container shares; `None`: it has its own.
+    processes_of: Option<Pid>,
+    /// The container's termination message.
+    message: Option<&'a Message>,
+}
+
+impl Plan<'_> {
+    /// Returns the description of the container and its first process for that process. It has no
+    /// cgroup yet.
+    fn spec(self, places: &Places) -> Result<InitSpec> {
+        let Self { request, devices, sysctls, processes_of, message } = self;
+        let root = request.root.unwrap_or_default();
+        let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
+        let message = message.map(|one| utf8(one.path())).transpose()?;
+        let container = ContainerSpec {
+            base: utf8(&places.base)?,
+            image: Some(devices.image),
+            shared_image: root.image.is_none(),
+            volatile: devices.volatile,
+            read_only: root.read_only,
+            volumes: devices.volumes,
+            hostname: request.hostname,
+            names: request.names,
+            sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
+            files: request.files,
+            shared_memory: shared_memory.to_owned(),
+            processes_of: processes_of.map_or(0, |pid| pid.as_raw_nonzero().get()),
+            masked: request.masked,
+            read_only_paths: request.read_only_paths,
+            sysctls,
+            shares: request.shares,
+            message: message.unwrap_or_default(),
+            message_path: request.termination_message_path,
+        };
+        Ok(InitSpec {
+            process: Some(request.process.context("no process given")?),
+            privileged: request.privileged,
+            drop_mknod: !places.restricts_devices(),
+            container: Some(container),
+            sockets: request.sockets,
+            ..InitSpec::default()
+        })
     }
 }
 
