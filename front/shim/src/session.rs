@@ -6,9 +6,9 @@
 //! - Output that fits into the FIFOs is written before the exit. If the reader takes it, the FIFOs
 //!   are closed first. If the reader takes nothing for [`UNREAD`], the exit is published, and the
 //!   FIFOs stay open until they are read, or for [`KEPT`] without progress ([`keep_unread`]).
-//! - Full FIFOs stop the session before the daemon reports the exit. Beside it, [`report_end`] waits
-//!   for the end of the container. After [`STUCK`] without progress it publishes the exit, and the
-//!   output goes on.
+//! - Full FIFOs stop the session before the daemon reports the exit. Beside it, [`report_end`]
+//!   waits for the end of the container. After [`STUCK`] without progress it publishes the exit,
+//!   and the output goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

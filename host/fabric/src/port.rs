@@ -1,11 +1,10 @@
 //! A port: its place, and what the interface shows of it (settings, counters, impairment).
 //!
 //! A new counter of ports is counted by the switch (`slipway_switch::PortStats`). It has a field of
-//! `SwitchPort` in `plane.proto`, which [`port`] fills in, a place in `as_json` of the CLI's
-//! `port.rs`, which `slipway port inspect` prints, and a sum in `encode_ports` of
-//! `metrics/figures.rs`. `counter_row` of `port.rs` has it too if people are to see it in `slipway
-//! port stats`. A new cause of drops needs none of that: the switch gives
-//! causes with their names.
+//! `SwitchPort` in `plane.proto`, which [`port`] fills in; a place in `as_json` of the CLI's
+//! `port.rs`, for `slipway port inspect`, and in `counter_row` if `slipway port stats` is to show
+//! it; and a sum in `encode_ports` of the CLI's `metrics/figures.rs`. A new cause of drops needs
+//! none of that: the switch gives causes with their names.
 
 use std::time::Duration;
 
