@@ -68,7 +68,8 @@ pub struct Object {
 unsafe impl Sync for Object {}
 
 static TABLE: [AtomicPtr<Object>; NUMBERS] = [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS];
-/// Objects without references, for reuse.
+/// Objects without references, for reuse. Held while this process forks, and for each change of the
+/// table: the table does not change during a fork.
 pub static FREE: Lock<Vec<Free>> = Lock::new(Vec::new());
 /// One more than the highest number that was ever in the table.
 static HIGHEST: AtomicI32 = AtomicI32::new(0);
@@ -219,18 +220,22 @@ pub fn put(fd: c_int, object: &Ref) {
         own();
     }
     let held = object.clone();
+    let not_during_a_fork = FREE.hold();
     held.0.numbers.fetch_add(1, Ordering::Relaxed);
     HIGHEST.fetch_max(fd + 1, Ordering::Relaxed);
     let before = slot.swap(ptr::from_ref(held.0).cast_mut(), Ordering::AcqRel);
+    drop(not_during_a_fork);
     std::mem::forget(held);
     let_go(before);
 }
 
 /// Removes `fd` from the table, just before or after it is closed.
 pub fn remove(fd: c_int) {
-    if let Some(slot) = slot(fd) {
-        let_go(slot.swap(ptr::null_mut(), Ordering::AcqRel));
-    }
+    let Some(slot) = slot(fd) else { return };
+    let not_during_a_fork = FREE.hold();
+    let before = slot.swap(ptr::null_mut(), Ordering::AcqRel);
+    drop(not_during_a_fork);
+    let_go(before);
 }
 
 fn let_go(object: *mut Object) {

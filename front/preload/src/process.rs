@@ -7,10 +7,19 @@ use slipway_socket::{Family, forget_thread};
 
 use crate::fds::{self, DescriptorKind};
 use crate::session::FAMILY;
+use crate::{epoll, numbers};
 use slipway_socket::lock::Lock;
 
-/// The child's connection to the engine, made by the forking thread.
-static PREPARED: Lock<Option<OwnedFd>> = Lock::new(None);
+/// The results of `prepare`. One thread at a time forks.
+static PREPARED: Lock<Prepared> =
+    Lock::new(Prepared { connection: None, locked: epoll::Locked::none() });
+
+struct Prepared {
+    /// The child's connection to the engine.
+    connection: Option<OwnedFd>,
+    /// The objects whose locks this thread has.
+    locked: epoll::Locked,
+}
 
 /// Installs the fork handlers. Called once, when there is a family.
 pub fn begin() {
@@ -29,31 +38,34 @@ extern "C" fn prepare() {
         Some(connection)
     });
     PREPARED.take();
-    // SAFETY: the lock was taken just above; a `Held` guard would release it at the end of this
-    // function.
-    *unsafe { PREPARED.peek() } = connection;
     FAMILY.take();
     // SAFETY: the lock was taken just above.
     if let Some(family) = unsafe { FAMILY.peek() } {
         family.hold();
     }
     fds::FREE.take();
-    crate::numbers::ACTIONS.take();
-    crate::epoll::hold_all();
+    numbers::ACTIONS.take();
+    let locked = epoll::hold_all();
+    // SAFETY: the lock was taken above. A `Held` guard would release it when this function
+    // ends.
+    *unsafe { PREPARED.peek() } = Prepared { connection, locked };
 }
 
 fn release() -> Option<OwnedFd> {
-    crate::epoll::release_all();
-    crate::numbers::ACTIONS.release();
+    let nothing = Prepared { connection: None, locked: epoll::Locked::none() };
+    // SAFETY: `prepare` took the lock.
+    let Prepared { connection, locked } = std::mem::replace(unsafe { PREPARED.peek() }, nothing);
+    locked.release();
+    numbers::ACTIONS.release();
     fds::FREE.release();
     // SAFETY: `prepare` took the lock.
     if let Some(family) = unsafe { FAMILY.peek() } {
         family.release();
     }
     FAMILY.release();
-    // SAFETY: `prepare` took the lock.
-    let connection = unsafe { PREPARED.peek() }.take();
     PREPARED.release();
+    // Only now: the drop of an object's last reference takes some of these locks.
+    drop(locked);
     connection
 }
 

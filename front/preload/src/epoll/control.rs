@@ -301,7 +301,9 @@ pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
 
 /// Activates a connection in its sets, after this process itself changed its state.
 pub fn touch(object: &Ref) {
-    for (set, fd) in object.sets.hold().iter().copied() {
+    // A thread with one of these locks must not wait for another one: see `forking::hold_all`.
+    let sets = object.sets.hold().clone();
+    for (set, fd) in sets {
         if let Some(known) = fds::get(set)
             && let DescriptorKind::Epoll(own) = known.kind()
         {

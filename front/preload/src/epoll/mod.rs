@@ -17,6 +17,7 @@
 
 mod active;
 mod control;
+mod forking;
 mod groups;
 mod wait;
 
@@ -26,10 +27,11 @@ use libc::c_int;
 use slipway_socket::Spin;
 use slipway_socket::lock::Lock;
 
-use crate::fds::{self, DescriptorKind, Object};
+use crate::fds::Object;
 use groups::Groups;
 
 pub use control::{became_listener, became_ours, forget, touch};
+pub use forking::{Locked, hold_all};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
@@ -124,23 +126,5 @@ impl Set {
     pub fn forked(&self) {
         self.engine.store(0, Ordering::Relaxed);
         self.is_inherited.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Locks all sets before fork(2), so that no thread is in the middle of changing one.
-pub fn hold_all() {
-    for (_, object) in fds::all(0, c_int::MAX - 1) {
-        if let DescriptorKind::Epoll(set) = object.kind() {
-            set.inner.take();
-        }
-    }
-}
-
-/// Unlocks all sets after fork(2).
-pub fn release_all() {
-    for (_, object) in fds::all(0, c_int::MAX - 1) {
-        if let DescriptorKind::Epoll(set) = object.kind() {
-            set.inner.release();
-        }
     }
 }

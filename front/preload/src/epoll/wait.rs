@@ -47,17 +47,17 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
             continue;
         }
         let number = data as u32;
-        let mut inner = own.inner.hold();
         if number != ENGINE {
-            activate_raised(&mut inner, number);
+            activate_raised(&mut own.inner.hold(), number);
             continue;
         }
+        // Not under the set's lock: a thread that forks takes the family's lock first.
         if let Some(family) = session::known() {
             family.bury();
         }
         let descriptor = own.engine.swap(0, Ordering::Relaxed);
         control(set, libc::EPOLL_CTL_DEL, descriptor, 0, 0);
-        activate_all(&mut inner);
+        activate_all(&mut own.inner.hold());
     }
     kept
 }
