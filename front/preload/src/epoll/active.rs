@@ -54,10 +54,10 @@ pub(super) fn activate_all(inner: &mut Inner) {
 fn due(item: &mut Item) -> u32 {
     let Some(object) = item.object.filter(|_| !item.spent) else { return 0 };
     let Some(stream) = object.stream() else { return 0 };
-    let wanted = item.events & !(EDGE | ONCE) | ALWAYS;
+    let wanted = item.interest.events & !(EDGE | ONCE) | ALWAYS;
     let is = u32::from(stream.endpoint.ready() as u16) & wanted;
-    if item.events & EDGE == 0 || is == 0 {
-        if item.events & EDGE != 0 {
+    if item.interest.events & EDGE == 0 || is == 0 {
+        if item.interest.events & EDGE != 0 {
             item.reported = 0;
         }
         return is;
@@ -129,7 +129,7 @@ pub(super) fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool, 
         let is = due(item);
         let mut stays = true;
         if is != 0 {
-            into[found] = epoll_event { events: is, u64: item.data };
+            into[found] = epoll_event { events: is, u64: item.interest.datum };
             found += 1;
             if inner.active.len() > MANY
                 && let Some(stream) = item.object.and_then(Object::stream)
@@ -137,7 +137,7 @@ pub(super) fn collect(inner: &mut Inner, into: &mut [epoll_event], first: bool, 
                 announce(stream, is, &mut last);
             }
             item.busy = now;
-            if item.events & ONCE != 0 {
+            if item.interest.events & ONCE != 0 {
                 item.spent = true;
                 item.active = false;
                 stays = false;
@@ -184,9 +184,9 @@ fn arm_of(items: &mut [Option<Item>], fds: &mut Vec<c_int>) {
 fn wishes(item: &Item) -> Option<(&'static Object, bool, usize)> {
     let object = item.object.filter(|_| !item.spent)?;
     let endpoint = &object.stream()?.endpoint;
-    let edge = item.events & EDGE != 0;
-    let room = item.events & OUT != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0);
-    let more = edge || item.events & IN == 0;
+    let edge = item.interest.events & EDGE != 0;
+    let room = item.interest.events & OUT != 0 && (!edge || endpoint.ready() & libc::POLLOUT == 0);
+    let more = edge || item.interest.events & IN == 0;
     Some((object, room, if more { endpoint.arrived() + 1 } else { 1 }))
 }
 

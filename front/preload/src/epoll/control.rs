@@ -8,12 +8,14 @@ use slipway_socket::{Deadline, Errno};
 
 use super::active::activate;
 use super::groups::Key;
-use super::{EDGE, ENGINE, GROUP, IN, Inner, Item, Set};
+use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Item, Set};
 use crate::fds::{self, DescriptorKind, Ref};
 use crate::guard::guard;
+use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::session;
 
+/// Calls the kernel's epoll_ctl(2). Returns -1 with errno set if it failed.
 pub(super) fn control(set: c_int, how: c_int, fd: c_int, events: u32, datum: u64) -> c_int {
     let event = epoll_event { events, u64: datum };
     sys!(SYS_epoll_ctl, set, how, fd, &raw const event) as c_int
@@ -28,55 +30,77 @@ pub unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     let kernel = || sys!(SYS_epoll_ctl, set, how, fd, event) as c_int;
     // SAFETY: the caller guarantees valid pointers.
-    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    let event = unsafe { event.as_ref() };
+    let interest = event.map(|event| Interest { events: event.events, datum: event.u64 });
     let Some(object) = fds::get(fd) else {
         let done = kernel();
         // The socket is added before connect(2), as nginx does, or before listen(2).
         if done == 0 && how == libc::EPOLL_CTL_ADD && is_unconnected(fd) {
-            let (events, data) = wanted.unwrap_or_default();
             guard(|| {
                 let plain = fds::make(DescriptorKind::Plain);
                 fds::put(fd, &plain);
-                admit(set, fd, &plain, events, data, None);
+                admit(set, fd, &plain, interest.unwrap_or_default(), None);
                 Ok(0)
             });
         }
         return done;
     };
     match object.kind() {
-        DescriptorKind::Stream(_) => guard(|| change(set, how, fd, &object, wanted)) as c_int,
-        DescriptorKind::Listener(listener) => {
-            let done = kernel();
-            if done == 0 {
-                sys!(SYS_epoll_ctl, set, how, listener.eventfd.as_raw_fd(), event);
-                guard(|| {
-                    remember(set, how, fd, &object, wanted);
-                    Ok(0)
-                });
+        DescriptorKind::Stream(_) => guard(|| change(set, how, fd, &object, interest)) as c_int,
+        DescriptorKind::Listener(_) | DescriptorKind::Plain => {
+            if kernel() < 0 {
+                return -1;
             }
-            done
-        }
-        DescriptorKind::Plain => {
-            let done = kernel();
-            if done == 0 {
-                guard(|| {
-                    remember(set, how, fd, &object, wanted);
-                    Ok(0)
-                });
-            }
-            done
+            guard(|| follow(set, how, fd, &object, interest)) as c_int
         }
         _ => kernel(),
     }
 }
 
-/// Records a change to a kernel descriptor in the kernel's set: the descriptor may become ours.
-fn remember(set: c_int, how: c_int, fd: c_int, object: &Ref, wanted: Option<(u32, u64)>) {
-    match (how, wanted) {
+/// Follows a change that the kernel made to a descriptor of its own in its set: a listener's second
+/// queue is changed alike, and the interest is recorded, since the descriptor may become ours.
+///
+/// # Errors
+/// The kernel's, if it adds the descriptor but not the second queue. Neither is in the set then.
+fn follow(
+    set: c_int,
+    how: c_int,
+    fd: c_int,
+    object: &Ref,
+    interest: Option<Interest>,
+) -> Result<usize, Errno> {
+    if let DescriptorKind::Listener(listener) = object.kind() {
+        let interest = interest.unwrap_or_default();
+        if how != libc::EPOLL_CTL_ADD {
+            // Fails if the queue left the set with another number of the listener.
+            control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
+        } else if let Err(error) = add_queue(set, listener, interest) {
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            return Err(error);
+        }
+    }
+    match (how, interest) {
         (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, object)),
-        (_, Some((events, data))) => admit(set, fd, object, events, data, None),
+        (_, Some(interest)) => admit(set, fd, object, interest, None),
         _ => {}
     }
+    Ok(0)
+}
+
+/// Adds the second queue of a listener to the kernel's set. Another number of the listener may have
+/// added it before.
+///
+/// # Errors
+/// The kernel's.
+fn add_queue(set: c_int, listener: &Listener, interest: Interest) -> Result<(), Errno> {
+    let queue = listener.eventfd.as_raw_fd();
+    let done = control(set, libc::EPOLL_CTL_ADD, queue, interest.events, interest.datum);
+    if done < 0 && last_error() != Errno::EXIST { Err(last_error()) } else { Ok(()) }
+}
+
+/// Returns the error of this thread's last system call.
+fn last_error() -> Errno {
+    Errno::from_raw_os_error(real::errno())
 }
 
 /// Returns whether `fd` is a kernel TCP socket that neither listens nor is connected.
@@ -92,32 +116,37 @@ fn is_unconnected(fd: c_int) -> bool {
     is
 }
 
+/// Carries out epoll_ctl(2) for a connection of ours.
+///
+/// # Errors
+/// Those of epoll_ctl(2).
 fn change(
     set: c_int,
     how: c_int,
     fd: c_int,
     object: &Ref,
-    wanted: Option<(u32, u64)>,
+    interest: Option<Interest>,
 ) -> Result<usize, Errno> {
     let group = object.stream().and_then(|stream| stream.endpoint.group());
-    let failed = || Errno::from_raw_os_error(real::errno());
     if how == libc::EPOLL_CTL_DEL {
         if group.is_none() && control(set, how, fd, 0, 0) < 0 {
-            return Err(failed());
+            return Err(last_error());
         }
         let left = leave(set, fd, object);
         return if left.is_some() || group.is_none() { Ok(0) } else { Err(Errno::NOENT) };
     }
-    let (events, data) = wanted.ok_or(Errno::FAULT)?;
-    let known = own(set);
+    let interest = interest.ok_or(Errno::FAULT)?;
+    let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
         Some(key) => watch(set, own, how, fd, object, key)?,
         // The kernel checks the request: `set` may be no epoll set, or contain `fd` already.
-        None if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 => return Err(failed()),
+        None if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 => {
+            return Err(last_error());
+        }
         None => {}
     }
-    admit(set, fd, object, events, data, object.stream().map(|_| object));
+    admit(set, fd, object, interest, object.stream().map(|_| object));
     watch_engine(set, own);
     Ok(0)
 }
@@ -127,7 +156,11 @@ fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
     inner.object(fd).is_some_and(|its| std::ptr::eq(its, object.object()))
 }
 
-/// Adds a member of a group. The kernel's set gets only the first member of each group.
+/// Adds a member of a group, or checks that it is there. The kernel's set gets only the first
+/// member of each group.
+///
+/// # Errors
+/// Those of epoll_ctl(2).
 fn watch(
     set: c_int,
     own: &Set,
@@ -154,7 +187,7 @@ fn watch(
         done = control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, datum);
     }
     if done < 0 {
-        return Err(Errno::from_raw_os_error(real::errno()));
+        return Err(last_error());
     }
     inner.groups.begin(key, fd);
     Ok(())
@@ -166,6 +199,7 @@ impl Set {
     /// belongs to another process is left alone.
     fn kernel_forgets(&self, set: c_int, fd: c_int) {
         if !self.is_inherited.load(Ordering::Relaxed) {
+            // Fails if the kernel forgot the connection already.
             control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
         }
     }
@@ -179,14 +213,15 @@ impl Set {
             && !self.is_inherited.load(Ordering::Relaxed)
         {
             // The eventfd stays raised once it was, so adding it reports it again: whatever was
-            // missed in between is examined.
+            // missed in between is examined. The member that left made room for this one, and the
+            // caller, which may be close(2), has no error for a kernel without memory.
             control(set, libc::EPOLL_CTL_ADD, next, IN | EDGE, self.datum(GROUP | group as u32));
         }
     }
 }
 
 /// Returns the object of the kernel's set `set`, made if there is none yet.
-fn own(set: c_int) -> Ref {
+fn get_or_make(set: c_int) -> Ref {
     if let Some(known) = fds::get(set) {
         return known;
     }
@@ -195,17 +230,23 @@ fn own(set: c_int) -> Ref {
     made
 }
 
-/// Adds the engine's connection to the kernel's set, so that the engine's end wakes sleepers.
+/// Adds the engine's connection to the kernel's set, so that the engine's end wakes sleepers. If
+/// that fails, the next change of the set tries again.
 fn watch_engine(set: c_int, own: &Set) {
     let Some(family) = session::known() else { return };
     let descriptor = family.descriptor();
-    if own.engine.swap(descriptor, Ordering::Relaxed) != descriptor {
-        control(set, libc::EPOLL_CTL_ADD, descriptor, EDGE, own.datum(ENGINE));
+    if own.engine.swap(descriptor, Ordering::Relaxed) != descriptor
+        && control(set, libc::EPOLL_CTL_ADD, descriptor, EDGE, own.datum(ENGINE)) < 0
+        && real::errno() != libc::EEXIST
+    {
+        own.engine.store(0, Ordering::Relaxed);
     }
 }
 
-fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Option<&Ref>) {
-    let known = own(set);
+/// Records a member of the set, or its new interest, and notes the set in `object`. A connection,
+/// which is passed as `ours` too, is active at first.
+fn admit(set: c_int, fd: c_int, object: &Ref, interest: Interest, ours: Option<&Ref>) {
+    let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return };
     let Ok(at) = usize::try_from(fd) else { return };
     let mut inner = own.inner.hold();
@@ -217,8 +258,7 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
         inner.count += 1;
     }
     inner.items[at] = Some(Item {
-        events,
-        data,
+        interest,
         object: ours.map(Ref::object),
         active: ours.is_some(),
         spent: false,
@@ -239,8 +279,8 @@ fn admit(set: c_int, fd: c_int, object: &Ref, events: u32, data: u64, ours: Opti
     }
 }
 
-/// Takes `fd` out of the set. Returns the events and the datum that it was added with.
-fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
+/// Takes `fd` out of the set. Returns its interest, or `None` if it was not in the set.
+fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<Interest> {
     object.sets.hold().retain(|one| *one != (set, fd));
     let known = fds::get(set)?;
     let DescriptorKind::Epoll(own) = known.kind() else { return None };
@@ -255,7 +295,7 @@ fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<(u32, u64)> {
     let item = place.take()?;
     inner.count -= 1;
     inner.active.retain(|one| *one != fd);
-    Some((item.events, item.data))
+    Some(item.interest)
 }
 
 /// Takes `object`, whose last number is being closed, out of all sets.
@@ -278,25 +318,32 @@ pub fn forget(object: &Ref) {
 /// Moves a socket that waited in `set` over to our side of it. The socket is a connection of ours
 /// now, and its descriptor an eventfd that the kernel's set does not contain yet.
 pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
-    let before = fds::get(set);
-    let asked = before.as_ref().and_then(|known| {
-        let DescriptorKind::Epoll(own) = known.kind() else { return None };
-        let inner = own.inner.hold();
-        let item = inner.items.get(usize::try_from(fd).ok()?)?.as_ref()?;
-        Some((item.events, item.data))
-    });
-    if asked.is_some() {
-        let _ = change(set, libc::EPOLL_CTL_ADD, fd, object, asked);
+    let interest = interest_in(set, fd);
+    if interest.is_some()
+        && let Err(error) = change(set, libc::EPOLL_CTL_ADD, fd, object, interest)
+    {
+        // connect(2), which calls this, succeeded and has no error for a set.
+        session::log(format_args!("events of descriptor {fd} are lost: epoll_ctl: {error}"));
     }
+}
+
+/// Returns the recorded interest of a member of the set.
+fn interest_in(set: c_int, fd: c_int) -> Option<Interest> {
+    let known = fds::get(set)?;
+    let DescriptorKind::Epoll(own) = known.kind() else { return None };
+    let inner = own.inner.hold();
+    Some(inner.items.get(usize::try_from(fd).ok()?)?.as_ref()?.interest)
 }
 
 /// Adds the second queue of a listener to `set`, in which the socket waited before listen(2).
 pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let DescriptorKind::Listener(listener) = object.kind() else { return };
-    if let Some((events, data)) = leave(set, fd, object) {
-        control(set, libc::EPOLL_CTL_ADD, listener.eventfd.as_raw_fd(), events, data);
-        admit(set, fd, object, events, data, None);
+    let Some(interest) = leave(set, fd, object) else { return };
+    if let Err(error) = add_queue(set, listener, interest) {
+        // listen(2), which calls this, succeeded and has no error for a set.
+        session::log(format_args!("connections at descriptor {fd} are late: epoll_ctl: {error}"));
     }
+    admit(set, fd, object, interest, None);
 }
 
 /// Activates a connection in its sets, after this process itself changed its state.

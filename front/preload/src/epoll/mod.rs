@@ -43,10 +43,18 @@ const ENGINE: u32 = u32::MAX;
 /// Added to a group's number in a datum; descriptors are lower.
 const GROUP: u32 = 1 << 30;
 
+/// A program's wish for a descriptor in a set, by epoll_ctl(2).
+#[derive(Clone, Copy, Default)]
+struct Interest {
+    /// Event bits and flags (`EPOLLIN`, `EPOLLET`).
+    events: u32,
+    /// The program's own value, which comes back with each event.
+    datum: u64,
+}
+
 /// A descriptor in a set.
 struct Item {
-    events: u32,
-    data: u64,
+    interest: Interest,
     /// The connection, or `None` for a kernel descriptor, which may become ours.
     object: Option<&'static Object>,
     active: bool,
