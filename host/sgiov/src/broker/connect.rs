@@ -18,8 +18,9 @@ use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
 use crate::remote::Remote;
 
-/// The time for which the measured memory of a namespace's links counts, for each link: ten times
-/// as long as the measuring takes, so that it takes a tenth of the engine's time at most.
+/// The time for which the measured memory of a namespace's links counts, for each link of the
+/// engine. Measuring examines all of them, in less than 1 µs each, so that it takes a tenth of the
+/// engine's time at most for a tenant.
 const MEASURE: Duration = Duration::from_micros(10);
 
 /// The two parties of a connection to make, each with its address.
@@ -271,23 +272,23 @@ impl Broker {
     }
 
     /// Returns the size in bytes of the arenas that a namespace's families share. The number is at
-    /// most [`MEASURE`] for each link old, so that a tenant with many links does not keep the
-    /// engine from the requests of others.
+    /// most [`MEASURE`] for each link of the engine old, so that a tenant whose memory is limited
+    /// does not keep the engine from the requests of others.
     fn memory_of(&mut self, namespace: u32) -> u64 {
         let now = Instant::now();
         let measured = self.namespaces.get(namespace).and_then(|space| space.measured);
         if let Some((bytes, _)) = measured.filter(|(_, until)| now < *until) {
             return bytes;
         }
-        let (bytes, links) = self.measure(namespace);
+        let (bytes, examined) = self.measure(namespace);
         if let Some(space) = self.namespaces.get_mut(namespace) {
-            space.measured = Some((bytes, now + MEASURE * links));
+            space.measured = Some((bytes, now + MEASURE * examined));
         }
         bytes
     }
 
     /// Asks the kernel for the size in bytes of a namespace's arenas. Returns the number of links
-    /// as well.
+    /// that were examined as well: all of the engine's.
     fn measure(&self, namespace: u32) -> (u64, u32) {
         let is_its = |party: Party| match party {
             Party::Family(number) => {
@@ -295,11 +296,12 @@ impl Broker {
             }
             Party::Engine | Party::Gone => false,
         };
-        let its =
-            self.links.iter().filter(|(_, link)| link.ends.iter().any(|end| is_its(end.party)));
-        let blocks = its.map(|(_, link)| rustix::fs::fstat(&*link.file).map_or(0, |s| s.st_blocks));
-        blocks
-            .fold((0, 0), |(bytes, links), blocks| (bytes + blocks.unsigned_abs() * 512, links + 1))
+        self.links.iter().fold((0, 0), |(bytes, examined), (_, link)| {
+            let its = link.ends.iter().any(|end| is_its(end.party));
+            let stat = its.then(|| rustix::fs::fstat(&*link.file).ok()).flatten();
+            let blocks = stat.map_or(0, |stat| stat.st_blocks.unsigned_abs());
+            (bytes + blocks * 512, examined + 1)
+        })
     }
 
     /// Writes the entry of one end into its family's table.

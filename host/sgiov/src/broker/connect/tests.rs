@@ -79,3 +79,20 @@ fn memory_that_was_measured_lately_is_not_measured_again() {
     assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
     assert_eq!(broker.measure(0).1, 1);
 }
+
+#[test]
+fn a_measurement_counts_for_as_long_as_all_that_it_looked_at() {
+    let (mut broker, client, at) = listening();
+    let connect = Request::Connect { to: at, from: Address::ANY };
+    let outcome = broker.request(client, connect, Vec::new());
+    assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+    // Another namespace has no link, and the engine has one.
+    let peer = broker.clients.get(client).unwrap().peer.clone();
+    let other = crate::peer::Peer { namespace: NamespaceId(0, 1), ..peer };
+    let other = broker.namespaces.enter(&other, &broker.policy);
+    assert_eq!(broker.measure(other), (0, 1));
+    let begun = Instant::now();
+    assert_eq!(broker.memory_of(other), 0);
+    let (_, until) = broker.namespaces.get(other).unwrap().measured.unwrap();
+    assert!(until >= begun + MEASURE);
+}
