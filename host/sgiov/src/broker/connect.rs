@@ -45,7 +45,20 @@ struct Reserved {
     bells: [Option<Bell>; 2],
 }
 
+/// Returns the answer that leaves a connection to the kernel.
+fn not_ours() -> Outcome {
+    Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new())
+}
+
 impl Broker {
+    /// Carries out [`Request::Connect`](slipway_sgiov_spec::control::Request::Connect) of a process
+    /// of `family`. A connection to a listener of this node waits there to be accepted; the answer
+    /// for one to another node or a guest comes with the carrier's event.
+    ///
+    /// # Errors
+    /// `EHOSTUNREACH` if the namespace has no source address; `EADDRNOTAVAIL` if the source's port
+    /// is in use, or none is free; `ENOBUFS` for want of memory or descriptors;
+    /// [`LIMITED`](super::LIMITED) at a limit.
     pub(super) fn connect(
         &mut self,
         client: u32,
@@ -54,25 +67,23 @@ impl Broker {
         from: Address,
     ) -> Result<Outcome, Errno> {
         let to = specific(to);
-        let there = self.families.get(family).ok_or(Errno::INVAL)?;
-        let (namespace, id) = (there.namespace, there.peer.namespace);
-        let not_ours = || Ok(Outcome::Answer(Reply::Refused(NOT_OURS), Vec::new()));
+        let connector = self.families.get(family).ok_or(Errno::INVAL)?;
+        let (namespace, id) = (connector.namespace, connector.peer.namespace);
         // The address that the kernel's socket is bound to may be newer than the addresses known
         // here. The connection is left to the kernel, which knows it.
         if !self.may_come_from(namespace, &to, &from) {
-            return not_ours();
+            return Ok(not_ours());
         }
-        let Some(listener) = self.route(namespace, &to) else {
-            let (not_ours, pair) = (not_ours()?, (client, family));
-            return Ok(self.connect_remote(pair, to, from)?.unwrap_or(not_ours));
+        let Some(number) = self.route(namespace, &to) else {
+            return Ok(self.connect_remote(client, family, to, from)?.unwrap_or_else(not_ours));
         };
-        let Some(there) = self.listeners.get(listener) else { return not_ours() };
+        let Some(listener) = self.listeners.get(number) else { return Ok(not_ours()) };
         // The kernel has a listener at the same address, and its own treatment of connections that
         // come too fast.
-        if !there.has_room() {
-            return not_ours();
+        if !listener.has_room() {
+            return Ok(not_ours());
         }
-        let (acceptor, later) = ((Party::Family(there.family), to), there.shares);
+        let (acceptor, later) = ((Party::Family(listener.family), to), listener.shares);
         let from = self.source(namespace, &to, from)?;
         let connector = (Party::Family(family), from);
         let pair = Pair { connector, acceptor, namespace: id, client: Some(client), later };
@@ -82,19 +93,19 @@ impl Broker {
         }
         let connection = joined?;
         self.hold(client, connection);
-        if let Some(there) = self.listeners.get_mut(listener) {
-            there.queue.push_back(connection);
-            let (eventfd, family) = (there.eventfd.clone(), there.family);
+        if let Some(listener) = self.listeners.get_mut(number) {
+            listener.queue.push_back(connection);
+            let (eventfd, family) = (listener.eventfd.clone(), listener.family);
             self.tell(&eventfd, Party::Family(family));
         }
-        let side = self.connections.get(connection).map_or(Side::Zero, |there| there.connector);
+        let side = self.connections.get(connection).map_or(Side::Zero, |made| made.connector);
         self.introduce(client, family, connection, side)
     }
 
     /// Notes that the connector's process has its end.
     pub(super) fn hold(&mut self, client: u32, connection: u32) {
-        let Some(there) = self.connections.get_mut(connection) else { return };
-        let end = there.end_mut(there.connector);
+        let Some(connection) = self.connections.get_mut(connection) else { return };
+        let end = connection.end_mut(connection.connector);
         end.holders = 1;
         if let Some(client) = self.clients.get_mut(client) {
             client.entries.insert(end.entry);
@@ -109,14 +120,14 @@ impl Broker {
         if to.is_loopback() || self.namespaces.get_mut(namespace).is_some_and(own) {
             return self.listeners.find(namespace, to);
         }
-        let mut there = self.listeners.namespaces(to);
-        there.retain(|number| self.namespaces.get_mut(*number).is_some_and(own));
+        let mut spaces = self.listeners.namespaces(to);
+        spaces.retain(|number| self.namespaces.get_mut(*number).is_some_and(own));
         let tenant =
             |number: u32| self.namespaces.get(number).and_then(|space| space.tenant.as_ref());
         let name = |number: u32| tenant(number).map(|tenant| tenant.name.as_str());
-        there.retain(|number| self.policy.allows(name(namespace), name(*number), to));
+        spaces.retain(|number| self.policy.allows(name(namespace), name(*number), to));
         // If two namespaces have the same address, only the kernel knows which one is meant.
-        let [one] = there[..] else { return None };
+        let [one] = spaces[..] else { return None };
         self.listeners.find(one, to)
     }
 
@@ -188,7 +199,7 @@ impl Broker {
         let acceptors = has_bell.then(|| Bell::own(&account)).transpose()?;
         let link = self.link_between(pair.connector.0, pair.acceptor.0, &account)?;
         let taken = self.take_stream(link, pair.client);
-        if taken.is_err() && self.links.get(link).is_some_and(|there| there.live == 0) {
+        if taken.is_err() && self.links.get(link).is_some_and(|made| made.live == 0) {
             self.end_link(link);
         }
         let (stream, connectors) = taken?;
@@ -198,16 +209,16 @@ impl Broker {
     /// Takes a stream of a link, and an eventfd for the client that connects, if there is one.
     fn take_stream(
         &mut self,
-        link: u32,
+        number: u32,
         client: Option<u32>,
     ) -> Result<(u32, Option<Bell>), Errno> {
-        let there = self.links.get_mut(link).ok_or(Errno::NOBUFS)?;
-        let stream = there.take_stream().ok_or(Errno::NOBUFS)?;
-        let bell = client.map(|client| self.bell_for(client, link)).transpose();
+        let link = self.links.get_mut(number).ok_or(Errno::NOBUFS)?;
+        let stream = link.take_stream().ok_or(Errno::NOBUFS)?;
+        let bell = client.map(|client| self.bell_for(client, number)).transpose();
         if bell.is_err()
-            && let Some(there) = self.links.get_mut(link)
+            && let Some(link) = self.links.get_mut(number)
         {
-            there.give_stream(stream);
+            link.give_stream(stream);
         }
         Ok((stream, bell?))
     }
@@ -219,7 +230,7 @@ impl Broker {
         // The connector's side. In a link of a family with itself the sides differ by their link
         // numbers.
         let connector = match self.links.get(link) {
-            Some(there) if a != b => links::side_of(there, a),
+            Some(shared) if a != b => links::side_of(shared, a),
             _ => Side::Zero,
         };
         let end = |(party, local): (Party, Address), held: Held| End {
@@ -387,16 +398,16 @@ impl Broker {
         &mut self,
         client: u32,
         family: u32,
-        connection: u32,
+        number: u32,
         side: Side,
     ) -> Result<Outcome, Errno> {
-        let there = self.connections.get(connection).ok_or(Errno::INVAL)?;
-        let link = self.links.get(there.link).ok_or(Errno::INVAL)?;
-        let (mine, theirs) = (there.end(side), there.end(side.other()));
+        let connection = self.connections.get(number).ok_or(Errno::INVAL)?;
+        let link = self.links.get(connection.link).ok_or(Errno::INVAL)?;
+        let (mine, theirs) = (connection.end(side), connection.end(side.other()));
         let table = &self.families.get(family).ok_or(Errno::INVAL)?.table;
         let word = table.word(mine.entry, slipway_sgiov_spec::table::entry::PLACE);
         let place = Place {
-            stream: there.stream,
+            stream: connection.stream,
             side: side as u8,
             engine: theirs.party == Party::Engine,
             // As granted. The family may have changed the word since then, to its own disadvantage
@@ -405,8 +416,8 @@ impl Broker {
                 && self.are_one_tenant(family, theirs.party),
             link: link.ends[side as usize].number,
         };
-        let bell = there.bell(side).ok_or(Errno::INVAL)?;
-        let (group, other) = (bell.group, there.bell(side.other()));
+        let bell = connection.bell(side).ok_or(Errno::INVAL)?;
+        let (group, other) = (bell.group, connection.bell(side.other()));
         let mut files = vec![bell.eventfd.clone()];
         let peer_later = !place.engine && other.is_none() && !theirs.closed;
         if !place.engine && !peer_later {

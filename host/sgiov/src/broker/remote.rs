@@ -16,12 +16,13 @@ impl Broker {
     /// Has the carrier connect to `to`. Returns `None` if the carrier has no way there.
     pub(super) fn connect_remote(
         &mut self,
-        (client, family): (u32, u32),
+        client: u32,
+        family: u32,
         to: Address,
         from: Address,
     ) -> Result<Option<Outcome>, Errno> {
-        let there = self.families.get(family).ok_or(Errno::INVAL)?;
-        let (namespace, id) = (there.namespace, there.peer.namespace);
+        let connector = self.families.get(family).ok_or(Errno::INVAL)?;
+        let (namespace, id) = (connector.namespace, connector.peer.namespace);
         let tenant = self.namespaces.get(namespace).ok_or(Errno::INVAL)?.name();
         if to.is_loopback() || !self.remote.as_ref().is_some_and(|way| way.is_for(&tenant, &to)) {
             return Ok(None);
