@@ -1,9 +1,60 @@
 //! Requests of a process and the engine's replies, one message each, in turn: a reply to every
 //! request but [`Request::Close`] and [`Request::Share`], which have none.
 //!
-//! A request has 64 bytes: operation `u32`, flags `u32`, number `u64`, then two addresses of 24
-//! bytes each (16 of the address, `u16` of the port, 6 of 0). A reply has 128 bytes: status `u32`
-//! (0, or a number of errno(3)), flags `u32`, numbers `u64` × 4, two addresses, and zeros.
+//! # Requests
+//! A request has [`REQUEST`] bytes:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | operation, `u32` |
+//! | 4 | flags, `u32`: 1 `SHARED`, 2 `V6_ONLY` |
+//! | 8 | number, `u64` |
+//! | 16 | first address |
+//! | 40 | second address |
+//!
+//! An address has 24 bytes: 16 of the address, `u16` of the port, 6 of 0. What a request does not
+//! use is 0, or the request is refused: a later version may give it a meaning.
+//!
+//! | operation | number | addresses | flags |
+//! |---|---|---|---|
+//! | 1 `ATTACH` | version | | |
+//! | 2 `FORK` | | | |
+//! | 3 `LISTEN` | backlog | the listener's | `SHARED`, `V6_ONLY` |
+//! | 4 `UNLISTEN` | listener | | |
+//! | 5 `ACCEPT` | listener | | |
+//! | 6 `CONNECT` | | destination, source | |
+//! | 7 `CLOSE` | entry | | |
+//! | 8 `REPORT` | | | |
+//! | 9 `FUNCTION` | bytes of the JSON | | |
+//! | 10 `EXEC` | | | |
+//! | 11 `RESUME` | | | |
+//! | 12 `HELD` | lowest entry | | |
+//! | 13 `HELD_LISTENER` | lowest listener | | |
+//! | 14 `SHARE` | 1: on, 0: off | | |
+//! | 15 `PEER` | entry | | |
+//!
+//! # Replies
+//! A reply has [`REPLY`] bytes:
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | status, `u32`: 0, or a number of errno(3); nothing else counts then |
+//! | 4 | kind in bits 7 to 0, and flags, `u32`: 0x100 `NEW_LINK`, 0x200 `PEER_LATER` |
+//! | 8 | numbers, `u64` × 4 |
+//! | 40 | first address |
+//! | 64 | second address |
+//! | 88 | zeros |
+//!
+//! | kind | numbers | addresses | flags |
+//! |---|---|---|---|
+//! | 1 `DONE` | | | |
+//! | 2 `ATTACHED` | entries, links | | |
+//! | 3 `LISTENING` | listener | the listener's | |
+//! | 4 `CONNECTED` | entry, [`Place`], group | the endpoint's, the other side's | `NEW_LINK`, `PEER_LATER` |
+//! | 5 `REPORT` | bytes of the JSON | | |
+//!
+//! A process ignores what a reply's kind does not use: it trusts its engine, and a later engine may
+//! fill it.
 
 use crate::Address;
 use crate::table::Place;
@@ -59,8 +110,9 @@ pub enum Request {
         listener: u64,
     },
     /// Listens. An unspecified address means every address of the network namespace. The reply is
-    /// [`Reply::Listening`] with an eventfd that is raised when a connection waits, or `EADDRINUSE`
-    /// or `EACCES`.
+    /// [`Reply::Listening`] with an eventfd that is raised when a connection waits; `EADDRINUSE`,
+    /// if another listener has the address, or no port is free; `EACCES`, without the proof that is
+    /// asked for; or `ENOBUFS`, for want of memory or descriptors, or at a limit.
     ///
     /// One descriptor may come with it: the kernel's own listening TCP socket of this address,
     /// which proves that the kernel gave it to the process. An engine whose settings require a
@@ -87,7 +139,10 @@ pub enum Request {
         listener: u64,
     },
     /// Connects. The reply is [`Reply::Connected`]; [`NOT_OURS`] if the connection is left to the
-    /// kernel; or `ECONNREFUSED`, `EACCES`, `EHOSTUNREACH`, `ENOBUFS` or `ETIMEDOUT`.
+    /// kernel; `EHOSTUNREACH`, if the network namespace has no source address; `EADDRNOTAVAIL`, if
+    /// the source's port is in use, or none is free; or `ENOBUFS`, for want of memory or
+    /// descriptors, or at a limit. A connection to another node or to a guest may also get
+    /// `ECONNREFUSED`, `ECONNRESET`, `ETIMEDOUT`, or another error of the way there.
     Connect {
         /// The destination address.
         to: Address,
@@ -190,6 +245,7 @@ pub enum Reply {
     },
 }
 
+/// Operations of requests, with their fields in the head.
 mod op {
     pub const ATTACH: u32 = 1;
     pub const FORK: u32 = 2;
@@ -208,10 +264,31 @@ mod op {
     pub const PEER: u32 = 15;
 }
 
-const SHARED: u32 = 1;
-const V6_ONLY: u32 = 2;
-const NEW_LINK: u32 = 1 << 8;
-const PEER_LATER: u32 = 1 << 9;
+/// Kinds of replies whose status is 0, with their fields in the head.
+mod kind {
+    pub const DONE: u8 = 1;
+    pub const ATTACHED: u8 = 2;
+    pub const LISTENING: u8 = 3;
+    pub const CONNECTED: u8 = 4;
+    pub const REPORT: u8 = 5;
+}
+
+/// Flags of messages.
+mod flag {
+    /// Of `LISTEN`: other listeners may have the address.
+    pub const SHARED: u32 = 1;
+    /// Of `LISTEN`: an unspecified IPv6 address means IPv6 only.
+    pub const V6_ONLY: u32 = 2;
+    /// Of `CONNECTED`: the link's arena comes with the reply.
+    pub const NEW_LINK: u32 = 1 << 8;
+    /// Of `CONNECTED`: the other side's eventfd is to be asked for.
+    pub const PEER_LATER: u32 = 1 << 9;
+}
+
+/// Returns the flag `bit` if `is` is set, otherwise 0.
+fn flag_if(is: bool, bit: u32) -> u32 {
+    if is { bit } else { 0 }
+}
 
 impl Request {
     /// Returns the message as it goes over the socket.
@@ -236,7 +313,7 @@ impl Request {
             }
             Self::Listen { at, backlog, shared, v6_only } => {
                 (first, number) = (at, backlog.into());
-                flags = (u32::from(shared) * SHARED) | (u32::from(v6_only) * V6_ONLY);
+                flags = flag_if(shared, flag::SHARED) | flag_if(v6_only, flag::V6_ONLY);
                 op::LISTEN
             }
             Self::Unlisten { listener } => {
@@ -289,8 +366,8 @@ impl Request {
             op::LISTEN => Self::Listen {
                 at: first,
                 backlog: u32::try_from(number).ok()?,
-                shared: flags & SHARED != 0,
-                v6_only: flags & V6_ONLY != 0,
+                shared: flags & flag::SHARED != 0,
+                v6_only: flags & flag::V6_ONLY != 0,
             },
             op::UNLISTEN => Self::Unlisten { listener: number },
             op::ACCEPT => Self::Accept { listener: number },
@@ -306,7 +383,7 @@ impl Request {
             op::HELD_LISTENER => Self::HeldListener { listener: number },
             _ => return None,
         };
-        // Unused fields are zero.
+        // Unused fields are zero: the sender is a program, and a later version may use them.
         (request.encode() == *bytes).then_some(request)
     }
 }
@@ -317,22 +394,34 @@ impl Reply {
     pub fn encode(&self) -> [u8; REPLY] {
         let (mut status, mut flags, mut numbers) = (0, 0, [0; 4]);
         let (mut first, mut second) = (Address::ANY, Address::ANY);
-        match *self {
-            Self::Refused(errno) => status = errno,
-            Self::Done => flags = 1,
-            Self::Attached { entries, links } => (flags, numbers) = (2, [entries, links, 0, 0]),
-            Self::Listening { listener, at } => (flags, numbers[0], first) = (3, listener, at),
+        let kind = match *self {
+            Self::Refused(errno) => {
+                status = errno;
+                0
+            }
+            Self::Done => kind::DONE,
+            Self::Attached { entries, links } => {
+                numbers = [entries, links, 0, 0];
+                kind::ATTACHED
+            }
+            Self::Listening { listener, at } => {
+                (numbers[0], first) = (listener, at);
+                kind::LISTENING
+            }
             Self::Connected { endpoint, new_link, group, peer_later } => {
-                let bit = |is: bool, bit: u32| if is { bit } else { 0 };
-                flags = 4 | bit(new_link, NEW_LINK) | bit(peer_later, PEER_LATER);
+                flags = flag_if(new_link, flag::NEW_LINK) | flag_if(peer_later, flag::PEER_LATER);
                 numbers = [endpoint.entry, endpoint.place.encode(), group.into(), 0];
                 (first, second) = (endpoint.local, endpoint.peer);
+                kind::CONNECTED
             }
-            Self::Report { bytes } => (flags, numbers[0]) = (5, bytes),
-        }
+            Self::Report { bytes } => {
+                numbers[0] = bytes;
+                kind::REPORT
+            }
+        };
         let mut bytes = [0; REPLY];
         bytes[..4].copy_from_slice(&u32::to_le_bytes(status));
-        bytes[4..8].copy_from_slice(&u32::to_le_bytes(flags));
+        bytes[4..8].copy_from_slice(&u32::to_le_bytes(u32::from(kind) | flags));
         for (place, number) in bytes[8..40].chunks_mut(8).zip(numbers) {
             place.copy_from_slice(&u64::to_le_bytes(number));
         }
@@ -341,7 +430,8 @@ impl Reply {
         bytes
     }
 
-    /// Returns the reply in `bytes`, or `None` if they hold none.
+    /// Returns the reply in `bytes`, or `None` if they hold none. Bytes that the reply's kind does
+    /// not use are ignored.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; REPLY] = bytes.try_into().ok()?;
         let (status, flags) = (word32(bytes, 0)?, word32(bytes, 4)?);
@@ -349,91 +439,26 @@ impl Reply {
         if status != 0 {
             return Some(Self::Refused(status));
         }
-        Some(match flags & 0xff {
-            1 => Self::Done,
-            2 => Self::Attached { entries: number(0)?, links: number(1)? },
-            3 => Self::Listening { listener: number(0)?, at: address(bytes, 40)? },
-            4 => Self::Connected {
+        Some(match flags as u8 {
+            kind::DONE => Self::Done,
+            kind::ATTACHED => Self::Attached { entries: number(0)?, links: number(1)? },
+            kind::LISTENING => Self::Listening { listener: number(0)?, at: address(bytes, 40)? },
+            kind::CONNECTED => Self::Connected {
                 endpoint: Endpoint {
                     entry: number(0)?,
                     place: Place::decode(number(1)?)?,
                     local: address(bytes, 40)?,
                     peer: address(bytes, 64)?,
                 },
-                new_link: flags & NEW_LINK != 0,
+                new_link: flags & flag::NEW_LINK != 0,
                 group: u32::try_from(number(2)?).ok()?,
-                peer_later: flags & PEER_LATER != 0,
+                peer_later: flags & flag::PEER_LATER != 0,
             },
-            5 => Self::Report { bytes: number(0)? },
+            kind::REPORT => Self::Report { bytes: number(0)? },
             _ => return None,
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HERE: Address = Address::v4([127, 0, 0, 1], 80);
-
-    #[test]
-    fn requests_are_understood() {
-        let all = [
-            Request::Attach { version: 1 },
-            Request::Fork,
-            Request::Exec,
-            Request::Resume,
-            Request::Held { entry: 3 },
-            Request::HeldListener { listener: 4 },
-            Request::Listen { at: HERE, backlog: 5, shared: true, v6_only: false },
-            Request::Listen { at: Address::ANY, backlog: 4096, shared: false, v6_only: true },
-            Request::Unlisten { listener: 7 },
-            Request::Accept { listener: 7 },
-            Request::Connect { to: HERE, from: Address::ANY },
-            Request::Close { entry: 9 },
-            Request::Share { on: true },
-            Request::Share { on: false },
-            Request::Peer { entry: 9 },
-            Request::Report,
-            Request::Function { bytes: 100 },
-        ];
-        for request in all {
-            let mut bytes = request.encode();
-            assert_eq!(Request::decode(&bytes), Some(request));
-            assert_eq!(Request::decode(&bytes[..63]), None);
-            bytes[63] = 1;
-            assert_eq!(Request::decode(&bytes), None, "{request:?} with rubbish");
-            bytes = request.encode();
-            bytes[0] = 99;
-            assert_eq!(Request::decode(&bytes), None);
-        }
-    }
-
-    #[test]
-    fn replies_are_understood() {
-        let place =
-            Place { stream: 0xf_ffff, side: 1, engine: true, same_tenant: false, link: 4095 };
-        let endpoint = Endpoint { entry: 3, place, local: HERE, peer: Address::ANY };
-        let all = [
-            Reply::Refused(111),
-            Reply::Done,
-            Reply::Attached { entries: 1 << 20, links: 4096 },
-            Reply::Listening { listener: 1, at: HERE },
-            Reply::Connected { endpoint, new_link: true, group: 0, peer_later: true },
-            Reply::Connected { endpoint, new_link: false, group: 7, peer_later: false },
-            Reply::Report { bytes: 12 },
-        ];
-        for reply in all {
-            assert_eq!(Reply::decode(&reply.encode()), Some(reply));
-        }
-        assert_eq!(Reply::decode(&[0; REPLY]), None);
-        assert_eq!(Place::decode(0), None);
-    }
-
-    #[test]
-    fn addresses_tell_what_they_are() {
-        assert!(HERE.is_loopback() && !HERE.is_unspecified());
-        assert!(Address::ANY.is_unspecified() && Address::v4([0; 4], 9).is_unspecified());
-        assert_eq!((HERE.as_v4(), Address::ANY.as_v4()), (Some([127, 0, 0, 1]), None));
-    }
-}
+mod tests;
