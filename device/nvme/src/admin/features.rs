@@ -1,4 +1,11 @@
 //! Get Features and Set Features (sections 5.13 and 5.21).
+//!
+//! A new feature has its number in `slipway_nvme_spec::feature::FeatureId`, its arms in
+//! `capabilities`, `Home::value` and `Home::set_feature`, and in `identify` the bit that announces
+//! it, if there is one. Its value is a field of `crate::features::Features`: with
+//! `#[serde(default)]`, so that the state of an older build can be read, and with a check in
+//! `Features::fits` if not every saved value is valid. Threads of I/O commands get it in
+//! `crate::features::Tuning`. The test `features_can_be_set_and_read` has a row for it.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
@@ -13,8 +20,9 @@ use crate::fleet::Question;
 use crate::home::Home;
 use crate::permit::Permit;
 
-/// Bytes of the Host Behavior Support data structure (section 5.21.1.18).
+/// Bytes of the Host Behavior Support data structure (section 5.21.1.22).
 const HOST_BEHAVIOR: usize = 512;
+
 /// Returns the capabilities of a feature, or `None` if the feature is not supported.
 fn capabilities(id: FeatureId) -> Option<u32> {
     match id {
@@ -109,16 +117,17 @@ impl Home {
     /// data is on stable storage (section 5.21.1.6). With lanes, the others end when all lanes have
     /// the new value, so a guest has no more in flight than its queue holds.
     pub(super) fn set_features(&mut self, entry: &SubmissionEntry, permit: Permit) {
-        let cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
+        let is_cache = FeatureId(entry.dword(10) as u8) == FeatureId::VolatileWriteCache;
         // A predecessor may have switched the cache off and been killed before its flush.
-        let cached = cache && (self.features.write_cache || self.engine.journal.is_some());
+        let may_need_flush =
+            is_cache && (self.features.write_cache || self.engine.journal.is_some());
         let result = match self.set_feature(entry) {
             Ok(result) => result,
             Err(status) => return self.end_admin(permit, status, 0, entry.nsid.get()),
         };
         self.tune();
         let tuning = self.features.tuning();
-        let left = if cached && !self.features.write_cache {
+        let left = if may_need_flush && !self.features.write_cache {
             self.fleet.tune(&tuning);
             self.engine.flush_all(Some(permit))
         } else {
@@ -136,8 +145,8 @@ impl Home {
         if cdw10 >> 31 == 1 {
             return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
         }
-        let controllers = id != FeatureId::ErrorRecovery;
-        if controllers && !matches!(entry.nsid.get(), 0 | NSID_ALL) {
+        let is_of_controller = id != FeatureId::ErrorRecovery;
+        if is_of_controller && !matches!(entry.nsid.get(), 0 | NSID_ALL) {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
         }
         match id {
@@ -158,7 +167,8 @@ impl Home {
             FeatureId::Timestamp => self.set_timestamp(entry)?,
             FeatureId::HostBehaviorSupport => self.set_host_behavior(entry)?,
             FeatureId::HostIdentifier => self.set_host_id(entry)?,
-            _ => {}
+            // `capabilities` has none of the others.
+            _ => return Err(Status::INVALID_FIELD.dnr()),
         }
         Ok(0)
     }
@@ -228,7 +238,7 @@ impl Home {
         Ok(())
     }
 
-    /// Sets Host Behavior Support (section 5.21.1.18): one of its bytes has a meaning.
+    /// Sets Host Behavior Support (section 5.21.1.22): one of its bytes has a meaning.
     fn set_host_behavior(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
         let mut behavior = [0; HOST_BEHAVIOR];
         self.payload(entry, &mut behavior)?;
