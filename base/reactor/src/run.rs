@@ -16,6 +16,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 
 use crate::context::{BELL, Watches};
 use crate::mailbox::{Mailbox, Message};
@@ -67,7 +68,7 @@ pub(crate) struct Run {
 }
 
 /// The reactor and a call's result, or `Err` if another thread has the reactor by now.
-type Turn<T> = Result<(Box<Run>, T), Box<Lost>>;
+type Retained<T> = Result<(Box<Run>, T), Box<Lost>>;
 
 impl Run {
     pub(crate) fn new(
@@ -216,8 +217,12 @@ impl Run {
         }
         if slot.deadline != wanted {
             let (id, old) = (slot.id, std::mem::replace(&mut slot.deadline, wanted));
-            old.map(|old| self.deadlines.remove(&(old, id)));
-            wanted.map(|new| self.deadlines.insert((new, id)));
+            if let Some(old) = old {
+                self.deadlines.remove(&(old, id));
+            }
+            if let Some(new) = wanted {
+                self.deadlines.insert((new, id));
+            }
         }
         match step {
             Step::Busy | Step::Behind | Step::Looking => {
@@ -250,14 +255,15 @@ impl Worker {
     /// Runs the reactor until it ends. If another thread took it over, runs the task that was left
     /// behind here.
     pub(crate) fn run(self, run: Box<Run>) {
-        match self.turns(run) {
+        match self.go_round(run) {
             // Drops tasks that were sent and never started.
             Ok((run, ())) => drop(run.mailbox.close()),
             Err(lost) => lost.go_on(&self.watches),
         }
     }
 
-    fn turns(&self, mut run: Box<Run>) -> Turn<()> {
+    /// Runs rounds of all ready tasks until the reactor ends.
+    fn go_round(&self, mut run: Box<Run>) -> Retained<()> {
         let mut looks = Looks::new(run.last_work);
         let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
         // Messages that the reactor's previous thread left unhandled.
@@ -305,7 +311,7 @@ impl Worker {
     }
 
     /// Looks for events, and sleeps if there was no work for the polling time.
-    fn wait(&self, run: Box<Run>, now: Instant) -> Turn<()> {
+    fn wait(&self, run: Box<Run>, now: Instant) -> Retained<()> {
         if now.duration_since(run.last_work) < run.polling.budget() {
             let (mut run, found) = self.look(run, Some(Duration::ZERO))?;
             if found {
@@ -326,8 +332,8 @@ impl Worker {
     }
 
     /// Waits for kernel events for at most `timeout` (`None`: for ever). Returns whether there were
-    /// any.
-    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Turn<bool> {
+    /// any. If the kernel cannot wait, the reactor stops.
+    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Retained<bool> {
         let sleeps = timeout != Some(Duration::ZERO);
         let timeout = timeout.map(|time| Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -338,8 +344,16 @@ impl Worker {
         if sleeps && let Some(seat) = &self.seat {
             watchdog::wake(seat);
         }
-        let Ok((events, _)) = waited else {
-            return Ok((run, false)); // interrupted by a signal
+        let events = match waited {
+            Ok((events, _)) => events,
+            // Interrupted by a signal.
+            Err(Errno::INTR) => return Ok((run, false)),
+            Err(error) => {
+                // Without events the tasks would sleep for ever, and this thread never.
+                (run.settings.on_panic)(&format!("all: it cannot wait for events: {error}"));
+                run.stopping = true;
+                return Ok((run, false));
+            }
         };
         let found = !events.is_empty();
         let mut mail = false;
@@ -357,12 +371,12 @@ impl Worker {
         Ok((run, found))
     }
 
-    fn read_mail(&self, mut run: Box<Run>) -> Turn<()> {
+    fn read_mail(&self, mut run: Box<Run>) -> Retained<()> {
         run.mail.extend(run.mailbox.take());
         self.handle_mail(run)
     }
 
-    fn handle_mail(&self, mut run: Box<Run>) -> Turn<()> {
+    fn handle_mail(&self, mut run: Box<Run>) -> Retained<()> {
         while let Some(message) = run.mail.pop_front() {
             match message {
                 Message::Add(id, task) => (run, ()) = self.add(run, id, task)?,
@@ -373,7 +387,7 @@ impl Worker {
         Ok((run, ()))
     }
 
-    fn add(&self, mut run: Box<Run>, id: TaskId, task: Box<dyn Task>) -> Turn<()> {
+    fn add(&self, mut run: Box<Run>, id: TaskId, task: Box<dyn Task>) -> Retained<()> {
         run.had_task = true;
         let place = run.tasks.insert(Slot::new(id, task));
         let now = Instant::now();
@@ -396,7 +410,7 @@ impl Worker {
     }
 
     /// Calls [`Task::stirs`] of the tasks that are due, and makes those ready that return `true`.
-    fn sweep(&self, mut run: Box<Run>, now: Instant) -> Turn<()> {
+    fn sweep(&self, mut run: Box<Run>, now: Instant) -> Retained<()> {
         while let Some(due @ (period, (id, place))) = run.due.pop_front() {
             let Some(slot) = run.tasks.at(place) else { continue };
             if slot.id != id || slot.sweep != Some(period) {
@@ -417,7 +431,7 @@ impl Worker {
     }
 
     /// Polls every task that was ready when the round began. Returns whether any of them had work.
-    fn round(&self, mut run: Box<Run>, now: Instant) -> Turn<bool> {
+    fn round(&self, mut run: Box<Run>, now: Instant) -> Retained<bool> {
         let mut worked = false;
         for _ in 0..run.ready.len() {
             let Some(place) = run.ready.pop_front() else { break };
@@ -452,7 +466,7 @@ impl Worker {
         place: usize,
         (now, shared): (Instant, bool),
         act: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> (T, Option<Step>),
-    ) -> Turn<Option<T>> {
+    ) -> Retained<Option<T>> {
         let Some(mut body) = run.tasks.at(place).and_then(|slot| slot.body.take()) else {
             return Ok((run, None));
         };
@@ -485,7 +499,7 @@ impl Worker {
 
     /// Stops watching a task's descriptors and passes the task to `last`, with the reactor parked
     /// meanwhile.
-    fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Turn<()> {
+    fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Retained<()> {
         let Some(body) = slot.body else { return Ok((run, ())) };
         for (_, key) in &body.watched {
             self.watches.forget(*key);

@@ -18,7 +18,7 @@ pub struct Settings {
     /// Makes the reactor end with its last task instead of waiting for more.
     pub exit_when_empty: bool,
     /// Called with the reason for every task that was dropped because it panicked or could not
-    /// start.
+    /// start, and once for all tasks if the kernel does not let the thread wait for events.
     pub on_panic: Arc<dyn Fn(&str) + Send + Sync>,
     /// Called, on another thread, for every task that slept in a step and was left behind with a
     /// thread of its own.
