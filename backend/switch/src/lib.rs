@@ -55,7 +55,7 @@ pub use burst::{
 pub use index::{MAX_PORTS, PortIndex};
 pub use lookup::{Key, Lookup, Station, Target};
 pub use port::{Abilities, LinkSetting, Port};
-pub use rules::{BadConfig, PortConfig, VlanMode, Vlans, link_local};
+pub use rules::{AttachError, BadConfig, PortConfig, VlanMode, Vlans, link_local};
 pub use slipway_ethernet_spec::Mac;
 pub use slipway_rate::Rate;
 pub use stats::{Delivered, Drop, PortStats};

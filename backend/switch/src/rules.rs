@@ -151,6 +151,17 @@ pub enum BadConfig {
     Impairment(#[from] crate::decorators::BadImpairment),
 }
 
+/// The reason why a port cannot be attached to a switch on a reactor.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The settings are invalid.
+    #[error(transparent)]
+    Config(#[from] BadConfig),
+    /// The port's descriptor cannot be watched, so that nothing would wake the switch for it.
+    #[error("the port's descriptor cannot be watched: {0}")]
+    Watch(std::io::Error),
+}
+
 impl PortConfig {
     /// Checks whether a port can have these settings.
     ///

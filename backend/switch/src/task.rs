@@ -9,7 +9,8 @@
 //! something stays awake. Later frames are announced by the port's descriptor, which epoll reports
 //! as long as it is readable, or through its [`Waker`], whose message stays in the inbox until the
 //! task has read it. The inbox is emptied at the beginning of every step, and a thread that posts
-//! to it wakes the task afterwards.
+//! to it wakes the task afterwards. A port that is there and whose descriptor cannot be watched (no
+//! descriptor is left to the process) stays awake until it can.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 
 use crate::switch::PortTurn;
 use crate::waker::{Wake, Waker};
-use crate::{BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
+use crate::{AttachError, BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
 
 /// Turns of ports in one step of the task; other tasks of the reactor wait meanwhile.
 const TURNS: usize = 4;
@@ -144,18 +145,22 @@ impl Owner<'_, '_> {
     /// Attaches a port.
     ///
     /// # Errors
-    /// [`BadConfig`]; the port is dropped.
+    /// [`AttachError`]; the port is dropped.
     pub fn attach(
         &mut self,
         port: Box<dyn Port>,
         config: PortConfig,
-    ) -> Result<PortIndex, BadConfig> {
+    ) -> Result<PortIndex, AttachError> {
         let index = self.running.switch.attach(port, config).map_err(|(error, _)| error)?;
-        self.running.begin(index, self.context);
+        if let Err(error) = self.running.begin(index, self.context) {
+            drop(self.detach(index));
+            return Err(AttachError::Watch(error));
+        }
         Ok(index)
     }
 
-    /// Replaces a port, as [`Switch::replace`] does. Returns the former port.
+    /// Replaces a port, as [`Switch::replace`] does. Returns the former port. If the descriptor of
+    /// the new one cannot be watched, the port stays awake until it can.
     ///
     /// # Errors
     /// [`BadConfig::NoSuchPort`]; the new port is dropped.
@@ -166,7 +171,7 @@ impl Owner<'_, '_> {
     ) -> Result<Box<dyn Port>, BadConfig> {
         let former = self.running.switch.replace(index, port).map_err(|(error, _)| error)?;
         self.forget(index);
-        self.running.begin(index, self.context);
+        let _ = self.running.begin(index, self.context);
         Ok(former)
     }
 
@@ -200,12 +205,22 @@ impl Owner<'_, '_> {
     }
 }
 
+/// The state of a port's descriptor, which wakes the switch.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Watch {
+    /// The port has no descriptor.
+    #[default]
+    Unneeded,
+    Watched,
+    /// The descriptor could not be watched: the port stays awake, and tries again.
+    Failed,
+}
+
 /// The task's state of a port.
 #[derive(Clone, Copy, Default)]
 struct PortState {
     awake: bool,
-    /// The port's descriptor is watched.
-    watched: bool,
+    watch: Watch,
     /// The port's rate does not let it send at present.
     held: bool,
     /// The time at which the port last had frames.
@@ -305,17 +320,35 @@ impl Running {
         true
     }
 
-    /// Begins with a new port: passes it a waker, and gives it its first turn.
-    fn begin(&mut self, index: PortIndex, context: &mut Context<'_>) {
+    /// Begins with a new port: passes it a waker, watches its descriptor, and gives it its first
+    /// turn. The port stays awake after an error.
+    fn begin(&mut self, index: PortIndex, context: &mut Context<'_>) -> std::io::Result<()> {
         let places = self.places.len().max(usize::from(index) + 1);
         self.places.resize(places, PortState::default());
-        let Some(port) = self.switch.port_mut(index) else { return };
+        let Some(port) = self.switch.port_mut(index) else { return Ok(()) };
         port.attached(Waker::new(self.waking.clone(), index));
-        let watched = port.descriptor().is_some_and(|descriptor| {
-            context.watch(descriptor, Interest::Read, u32::from(index)).is_ok()
-        });
-        self.places[usize::from(index)] = PortState { watched, ..PortState::default() };
+        self.places[usize::from(index)] = PortState::default();
+        let watched = self.watch(index, Interest::Read, context);
         self.wake(index);
+        watched
+    }
+
+    /// Watches a port's descriptor, if it has one. The port stays awake after an error.
+    fn watch(
+        &mut self,
+        index: PortIndex,
+        interest: Interest,
+        context: &mut Context<'_>,
+    ) -> std::io::Result<()> {
+        let descriptor = self.switch.port_mut(index).and_then(|port| port.descriptor());
+        let watched =
+            descriptor.map(|descriptor| context.watch(descriptor, interest, u32::from(index)));
+        self.places[usize::from(index)].watch = match &watched {
+            None => Watch::Unneeded,
+            Some(Ok(())) => Watch::Watched,
+            Some(Err(_)) => Watch::Failed,
+        };
+        watched.unwrap_or(Ok(()))
     }
 
     /// Watches all ports' descriptors again, and gives each port a turn.
@@ -323,10 +356,7 @@ impl Running {
         for at in 0..self.places.len() {
             let index = at as PortIndex;
             let interest = if self.places[at].held { Interest::None } else { Interest::Read };
-            let descriptor = self.switch.port_mut(index).and_then(|port| port.descriptor());
-            self.places[at].watched = descriptor.is_some_and(|descriptor| {
-                context.watch(descriptor, interest, u32::from(index)).is_ok()
-            });
+            let _ = self.watch(index, interest, context);
             self.wake(index);
         }
     }
@@ -377,20 +407,34 @@ impl Running {
         self.forget_descriptor(index, context);
         let place = &mut self.places[usize::from(index)];
         let last = *place.last.get_or_insert(context.now());
-        if context.now() - last < context.poll_budget() || self.switch.arm(index) {
+        if context.now() - last < context.poll_budget()
+            || self.is_unheard(index, context)
+            || self.switch.arm(index)
+        {
             self.awake.push_back(index);
         } else {
             self.places[usize::from(index)].awake = false;
         }
     }
 
+    /// Returns whether a port's descriptor is not watched although it has one. Tries to watch it
+    /// first, once in a poll budget.
+    fn is_unheard(&mut self, index: PortIndex, context: &mut Context<'_>) -> bool {
+        let place = &mut self.places[usize::from(index)];
+        if place.watch != Watch::Failed {
+            return false;
+        }
+        place.last = Some(context.now());
+        self.watch(index, Interest::Read, context).is_err()
+    }
+
     /// Stops watching a port that has no descriptor any more.
     fn forget_descriptor(&mut self, index: PortIndex, context: &mut Context<'_>) {
         let place = &mut self.places[usize::from(index)];
-        if place.watched
+        if place.watch == Watch::Watched
             && self.switch.port_mut(index).is_some_and(|port| port.descriptor().is_none())
         {
-            place.watched = false;
+            place.watch = Watch::Unneeded;
             context.unwatch(u32::from(index));
         }
     }
@@ -400,7 +444,8 @@ impl Running {
         let place = &mut self.places[usize::from(index)];
         (place.awake, place.held) = (false, true);
         self.held.push((until, index));
-        if place.watched {
+        if place.watch == Watch::Watched {
+            // If this fails, the descriptor wakes a task that has nothing to do.
             let _ = context.rewatch(u32::from(index), Interest::None);
         }
     }
@@ -442,8 +487,10 @@ impl Running {
             let (_, index) = self.held.swap_remove(at);
             let place = &mut self.places[usize::from(index)];
             place.held = false;
-            if place.watched {
-                let _ = context.rewatch(u32::from(index), Interest::Read);
+            if place.watch == Watch::Watched
+                && context.rewatch(u32::from(index), Interest::Read).is_err()
+            {
+                place.watch = Watch::Failed;
             }
             self.wake(index);
         }

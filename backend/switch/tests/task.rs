@@ -2,7 +2,8 @@
 //! held.
 #![allow(clippy::unwrap_used)]
 
-use std::os::fd::OwnedFd;
+mod program;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,6 +16,8 @@ use slipway_switch::{
     Abilities, Burst, Delivered, Learning, LearningOptions, Offload, Pick, Port, PortConfig, Rate,
     Switch, Waker, spawn,
 };
+
+use program::{program, send};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -100,17 +103,6 @@ fn who_is_held_back_is_attended_when_woken() {
     handle.call(move |owner| owner.configure(index, free)).unwrap().unwrap();
     while asked.recv_timeout(PATIENCE).unwrap() != PortCall::Take {}
     handle.stop();
-}
-
-/// Sends a frame from station 1 to station 2 by the first slot of a ring, and wakes the switch.
-fn send(output: &mut slipway_ring::Producer, wake: &OwnedFd) {
-    let stations = [slipway_switch::Mac::local(2).0, slipway_switch::Mac::local(1).0].concat();
-    let frame = [&stations[..], &[0x88, 0xb5, 1, 2]].concat();
-    output.free(1).unwrap();
-    output.memory().write(output.place(0), &frame).unwrap();
-    output.describe(0, slipway_ring::Descriptor::new(frame.len() as u32));
-    output.publish(1);
-    rustix::io::write(wake, &1_u64.to_ne_bytes()).unwrap();
 }
 
 /// A port that sleeps in its first turn until it is told to go on.
@@ -272,16 +264,6 @@ fn what_waits_for_a_receive_rate_comes_though_nobody_wakes_the_switch() {
     }
     assert_eq!(input.available(2), Ok(2));
     handle.stop();
-}
-
-/// Makes a port whose program is this test, which wakes the port by its descriptor.
-fn program(number: u64) -> (Box<dyn Port>, slipway_ring::Link, OwnedFd, PortConfig) {
-    let link = slipway_ring::Link::new(slipway_ring::Geometry::default()).unwrap();
-    let tell = slipway_switch::ports::Tell::new().unwrap();
-    let wake = tell.server.try_clone().unwrap();
-    let port = slipway_switch::ports::MemoryPort::new(&link, tell, Abilities::NONE);
-    let mac = Some(slipway_switch::Mac::local(number));
-    (Box::new(port), link, wake, PortConfig { mac, ..PortConfig::default() })
 }
 
 #[test]

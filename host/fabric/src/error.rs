@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use slipway_switch::BadConfig;
+use slipway_switch::{AttachError, BadConfig};
 
 /// The reason for which a request to the fabric failed.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +72,15 @@ pub enum Error {
     /// No descriptors, memory or threads are left.
     #[error("out of resources: {0}")]
     Resources(String),
+}
+
+impl From<AttachError> for Error {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Config(bad) => Self::Port(bad),
+            AttachError::Watch(_) => Self::Resources(error.to_string()),
+        }
+    }
 }
 
 impl From<Error> for tonic::Status {

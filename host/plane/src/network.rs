@@ -189,9 +189,8 @@ fn attach(
 ) -> Result<(Handle, PortIndex), Error> {
     let switch = switch.handle.clone();
     let attached = switch.call(move |owner| owner.attach(port, config));
-    let attached: Result<PortIndex, BadConfig> =
-        attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
-    let port = attached.map_err(slipway_fabric::Error::Port)?;
+    let attached = attached.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
+    let port = attached.map_err(slipway_fabric::Error::from)?;
     Ok((switch, port))
 }
 
