@@ -199,7 +199,7 @@ impl Owner<'_, '_> {
 
     fn forget(&mut self, index: PortIndex) {
         self.context.unwatch(u32::from(index));
-        self.running.places[usize::from(index)] = PortState::default();
+        self.running.states[usize::from(index)] = PortState::default();
         self.running.awake.retain(|awake| *awake != index);
         self.running.held.retain(|(_, held)| *held != index);
     }
@@ -229,7 +229,7 @@ struct PortState {
 
 struct Running {
     switch: Switch,
-    places: Vec<PortState>,
+    states: Vec<PortState>,
     awake: VecDeque<PortIndex>,
     /// The ports that may not send yet, each with the time from which it may.
     held: Vec<(Instant, PortIndex)>,
@@ -304,8 +304,8 @@ impl Drop for SwitchTask {
 
 impl Running {
     fn new(switch: Switch, waking: Arc<dyn Wake>, now: Instant) -> Self {
-        let (places, awake, held) = (Vec::new(), VecDeque::new(), Vec::new());
-        Self { switch, places, awake, held, waking, begin: now, aged: now }
+        let (states, awake, held) = (Vec::new(), VecDeque::new(), Vec::new());
+        Self { switch, states, awake, held, waking, begin: now, aged: now }
     }
 
     /// Handles messages. Returns `false` if the switch is to end.
@@ -323,11 +323,11 @@ impl Running {
     /// Begins with a new port: passes it a waker, watches its descriptor, and gives it its first
     /// turn. The port stays awake after an error.
     fn begin(&mut self, index: PortIndex, context: &mut Context<'_>) -> std::io::Result<()> {
-        let places = self.places.len().max(usize::from(index) + 1);
-        self.places.resize(places, PortState::default());
+        let count = self.states.len().max(usize::from(index) + 1);
+        self.states.resize(count, PortState::default());
         let Some(port) = self.switch.port_mut(index) else { return Ok(()) };
         port.attached(Waker::new(self.waking.clone(), index));
-        self.places[usize::from(index)] = PortState::default();
+        self.states[usize::from(index)] = PortState::default();
         let watched = self.watch(index, Interest::Read, context);
         self.wake(index);
         watched
@@ -343,7 +343,7 @@ impl Running {
         let descriptor = self.switch.port_mut(index).and_then(|port| port.descriptor());
         let watched =
             descriptor.map(|descriptor| context.watch(descriptor, interest, u32::from(index)));
-        self.places[usize::from(index)].watch = match &watched {
+        self.states[usize::from(index)].watch = match &watched {
             None => Watch::Unneeded,
             Some(Ok(())) => Watch::Watched,
             Some(Err(_)) => Watch::Failed,
@@ -353,21 +353,21 @@ impl Running {
 
     /// Watches all ports' descriptors again, and gives each port a turn.
     fn watch_again(&mut self, context: &mut Context<'_>) {
-        for at in 0..self.places.len() {
+        for at in 0..self.states.len() {
             let index = at as PortIndex;
-            let interest = if self.places[at].held { Interest::None } else { Interest::Read };
+            let interest = if self.states[at].held { Interest::None } else { Interest::Read };
             let _ = self.watch(index, interest, context);
             self.wake(index);
         }
     }
 
     fn wake(&mut self, index: PortIndex) {
-        let Some(place) = self.places.get_mut(usize::from(index)) else { return };
-        if place.held {
+        let Some(state) = self.states.get_mut(usize::from(index)) else { return };
+        if state.held {
             self.switch.attend(index);
-        } else if !place.awake {
-            place.awake = true;
-            place.last = None;
+        } else if !state.awake {
+            state.awake = true;
+            state.last = None;
             self.awake.push_back(index);
         }
     }
@@ -389,7 +389,7 @@ impl Running {
                 PortTurn::Held(until) => self.hold(index, self.begin + until, context),
                 done => {
                     (worked, behind) = (true, behind || done == PortTurn::More);
-                    self.places[usize::from(index)].last = Some(now);
+                    self.states[usize::from(index)].last = Some(now);
                     self.awake.push_back(index);
                 }
             }
@@ -404,47 +404,47 @@ impl Running {
 
     /// Keeps a port that found nothing awake for a while, then arms it.
     fn rest(&mut self, index: PortIndex, context: &mut Context<'_>) {
-        self.forget_descriptor(index, context);
-        let place = &mut self.places[usize::from(index)];
-        let last = *place.last.get_or_insert(context.now());
+        self.unwatch_removed(index, context);
+        let state = &mut self.states[usize::from(index)];
+        let last = *state.last.get_or_insert(context.now());
         if context.now() - last < context.poll_budget()
             || self.is_unheard(index, context)
             || self.switch.arm(index)
         {
             self.awake.push_back(index);
         } else {
-            self.places[usize::from(index)].awake = false;
+            self.states[usize::from(index)].awake = false;
         }
     }
 
     /// Returns whether a port's descriptor is not watched although it has one. Tries to watch it
     /// first, once in a poll budget.
     fn is_unheard(&mut self, index: PortIndex, context: &mut Context<'_>) -> bool {
-        let place = &mut self.places[usize::from(index)];
-        if place.watch != Watch::Failed {
+        let state = &mut self.states[usize::from(index)];
+        if state.watch != Watch::Failed {
             return false;
         }
-        place.last = Some(context.now());
+        state.last = Some(context.now());
         self.watch(index, Interest::Read, context).is_err()
     }
 
     /// Stops watching a port that has no descriptor any more.
-    fn forget_descriptor(&mut self, index: PortIndex, context: &mut Context<'_>) {
-        let place = &mut self.places[usize::from(index)];
-        if place.watch == Watch::Watched
+    fn unwatch_removed(&mut self, index: PortIndex, context: &mut Context<'_>) {
+        let state = &mut self.states[usize::from(index)];
+        if state.watch == Watch::Watched
             && self.switch.port_mut(index).is_some_and(|port| port.descriptor().is_none())
         {
-            place.watch = Watch::Unneeded;
+            state.watch = Watch::Unneeded;
             context.unwatch(u32::from(index));
         }
     }
 
     /// Holds a port that may not send before `until`; its descriptor is not watched meanwhile.
     fn hold(&mut self, index: PortIndex, until: Instant, context: &mut Context<'_>) {
-        let place = &mut self.places[usize::from(index)];
-        (place.awake, place.held) = (false, true);
+        let state = &mut self.states[usize::from(index)];
+        (state.awake, state.held) = (false, true);
         self.held.push((until, index));
-        if place.watch == Watch::Watched {
+        if state.watch == Watch::Watched {
             // If this fails, the descriptor wakes a task that has nothing to do.
             let _ = context.rewatch(u32::from(index), Interest::None);
         }
@@ -469,7 +469,7 @@ impl Running {
     /// Returns the time of a port's next timed work. The frames from the peer of a held port do not
     /// count: it has a turn when it is held no more.
     fn due(&mut self, index: PortIndex) -> Option<Instant> {
-        let inward = !self.places.get(usize::from(index)).is_some_and(|place| place.held);
+        let inward = !self.states.get(usize::from(index)).is_some_and(|state| state.held);
         self.switch.due(index, inward).map(|due| self.begin + due)
     }
 
@@ -485,12 +485,12 @@ impl Running {
     fn resume(&mut self, now: Instant, context: &mut Context<'_>) {
         while let Some(at) = self.held.iter().position(|(until, _)| *until <= now) {
             let (_, index) = self.held.swap_remove(at);
-            let place = &mut self.places[usize::from(index)];
-            place.held = false;
-            if place.watch == Watch::Watched
+            let state = &mut self.states[usize::from(index)];
+            state.held = false;
+            if state.watch == Watch::Watched
                 && context.rewatch(u32::from(index), Interest::Read).is_err()
             {
-                place.watch = Watch::Failed;
+                state.watch = Watch::Failed;
             }
             self.wake(index);
         }
