@@ -34,8 +34,9 @@ pub struct Limits {
     pub ratio_floor: u64,
     /// The most files, folders and links of all layers together, including whiteouts.
     pub entries: usize,
-    /// The most bytes of names, link targets and extended attributes of all layers together, which
-    /// the merged tree keeps in memory.
+    /// The most bytes of memory for the names, link targets and extended attributes of all layers
+    /// together, and for the inodes of the merged tree. A folder of which an archive is made has
+    /// the same limit.
     pub metadata_bytes: u64,
     /// The most bytes of a path in the container, including the leading slash. No program could
     /// open a path of more than 4,095.
@@ -59,7 +60,7 @@ impl Default for Limits {
             ratio: 200,
             ratio_floor: 256 * MIB,
             entries: 4_000_000,
-            metadata_bytes: 512 * MIB,
+            metadata_bytes: 2 * GIB,
             path_bytes: 4095,
         }
     }

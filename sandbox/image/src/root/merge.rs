@@ -13,13 +13,11 @@
 use std::fs::File;
 
 use super::Form;
+use super::budget::{self, Budget};
 use super::erofs::ErofsReader;
 use super::read::{Entry, TarReader, What};
 use super::tree::{Child, Id, Inode, NodeKind, ROOT, ResolvedFolder, Tree, show, split_path};
 use crate::{Digest, Error, Limits};
-
-/// The memory of one entry beside its names: inode, vector slot, map node.
-const ENTRY_OVERHEAD: usize = 64;
 
 /// The reason why a layer was not merged.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +50,8 @@ pub(crate) struct Merger<'a> {
     limits: &'a Limits,
     layers: u32,
     entries: usize,
-    metadata: u64,
+    /// The memory of the tree, and of the reader of an EROFS layer.
+    budget: Budget,
     /// Bytes of files, of all layers so far.
     data: u64,
     layer_data: u64,
@@ -68,7 +67,7 @@ impl<'a> Merger<'a> {
             limits,
             layers: 0,
             entries: 0,
-            metadata: 0,
+            budget: Budget::new(limits),
             data: 0,
             layer_data: 0,
             layer_limit: 0,
@@ -88,10 +87,11 @@ impl<'a> Merger<'a> {
                 }
             }
             Form::Erofs => {
-                let mut reader = ErofsReader::new(layer, self.limits)?;
-                while let Some(entry) = reader.next()? {
+                let mut reader = ErofsReader::new(layer, self.limits, &mut self.budget)?;
+                while let Some(entry) = reader.next(&mut self.budget)? {
                     self.take(entry, false)?;
                 }
+                self.budget.give_back(reader.held());
             }
         }
         self.layers += 1;
@@ -136,23 +136,17 @@ impl<'a> Merger<'a> {
 
     /// Counts the memory and the bytes of `entry` against the limits.
     fn charge(&mut self, entry: &Entry) -> Result<(), MergeError> {
-        let (link, len, pieces) = match &entry.what {
-            What::HardLink(target) | What::Node(NodeKind::Symlink(target)) => (target.len(), 0, 0),
-            What::Node(NodeKind::File(data)) => (0, data.len, data.pieces.len()),
-            What::Node(_) | What::Whiteout | What::Opaque => (0, 0, 0),
+        let len = match &entry.what {
+            What::Node(NodeKind::File(data)) => data.len,
+            What::Node(_) | What::HardLink(_) | What::Whiteout | What::Opaque => 0,
         };
-        let xattrs: usize = entry.meta.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
-        let bytes = entry.path.len() + link + xattrs + 24 * pieces + ENTRY_OVERHEAD;
-        self.metadata = self.metadata.saturating_add(bytes as u64);
         self.data = self.data.saturating_add(len);
         self.layer_data = self.layer_data.saturating_add(len);
         self.count(1)?;
+        self.budget.take(budget::entry(entry)).map_err(MergeError::TooLarge)?;
         let limits = self.limits;
         let over =
             |what, limit| Err(MergeError::TooLarge(format!("more than {limit} bytes of {what}")));
-        if self.metadata > limits.metadata_bytes {
-            return over("names and attributes", limits.metadata_bytes);
-        }
         if self.data > limits.image_uncompressed {
             return over("file data", limits.image_uncompressed);
         }
@@ -207,7 +201,7 @@ impl<'a> Merger<'a> {
         };
         let (place, made) = self.tree.find_or_make(parents, self.layers)?;
         self.count(made)?;
-        self.metadata = self.metadata.saturating_add((made * ENTRY_OVERHEAD) as u64);
+        self.budget.take(made * budget::MISSING_FOLDER).map_err(MergeError::TooLarge)?;
         let id = match (target, entry.what) {
             (Some(id), _) => id,
             (None, What::Node(kind)) => self.node(&place, name, entry.meta, kind)?,
@@ -292,27 +286,34 @@ impl<'a> Merger<'a> {
 
     /// Removes everything that lower layers put into `folder`.
     fn purge_below(&mut self, folder: Id) {
-        let mut names = Vec::new();
         let mut folders = vec![folder];
-        while let Some(folder) = folders.pop() {
-            for (name, child) in self.tree.children(folder) {
-                names.push((folder, name.to_vec(), child));
+        let (mut next, mut names) = (0, 0);
+        while let Some(&folder) = folders.get(next) {
+            for (_, child) in self.tree.children(folder) {
+                names += 1;
                 if self.tree.is_directory(child.id) {
                     folders.push(child.id);
                 }
             }
+            next += 1;
         }
-        self.tree.work(names.len() as u64);
+        self.tree.work(names);
         // In reverse order, the content of a folder comes before the folder.
-        for (folder, name, child) in names.into_iter().rev() {
-            self.purge(folder, &name, child);
+        let layer = self.layers;
+        for folder in folders.into_iter().rev() {
+            self.tree.retain(folder, |tree, child| stays(tree, child, layer));
         }
     }
 
     /// Removes a name, unless this layer has added it or a file below it.
     fn purge(&mut self, folder: Id, name: &[u8], child: Child) {
-        if child.layer < self.layers && self.tree.children(child.id).next().is_none() {
+        if !stays(&self.tree, child, self.layers) {
             self.tree.unlink(folder, name);
         }
     }
+}
+
+/// Returns whether `layer` has added a name or a file below it.
+fn stays(tree: &Tree, child: Child, layer: u32) -> bool {
+    child.layer >= layer || tree.children(child.id).next().is_some()
 }

@@ -1,9 +1,10 @@
 //! The root file system of an image: layers are read (tar archives by [`read`], EROFS files by
 //! [`erofs`]), merged in memory into a tree ([`tree`], [`merge`]) and written as one EROFS file
-//! ([`layout`]). No file of a layer is ever created on the host's own file system, so there is no
-//! path on the host to escape to, and no layer is mounted. [`write`] makes the archive that a plain
-//! folder becomes.
+//! ([`layout`]). [`budget`] counts the memory. No file of a layer is ever created on the host's own
+//! file system, so there is no path on the host to escape to, and no layer is mounted. [`write`]
+//! makes the archive that a plain folder becomes.
 
+pub(crate) mod budget;
 pub(crate) mod erofs;
 pub(crate) mod layout;
 pub(crate) mod merge;

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::tree::{Data, Meta, NodeKind, Piece, show};
+use super::tree::{Data, Meta, NodeKind, Piece, check_attributes, show};
 
 const BLOCK: u64 = 512;
 /// The most bytes of a PAX header, which has paths and extended attributes of one file. The kernel
@@ -344,7 +344,7 @@ pub(crate) fn add_xattr(
     if is_kept(name) {
         xattrs.insert(name.to_vec(), value.to_vec());
     }
-    Ok(())
+    check_attributes(xattrs.len())
 }
 
 /// Returns whether an attribute gets into the image. EROFS must be able to store it, which excludes

@@ -23,7 +23,9 @@ pub(crate) const ROOT: Id = Id(0);
 /// `MAXSYMLINKS` of Linux.
 const MAX_SYMLINKS: usize = 40;
 /// `NAME_MAX` of Linux and `EROFS_NAME_LEN`.
-const MAX_NAME: usize = 255;
+pub(super) const MAX_NAME: usize = 255;
+/// The most extended attributes of a file. Files of ordinary images have one or two.
+const MAX_ATTRIBUTES: usize = 64;
 
 /// The metadata of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -231,6 +233,14 @@ impl Tree {
         }
     }
 
+    /// Removes the names in `folder` for which `stays` returns `false`.
+    pub(crate) fn retain(&mut self, folder: Id, stays: impl Fn(&Self, Child) -> bool) {
+        let NodeKind::Directory(children) = &mut self.inode_mut(folder).kind else { return };
+        let mut children = std::mem::take(children);
+        children.retain(|_, child| stays(self, *child));
+        self.inode_mut(folder).kind = NodeKind::Directory(children);
+    }
+
     /// Removes the name `name` from `folder`.
     pub(crate) fn unlink(&mut self, folder: Id, name: &[u8]) {
         if let NodeKind::Directory(children) = &mut self.inode_mut(folder).kind {
@@ -339,6 +349,17 @@ impl Walk {
 /// Makes a folder that no layer describes.
 fn implicit_directory() -> Inode {
     Inode { meta: Meta { mode: 0o755, ..Meta::default() }, kind: NodeKind::new_directory() }
+}
+
+/// Refuses a file with `count` extended attributes if they are too many.
+///
+/// # Errors
+/// Text that says so.
+pub(crate) fn check_attributes(count: usize) -> Result<(), String> {
+    match count > MAX_ATTRIBUTES {
+        true => Err(format!("a file with more than {MAX_ATTRIBUTES} extended attributes")),
+        false => Ok(()),
+    }
 }
 
 /// Splits a path of an archive into parts. A leading slash means the image's root, as `.` does.

@@ -301,6 +301,31 @@ fn overlayfs_deletes_by_attributes_with_and_without_userxattr() {
     }
 }
 
+/// Each name of an inode that has one name, as it says, makes a file with all its attributes.
+#[test]
+fn attributes_are_counted_for_each_name() {
+    let names = ["a", "b", "c", "d", "e", "f", "g"].map(|name| (name, FILE_NUMBER));
+    let with = |count: u8| {
+        let mut image = small(&names);
+        let mut attributes = vec![0; 12];
+        for index in 0..count {
+            // The prefix `user.`, a name of two bytes and a value of one.
+            attributes.extend_from_slice(&[2, 1, 1, 0]);
+            attributes.extend_from_slice(&[b'a' + index / 16, b'a' + index % 16, b'v', 0]);
+        }
+        put(&mut image, FILE + 2, &words(&attributes));
+        put(&mut image, FILE + 8, &0_u32.to_le_bytes());
+        put(&mut image, FILE + 32, &attributes);
+        image
+    };
+    let limits = Limits { metadata_bytes: 5000, ..Limits::default() };
+    assert_eq!(merged(&limits, &[small(&names)]).unwrap().len(), 7);
+    let many = merged(&limits, &[with(1)]).unwrap_err();
+    assert!(format!("{many:?}").contains("names and attributes"), "{many:?}");
+    assert!(merged(&Limits::default(), &[with(64)]).is_ok());
+    refused(with(65), "more than 64 extended attributes");
+}
+
 #[track_caller]
 fn refused(image: Vec<u8>, why: &str) {
     let refused = merged(&Limits::default(), &[image]).unwrap_err();

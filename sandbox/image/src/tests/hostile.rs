@@ -173,6 +173,33 @@ fn limits() {
     bad(Tar::new().pax(&[("SCHILY.xattr.user.k", &[0; 65537])]).file("x", "").end(), "attribute");
 }
 
+/// Memory counts, which is more than the bytes in a layer.
+#[test]
+fn inodes_folders_and_attributes_are_counted() {
+    let limits = Limits { metadata_bytes: 50_000, ..Limits::default() };
+    let hundred = |add: fn(Tar, &str) -> Tar| {
+        (0..100).fold(Tar::new(), |tar, i| add(tar, &i.to_string())).end()
+    };
+    let files = hundred(|tar, name| tar.file(name, ""));
+    assert!(merge_with(&limits, &[files]).is_ok());
+    let folders = hundred(|tar, name| tar.dir(&format!("{name}/")));
+    too_large(&limits, folders, "names and attributes");
+    let marked = |tar: Tar, name: &str| tar.pax(&[("SCHILY.xattr.user.k", b"v")]).file(name, "");
+    too_large(&limits, hundred(marked), "names and attributes");
+    let deep = format!("{}f", "d/".repeat(60));
+    let missing = Tar::new().pax(&[("path", deep.as_bytes())]).file("x", "").end();
+    too_large(&limits, missing, "names and attributes");
+}
+
+#[test]
+fn attributes_of_a_file_are_bounded() {
+    let keys: Vec<_> = (0..65).map(|i| format!("SCHILY.xattr.user.{i}")).collect();
+    let records: Vec<(&str, &[u8])> = keys.iter().map(|key| (key.as_str(), &b"v"[..])).collect();
+    assert!(merge(&[Tar::new().pax(&records[..64]).file("x", "").end()]).is_ok());
+    let (some, others) = records.split_at(30);
+    bad(Tar::new().pax(some).pax(others).file("x", "").end(), "more than 64 extended attributes");
+}
+
 /// A tree as deep as paths allow is merged on a small stack: no recursion may be as deep as a layer
 /// says.
 #[test]

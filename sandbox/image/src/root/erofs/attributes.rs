@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::volume::{ATTRIBUTES_HEAD, Inode, Volume, u16_at, u32_at};
+use crate::root::budget;
 use crate::root::read::{is_kept, overlay_name};
-use crate::root::tree::show;
+use crate::root::tree::{check_attributes, show};
 
 /// The head of an attribute: the lengths of its name and value, and its prefix.
 const HEAD: usize = 4;
@@ -20,7 +21,7 @@ pub(super) struct Attributes {
     pub(super) is_opaque: bool,
     /// Set for an empty file that removes its name from lower layers.
     pub(super) is_whiteout: bool,
-    /// The bytes of all names and values that were read.
+    /// The bytes of all attributes that were read, with their allocations.
     pub(super) bytes: usize,
 }
 
@@ -69,7 +70,7 @@ impl Found {
         let garbage = "attributes that are garbage";
         let (head, rest) = bytes.split_at_checked(HEAD).ok_or(garbage)?;
         let (name, value) = rest.split_at_checked(usize::from(head[0])).ok_or(garbage)?;
-        self.attributes.bytes += bytes.len();
+        self.attributes.bytes += budget::allocated(bytes.len());
         if head[1] & OWN_PREFIX != 0 {
             return Err("attributes with prefixes of the layer's own are not supported".into());
         }
@@ -90,6 +91,7 @@ impl Found {
         if !self.names.insert(name.clone()) {
             return Err(format!("it has the attribute {} twice", show(&name)));
         }
+        check_attributes(self.names.len())?;
         if is_kept(&name) {
             self.attributes.kept.insert(name, value.to_vec());
         }

@@ -22,6 +22,7 @@ mod volume;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 
+use super::budget::{self, Budget};
 use super::read::{Entry, What};
 use super::tree::{Data, Meta, NodeKind, show};
 use crate::Limits;
@@ -32,8 +33,6 @@ use volume::{Inode, Kind, Volume};
 const MAX_LINK: u64 = 4095;
 /// Names that are read at most, as a multiple of the limit on files: `.` and `..` count.
 const NAMES_PER_FILE: usize = 4;
-/// The memory of a name that is remembered, beside its bytes.
-const NAME_OVERHEAD: usize = 48;
 
 /// A reader of the entries of a layer, a folder before its content.
 pub(crate) struct ErofsReader<'a> {
@@ -51,8 +50,9 @@ pub(crate) struct ErofsReader<'a> {
     folders: HashSet<u64>,
     /// The names read so far.
     names: usize,
-    /// The bytes of names and attributes read so far.
-    bytes: u64,
+    /// The bytes that were taken from the budget. Attributes that are in entries, and names of
+    /// folders that are done, are among them: they bound the work of reading.
+    held: u64,
 }
 
 /// The remaining names of a folder.
@@ -67,7 +67,11 @@ impl<'a> ErofsReader<'a> {
     ///
     /// # Errors
     /// Text that says what is wrong with the file.
-    pub(crate) fn new(file: &'a File, limits: &'a Limits) -> Result<Self, String> {
+    pub(crate) fn new(
+        file: &'a File,
+        limits: &'a Limits,
+        budget: &mut Budget,
+    ) -> Result<Self, String> {
         let volume = Volume::open(file)?;
         let root = volume.root;
         let mut reader = Self {
@@ -79,18 +83,23 @@ impl<'a> ErofsReader<'a> {
             links: HashMap::new(),
             folders: HashSet::new(),
             names: 0,
-            bytes: 0,
+            held: 0,
         };
         let inode = reader.volume.inode(root)?;
         if inode.kind != Kind::Directory {
             return Err("its root is no folder".into());
         }
-        reader.folder(root, &inode)?;
+        reader.folder(root, &inode, budget)?;
         Ok(reader)
     }
 
+    /// Returns the bytes that this reader has taken from the budget.
+    pub(crate) fn held(&self) -> u64 {
+        self.held
+    }
+
     /// Returns the next entry. Returns `None` at the end, or an error that says what is wrong.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry>, String> {
+    pub(crate) fn next(&mut self, budget: &mut Budget) -> Result<Option<Entry>, String> {
         loop {
             if let Some(entry) = self.ready.pop_front() {
                 return Ok(Some(entry));
@@ -102,25 +111,25 @@ impl<'a> ErofsReader<'a> {
                 continue;
             };
             self.path.extend_from_slice(&name);
-            let read = self.file(inode);
+            let read = self.file(inode, budget);
             read.map_err(|reason| format!("'{}': {reason}", show(&self.path)))?;
         }
     }
 
     /// Reads the file at the path.
-    fn file(&mut self, number: u64) -> Result<(), String> {
+    fn file(&mut self, number: u64, budget: &mut Budget) -> Result<(), String> {
         if self.path.len() > self.limits.path_bytes {
             return Err(format!("a path longer than {} bytes", self.limits.path_bytes));
         }
         let inode = self.volume.inode(number)?;
         match inode.kind {
-            Kind::Directory => return self.folder(number, &inode),
+            Kind::Directory => return self.folder(number, &inode, budget),
             // Overlayfs links whiteouts to each other, and they are no files.
             Kind::Char if inode.device() == (0, 0) => {
                 self.ready(Meta::default(), What::Whiteout);
                 return Ok(());
             }
-            Kind::File if inode.size == 0 && self.attributes(&inode)?.is_whiteout => {
+            Kind::File if inode.size == 0 && self.attributes(&inode, budget)?.is_whiteout => {
                 self.ready(Meta::default(), What::Whiteout);
                 return Ok(());
             }
@@ -133,7 +142,7 @@ impl<'a> ErofsReader<'a> {
                 self.ready(Meta::default(), What::HardLink(first));
                 return Ok(());
             }
-            self.count(self.path.len() + NAME_OVERHEAD)?;
+            self.count(budget::in_table::<u64, Vec<u8>>(self.path.len()), budget)?;
             self.links.insert(number, self.path.clone());
         }
         let kind = match inode.kind {
@@ -148,17 +157,18 @@ impl<'a> ErofsReader<'a> {
             Kind::Fifo => NodeKind::Fifo,
             Kind::Socket | Kind::Directory => return Ok(()),
         };
-        let attributes = self.attributes(&inode)?;
+        let attributes = self.attributes(&inode, budget)?;
         self.ready(meta(&inode, attributes), What::Node(kind));
         Ok(())
     }
 
     /// Reads the folder at the path, and begins with its names.
-    fn folder(&mut self, number: u64, inode: &Inode) -> Result<(), String> {
+    fn folder(&mut self, number: u64, inode: &Inode, budget: &mut Budget) -> Result<(), String> {
+        self.count(budget::in_table::<u64, ()>(0), budget)?;
         if !self.folders.insert(number) {
             return Err("a folder with two names".into());
         }
-        let attributes = self.attributes(inode)?;
+        let attributes = self.attributes(inode, budget)?;
         let opaque = attributes.is_opaque;
         // Where such layers are mounted, the root's attributes are those of the writable layer
         // above them. Its own are no archive's: mkfs.erofs sets mode 0777.
@@ -180,13 +190,14 @@ impl<'a> ErofsReader<'a> {
                     return Err(format!("more than {} files", self.limits.entries));
                 }
                 if name != b"." && name != b".." {
-                    counted += name.len() + NAME_OVERHEAD;
-                    self.count(name.len() + NAME_OVERHEAD)?;
+                    let bytes = budget::listed(name.len());
+                    counted += bytes;
+                    self.count(bytes, budget)?;
                     names.push((name, inode));
                 }
             }
             // Blocks with fewer names than they have room for take as long to read as full ones.
-            self.count(block.len().saturating_sub(counted))?;
+            self.count(block.len().saturating_sub(counted), budget)?;
         }
         if !self.path.is_empty() {
             self.path.push(b'/');
@@ -200,20 +211,16 @@ impl<'a> ErofsReader<'a> {
     }
 
     /// Reads the attributes of a file, and counts them.
-    fn attributes(&mut self, inode: &Inode) -> Result<Attributes, String> {
+    fn attributes(&mut self, inode: &Inode, budget: &mut Budget) -> Result<Attributes, String> {
         let found = self.volume.attributes(inode)?;
-        self.count(found.bytes)?;
+        self.count(found.bytes, budget)?;
         Ok(found)
     }
 
-    /// Counts `bytes` against the limit.
-    fn count(&mut self, bytes: usize) -> Result<(), String> {
-        self.bytes = self.bytes.saturating_add(bytes as u64);
-        let most = self.limits.metadata_bytes;
-        match self.bytes > most {
-            true => Err(format!("more than {most} bytes of names and attributes")),
-            false => Ok(()),
-        }
+    /// Takes `bytes` from the budget.
+    fn count(&mut self, bytes: usize, budget: &mut Budget) -> Result<(), String> {
+        self.held = self.held.saturating_add(bytes as u64);
+        budget.take(bytes)
     }
 }
 

@@ -76,6 +76,10 @@ impl Place {
 }
 
 impl Layout {
+    /// The memory of a layout for each inode, bytes.
+    pub(crate) const BYTES_PER_INODE: usize =
+        size_of::<Place>() + size_of::<Id>() + size_of::<(Id, u64)>();
+
     /// Places metadata and data of every inode of `tree` that has a name. The data of each file
     /// begins at a block.
     ///
