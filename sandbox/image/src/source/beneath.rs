@@ -19,6 +19,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::root::read::is_kept;
+use crate::root::tree::check_attributes;
 
 /// The most links on the way to a folder, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
@@ -112,8 +113,12 @@ impl OpenedFile {
     }
 
     /// Returns the names in a folder, sorted, since the same folder must make the same digest.
-    /// Returns `None` if there are more than `most`.
-    pub(super) fn names(&self, most: usize) -> io::Result<Option<Vec<OsString>>> {
+    /// Calls `may_take` with the length of each name before memory is taken for it, and returns
+    /// `None` if that returns `false`.
+    pub(super) fn names(
+        &self,
+        mut may_take: impl FnMut(usize) -> bool,
+    ) -> io::Result<Option<Vec<OsString>>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::new(self.read()?)? {
             let entry = entry?;
@@ -121,7 +126,7 @@ impl OpenedFile {
             if name == b"." || name == b".." {
                 continue;
             }
-            if names.len() == most {
+            if !may_take(name.len()) {
                 return Ok(None);
             }
             names.push(OsStr::from_bytes(name).to_owned());
@@ -147,7 +152,7 @@ impl OpenedFile {
         }
     }
 
-    /// Returns the extended attributes that an image keeps.
+    /// Returns the extended attributes that an image keeps. Too many of them are an error.
     pub(super) fn xattrs(&self) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         let (path, mut found) = (self.path(), BTreeMap::new());
         let mut names = vec![0; MAX_XATTR];
@@ -156,14 +161,14 @@ impl OpenedFile {
             Err(Errno::NOTSUP) => return Ok(found),
             Err(errno) => return Err(errno.into()),
         };
+        let mut value = vec![0; MAX_XATTR];
         for name in names[..len].split(|&b| b == 0).filter(|name| is_kept(name)) {
             // The list was split at NULs, so a name contains none.
             let Ok(c_name) = CString::new(name) else { continue };
-            let mut value = vec![0; MAX_XATTR];
             match rustix::fs::getxattr(&path, &c_name, &mut value[..]) {
                 Ok(len) => {
-                    value.truncate(len);
-                    found.insert(name.to_vec(), value);
+                    found.insert(name.to_vec(), value[..len].to_vec());
+                    check_attributes(found.len()).map_err(io::Error::other)?;
                 }
                 Err(Errno::NODATA) => {}
                 Err(errno) => return Err(errno.into()),

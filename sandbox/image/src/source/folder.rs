@@ -2,13 +2,14 @@
 //! then treated like any other layer. Its owner may be any user, and may change it meanwhile:
 //! nothing from outside the folder gets into the image, see [`beneath`](super::beneath).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use tar::EntryType;
 
@@ -16,6 +17,7 @@ use super::beneath::{Beneath, OpenedFile, changed};
 use crate::digest::DigestWriter;
 use crate::manifest::{self, Layer, Plan};
 use crate::root::Form;
+use crate::root::budget::{self, Budget};
 use crate::root::tree::Meta;
 use crate::root::write::TarWriter;
 use crate::{Error, Limits, Result};
@@ -68,6 +70,7 @@ pub(super) fn pack_layer(
         limits,
         bytes: 0,
         entries: 0,
+        budget: Budget::new(limits),
     };
     packer.pack(&found)?;
     packer.out.finish().map_err(|e| Error::io("write to", dir, e))?;
@@ -79,6 +82,18 @@ pub(super) fn pack_layer(
 /// The remaining names of a folder.
 type Names = std::vec::IntoIter<OsString>;
 
+/// A folder whose content is packed.
+struct Folder {
+    names: Names,
+    /// The length of the path to it, with a slash.
+    len: usize,
+    /// The path to it, if it has the first name of a file with several.
+    path: Option<Rc<[u8]>>,
+}
+
+/// The first name of a file with several: the path of its folder, and its name there.
+type FirstName = (Rc<[u8]>, Vec<u8>);
+
 struct Packer<'a, W: io::Write> {
     out: TarWriter<W>,
     /// The folder's path, for messages only.
@@ -88,13 +103,15 @@ struct Packer<'a, W: io::Write> {
     is_upper: bool,
     /// The folder's device. Nothing below a mount point of another device is read.
     device: u64,
-    /// The first path of each file with several names, by device and inode.
-    links: HashMap<(u64, u64), Vec<u8>>,
+    /// The first name of each file with several, by device and inode.
+    links: HashMap<(u64, u64), FirstName>,
     spool: &'a Path,
     limits: &'a Limits,
     bytes: u64,
     /// The number of names listed so far, at most the limit.
     entries: usize,
+    /// The memory of names and links, and what entries have in the archive beside their content.
+    budget: Budget,
 }
 
 impl<W: io::Write> Packer<'_, W> {
@@ -104,24 +121,24 @@ impl<W: io::Write> Packer<'_, W> {
         self.put(b"./", root, EntryType::Directory, b"", 0)?;
         self.opaque(b"", root)?;
         let mut path = Vec::new();
-        let mut open = vec![(self.names(root, b"")?, 0)];
-        while let Some((names, len)) = open.last_mut() {
-            path.truncate(*len);
-            let Some(name) = names.next() else {
+        let mut open = vec![Folder { names: self.names(root, b"")?, len: 0, path: None }];
+        while let Some(folder) = open.last_mut() {
+            path.truncate(folder.len);
+            let Some(name) = folder.names.next() else {
                 open.pop();
                 continue;
             };
             path.extend_from_slice(name.as_bytes());
-            if let Some(names) = self.file(&mut path)? {
-                open.push((names, path.len()));
+            if let Some(names) = self.file(&mut path, folder)? {
+                open.push(Folder { names, len: path.len(), path: None });
             }
         }
         Ok(())
     }
 
-    /// Packs one file. If it is a folder, returns the names in it and appends a slash to `path`;
-    /// otherwise returns `None`. Also returns `None` for a mount point.
-    fn file(&mut self, path: &mut Vec<u8>) -> Result<Option<Names>> {
+    /// Packs one file of `folder`. If it is a folder, returns the names in it and appends a slash
+    /// to `path`; otherwise returns `None`. Also returns `None` for a mount point.
+    fn file(&mut self, path: &mut Vec<u8>, folder: &mut Folder) -> Result<Option<Names>> {
         if path.len() > self.limits.path_bytes {
             return Err(self.too_many(path));
         }
@@ -131,7 +148,7 @@ impl<W: io::Write> Packer<'_, W> {
             return Ok(None);
         }
         if !found.meta.is_dir() {
-            return self.node(path, &found).map(|()| None);
+            return self.node(path, &found, folder).map(|()| None);
         }
         path.push(b'/');
         self.put(path, &found, EntryType::Directory, b"", 0)?;
@@ -146,10 +163,13 @@ impl<W: io::Write> Packer<'_, W> {
     /// Returns the names in a folder. Every name is counted when it is listed, before memory is
     /// taken for it.
     fn names(&mut self, folder: &OpenedFile, path: &[u8]) -> Result<Names> {
-        let names = folder.names(self.limits.entries - self.entries);
+        let (most, entries, held) = (self.limits.entries, &mut self.entries, &mut self.budget);
+        let names = folder.names(|len| {
+            *entries += 1;
+            *entries <= most && held.take(budget::listed(len)).is_ok()
+        });
         let names = names.map_err(|e| self.bad(path, e))?;
         let names = names.ok_or_else(|| self.too_many(path))?;
-        self.entries += names.len();
         Ok(names.into_iter())
     }
 
@@ -204,17 +224,20 @@ impl<W: io::Write> Packer<'_, W> {
     }
 
     fn mark(&mut self, path: &[u8]) -> Result<()> {
+        self.hold(path, budget::name(path.len()))?;
         let result = self.out.entry(path, &Meta::default(), EntryType::Regular, b"", 0);
         result.map_err(|e| Error::io("write to", self.spool, e))
     }
 
-    fn node(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {
+    fn node(&mut self, path: &[u8], found: &OpenedFile, folder: &mut Folder) -> Result<()> {
         let (meta, kind) = (&found.meta, found.meta.file_type());
         if meta.nlink() > 1 {
-            if let Some(first) = self.links.get(&(meta.dev(), meta.ino())).cloned() {
+            let inode = (meta.dev(), meta.ino());
+            if let Some((folder, name)) = self.links.get(&inode) {
+                let first = [&folder[..], &name[..]].concat();
                 return self.put(path, found, EntryType::Link, &first, 0);
             }
-            self.links.insert((meta.dev(), meta.ino()), path.to_vec());
+            self.first_name(path, inode, folder)?;
         }
         match kind {
             _ if kind.is_file() => self.content(path, found),
@@ -228,6 +251,18 @@ impl<W: io::Write> Packer<'_, W> {
             // A socket is left out, since it is useless without its process.
             _ => Ok(()),
         }
+    }
+
+    /// Remembers `path` in `folder` as the first name of a file with several.
+    fn first_name(&mut self, path: &[u8], inode: (u64, u64), folder: &mut Folder) -> Result<()> {
+        let (before, name) = path.split_at(folder.len);
+        if folder.path.is_none() {
+            self.hold(path, budget::allocated(before.len()))?;
+        }
+        let before = folder.path.get_or_insert_with(|| before.into()).clone();
+        self.hold(path, budget::in_table::<(u64, u64), FirstName>(name.len()))?;
+        self.links.insert(inode, (before, name.to_vec()));
+        Ok(())
     }
 
     /// Packs as many bytes as the file had when it was looked up. A file that then has another
@@ -257,7 +292,7 @@ impl<W: io::Write> Packer<'_, W> {
     fn device(&mut self, path: &[u8], found: &OpenedFile, kind: EntryType) -> Result<()> {
         let number = found.meta.rdev();
         let numbers = (rustix::fs::major(number), rustix::fs::minor(number));
-        let meta = self.attributes(path, found)?;
+        let meta = self.meta(path, found, b"", kind)?;
         let result = self.out.device(path, &meta, kind, numbers);
         result.map_err(|e| Error::io("write to", self.spool, e))
     }
@@ -270,20 +305,40 @@ impl<W: io::Write> Packer<'_, W> {
         link: &[u8],
         size: u64,
     ) -> Result<()> {
-        let meta = self.attributes(path, found)?;
+        let meta = self.meta(path, found, link, kind)?;
         let result = self.out.entry(path, &meta, kind, link, size);
         result.map_err(|e| Error::io("write to", self.spool, e))
     }
 
-    fn attributes(&self, path: &[u8], found: &OpenedFile) -> Result<Meta> {
+    /// Returns the metadata of an entry, and counts what the entry has in the archive beside its
+    /// content. A link has no extended attributes: the file's first name has them.
+    fn meta(
+        &mut self,
+        path: &[u8],
+        found: &OpenedFile,
+        link: &[u8],
+        kind: EntryType,
+    ) -> Result<Meta> {
+        let xattrs = match kind {
+            EntryType::Link => BTreeMap::new(),
+            _ => found.xattrs().map_err(|e| self.bad(path, e))?,
+        };
+        let bytes = budget::name(path.len()) + link.len() + budget::attributes(&xattrs);
+        self.hold(path, bytes)?;
         let meta = &found.meta;
         Ok(Meta {
             mode: (meta.mode() & 0o7777) as u16,
             uid: meta.uid(),
             gid: meta.gid(),
             mtime: u64::try_from(meta.mtime()).unwrap_or(0),
-            xattrs: found.xattrs().map_err(|e| self.bad(path, e))?,
+            xattrs,
         })
+    }
+
+    /// Takes `bytes` from the budget.
+    fn hold(&mut self, path: &[u8], bytes: usize) -> Result<()> {
+        let held = self.budget.take(bytes);
+        held.map_err(|reason| Error::too_large(self.shown(path).display(), reason))
     }
 
     /// Returns the host's path of `path`, for a message.
@@ -296,7 +351,7 @@ impl<W: io::Write> Packer<'_, W> {
     }
 
     fn too_many(&self, path: &[u8]) -> Error {
-        Error::too_large(self.shown(path).display(), "too many files or too long a path")
+        Error::too_large(self.shown(path).display(), "too many files, or too long names")
     }
 }
 

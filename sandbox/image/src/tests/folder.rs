@@ -195,3 +195,82 @@ fn too_many_names_are_refused_when_they_are_listed() {
     let error = folder::pack(&place.root, &place.stage, &limits).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
 }
+
+/// Returns the path of each entry of an archive, and the path to which it is a link if it is one.
+fn links(archive: &[u8]) -> Vec<(String, Option<String>)> {
+    let mut archive = tar::Archive::new(archive);
+    let entries = archive.entries().unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let is_link = entry.header().entry_type() == tar::EntryType::Link;
+        let text = |path: &Path| path.display().to_string();
+        let target = entry.link_name().unwrap().filter(|_| is_link);
+        (text(&entry.path().unwrap()), target.map(|path| text(&path)))
+    });
+    entries.collect()
+}
+
+#[test]
+fn further_names_of_a_file_are_links_to_its_first() {
+    let place = StagedFolder::new();
+    let at = |name: &str| place.root.join(name);
+    for (first, other) in [("d/e/f1", "d/e/f1a"), ("d/e/f2", "last"), ("d/f3", "d/f3a")] {
+        std::fs::hard_link(at(first), at(other)).unwrap();
+    }
+    let links: Vec<_> = links(&place.pack().unwrap());
+    let target = |name: &str| {
+        let found = links.iter().find(|(path, _)| path == name).unwrap();
+        found.1.as_deref()
+    };
+    for first in ["d/e/f1", "d/e/f2", "d/f3"] {
+        assert_eq!(target(first), None);
+    }
+    assert_eq!(target("d/e/f1a"), Some("d/e/f1"));
+    assert_eq!(target("last"), Some("d/e/f2"));
+    assert_eq!(target("d/f3a"), Some("d/f3"));
+}
+
+#[test]
+fn further_names_of_a_file_have_no_attributes() {
+    let place = StagedFolder::new();
+    let first = place.root.join("d/f0");
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(&first, "user.once", b"value", flags).is_err() {
+        return skip("further_names_of_a_file", "a file system with users' attributes");
+    }
+    for index in 0..5 {
+        std::fs::hard_link(&first, place.root.join(format!("link{index}"))).unwrap();
+    }
+    let bytes = place.pack().unwrap();
+    let key = b"SCHILY.xattr.user.once";
+    assert_eq!(bytes.windows(key.len()).filter(|window| *window == key).count(), 1);
+}
+
+/// Few inodes with many long names make a large archive.
+#[test]
+fn paths_and_links_of_an_archive_are_counted() {
+    let place = StagedFolder::new();
+    let deep = place.root.join(["n".repeat(250), "m".repeat(250)].join("/"));
+    std::fs::create_dir_all(&deep).unwrap();
+    let first = deep.join("first");
+    std::fs::write(&first, "").unwrap();
+    let limits = Limits { metadata_bytes: 60_000, ..Limits::default() };
+    let pack = || folder::pack(&place.root, &place.stage, &limits).map(|_| ());
+    pack().unwrap();
+    for index in 0..60 {
+        std::fs::hard_link(&first, deep.join(index.to_string())).unwrap();
+    }
+    let error = pack().unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("names and attributes"), "{error}");
+}
+
+/// The names that wait to be packed are in memory.
+#[test]
+fn names_in_a_folder_are_counted_when_they_are_listed() {
+    let place = StagedFolder::new();
+    let limits = Limits { metadata_bytes: 1000, ..Limits::default() };
+    let error = folder::pack(&place.root.join("d"), &place.stage, &limits).map(|_| ());
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("too long names"), "{error}");
+}
