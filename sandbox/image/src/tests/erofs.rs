@@ -187,6 +187,15 @@ fn a_layer_where_another_user_may_put_one_is_refused() {
     }
     std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
     assert!(open(&link).unwrap_err().contains("a link of user 65534"));
+    // Upper directories are reached as folders are.
+    let (upper, to_upper) = (dir.path().join("upper"), dir.path().join("to_upper"));
+    std::fs::create_dir_all(upper.join("in")).unwrap();
+    std::os::unix::fs::symlink(&upper, &to_upper).unwrap();
+    open(&to_upper.join("in")).unwrap();
+    std::os::unix::fs::lchown(&to_upper, Some(65534), None).unwrap();
+    for path in [to_upper.clone(), to_upper.join("in")] {
+        assert!(open(&path).unwrap_err().contains("a link of user 65534"), "{path:?}");
+    }
     std::os::unix::fs::chown(&place, Some(65534), None).unwrap();
     assert!(open(&layer).unwrap_err().contains("has owner 65534"));
 }
