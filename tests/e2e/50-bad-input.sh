@@ -44,6 +44,31 @@ json.dump({"imageLayoutVersion": "1.0.0"}, open(f"{root}/oci-layout", "w"))
 P
 refuses 'digest' image import "oci:$work/oci:corrupt"
 refuses 'riscv64' image import "oci:$work/oci:foreign"
+python3 - "$work/many.erofs" <<'P'
+# 4,000 names of one file with 64 shared attributes of 1,000 bytes, each of which makes a file of its own.
+import struct, sys
+block = 65536
+image = bytearray(3 * block)
+def inode(at, attributes, mode, size, first):
+    struct.pack_into("<HHHHIII", image, block + at, 0, attributes, mode, 1, size, 0, first)
+struct.pack_into("<I", image, 1024, 0xe0f5e1e2)
+image[1024 + 12] = 16
+struct.pack_into("<II", image, 1024 + 40, 1, 2)
+folder, names = [], [b"%05d" % i for i in range(4000)]
+for at in range(0, len(names), 3800):
+    part = names[at:at + 3800]
+    heads = [struct.pack("<QHBB", 4, 12 * len(part) + 5 * i, 1, 0) for i in range(len(part))]
+    folder.append(b"".join(heads + part))
+folder = b"".join(part.ljust(block, b"\0") for part in folder[:-1]) + folder[-1]
+inode(0, 0, 0o40755, len(folder), 3)
+inode(128, 1 + 64, 0o100644, 1, 0)
+image[block + 160 + 4] = 64
+for i in range(64):
+    struct.pack_into("<I", image, block + 172 + 4 * i, 252 * i)
+    struct.pack_into("<BBH2s", image, 2 * block + 1008 * i, 2, 1, 1000, b"%02d" % i)
+open(sys.argv[1], "wb").write(image + folder)
+P
+(ulimit -S -d 131072; refuses 'needs more memory' image import "layers:$work/many.erofs" many:1) || exit 1
 refuses 'larger than|free' run --volume data:900T "$image" true
 refuses '/no/such' run --volume /no/such:/data "$image" true
 refuses 'cannot read /no/such' run --copy /no/such:/etc/x "$image" true

@@ -102,6 +102,9 @@ async fn pull(
 
 /// Runs `slipway image …`.
 pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
+    if matches!(command, ImageCommand::Pull { .. } | ImageCommand::Import { .. }) {
+        crate::import_memory::limit()?;
+    }
     let cache = cache(config)?;
     match command {
         ImageCommand::Pull { reference, plain_http, lazy } => {

@@ -11,10 +11,10 @@
 //! Dependencies: `clap` (parser, help), `clap_complete` and `clap_mangen` (completions and man
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
 //! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
-//! once), `rustix` (terminals, locks), `libc` (signal numbers), `tempfile` (sockets and files of
-//! benchmarks), `hyper` with `hyper-util` and `http-body-util` (a server of metrics; tonic has them
-//! already), `prometheus-client` (the text format of metrics), `serde_json` (`--json`), `tracing`
-//! with its subscriber (the daemon's log).
+//! once), `rustix` (terminals, locks), `libc` (signal numbers, `_exit`), `tempfile` (sockets and
+//! files of benchmarks), `hyper` with `hyper-util` and `http-body-util` (a server of metrics; tonic
+//! has them already), `prometheus-client` (the text format of metrics), `serde_json` (`--json`),
+//! `tracing` with its subscriber (the daemon's log).
 
 mod args;
 mod bench;
@@ -28,6 +28,7 @@ mod endpoint;
 mod fetch;
 mod forward;
 mod image;
+mod import_memory;
 mod keeper;
 mod manage;
 mod metrics;
