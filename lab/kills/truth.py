@@ -115,7 +115,10 @@ def there():
 
 
 def bash(function):
+    """Lines that a function of tests/e2e/lib.sh prints. The node exports it with those that it calls."""
     done = subprocess.run(["bash", "-c", function], capture_output=True, text=True, timeout=60, check=False)
+    if "command not found" in done.stderr:
+        raise machine.Failed(done.stderr.strip())
     return done.stdout.splitlines()
 
 
