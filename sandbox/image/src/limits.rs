@@ -78,6 +78,12 @@ impl Limits {
         self.by_ratio(compressed).min(self.image_uncompressed)
     }
 
+    /// Returns the bytes allowed for the index of a layer, and for those of all layers as they are
+    /// sent. The index is in memory as text while the tree grows from it.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.metadata_bytes / 4
+    }
+
     fn by_ratio(&self, compressed: u64) -> u64 {
         compressed.saturating_mul(self.ratio).max(self.ratio_floor)
     }

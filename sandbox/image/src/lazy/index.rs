@@ -110,8 +110,8 @@ impl Index {
             return Err(bad(format!("is called '{}'", show(&header.path_bytes()))));
         }
         let size = header.entry_size().map_err(|_| bad("has a size that is no number".into()))?;
-        if size > limits.metadata_bytes {
-            let reason = format!("its index has more than {} bytes", limits.metadata_bytes);
+        if size > limits.index_bytes() {
+            let reason = format!("its index has more than {} bytes", limits.index_bytes());
             return Err(Error::too_large(format!("layer {}", layer.digest), reason));
         }
         let mut json = DigestReader::new(member.take(size));
@@ -147,7 +147,7 @@ impl Index {
 impl Merger<'_> {
     /// Merges a layer of `stored` bytes by its index, which then has no files any more.
     pub(crate) fn apply_index(&mut self, index: &mut Index, stored: u64) -> Result<(), MergeError> {
-        let kept = size_of_val(index.chunks.as_slice()) as u64;
+        let kept = size_of_val(index.chunks.as_slice());
         self.apply_entries(std::mem::take(&mut index.entries), stored, kept)
     }
 }

@@ -48,7 +48,7 @@ impl Cache {
             Turn::There(image) => return Ok(Some(*image)),
             Turn::Ours(lock) => lock,
         };
-        let most = self.limits().metadata_bytes;
+        let most = self.limits().index_bytes();
         let Some(tocs) = fetch(&registry, &plan.layers, most).await? else { return Ok(None) };
         let origin = Origin { reference: reference.clone(), plain_http: access.plain_http };
         let cache = self.clone();

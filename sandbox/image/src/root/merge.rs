@@ -105,10 +105,10 @@ impl<'a> Merger<'a> {
         &mut self,
         entries: impl IntoIterator<Item = Entry>,
         stored: u64,
-        kept: u64,
+        kept: usize,
     ) -> Result<(), MergeError> {
         self.begin(stored);
-        self.metadata = self.metadata.saturating_add(kept);
+        self.budget.take(kept).map_err(MergeError::TooLarge)?;
         for entry in entries {
             self.take(entry, true)?;
         }

@@ -160,7 +160,7 @@ fn attributes_and_links(mut tar: Tar) -> Tar {
         let value = &value[..len];
         tar = tar.pax(&[("SCHILY.xattr.trusted.k", value)]).symlink(&format!("x/link{len}"), "to");
     }
-    let names: Vec<_> = (0..500).map(|at| format!("SCHILY.xattr.user.{at}")).collect();
+    let names: Vec<_> = (0..64).map(|at| format!("SCHILY.xattr.user.{at}")).collect();
     let many: Vec<_> = names.iter().map(|name| (name.as_str(), &value[..100])).collect();
     let own = format!("SCHILY.xattr.user.{}", "n".repeat(250));
     let acl: &[u8] = &[2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255];
