@@ -44,6 +44,15 @@ pub enum Operation {
     Discard,
 }
 
+/// The cost of a disk's work on reads; see [`Disk::spent`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// The bytes that could have been copied in the time.
+    pub bytes: u64,
+    /// `true` if requests wait for the next `poll` and no wake descriptor announces it.
+    pub behind: bool,
+}
+
 /// One operation on a disk.
 #[derive(Debug)]
 pub struct Request {
@@ -173,6 +182,18 @@ pub trait Disk: Send {
         self.wake_descriptor().is_none()
     }
 
+    /// Bounds the work of `submit` and `poll` on reads that the disk may leave for a later call,
+    /// until the next `allow`: about as much as copying `bytes` bytes takes, and nothing if it is
+    /// 0. A disk that is never told works without a bound.
+    fn allow(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// Returns what the work that [`Disk::allow`] bounds has cost since the last call.
+    fn spent(&mut self) -> Spent {
+        Spent::default()
+    }
+
     /// Returns a descriptor that is readable while a completion waits, for a thread that sleeps
     /// instead of polling. Returns `None` if everything completes in `submit`. The host registers
     /// the descriptor with the thread's event loop; `poll` clears it.
@@ -224,6 +245,14 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).copies(operation)
     }
 
+    fn allow(&mut self, bytes: u64) {
+        (**self).allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        (**self).spent()
+    }
+
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
         (**self).wake_descriptor()
     }
@@ -270,6 +299,14 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn copies(&self, operation: Operation) -> bool {
         (**self).copies(operation)
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        (**self).allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        (**self).spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -54,7 +54,7 @@ mod vectors;
 pub use budget::{Budget, Refusal};
 pub use choice::open_file;
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
-pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request};
+pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
 pub use error::OpenError;
 pub use file::{FileDisk, FileOptions, create_sparse};
 pub use lazy::LazyDisk;

@@ -57,6 +57,7 @@
 mod aligned;
 mod backing;
 mod copy;
+mod cursor;
 mod fetch;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
@@ -77,6 +78,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
+pub use cursor::SpanCursor;
 pub use fetch::{fetch, fetch_to_write};
 pub use gate::{GRANULE, NotYet};
 pub use lasting::{Lasting, Snapshots};

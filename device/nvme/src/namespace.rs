@@ -101,6 +101,8 @@ pub(crate) struct Attached {
     feeder: Feeder,
     /// The number of requests that the disk has, including one that it has in part.
     in_flight: usize,
+    /// `true` if the disk has requests that wait for the next turn.
+    behind: bool,
     /// Callbacks of those who want the disk's new size taken over. It is taken over when nothing is
     /// in flight.
     refreshing: Vec<Done>,
@@ -170,6 +172,7 @@ impl Attached {
             requests: Vec::new(),
             alone: Alone::default(),
             in_flight: 0,
+            behind: false,
             refreshing: Vec::new(),
         }
     }
@@ -220,10 +223,22 @@ impl Attached {
         Some(result)
     }
 
-    /// Hands waiting requests to the disk, as far as the bytes `left` of the turn suffice, and
-    /// appends the completions of ended requests. While a new size is to be taken over, requests
-    /// wait: no request that was checked against the old size ends after the change.
+    /// Lets the disk work: hands waiting requests to it, as far as the bytes `left` of the turn
+    /// suffice, and appends the completions of ended requests.
     pub fn drive(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
+        if self.is_done() {
+            return;
+        }
+        self.disk.allow(*left);
+        self.feed(left, completions);
+        let spent = self.disk.spent();
+        *left = left.saturating_sub(spent.bytes);
+        self.behind = spent.behind;
+    }
+
+    /// Hands waiting requests over and polls the disk. While a new size is to be taken over,
+    /// requests wait: no request that was checked against the old size ends after the change.
+    fn feed(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
         let before = completions.len();
         if self.feeder.is_splitting() {
             self.go_on(left, completions);
@@ -266,7 +281,7 @@ impl Attached {
 
     /// Returns whether requests wait for the next turn.
     pub fn has_waiting(&self) -> bool {
-        self.feeder.is_splitting() || !self.requests.is_empty()
+        self.feeder.is_splitting() || self.behind || !self.requests.is_empty()
     }
 
     /// Returns whether no request is with the disk or on its way there.

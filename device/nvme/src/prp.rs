@@ -25,9 +25,21 @@ pub(crate) struct Walker {
     entries: Vec<U64>,
     /// A private copy of an SGL segment: each descriptor is read once.
     pub descriptors: Vec<SglDescriptor>,
+    /// The number of list entries and descriptors that were read.
+    walked: u32,
 }
 
 impl Walker {
+    /// Counts entries of a list that was read.
+    pub fn note_walked(&mut self, entries: u32) {
+        self.walked = self.walked.saturating_add(entries);
+    }
+
+    /// Returns the number of list entries and descriptors that were read since the last call.
+    pub fn take_walked(&mut self) -> u32 {
+        std::mem::take(&mut self.walked)
+    }
+
     /// Fills `runs` with the places of `len` bytes (at least 1) that `entry`'s data pointer names,
     /// by PRPs with memory pages of `page` bytes or by an SGL (PSDT, section 4.2).
     ///
@@ -111,6 +123,8 @@ impl Walker {
     }
 
     fn read_list(&mut self, memory: &Memory, list: u64, entries: u64) -> Result<(), Status> {
+        // A list is within a page.
+        self.note_walked(entries as u32);
         self.entries.resize(entries as usize, U64::ZERO);
         memory
             .read(list, self.entries.as_mut_slice().as_mut_bytes())

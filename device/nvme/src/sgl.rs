@@ -71,6 +71,7 @@ impl Walker {
         }
         let count = len / DESCRIPTOR as u32;
         *budget = budget.checked_sub(count).ok_or(Status::SGL_COUNT_INVALID.dnr())?;
+        self.note_walked(count);
         self.descriptors.resize(count as usize, SglDescriptor::default());
         memory
             .read(segment.address.get(), self.descriptors.as_mut_slice().as_mut_bytes())

@@ -3,16 +3,18 @@
 //! A poll starts a bounded number of I/O commands, of one queue after the other, and hands a
 //! bounded number of bytes to disks that copy on this thread ([`Disk::copies`]). A request that
 //! exceeds the rest of the turn goes in pieces, its rest in the next polls. Until waiting requests
-//! have gone, no further command is fetched: commands stay in the guest's memory. Both bounds are
-//! counts, so a turn is the same on every machine and reads no clock.
+//! have gone, no further command is fetched: commands stay in the guest's memory. Commands whose
+//! data has many pieces count as several. All bounds are counts, so a turn is the same on every
+//! machine and reads no clock.
 //!
-//! Not bounded by a turn: disks that do not copy get all requests of a poll at once, as a batch,
-//! and decide themselves how many of them their medium has at a time. The admin queue moves little
-//! data.
+//! Disks that do not copy get all requests of a poll at once, as a batch, and decide themselves how
+//! many of them their medium has at a time. A disk that copies for some reads only, as an overlay
+//! does, is told what the turn has room for, and leaves the rest for the next polls
+//! ([`Disk::allow`]). The admin queue moves little data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};
 use slipway_pci::TurnLength;
-use slipway_ram::Span;
+use slipway_ram::{Span, SpanCursor};
 
 /// The bounds of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +51,21 @@ const LEAST: u64 = 2048;
 const ZEROED: u64 = 2 << 20;
 /// Bytes that are zeroed or discarded in about the time in which one byte is copied.
 const ZEROING: u64 = 32;
+/// Entries of PRP lists and SGL segments that count as a command when they are walked.
+const ENTRIES: u32 = 256;
+
+/// Returns the number of commands that walking `entries` entries of lists counts as.
+pub(crate) fn commands_of(entries: u32) -> u32 {
+    entries / ENTRIES
+}
 
 /// A request that goes to its disk in pieces.
 struct Split {
     whole: Request,
     /// The number of blocks that have gone to the disk.
     gone: u32,
+    /// The place of the next piece in the spans.
+    cursor: SpanCursor,
     /// `true` while the disk has a piece.
     outstanding: bool,
 }
@@ -133,7 +144,8 @@ impl Feeder {
             return count;
         }
         let whole = requests.remove(0);
-        self.split = Some(Split { whole, gone: 0, outstanding: false });
+        let cursor = SpanCursor::default();
+        self.split = Some(Split { whole, gone: 0, cursor, outstanding: false });
         self.go_on((disk, block_size), left, completions);
         count + 1
     }
@@ -245,29 +257,14 @@ impl Split {
         };
         let blocks = u32::try_from(bytes / block).unwrap_or(u32::MAX).clamp(1, rest);
         if moves {
-            let (from, len) = (u64::from(self.gone) * block, u64::from(blocks) * block);
-            cut(&whole.spans, from as usize, len as usize, &mut spans);
+            // The bytes of a request lie in memory, so their number fits `usize`.
+            let len = (u64::from(blocks) * block) as usize;
+            self.cursor.take(&whole.spans, len, &mut spans);
         }
         let piece = Request { blocks, lba, spans, ..*whole };
         *left = left.saturating_sub(cost(&piece, block_size).max(1));
         self.gone += blocks;
         self.outstanding = true;
         piece
-    }
-}
-
-/// Appends to `into` the `len` bytes of `spans` that follow byte `skip`.
-fn cut(spans: &[Span], mut skip: usize, mut len: usize, into: &mut Vec<Span>) {
-    for span in spans {
-        if len == 0 {
-            return;
-        }
-        if skip >= span.len() {
-            skip -= span.len();
-            continue;
-        }
-        let part = (span.len() - skip).min(len);
-        into.push(span.slice(skip, part));
-        (skip, len) = (0, len - part);
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slipway_telemetry::Clock;
 
-use crate::{Completion, Disk, Geometry, OpenError, Operation, Request};
+use crate::{Completion, Disk, Geometry, OpenError, Operation, Request, Spent};
 
 /// A disk that hands each completion on no earlier than a fixed time after the submission.
 ///
@@ -125,6 +125,14 @@ impl<D: Disk> Disk for DelayDisk<D> {
 
     fn copies(&self, operation: Operation) -> bool {
         self.inner.copies(operation)
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.inner.allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use crate::check::complete;
-use crate::{Completion, Disk, DiskError, Geometry, Operation, Request};
+use crate::{Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
 
 /// A rule for which requests fail, and how.
 #[derive(Clone, Debug)]
@@ -105,6 +105,14 @@ impl<D: Disk> Disk for FaultDisk<D> {
 
     fn copies(&self, operation: Operation) -> bool {
         self.inner.copies(operation)
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.inner.allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slipway_telemetry::Clock;
 
-use crate::{Completion, Disk, Geometry, Operation, Request};
+use crate::{Completion, Disk, Geometry, Operation, Request, Spent};
 
 /// The counters of one operation. Each is exact; read together, they may be from slightly different
 /// times.
@@ -155,6 +155,14 @@ impl<D: Disk> Disk for TraceDisk<D> {
 
     fn copies(&self, operation: Operation) -> bool {
         self.inner.copies(operation)
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.inner.allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

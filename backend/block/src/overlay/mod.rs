@@ -2,23 +2,27 @@
 //!
 //! The layer has the disk's size in address space and one bit per logical block, so a write never
 //! needs to read the base, and making a layer costs a few system calls whatever the size. A read
-//! that concerns both base and layer is cut into requests to the base and copies from the layer.
+//! that concerns both base and layer is cut into requests to the base and copies from the layer
+//! (`read`).
 //! Written data lies in this process's memory, or in a file from which a successor goes on
 //! (`store`).
 
 mod bits;
 mod layer;
 mod points;
+mod read;
 mod store;
 
+use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use slipway_ram::Span;
 
 use crate::budget::Budget;
 use crate::check::{admit, complete};
-use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Spent};
 use layer::Layer;
+use read::{Read, Room};
 use store::Store;
 
 pub use store::{BaseIdentity, overlay_file};
@@ -36,25 +40,23 @@ pub struct OverlayDisk<D> {
     base: D,
     layer: Layer,
     geometry: Geometry,
-    /// Reads that wait for the base. The index of a read is the tag of its requests to the base.
+    /// Reads that wait for the base, or for room. The index of a read is the tag of its requests to
+    /// the base.
     reads: Vec<Option<Read>>,
     free: Vec<usize>,
-    /// A vector that is reused for requests to the base.
+    /// The index of the read that had no room for its rest.
+    begun: Option<usize>,
+    /// Reads that have not begun.
+    waiting: VecDeque<Request>,
+    /// The work that the caller allows.
+    room: Room,
+    /// The number of requests that the base has, those of `batch` included.
+    at_base: usize,
+    /// Requests that go to the base next.
     batch: Vec<Request>,
     ended: Vec<Completion>,
     spare: Vec<Vec<Span>>,
 }
-
-/// A read of which the base fills a part.
-struct Read {
-    request: Request,
-    /// The number of requests in flight at the base.
-    left: usize,
-    result: Result<(), DiskError>,
-}
-
-/// The largest number of span vectors kept for later requests to the base.
-const SPARE: usize = 64;
 
 impl<D: Disk> OverlayDisk<D> {
     /// Creates an overlay over `base`, which must not change any more. `most` bounds the memory for
@@ -93,6 +95,10 @@ impl<D: Disk> OverlayDisk<D> {
             geometry,
             reads: Vec::new(),
             free: Vec::new(),
+            begun: None,
+            waiting: VecDeque::new(),
+            room: Room::UNBOUNDED,
+            at_base: 0,
             batch: Vec::new(),
             ended: Vec::new(),
             spare: Vec::new(),
@@ -121,128 +127,25 @@ impl<D: Disk> OverlayDisk<D> {
 
     fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {
         let result = match admit(&self.geometry, &request) {
-            Ok(_) => self.carry_out(&request),
+            Ok(_) if request.operation == Operation::Read => {
+                return self.start_read(request, completions);
+            }
+            Ok(_) => self.change(&request),
             Err(error) => Err(error),
         };
-        match result {
-            Ok(Outcome::Done) => completions.push(complete(request, Ok(()))),
-            Ok(Outcome::NeedsBase) => self.ask_base(request),
-            Err(error) => completions.push(complete(request, Err(error))),
-        }
+        completions.push(complete(request, result));
     }
 
-    /// Does the part of a request that does not need the base.
-    fn carry_out(&mut self, request: &Request) -> Result<Outcome, DiskError> {
+    /// Carries out a request that does not read.
+    fn change(&mut self, request: &Request) -> Result<(), DiskError> {
         let (lba, end) = (request.lba, request.lba.wrapping_add(u64::from(request.blocks)));
         match request.operation {
-            Operation::Read => return self.read_own(request, lba, end),
             Operation::Write => self.layer.write(lba, end, &request.spans)?,
             Operation::WriteZeroes | Operation::Discard => self.layer.zero(lba, end),
-            Operation::Flush => {}
+            Operation::Read | Operation::Flush => {}
         }
-        Ok(Outcome::Done)
+        Ok(())
     }
-
-    /// Fills the blocks that are in the layer.
-    fn read_own(&mut self, request: &Request, lba: u64, end: u64) -> Result<Outcome, DiskError> {
-        let mut outcome = Outcome::Done;
-        let mut at = lba;
-        let mut part = self.spare.pop().unwrap_or_default();
-        let mut copied = Ok(());
-        while at < end && copied.is_ok() {
-            let (own, next) = self.layer.run(at, end);
-            if own {
-                self.cut(request, lba, at..next, &mut part);
-                copied = self.layer.read(at * u64::from(self.geometry.block_size), &part);
-                part.clear();
-            } else {
-                outcome = Outcome::NeedsBase;
-            }
-            at = next;
-        }
-        part.clear();
-        self.spare.push(part);
-        Ok(copied.map(|()| outcome)?)
-    }
-
-    /// Sends one request to the base for every run of blocks that is not in the layer.
-    fn ask_base(&mut self, request: Request) {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.reads.push(None);
-            self.reads.len() - 1
-        });
-        let (first, end) = (request.lba, request.lba + u64::from(request.blocks));
-        let (mut at, mut left) = (first, 0);
-        while at < end {
-            let (own, next) = self.layer.run(at, end);
-            if !own {
-                let mut spans = self.spare.pop().unwrap_or_default();
-                self.cut(&request, first, at..next, &mut spans);
-                left += 1;
-                self.batch.push(Request {
-                    tag: index as u64,
-                    operation: Operation::Read,
-                    lba: at,
-                    blocks: (next - at) as u32,
-                    spans,
-                    durable: false,
-                });
-            }
-            at = next;
-        }
-        self.reads[index] = Some(Read { request, left, result: Ok(()) });
-    }
-
-    /// Appends to `into` the parts of the request's spans that belong to `blocks`. The request
-    /// begins at block `first`.
-    fn cut(
-        &self,
-        request: &Request,
-        first: u64,
-        blocks: std::ops::Range<u64>,
-        into: &mut Vec<Span>,
-    ) {
-        let block = u64::from(self.geometry.block_size);
-        // Offsets in the request's data lie in memory, so they fit `usize`.
-        let mut skip = ((blocks.start - first) * block) as usize;
-        let mut left = ((blocks.end - blocks.start) * block) as usize;
-        for span in &request.spans {
-            if skip >= span.len() {
-                skip -= span.len();
-                continue;
-            }
-            let part = (span.len() - skip).min(left);
-            into.push(span.slice(skip, part));
-            (skip, left) = (0, left - part);
-            if left == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Processes the base's completions, and ends the reads that wait for no more of them.
-    fn collect(&mut self, completions: &mut Vec<Completion>) {
-        for mut part in self.ended.drain(..) {
-            part.spans.clear();
-            if self.spare.len() < SPARE {
-                self.spare.push(part.spans);
-            }
-            let index = part.tag as usize;
-            let Some(slot) = self.reads.get_mut(index) else { continue };
-            let Some(read) = slot else { continue };
-            read.left -= 1;
-            read.result = read.result.and(part.result);
-            if read.left == 0 {
-                self.free.push(index);
-                completions.extend(slot.take().map(|read| complete(read.request, read.result)));
-            }
-        }
-    }
-}
-
-enum Outcome {
-    Done,
-    NeedsBase,
 }
 
 impl<D: Disk> Disk for OverlayDisk<D> {
@@ -254,15 +157,15 @@ impl<D: Disk> Disk for OverlayDisk<D> {
         for request in requests.drain(..) {
             self.start(request, completions);
         }
-        if !self.batch.is_empty() {
-            self.base.submit(&mut self.batch, &mut self.ended);
-            self.collect(completions);
-        }
+        self.work(completions);
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.base.poll(&mut self.ended);
         self.collect(completions);
+        if self.has_waiting() {
+            self.work(completions);
+        }
     }
 
     fn release(&mut self) {
@@ -270,8 +173,16 @@ impl<D: Disk> Disk for OverlayDisk<D> {
     }
 
     fn copies(&self, operation: Operation) -> bool {
-        // Reads usually wait for the base.
+        // Reads usually wait for the base; what they copy is bounded by `allow`.
         operation != Operation::Read
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.room.allow(bytes);
+    }
+
+    fn spent(&mut self) -> Spent {
+        self.take_spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -7,6 +7,7 @@ mod memory;
 mod overlay;
 mod overlay_budget;
 mod overlay_kept;
+mod overlay_reads;
 mod passthrough;
 mod pinned;
 mod shared;

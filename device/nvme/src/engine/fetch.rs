@@ -12,6 +12,7 @@ use super::inflight::Slot;
 use crate::journal::Ticket;
 use crate::namespace::Namespaces;
 use crate::permit::{Owner, Permit};
+use crate::turn::commands_of;
 
 /// Most commands that one queue may start per poll, so that queues get fair turns, and so that the
 /// host takes the completions of one burst while the next is carried out. It is large enough that a
@@ -149,7 +150,9 @@ impl IoEngine {
         }
         self.start_all(id, &entries);
         let busy = !entries.is_empty();
-        self.commands_left = self.commands_left.saturating_sub(entries.len() as u32);
+        let walked = commands_of(self.walker.take_walked());
+        let started = (entries.len() as u32).saturating_add(walked);
+        self.commands_left = self.commands_left.saturating_sub(started);
         self.entries = entries;
         busy
     }

@@ -2,11 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipway_block::DiskError;
+use slipway_block::{Disk, DiskError, Operation, OverlayDisk, RamDisk, Request};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
+use slipway_nvme_spec::sgl::{DescriptorType, SglDescriptor};
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{Function, Progress, TurnLength};
+use slipway_ram::Span;
+use zerocopy::IntoBytes;
 
 use super::rig::{Held, Random, Rig, Setup, ram};
 use crate::driver::{admin, io};
@@ -218,4 +221,63 @@ fn a_poll_says_whether_more_waits_than_its_turn_had_room_for() {
         assert_eq!(rig.controller().poll(), Progress::Behind, "{left} quarters of it are left");
     }
     assert_eq!(rig.controller().poll(), Progress::Busy);
+}
+
+/// Returns an overlay of 4 MiB over zeros, with every second block written, from the first on.
+fn striped() -> Box<dyn Disk> {
+    let mut overlay = OverlayDisk::new(RamDisk::new(4 << 20, 512).unwrap(), None).unwrap();
+    let mut ended = Vec::new();
+    for lba in (0..8192).step_by(2) {
+        let span = Span::heap(512);
+        span.write(0, &[1; 512]).unwrap();
+        let (operation, spans) = (Operation::Write, vec![span]);
+        let write = Request { tag: 0, operation, lba, blocks: 1, spans, durable: false };
+        overlay.submit(&mut vec![write], &mut ended);
+    }
+    assert!(ended.iter().all(|one| one.result.is_ok()));
+    Box::new(overlay)
+}
+
+#[test]
+fn a_turn_ends_after_so_many_runs_of_an_overlay() {
+    let len = 1 << 20;
+    // Each of the 2,048 runs costs some 2.3 KiB or 2.8 KiB, and a call does 32 KiB at least.
+    for (turn, least) in [(TurnLength::Short, 100), (TurnLength::Long, 16)] {
+        let mut rig = Setup::new().alone().disk(striped()).rig();
+        rig.controller().set_turn(turn);
+        let (read, to) = transfer(&mut rig, NvmOpcode::Read, 0, len);
+        rig.driver.submit(1, read).unwrap();
+        let ended = polls(&mut rig);
+        assert!(ended.len() >= least, "{turn:?}: {} polls", ended.len());
+        assert_eq!((ended.last(), ended.iter().sum()), (Some(&1), 1));
+        let expected = [[1_u8; 512], [0; 512]].concat().repeat(len / 1024);
+        assert!(rig.bytes(to, len) == expected);
+    }
+}
+
+#[test]
+fn commands_of_many_pieces_count_as_several() {
+    let mut rig = Setup::new().alone().rig();
+    rig.controller().set_turn(TurnLength::Long);
+    for queue in 2..=4 {
+        rig.driver.create_pair(queue, 64, None).unwrap();
+    }
+    let (buffer, list) = (rig.buffer(4096), rig.buffer(16 << 10));
+    let dword = |at: u64| SglDescriptor::new(DescriptorType::DataBlock, buffer + 4 * at, 4);
+    let all: Vec<SglDescriptor> = (0..1024).map(dword).collect();
+    rig.fill(list, all.as_bytes());
+    let segment = SglDescriptor::new(DescriptorType::LastSegment, list, 16 << 10);
+    let read = io(NvmOpcode::Read, 1, 0, 8).with_sgl(segment);
+    for queue in 1..=4 {
+        for _ in 0..16 {
+            rig.driver.submit(queue, read).unwrap();
+        }
+    }
+    // Four queues' bursts are 64 commands, which a turn has room for if their data is contiguous.
+    let mut ended = Vec::new();
+    while rig.controller().poll().is_busy() {
+        ended.push((1..=4).map(|queue| rig.reap(queue).len()).sum::<usize>());
+    }
+    assert!(ended.iter().all(|count| *count <= 16), "{ended:?}");
+    assert_eq!(ended.iter().sum::<usize>(), 64);
 }
