@@ -15,6 +15,9 @@ use crate::namespace::Done;
 use crate::permit::{Owner, Permit};
 use crate::prp::write_runs;
 
+/// The largest capacity of a vector of spans that is kept for another command.
+const SPARE_CAPACITY: usize = 512;
+
 /// The subject of an error, for the Error Information log.
 #[derive(Clone, Copy)]
 struct Subject {
@@ -248,13 +251,15 @@ impl IoEngine {
     }
 
     /// Keeps a vector of spans for the next command, whose data is most likely in the same mapping.
-    /// The spans stay until then, or until the controller is quiesced. Bounce buffers are dropped.
+    /// The spans stay until then, or until the controller is quiesced. Bounce buffers are dropped,
+    /// and so are the vectors of lists that are longer than a megabyte in pages of 4 KiB takes.
     pub(crate) fn recycle(&mut self, mut spans: Vec<Span>) {
         if spans.iter().any(Span::is_heap) {
             spans.clear();
         }
         let most = self.limits.in_flight as usize;
-        if spans.capacity() > 0 && self.spare_spans.len() < most {
+        let common = (1..=SPARE_CAPACITY).contains(&spans.capacity());
+        if common && self.spare_spans.len() < most {
             self.spare_spans.push(spans);
         }
     }

@@ -12,6 +12,7 @@ use super::inflight::Slot;
 use crate::journal::Ticket;
 use crate::namespace::Namespaces;
 use crate::permit::{Owner, Permit};
+use crate::sgl::MOST_DESCRIPTORS;
 use crate::turn::commands_of;
 
 /// Most commands that one queue may start per poll, so that queues get fair turns, and so that the
@@ -21,6 +22,10 @@ use crate::turn::commands_of;
 const BURST: u32 = 16;
 /// Most bytes that I/O commands in flight may read or change, which bounds bounce buffers.
 const MOST_BYTES: u64 = 96 << 20;
+/// Most pieces of memory that the data of I/O commands in flight may lie in: those of 96 commands
+/// with the longest lists, some 16 MiB of spans. Data of [`MOST_BYTES`] in pages of 4 KiB has a
+/// sixteenth of it.
+const MOST_PIECES: u64 = 96 * MOST_DESCRIPTORS as u64;
 
 /// A fused pair on a controller with a journal. No other command of an I/O queue may be in flight
 /// beside it.
@@ -215,7 +220,8 @@ impl IoEngine {
     }
 
     /// Returns how many more commands queue `id` may start. Each command could move as much as a
-    /// transfer may. The admin queue moves little, and must not wait for data.
+    /// transfer may, in as many pieces as a list may have. The admin queue moves little, and must
+    /// not wait for data.
     fn room(&self, id: u16) -> u32 {
         let requests = self.limits.in_flight.saturating_sub(self.inflight.requests());
         if id == 0 {
@@ -224,7 +230,9 @@ impl IoEngine {
         let bytes = MOST_BYTES.saturating_sub(self.inflight.bytes());
         // The transfer size is a power of two.
         let transfers = bytes >> self.limits.transfer.trailing_zeros();
-        requests.min(u32::try_from(transfers).unwrap_or(u32::MAX))
+        let pieces = MOST_PIECES.saturating_sub(self.inflight.pieces());
+        let commands = transfers.min(pieces / u64::from(MOST_DESCRIPTORS));
+        requests.min(u32::try_from(commands).unwrap_or(u32::MAX))
     }
 
     /// Takes the fetched entry at the head of `queue` off the ring. Returns the entry's index, and

@@ -59,6 +59,8 @@ pub(crate) struct Command {
     pub lba: u64,
     /// Bytes of the disk that the command reads or changes.
     pub bytes: u64,
+    /// The number of spans that the disk was lent.
+    pub pieces: u32,
     /// The first error of the command's requests.
     pub status: Status,
     /// The number of disk requests that have not ended.
@@ -78,6 +80,7 @@ impl Command {
             nsid,
             lba,
             bytes: 0,
+            pieces: 0,
             status: Status::SUCCESS,
             parts: 1,
             bounce: None,
@@ -192,6 +195,7 @@ pub(crate) struct Inflight {
     free: Vec<u32>,
     requests: u32,
     bytes: u64,
+    pieces: u64,
 }
 
 impl Inflight {
@@ -206,6 +210,11 @@ impl Inflight {
         self.bytes
     }
 
+    /// Returns the number of spans that disks were lent for the commands in flight.
+    pub fn pieces(&self) -> u64 {
+        self.pieces
+    }
+
     /// Returns whether no command is in flight.
     pub fn is_empty(&self) -> bool {
         self.requests == 0
@@ -216,6 +225,7 @@ impl Inflight {
         debug_assert!(command.parts > 0);
         self.requests += command.parts;
         self.bytes += command.bytes;
+        self.pieces += u64::from(command.pieces);
         Slot(match self.free.pop() {
             Some(slot) => {
                 self.slots[slot as usize] = Some(command);
@@ -266,6 +276,7 @@ impl Inflight {
             return None;
         }
         self.bytes -= command.bytes;
+        self.pieces -= u64::from(command.pieces);
         self.free.push(slot);
         place.take()
     }

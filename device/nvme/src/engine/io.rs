@@ -144,9 +144,9 @@ impl IoEngine {
     ) -> (Command, Request) {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let durable = kind == CommandKind::Write && self.is_durable(entry);
-        let command = Command { bounce, ..command(entry, kind) };
         let next = self.spare_spans.pop().unwrap_or_default();
         let spans = std::mem::replace(&mut self.spans, next);
+        let command = Command { bounce, pieces: spans.len() as u32, ..command(entry, kind) };
         (command, Request { tag: 0, operation: kind.operation(), lba, blocks, spans, durable })
     }
 

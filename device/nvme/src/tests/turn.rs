@@ -281,3 +281,30 @@ fn commands_of_many_pieces_count_as_several() {
     assert!(ended.iter().all(|count| *count <= 16), "{ended:?}");
     assert_eq!(ended.iter().sum::<usize>(), 64);
 }
+
+#[test]
+fn the_pieces_of_commands_in_flight_are_bounded() {
+    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let mut rig = Setup::new().alone().disk(disk).rig();
+    rig.driver.create_pair(2, 64, None).unwrap();
+    let (buffer, list) = (rig.buffer(32 << 10), rig.buffer(64 << 10));
+    // No two are neighbours.
+    let dword = |at: u64| SglDescriptor::new(DescriptorType::DataBlock, buffer + 8 * at, 4);
+    let all: Vec<SglDescriptor> = (0..4096).map(dword).collect();
+    rig.fill(list, all.as_bytes());
+    let segment = SglDescriptor::new(DescriptorType::LastSegment, list, 64 << 10);
+    let read = io(NvmOpcode::Read, 1, 0, 32).with_sgl(segment);
+    for queue in 1..=2 {
+        for _ in 0..60 {
+            rig.driver.submit(queue, read).unwrap();
+        }
+    }
+    rig.poll(20);
+    assert_eq!(gate.waiting(), 96);
+    gate.open();
+    let mut ended = 0;
+    while rig.controller().poll().is_busy() {
+        ended += rig.reap(1).len() + rig.reap(2).len();
+    }
+    assert_eq!(ended, 120);
+}
