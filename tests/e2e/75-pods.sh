@@ -231,6 +231,7 @@ END
     k update --memory 134217728 "$container" >"$work/out" 2>&1 || fail "crictl update: $(cat "$work/out")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 134217728 ] || fail "after the update: $(explain)"
     k stop --timeout 1 "$container" >/dev/null && k rm "$container" >/dev/null || fail "crictl stop: $(explain)"
+    [ "$(runs_on)" = "$first" ] || fail "after its last container the VMM runs on $(runs_on)"
     k stopp "$pod" >/dev/null && k rmp "$pod" >/dev/null || fail "crictl stopp: $(explain)"
     wait_until 60 gone || fail "after crictl rmp: $("$slipway" ps) shims: $(shims)"
     ok "crictl: a pod and a container in it, log, exec, figures, limits, and the end of both"

@@ -3,7 +3,8 @@
 //! A sandbox's VMM, with all its threads and the process of its shares, is confined to the union of
 //! the sets of its containers: guests know nothing of the host's CPUs, and run containers on any of
 //! their own. If a container that runs has no set, the sandbox is not confined. The union changes
-//! as containers come, change and go.
+//! as containers come, change and go, and is kept after the end of the last one: a guest that
+//! reports its container's end must not get all CPUs of the host for it.
 //!
 //! CPU sets of the VMM's control group confine it. On a host without them the VMM's threads are
 //! told their CPUs, and may use memory of any node. Without a set, they are told those of the
@@ -241,13 +242,18 @@ fn changes(record: &Record) -> bool {
     runs && record.cgroup.is_some() && wanted(record) != record.confined
 }
 
-/// Returns the placement that the containers of a sandbox ask for.
+/// Returns the placement that the containers of a sandbox ask for. A pod in which no container runs
+/// stays where it is: its guest says when a container has ended, and its CPUs go on.
 fn wanted(record: &Record) -> Placement {
     if !record.pod {
         return record.settings.placement.clone();
     }
     let runs = |added: &&Added| added.state.is_live() && added.state != SandboxState::Created;
-    Placement::union(record.added.iter().filter(runs).map(|added| &added.settings.placement))
+    let running = record.added.iter().filter(runs).map(|added| &added.settings.placement);
+    if running.clone().next().is_none() {
+        return record.confined.clone();
+    }
+    Placement::union(running)
 }
 
 /// Tells the threads of the VMM on which CPUs they run. Those that they start later run there too.
@@ -336,6 +342,21 @@ mod tests {
             assert_eq!(wanted(&[one.clone(), other.clone(), gone]), placed("0-2,4,7", "0-1"));
         }
         assert_eq!(wanted(&[]), Placement::default());
+    }
+
+    #[test]
+    fn a_pod_stays_confined_after_the_end_of_its_last_container() {
+        use SandboxState::{Created, Exited, Running};
+        let mut record = pod(&[(Running, placed("0-1,4", "0")), (Created, placed("7", ""))]);
+        record.confined = placed("0-1,4", "0");
+        record.added[0].state = Exited;
+        assert_eq!(wanted(&record), placed("0-1,4", "0"));
+        record.added.clear();
+        assert_eq!(wanted(&record), placed("0-1,4", "0"));
+        let next = Record { confined: record.confined, ..pod(&[(Running, placed("5", ""))]) };
+        assert_eq!(wanted(&next), placed("5", ""), "the next container's");
+        let free = Record { confined: next.confined, ..pod(&[(Running, Placement::default())]) };
+        assert_eq!(wanted(&free), Placement::default());
     }
 
     #[test]
