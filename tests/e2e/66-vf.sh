@@ -49,6 +49,7 @@ refuses "a pool called \"fast\" is there already" vf create fast --disk ram:8M
 refuses "is no pool's name" vf create a/b --disk ram:8M
 refuses "only those are empty for each owner" vf create null --disk null:8M
 refuses "is larger than the pool" vf create big --disk ram:8M --count 2 --set-size 3
+refuses "--layers is for --disk overlay:PATH" vf create bounded --disk ram:8M --layers 8M
 refuses "cannot be reset: VF $one is taken" vf reset fast --set $((one / 2))
 refuses "has no devset 7" vf reset fast --set 7
 refuses "has no VF 9" vf drain fast --vf 9

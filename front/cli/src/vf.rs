@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> Result<i32> {
     let mut client = connect_functions(node, config).await?;
     match command {
-        VfCommand::Create(args) => create(&mut client, args).await?,
+        VfCommand::Create(args) => create(&mut client, config, args).await?,
         VfCommand::Ls { json } => list(&mut client, *json).await?,
         VfCommand::Inspect { pools } => {
             let mut all = Vec::new();
@@ -82,23 +82,46 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
     Ok(0)
 }
 
-async fn create(client: &mut VfClient, args: &VfCreateArgs) -> Result<()> {
+async fn create(client: &mut VfClient, config: &Config, args: &VfCreateArgs) -> Result<()> {
+    make(client, &args.pool, template_of(args, config)?).await?;
+    crate::say!("{}", args.pool);
+    Ok(())
+}
+
+/// Returns the template of the pool that is asked for.
+///
+/// # Errors
+/// The user is no user, or a layer has no bound or one that does not fit the disk.
+fn template_of(args: &VfCreateArgs, config: &Config) -> Result<vf_v1::Template> {
     let kind = match (&args.disk, &args.switch) {
-        (Some(disk), _) => template::Kind::Nvme(template::Nvme { disk: Some(disk.disk()) }),
+        (Some(disk), _) => {
+            let disk = disk.disk();
+            let layers_bytes = layers_of(&disk, args.layers, config)?;
+            template::Kind::Nvme(template::Nvme { disk: Some(disk), layers_bytes })
+        }
         (None, switch) => template::Kind::Nic(template::Nic {
             switch: switch.clone().unwrap_or_default(),
             mtu: args.mtu.unwrap_or(0),
         }),
     };
-    let template = vf_v1::Template {
+    Ok(vf_v1::Template {
         kind: Some(kind),
         count: args.count,
         set_size: args.set_size.unwrap_or(0),
         user: args.user.as_deref().map(owner).transpose()?,
-    };
-    make(client, &args.pool, template).await?;
-    crate::say!("{}", args.pool);
-    Ok(())
+    })
+}
+
+/// Returns the most bytes of memory that a function's layer on `disk` holds; 0 for a disk without
+/// a layer.
+fn layers_of(disk: &v1::Disk, asked: Option<u64>, config: &Config) -> Result<u64> {
+    let is_overlay = matches!(disk.kind, Some(v1::disk::Kind::Overlay(_)));
+    match asked {
+        Some(_) if !is_overlay => bail!("--layers is for --disk overlay:PATH"),
+        Some(bytes) => Ok(bytes.max(1)),
+        None if is_overlay => Ok(slipway_runtime::layers_by_default(config)?),
+        None => Ok(0),
+    }
 }
 
 /// Makes a pool, and waits until its functions are ready.
@@ -220,12 +243,17 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
     let vf_v1::Pool { name, template, vfs, resets, failures, unwritten } = pool;
     let template = template.clone().unwrap_or_default();
     let v1::Owner { uid, gid } = template.user.unwrap_or_default();
+    let layers_bytes = match &template.kind {
+        Some(template::Kind::Nvme(nvme)) => nvme.layers_bytes,
+        _ => 0,
+    };
     serde_json::json!({
         "name": name,
         "kind": kind(pool),
         "count": template.count,
         "devset_size": if template.set_size == 0 { template.count } else { template.set_size },
         "user": format!("{uid}:{gid}"),
+        "layers_bytes": layers_bytes,
         "resets": resets,
         "failures": failures,
         "unwritten": unwritten,
@@ -236,6 +264,35 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn template_of_disk(disk: &str, layers: Option<u64>) -> Result<vf_v1::Template> {
+        let args = VfCreateArgs {
+            pool: "a".into(),
+            disk: Some(disk.parse().unwrap()),
+            layers,
+            switch: None,
+            mtu: None,
+            count: 2,
+            set_size: None,
+            user: None,
+        };
+        let config = Config { layers_bytes: 64 << 20, ..Config::default() };
+        template_of(&args, &config)
+    }
+
+    #[test]
+    fn layers_are_bounded_by_the_settings_or_as_asked() {
+        let bytes = |disk, layers| match template_of_disk(disk, layers).unwrap().kind {
+            Some(template::Kind::Nvme(nvme)) => nvme.layers_bytes,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(bytes("overlay:/a", None), 64 << 20);
+        assert_eq!(bytes("overlay:/a", Some(1 << 20)), 1 << 20);
+        // 0 has the meaning of no bound for the plane.
+        assert_eq!(bytes("overlay:/a", Some(0)), 1);
+        assert_eq!(bytes("ram:1M", None), 0);
+        assert!(template_of_disk("ram:1M", Some(1 << 20)).is_err());
+    }
 
     #[test]
     fn rows_count_states() {

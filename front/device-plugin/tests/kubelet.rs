@@ -65,7 +65,7 @@ impl Node {
     fn make(&self, pool: &str, count: u32) {
         let ram = disk::Kind::Ram(RamDisk { size_bytes: 1 << 20 });
         let disk = Some(Disk { block_size: 0, kind: Some(ram) });
-        let kind = Some(template::Kind::Nvme(template::Nvme { disk }));
+        let kind = Some(template::Kind::Nvme(template::Nvme { disk, layers_bytes: 0 }));
         let template = Template { kind, count, ..Default::default() };
         self.functions.create(pool, template).unwrap();
     }

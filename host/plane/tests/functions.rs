@@ -23,7 +23,7 @@ use common::*;
 
 fn nvme(kind: Kind, count: u32) -> vf_v1::Template {
     let disk = Some(v1::Disk { block_size: 0, kind: Some(kind) });
-    let kind = Some(template::Kind::Nvme(template::Nvme { disk }));
+    let kind = Some(template::Kind::Nvme(template::Nvme { disk, layers_bytes: 0 }));
     vf_v1::Template { kind, count, ..Default::default() }
 }
 

@@ -48,7 +48,15 @@ pub(crate) fn size(config: &Config, record: &Record) -> u64 {
 /// # Errors
 /// [`Error::Invalid`] if it is too little for a file system.
 pub fn check(config: &Config) -> Result<()> {
-    of_new(0, config).map(drop)
+    by_default(config).map(drop)
+}
+
+/// Returns the most bytes that the settings give to the layers of a sandbox.
+///
+/// # Errors
+/// [`Error::Invalid`] if they are too few for a file system.
+pub fn by_default(config: &Config) -> Result<u64> {
+    of_new(0, config)
 }
 
 /// Returns the most bytes that the layers of all sandboxes hold together. If the settings name no

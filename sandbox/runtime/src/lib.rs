@@ -107,7 +107,9 @@ mod warm;
 pub use config::{Config, find_library};
 pub use error::{Error, Result};
 pub use images::in_use as images_in_use;
-pub use layers::{check as check_layers, of_node as layers_of_node};
+pub use layers::{
+    by_default as layers_by_default, check as check_layers, of_node as layers_of_node,
+};
 pub use life::RETURN;
 pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};

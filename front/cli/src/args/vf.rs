@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 
 use super::disk::DiskArg;
+use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
 pub enum VfCommand {
@@ -88,6 +89,10 @@ pub struct VfCreateArgs {
         conflicts_with = "switch"
     )]
     pub disk: Option<DiskArg>,
+    /// The most memory of the host that what an owner writes to an overlay takes [default: the
+    /// settings' layers_bytes]
+    #[arg(long, value_name = "SIZE", requires = "disk", value_parser = parse_size)]
+    pub layers: Option<u64>,
     /// Functions are network interfaces on ports of this switch
     #[arg(long, value_name = "SWITCH")]
     pub switch: Option<String>,

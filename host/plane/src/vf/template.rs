@@ -98,7 +98,9 @@ pub(super) fn request(
         Some(Kind::Nvme(template)) => {
             let namespaces = vec![v1::Namespace { nsid: 1, disk: template.disk.clone() }];
             let doorbells = v1::nvme_controller::DoorbellMode::Rung.into();
-            nvme = Some(v1::NvmeController { namespaces, doorbells, ..Default::default() });
+            let overlay_bytes = template.layers_bytes;
+            let rest = v1::NvmeController::default();
+            nvme = Some(v1::NvmeController { namespaces, doorbells, overlay_bytes, ..rest });
         }
         None => {}
     }
@@ -124,7 +126,7 @@ mod tests {
 
     fn nvme(kind: Option<DiskKind>, count: u32, set_size: u32) -> vf_v1::Template {
         let disk = Some(v1::Disk { block_size: 0, kind });
-        let kind = Some(Kind::Nvme(vf_v1::template::Nvme { disk }));
+        let kind = Some(Kind::Nvme(vf_v1::template::Nvme { disk, layers_bytes: 0 }));
         vf_v1::Template { kind, count, set_size, user: None }
     }
 
@@ -167,6 +169,19 @@ mod tests {
             (&nic, client("", "10.0.0")),
         ] {
             assert!(check_client(template, &client).is_err(), "{client:?}");
+        }
+    }
+
+    #[test]
+    fn the_overlay_of_a_vf_is_bounded() {
+        let layer = v1::OverlayDisk { base_path: "/a".into(), limit_bytes: 0 };
+        let disk = Some(v1::Disk { block_size: 0, kind: Some(DiskKind::Overlay(layer)) });
+        for layers_bytes in [0, 1 << 20] {
+            let nvme = vf_v1::template::Nvme { disk: disk.clone(), layers_bytes };
+            let kind = Some(Kind::Nvme(nvme));
+            let template = vf_v1::Template { kind, count: 1, ..Default::default() };
+            let request = request("fast", 0, &template, Path::new("/run"));
+            assert_eq!(request.nvme.unwrap().overlay_bytes, layers_bytes);
         }
     }
 
