@@ -128,9 +128,10 @@ fn the_planes_process() {
             assert_eq!(names(&plane), ["two"]);
         }
         "go-on" => {
-            // A page of data, the head of the file, and two maps with their records.
+            // A page of data and its page table, the head of the file, and two maps with their
+            // records.
             let held = |id| plane.get(id).unwrap().overlays.unwrap().held_bytes;
-            assert_eq!(["one", "two"].map(held), [6 * 4096; 2]);
+            assert_eq!(["one", "two"].map(held), [7 * 4096; 2]);
         }
         "find-nothing" => assert!(names(&plane).is_empty()),
         _ => {}

@@ -21,29 +21,49 @@ const CHUNK: usize = 4096;
 /// again.
 pub(super) struct Bits {
     own: Anonymous,
+    /// The pages of `own` that were written. They are never given back.
     touched: Touched,
     record: Option<Lasting>,
 }
 
-/// The pages of a bitmap's own memory that were written. They are never given back.
-struct Touched {
+/// Marks of pages that were touched, each of which is counted once and for good.
+pub(super) struct Touched {
     map: Anonymous,
     count: u64,
 }
 
 impl Touched {
-    fn new(bytes: usize) -> std::io::Result<Self> {
-        let pages = bytes.div_ceil(page_size()) as u64;
-        Ok(Self { map: Anonymous::new(bytes_of(pages)?)?.small_pages(), count: 0 })
+    /// Creates marks of `len` pages, none of which was touched.
+    ///
+    /// # Errors
+    /// Those of [`Anonymous::new`].
+    pub fn new(len: u64) -> std::io::Result<Self> {
+        Ok(Self { map: Anonymous::new(bytes_of(len)?)?.small_pages(), count: 0 })
     }
 
-    /// Counts the page of word `index`, unless it is counted already.
-    fn note(&mut self, index: usize) {
-        let page = (index * size_of::<u64>() / page_size()) as u64;
-        let (at, bit) = ((page / WORD) as usize, 1_u64 << (page % WORD));
-        let word = &mut self.map.words_mut()[at];
-        self.count += u64::from(*word & bit == 0);
-        *word |= bit;
+    /// Returns the number of pages that were touched.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn has(&self, page: u64) -> bool {
+        self.map.words()[(page / WORD) as usize] >> (page % WORD) & 1 != 0
+    }
+
+    pub fn note(&mut self, page: u64) {
+        if !self.has(page) {
+            self.map.words_mut()[(page / WORD) as usize] |= 1 << (page % WORD);
+            self.count += 1;
+        }
+    }
+
+    /// Returns the pages that were touched, ascending.
+    fn pages(&self) -> impl Iterator<Item = u64> {
+        let bits = |(at, word): (u64, &u64)| {
+            let word = *word;
+            (0..WORD).filter(move |bit| word >> bit & 1 != 0).map(move |bit| at * WORD + bit)
+        };
+        (0..).zip(self.map.words()).flat_map(bits)
     }
 }
 
@@ -55,7 +75,8 @@ impl Bits {
     pub fn new(len: u64) -> std::io::Result<Self> {
         let bytes = bytes_of(len)?;
         let own = Anonymous::new(bytes)?.small_pages();
-        Ok(Self { own, touched: Touched::new(bytes)?, record: None })
+        let touched = Touched::new(bytes.div_ceil(page_size()) as u64)?;
+        Ok(Self { own, touched, record: None })
     }
 
     /// Returns the number of pages of memory that the bitmap holds, its record included.
@@ -89,7 +110,7 @@ impl Bits {
                 *word = u64::from_ne_bytes(*bytes);
                 ones += u64::from(word.count_ones());
             }
-            bits.touched.note(first);
+            bits.touched.note(page_of(first));
             at += CHUNK as u64;
         }
         let (beyond, last) = (len % WORD, words[((len - 1) / WORD) as usize]);
@@ -107,7 +128,7 @@ impl Bits {
             // Storing zeros over zeros would allocate a page.
             if new != old {
                 self.own.words_mut()[index] = new;
-                self.touched.note(index);
+                self.touched.note(page_of(index));
                 self.record(index, new);
             }
         }
@@ -141,10 +162,26 @@ impl Bits {
         parts(range).map(|part| u64::from(zeros(part))).sum()
     }
 
+    /// Returns the first bit of each word in which a bit is set, ascending.
+    pub fn words_with_ones(&self) -> impl Iterator<Item = u64> {
+        let (words, per_page) = (self.own.words(), page_size() / size_of::<u64>());
+        let of_page = move |page: u64| {
+            let first = page as usize * per_page;
+            first..words.len().min(first + per_page)
+        };
+        let indexes = self.touched.pages().flat_map(of_page);
+        indexes.filter(move |index| words[*index] != 0).map(|index| index as u64 * WORD)
+    }
+
     #[cfg(test)]
     pub fn bytes(&self) -> &[u8] {
         self.own.bytes()
     }
+}
+
+/// Returns the page of word `index`.
+fn page_of(index: usize) -> u64 {
+    (index * size_of::<u64>() / page_size()) as u64
 }
 
 /// Returns the bytes that `len` bits take in whole words.
@@ -194,6 +231,9 @@ mod tests {
             assert_eq!(bits.zeros(from as u64..1000), zeros as u64);
         }
         assert!((0..1000).all(|at| bits.get(at) == plain[at as usize]));
+        let has_ones = |word: &u64| (*word..(word + 64).min(1000)).any(|at| plain[at as usize]);
+        let expected: Vec<u64> = (0..1000).step_by(64).filter(has_ones).collect();
+        assert_eq!(bits.words_with_ones().collect::<Vec<_>>(), expected);
         bits.set(5..5, true);
         assert_eq!(bits.zeros(7..7), 0);
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use slipway_ram::{Fault, Span};
 
 use super::points::point;
-use super::store::Store;
+use super::store::{Store, pages_per_table};
 use crate::budget::{Budget, Charge};
 use crate::memory::page_size;
 use crate::{DiskError, Geometry};
@@ -21,8 +21,8 @@ pub(super) struct Layer {
     /// Bytes of a logical block.
     block: u64,
     page: usize,
-    /// The memory that is held: used pages, and maps. Declared after the store, so that memory is
-    /// given to the kernel first.
+    /// The memory that is held: used pages, page tables and maps. Declared after the store, so that
+    /// memory is given to the kernel first.
     charge: Charge,
     /// The number of pages of maps that are charged.
     charged_maps: u64,
@@ -35,7 +35,7 @@ impl Layer {
         let page = page_size();
         let most_pages = most.map_or(u64::MAX, |bytes| bytes / page as u64);
         let mut charge = Charge::new(Budget::new(u64::MAX));
-        charge.force(store.used_pages * page as u64);
+        charge.force((store.used_pages + store.tables.count()) * page as u64);
         let block = u64::from(geometry.block_size);
         let mut layer = Self { store, most_pages, block, page, charge, charged_maps: 0 };
         layer.charge_maps();
@@ -47,7 +47,7 @@ impl Layer {
         self.charge.move_to(budget.clone());
     }
 
-    /// Returns the bytes of memory that are held at present: data and maps.
+    /// Returns the bytes of memory that are held at present: data, page tables and maps.
     pub fn held(&self) -> u64 {
         self.charge.bytes()
     }
@@ -113,7 +113,7 @@ impl Layer {
         if fresh > self.most_pages.saturating_sub(self.store.used_pages) {
             return Err(DiskError::NoSpace);
         }
-        if fresh > 0 && !self.charge.take(fresh * self.page as u64) {
+        if fresh > 0 && !self.take(fresh, &pages) {
             return Err(DiskError::NoSpace);
         }
         self.store.pages.set(pages, true);
@@ -124,6 +124,18 @@ impl Layer {
         }
         self.charge_maps();
         Ok(filled?)
+    }
+
+    /// Counts `fresh` pages of data in `pages`, and the page tables that they need. Returns
+    /// `false`, and counts nothing, if a bound does not allow them.
+    fn take(&mut self, fresh: u64, pages: &Range<u64>) -> bool {
+        let tables = pages.start / pages_per_table()..pages.end.div_ceil(pages_per_table());
+        let new = tables.clone().filter(|table| !self.store.tables.has(*table)).count() as u64;
+        let taken = self.charge.take((fresh + new) * self.page as u64);
+        if taken {
+            tables.for_each(|table| self.store.tables.note(table));
+        }
+        taken
     }
 
     /// Copies from all spans to byte `at` of the disk.
@@ -187,6 +199,12 @@ impl Layer {
 
     fn pages_of(&self, bytes: &Range<usize>) -> Range<u64> {
         (bytes.start / self.page) as u64..bytes.end.div_ceil(self.page) as u64
+    }
+
+    /// Returns the bytes of memory that page tables of the data take.
+    #[cfg(test)]
+    pub fn tables(&self) -> u64 {
+        self.store.tables.count() * self.page as u64
     }
 
     #[cfg(test)]

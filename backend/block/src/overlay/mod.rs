@@ -33,9 +33,9 @@ pub(crate) use points::testing;
 /// A volatile, writable disk over a base that it never writes to. Its data is lost with it, or with
 /// the file that holds the data. A flush ends at once.
 ///
-/// Memory grows by whole pages with what is written or discarded: the data, and a bit per block
-/// (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes give whole pages of data
-/// back. A discarded block reads as zeros, not as the base's.
+/// Memory grows by whole pages with what is written or discarded: the data, a page table for each 2
+/// MiB, and a bit per block (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes
+/// give whole pages of data back. A discarded block reads as zeros, not as the base's.
 pub struct OverlayDisk<D> {
     base: D,
     layer: Layer,
@@ -105,7 +105,7 @@ impl<D: Disk> OverlayDisk<D> {
         }
     }
 
-    /// Counts the overlay's memory in `budget`: the data, the maps, and what a predecessor left. A
+    /// Counts the overlay's memory in `budget`: data, page tables, maps, what a predecessor left. A
     /// write that needs new pages which the budget does not allow fails with
     /// [`DiskError::NoSpace`]. All is given back when the overlay is dropped; the kernel frees the
     /// memory of a large one a moment later, and that of a file with its last descriptor.
@@ -120,7 +120,8 @@ impl<D: Disk> OverlayDisk<D> {
         self.layer.used()
     }
 
-    /// Returns the bytes of memory that the overlay holds at present: data and maps.
+    /// Returns the bytes of memory that the overlay holds at present: data, the kernel's page
+    /// tables of it, and maps.
     pub fn held(&self) -> u64 {
         self.layer.held()
     }
@@ -192,6 +193,10 @@ impl<D: Disk> Disk for OverlayDisk<D> {
 
 #[cfg(test)]
 impl<D> OverlayDisk<D> {
+    pub(crate) fn tables(&self) -> u64 {
+        self.layer.tables()
+    }
+
     pub(crate) fn memory(&self) -> [&[u8]; 3] {
         self.layer.memory()
     }

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 
 use slipway_ram::Lasting;
 
-use super::bits::{Bits, bytes_of};
+use super::bits::{Bits, Touched, bytes_of};
 use crate::memory::{Anonymous, FIXED, memory_file, page_size, sealed_len};
 use crate::{Geometry, OpenError};
 
@@ -98,6 +98,9 @@ pub(super) struct Store {
     pub pages: Bits,
     /// The number of used pages.
     pub used_pages: u64,
+    /// The page tables of the data: a page of the kernel's memory for each 2 MiB in which a page
+    /// was ever used. Giving pages back does not free it.
+    pub tables: Touched,
     /// The number of pages of the file's head; 0 without a file.
     head_pages: u64,
 }
@@ -114,6 +117,7 @@ impl Store {
                 blocks: Bits::new(geometry.blocks)?,
                 pages: Bits::new(pages)?,
                 used_pages: 0,
+                tables: Touched::new(pages.div_ceil(pages_per_table()))?,
                 head_pages: 0,
             })
         };
@@ -142,14 +146,32 @@ impl Store {
         };
         let data = Anonymous::of(file, layout.data, bytes as usize).map_err(failed)?;
         let (blocks, _) = map(geometry.blocks, blocks, layout.blocks)?;
-        let (pages, used_pages) = map(bytes.div_ceil(page_size() as u64), pages, layout.pages)?;
-        Ok(Self { data: data.small_pages(), blocks, pages, used_pages, head_pages: 1 })
+        let all_pages = bytes.div_ceil(page_size() as u64);
+        let (pages, used_pages) = map(all_pages, pages, layout.pages)?;
+        let tables = Touched::new(all_pages.div_ceil(pages_per_table())).map_err(failed)?;
+        let mut store =
+            Self { data: data.small_pages(), blocks, pages, used_pages, tables, head_pages: 1 };
+        store.expect_tables();
+        Ok(store)
+    }
+
+    /// Counts the page tables that reading what a predecessor left takes.
+    fn expect_tables(&mut self) {
+        // The pages of a word are in one table.
+        for page in self.pages.words_with_ones() {
+            self.tables.note(page / pages_per_table());
+        }
     }
 
     /// Returns the number of pages of memory that are held beside the data. It only grows.
     pub fn map_pages(&self) -> u64 {
         self.blocks.held_pages() + self.pages.held_pages() + self.head_pages
     }
+}
+
+/// Returns the number of pages that the entries of a page table name.
+pub(super) fn pages_per_table() -> u64 {
+    (page_size() / size_of::<u64>()) as u64
 }
 
 /// Checks that the head is the expected one; the error names the first difference.

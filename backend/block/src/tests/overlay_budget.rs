@@ -9,8 +9,9 @@ use crate::overlay::testing::{Killed, kill_after};
 use crate::{Budget, NullDisk, OverlayDisk};
 
 const PAGE: u64 = 4096;
-/// The memory of the two maps of a small overlay without a file, once something was written.
-const MAPS: u64 = 2 * PAGE;
+/// The memory of the two maps and of the page table of a small overlay without a file, once
+/// something was written.
+const MAPS: u64 = 3 * PAGE;
 
 fn overlay(budget: &Budget) -> OverlayDisk<NullDisk> {
     let geometry = Geometry { block_size: 512, blocks: 1 << 11, read_only: true };
@@ -28,7 +29,7 @@ fn part(whole: &Budget) -> Budget {
 /// Checks that a kept overlay counts its file, and its own copies of the maps in it.
 fn check_exact<D: Disk>(disk: &OverlayDisk<D>, file: &OwnedFd) {
     let (held, used) = (disk.held(), disk.used());
-    let records = (held - used - PAGE) / 2;
+    let records = (held - used - PAGE - disk.tables()) / 2;
     assert_eq!(used + PAGE + records, taken(file), "{held} bytes held, {used} used");
 }
 
@@ -160,17 +161,41 @@ fn a_successor_counts_what_a_kill_at_any_point_left() {
 fn a_successor_with_a_smaller_budget_has_what_was_left_and_gets_no_more() {
     let file = file(512);
     write(&mut adopt(&file, 512), 0, &[1; 3 * 4096]).unwrap();
-    let budget = Budget::new(7 * PAGE);
+    let budget = Budget::new(8 * PAGE);
     let mut disk = adopt(&file, 512).counted_in(&budget);
-    // Three pages of data, two maps with a record each, and the head.
-    assert_eq!(budget.held(), 8 * PAGE);
+    // Three pages of data and their page table, two maps with a record each, and the head.
+    assert_eq!(budget.held(), 9 * PAGE);
     write(&mut disk, 1, &[2; 512]).unwrap();
     assert_eq!(write(&mut disk, 24, &[3; 512]), Err(DiskError::NoSpace));
     discard(&mut disk, 0, 16);
     write(&mut disk, 24, &[3; 512]).unwrap();
-    assert_eq!(budget.held(), 7 * PAGE);
+    assert_eq!(budget.held(), 8 * PAGE);
     drop(disk);
     assert_eq!(budget.held(), 0);
+}
+
+#[test]
+fn page_tables_count_as_long_as_the_overlay_lives() {
+    let geometry = Geometry { block_size: 512, blocks: 1 << 18, read_only: true };
+    let budget = Budget::new(u64::MAX);
+    let base = NullDisk::new(geometry);
+    let mut disk = OverlayDisk::new(base, None).unwrap().counted_in(&budget);
+    // A page in each 2 MiB of 128 MiB.
+    for lba in (0..1 << 18).step_by(4096) {
+        write(&mut disk, lba, &[1; 512]).unwrap();
+    }
+    discard(&mut disk, 0, 1 << 18);
+    // Beside the tables: eight pages of one map, and one page of the other.
+    assert_eq!((disk.used(), disk.tables(), disk.held()), (0, 64 * PAGE, (64 + 9) * PAGE));
+    write(&mut disk, 4096, &[1; 4096]).unwrap();
+    assert_eq!((disk.tables(), disk.held()), (64 * PAGE, (64 + 10) * PAGE));
+    drop(disk);
+    assert_eq!(budget.held(), 0);
+    // There is room for a page of data, and not for its table.
+    let budget = Budget::new(PAGE);
+    let mut disk = overlay(&budget);
+    assert_eq!(write(&mut disk, 0, &[1; 512]), Err(DiskError::NoSpace));
+    assert_eq!((disk.tables(), budget.held()), (0, 0));
 }
 
 #[test]
