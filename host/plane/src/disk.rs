@@ -47,10 +47,13 @@ pub fn open(
         let (disk, lanes) = open_all(&named.shared, reference.read_only, lanes)?;
         return Ok(Opened { disk, lanes, kind: named.kind, named: Some(named), content: None });
     }
-    match lanes {
-        0 => of_kind(kind, block_size(disk), lasts, overlays),
-        lanes => spread(kind, block_size(disk), lasts, lanes),
-    }
+    let device = lasts.as_ref().and_then(|lasts| lasts.device);
+    let opened = match lanes {
+        0 => of_kind(kind, block_size(disk), lasts, overlays)?,
+        lanes => spread(kind, block_size(disk), lasts, lanes)?,
+    };
+    device.map_or(Ok(()), |device| device.check(disk))?;
+    Ok(opened)
 }
 
 type Spread = (Box<dyn Disk>, Vec<Box<dyn Disk>>);

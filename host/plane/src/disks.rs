@@ -57,12 +57,16 @@ impl Named {
             Some(Kind::File(file)) => {
                 let (read_only, pin) = (file.read_only, file.pin);
                 let direct = !read_only;
+                let device = lasts.as_ref().and_then(|lasts| lasts.device);
                 let witness = lasts.map(|lasts| lasts.witness);
                 let options = FileOptions { read_only, block_size, direct, pin, witness };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
                 // If this host has no io_uring, that is better reported now than at the first
                 // attachment.
                 drop(shared.open(true)?);
+                if let (Some(device), Some(disk)) = (device, &request.disk) {
+                    device.check(disk)?;
+                }
                 ("file", file.path, shared)
             }
             _ => {

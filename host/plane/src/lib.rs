@@ -27,6 +27,7 @@
 mod attach;
 mod balance;
 mod controller;
+mod device;
 mod disk;
 mod disks;
 mod door;

@@ -85,7 +85,11 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
     match file_type(&fd, path)? {
         FileType::RegularFile => {}
         // On a block device, O_EXCL fails if it is mounted or in other exclusive use (open(2)).
-        FileType::BlockDevice if !options.read_only => fd = open(flags | OFlags::EXCL)?,
+        FileType::BlockDevice if !options.read_only => {
+            let claimed = open(flags | OFlags::EXCL)?;
+            check_same(path, &fd, &claimed)?;
+            fd = claimed;
+        }
         FileType::BlockDevice => {}
         _ => return Err(OpenError::Kind(path.to_owned())),
     }
@@ -104,6 +108,15 @@ fn open_descriptor(path: &Path, options: &FileOptions) -> Result<OwnedFd, OpenEr
         Err(Errno::WOULDBLOCK) => Err(OpenError::InUse(path.to_owned())),
         Err(errno) => Err(failed(path, "lock")(errno)),
     }
+}
+
+/// Checks that two descriptors, which `path` led to one after the other, are of one device or file.
+fn check_same(path: &Path, first: &OwnedFd, second: &OwnedFd) -> Result<(), OpenError> {
+    let identity = |fd| identity(fd).map_err(failed(path, "look at"));
+    if identity(first)? == identity(second)? {
+        return Ok(());
+    }
+    Err(failed(path, "open the same device again at")(Errno::STALE))
 }
 
 pub(crate) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError> {
@@ -174,5 +187,20 @@ pub(super) fn capacity(directory: &Path) -> Result<u64, Errno> {
     match stat.f_blocks.saturating_mul(stat.f_frsize) {
         0 => Ok(u64::MAX),
         bytes => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_leads_elsewhere_at_the_second_opening_is_refused() {
+        let (one, other) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let (one, other) = (OwnedFd::from(one), OwnedFd::from(other));
+        let path = Path::new("/dev/sdx");
+        assert!(check_same(path, &one, &one.try_clone().unwrap()).is_ok());
+        let refused = check_same(path, &one, &other).unwrap_err().to_string();
+        assert!(refused.contains("/dev/sdx") && refused.contains("same device"), "{refused}");
     }
 }

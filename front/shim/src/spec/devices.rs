@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use slipway_sandbox_api::v1::{self, volume_spec::Source};
 
-use super::oci::{Device, Linux};
+use super::oci::{Device, DeviceRule, Linux};
 
 const BLOCK: &str = "b";
 
@@ -47,13 +47,21 @@ fn volume(linux: &Linux, device: &Device, number: usize) -> Result<v1::VolumeSpe
     })
 }
 
-/// Returns whether the rules of a container let it read a device and not write it.
+/// Returns whether no rule of a container lets it write a device. The last rule that concerns the
+/// device and writing decides, as for runc, which lets a container without such a rule do nothing.
 fn is_read_only(linux: &Linux, device: &Device) -> bool {
-    let numbers = (Some(device.major), Some(device.minor));
-    let rules = linux.resources.devices.iter();
-    let mut rules = rules
-        .filter(|rule| rule.kind == BLOCK && (rule.major, rule.minor) == numbers && rule.allow);
-    rules.next_back().is_some_and(|rule| !rule.access.contains('w'))
+    let rules = linux.resources.devices.iter().filter(|rule| concerns(rule, device));
+    // A denial without letters is one of everything.
+    let mut writing =
+        rules.filter(|rule| rule.access.contains('w') || (!rule.allow && rule.access.is_empty()));
+    writing.next_back().is_none_or(|rule| !rule.allow)
+}
+
+/// Returns whether a rule is for a block device, or for all of its kind, or for all devices.
+fn concerns(rule: &DeviceRule, device: &Device) -> bool {
+    let is = |wanted: Option<i64>, number| wanted.is_none_or(|one| one == -1 || one == number);
+    let kind = ["", "a", BLOCK].contains(&rule.kind.as_str());
+    kind && is(rule.major, device.major) && is(rule.minor, device.minor)
 }
 
 /// Finds a block device of the host by its numbers.
@@ -92,6 +100,38 @@ mod tests {
         assert_eq!(volumes(&both, true), Ok(Vec::new()));
         let missing = volumes(&linux(json!([disk]), json!([])), true).unwrap_err();
         assert!(missing.starts_with("the host's device for /dev/xvda: no block device 4095:1"));
+    }
+
+    #[test]
+    fn a_device_is_writable_if_the_last_rule_about_writing_allows_it() {
+        let device = Device { kind: BLOCK.into(), major: 8, minor: 16, ..Device::default() };
+        let all = json!({"allow": true, "access": "rwm"});
+        let none = json!({"allow": false, "access": "rwm"});
+        let own = |access: &str| {
+            json!({"allow": true, "type": "b", "major": 8, "minor": 16,
+                   "access": access})
+        };
+        let denied = json!({"allow": false, "type": "b", "major": 8, "access": "w"});
+        let (wild, other) = (
+            json!({"allow": true, "type": "b", "major": 8, "minor": -1, "access": "rw"}),
+            json!({"allow": true, "type": "b", "major": 9, "minor": 16, "access": "rwm"}),
+        );
+        let char = json!({"allow": true, "type": "c", "major": 8, "minor": 16, "access": "rwm"});
+        for (rules, writable) in [
+            (json!([]), false),
+            (json!([none]), false),
+            (json!([none, own("rwm")]), true),
+            (json!([none, own("rm")]), false),
+            (json!([none, own("rwm"), denied]), false),
+            (json!([all]), true),
+            (json!([all, {"allow": false}]), false),
+            (json!([none, wild]), true),
+            (json!([none, other, char]), false),
+            (json!([none, own("")]), false),
+        ] {
+            let linux = linux(json!([]), rules.clone());
+            assert_eq!(!is_read_only(&linux, &device), writable, "{rules}");
+        }
     }
 
     #[test]

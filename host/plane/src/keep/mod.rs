@@ -37,6 +37,7 @@ use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
 
 use crate::Error;
+use crate::device::Identity;
 use layout::Unknown;
 
 pub use layout::MOST_LANES;
@@ -57,6 +58,8 @@ pub struct Lasts {
     pub witness: Arc<OwnedFd>,
     /// The content that a disk in memory had under a predecessor.
     pub content: Option<OwnedFd>,
+    /// The device that the disk was on when it was described, if it was on one.
+    pub device: Option<Identity>,
 }
 
 /// A plane's keeper.
@@ -149,7 +152,7 @@ impl Keep {
         let rest = layout::check(&memory, layout::disk())?;
         let shelf = self.disk_shelf(number);
         let place = DiskPlace::new(number, (shelf, &rest), self.witness.clone(), files.remove(&1));
-        let place = place.ok_or(Unknown::Damaged)?;
+        let mut place = place.ok_or(Unknown::Damaged)?;
         let request = place.load().ok_or(Unknown::Damaged)?;
         self.disks.take(number);
         Ok((request, place))
@@ -177,8 +180,8 @@ impl Keep {
         let made = made.and_then(|(memory, rest)| {
             let shelf = self.disk_shelf(number);
             let place = DiskPlace::new(number, (shelf, &rest), self.witness.clone(), None);
-            let place = place.ok_or_else(short)?;
-            place.store(request)?;
+            let mut place = place.ok_or_else(short)?;
+            place.describe(request)?;
             put(&place.shelf, &memory)?;
             Ok(place)
         });

@@ -10,6 +10,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 use super::Lasts;
 use crate::Error;
+use crate::device::Identity;
 
 /// The slots of one disk: its memory, its content.
 pub const SLOTS: u32 = 2;
@@ -23,7 +24,16 @@ pub struct DiskPlace {
     stored: Snapshots,
     /// The content that a predecessor left.
     content: Option<OwnedFd>,
+    device: Option<Identity>,
     witness: Arc<OwnedFd>,
+}
+
+/// The part of a description that the request lacks. It follows the request's bytes, and a build
+/// without it passes it over.
+#[derive(Clone, PartialEq, Message)]
+struct Rest {
+    #[prost(message, optional, tag = "100")]
+    device: Option<Identity>,
 }
 
 impl DiskPlace {
@@ -34,17 +44,27 @@ impl DiskPlace {
         witness: Arc<OwnedFd>,
         content: Option<OwnedFd>,
     ) -> Option<Self> {
-        Some(Self { number, shelf, stored: Snapshots::new(memory)?, content, witness })
+        let (stored, device) = (Snapshots::new(memory)?, None);
+        Some(Self { number, shelf, stored, content, device, witness })
     }
 
     /// Returns the description that a predecessor stored, or `None` if there is no valid one.
-    pub(super) fn load(&self) -> Option<v1::CreateDiskRequest> {
-        v1::CreateDiskRequest::decode(self.stored.load()?.as_slice()).ok()
+    pub(super) fn load(&mut self) -> Option<v1::CreateDiskRequest> {
+        let stored = self.stored.load()?;
+        let (request, device) = decode(&stored)?;
+        self.device = device;
+        Some(request)
+    }
+
+    /// Stores `request` as the description of a new disk, with the device that it is on.
+    pub(super) fn describe(&mut self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
+        self.device = request.disk.as_ref().and_then(Identity::of);
+        self.store(request)
     }
 
     /// Stores `request` as the disk's description.
     pub fn store(&self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
-        match self.stored.store(&request.encode_to_vec()) {
+        match self.stored.store(&encode(request, self.device)) {
             true => Ok(()),
             false => Err(Error::Invalid("the disk's description is too long to be kept".into())),
         }
@@ -56,12 +76,41 @@ impl DiskPlace {
 
     /// Returns the resources for opening the disk.
     pub fn lasts(&mut self) -> Lasts {
-        Lasts { witness: self.witness.clone(), content: self.content.take() }
+        let (witness, content) = (self.witness.clone(), self.content.take());
+        Lasts { witness, content, device: self.device }
     }
 
     /// Leaves the content of a RAM disk on the shelf.
     pub fn put_content(&self, file: &OwnedFd) -> Result<(), Error> {
         let put = self.shelf.put(1, file.as_fd());
         put.map_err(|error| Error::Resources(error.to_string()))
+    }
+}
+
+fn encode(request: &v1::CreateDiskRequest, device: Option<Identity>) -> Vec<u8> {
+    let mut bytes = request.encode_to_vec();
+    bytes.extend(Rest { device }.encode_to_vec());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, Option<Identity>)> {
+    let request = v1::CreateDiskRequest::decode(bytes).ok()?;
+    Some((request, Rest::decode(bytes).ok()?.device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptions_of_both_builds_are_read() {
+        let file = v1::FileDisk { path: "/dev/sdb".into(), ..Default::default() };
+        let disk = Some(v1::Disk { block_size: 512, kind: Some(v1::disk::Kind::File(file)) });
+        let request = v1::CreateDiskRequest { name: "data".into(), disk };
+        let device = Some(Identity { number: 0x810, sequence: 7 });
+        assert_eq!(decode(&encode(&request, device)), Some((request.clone(), device)));
+        assert_eq!(decode(&request.encode_to_vec()), Some((request.clone(), None)));
+        let earlier = v1::CreateDiskRequest::decode(encode(&request, device).as_slice());
+        assert_eq!(earlier.unwrap(), request);
     }
 }

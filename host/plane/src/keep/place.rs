@@ -12,6 +12,7 @@ use slipway_vfio_user::{Config, EndpointParts, HOST_SLOTS, KEPT_LEN, Kept};
 
 use super::Lasts;
 use crate::Error;
+use crate::device::{self, Identity};
 
 /// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 256 << 10;
@@ -27,6 +28,9 @@ pub struct Description {
     /// The slots of the contents of disks in memory, by namespace.
     #[prost(btree_map = "uint32, uint32", tag = "3")]
     pub contents: BTreeMap<u32, u32>,
+    /// The devices that disks were on when they were described, by namespace.
+    #[prost(btree_map = "uint32, message", tag = "4")]
+    pub devices: BTreeMap<u32, Identity>,
 }
 
 impl Description {
@@ -91,7 +95,10 @@ impl KeptPlace {
 
     /// Stores `request` as the description of a new endpoint.
     pub(super) fn describe(&mut self, request: &v1::CreateEndpointRequest) -> Result<(), Error> {
-        self.change(|description| description.request = Some(request.clone()))
+        self.change(|description| {
+            description.request = Some(request.clone());
+            description.devices = device::of_endpoint(request);
+        })
     }
 
     /// Stores the endpoint's new limits.
@@ -146,7 +153,11 @@ impl KeptPlace {
         if let Some(file) = content {
             self.put_content(namespace.nsid, file)?;
         }
-        self.change(|description| description.namespaces().push(namespace))
+        let device = namespace.disk.as_ref().and_then(Identity::of);
+        self.change(|description| {
+            description.devices.extend(device.map(|device| (namespace.nsid, device)));
+            description.namespaces().push(namespace);
+        })
     }
 
     /// Removes these namespaces from the description.
@@ -157,6 +168,7 @@ impl KeptPlace {
         let mut slots = Vec::new();
         self.change(|description| {
             description.namespaces().retain(|one| !nsids.contains(&one.nsid));
+            description.devices.retain(|nsid, _| !nsids.contains(nsid));
             slots.extend(nsids.iter().filter_map(|nsid| description.contents.remove(nsid)));
         })?;
         // An error means that the keeper is gone, and then it holds nothing.
@@ -201,7 +213,7 @@ impl KeptPlace {
 
     /// Returns the resources for opening a new disk of the endpoint.
     pub fn lasts(&self) -> Lasts {
-        Lasts { witness: self.witness.clone(), content: None }
+        Lasts { witness: self.witness.clone(), content: None, device: None }
     }
 
     /// Returns the resources for opening the disk that namespace `nsid` had under a predecessor.
@@ -209,10 +221,12 @@ impl KeptPlace {
     /// # Errors
     /// The content of the disk is missing, and a new content would make it another disk.
     pub fn found(&mut self, nsid: u32) -> Result<Lasts, Error> {
-        let Some(slot) = self.description.contents.get(&nsid) else { return Ok(self.lasts()) };
+        let device = self.description.devices.get(&nsid).copied();
+        let lasts = Lasts { device, ..self.lasts() };
+        let Some(slot) = self.description.contents.get(&nsid) else { return Ok(lasts) };
         let content = self.found.remove(slot);
         let lost = || Error::Resources(format!("the content of namespace {nsid} was not kept"));
-        Ok(Lasts { content: Some(content.ok_or_else(lost)?), ..self.lasts() })
+        Ok(Lasts { content: Some(content.ok_or_else(lost)?), ..lasts })
     }
 
     /// Leaves the content of a disk in memory on the shelf. The description is not stored before
