@@ -35,6 +35,7 @@ pub mod decorators;
 mod fan;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod inbox;
 mod index;
 mod judge;
 mod lookup;

@@ -13,12 +13,12 @@
 //! descriptor is left to the process) stays awake until it can.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 
+use crate::inbox::{Inbox, Message};
 use crate::switch::PortTurn;
 use crate::waker::{Wake, Waker};
 use crate::{AttachError, BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
@@ -29,50 +29,6 @@ const TURNS: usize = 4;
 const SHORT: usize = 16;
 /// The time between two removals of stations that were silent for long.
 const AGEING: Duration = Duration::from_secs(30);
-
-type OwnerCall = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
-
-enum Message {
-    Wake(PortIndex),
-    Call(OwnerCall),
-    Stop,
-}
-
-#[derive(Default)]
-struct Inbox {
-    /// Messages wait. Written under the lock only.
-    waiting: AtomicBool,
-    post: Mutex<Post>,
-}
-
-#[derive(Default)]
-struct Post {
-    messages: Vec<Message>,
-    closed: bool,
-}
-
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Post> {
-        // The vector is changed in single calls, so a panic leaves it whole.
-        self.post.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, message: Message) -> Result<(), Stopped> {
-        let mut post = self.lock();
-        if post.closed {
-            return Err(Stopped);
-        }
-        post.messages.push(message);
-        self.waiting.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    fn take(&self) -> Vec<Message> {
-        let mut post = self.lock();
-        self.waiting.store(false, Ordering::Relaxed);
-        std::mem::take(&mut post.messages)
-    }
-}
 
 /// A handle by which other threads reach a switch. Cheap to clone; harmless after the switch has
 /// ended.
@@ -281,7 +237,7 @@ impl Task for SwitchTask {
 
     fn poll(&mut self, context: &mut Context<'_>) -> Step {
         let Some(running) = &mut self.running else { return Step::Done };
-        if self.inbox.waiting.load(Ordering::Relaxed) && !running.read(self.inbox.take(), context) {
+        if self.inbox.has_messages() && !running.read(self.inbox.take(), context) {
             return Step::Done;
         }
         running.step(context)
@@ -290,11 +246,7 @@ impl Task for SwitchTask {
 
 impl Drop for SwitchTask {
     fn drop(&mut self) {
-        let messages = {
-            let mut post = self.inbox.lock();
-            post.closed = true;
-            std::mem::take(&mut post.messages)
-        };
+        let messages = self.inbox.close();
         // Drop the ports first: a caller whose wait ends must not find any port left.
         (self.fresh, self.running) = (None, None);
         // Drop the messages outside the lock: a caller whose wait ends may post again.
