@@ -110,7 +110,11 @@ timeout 120 "$slipway" pod run pod --name y -v "$work/shared:/data" "$image" -- 
 cmp "$work/shared/from" "$work/shared/to" || fail "a file that a fork wrote to the host differs"
 ok "a pod that is a fork has a directory of the host"
 
-says "a sandbox with directories of the host boots" run --rm --from web -v "$work/shared:/data" "$image" -- true
+timeout 120 "$slipway" run --rm --from web -v "$work/shared:/data" "$image" -- sh -c 'cp /data/from /data/own && sync' >"$work/out" 2>&1 ||
+    fail "a directory of the host in a sandbox that is a fork: $(cat "$work/out") $(explain)"
+cmp "$work/shared/from" "$work/shared/own" || fail "a file that a fork wrote to the host differs"
+ok "a sandbox that is a fork has a directory of the host"
+
 says "256 MiB, and 512 MiB" run --rm --memory 512M --from web "$image" -- true
 says "none is asked for" run --rm --network none --from web "$image" -- true
 says "1 of 1, and 2 of 2" run --rm --cpus 2 --from web "$image" -- true

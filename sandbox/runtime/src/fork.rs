@@ -52,7 +52,6 @@ pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
     let reasons = [
         (record.sockets.is_some(), "a sandbox with a socket function boots: leave --sockets out"),
         (own, "volumes of a fork are namespaces: leave out the volume's device"),
-        (!record.shares.is_empty(), "a sandbox with directories of the host boots: leave -v out"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }

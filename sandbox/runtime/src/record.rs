@@ -259,7 +259,8 @@ pub struct Record {
     /// The number of functions of pools that were added to the machine, or would have been.
     #[serde(default)]
     pub plugs: u32,
-    /// The guest's memory, as servers of functions that are added later know it. Pods have it.
+    /// The guest's memory, as servers of functions that are added later know it. Sandboxes that
+    /// have, or may get, shares have it.
     #[serde(default)]
     pub client_memory: Option<ClientMemory>,
     /// The device and inode number of the shared pages with the sandbox's root, or `None` if its

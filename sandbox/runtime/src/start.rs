@@ -112,11 +112,12 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         Err(error @ Error::Agent(_)) if agent.hello().await.is_ok() => return Err(error),
         carried => trusted(node, sandbox, &template, carried).await?,
     };
-    if let Some(template) = &template {
-        fork::learn(node, template, memory).await;
-    } else {
+    match &template {
+        // All of its memory was copied for the server of its shares.
+        Some(_) if record.forks_with_shares() => {}
+        Some(template) => fork::learn(node, template, memory).await,
         // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
-        guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns);
+        None => guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns),
     }
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.state = SandboxState::Running).await?;
@@ -166,7 +167,7 @@ pub(crate) async fn boot_guest(
     resize::check_vmm(node, &record, &spec).await?;
     let overhead = node.hypervisor.overhead(&spec).await? + shares::memory(&record);
     sandbox.note(|record| {
-        record.client_memory = record.pod.then(|| (&client).into());
+        record.client_memory = record.may_share().then(|| (&client).into());
         record.memory.overhead_bytes = overhead;
     });
     let record = sandbox.record();
@@ -232,6 +233,9 @@ pub(crate) async fn boot_guest(
             let (agent, _) = trusted(node, sandbox, &template, resumed).await?;
             let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
             stages.run("disks", fork::attach(node, disks)).await?;
+            if record.forks_with_shares() {
+                stages.run("shares", or_end(&*vm, shares::add(node, sandbox))).await?;
+            }
             agent
         }
     };
@@ -378,8 +382,7 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
 
 /// Returns the number of functions that can be added to a machine.
 fn plug_slots(record: &Record) -> usize {
-    // The function of shares, once a container has some. A template has a slot for pods; its forks
-    // have it whether or not they are one.
+    // The function of shares, once a container has some. A template has the slot for its forks.
     let shares = usize::from(record.pod || record.template.is_some());
     shares + pod_functions::slots(record)
 }

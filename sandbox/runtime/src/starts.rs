@@ -28,7 +28,7 @@ const BOUNDS_NS: [u64; 15] = [
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
-const STAGES: [&str; 15] = [
+const STAGES: [&str; 16] = [
     "memory",
     "shared-root",
     "cgroup",
@@ -40,6 +40,7 @@ const STAGES: [&str; 15] = [
     "kernel",
     "agent",
     "disks",
+    "shares",
     "resume",
     "network",
     "sockets",

@@ -11,12 +11,18 @@ use super::Record;
 impl Record {
     /// Returns whether the sandbox has, or may get, a process that serves shares.
     pub fn may_share(&self) -> bool {
-        self.pod || self.begins_with_shares()
+        self.pod || !self.shares.is_empty()
     }
 
     /// Returns whether the sandbox's function of shares is there from its start.
     pub fn begins_with_shares(&self) -> bool {
-        !self.shares.is_empty()
+        !self.shares.is_empty() && self.template.is_none()
+    }
+
+    /// Returns whether the sandbox is given its function of shares once its guest goes on, as its
+    /// template has no such function.
+    pub fn forks_with_shares(&self) -> bool {
+        !self.shares.is_empty() && self.template.is_some()
     }
 }
 

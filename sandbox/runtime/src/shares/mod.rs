@@ -4,7 +4,8 @@
 //! a vfio-user socket. One process of the sandbox's own serves it, `slipway-fs`, in the sandbox's
 //! control groups; a sandbox without shares has none. The daemon mounts each share as a tree in
 //! that process's directory, under a number, and the agent mounts that entry in the container
-//! ([`server`]). Containers of a pod that share the same thing share the tree.
+//! ([`server`]). Containers of a pod that share the same thing share the tree. A fork is given the
+//! device once its guest goes on, since no template has one.
 //!
 //! If the process is killed, requests of the guest are not answered, and the sandbox goes on.
 
@@ -172,6 +173,14 @@ pub async fn serve(
     Ok(first)
 }
 
+/// Gives a fork whose guest goes on the function of shares, with those of its own container.
+///
+/// # Errors
+/// As [`serve`]; the pool cannot complete the fork's memory, or the VMM takes no further function.
+pub async fn add(node: &Node, sandbox: &Arc<Sandbox>) -> Result<()> {
+    server::start_later(node, sandbox).await
+}
+
 /// Mounts the shares of a container of a pod where the pod's process serves them.
 ///
 /// # Errors
@@ -255,6 +264,7 @@ fn same(record: &Record, share: &Share, identity: (u64, u64, u64)) -> Option<Mou
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
+    use crate::fork::cannot_fork;
     use crate::record::{Added, SandboxState, TreeIdentity};
 
     fn share(source: &str, path: &str) -> v1::Share {
@@ -323,8 +333,12 @@ mod tests {
         assert_eq!((memory(&none), threads(&none), none.begins_with_shares()), (0, 0, false));
         let own = Record { shares: vec![Share::default()], ..none.clone() };
         assert!(memory(&own) > 0 && threads(&own) > 0 && own.begins_with_shares());
+        let fork = Record { template: Some("web".to_owned()), ..own };
+        assert!(memory(&fork) > 0 && threads(&fork) > 0);
+        assert_eq!((fork.begins_with_shares(), fork.forks_with_shares()), (false, true));
+        assert_eq!(cannot_fork(&fork), None);
         let pod = Record { pod: true, ..none };
-        assert!(memory(&pod) > 0 && !pod.begins_with_shares());
+        assert!(memory(&pod) > 0 && !pod.begins_with_shares() && !pod.forks_with_shares());
     }
 
     #[test]

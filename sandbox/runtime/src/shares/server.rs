@@ -1,8 +1,9 @@
 //! The process that serves the shares of one sandbox: its start, its function, and the trees that
 //! it has.
 //!
-//! A sandbox with shares of its own has the process, and the function, from its start. A pod gets
-//! both with the first container that has shares, and keeps them. The record says how far that
+//! A sandbox with shares of its own has the process, and the function, from its start, or, as a
+//! fork, once its guest goes on. A pod gets both with the first container that has shares, and
+//! keeps them. The record says how far that
 //! came, so that a daemon which takes over knows whether a process that it finds serves the guest.
 
 use std::ffi::OsString;
@@ -25,7 +26,7 @@ use crate::{Error, Result, sockets};
 
 /// The program that serves shares.
 const PROGRAM: &str = "slipway-fs";
-/// The name of the function that a pod is given, for its VMM.
+/// The name of the function that a guest which runs is given, for its VMM.
 const FUNCTION: &str = "shares";
 /// The time that a process which is killed may take to end.
 const END: Duration = Duration::from_secs(5);
@@ -42,15 +43,32 @@ pub(super) async fn start_first(
     cgroup_procs: &[PathBuf],
     memory: ClientMemory,
 ) -> Result<()> {
-    let shares = sandbox.look(|record| record.shares.clone());
     let files = Arc::new(start(node, sandbox, cgroup_procs.to_vec(), memory).await?);
+    attach_own(sandbox, &files).await?;
+    sandbox.update(|record| record.share_server = ShareServer::Serving).await
+}
+
+/// Starts the process of a fork with shares of its own, gives the guest its function, and mounts
+/// the shares.
+///
+/// # Errors
+/// As [`start_first`] and [`of_pod`].
+pub(super) async fn start_later(node: &Node, sandbox: &Arc<Sandbox>) -> Result<()> {
+    sandbox.update(|record| record.share_server = ShareServer::Starting).await?;
+    let files = Arc::new(plug(node, sandbox).await?);
+    attach_own(sandbox, &files).await
+}
+
+/// Mounts the shares of a sandbox's own container in the process's directory.
+async fn attach_own(sandbox: &Sandbox, files: &Arc<HelperFiles>) -> Result<()> {
+    let shares = sandbox.look(|record| record.shares.clone());
     for (position, share) in shares.iter().enumerate() {
         let tree = clone(sandbox, share).await?;
         let mounted = next(sandbox, &tree);
         sandbox.note(|record| record.shares[position].tree = Some(mounted));
-        attach(sandbox, &files, mounted.number, tree, share).await?;
+        attach(sandbox, files, mounted.number, tree, share).await?;
     }
-    sandbox.update(|record| record.share_server = ShareServer::Serving).await
+    Ok(())
 }
 
 /// Returns the files of the process that serves a pod's guest. Starts the process and gives the
@@ -81,12 +99,12 @@ pub(super) async fn of_pod(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Helper
     plugged
 }
 
-/// Starts the process of a pod, and has the VMM give the guest its function.
+/// Starts the process for a guest that runs, and has the VMM give the guest its function.
 async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
     let gone = || sandbox.wrong_state("its microVM has ended");
     let vm = sandbox.vm().ok_or_else(gone)?;
     let memory = sandbox.look(|record| record.client_memory).ok_or_else(|| {
-        Error::Agent("the pod is of an earlier version, which shares nothing".to_owned())
+        Error::Agent("the sandbox is of an earlier version, which shares nothing".to_owned())
     })?;
     let groups = cgroup::procs_files(sandbox).await;
     let files = start(node, sandbox, groups, memory).await?;
