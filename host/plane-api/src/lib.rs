@@ -2,7 +2,7 @@
 //! `sandbox/` and `front/` see. The definition with its comments is `proto/plane.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC, `hyper-util` and `tower` carry it over a Unix
-//! socket, `tokio` runs it.
+//! socket, `tokio` runs it, `rustix` takes device numbers apart.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
 pub mod attachments;
+pub mod device;
 pub mod functions;
 pub mod histogram;
 

@@ -91,7 +91,7 @@ impl Place {
 
     fn file(&self, name: &str, read_only: bool, pin: bool) -> Kind {
         let path = self.path(name).to_string_lossy().into_owned();
-        Kind::File(v1::FileDisk { path, read_only, pin })
+        Kind::File(v1::FileDisk { path, read_only, pin, device: None })
     }
 }
 

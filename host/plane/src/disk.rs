@@ -15,6 +15,7 @@ use slipway_block::{
 use slipway_plane_api::v1;
 
 use crate::Error;
+use crate::device;
 use crate::disks::{Disks, Named, block_size};
 use crate::keep::Lasts;
 
@@ -47,12 +48,13 @@ pub fn open(
         let (disk, lanes) = open_all(&named.shared, reference.read_only, lanes)?;
         return Ok(Opened { disk, lanes, kind: named.kind, named: Some(named), content: None });
     }
-    let device = lasts.as_ref().and_then(|lasts| lasts.device);
+    let kept = lasts.as_ref().and_then(|lasts| lasts.device);
+    let meant = kept.or_else(|| device::described(disk));
     let opened = match lanes {
         0 => of_kind(kind, block_size(disk), lasts, overlays)?,
         lanes => spread(kind, block_size(disk), lasts, lanes)?,
     };
-    device.map_or(Ok(()), |device| device.check(disk))?;
+    meant.map_or(Ok(()), |meant| device::check(meant, disk))?;
     Ok(opened)
 }
 

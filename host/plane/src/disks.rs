@@ -8,6 +8,7 @@ use slipway_block::{FileOptions, SharedDisk};
 use slipway_plane_api::v1;
 
 use crate::Error;
+use crate::device;
 use crate::id::{check_id, uuid};
 use crate::keep::DiskPlace;
 
@@ -57,15 +58,16 @@ impl Named {
             Some(Kind::File(file)) => {
                 let (read_only, pin) = (file.read_only, file.pin);
                 let direct = !read_only;
-                let device = lasts.as_ref().and_then(|lasts| lasts.device);
+                let kept = lasts.as_ref().and_then(|lasts| lasts.device);
+                let meant = kept.or(file.device);
                 let witness = lasts.map(|lasts| lasts.witness);
                 let options = FileOptions { read_only, block_size, direct, pin, witness };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
                 // If this host has no io_uring, that is better reported now than at the first
                 // attachment.
                 drop(shared.open(true)?);
-                if let (Some(device), Some(disk)) = (device, &request.disk) {
-                    device.check(disk)?;
+                if let (Some(meant), Some(disk)) = (meant, &request.disk) {
+                    device::check(meant, disk)?;
                 }
                 ("file", file.path, shared)
             }

@@ -77,10 +77,7 @@ fn an_endpoint_moves_while_its_file_has_requests() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let path = file.path().to_string_lossy().into_owned();
-    survives(
-        Kind::File(v1::FileDisk { path, read_only: false, pin: false }),
-        DoorbellMode::Trapped,
-    );
+    survives(Kind::File(v1::FileDisk { path, ..Default::default() }), DoorbellMode::Trapped);
 }
 
 #[test]

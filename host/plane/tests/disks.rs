@@ -144,8 +144,7 @@ fn two_endpoints_share_a_ram_disk() {
 fn file_of(rig: &Rig, bytes: usize) -> (PathBuf, Kind) {
     let path = rig.dir.path().join("disk");
     std::fs::write(&path, vec![0; bytes]).unwrap();
-    let file =
-        v1::FileDisk { path: path.to_string_lossy().into_owned(), read_only: false, pin: false };
+    let file = v1::FileDisk { path: path.to_string_lossy().into_owned(), ..Default::default() };
     (path, Kind::File(file))
 }
 
@@ -171,6 +170,23 @@ fn two_endpoints_share_a_file() {
     create(&rig, "again", kind).unwrap();
 }
 
+#[test]
+fn a_disk_on_another_device_than_the_described_one_is_refused() {
+    let mut rig = Rig::new();
+    let (_, kind) = file_of(&rig, 1 << 20);
+    let Kind::File(file) = kind.clone() else { panic!("{kind:?}") };
+    let device = Some(v1::DeviceIdentity { number: rustix::fs::makedev(8, 16), sequence: 3 });
+    let other = Kind::File(v1::FileDisk { device, ..file });
+    let expected = "was the device 8:16 (diskseq 3) and is none now";
+    let said = create(&rig, "data", other.clone()).unwrap_err().to_string();
+    assert!(said.contains(expected), "{said}");
+    let _driver = endpoint(&mut rig, "one", vec![]);
+    let said = attach(&rig, "one", 1, other).unwrap_err().to_string();
+    assert!(said.contains(expected), "{said}");
+    // The refused disks hold nothing.
+    attach(&rig, "one", 1, kind).unwrap();
+}
+
 /// Maps sealed memory of a client at `iova`.
 fn lend(driver: &mut Driver<Registers>, iova: u64, len: u64) -> OwnedFd {
     let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -192,7 +208,7 @@ fn pinned_memory_is_let_go_with_its_map() {
     let path = dir.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let path = path.to_string_lossy().into_owned();
-    let file = Kind::File(v1::FileDisk { path, read_only: false, pin: true });
+    let file = Kind::File(v1::FileDisk { path, read_only: false, pin: true, device: None });
     let mut driver = endpoint(&mut rig, "one", vec![file]);
     for round in 1..=4_u8 {
         let memory = lend(&mut driver, AT, 4 << 20);

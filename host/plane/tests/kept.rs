@@ -78,7 +78,7 @@ fn create_disk(plane: &Plane, name: &str, kind: Kind) {
 fn make(plane: &Plane, dir: &Path) {
     create_disk(plane, "memory", ram(MIB));
     let path = dir.join("disk").to_string_lossy().into_owned();
-    create_disk(plane, "file", Kind::File(v1::FileDisk { path, read_only: false, pin: false }));
+    create_disk(plane, "file", Kind::File(v1::FileDisk { path, ..Default::default() }));
     let namespaces = (1..).zip([ram(MIB), named("memory")]);
     let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
     let request = v1::CreateEndpointRequest {
@@ -216,7 +216,7 @@ fn make_two(plane: &Plane, dir: &Path) {
     for name in ["one", "two"] {
         let image = Kind::Lazy(fetcher::disk(dir, "image"));
         let layer = Kind::Overlay(v1::OverlayDisk { base_path: path("base"), limit_bytes: 0 });
-        let volume = Kind::File(v1::FileDisk { path: path(name), read_only: false, pin: false });
+        let volume = Kind::File(v1::FileDisk { path: path(name), ..Default::default() });
         let namespaces = (1..).zip([image, layer, volume]);
         let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
         let nvme = v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() };

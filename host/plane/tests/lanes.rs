@@ -172,7 +172,7 @@ fn on_a_file() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let path = file.path().to_string_lossy().into_owned();
-    lives(Kind::File(v1::FileDisk { path, read_only: false, pin: false }), DoorbellMode::Trapped);
+    lives(Kind::File(v1::FileDisk { path, ..Default::default() }), DoorbellMode::Trapped);
 }
 
 #[test]

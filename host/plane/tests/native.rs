@@ -97,7 +97,8 @@ fn a_client_that_vanishes_leaves_room_for_the_next() {
 #[test]
 fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let rig = Rig::new();
-    let missing = v1::FileDisk { path: "/no/such/disk".into(), read_only: true, pin: false };
+    let missing =
+        v1::FileDisk { path: "/no/such/disk".into(), read_only: true, ..Default::default() };
     let refused = rig.plane.create(&rig.request("a", vec![v1::disk::Kind::File(missing)]));
     assert!(matches!(refused, Err(Error::Disk(_))));
     assert!(matches!(rig.plane.create(&rig.request("a/b", vec![])), Err(Error::Invalid(_))));
@@ -121,8 +122,7 @@ fn two_writers_of_one_file_are_refused() {
     let path = rig.dir.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let path = path.to_string_lossy().into_owned();
-    let disk =
-        || v1::disk::Kind::File(v1::FileDisk { path: path.clone(), read_only: false, pin: false });
+    let disk = || v1::disk::Kind::File(v1::FileDisk { path: path.clone(), ..Default::default() });
     rig.plane.create(&rig.request("one", vec![disk()])).unwrap();
     let mut second = rig.request("two", vec![disk()]);
     second.socket_path += "2";

@@ -53,7 +53,7 @@ impl Namespace {
     }
 
     fn kind(&self) -> Kind {
-        Kind::File(v1::FileDisk { path: self.generic.clone(), read_only: false, pin: false })
+        Kind::File(v1::FileDisk { path: self.generic.clone(), ..Default::default() })
     }
 
     /// Opens the block device, without the guest's page cache.

@@ -81,7 +81,10 @@ pub async fn describe(
 pub(crate) fn image_disk(config: &Config, settings: &Settings) -> plane_v1::Disk {
     let path = text(&settings.image_path);
     if !settings.lazy {
-        return disk(0, Kind::File(plane_v1::FileDisk { path, read_only: true, pin: false }));
+        return disk(
+            0,
+            Kind::File(plane_v1::FileDisk { path, read_only: true, ..Default::default() }),
+        );
     }
     let digits = settings.image_digest.trim_start_matches("sha256:");
     // The plane refuses a digest of another length.
@@ -103,8 +106,12 @@ fn disk(block_size: u32, kind: Kind) -> plane_v1::Disk {
 }
 
 pub(crate) fn volume_disk(volume: &Volume) -> plane_v1::Disk {
-    let file =
-        plane_v1::FileDisk { path: text(&volume.path), read_only: volume.read_only, pin: false };
+    let file = plane_v1::FileDisk {
+        path: text(&volume.path),
+        read_only: volume.read_only,
+        pin: false,
+        device: volume.host_device.map(Into::into),
+    };
     disk(volume.block_size, Kind::File(file))
 }
 
@@ -277,7 +284,7 @@ mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
     use crate::emulated;
-    use crate::record::SandboxState;
+    use crate::record::{HostDevice, SandboxState};
 
     fn volume(name: &str, device: Device) -> Volume {
         Volume {
@@ -289,6 +296,7 @@ mod tests {
             block_size: 0,
             device,
             device_path: String::new(),
+            host_device: None,
         }
     }
 
@@ -309,13 +317,26 @@ mod tests {
         let mut settings = record_of(SandboxState::Running).settings;
         let config = Config { run_dir: "/r".into(), ..Config::default() };
         let kind = |settings: &Settings| image_disk(&config, settings).kind;
-        let file = plane_v1::FileDisk { path: "/i".into(), read_only: true, pin: false };
+        let file = plane_v1::FileDisk { path: "/i".into(), read_only: true, ..Default::default() };
         assert_eq!(kind(&settings), Some(Kind::File(file)));
         settings.lazy = true;
         settings.image_digest = format!("sha256:{}", "0f".repeat(32));
         let socket_path = "/r/fetch.sock".to_owned();
         let lazy = plane_v1::LazyDisk { path: "/i".into(), digest: vec![15; 32], socket_path };
         assert_eq!(kind(&settings), Some(Kind::Lazy(lazy)));
+    }
+
+    #[test]
+    fn the_plane_is_told_which_device_of_the_host_is_meant() {
+        let described = |volume: &Volume| match volume_disk(volume).kind {
+            Some(Kind::File(file)) => file.device,
+            other => panic!("{other:?}"),
+        };
+        let file = volume("v", Device::Namespace);
+        assert_eq!(described(&file), None);
+        let host_device = Some(HostDevice { number: 0x810, sequence: 7 });
+        let device = plane_v1::DeviceIdentity { number: 0x810, sequence: 7 };
+        assert_eq!(described(&Volume { host_device, ..file }), Some(device));
     }
 
     #[test]

@@ -322,6 +322,7 @@ mod tests {
             block_size: 0,
             device: Device::Namespace,
             device_path: device_path.into(),
+            host_device: None,
         };
         let asked = [asked("fast", 1, "fast-0")];
         let checked = |volume| check(&asked, &[volume], &pod(1)).map_err(|error| error.to_string());

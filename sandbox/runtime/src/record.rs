@@ -13,6 +13,7 @@ mod memory;
 mod network;
 mod placement;
 mod share;
+mod volume;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub use self::memory::MemoryBounds;
 pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::placement::Placement;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
+pub use self::volume::{Device, HostDevice, Volume};
 use crate::security::Security;
 use crate::{Error, Result};
 
@@ -74,46 +76,6 @@ impl SandboxState {
             Self::Lost => "lost",
         }
     }
-}
-
-/// A block volume of a sandbox.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Volume {
-    /// The volume's name; the container finds it at `/dev/slipway/NAME` if it has no path.
-    pub name: String,
-    /// The file on the host that backs the volume.
-    pub path: PathBuf,
-    /// The size of a scratch volume in bytes, or `None` for a file of the user's, which is never
-    /// removed.
-    pub scratch_bytes: Option<u64>,
-    /// Set if the volume is read-only in the container.
-    pub read_only: bool,
-    /// The path at which the volume's file system is mounted; empty: it is not mounted.
-    pub mount_point: String,
-    /// The size of a logical block in bytes, 512 or 4096; 0 stands for 512.
-    #[serde(default)]
-    pub block_size: u32,
-    /// The device that the guest drives.
-    #[serde(default)]
-    pub device: Device,
-    /// The path of the device in the container; empty: that of its name.
-    #[serde(default)]
-    pub device_path: String,
-}
-
-/// The device behind a volume.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Device {
-    /// A namespace of the sandbox's first NVMe function, which the plane serves.
-    #[default]
-    Namespace,
-    /// Namespace 1 of an NVMe function of the volume's own, which the plane serves.
-    Function,
-    /// An NVMe controller that the VMM emulates, for comparisons.
-    VmmNvme,
-    /// A virtio block device that the VMM emulates, for comparisons.
-    VmmVirtioBlk,
 }
 
 /// A network interface that the VMM emulates.

@@ -5,8 +5,10 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use slipway_plane_api::v1::DeviceIdentity;
+
 use crate::copies::is_plain;
-use crate::record::{Device, Store, Volume};
+use crate::record::{Device, HostDevice, Store, Volume};
 use crate::v1::VolumeSpec;
 use crate::v1::volume_spec::{Device as Asked, Source};
 use crate::{Error, Result, name};
@@ -35,12 +37,15 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
         }
         let device_path = check_device_path(spec)?;
         check_apart(&spec.name, &device_path, &volumes)?;
-        let (path, scratch_bytes) = match &spec.source {
+        let (path, scratch_bytes, host_device) = match &spec.source {
             Some(Source::SizeBytes(size)) => {
                 check_size(&spec.name, *size, store.dir())?;
-                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size))
+                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size), None)
             }
-            Some(Source::Path(path)) => (existing(path)?, None),
+            Some(Source::Path(path)) => {
+                let (path, host_device) = existing(path)?;
+                (path, None, host_device)
+            }
             None => return Err(Error::Invalid(format!("volume {} has no source", spec.name))),
         };
         volumes.push(Volume {
@@ -52,6 +57,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             block_size: check_block_size(spec)?,
             device: check_device(spec)?,
             device_path,
+            host_device,
         });
     }
     Ok(volumes)
@@ -144,7 +150,8 @@ fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
     })
 }
 
-fn existing(path: &str) -> Result<PathBuf> {
+/// Returns the path without symbolic links of a file or device of the host, and the device.
+fn existing(path: &str) -> Result<(PathBuf, Option<HostDevice>)> {
     use std::os::unix::fs::FileTypeExt;
     let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
     let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
@@ -160,7 +167,8 @@ fn existing(path: &str) -> Result<PathBuf> {
             kind.len()
         )));
     }
-    Ok(full)
+    let found = if device { DeviceIdentity::at(&full) } else { None };
+    Ok((full, found.map(HostDevice::from)))
 }
 
 /// Creates the files of scratch volumes, sparse. A volume that the container mounts gets an empty
@@ -297,6 +305,19 @@ mod tests {
             assert!(said.contains("volume second") && said.contains("volume first"), "{said}");
             assert!(!said.contains('\n'), "{said}");
         }
+    }
+
+    #[test]
+    fn a_device_of_the_host_is_recorded_and_a_file_is_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(existing(file.path().to_str().unwrap()).unwrap().1, None);
+        let link = file.path().with_extension("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let null = Some(HostDevice { number: rustix::fs::makedev(1, 3), sequence: 0 });
+        let found = existing(link.to_str().unwrap());
+        fs::remove_file(&link).unwrap();
+        assert_eq!(found.unwrap(), (PathBuf::from("/dev/null"), null));
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl FromStr for DiskArg {
             "file" => {
                 let (path, pin) =
                     plain.strip_suffix(":pin").map_or((plain, false), |path| (path, true));
-                Kind::File(v1::FileDisk { path: absolute(path)?, read_only, pin })
+                Kind::File(v1::FileDisk { path: absolute(path)?, read_only, pin, device: None })
             }
             "overlay" => {
                 Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
@@ -142,9 +142,9 @@ mod tests {
     fn disks_of_endpoints() {
         let kind = |text: &str| text.parse::<DiskArg>().unwrap().0.kind.unwrap();
         assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
-        let file = v1::FileDisk { path: "/a".into(), read_only: true, pin: false };
+        let file = v1::FileDisk { path: "/a".into(), read_only: true, ..Default::default() };
         assert_eq!(kind("file:/a:ro"), Kind::File(file));
-        let file = v1::FileDisk { path: "/a".into(), read_only: false, pin: true };
+        let file = v1::FileDisk { path: "/a".into(), read_only: false, pin: true, device: None };
         assert_eq!(kind("file:/a:pin"), Kind::File(file));
         let named =
             |read_only| Kind::Named(v1::NamedDiskReference { name: "data".into(), read_only });

@@ -37,7 +37,6 @@ use slipway_ram::Lasting;
 use slipway_vfio_user::{KEPT_LEN, KEPT_SLOTS};
 
 use crate::Error;
-use crate::device::Identity;
 use layout::Unknown;
 
 pub use layout::MOST_LANES;
@@ -59,7 +58,7 @@ pub struct Lasts {
     /// The content that a disk in memory had under a predecessor.
     pub content: Option<OwnedFd>,
     /// The device that the disk was on when it was described, if it was on one.
-    pub device: Option<Identity>,
+    pub device: Option<v1::DeviceIdentity>,
 }
 
 /// A plane's keeper.

@@ -10,7 +10,7 @@ use slipway_ram::{Lasting, Snapshots};
 
 use super::Lasts;
 use crate::Error;
-use crate::device::Identity;
+use crate::device;
 
 /// The slots of one disk: its memory, its content.
 pub const SLOTS: u32 = 2;
@@ -24,7 +24,7 @@ pub struct DiskPlace {
     stored: Snapshots,
     /// The content that a predecessor left.
     content: Option<OwnedFd>,
-    device: Option<Identity>,
+    device: Option<v1::DeviceIdentity>,
     witness: Arc<OwnedFd>,
 }
 
@@ -33,7 +33,7 @@ pub struct DiskPlace {
 #[derive(Clone, PartialEq, Message)]
 struct Rest {
     #[prost(message, optional, tag = "100")]
-    device: Option<Identity>,
+    device: Option<v1::DeviceIdentity>,
 }
 
 impl DiskPlace {
@@ -58,7 +58,7 @@ impl DiskPlace {
 
     /// Stores `request` as the description of a new disk, with the device that it is on.
     pub(super) fn describe(&mut self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
-        self.device = request.disk.as_ref().and_then(Identity::of);
+        self.device = request.disk.as_ref().and_then(device::of);
         self.store(request)
     }
 
@@ -87,13 +87,13 @@ impl DiskPlace {
     }
 }
 
-fn encode(request: &v1::CreateDiskRequest, device: Option<Identity>) -> Vec<u8> {
+fn encode(request: &v1::CreateDiskRequest, device: Option<v1::DeviceIdentity>) -> Vec<u8> {
     let mut bytes = request.encode_to_vec();
     bytes.extend(Rest { device }.encode_to_vec());
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, Option<Identity>)> {
+fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, Option<v1::DeviceIdentity>)> {
     let request = v1::CreateDiskRequest::decode(bytes).ok()?;
     Some((request, Rest::decode(bytes).ok()?.device))
 }
@@ -107,7 +107,7 @@ mod tests {
         let file = v1::FileDisk { path: "/dev/sdb".into(), ..Default::default() };
         let disk = Some(v1::Disk { block_size: 512, kind: Some(v1::disk::Kind::File(file)) });
         let request = v1::CreateDiskRequest { name: "data".into(), disk };
-        let device = Some(Identity { number: 0x810, sequence: 7 });
+        let device = Some(v1::DeviceIdentity { number: 0x810, sequence: 7 });
         assert_eq!(decode(&encode(&request, device)), Some((request.clone(), device)));
         assert_eq!(decode(&request.encode_to_vec()), Some((request.clone(), None)));
         let earlier = v1::CreateDiskRequest::decode(encode(&request, device).as_slice());

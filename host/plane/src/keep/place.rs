@@ -12,7 +12,7 @@ use slipway_vfio_user::{Config, EndpointParts, HOST_SLOTS, KEPT_LEN, Kept};
 
 use super::Lasts;
 use crate::Error;
-use crate::device::{self, Identity};
+use crate::device;
 
 /// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 256 << 10;
@@ -30,7 +30,7 @@ pub struct Description {
     pub contents: BTreeMap<u32, u32>,
     /// The devices that disks were on when they were described, by namespace.
     #[prost(btree_map = "uint32, message", tag = "4")]
-    pub devices: BTreeMap<u32, Identity>,
+    pub devices: BTreeMap<u32, v1::DeviceIdentity>,
 }
 
 impl Description {
@@ -153,7 +153,7 @@ impl KeptPlace {
         if let Some(file) = content {
             self.put_content(namespace.nsid, file)?;
         }
-        let device = namespace.disk.as_ref().and_then(Identity::of);
+        let device = namespace.disk.as_ref().and_then(device::of);
         self.change(|description| {
             description.devices.extend(device.map(|device| (namespace.nsid, device)));
             description.namespaces().push(namespace);

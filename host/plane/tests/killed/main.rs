@@ -86,17 +86,17 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     };
     let ram = v1::disk::Kind::Ram(v1::RamDisk { size_bytes: DISK });
     let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
-    let file =
-        v1::disk::Kind::File(v1::FileDisk { path: path("disk"), read_only: false, pin: false });
-    let image =
-        v1::disk::Kind::File(v1::FileDisk { path: path("base"), read_only: true, pin: false });
+    let file = v1::disk::Kind::File(v1::FileDisk { path: path("disk"), ..Default::default() });
+    let image = v1::disk::Kind::File(v1::FileDisk {
+        path: path("base"),
+        read_only: true,
+        ..Default::default()
+    });
     let overlay = v1::OverlayDisk { base_path: path("base"), limit_bytes: DISK };
     let lanes = dir.join("lanes").exists();
     let overlay = match lanes {
         // An overlay belongs to one thread.
-        true => {
-            v1::disk::Kind::File(v1::FileDisk { path: path("over"), read_only: false, pin: false })
-        }
+        true => v1::disk::Kind::File(v1::FileDisk { path: path("over"), ..Default::default() }),
         false => v1::disk::Kind::Overlay(overlay),
     };
     let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });

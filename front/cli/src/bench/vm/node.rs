@@ -314,8 +314,7 @@ impl SharedDisk {
     pub fn create(node: &Rc<Node>, path: &std::path::Path) -> Result<Self> {
         let name = format!("bench-{}", std::process::id());
         let path = path.to_string_lossy().into_owned();
-        let file =
-            plane_v1::disk::Kind::File(plane_v1::FileDisk { path, read_only: false, pin: false });
+        let file = plane_v1::disk::Kind::File(plane_v1::FileDisk { path, ..Default::default() });
         let disk = Some(plane_v1::Disk { block_size: 0, kind: Some(file) });
         let request = plane_v1::CreateDiskRequest { name: name.clone(), disk };
         node.wait(node.plane().create_disk(request)).map_err(|status| refused(&status))?;
