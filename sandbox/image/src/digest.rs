@@ -1,7 +1,7 @@
 //! SHA-256 digests, and a reader and a writer that compute one on the way.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -147,6 +147,27 @@ impl<W: io::Write> DigestWriter<W> {
     /// Returns the inner writer, the digest of the bytes that passed through, and their number.
     pub(crate) fn finish(self) -> (W, Digest, u64) {
         (self.inner, Digest(self.hash.finalize().into()), self.count)
+    }
+}
+
+impl<W: io::Write + Seek> DigestWriter<W> {
+    /// Lets `len` zeros pass through. In the inner writer, which is at the end of a file, they
+    /// become a hole; the file has its length once something is written behind them.
+    pub(crate) fn zeros(&mut self, len: u64) -> io::Result<()> {
+        static ZEROS: [u8; 4096] = [0; 4096];
+        let step = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if step == 0 {
+            return Ok(());
+        }
+        self.inner.seek(io::SeekFrom::Current(step))?;
+        let mut left = len;
+        while left > 0 {
+            let part = left.min(ZEROS.len() as u64);
+            self.hash.update(&ZEROS[..part as usize]);
+            left -= part;
+        }
+        self.count += len;
+        Ok(())
     }
 }
 

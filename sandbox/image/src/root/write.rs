@@ -2,16 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use tar::{EntryType, Header};
 
 use super::tree::Meta;
+use crate::digest::DigestWriter;
 
 const BLOCK: u64 = 512;
 /// Bytes that are read and written at once.
 const CHUNK: usize = 256 << 10;
+/// The least bytes of a hole that is kept: each costs a write of what is before it.
+const LEAST_HOLE: u64 = 64 << 10;
 /// The largest number in the seven octal digits of a ustar id.
 const MAX_OCTAL_ID: u32 = 0o7_777_777;
 /// The largest size in the eleven octal digits of a ustar size.
@@ -102,6 +108,39 @@ impl<W: Write> TarWriter<W> {
     pub(crate) fn pad(&mut self, size: u64) -> io::Result<()> {
         let rest = (BLOCK - size % BLOCK) % BLOCK;
         self.out.write_all(&ZEROS[..rest as usize])
+    }
+}
+
+impl<W: Write + Seek> TarWriter<&mut DigestWriter<W>> {
+    /// Copies the first `len` bytes of `file`. What is a hole of `file` becomes one of the archive.
+    pub(crate) fn copy_sparse(&mut self, file: &File, len: u64) -> io::Result<()> {
+        let mut at = 0;
+        while at < len {
+            let data = data_after(file, at, len);
+            self.out.zeros(data.start - at)?;
+            self.copy(file, data.start, data.end - data.start)?;
+            at = data.end;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the next part of a file with data between `at` and `end`, or an empty one at `end` if
+/// there is none. It ends after `at`. A hole of less than [`LEAST_HOLE`] before it is a part of it.
+fn data_after(file: &File, at: u64, end: u64) -> Range<u64> {
+    let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(data) => data.clamp(at, end),
+        Err(Errno::NXIO) => end,
+        // The file system does not know its files' holes.
+        Err(_) => return at..end,
+    };
+    let start = if data - at < LEAST_HOLE { at } else { data };
+    if data == end {
+        return start..end;
+    }
+    match rustix::fs::seek(file, SeekFrom::Hole(data)) {
+        Ok(hole) if hole > data => start..hole.min(end),
+        _ => at..end,
     }
 }
 

@@ -105,7 +105,7 @@ impl OpenedFile {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
-    /// Opens a regular file or a folder for reading.
+    /// Opens a regular file or a folder for reading. Does not follow the file's name again.
     pub(super) fn read(&self) -> io::Result<File> {
         // With `O_NONBLOCK`, a file under another process's lease is an error instead of a wait.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -241,8 +241,7 @@ fn is_ours(file: &Metadata) -> bool {
 fn check_link(link: &Metadata, count: usize) -> io::Result<()> {
     if !is_ours(link) {
         let owner = link.uid();
-        let text =
-            format!("the way there is a link of user {owner}: name the folder that is meant");
+        let text = format!("the way there is a link of user {owner}: name what it leads to");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     match count > MAX_LINKS {

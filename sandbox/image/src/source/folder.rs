@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ struct Folder {
 type FirstName = (Rc<[u8]>, Vec<u8>);
 
 struct Packer<'a, W: io::Write> {
-    out: TarWriter<W>,
+    out: TarWriter<&'a mut DigestWriter<W>>,
     /// The folder's path, for messages only.
     root: &'a Path,
     folder: Beneath,
@@ -114,7 +114,7 @@ struct Packer<'a, W: io::Write> {
     budget: Budget,
 }
 
-impl<W: io::Write> Packer<'_, W> {
+impl<W: io::Write + Seek> Packer<'_, W> {
     /// Packs the folder itself and everything below it, a folder before its content. For the
     /// folders on the way, it keeps names and no descriptors, since there may be thousands.
     fn pack(&mut self, root: &OpenedFile) -> Result<()> {
@@ -231,6 +231,10 @@ impl<W: io::Write> Packer<'_, W> {
 
     fn node(&mut self, path: &[u8], found: &OpenedFile, folder: &mut Folder) -> Result<()> {
         let (meta, kind) = (&found.meta, found.meta.file_type());
+        // A socket is left out with all of its names, since it is useless without its process.
+        if kind.is_socket() {
+            return Ok(());
+        }
         if meta.nlink() > 1 {
             let inode = (meta.dev(), meta.ino());
             if let Some((folder, name)) = self.links.get(&inode) {
@@ -247,9 +251,7 @@ impl<W: io::Write> Packer<'_, W> {
             }
             _ if kind.is_fifo() => self.put(path, found, EntryType::Fifo, b"", 0),
             _ if kind.is_char_device() => self.device(path, found, EntryType::Char),
-            _ if kind.is_block_device() => self.device(path, found, EntryType::Block),
-            // A socket is left out, since it is useless without its process.
-            _ => Ok(()),
+            _ => self.device(path, found, EntryType::Block),
         }
     }
 
@@ -265,8 +267,8 @@ impl<W: io::Write> Packer<'_, W> {
         Ok(())
     }
 
-    /// Packs as many bytes as the file had when it was looked up. A file that then has another
-    /// length is refused.
+    /// Packs as many bytes as the file had when it was looked up, its holes as zeros that take no
+    /// space. A file that then has another length is refused.
     fn content(&mut self, path: &[u8], found: &OpenedFile) -> Result<()> {
         let len = found.meta.len();
         self.bytes = self.bytes.saturating_add(len);
@@ -277,7 +279,7 @@ impl<W: io::Write> Packer<'_, W> {
         }
         let open = found.read().map_err(|e| self.bad(path, e))?;
         self.put(path, found, EntryType::Regular, b"", len)?;
-        let copied = self.out.copy(&open, 0, len);
+        let copied = self.out.copy_sparse(&open, len);
         copied.map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.bad(path, changed()),
             io::ErrorKind::StorageFull => Error::io("write to", self.spool, e),

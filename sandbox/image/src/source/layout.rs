@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oci_spec::image::{Descriptor, ImageIndex};
-use rustix::fs::{Mode, OFlags};
 
+use super::beneath::{self, Way};
 use crate::manifest::{Layer, descriptor_digest};
 use crate::{Digest, Error, Limits, Reference, Result};
 
@@ -58,8 +58,12 @@ impl Local {
     /// Opens a layout in a folder.
     pub(crate) fn folder(dir: PathBuf) -> Result<Self> {
         let place = dir.display().to_string();
-        if !dir.is_dir() {
-            return Err(Error::source(place, "there is no such folder"));
+        match beneath::find(&dir, Way::Any) {
+            Ok(found) if found.meta.is_dir() => {}
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("open", &dir, e));
+            }
+            _ => return Err(Error::source(place, "there is no such folder")),
         }
         Ok(Self { store: Store::Folder(dir), paths: HashMap::new(), place })
     }
@@ -158,13 +162,13 @@ fn full_name(entry: &Descriptor) -> Option<Reference> {
     text.parse().ok()
 }
 
-/// Opens a regular file. Links are followed, since build tools make layouts of links and every blob
-/// is checked against its digest. Any other file (a FIFO, a device) is an error, without a wait.
+/// Opens a regular file. Links of root and of the caller are followed, since build tools make
+/// layouts of links; another user's link is refused, as it could lead to a file that only the
+/// caller may read. Any other file (a FIFO, a device) is an error, without a wait.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    match file.metadata()?.is_file() {
-        true => Ok(file),
+    let found = beneath::find(path, Way::Any)?;
+    match found.meta.is_file() {
+        true => found.read(),
         false => Err(io::Error::other("it is no regular file")),
     }
 }

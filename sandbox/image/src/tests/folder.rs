@@ -1,7 +1,7 @@
 //! Folders whose owner swaps their content while they are packed. No tool is needed.
 
-use std::io::Read;
-use std::os::unix::fs::symlink;
+use std::io::{Read, Seek};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use rustix::fs::RenameFlags;
 
 use super::support::*;
 use crate::source::folder;
-use crate::{Error, Limits, Result};
+use crate::{Digest, Error, Limits, Result};
 
 const SECRET: &[u8] = b"nobody else may read this";
 const ROUNDS: usize = 200;
@@ -44,7 +44,7 @@ impl StagedFolder {
     fn pack(&self) -> Result<Vec<u8>> {
         let work = self.dir.path().join("work");
         let (_, mut file) = folder::pack(&self.root, &work, &Limits::default())?;
-        std::io::Seek::rewind(&mut file).unwrap();
+        file.rewind().unwrap();
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).unwrap();
         Ok(bytes)
@@ -227,6 +227,51 @@ fn further_names_of_a_file_are_links_to_its_first() {
     assert_eq!(target("d/e/f1a"), Some("d/e/f1"));
     assert_eq!(target("last"), Some("d/e/f2"));
     assert_eq!(target("d/f3a"), Some("d/f3"));
+}
+
+#[test]
+fn a_socket_is_left_out_with_all_of_its_names() {
+    let place = StagedFolder::new();
+    let at = |name: &str| place.root.join(name);
+    let _socket = std::os::unix::net::UnixListener::bind(at("d/one")).unwrap();
+    std::fs::hard_link(at("d/one"), at("d/two")).unwrap();
+    let links = links(&place.pack().unwrap());
+    assert!(links.iter().any(|(path, _)| path == "d/f1"));
+    assert!(!links.iter().any(|(path, _)| path == "d/one" || path == "d/two"), "{links:?}");
+}
+
+#[test]
+fn holes_of_a_file_take_no_space_in_the_archive() {
+    const LEN: u64 = 8 << 20;
+    let place = StagedFolder::new();
+    let file = std::fs::File::create(place.root.join("sparse")).unwrap();
+    // A hole that is kept, one that is too short for that, and one at the end.
+    let parts = [("first", 0), ("near", 8 << 10), ("far", 5 << 20)];
+    for (text, at) in parts {
+        file.write_all_at(text.as_bytes(), at).unwrap();
+    }
+    file.set_len(LEN).unwrap();
+    if file.metadata().unwrap().blocks() * 512 > LEN / 4 {
+        return skip("holes_of_a_file", "a file system with holes");
+    }
+    let (plan, mut packed) = folder::pack(&place.root, &place.stage, &Limits::default()).unwrap();
+    let (layer, meta) = (&plan.layers[0], packed.metadata().unwrap());
+    assert_eq!(meta.len(), layer.size);
+    assert!(meta.len() > LEN && meta.blocks() * 512 < LEN / 4, "{meta:?}");
+    let mut bytes = Vec::new();
+    packed.rewind().unwrap();
+    packed.read_to_end(&mut bytes).unwrap();
+    assert_eq!(Digest::of(&bytes), layer.digest);
+    let mut archive = tar::Archive::new(&bytes[..]);
+    let mut entries = archive.entries().unwrap().map(|entry| entry.unwrap());
+    let mut entry = entries.find(|one| *one.path().unwrap() == *Path::new("sparse")).unwrap();
+    let mut content = Vec::new();
+    entry.read_to_end(&mut content).unwrap();
+    let mut expected = vec![0; LEN as usize];
+    for (text, at) in parts {
+        expected[at as usize..][..text.len()].copy_from_slice(text.as_bytes());
+    }
+    assert!(content == expected);
 }
 
 #[test]

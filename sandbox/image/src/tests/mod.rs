@@ -12,6 +12,7 @@ mod hostile;
 mod hostile_registry;
 mod layout;
 mod lazy;
+mod links;
 mod merge;
 mod parts;
 mod private;
