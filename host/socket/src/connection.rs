@@ -23,6 +23,9 @@ pub(crate) struct Connection {
     /// Closed entries for whose message the kernel had no memory. The engine grants none of them
     /// again before it is told, so they are at most as many as the table has entries.
     untold: Vec<u64>,
+    /// Closed listeners for whose message the kernel had no memory. They are at most as many as the
+    /// engine has made for this process, since it still counts them.
+    untold_listeners: Vec<u64>,
     /// The connection is the parent's: this process was forked without one of its own.
     is_parents: bool,
 }
@@ -78,11 +81,12 @@ impl Connection {
 
     pub fn of(socket: Hidden) -> std::io::Result<Self> {
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-        Ok(Self { socket, untold: Vec::new(), is_parents: false })
+        let (untold, untold_listeners) = (Vec::new(), Vec::new());
+        Ok(Self { socket, untold, untold_listeners, is_parents: false })
     }
 
     /// Continues, in the child of fork(2), on the connection that was made for it. The engine
-    /// counts the child as a holder of the untold entries, too, so the child tells of them as well.
+    /// counts the child as a holder of what is untold, too, so the child tells of it as well.
     pub fn replace(&mut self, own: Self) {
         self.socket = own.socket;
     }
@@ -107,7 +111,31 @@ impl Connection {
         }
     }
 
-    /// Sends a request that has no reply, after those of [`Connection::close`] that were not sent.
+    /// Tells the engine that this process has closed a listener, and waits until the engine has
+    /// removed it from the listener's holders. After `ENOBUFS`, that is done before the next
+    /// request that has a reply.
+    ///
+    /// # Errors
+    /// Those of [`Connection::ask`].
+    pub fn unlisten(&mut self, listener: u64) -> Result<(), Errno> {
+        self.untold_listeners.push(listener);
+        self.tell_of_listeners()
+    }
+
+    /// Tells the engine of the listeners that were closed, one after the other: it hangs up on who
+    /// leaves it with many replies.
+    fn tell_of_listeners(&mut self) -> Result<(), Errno> {
+        while let Some(&listener) = self.untold_listeners.last() {
+            self.tell(Request::Unlisten { listener }, None)?;
+            self.untold_listeners.pop();
+            // The reply does not matter.
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a request after those of [`Connection::close`] that were not sent. The caller receives
+    /// the reply, if the request has one.
     ///
     /// # Errors
     /// `EPIPE`: the engine is gone. `ENOBUFS`: there is no memory, and the request was not sent.
@@ -141,19 +169,28 @@ impl Connection {
     /// Sends a request and receives its reply.
     ///
     /// # Errors
-    /// Those of [`Connection::tell`]; the engine is gone, or its reply is invalid.
+    /// Those of [`Connection::tell`] and of [`Connection::receive`].
     pub fn ask(&mut self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
+        self.tell_of_listeners()?;
         // `EPIPE`: the engine is gone, or it refuses this user. Then it has sent the reason before
         // it hung up.
         let told = self.tell(request, with);
         told.or_else(|errno| if errno == Errno::PIPE { Ok(()) } else { Err(errno) })?;
+        self.receive()
+    }
+
+    /// Receives a reply.
+    ///
+    /// # Errors
+    /// `EPIPE`: the engine is gone. `EAGAIN`: it does not answer. `EPROTO`: its reply is invalid.
+    fn receive(&self) -> Result<Answer, Errno> {
         let mut bytes = [0; REPLY];
         let got = rustix::io::retry_on_intr(|| {
             let pieces = &mut [std::io::IoSliceMut::new(&mut bytes)];
             slipway_peer::receive_reply(&self.socket, pieces, &Bin::new(), RecvFlags::empty())
         })?;
         if got.bytes == 0 {
-            told?;
+            return Err(Errno::PIPE);
         }
         // All descriptors are the engine's own: eventfds and memory that it made, and its
         // connections. It passes on nothing that another program sent, so closing one never blocks.
@@ -212,15 +249,41 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_that_could_not_be_closed_is_closed_before_the_next_request() {
+        let (mut connection, engine) = pair();
+        fill(&mut connection);
+        for listener in [7, 8] {
+            assert_eq!(connection.unlisten(listener), Err(Errno::AGAIN));
+        }
+        requests(&engine);
+        // The replies to what was kept come first, and are not the next request's.
+        for reply in [Reply::Done, Reply::Refused(9), Reply::Refused(5)] {
+            rustix::io::write(&engine, &reply.encode()).unwrap();
+        }
+        let answer = connection.ask(Request::Report, None).unwrap();
+        assert_eq!(answer.reply, Reply::Refused(5));
+        let unlisten = |listener| Request::Unlisten { listener };
+        assert_eq!(requests(&engine), [unlisten(8), unlisten(7), Request::Report]);
+        rustix::io::write(&engine, &Reply::Done.encode()).unwrap();
+        connection.unlisten(9).unwrap();
+        assert_eq!(requests(&engine), [unlisten(9)]);
+    }
+
+    #[test]
     fn a_forked_child_tells_what_it_holds_on_its_own_connection() {
         let (mut connection, parents) = pair();
         fill(&mut connection);
         connection.close(7);
+        connection.unlisten(8).unwrap_err();
         requests(&parents);
         let (own, engine) = pair();
         connection.replace(own);
-        connection.tell(NEXT, None).unwrap();
-        assert_eq!(requests(&engine), [Request::Close { entry: 7 }, NEXT]);
+        for reply in [Reply::Done, Reply::Refused(5)] {
+            rustix::io::write(&engine, &reply.encode()).unwrap();
+        }
+        connection.ask(Request::Report, None).unwrap();
+        let unlisten = Request::Unlisten { listener: 8 };
+        assert_eq!(requests(&engine), [Request::Close { entry: 7 }, unlisten, Request::Report]);
         assert!(requests(&parents).is_empty());
     }
 

@@ -166,14 +166,22 @@ impl Family {
     }
 
     fn ask(&self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
+        self.call(|control| {
+            let answer = control.ask(request, with)?;
+            // Under the lock: the next reply may refer to the arena, and a child of fork(2) is not
+            // given it again.
+            Ok(self.take_arena(control, answer))
+        })
+    }
+
+    /// Calls the engine by its connection, which no other thread uses meanwhile.
+    fn call<T>(&self, call: impl FnOnce(&mut Connection) -> Result<T, Errno>) -> Result<T, Errno> {
         let answer = {
             let mut control = self.control();
             self.asking.store(thread(), Ordering::Relaxed);
-            let answer = control.ask(request, with);
+            let answer = call(&mut control);
             self.asking.store(0, Ordering::Relaxed);
-            // Under the lock: the next reply may refer to the arena, and a child of fork(2) is not
-            // given it again.
-            answer.map(|answer| self.take_arena(&mut control, answer))
+            answer
         };
         let owed = self.owed.swap(0, Ordering::Relaxed);
         if owed > 0 {
@@ -244,10 +252,11 @@ impl Family {
         listening(self.ask(request, proof)?)
     }
 
-    /// Removes a listener.
+    /// Removes this process from the holders of a listener. If there is no memory for the message
+    /// (`ENOBUFS`), the engine is told before the next request that has a reply.
     pub fn unlisten(&self, listener: u64) {
-        // The reply does not matter.
-        let _ = self.ask(Request::Unlisten { listener }, None);
+        // A dead engine needs no message.
+        let _ = self.call(|control| control.unlisten(listener));
     }
 
     /// Takes the next connection that waits at a listener.
