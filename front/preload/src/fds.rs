@@ -57,7 +57,7 @@ pub struct Object {
     /// The number of descriptor numbers that refer to the object.
     numbers: AtomicU32,
     kind: UnsafeCell<DescriptorKind>,
-    /// The last walk over the table that met the object, see [`next_round`].
+    /// The last walk over the table that met the object, see [`WALKS`].
     round: AtomicU32,
     /// The epoll sets that contain the object: (number of the set, number of the object in the
     /// set).
@@ -71,6 +71,9 @@ static TABLE: [AtomicPtr<Object>; NUMBERS] = [const { AtomicPtr::new(ptr::null_m
 /// Objects without references, for reuse. Held while this process forks, and for each change of the
 /// table: the table does not change during a fork.
 pub static FREE: Lock<Vec<Free>> = Lock::new(Vec::new());
+/// The number of the walks of [`streams_of_all`] so far. Held for each walk, which leaves its
+/// number in the objects that it meets, and while this process forks.
+pub static WALKS: Lock<u32> = Lock::new(0);
 /// One more than the highest number that was ever in the table.
 static HIGHEST: AtomicI32 = AtomicI32::new(0);
 /// The id of the process that the table describes. A child of vfork(2) has another id and the same
@@ -92,8 +95,8 @@ impl Object {
         unsafe { &*self.kind.get() }
     }
 
-    /// Marks the object as met in `round`. Returns whether this was the first time.
-    pub fn is_first_in(&self, round: u32) -> bool {
+    /// Marks the object as met in walk `round`. Returns whether this was the first time.
+    fn is_first_in(&self, round: u32) -> bool {
         self.round.swap(round, Ordering::Relaxed) != round
     }
 
@@ -271,12 +274,6 @@ pub fn all(first: c_int, last: c_int) -> impl Iterator<Item = (c_int, Ref)> {
     (first.max(0)..end).filter_map(|fd| get(fd).map(|object| (fd, object)))
 }
 
-/// Returns the number of a new walk over the table, for [`Object::is_first_in`].
-pub fn next_round() -> u32 {
-    static ROUND: AtomicU32 = AtomicU32::new(0);
-    ROUND.fetch_add(1, Ordering::Relaxed) + 1
-}
-
 /// Sets reference counts right in the child of a fork, where the parent's other threads and their
 /// calls do not exist.
 pub fn recount() {
@@ -287,12 +284,14 @@ pub fn recount() {
     }
 }
 
-/// Calls `each` once for each connection of the living family, however many numbers it has.
+/// Calls `each` once for each connection of the living family, however many numbers it has, and
+/// however many threads do so at once.
 pub fn streams_of_all(mut each: impl FnMut(&Endpoint)) {
-    let round = next_round();
+    let mut walks = WALKS.hold();
+    *walks = walks.wrapping_add(1);
     for (_, object) in all(0, c_int::MAX - 1) {
         if let Some(stream) = object.stream()
-            && object.is_first_in(round)
+            && object.is_first_in(*walks)
             && !stream.endpoint.family().is_dead()
         {
             each(&stream.endpoint);

@@ -38,6 +38,8 @@ extern "C" fn prepare() {
         Some(connection)
     });
     PREPARED.take();
+    // Before the others: a walk takes some of these for objects whose last reference it drops.
+    fds::WALKS.take();
     FAMILY.take();
     // SAFETY: the lock was taken just above.
     if let Some(family) = unsafe { FAMILY.peek() } {
@@ -63,6 +65,7 @@ fn release() -> Option<OwnedFd> {
         family.release();
     }
     FAMILY.release();
+    fds::WALKS.release();
     PREPARED.release();
     // Only now: the drop of an object's last reference takes some of these locks.
     drop(locked);

@@ -1,11 +1,13 @@
-//! A program forks while its threads use epoll sets, under `libslipway.so`: neither the program nor
-//! a child waits for a lock that nobody will release.
+//! A program forks while its threads use epoll sets, or fork too, under `libslipway.so`: neither
+//! the program nor a child waits for a lock that nobody will release, and each child is counted
+//! once.
 #![allow(clippy::unwrap_used, unsafe_code)] // the test calls fork(2) and epoll_ctl(2) itself
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
 mod library;
 
+use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::process::Command;
@@ -14,17 +16,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const ROLE: &str = "SLIPWAY_TEST_FORKS";
 /// The number of children.
 const TURNS: usize = 200;
+/// The copies of a connection's descriptor.
+const NUMBERS: usize = 20;
 /// The seconds after which a process that waits for ever is killed.
 const PATIENCE: u32 = 60;
 
 #[test]
 fn a_child_has_no_lock_of_its_parents_threads() {
-    const TEST: &str = "a_child_has_no_lock_of_its_parents_threads";
+    under_the_library("a_child_has_no_lock_of_its_parents_threads", program);
+}
+
+#[test]
+fn children_of_two_threads_hold_a_connection_once_each() {
+    under_the_library("children_of_two_threads_hold_a_connection_once_each", two_threads);
+}
+
+/// Runs `program` under the library, as a process that runs this test.
+fn under_the_library(test: &str, program: fn()) {
     if std::env::var_os(ROLE).is_some() {
         return program();
     }
     let Some(library) = library::library() else {
-        return println!("SKIPPED: {TEST}: needs libslipway.so");
+        return println!("SKIPPED: {test}: needs libslipway.so");
     };
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
@@ -32,7 +45,7 @@ fn a_child_has_no_lock_of_its_parents_threads() {
     let (end, stop) = rustix::pipe::pipe().unwrap();
     let engine = std::thread::spawn(move || engine.run(&end));
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", TEST, "--nocapture"]).env(ROLE, "1");
+    program.args(["--exact", test, "--nocapture"]).env(ROLE, "1");
     let ran = program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", &socket).output().unwrap();
     drop(stop);
     engine.join().unwrap();
@@ -40,14 +53,21 @@ fn a_child_has_no_lock_of_its_parents_threads() {
     assert!(ran.status.success(), "{}: {said}", ran.status);
 }
 
-/// Makes a connection that is the library's, and an epoll set with it that has two numbers.
-fn connection_in_a_set() -> (TcpStream, TcpStream, [RawFd; 2]) {
+/// Makes a connection that is the library's.
+fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (server, _) = listener.accept().unwrap();
     let fd = client.as_raw_fd();
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
     assert!(link.to_string_lossy().contains("eventfd"), "{link:?} is the kernel's");
+    (client, server)
+}
+
+/// Makes a connection that is the library's, and an epoll set with it that has two numbers.
+fn connection_in_a_set() -> (TcpStream, TcpStream, [RawFd; 2]) {
+    let (client, server) = connection();
+    let fd = client.as_raw_fd();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: plain system calls on this program's descriptors; `event` lives during the call.
     let set = unsafe {
@@ -71,22 +91,46 @@ fn program() {
                 client.shutdown(std::net::Shutdown::Write).unwrap();
             }
         });
-        let hung = (0..TURNS).find(|_| child_hangs(client.as_raw_fd()));
+        let hung = (0..TURNS).find(|_| child_hangs(&[client.as_raw_fd()]));
         ended.store(true, Ordering::Relaxed);
         assert_eq!(hung, None);
     });
 }
 
-/// Forks a child that closes a connection, which takes it out of its sets. Returns whether the
-/// child did not end by itself.
-fn child_hangs(fd: RawFd) -> bool {
+/// Two threads fork at once while a connection has many numbers. The children close them. So the
+/// program is the last one that has the connection, and resets it when it closes it: the engine
+/// alone, which knows nothing of the option, would end it in order.
+fn two_threads() {
+    // SAFETY: the signal ends the process, as it does by default.
+    unsafe { libc::alarm(PATIENCE) };
+    let (client, mut server) = connection();
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let (name, len) = (libc::SO_LINGER, size_of::<libc::linger>() as libc::socklen_t);
+    let (fd, at) = (client.as_raw_fd(), (&raw const linger).cast());
+    // SAFETY: `linger` lives during the call.
+    assert_eq!(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, at, len) }, 0);
+    let copies: Vec<TcpStream> = (0..NUMBERS).map(|_| client.try_clone().unwrap()).collect();
+    let numbers: Vec<RawFd> = copies.iter().chain([&client]).map(AsRawFd::as_raw_fd).collect();
+    std::thread::scope(|scope| {
+        let fork = || assert!(!(0..TURNS).any(|_| child_hangs(&numbers)));
+        scope.spawn(fork);
+        scope.spawn(fork);
+    });
+    drop((copies, client));
+    let read = server.read(&mut [0]);
+    assert!(matches!(&read, Err(error) if error.kind() == ErrorKind::ConnectionReset), "{read:?}");
+}
+
+/// Forks a child that closes all numbers of a connection, which takes it out of its sets. Returns
+/// whether the child did not end by itself.
+fn child_hangs(numbers: &[RawFd]) -> bool {
     // SAFETY: the child of a program with threads calls nothing that waits for one of them.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: as above; the descriptor is the program's.
         unsafe {
             libc::alarm(PATIENCE / 4);
-            libc::close(fd);
+            numbers.iter().for_each(|fd| _ = libc::close(*fd));
             libc::_exit(0);
         }
     }

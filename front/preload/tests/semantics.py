@@ -363,6 +363,31 @@ def set_before_connect():
     print([fd == both[1][0].fileno() for fd, _ in ep.poll(5)])
 
 
+def numbers_of_a_listener():
+    """A listener is in a set by two numbers; only one of them is to report its connections."""
+    server = listener()
+
+    def look(what, change):
+        numbers = [os.dup(server.fileno()) for _ in range(2)]
+        ep = select.epoll()
+        for fd in numbers:
+            ep.register(fd, select.EPOLLIN)
+        change(ep, numbers)
+        client = socket.create_connection(server.getsockname())
+        count(client)
+        print(what, [numbers.index(fd) for fd, _ in ep.poll(5)])
+        accepted = server.accept()[0]
+        print(ep.poll(0.05))
+        for fd in numbers:
+            os.close(fd)
+        for one in (client, accepted):
+            one.close()
+
+    look("the first is removed", lambda ep, numbers: ep.unregister(numbers[0]))
+    look("the second is removed", lambda ep, numbers: ep.unregister(numbers[1]))
+    look("the second is silent", lambda ep, numbers: ep.modify(numbers[1], 0))
+
+
 def pools():
     """Two threads wait for one set, an event at a time: none waits for the other's work."""
     ep = select.epoll()
@@ -587,7 +612,8 @@ except BlockingIOError:
 
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, inherited_set, set_before_connect, pools, mixtures, threads, files, children, execs, inheritances]
+         forks, kills, epolls, inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures,
+         threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

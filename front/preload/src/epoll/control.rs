@@ -58,7 +58,8 @@ pub unsafe extern "C" fn epoll_ctl(
 }
 
 /// Follows a change that the kernel made to a descriptor of its own in its set: a listener's second
-/// queue is changed alike, and the interest is recorded, since the descriptor may become ours.
+/// queue is changed alike, and the interest is recorded, since the descriptor may become ours. If
+/// several numbers of a listener are in the set, the queue has the interest of the first one.
 ///
 /// # Errors
 /// The kernel's, if it adds the descriptor but not the second queue. Neither is in the set then.
@@ -69,22 +70,54 @@ fn follow(
     object: &Ref,
     interest: Option<Interest>,
 ) -> Result<usize, Errno> {
-    if let DescriptorKind::Listener(listener) = object.kind() {
-        let interest = interest.unwrap_or_default();
-        if how != libc::EPOLL_CTL_ADD {
-            // Fails if the queue left the set with another number of the listener.
-            control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
-        } else if let Err(error) = add_queue(set, listener, interest) {
-            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
-            return Err(error);
+    let has_queue = first_number(set, object).is_none_or(|first| first == fd);
+    let listener = match object.kind() {
+        DescriptorKind::Listener(listener) => Some(listener),
+        _ => None,
+    };
+    match (how, interest, listener) {
+        (libc::EPOLL_CTL_DEL, _, _) => {
+            leave(set, fd, object);
+            if let Some(listener) = listener.filter(|_| has_queue) {
+                pass_queue_on(set, object, listener);
+            }
+            return Ok(0);
         }
-    }
-    match (how, interest) {
-        (libc::EPOLL_CTL_DEL, _) => drop(leave(set, fd, object)),
-        (_, Some(interest)) => admit(set, fd, object, interest, None),
+        (libc::EPOLL_CTL_ADD, Some(interest), Some(listener)) => {
+            if let Err(error) = add_queue(set, listener, interest) {
+                control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+                return Err(error);
+            }
+        }
+        (_, Some(interest), Some(listener)) if has_queue => {
+            control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
+        }
         _ => {}
     }
+    if let Some(interest) = interest {
+        admit(set, fd, object, interest, None);
+    }
     Ok(0)
+}
+
+/// Returns the first number of `object` that is in the set and was not closed.
+fn first_number(set: c_int, object: &Ref) -> Option<c_int> {
+    let sets = object.sets.hold().clone();
+    // The list keeps what was in a set that was closed, and whose number another set may have.
+    let is_there = |fd: c_int| {
+        let is_its = |its: Ref| std::ptr::eq(its.object(), object.object());
+        interest_in(set, fd).is_some() && fds::get(fd).is_some_and(is_its)
+    };
+    sets.into_iter().find(|(its, fd)| *its == set && is_there(*fd)).map(|(_, fd)| fd)
+}
+
+/// Leaves the second queue of a listener, whose first number left the set, to the next number.
+fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
+    // Removed in any case: an exclusive member's interest cannot be changed.
+    control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
+    let next = first_number(set, object).and_then(|fd| interest_in(set, fd));
+    // The queue that left made room for itself, and epoll_ctl(2) has no error for this.
+    let _ = next.map(|interest| add_queue(set, listener, interest));
 }
 
 /// Adds the second queue of a listener to the kernel's set. Another number of the listener may have
