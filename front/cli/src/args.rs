@@ -5,6 +5,7 @@ mod bench;
 mod disk;
 mod endpoint;
 mod forward;
+mod json;
 mod manage;
 mod network;
 mod pod;
@@ -24,9 +25,10 @@ pub use bench::{
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use forward::{Forward, ForwardArgs};
+pub use json::AlwaysJson;
 pub use manage::{
-    ImageCommand, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs, StopArgs,
-    UpdateArgs,
+    ImageCommand, InspectArgs, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs,
+    StopArgs, UpdateArgs,
 };
 pub use network::{NetworkArgs, NetworkCommand};
 pub use pod::{PodCommand, PodCreateArgs, PodPsArgs};
@@ -125,7 +127,7 @@ pub enum Command {
     /// Remove sandboxes that have ended
     Rm(RmArgs),
     /// Print all that is known of sandboxes, as JSON
-    Inspect(NamesArg),
+    Inspect(InspectArgs),
     /// Print what running sandboxes use
     Stats(StatsArgs),
     /// Give a running sandbox more CPUs, or take some away

@@ -234,7 +234,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Resume(args) => manage::resume(client, args).await,
         Command::Rm(args) => manage::rm(client, args).await,
         Command::Update(args) => manage::update(client, args).await,
-        Command::Inspect(args) => manage::inspect(client, args).await,
+        Command::Inspect(args) => manage::inspect(client, &args.names).await,
         Command::Stats(args) => stats::stats(client, args).await,
         _ => Ok(0),
     }
@@ -248,6 +248,31 @@ mod tests {
     fn the_command_lines_are_consistent() {
         Cli::command().debug_assert();
         BenchCli::command().debug_assert();
+    }
+
+    /// Returns the commands below `command` that show something and have no flag `--json`.
+    fn without_json(command: &clap::Command, path: &str) -> Vec<String> {
+        let show = ["doctor", "inspect", "ls", "pool", "ps", "stats"];
+        let mut all = Vec::new();
+        for one in command.get_subcommands() {
+            let path = format!("{path} {}", one.get_name());
+            let has_json = one.get_arguments().any(|argument| argument.get_long() == Some("json"));
+            if show.contains(&one.get_name()) && !has_json {
+                all.push(path.clone());
+            }
+            all.extend(without_json(one, &path));
+        }
+        all
+    }
+
+    #[test]
+    fn what_is_shown_can_be_had_as_json() {
+        assert_eq!(without_json(&Cli::command(), "slipway"), Vec::<String>::new());
+        let words = ["slipway", "inspect", "--json", "web"];
+        let Command::Inspect(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("{words:?}")
+        };
+        assert_eq!((args.names.names, args.json.json), (vec!["web".to_owned()], true));
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
             }
             return Ok(status);
         }
-        NetworkCommand::Inspect { names } => {
+        NetworkCommand::Inspect { names, .. } => {
             let mut all = Vec::new();
             for name in names {
                 let request = v1::GetNetworkRequest { name: name.clone() };

@@ -39,7 +39,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         PortCommand::Impair(args) => return port_tools::impair(node, config, args).await,
         PortCommand::Capture(args) => return port_tools::capture(node, config, args).await,
         PortCommand::Trace(args) => return port_tools::trace(node, config, args).await,
-        PortCommand::Inspect { ports } => return inspect(node, config, ports).await,
+        PortCommand::Inspect { ports, .. } => return inspect(node, config, ports).await,
         PortCommand::Set(wanted) => return set(node, config, wanted).await,
     };
     let mut ports = all(node, config).await?;

@@ -21,7 +21,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
     match command {
         VfCommand::Create(args) => create(&mut client, config, args).await?,
         VfCommand::Ls { json } => list(&mut client, *json).await?,
-        VfCommand::Inspect { pools } => {
+        VfCommand::Inspect { pools, .. } => {
             let mut all = Vec::new();
             for name in pools {
                 all.push(as_json(&pool(&mut client, name).await?));

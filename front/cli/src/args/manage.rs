@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::LazyArg;
+use super::{AlwaysJson, LazyArg};
 use crate::size::parse_size;
 
 #[derive(Debug, Args)]
@@ -47,6 +47,14 @@ pub struct NamesArg {
     /// Sandboxes: names, ids, or the beginnings of ids; containers of pods as POD/CONTAINER
     #[arg(required = true)]
     pub names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    pub names: NamesArg,
+    #[command(flatten)]
+    pub json: AlwaysJson,
 }
 
 #[derive(Debug, Args)]

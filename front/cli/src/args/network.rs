@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::AlwaysJson;
 use crate::size::parse_duration;
 
 #[derive(Clone, Debug, Args)]
@@ -96,5 +97,7 @@ pub enum NetworkCommand {
         /// Names
         #[arg(required = true)]
         names: Vec<String>,
+        #[command(flatten)]
+        json: AlwaysJson,
     },
 }

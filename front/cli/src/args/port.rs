@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
+use super::AlwaysJson;
 use crate::size::{
     MaxRate, parse_bit_rate, parse_duration, parse_fraction, parse_max_rate, parse_size, parse_vlan,
 };
@@ -84,6 +85,8 @@ pub enum PortCommand {
         /// in several
         #[arg(required = true)]
         ports: Vec<String>,
+        #[command(flatten)]
+        json: AlwaysJson,
     },
     /// Change settings of a port, as `ip link set … vf` does, until its sandbox ends; what is not
     /// named stays as it is

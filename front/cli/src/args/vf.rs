@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
+use super::AlwaysJson;
 use super::disk::DiskArg;
 use crate::size::parse_size;
 
@@ -23,6 +24,8 @@ pub enum VfCommand {
         /// Names of pools
         #[arg(required = true)]
         pools: Vec<String>,
+        #[command(flatten)]
+        json: AlwaysJson,
     },
     /// Give an owner a function that is ready, and print its number and its socket
     Take {
