@@ -6,34 +6,34 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use slipway_reactor::Stopped;
 
 use crate::PortIndex;
-use crate::task::Owner;
 
-/// A job that another thread gives to the switch's thread.
-type OwnerCall = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
-
-pub(crate) enum Message {
+/// A message. `J` is a job that another thread gives to the switch's thread.
+pub(crate) enum Message<J> {
     /// Frames wait in the port.
     Wake(PortIndex),
-    Call(OwnerCall),
+    Call(J),
     /// The switch is to end.
     Stop,
 }
 
-#[derive(Default)]
-pub(crate) struct Inbox {
+pub(crate) struct Inbox<J> {
     /// Messages wait. Written under the lock only.
     waiting: AtomicBool,
-    post: Mutex<Post>,
+    post: Mutex<Post<J>>,
 }
 
-#[derive(Default)]
-struct Post {
-    messages: Vec<Message>,
+struct Post<J> {
+    messages: Vec<Message<J>>,
     closed: bool,
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Post> {
+impl<J> Inbox<J> {
+    pub(crate) fn new() -> Self {
+        let post = Post { messages: Vec::new(), closed: false };
+        Self { waiting: AtomicBool::new(false), post: Mutex::new(post) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Post<J>> {
         // The vector is changed in single calls, so a panic leaves it whole.
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -42,7 +42,7 @@ impl Inbox {
     ///
     /// # Errors
     /// [`Stopped`] if the inbox is closed.
-    pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
+    pub(crate) fn push(&self, message: Message<J>) -> Result<(), Stopped> {
         let mut post = self.lock();
         if post.closed {
             return Err(Stopped);
@@ -58,14 +58,14 @@ impl Inbox {
     }
 
     /// Takes all messages.
-    pub(crate) fn take(&self) -> Vec<Message> {
+    pub(crate) fn take(&self) -> Vec<Message<J>> {
         let mut post = self.lock();
         self.waiting.store(false, Ordering::Relaxed);
         std::mem::take(&mut post.messages)
     }
 
     /// Refuses further messages, and takes those that are there.
-    pub(crate) fn close(&self) -> Vec<Message> {
+    pub(crate) fn close(&self) -> Vec<Message<J>> {
         let mut post = self.lock();
         post.closed = true;
         std::mem::take(&mut post.messages)

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Interest, Step, Stopped, Task, TaskId};
 
-use crate::inbox::{Inbox, Message};
+use crate::inbox;
 use crate::switch::PortTurn;
 use crate::waker::{Wake, Waker};
 use crate::{AttachError, BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
@@ -29,6 +29,10 @@ const TURNS: usize = 4;
 const SHORT: usize = 16;
 /// The time between two removals of stations that were silent for long.
 const AGEING: Duration = Duration::from_secs(30);
+
+type Job = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
+type Inbox = inbox::Inbox<Job>;
+type Message = inbox::Message<Job>;
 
 /// A handle by which other threads reach a switch. Cheap to clone; harmless after the switch has
 /// ended.
@@ -210,7 +214,7 @@ struct SwitchTask {
 /// # Errors
 /// [`Stopped`] if the reactor has ended.
 pub fn spawn(reactor: &slipway_reactor::Handle, switch: Switch) -> Result<Handle, Stopped> {
-    let inbox = Arc::new(Inbox::default());
+    let inbox = Arc::new(Inbox::new());
     let task = SwitchTask {
         fresh: Some(switch),
         running: None,

@@ -5,8 +5,8 @@
 //! known place of one, and at its end an index (TOC) of all files and chunks. [`Cache::pull_lazy`]
 //! fetches only the indexes of an image (`pull`). They are read ([`toc`], [`index`]) and merged as
 //! layers are, the image's file is written with holes where file data belongs, and a [`map`] tells
-//! for every hole which bytes of which layer fill it. The process that fetches ([`serve`]) fills the
-//! holes that disks ask for, and then the others.
+//! for every hole which bytes of which layer fill it. The process that fetches ([`serve()`]) fills
+//! the holes that disks ask for, and then the others.
 //!
 //! The digest of an index is in the image's manifest, and the index has the digest of every chunk.
 //! So all that is fetched later can be checked. Until then an index is as hostile as a layer, and a
