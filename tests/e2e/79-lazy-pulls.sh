@@ -82,8 +82,8 @@ if [ -z "$cri" ] || ! command -v containerd >/dev/null; then
     printf 'SKIPPED: %s\n' "e2e/$test_name: a pod of a lazily pulled image needs containerd, crictl and plugins of CNI"
     exit
 fi
-program=${SLIPWAY_SNAPSHOTTER:-$(dirname "$slipway")/slipway-snapshotter}
-[ -x "$program" ] || fail "$program is not built; \`make build\` builds it"
+snapshotter_program=${SLIPWAY_SNAPSHOTTER:-$(dirname "$slipway")/slipway-snapshotter}
+[ -x "$snapshotter_program" ] || fail "$snapshotter_program is not built; \`make build\` builds it"
 layers=$(printf '  snapshotter = "slipway"\n  disable_snapshot_annotations = false')
 cri=${cri/'default_runtime_name = "slipway"'/'default_runtime_name = "slipway"'$'\n'$layers}
 cri+="
@@ -91,7 +91,7 @@ cri+="
   type = \"snapshot\"
   address = \"$SLIPWAY_RUN_DIR/snapshotter.sock\""
 start_snapshotter() {
-    "$program" --root "$work/snapshots" 2>>"$work/snapshotter.log" & snapshotter=$!
+    "$snapshotter_program" --root "$work/snapshots" 2>>"$work/snapshotter.log" & snapshotter=$!
     wait_until 20 grep -q 'serves snapshots' "$work/snapshotter.log" || fail "no snapshotter: $(cat "$work/snapshotter.log")"
 }
 mkdir -p "$SLIPWAY_RUN_DIR" && start_snapshotter
@@ -117,6 +117,9 @@ ok "crictl pulled an image by slipway-snapshotter: two layers without files, aft
 kill -9 "$snapshotter"; wait "$snapshotter" 2>/dev/null
 : >"$work/snapshotter.log"
 start_snapshotter
+# containerd connects again after a pause.
+reached() { c -n k8s.io snapshots --snapshotter slipway ls >/dev/null 2>&1; }
+wait_until 60 reached || fail "containerd does not reach the snapshotter again: $(explain)"
 rate ''
 cat >"$work/pod.json" <<END
 {"metadata": {"name": "lazy", "namespace": "default", "uid": "u1", "attempt": 1}, "log_directory": "$work/logs", "linux": {}}
