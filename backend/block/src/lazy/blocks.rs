@@ -114,8 +114,12 @@ mod tests {
             }
             assert!(!blocks.are_all_there());
         }
-        assert_eq!(blocks.next_missing(100..10), None, "a range that is inverted is empty");
-        assert_eq!(blocks.next_missing(70..69), None);
+        assert_eq!(
+            blocks.next_missing(Range { start: 100, end: 10 }),
+            None,
+            "a range that is inverted is empty"
+        );
+        assert_eq!(blocks.next_missing(Range { start: 70, end: 69 }), None);
         blocks.mark(0..COUNT);
         assert!(blocks.are_all_there());
         assert_eq!((blocks.next_missing(0..COUNT), blocks.next_there(7..COUNT)), (None, Some(7)));

@@ -19,7 +19,7 @@ pub fn serve(dir: &Path, image: &str, content: fn(u64) -> u8) {
     let file = Arc::new(File::options().write(true).open(dir.join(image)).unwrap());
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let listener = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
-    let address = SocketAddrUnix::new(&dir.join("fetch.sock")).unwrap();
+    let address = SocketAddrUnix::new(dir.join("fetch.sock")).unwrap();
     rustix::net::bind(&listener, &address).unwrap();
     rustix::net::listen(&listener, 16).unwrap();
     std::thread::spawn(move || {

@@ -186,7 +186,8 @@ impl<W: io::Write + Seek> Packer<'_, W> {
         let (meta, kind) = (&found.meta, found.meta.file_type());
         let is_device = kind.is_char_device() && meta.rdev() == 0;
         let is_empty = kind.is_file() && meta.len() == 0;
-        if !is_device && !(is_empty && self.has(path, found, &REMOVES, |_| true)?) {
+        let removes = is_device || (is_empty && self.has(path, found, &REMOVES, |_| true)?);
+        if !removes {
             return Ok(false);
         }
         let folder = &path[..path.len() - name.len()];
