@@ -33,9 +33,10 @@ fn current() -> Option<Arc<Family>> {
 
 extern "C" fn prepare() {
     let connection = current().filter(|family| !family.is_dead()).and_then(|family| {
-        let connection = family.fork().ok()?;
+        let connection = family.fork().ok();
+        // Also for a child that gets no connection: it closes its copies of the streams as well.
         fds::streams_of_all(slipway_socket::Endpoint::hold);
-        Some(connection)
+        connection
     });
     PREPARED.take();
     // Before the others: a walk takes some of these for objects whose last reference it drops.

@@ -7,11 +7,13 @@
 mod engine;
 mod library;
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const ROLE: &str = "SLIPWAY_TEST_FORKS";
 /// The number of children.
@@ -29,6 +31,12 @@ fn a_child_has_no_lock_of_its_parents_threads() {
 #[test]
 fn children_of_two_threads_hold_a_connection_once_each() {
     under_the_library("children_of_two_threads_hold_a_connection_once_each", two_threads);
+}
+
+#[test]
+fn a_child_without_a_connection_leaves_its_parents_open() {
+    let test = "a_child_without_a_connection_leaves_its_parents_open";
+    under_the_library(test, at_the_limit);
 }
 
 /// Runs `program` under the library, as a process that runs this test.
@@ -119,6 +127,23 @@ fn two_threads() {
     drop((copies, client));
     let read = server.read(&mut [0]);
     assert!(matches!(&read, Err(error) if error.kind() == ErrorKind::ConnectionReset), "{read:?}");
+}
+
+/// A program without room for the descriptor of its child's connection forks. The child closes its
+/// copy of a stream of its parent's.
+fn at_the_limit() {
+    // SAFETY: the signal ends the process, as it does by default.
+    unsafe { libc::alarm(PATIENCE) };
+    let (mut client, mut server) = connection();
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..before }).unwrap();
+    let hung = child_hangs(&[client.as_raw_fd()]);
+    setrlimit(Resource::Nofile, before).unwrap();
+    assert!(!hung);
+    client.write_all(b"x").unwrap();
+    let mut read = [0; 1];
+    server.read_exact(&mut read).unwrap();
+    assert_eq!(read, *b"x");
 }
 
 /// Forks a child that closes all numbers of a connection, which takes it out of its sets. Returns
