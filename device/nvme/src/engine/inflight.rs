@@ -59,7 +59,8 @@ pub(crate) struct Command {
     pub lba: u64,
     /// Bytes of the disk that the command reads or changes.
     pub bytes: u64,
-    /// The number of spans that the disk was lent.
+    /// The number of pieces of memory that the command keeps: spans that the disk was lent, places
+    /// of the host's data.
     pub pieces: u32,
     /// The first error of the command's requests.
     pub status: Status,
@@ -210,7 +211,7 @@ impl Inflight {
         self.bytes
     }
 
-    /// Returns the number of spans that disks were lent for the commands in flight.
+    /// Returns the number of pieces of memory that the commands in flight keep.
     pub fn pieces(&self) -> u64 {
         self.pieces
     }

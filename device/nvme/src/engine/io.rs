@@ -146,7 +146,9 @@ impl IoEngine {
         let durable = kind == CommandKind::Write && self.is_durable(entry);
         let next = self.spare_spans.pop().unwrap_or_default();
         let spans = std::mem::replace(&mut self.spans, next);
-        let command = Command { bounce, pieces: spans.len() as u32, ..command(entry, kind) };
+        let bounced = bounce.as_ref().map_or(0, |bounce| bounce.runs.len());
+        let pieces = spans.len().max(bounced) as u32;
+        let command = Command { bounce, pieces, ..command(entry, kind) };
         (command, Request { tag: 0, operation: kind.operation(), lba, blocks, spans, durable })
     }
 

@@ -44,8 +44,9 @@ impl IoEngine {
         let mut work = self.spares.take(Step::Compare, bytes);
         work.runs.clone_from(&self.walker.runs);
         let request = self.read(lba, blocks, &work.buffer, block_size);
+        let (bytes, pieces) = (bytes as u64, work.runs.len() as u32);
         let compare = command(entry, CommandKind::Compare);
-        Ok((Command { bytes: bytes as u64, work: Some(work), ..compare }, request))
+        Ok((Command { bytes, pieces, work: Some(work), ..compare }, request))
     }
 
     /// Starts a Verify (section 6.16). No data moves, so MDTS does not limit it.
@@ -161,6 +162,8 @@ impl IoEngine {
                 return Err([failed, status]);
             }
         };
+        // The write waits with all of its pieces until the compare has ended.
+        compare.pieces += command.pieces;
         if let Some(work) = &mut compare.work {
             work.write = Some(FusedWrite { command, request: write });
         }
@@ -281,6 +284,7 @@ impl IoEngine {
             return self.end(Command { status: second_status(status), ..command }, 0);
         }
         work.step = Step::FusedWrite;
+        command.pieces += work.runs.len() as u32;
         command.work = Some(work);
         let tag = self.inflight.resume(command);
         if let Some(namespace) = self.namespaces.working(nsid) {

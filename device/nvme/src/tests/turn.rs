@@ -284,6 +284,12 @@ fn commands_of_many_pieces_count_as_several() {
 
 #[test]
 fn the_pieces_of_commands_in_flight_are_bounded() {
+    for opcode in [NvmOpcode::Read, NvmOpcode::Compare] {
+        pieces_are_bounded(opcode);
+    }
+}
+
+fn pieces_are_bounded(opcode: NvmOpcode) {
     let (disk, gate) = Held::make(ram(1 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).rig();
     rig.driver.create_pair(2, 64, None).unwrap();
@@ -293,18 +299,18 @@ fn the_pieces_of_commands_in_flight_are_bounded() {
     let all: Vec<SglDescriptor> = (0..4096).map(dword).collect();
     rig.fill(list, all.as_bytes());
     let segment = SglDescriptor::new(DescriptorType::LastSegment, list, 64 << 10);
-    let read = io(NvmOpcode::Read, 1, 0, 32).with_sgl(segment);
+    let command = io(opcode, 1, 0, 32).with_sgl(segment);
     for queue in 1..=2 {
         for _ in 0..60 {
-            rig.driver.submit(queue, read).unwrap();
+            rig.driver.submit(queue, command).unwrap();
         }
     }
     rig.poll(20);
-    assert_eq!(gate.waiting(), 96);
+    assert_eq!(gate.waiting(), 96, "{opcode:?}");
     gate.open();
     let mut ended = 0;
     while rig.controller().poll().is_busy() {
         ended += rig.reap(1).len() + rig.reap(2).len();
     }
-    assert_eq!(ended, 120);
+    assert_eq!(ended, 120, "{opcode:?}");
 }
