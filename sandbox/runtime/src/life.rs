@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cgroup;
 use crate::error::MOST_MESSAGE;
-use crate::node::Node;
+use crate::node::{Node, remove_files};
 use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
@@ -21,6 +21,28 @@ impl Node {
     /// its end.
     pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         self.guests.spawn(live(Arc::clone(self), Arc::clone(sandbox)));
+    }
+
+    /// Removes a sandbox and all of its files. With `force`, kills it first if it is live.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if the sandbox is live and `force` is not set, or if a process of it
+    /// does not end: its record stays, by which the process is found again.
+    pub async fn remove(&self, id: &str, force: bool) -> Result<()> {
+        let sandbox = self.find(id)?;
+        if sandbox.state().is_live() {
+            if !force {
+                return Err(
+                    sandbox.wrong_state("`slipway stop` ends it, `slipway rm -f` removes it")
+                );
+            }
+            sandbox.kill();
+            sandbox.wait_state(|state| !state.is_live()).await;
+        }
+        end_rest(self, &sandbox).await?;
+        remove_files(&sandbox).await?;
+        self.forget(&sandbox);
+        Ok(())
     }
 }
 
@@ -118,6 +140,24 @@ pub async fn record_end(
         node.uids.give_back(uid);
     }
     Ok(())
+}
+
+/// Ends the processes that an ended sandbox has left, if any. Then gives back what they kept: the
+/// sandbox's root, its control group, and the user id of its VMM.
+///
+/// # Errors
+/// [`Error::WrongState`] if a process is left even so; those of saving the record.
+async fn end_rest(node: &Node, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    if record.vmm_uid.is_none() {
+        return Ok(());
+    }
+    if !end_leftover(&record, node.run_dir(&record.id)).await {
+        return Err(sandbox.wrong_state("a process of its VMM has not ended yet; try again later"));
+    }
+    sandbox.hold_root(None);
+    note(sandbox, cgroup::release(node, sandbox).await);
+    record_end(node, sandbox, true, |_| {}).await
 }
 
 /// Takes the VMM out of the record of a released sandbox. If a process is left, the VMM stays in

@@ -271,26 +271,6 @@ impl Node {
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
-
-    /// Removes a sandbox and all of its files. With `force`, kills it first if it is live.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if the sandbox is live and `force` is not set.
-    pub async fn remove(&self, id: &str, force: bool) -> Result<()> {
-        let sandbox = self.find(id)?;
-        if sandbox.state().is_live() {
-            if !force {
-                return Err(
-                    sandbox.wrong_state("`slipway stop` ends it, `slipway rm -f` removes it")
-                );
-            }
-            sandbox.kill();
-            sandbox.wait_state(|state| !state.is_live()).await;
-        }
-        remove_files(&sandbox).await?;
-        self.forget(&sandbox);
-        Ok(())
-    }
 }
 
 /// Removes all files of a sandbox.

@@ -124,8 +124,10 @@ impl Node {
         if record.state.is_live() || record.vmm_uid.is_some() {
             self.release_lost(&sandbox, &reason).await;
         }
-        // A sandbox whose files cannot be removed is listed, so that it can be removed later.
-        if record.remove && !self.keeps && note(&sandbox, remove_files(&sandbox).await) {
+        // A sandbox with a process that is left, or whose files cannot be removed, is listed, so
+        // that it can be removed later.
+        let ended = sandbox.look(|record| record.vmm_uid.is_none());
+        if record.remove && !self.keeps && ended && note(&sandbox, remove_files(&sandbox).await) {
             return;
         }
         self.put_back(Arc::clone(&sandbox));
