@@ -182,6 +182,12 @@ pub trait Disk: Send {
         self.wake_descriptor().is_none()
     }
 
+    /// Returns whether [`Disk::allow`] and [`Disk::spent`] have a meaning for the disk. A device
+    /// need not call them otherwise. Constant.
+    fn bounds_reads(&self) -> bool {
+        false
+    }
+
     /// Bounds the work of `submit` and `poll` on reads that the disk may leave for a later call,
     /// until the next `allow`: about as much as copying `bytes` bytes takes, and nothing if it is
     /// 0. A disk that is never told works without a bound.
@@ -245,6 +251,10 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
         (**self).copies(operation)
     }
 
+    fn bounds_reads(&self) -> bool {
+        (**self).bounds_reads()
+    }
+
     fn allow(&mut self, bytes: u64) {
         (**self).allow(bytes);
     }
@@ -299,6 +309,10 @@ impl<D: Disk + ?Sized> Disk for &mut D {
 
     fn copies(&self, operation: Operation) -> bool {
         (**self).copies(operation)
+    }
+
+    fn bounds_reads(&self) -> bool {
+        (**self).bounds_reads()
     }
 
     fn allow(&mut self, bytes: u64) {

@@ -229,6 +229,9 @@ impl Attached {
         if self.is_done() {
             return;
         }
+        if !self.feeder.bounds_reads {
+            return self.feed(left, completions);
+        }
         self.disk.allow(*left);
         self.feed(left, completions);
         let spent = self.disk.spent();

@@ -75,6 +75,8 @@ struct Split {
 pub(crate) struct Feeder {
     /// `true` if the disk copies: for reads, for writes.
     copies: [bool; 2],
+    /// `true` if the disk bounds its work on reads ([`Disk::bounds_reads`]).
+    pub bounds_reads: bool,
     split: Option<Split>,
     batch: Vec<Request>,
     spare: Vec<Span>,
@@ -83,7 +85,7 @@ pub(crate) struct Feeder {
 impl Feeder {
     pub fn new(disk: &dyn Disk) -> Self {
         let copies = [Operation::Read, Operation::Write].map(|operation| disk.copies(operation));
-        Self { copies, ..Self::default() }
+        Self { copies, bounds_reads: disk.bounds_reads(), ..Self::default() }
     }
 
     /// Returns whether a request has gone to the disk in part.

@@ -127,6 +127,10 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.inner.copies(operation)
     }
 
+    fn bounds_reads(&self) -> bool {
+        self.inner.bounds_reads()
+    }
+
     fn allow(&mut self, bytes: u64) {
         self.inner.allow(bytes);
     }

@@ -178,6 +178,10 @@ impl<D: Disk> Disk for OverlayDisk<D> {
         operation != Operation::Read
     }
 
+    fn bounds_reads(&self) -> bool {
+        true
+    }
+
     fn allow(&mut self, bytes: u64) {
         self.room.allow(bytes);
     }
