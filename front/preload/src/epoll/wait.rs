@@ -51,12 +51,13 @@ fn translate(set: c_int, own: &Set, events: &mut [epoll_event]) -> usize {
             activate_raised(&mut own.inner.hold(), number);
             continue;
         }
-        // Not under the set's lock: a thread that forks takes the family's lock first.
-        if let Some(family) = session::known() {
-            family.bury();
-        }
+        // Not under the set's lock: a thread that forks takes the family's lock first. The event
+        // may be of an earlier engine's connection, and another thread may have had it already.
+        let gone = session::known().is_none_or(|family| family.look());
         let descriptor = own.engine.swap(0, Ordering::Relaxed);
-        control(set, libc::EPOLL_CTL_DEL, descriptor, 0, 0);
+        if gone && descriptor != 0 {
+            control(set, libc::EPOLL_CTL_DEL, descriptor, 0, 0);
+        }
         activate_all(&mut own.inner.hold());
     }
     kept
