@@ -181,13 +181,12 @@ impl KeptPlace {
     fn change(&mut self, change: impl FnOnce(&mut Description)) -> Result<(), Error> {
         let before = self.description.clone();
         change(&mut self.description);
-        let stored = self.store();
-        if stored.is_err() {
-            self.description = before;
-            // The one that was stored last is the one before.
-            let _ = self.store();
+        if self.stored.store(&self.description.encode_to_vec()) {
+            return Ok(());
         }
-        stored
+        // The one that was stored last is the one before.
+        self.description = before;
+        Err(too_long())
     }
 
     /// Stores the description, from which a successor continues.
@@ -196,13 +195,12 @@ impl KeptPlace {
     /// [`Error::Invalid`] if it is too long. Then no description is stored, and a successor does
     /// not know the endpoint.
     pub fn store(&mut self) -> Result<(), Error> {
-        let kept = self.description.encode_to_vec();
-        if self.stored.store(&kept) {
+        if self.stored.store(&self.description.encode_to_vec()) {
             return Ok(());
         }
         // No successor is better than one with other disks.
         let _ = self.stored.store(&[]);
-        Err(Error::Invalid("the endpoint's description is too long to be kept".into()))
+        Err(too_long())
     }
 
     /// Returns the part of the place that the vfio-user endpoint uses.
@@ -246,6 +244,10 @@ impl KeptPlace {
     }
 }
 
+fn too_long() -> Error {
+    Error::Invalid("the endpoint's description is too long to be kept".into())
+}
+
 /// Returns the parts of an endpoint, with a predecessor's state if there is any.
 ///
 /// # Errors
@@ -262,13 +264,15 @@ pub fn endpoint_parts(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use slipway_keeper::Keeper;
     use slipway_vfio_user::KEPT_SLOTS;
 
     use super::*;
 
-    /// Makes a place with a keeper of its own, which is a thread.
-    fn place(dir: &std::path::Path) -> KeptPlace {
+    /// Makes a place with a keeper of its own, which is a thread. Returns its memory, too.
+    fn place(dir: &std::path::Path) -> (KeptPlace, Lasting) {
         let path = dir.join("keeper");
         let served = path.clone();
         std::thread::spawn(move || slipway_keeper::serve(&served));
@@ -281,13 +285,13 @@ mod tests {
         let memory = Lasting::new("test", DESCRIPTION_LEN + KEPT_LEN + 4096).unwrap();
         let witness = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
         let parts = (Shelf::new(keeper, 0..KEPT_SLOTS), &memory);
-        KeptPlace::new(0, parts, witness, BTreeMap::new()).unwrap()
+        (KeptPlace::new(0, parts, witness, BTreeMap::new()).unwrap(), memory)
     }
 
     #[test]
     fn a_change_that_is_too_long_to_be_kept_leaves_what_was_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = place(dir.path());
+        let (mut place, memory) = place(dir.path());
         let request = |len| {
             let nvme = v1::NvmeController { serial: "x".repeat(len), ..Default::default() };
             v1::CreateEndpointRequest { nvme: Some(nvme), ..Default::default() }
@@ -298,9 +302,12 @@ mod tests {
             len -= 1;
         }
         let limits = v1::Limits { commands_per_second: 1, ..Default::default() };
+        let count = || memory.words()[0].load(Ordering::Relaxed);
+        let changes = count();
         assert!(matches!(place.limit(limits), Err(Error::Invalid(_))));
         let namespace = v1::Namespace { nsid: 1, disk: None };
         assert!(matches!(place.attach(namespace, None), Err(Error::Invalid(_))));
+        assert_eq!(count(), changes, "something else was stored meanwhile");
         // A successor reads what was stored.
         place.description = Description::default();
         place.load().unwrap();
