@@ -67,6 +67,7 @@ impl Node {
     /// [`Error::File`] if the directory cannot be read.
     async fn take_over_all(self: &Arc<Self>, dir: &Path) -> Result<BTreeSet<String>> {
         let (mut passed_over, mut loading) = (BTreeSet::new(), JoinSet::new());
+        let mut unfinished = BTreeSet::new();
         for entry in std::fs::read_dir(dir).map_err(Error::file("cannot read", dir))? {
             let entry = entry.map_err(Error::file("cannot read", dir))?;
             let id = entry.file_name().to_string_lossy().into_owned();
@@ -75,8 +76,7 @@ impl Node {
                 Ok(Some(record)) => {
                     // The id of a VMM that has ended is given back when its sandbox is released.
                     self.uids.mark(record.vmm_uid);
-                    // Until the task returns: a sandbox whose task panics is passed over.
-                    passed_over.insert(id.clone());
+                    unfinished.insert(id.clone());
                     let taken_over = Arc::clone(self).take_over(record, store);
                     let taken_over = async move {
                         taken_over.await;
@@ -98,10 +98,14 @@ impl Node {
         while let Some(loaded) = loading.join_next().await {
             match loaded {
                 Ok(id) => {
-                    passed_over.remove(&id);
+                    unfinished.remove(&id);
                 }
-                Err(panic) => tracing::error!(%panic, "a sandbox is passed over"),
+                Err(panic) => tracing::error!(%panic, "a sandbox was not taken over"),
             }
+        }
+        for id in unfinished {
+            tracing::error!(sandbox = id, "a sandbox is passed over: its task panicked");
+            passed_over.insert(id);
         }
         Ok(passed_over)
     }
