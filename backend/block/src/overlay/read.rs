@@ -25,8 +25,9 @@ const LEAST: u64 = 32 << 10;
 
 /// The largest number of span vectors kept for later requests.
 const SPARE: usize = 64;
-/// The largest capacity of a vector that is kept, in spans: a megabyte in pages of 4 KiB.
-const SPARE_SPANS: usize = 256;
+/// The largest capacity of a vector that is kept, in spans. A megabyte in pages of 4 KiB that does
+/// not begin with one has 257, for which a vector grows to 512.
+const SPARE_SPANS: usize = 512;
 
 /// The work that the caller allows, in bytes copied in about the time.
 pub(super) struct Room {
