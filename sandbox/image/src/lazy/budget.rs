@@ -1,8 +1,9 @@
 //! Memory for requests.
 //!
-//! The requests of all images of a process have up to 72 MiB of blobs in memory for what is wanted,
-//! and 72 MiB for what is fetched ahead. Uncompressed data passes through a buffer of 128 KiB for
-//! each request. Beside these, an image takes about 100 bytes for each chunk of its files.
+//! The requests of all images of a process have up to 72 MiB in memory for what is wanted, and 72
+//! MiB for what is fetched ahead: blobs, and for each request one uncompressed chunk, which is
+//! checked before it is written. A request that needs more than 72 MiB for both is alone. Beside
+//! these, an image takes about 100 bytes for each chunk of its files.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::members::MOST_STREAM;
 
-/// Memory for blobs, which the images of a process share.
+/// Memory for blobs and chunks, which the images of a process share.
 pub(crate) struct Budget {
     wanted: Semaphore,
     ahead: Semaphore,

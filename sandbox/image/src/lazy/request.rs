@@ -19,7 +19,7 @@ const RETRIES: [Duration; 3] = match cfg!(test) {
     false => [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)],
     true => [Duration::from_millis(1); 3],
 };
-/// The bytes of uncompressed data that are written at once.
+/// The bytes that are uncompressed or read at once.
 const PIECE: usize = 128 << 10;
 
 impl Partial {
@@ -54,7 +54,10 @@ impl Partial {
     /// Requests the members once.
     async fn request(self: &Arc<Self>, members: &[u32], urgency: Urgency) -> Result<()> {
         let Some(range) = self.members.range(members) else { return Ok(()) };
-        let _room = self.budget.room(range.bytes, urgency).await;
+        // The blob, and the longest span of these members.
+        let spans = members.iter().flat_map(|member| self.members.spans(*member));
+        let longest = spans.map(|span| self.span(*span).bytes).max().unwrap_or(0);
+        let _room = self.budget.room(range.bytes + longest, urgency).await;
         let layer = self.map.layers[range.layer as usize].digest;
         let blob = self.registry.blob_range(&layer, range.from, range.bytes).await?;
         let (partial, members) = (Arc::clone(self), members.to_vec());
@@ -77,38 +80,42 @@ impl Partial {
         outcome
     }
 
-    /// Writes the spans of one member. No more is uncompressed than they need.
+    /// Writes the missing spans of one member, each once its digest is known to be right: what
+    /// readers have been told of stays as it is. No more is uncompressed than they need.
     fn unpack_member(&self, member: u32, stream: &[u8], buffer: &mut [u8]) -> Result<()> {
         let mut decoder = MultiGzDecoder::new(stream);
-        let mut at = 0;
+        let (mut at, mut data) = (0, Vec::new());
         let mut outcome = Ok(());
         for number in self.members.spans(member) {
-            let span = self.span(*number);
-            self.pass(member, &mut decoder, span.inner - at, buffer, |_, _| Ok(()))?;
-            let mut hash = Sha256::new();
-            self.pass(member, &mut decoder, span.bytes, buffer, |done, piece| {
-                hash.update(piece);
-                let written = self.file.write_all_at(piece, span.image + done);
-                written.map_err(|e| Error::io("write", &self.path, e))
-            })?;
-            at = span.inner + span.bytes;
-            let actual = Digest::from(<[u8; 32]>::from(hash.finalize()));
-            match actual == span.digest {
-                true => self.lock().have.set(*number as usize),
-                false => outcome = outcome.and(Err(self.mismatch(member, span, actual))),
+            if self.lock().have.has(*number as usize) {
+                continue;
             }
+            let span = self.span(*number);
+            self.pass(member, &mut decoder, span.inner - at, buffer, |_| {})?;
+            data.clear();
+            let keep = |piece: &[u8]| data.extend_from_slice(piece);
+            self.pass(member, &mut decoder, span.bytes, buffer, keep)?;
+            at = span.inner + span.bytes;
+            let actual = Digest::of(&data);
+            if actual != span.digest {
+                outcome = outcome.and(Err(self.mismatch(member, span, actual)));
+                continue;
+            }
+            let written = self.file.write_all_at(&data, span.image);
+            written.map_err(|e| Error::io("write", &self.path, e))?;
+            self.lock().have.set(*number as usize);
         }
         outcome
     }
 
-    /// Passes the next `bytes` bytes of a member in pieces to `take`, each with its offset.
+    /// Passes the next `bytes` bytes of a member in pieces to `take`.
     fn pass(
         &self,
         member: u32,
         decoder: &mut impl Read,
         bytes: u64,
         buffer: &mut [u8],
-        mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+        mut take: impl FnMut(&[u8]),
     ) -> Result<()> {
         let mut done = 0;
         while done < bytes {
@@ -119,7 +126,7 @@ impl Partial {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(self.bad_member(member, &e.to_string())),
             };
-            take(done, &buffer[..n])?;
+            take(&buffer[..n]);
             done += n as u64;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Requests of a fetcher, their data in the image's file, and copies of files.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -122,6 +122,11 @@ async fn a_chunk_of_another_digest_is_refused() {
     pulled.map.write(&pulled.cache.map_path(&pulled.image.digest)).unwrap();
     let partial = pulled.partial();
     let error = partial.fetch_all(&[partial.members.of_span(at)]).await.unwrap_err();
+    let Span { image, bytes, .. } = pulled.map.spans[at];
+    let mut found = vec![1; bytes as usize];
+    let file = std::fs::File::open(&pulled.image.erofs_path).unwrap();
+    file.read_exact_at(&mut found, image).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0), "bytes are checked before they are written");
     assert!(matches!(error, Error::DigestMismatch { expected: e, .. } if e == expected), "{error}");
     assert!(!partial.is_complete());
 }
