@@ -359,8 +359,12 @@ impl Partial {
     /// Makes a complete image an ordinary one.
     ///
     /// # Errors
-    /// The disk failed, or the image was removed.
+    /// The disk failed, the image was removed, or parts of it are missing.
     pub(crate) async fn finish(self: &Arc<Self>) -> Result<()> {
+        if !self.is_complete() {
+            let next = format!("parts of image {} are missing: pull it again", self.digest.short());
+            return Err(Error::bad_document(self.path.display(), next));
+        }
         let partial = Arc::clone(self);
         blocking(move || {
             let path = &partial.path;

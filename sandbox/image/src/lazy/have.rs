@@ -4,7 +4,8 @@
 //! A bit is written after the data of its span, so a fetcher that is killed loses nothing but what
 //! it was about to write. A reboot empties the run directory, so no bit outlives data that the
 //! kernel had not written to the disk. The head of the file names the map that the bits belong to:
-//! for another map, all bits are zero.
+//! for another map there is a new file, so a process that still fetches for the old map writes to
+//! the old one.
 
 use std::fs::File;
 use std::io;
@@ -34,12 +35,14 @@ impl Have {
     /// # Errors
     /// The file cannot be opened, read or written.
     pub(crate) fn open(path: &Path, map: &Digest, count: usize) -> io::Result<Self> {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path)?;
-        let bits = match read_bits(&file, map, count)? {
-            Some(bits) => bits,
-            None => begin(&file, map, count)?,
+        let (file, bits) = match open_or_begin(path, map, count) {
+            // Another process has removed or made the file meanwhile.
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) =>
+            {
+                open_or_begin(path, map, count)?
+            }
+            opened => opened?,
         };
         Ok(Self::of(Some(file), bits, count))
     }
@@ -148,12 +151,25 @@ fn read_bits(file: &File, map: &Digest, count: usize) -> io::Result<Option<Vec<u
     Ok(Some(bits))
 }
 
-/// Writes a head and zeros.
-fn begin(file: &File, map: &Digest, count: usize) -> io::Result<Vec<u8>> {
+/// Opens the file at `path` if it is of this map. Otherwise removes it, and makes a new one.
+fn open_or_begin(path: &Path, map: &Digest, count: usize) -> io::Result<(File, Vec<u8>)> {
+    match File::options().read(true).write(true).open(path) {
+        Ok(file) => match read_bits(&file, map, count)? {
+            Some(bits) => return Ok((file, bits)),
+            None => std::fs::remove_file(path)?,
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    begin(path, map, count)
+}
+
+/// Makes a file of a head and zeros, where none is.
+fn begin(path: &Path, map: &Digest, count: usize) -> io::Result<(File, Vec<u8>)> {
     let bits = zeros(count);
-    file.set_len(0)?;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all_at(&[head(map, count), bits.clone()].concat(), 0)?;
-    Ok(bits)
+    Ok((file, bits))
 }
 
 #[cfg(test)]
@@ -179,7 +195,10 @@ mod tests {
         assert_eq!(Have::read(&path, &other, 20).unwrap().missing(), 20);
         assert_eq!(Have::read(&path, &one, 21).unwrap().missing(), 21);
         assert_eq!(Have::read(&dir.path().join("none"), &one, 3).unwrap().missing(), 3);
+        let mut stale = have;
         assert_eq!(Have::open(&path, &other, 20).unwrap().missing(), 20);
+        stale.set(1);
+        assert_eq!(Have::open(&path, &other, 20).unwrap().missing(), 20, "of the old map");
         assert_eq!(Have::open(&path, &one, 20).unwrap().missing(), 20, "the other map took it");
     }
 
