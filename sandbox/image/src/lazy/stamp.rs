@@ -24,11 +24,13 @@ impl Stamp {
         })
     }
 
-    /// Returns a digest of the map's content and of this stamp, to which the bits of `have`
-    /// belong.
+    /// Returns a digest of the map's content, of this stamp and of the system's boot, to which the
+    /// bits of `have` belong: a power cut may lose data, and leave bits in a run directory that is
+    /// no tmpfs.
     pub(crate) fn identity(&self, map: &Path) -> io::Result<Digest> {
         let mut reader = DigestReader::new(File::open(map)?);
         io::copy(&mut reader, &mut io::sink())?;
-        Ok(Digest::of(format!("{} {self:?}", reader.digest()).as_bytes()))
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        Ok(Digest::of(format!("{} {self:?} {boot}", reader.digest()).as_bytes()))
     }
 }
