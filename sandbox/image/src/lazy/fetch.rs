@@ -356,6 +356,22 @@ impl Partial {
         state.queue.clear();
     }
 
+    /// Returns whether nothing is fetched any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Marks everything as missing, after the disk failed: the kernel tells of data that it could
+    /// not write only once.
+    pub(crate) fn forget(&self) {
+        if let Some(path) = &self.have_path
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::error!(path = %path.display(), %error, "cannot remove a file: remove it");
+        }
+        self.lock().have = Have::in_memory(self.map.spans.len());
+    }
+
     /// Makes a complete image an ordinary one.
     ///
     /// # Errors
@@ -368,7 +384,10 @@ impl Partial {
         let partial = Arc::clone(self);
         blocking(move || {
             let path = &partial.path;
-            partial.file.sync_all().map_err(|e| Error::io("write", path, e))?;
+            if let Err(e) = partial.file.sync_all() {
+                partial.forget();
+                return Err(Error::io("write", path, e));
+            }
             partial.cache.become_whole(&partial.digest, &partial.file)?;
             if let Some(path) = &partial.have_path {
                 // A file that stays is of no image.

@@ -183,7 +183,11 @@ impl Filling {
         }
         match self.partial.finish().await {
             Ok(()) => self.tell_whole(),
-            Err(error) => self.fail(&error),
+            Err(error) => {
+                self.fail(&error);
+                // Disks connect again, and the image is opened again.
+                self.partial.close();
+            }
         }
     }
 

@@ -3,9 +3,8 @@
 //!
 //! A bit is written after the data of its span, so a fetcher that is killed loses nothing but what
 //! it was about to write. The head of the file names the map and the boot that the bits belong to,
-//! so no bit outlives data that the kernel had not written to the disk:
-//! for another map there is a new file, so a process that still fetches for the old map writes to
-//! the old one.
+//! so no bit outlives data that the kernel had not written to the disk. For another map there is a
+//! new file, and a process that still fetches for the old map writes to the old one.
 
 use std::fs::File;
 use std::io;

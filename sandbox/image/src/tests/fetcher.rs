@@ -154,6 +154,11 @@ async fn a_fetcher_goes_on_where_the_last_one_was_killed() {
     let later = std::time::SystemTime::now() + Duration::from_secs(10);
     file.set_modified(later).unwrap();
     assert_eq!(pulled.partial().missing(), all);
+    // The disk has failed.
+    let partial = pulled.partial();
+    partial.fetch_all(&[0]).await.unwrap();
+    partial.forget();
+    assert_eq!((partial.missing(), pulled.partial().missing()), (all, all));
 }
 
 #[tokio::test]
