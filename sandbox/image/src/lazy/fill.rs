@@ -1,5 +1,6 @@
 //! Fetches what is wanted of an image, and ahead of that the rest of it.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -111,18 +112,24 @@ impl Filling {
     }
 
     /// Returns whether the image's files are still the ones that are being filled. Blocks.
-    pub(crate) fn is_same(&self) -> bool {
+    ///
+    /// # Errors
+    /// The index or the files cannot be read now.
+    pub(crate) fn is_same(&self) -> Result<bool> {
         let partial = &self.partial;
-        let (cache, digest) = (&partial.cache, &partial.digest);
-        let image = cache.get(&digest.to_string()).ok().flatten();
-        let stamp = image.map(|image| Stamp::of(&image.erofs_path, &cache.map_path(digest)));
-        stamp.is_some_and(|stamp| stamp.is_ok_and(|stamp| stamp == partial.stamp))
+        let Some(image) = partial.cache.get(&partial.digest.to_string())? else { return Ok(false) };
+        let map_path = partial.cache.map_path(&partial.digest);
+        match Stamp::of(&image.erofs_path, &map_path) {
+            Ok(stamp) => Ok(stamp == partial.stamp),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::io("read", &map_path, e)),
+        }
     }
 
     async fn look(self: &Arc<Self>) -> Result<Look> {
         let filling = Arc::clone(self);
         blocking(move || {
-            if filling.is_same() {
+            if filling.is_same()? {
                 return Ok(Look::Same);
             }
             let partial = &filling.partial;

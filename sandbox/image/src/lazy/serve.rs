@@ -213,7 +213,7 @@ impl Fetcher {
         }
         if let Some(fetched) = images.get(&digest) {
             let filling = Arc::clone(&fetched.filling);
-            if !fetched.task.is_finished() && blocking(move || Ok(filling.is_same())).await? {
+            if !fetched.task.is_finished() && blocking(move || filling.is_same()).await? {
                 return Ok(Opened::Lazy(fetched.filling.connect()));
             }
         }
@@ -266,7 +266,8 @@ async fn tell_whole(connection: &Connection) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers a disk until it hangs up.
+/// Answers a disk until it hangs up, or nothing is fetched for it any more: it connects again then,
+/// and the image is looked for again.
 async fn serve_disk(connection: &Connection, image: &Use) -> io::Result<()> {
     let (partial, mut whole) = (image.partial(), image.whole());
     let bytes = partial.map.bytes;
@@ -285,6 +286,9 @@ async fn serve_disk(connection: &Connection, image: &Use) -> io::Result<()> {
                 }
             }
             Some((extent, found)) = wanted.next() => {
+                if found.is_none() && partial.is_closed() {
+                    return Ok(());
+                }
                 connection.send(answer(extent, found)).await?;
             }
             () = become_true(&mut whole), if !told => {
