@@ -21,7 +21,7 @@ extern crate alloc;
 use alloc::vec::Vec;
 
 /// First word of a [`Hello`]: the protocol and its version.
-const HELLO: u64 = u64::from_be_bytes(*b"sliplazy") ^ 1;
+const HELLO: u64 = u64::from_be_bytes(*b"sliplazy") ^ 2;
 /// First words of the other messages.
 const WANT: u64 = 1;
 const OPEN: u64 = 2;
@@ -65,20 +65,27 @@ impl Extent {
 pub struct Hello {
     /// The SHA-256 digest of the image's manifest, which names the image.
     pub digest: [u8; 32],
+    /// The device of the file that the disk reads (`st_dev`). The image may have another file in
+    /// another cache, or after it was removed and pulled again.
+    pub device: u64,
+    /// The inode of that file (`st_ino`).
+    pub inode: u64,
 }
 
 impl Hello {
     /// Returns the message.
     pub fn encode(&self) -> Vec<u8> {
-        [&HELLO.to_ne_bytes()[..], &self.digest].concat()
+        let [hello, device, inode] = [HELLO, self.device, self.inode].map(u64::to_ne_bytes);
+        [&hello[..], &device, &inode, &self.digest].concat()
     }
 
     /// Returns the greeting in a message. Returns `None` if the message is of another form or
     /// version.
     pub fn decode(message: &[u8]) -> Option<Self> {
-        let (first, digest) = message.split_first_chunk()?;
+        let (head, digest) = message.split_at_checked(24)?;
+        let [hello, device, inode] = words(head)?;
         let digest = digest.try_into().ok()?;
-        (u64::from_ne_bytes(*first) == HELLO).then_some(Self { digest })
+        (hello == HELLO).then_some(Self { digest, device, inode })
     }
 }
 
@@ -112,7 +119,7 @@ pub enum Answer<'a> {
     /// These bytes, which the disk wanted, cannot be fetched now. Wanted again, they are tried
     /// again.
     Failed(Extent),
-    /// There is no such image; the text says why. Of a long text, the first bytes are sent. The
+    /// There is no such image, or its file is another one; the text says why. Of a long text, the first bytes are sent. The
     /// connection ends.
     Refused(&'a [u8]),
 }
@@ -166,7 +173,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let hello = Hello { digest: [7; 32] };
+        let hello = Hello { digest: [7; 32], device: 8, inode: 9 };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         assert_eq!(Want::decode(&Want(EXTENT).encode()), Some(Want(EXTENT)));
         let answers = [
@@ -186,9 +193,10 @@ mod tests {
 
     #[test]
     fn messages_of_another_form_are_refused() {
-        let hello = Hello { digest: [7; 32] }.encode();
+        let hello = Hello { digest: [7; 32], device: 8, inode: 9 }.encode();
         assert_eq!(Hello::decode(&hello[1..]), None);
-        assert_eq!(Hello::decode(&[0; 40]), None);
+        assert_eq!(Hello::decode(&[0; 56]), None);
+        assert_eq!(Hello::decode(&[&hello[..], &[0]].concat()), None);
         assert_eq!(Hello::decode(b""), None);
         let bad = [
             Want(Extent { offset: 0, bytes: 0 }),

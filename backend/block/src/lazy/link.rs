@@ -44,14 +44,14 @@ pub(super) enum Heard {
 }
 
 impl Link {
-    /// Makes the link of a disk of the image `digest` to the fetcher at `socket`. There is no
-    /// connection yet.
+    /// Makes the link of a disk to the fetcher at `socket`, which it greets with `hello`. There is
+    /// no connection yet.
     ///
     /// # Errors
     /// [`OpenError::File`] if the path is too long for a socket.
-    pub fn new(socket: &Path, digest: [u8; 32]) -> Result<Self, OpenError> {
+    pub fn new(socket: &Path, hello: Hello) -> Result<Self, OpenError> {
         let address = SocketAddrUnix::new(socket).map_err(failed(socket, "connect to"))?;
-        Ok(Self { address, hello: Hello { digest }, bin: Bin::new(), state: State::Lost })
+        Ok(Self { address, hello, bin: Bin::new(), state: State::Lost })
     }
 
     /// Returns whether there is no connection.

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
+use slipway_lazy_spec::Hello;
 use slipway_ram::Span;
 use slipway_telemetry::{Clock, MonotonicClock};
 
@@ -74,7 +75,8 @@ impl LazyDisk {
 }
 
 impl<D: Disk> LazyDisk<D> {
-    /// Makes a disk over `inner`, which reads the image's file and refuses writes. Connects to the
+    /// Makes a disk over `inner`, which reads the image's file and refuses writes. `hello` names the
+    /// image and this file. Connects to the
     /// fetcher at `socket`, if there is one by now.
     ///
     /// # Errors
@@ -82,12 +84,12 @@ impl<D: Disk> LazyDisk<D> {
     /// too long.
     pub fn new(
         inner: D,
-        digest: [u8; 32],
+        hello: Hello,
         socket: &Path,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
         let geometry = Geometry { read_only: true, ..inner.geometry() };
-        let mut missing = Missing::new(geometry.bytes(), Link::new(socket, digest)?, clock)?;
+        let mut missing = Missing::new(geometry.bytes(), Link::new(socket, hello)?, clock)?;
         let wake = watch(&inner, &missing).map_err(|errno| OpenError::Wake(errno.into()))?;
         missing.connect(&wake);
         Ok(Self { inner, wake, geometry, missing: Some(Box::new(missing)), ready: Vec::new() })
@@ -213,7 +215,7 @@ impl<D: Disk> Disk for LazyDisk<D> {
 pub(crate) struct ImageFile {
     path: PathBuf,
     common: Arc<Common>,
-    digest: [u8; 32],
+    hello: Hello,
     socket: PathBuf,
 }
 
@@ -237,13 +239,15 @@ impl ImageFile {
         if bytes > MOST_BYTES {
             return Err(failed(path, "open")(Errno::FBIG));
         }
-        Ok(Self { path: path.to_owned(), common: Arc::new(common), digest, socket })
+        let status = rustix::fs::fstat(&common.fd).map_err(failed(path, "look at"))?;
+        let hello = Hello { digest, device: status.st_dev, inode: status.st_ino };
+        Ok(Self { path: path.to_owned(), common: Arc::new(common), hello, socket })
     }
 
     /// Opens a disk.
     pub fn disk(&self) -> Result<LazyDisk, OpenError> {
         let file = FileDisk::over(Arc::clone(&self.common), true)?;
-        LazyDisk::new(file, self.digest, &self.socket, Arc::new(MonotonicClock::new()))
+        LazyDisk::new(file, self.hello, &self.socket, Arc::new(MonotonicClock::new()))
     }
 
     /// Returns the shape of the disks.

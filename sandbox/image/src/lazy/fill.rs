@@ -1,6 +1,7 @@
 //! Fetches what is wanted of an image, and ahead of that the rest of it.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -134,7 +135,11 @@ impl Filling {
             }
             let partial = &filling.partial;
             let image = partial.cache.get(&partial.digest.to_string())?;
-            let is_whole = image.is_some_and(|image| !image.lazy);
+            // Disks read the file that was being filled.
+            let is_ours = |path: &Path| {
+                std::fs::metadata(path).is_ok_and(|m| partial.stamp.is_of(Stamp::file(&m)))
+            };
+            let is_whole = image.is_some_and(|image| !image.lazy && is_ours(&image.erofs_path));
             Ok(if is_whole { Look::Whole } else { Look::Gone })
         })
         .await

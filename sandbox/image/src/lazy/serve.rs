@@ -26,8 +26,9 @@ use tokio::time::Instant;
 use super::budget::Budget;
 use super::fetch::{Partial, Settings, have_dir};
 use super::fill::{Filling, Use};
+use super::stamp::Stamp;
 use crate::source::blocking;
-use crate::{Access, Cache, Digest, Error, Reference, Result, Silent};
+use crate::{Access, Cache, Digest, Error, Image, Reference, Result, Silent};
 
 /// The time without connections and without anything to fetch after which a fetcher ends.
 const IDLE: Duration = Duration::from_secs(60);
@@ -203,17 +204,25 @@ impl Fetcher {
         }
     }
 
-    /// Opens an image, and begins to fetch it.
-    async fn open(self: &Arc<Self>, digest: Digest) -> Result<Opened> {
+    /// Opens the image of a disk that reads the file with this device and inode, and begins to
+    /// fetch it.
+    async fn open(self: &Arc<Self>, digest: Digest, file: (u64, u64)) -> Result<Opened> {
         let mut images = self.images.lock().await;
         let unknown = || Error::Unknown(digest.to_string());
         let image = self.cache.get_aside(&digest.to_string()).await?.ok_or_else(unknown)?;
+        let path = image.erofs_path.clone();
+        let found =
+            blocking(move || std::fs::metadata(&path).map_err(|e| Error::io("look at", &path, e)));
+        if Stamp::file(&found.await?) != file {
+            return Err(another_file(&image));
+        }
         if !image.lazy {
             return Ok(Opened::Whole);
         }
         if let Some(fetched) = images.get(&digest) {
             let filling = Arc::clone(&fetched.filling);
-            if !fetched.task.is_finished() && blocking(move || filling.is_same()).await? {
+            let is_of = filling.partial.stamp.is_of(file) && !fetched.task.is_finished();
+            if is_of && blocking(move || filling.is_same()).await? {
                 return Ok(Opened::Lazy(fetched.filling.connect()));
             }
         }
@@ -229,7 +238,12 @@ impl Fetcher {
             };
             Partial::open(&fetcher.cache, &image, settings)
         });
-        let filling = Filling::new(partial.await?);
+        let partial = partial.await?;
+        // It may have been pulled again since the look at its file.
+        if !partial.stamp.is_of(file) {
+            return Err(Error::Unknown(digest.to_string()));
+        }
+        let filling = Filling::new(partial);
         let task = tokio::spawn(Arc::clone(&filling).fill(Arc::clone(&self.busy)));
         let one = filling.connect();
         images.insert(digest, Fetched { filling, task });
@@ -242,13 +256,20 @@ impl Fetcher {
     }
 }
 
+/// Makes the error of a disk that reads another file than the image has in this cache.
+fn another_file(image: &Image) -> Error {
+    let reason = "a disk reads another file, of another data directory or an earlier pull: \
+        start its container again";
+    Error::bad_document(image.erofs_path.display(), reason)
+}
+
 /// Serves one connection. An error ends this connection only.
 async fn attend(fetcher: Arc<Fetcher>, stream: UnixStream) {
     let Ok(connection) = Connection::new(stream) else { return };
     // A connection without a greeting keeps the fetcher there.
     let Ok(Some(message)) = connection.receive().await else { return };
     let Some(hello) = Hello::decode(&message) else { return };
-    let _ = match fetcher.open(hello.digest.into()).await {
+    let _ = match fetcher.open(hello.digest.into(), (hello.device, hello.inode)).await {
         Ok(Opened::Lazy(image)) => serve_disk(&connection, &image).await,
         Ok(Opened::Whole) => tell_whole(&connection).await,
         Err(error) => {

@@ -1,6 +1,6 @@
 //! The identity of an image's files.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -18,10 +18,17 @@ pub(crate) struct Stamp {
 impl Stamp {
     pub(crate) fn of(image: &Path, map: &Path) -> io::Result<Self> {
         let (image, map) = (std::fs::metadata(image)?, std::fs::metadata(map)?);
-        Ok(Self {
-            image: (image.dev(), image.ino()),
-            map: (map.ino(), map.mtime(), map.mtime_nsec()),
-        })
+        Ok(Self { image: Self::file(&image), map: (map.ino(), map.mtime(), map.mtime_nsec()) })
+    }
+
+    /// Returns the device and the inode of a file.
+    pub(crate) fn file(meta: &Metadata) -> (u64, u64) {
+        (meta.dev(), meta.ino())
+    }
+
+    /// Returns whether the image's file is the one with this device and inode.
+    pub(crate) fn is_of(&self, image: (u64, u64)) -> bool {
+        self.image == image
     }
 
     /// Returns a digest of the map's content, of this stamp and of the system's boot, to which the

@@ -2,6 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,8 +31,14 @@ impl Pulled {
     /// Connects as a disk of the image.
     fn disk(&self) -> Disk {
         let disk = Disk::connect(&self.run_dir());
-        disk.send(&Hello { digest: self.image.digest.bytes() }.encode());
+        disk.send(&self.hello().encode());
         disk
+    }
+
+    fn hello(&self) -> Hello {
+        let file = std::fs::metadata(&self.image.erofs_path).unwrap();
+        let digest = self.image.digest.bytes();
+        Hello { digest, device: file.dev(), inode: file.ino() }
     }
 }
 
@@ -161,11 +168,17 @@ async fn hostile_disks_lose_their_connection_and_nobody_elses() {
     let fetcher = pulled.serve(LONG);
     let good = pulled.disk().opened();
     let unknown = Disk::connect(&pulled.run_dir());
-    unknown.send(&Hello { digest: [7; 32] }.encode());
+    unknown.send(&Hello { digest: [7; 32], ..pulled.hello() }.encode());
     let refused = unknown.receive().unwrap();
     let Some(Answer::Refused(text)) = Answer::decode(&refused) else { panic!("{refused:?}") };
     assert!(String::from_utf8_lossy(text).contains("no image"));
     assert_eq!(unknown.receive(), None);
+    let other = Disk::connect(&pulled.run_dir());
+    let hello = pulled.hello();
+    other.send(&Hello { inode: hello.inode + 1, ..hello }.encode());
+    let refused = other.receive().unwrap();
+    let Some(Answer::Refused(text)) = Answer::decode(&refused) else { panic!("{refused:?}") };
+    assert!(String::from_utf8_lossy(text).contains("another file"));
     let greets = Disk::connect(&pulled.run_dir());
     greets.send(b"GET / HTTP/1.1");
     assert_eq!(greets.receive(), None);

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,10 +58,16 @@ impl Rig {
         self.folder.path().join("fetcher")
     }
 
+    /// Returns the greeting of a disk that reads the image's file.
+    fn hello(&self) -> Hello {
+        let file = std::fs::metadata(self.image()).unwrap();
+        Hello { digest: DIGEST, device: file.dev(), inode: file.ino() }
+    }
+
     fn disk(&self) -> LazyDisk {
         let options = FileOptions { read_only: true, direct: false, ..FileOptions::default() };
         let file = FileDisk::open(&self.image(), &options).unwrap();
-        LazyDisk::new(file, DIGEST, &self.socket(), Arc::new(self.clock.clone())).unwrap()
+        LazyDisk::new(file, self.hello(), &self.socket(), Arc::new(self.clock.clone())).unwrap()
     }
 
     /// Accepts a connection that waits, and takes its greeting. Returns `None` if none waits.
@@ -71,7 +77,7 @@ impl Rig {
         let image = File::options().write(true).open(self.image()).unwrap();
         let fetcher = Fetcher { socket, bin: Bin::new(), image };
         let hello = fetcher.hear().unwrap();
-        assert_eq!(Hello::decode(&hello), Some(Hello { digest: DIGEST }));
+        assert_eq!(Hello::decode(&hello), Some(self.hello()));
         Some(fetcher)
     }
 

@@ -191,7 +191,7 @@ fn transfers_wait_for_their_blocks_too() {
     let rig = Rig::new(8 * BLOCK);
     let ram = crate::RamDisk::new(8 * BLOCK, 512).unwrap();
     let clock = Arc::new(rig.clock.clone());
-    let mut disk = LazyDisk::new(ram, DIGEST, &rig.socket(), clock).unwrap();
+    let mut disk = LazyDisk::new(ram, rig.hello(), &rig.socket(), clock).unwrap();
     let fetcher = rig.welcome(&mut disk);
     let span = [Span::heap(512)];
     assert_eq!(disk.transfer(Operation::Read, 8, 1, &span), None);
