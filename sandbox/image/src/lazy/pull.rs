@@ -7,6 +7,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::index::{Index, MOST_FOOTER, Toc, footer};
 use super::map::{Map, MapLayer, spans};
+use super::members::Members;
 use crate::cache::{Files, Turn};
 use crate::manifest::{Layer, Plan};
 use crate::root::layout::Layout;
@@ -84,13 +85,18 @@ impl Cache {
         let layout = layout.map_err(|reason| Error::bad_document(name.familiar(), reason))?;
         let Origin { reference, plain_http } = origin;
         let (bytes, spans) = (layout.bytes(), spans(&tree, layout.data(), &indexes));
+        let content = Map { reference, plain_http, bytes, layers, spans };
+        if Members::of(&content).is_err() {
+            // Chunks overlap, and a process that fetches would refuse the map.
+            return Ok(None);
+        }
         let image = self.work_file(&plan.digest, ".erofs")?;
         let written = layout.write_metadata(&tree, image.as_file());
         let written = written.and_then(|()| image.as_file().sync_all());
         written.map_err(|e| Error::io("write", image.path(), e))?;
         let image = image.into_temp_path();
         let map = self.work_file(&plan.digest, ".map")?.into_temp_path();
-        Map { reference, plain_http, bytes, layers, spans }.write(&map)?;
+        content.write(&map)?;
         let files = Files { image, size_bytes: bytes, map: Some(map) };
         let image = self.commit(files, plan, (&[name][..], Taken::Replace))?;
         progress.event(Event::Finished(&plan.digest));
