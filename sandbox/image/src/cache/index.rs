@@ -15,12 +15,16 @@ use slipway_lock::Lock;
 use super::lock;
 use crate::{Digest, Error, ImageConfig, Reference, Result};
 
+/// The version of an index without lazily pulled images.
 const VERSION: u32 = 1;
+/// The version of an index with such images. Programs that read version 1 alone would take their
+/// files for whole ones.
+const LAZY_VERSION: u32 = 2;
 /// The name of the next index while it is being written.
 const NEW: &str = "index.json.new";
 const NAME: &str = "index.json";
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Deserialize)]
 pub(crate) struct Index {
     version: u32,
     pub images: BTreeMap<Digest, Record>,
@@ -31,6 +35,22 @@ pub(crate) struct Index {
 impl Default for Index {
     fn default() -> Self {
         Self { version: VERSION, images: BTreeMap::new(), references: BTreeMap::new() }
+    }
+}
+
+/// The form in which an index is written.
+#[derive(Serialize)]
+struct Written<'a> {
+    version: u32,
+    images: &'a BTreeMap<Digest, Record>,
+    references: &'a BTreeMap<Reference, Digest>,
+}
+
+impl<'a> Written<'a> {
+    fn of(index: &'a Index) -> Self {
+        let Index { images, references, .. } = index;
+        let is_lazy = images.values().any(|record| record.lazy);
+        Self { version: if is_lazy { LAZY_VERSION } else { VERSION }, images, references }
     }
 }
 
@@ -87,7 +107,8 @@ impl LockedIndex {
         let path = self.dir.join(NAME);
         let new = self.dir.join(NEW);
         let failed = |e: io::Error| Error::io("write", &path, e);
-        let bytes = serde_json::to_vec_pretty(&self.index).map_err(|e| failed(e.into()))?;
+        let bytes =
+            serde_json::to_vec_pretty(&Written::of(&self.index)).map_err(|e| failed(e.into()))?;
         let mut options = File::options();
         let options = options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = options.open(&new).map_err(failed)?;
@@ -114,7 +135,7 @@ fn read(path: &Path) -> Result<Index> {
     };
     let bad = |reason: String| Error::BadIndex { path: path.to_owned(), reason };
     let index: Index = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
-    match index.version == VERSION {
+    match matches!(index.version, VERSION | LAZY_VERSION) {
         true => Ok(index),
         false => Err(bad(format!("version {} is not known here", index.version))),
     }
