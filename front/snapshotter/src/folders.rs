@@ -105,7 +105,8 @@ impl Folders {
     pub fn adopt(&self, staged: &Path, id: u64) -> io::Result<()> {
         let dir = self.of(id);
         remove(&dir)?;
-        File::open(staged)?.sync_all()?;
+        // Files that were copied into it, too.
+        rustix::fs::syncfs(File::open(staged)?)?;
         fs::rename(staged, &dir)?;
         File::open(&self.snapshots)?.sync_all()
     }

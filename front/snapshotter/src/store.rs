@@ -156,11 +156,11 @@ impl Store {
             }
             for path in paths {
                 match path.strip_prefix("labels.") {
-                    // containerd sets a label that the request lacks to the empty text.
-                    Some(name) => {
-                        let value = labels.get(name).cloned().unwrap_or_default();
-                        record.labels.insert(name.to_owned(), value);
-                    }
+                    // As containerd does, an empty label is removed.
+                    Some(name) => match labels.get(name).filter(|value| !value.is_empty()) {
+                        Some(value) => drop(record.labels.insert(name.to_owned(), value.clone())),
+                        None => drop(record.labels.remove(name)),
+                    },
                     None if path == "labels" => record.labels = labels.clone(),
                     None => {
                         let what = shown(path);
