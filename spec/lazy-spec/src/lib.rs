@@ -119,8 +119,8 @@ pub enum Answer<'a> {
     /// These bytes, which the disk wanted, cannot be fetched now. Wanted again, they are tried
     /// again.
     Failed(Extent),
-    /// There is no such image, or its file is another one; the text says why. Of a long text, the first bytes are sent. The
-    /// connection ends.
+    /// There is no such image, or its file is another one; the text says why. Of a long text, the
+    /// first bytes are sent. The connection ends.
     Refused(&'a [u8]),
 }
 

@@ -75,9 +75,8 @@ impl LazyDisk {
 }
 
 impl<D: Disk> LazyDisk<D> {
-    /// Makes a disk over `inner`, which reads the image's file and refuses writes. `hello` names the
-    /// image and this file. Connects to the
-    /// fetcher at `socket`, if there is one by now.
+    /// Makes a disk over `inner`, which reads the image's file and refuses writes. `hello` names
+    /// the image and this file. Connects to the fetcher at `socket`, if there is one by now.
     ///
     /// # Errors
     /// [`OpenError::Wake`] if no descriptors are left; [`OpenError::File`] if the socket's path is

@@ -113,10 +113,11 @@ impl Partial {
         let members = Members::of(&map).map_err(|reason| bad(&reason))?;
         let unreadable = |e| Error::io("open", &path, e);
         let file = File::options().read(true).write(true).open(&path).map_err(unreadable)?;
-        if file.metadata().map_err(unreadable)?.len() != map.bytes {
+        let meta = file.metadata().map_err(unreadable)?;
+        if meta.len() != map.bytes {
             return Err(bad("the image's file has another length"));
         }
-        let stamp = Stamp::of(&path, &map_path).map_err(unreadable)?;
+        let stamp = Stamp::with(&meta, &map_path).map_err(unreadable)?;
         let have_path = settings.have_dir.map(|dir| have_path(dir, &digest));
         let have = match &have_path {
             Some(path) => {

@@ -17,8 +17,13 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     pub(crate) fn of(image: &Path, map: &Path) -> io::Result<Self> {
-        let (image, map) = (std::fs::metadata(image)?, std::fs::metadata(map)?);
-        Ok(Self { image: Self::file(&image), map: (map.ino(), map.mtime(), map.mtime_nsec()) })
+        Self::with(&std::fs::metadata(image)?, map)
+    }
+
+    /// Returns the stamp of an open file of the image, and of a map.
+    pub(crate) fn with(image: &Metadata, map: &Path) -> io::Result<Self> {
+        let map = std::fs::metadata(map)?;
+        Ok(Self { image: Self::file(image), map: (map.ino(), map.mtime(), map.mtime_nsec()) })
     }
 
     /// Returns the device and the inode of a file.
