@@ -6,16 +6,15 @@
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
 mod library;
+mod under_library;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const ROLE: &str = "SLIPWAY_TEST_FORKS";
 /// The number of children.
 const TURNS: usize = 200;
 /// The copies of a connection's descriptor.
@@ -25,40 +24,18 @@ const PATIENCE: u32 = 60;
 
 #[test]
 fn a_child_has_no_lock_of_its_parents_threads() {
-    under_the_library("a_child_has_no_lock_of_its_parents_threads", program);
+    under_library::run("a_child_has_no_lock_of_its_parents_threads", program);
 }
 
 #[test]
 fn children_of_two_threads_hold_a_connection_once_each() {
-    under_the_library("children_of_two_threads_hold_a_connection_once_each", two_threads);
+    under_library::run("children_of_two_threads_hold_a_connection_once_each", two_threads);
 }
 
 #[test]
 fn a_child_without_a_connection_leaves_its_parents_open() {
     let test = "a_child_without_a_connection_leaves_its_parents_open";
-    under_the_library(test, at_the_limit);
-}
-
-/// Runs `program` under the library, as a process that runs this test.
-fn under_the_library(test: &str, program: fn()) {
-    if std::env::var_os(ROLE).is_some() {
-        return program();
-    }
-    let Some(library) = library::library() else {
-        return println!("SKIPPED: {test}: needs libslipway.so");
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("socket");
-    let engine = engine::Engine::new(&socket);
-    let (end, stop) = rustix::pipe::pipe().unwrap();
-    let engine = std::thread::spawn(move || engine.run(&end));
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", test, "--nocapture"]).env(ROLE, "1");
-    let ran = program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", &socket).output().unwrap();
-    drop(stop);
-    engine.join().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{}: {said}", ran.status);
+    under_library::run(test, at_the_limit);
 }
 
 /// Makes a connection that is the library's.

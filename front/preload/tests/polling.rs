@@ -4,13 +4,12 @@
 #[path = "../../../host/socket/tests/engine/mod.rs"]
 mod engine;
 mod library;
+mod under_library;
 
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const ROLE: &str = "SLIPWAY_TEST_POLLS";
 /// The number of descriptors that are polled.
 const NUMBERS: usize = 8;
 /// The number of listeners that are opened and closed.
@@ -18,25 +17,7 @@ const TURNS: usize = 20_000;
 
 #[test]
 fn a_set_may_change_while_it_is_polled() {
-    const TEST: &str = "a_set_may_change_while_it_is_polled";
-    if std::env::var_os(ROLE).is_some() {
-        return program();
-    }
-    let Some(library) = library::library() else {
-        return println!("SKIPPED: {TEST}: needs libslipway.so");
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("socket");
-    let engine = engine::Engine::new(&socket);
-    let (end, stop) = rustix::pipe::pipe().unwrap();
-    let engine = std::thread::spawn(move || engine.run(&end));
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", TEST, "--nocapture"]).env(ROLE, "1");
-    let ran = program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", &socket).output().unwrap();
-    drop(stop);
-    engine.join().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success() && !said.contains("panicked"), "{said}");
+    under_library::run("a_set_may_change_while_it_is_polled", program);
 }
 
 fn program() {
