@@ -67,7 +67,7 @@ impl Folders {
         remove(&dir)?;
         let made = self.make_in(&dir, kind, parent);
         if made.is_err() {
-            // What stays is removed with other leftovers.
+            // A directory that cannot be removed is removed with other leftovers.
             let _ = remove(&dir);
         }
         made
@@ -105,8 +105,7 @@ impl Folders {
     pub fn adopt(&self, staged: &Path, id: u64) -> io::Result<()> {
         let dir = self.of(id);
         remove(&dir)?;
-        // Files that were copied into it, too.
-        rustix::fs::syncfs(File::open(staged)?)?;
+        File::open(staged)?.sync_all()?;
         fs::rename(staged, &dir)?;
         File::open(&self.snapshots)?.sync_all()
     }
@@ -161,6 +160,14 @@ impl Folders {
     pub fn usage(&self, id: u64) -> io::Result<Usage> {
         usage(&self.files(id))
     }
+}
+
+/// Writes all files of the file system that has `dir` to its disk: many small ones at once.
+///
+/// # Errors
+/// The directory cannot be opened, or the disk fails.
+pub fn sync(dir: &Path) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(dir)?)?)
 }
 
 /// Returns the space that `top` and the files below it take: blocks on the disk, and inodes, each

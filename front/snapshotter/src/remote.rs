@@ -21,7 +21,7 @@ use std::time::Duration;
 use slipway_image::{Digest, Reference};
 use tokio::sync::RwLock;
 
-use crate::folders::FILES;
+use crate::folders::{self, FILES};
 use crate::images::{Images, Pulled};
 use crate::pulls::Pulls;
 use crate::record::{Kind, New, Record, Remote};
@@ -120,7 +120,7 @@ impl Remotes {
         let below = match parent {
             "" => None,
             parent => match self.get(parent).await?.remote {
-                // What is below was unpacked, and so is this.
+                // The layer below was unpacked, and this one is unpacked on it.
                 None => return Ok(false),
                 below => below,
             },
@@ -228,12 +228,15 @@ impl Remotes {
         let fetch = self.images.extract(&pulled.digest, reference, &paths, &into);
         let late = |_| Err(format!("they did not come within {} s", FETCH.as_secs()));
         let fetched = tokio::time::timeout(FETCH, fetch).await.unwrap_or_else(late);
-        match fetched {
-            Ok(()) => Ok(staged),
-            Err(why) => {
-                Err(format!("its files of users and volumes, which containerd copies: {why}"))
-            }
-        }
+        fetched.map_err(|why| {
+            format!("its files of users and volumes, which containerd copies: {why}")
+        })?;
+        // Before the ledger knows of the layer. The ledger's transactions must not wait for it.
+        let synced = blocking(move || {
+            folders::sync(staged.path()).map_err(|error| Refusal::Failed(error.to_string()))?;
+            Ok(staged)
+        });
+        synced.await.map_err(|error| error.to_string())
     }
 
     async fn commit(
@@ -334,7 +337,7 @@ fn write_image(path: &Path, remote: &Remote) -> io::Result<()> {
 /// Does what blocks on another thread.
 ///
 /// # Errors
-/// Those of the work.
+/// The errors of the work.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
