@@ -19,7 +19,7 @@ const RETRIES: [Duration; 3] = match cfg!(test) {
     false => [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)],
     true => [Duration::from_millis(1); 3],
 };
-/// The bytes that are uncompressed or read at once.
+/// The bytes that are read at once.
 const PIECE: usize = 128 << 10;
 
 impl Partial {
@@ -67,12 +67,11 @@ impl Partial {
     /// Writes the spans of the members that are in `blob`, which begins at offset `from` of the
     /// layer's. Returns the first error; spans that are right are written nevertheless.
     fn unpack(&self, members: &[u32], from: u64, blob: &[u8]) -> Result<()> {
-        let mut buffer = vec![0; PIECE];
         let mut outcome = Ok(());
         for member in members {
             let begin = (self.members.get(*member).stream - from) as usize;
             let unpacked = match blob.get(begin..) {
-                Some(stream) => self.unpack_member(*member, stream, &mut buffer),
+                Some(stream) => self.unpack_member(*member, stream),
                 None => Err(self.bad_member(*member, "the registry sends too little of it")),
             };
             outcome = outcome.and(unpacked);
@@ -82,7 +81,7 @@ impl Partial {
 
     /// Writes the missing spans of one member, each once its digest is known to be right: what
     /// readers have been told of stays as it is. No more is uncompressed than they need.
-    fn unpack_member(&self, member: u32, stream: &[u8], buffer: &mut [u8]) -> Result<()> {
+    fn unpack_member(&self, member: u32, stream: &[u8]) -> Result<()> {
         let mut decoder = MultiGzDecoder::new(stream);
         let (mut at, mut data) = (0, Vec::new());
         let mut outcome = Ok(());
@@ -91,10 +90,8 @@ impl Partial {
                 continue;
             }
             let span = self.span(*number);
-            self.pass(member, &mut decoder, span.inner - at, buffer, |_| {})?;
-            data.clear();
-            let keep = |piece: &[u8]| data.extend_from_slice(piece);
-            self.pass(member, &mut decoder, span.bytes, buffer, keep)?;
+            let read = read_span(&mut decoder, span.inner - at, span.bytes, &mut data);
+            read.map_err(|e| self.bad_member(member, &e.to_string()))?;
             at = span.inner + span.bytes;
             let actual = Digest::of(&data);
             if actual != span.digest {
@@ -106,30 +103,6 @@ impl Partial {
             self.lock().have.set(*number as usize);
         }
         outcome
-    }
-
-    /// Passes the next `bytes` bytes of a member in pieces to `take`.
-    fn pass(
-        &self,
-        member: u32,
-        decoder: &mut impl Read,
-        bytes: u64,
-        buffer: &mut [u8],
-        mut take: impl FnMut(&[u8]),
-    ) -> Result<()> {
-        let mut done = 0;
-        while done < bytes {
-            let room = (bytes - done).min(buffer.len() as u64) as usize;
-            let n = match decoder.read(&mut buffer[..room]) {
-                Ok(0) => return Err(self.bad_member(member, "it ends early")),
-                Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(self.bad_member(member, &e.to_string())),
-            };
-            take(&buffer[..n]);
-            done += n as u64;
-        }
-        Ok(())
     }
 
     fn bad_member(&self, member: u32, reason: &str) -> Error {
@@ -194,6 +167,23 @@ impl Partial {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads `bytes` bytes of a member into `data`, after `skipped` others.
+fn read_span(
+    member: &mut impl Read,
+    skipped: u64,
+    bytes: u64,
+    data: &mut Vec<u8>,
+) -> io::Result<()> {
+    data.clear();
+    data.reserve_exact(bytes as usize);
+    let passed = io::copy(&mut member.by_ref().take(skipped), &mut io::sink())?;
+    let read = member.by_ref().take(bytes).read_to_end(data)?;
+    match passed == skipped && read as u64 == bytes {
+        true => Ok(()),
+        false => Err(io::Error::other("it ends early")),
     }
 }
 
