@@ -35,36 +35,38 @@ fn is_refusal(error: &slipway_image::Error) -> bool {
 
 /// Ensures that the image `named` is in the cache, and fetches it if `policy` says so.
 pub async fn ensure(config: &Config, named: &str, policy: Pull) -> Result<Image> {
-    let policy = match policy {
-        Pull::Missing => PullPolicy::Missing,
-        Pull::Always => PullPolicy::Always,
-        Pull::Never => PullPolicy::Never,
-    };
     let cache = cache(config)?;
     // A name that is no reference may still be a digest in the cache: `ensure` finds out.
     let access = named.parse().map(|reference| Access::from_docker_config(&reference));
-    Ok(cache.ensure(named, &access.unwrap_or_default(), policy, Fetch::new()).await?)
+    let access = access.unwrap_or_default();
+    Ok(cache.ensure(named, &access, pull_policy(policy), Fetch::new()).await?)
 }
 
 /// Ensures that the image `named` is in the cache as [`ensure`] does. An image that is fetched
 /// comes without the data of its files, if its layers allow that.
 pub async fn ensure_lazily(config: &Config, named: &str, policy: Pull) -> Result<Image> {
     let cache = cache(config)?;
-    let pulls = match policy {
-        // A digest is of an image in the cache.
-        Pull::Missing => cache.get(named)?.is_none() && !named.starts_with("sha256:"),
-        Pull::Always => !named.starts_with("sha256:"),
-        Pull::Never => false,
-    };
-    if pulls {
-        let reference: Reference = named.parse()?;
-        let access = Access::from_docker_config(&reference);
-        if let Some(image) = pull_lazily(&cache, &reference, &access).await? {
-            cache.touch(&image.digest)?;
-            return Ok(image);
+    let image = match cache.there(named, pull_policy(policy)).await? {
+        Some(image) => image,
+        None => {
+            let reference: Reference = named.parse()?;
+            let access = Access::from_docker_config(&reference);
+            match pull_lazily(&cache, &reference, &access).await? {
+                Some(image) => image,
+                None => cache.pull(&reference, &access, Fetch::new()).await?,
+            }
         }
+    };
+    cache.touch(&image.digest)?;
+    Ok(image)
+}
+
+fn pull_policy(policy: Pull) -> PullPolicy {
+    match policy {
+        Pull::Missing => PullPolicy::Missing,
+        Pull::Always => PullPolicy::Always,
+        Pull::Never => PullPolicy::Never,
     }
-    ensure(config, named, policy).await
 }
 
 /// Pulls an image without the data of its files. Returns `None` after saying so if its layers do

@@ -124,18 +124,29 @@ impl Cache {
         policy: PullPolicy,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
+        let image = match self.there(name, policy).await? {
+            Some(image) => image,
+            None => self.pull(&name.parse()?, access, progress).await?,
+        };
+        self.touch_aside(image.digest).await?;
+        Ok(image)
+    }
+
+    /// Returns the image called `name` from the cache, as [`ensure`](Self::ensure) does. Returns
+    /// `None` if `policy` says that it is to be pulled.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the image is not in the cache and may not be pulled.
+    pub async fn there(&self, name: &str, policy: PullPolicy) -> Result<Option<Image>> {
         if policy != PullPolicy::Always
             && let Some(image) = self.get_aside(name).await?
         {
-            self.touch_aside(image.digest).await?;
-            return Ok(image);
+            return Ok(Some(image));
         }
-        if policy == PullPolicy::Never || name.starts_with("sha256:") {
-            return Err(Error::Unknown(name.to_owned()));
+        match policy == PullPolicy::Never || name.starts_with("sha256:") {
+            true => Err(Error::Unknown(name.to_owned())),
+            false => Ok(None),
         }
-        let image = self.pull(&name.parse()?, access, progress).await?;
-        self.touch_aside(image.digest).await?;
-        Ok(image)
     }
 
     /// Does as [`get`](Self::get), on a thread that may block.
