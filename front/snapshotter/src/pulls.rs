@@ -54,7 +54,7 @@ impl Pulls {
     /// Has an image in the cache, as [`Images::pull`] does.
     ///
     /// # Errors
-    /// Those of [`Images::pull`].
+    /// The errors of [`Images::pull`].
     pub async fn pull(&self, reference: &Reference, whole: bool) -> Outcome {
         let pull = {
             let now = Instant::now();

@@ -116,7 +116,7 @@ impl Connection {
     /// request that has a reply.
     ///
     /// # Errors
-    /// Those of [`Connection::ask`].
+    /// The errors of [`Connection::ask`].
     pub fn unlisten(&mut self, listener: u64) -> Result<(), Errno> {
         self.untold_listeners.push(listener);
         self.tell_of_listeners()
@@ -169,7 +169,7 @@ impl Connection {
     /// Sends a request and receives its reply.
     ///
     /// # Errors
-    /// Those of [`Connection::tell`] and of [`Connection::receive`].
+    /// The errors of [`Connection::tell`] and of [`Connection::receive`].
     pub fn ask(&mut self, request: Request, with: Option<BorrowedFd<'_>>) -> Result<Answer, Errno> {
         self.tell_of_listeners()?;
         // `EPIPE`: the engine is gone, or it refuses this user. Then it has sent the reason before

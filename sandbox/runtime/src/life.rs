@@ -123,7 +123,7 @@ fn note(sandbox: &Sandbox, outcome: Result<()>) {
 /// free only if no process has it, and once no record on disk names it.
 ///
 /// # Errors
-/// Those of saving the record. The user id stays taken then.
+/// The errors of saving the record. The user id stays taken then.
 pub async fn record_end(
     node: &Node,
     sandbox: &Sandbox,

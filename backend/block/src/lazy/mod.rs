@@ -62,8 +62,9 @@ impl LazyDisk {
     /// the options, the block size and the witness count.
     ///
     /// # Errors
-    /// Those of [`FileDisk::open`]; [`OpenError::Size`] if the file is no whole number of logical
-    /// blocks; [`OpenError::File`] if it is larger than any image, or the socket's path too long.
+    /// The errors of [`FileDisk::open`]; [`OpenError::Size`] if the file is no whole number of
+    /// logical blocks; [`OpenError::File`] if it is larger than any image, or the socket's path too
+    /// long.
     pub fn open(
         path: &Path,
         digest: [u8; 32],

@@ -36,7 +36,7 @@ impl Touched {
     /// Creates marks of `len` pages, none of which was touched.
     ///
     /// # Errors
-    /// Those of [`Anonymous::new`].
+    /// The errors of [`Anonymous::new`].
     pub fn new(len: u64) -> std::io::Result<Self> {
         Ok(Self { map: Anonymous::new(bytes_of(len)?)?.small_pages(), count: 0 })
     }
@@ -71,7 +71,7 @@ impl Bits {
     /// Creates a bitmap of zeros without a record.
     ///
     /// # Errors
-    /// Those of [`Anonymous::new`].
+    /// The errors of [`Anonymous::new`].
     pub fn new(len: u64) -> std::io::Result<Self> {
         let bytes = bytes_of(len)?;
         let own = Anonymous::new(bytes)?.small_pages();
@@ -89,7 +89,7 @@ impl Bits {
     /// bitmap and the number of set bits, or `None` if a bit beyond the last one is set.
     ///
     /// # Errors
-    /// Those of [`Anonymous::new`], and of reading the file.
+    /// The errors of [`Anonymous::new`], and of reading the file.
     pub fn of(
         len: u64,
         record: Lasting,

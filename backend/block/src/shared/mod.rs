@@ -79,7 +79,7 @@ impl SharedDisk {
     /// fetcher. Every disk is read-only, and the image keeps its size.
     ///
     /// # Errors
-    /// Those of [`LazyDisk::open`](crate::LazyDisk::open).
+    /// The errors of [`LazyDisk::open`](crate::LazyDisk::open).
     pub fn lazy(
         path: &Path,
         digest: [u8; 32],

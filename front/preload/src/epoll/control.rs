@@ -152,7 +152,7 @@ fn is_unconnected(fd: c_int) -> bool {
 /// Carries out epoll_ctl(2) for a connection of ours.
 ///
 /// # Errors
-/// Those of epoll_ctl(2).
+/// The errors of epoll_ctl(2).
 fn change(
     set: c_int,
     how: c_int,
@@ -193,7 +193,7 @@ fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
 /// member of each group.
 ///
 /// # Errors
-/// Those of epoll_ctl(2).
+/// The errors of epoll_ctl(2).
 fn watch(
     set: c_int,
     own: &Set,

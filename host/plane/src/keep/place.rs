@@ -251,7 +251,7 @@ fn too_long() -> Error {
 /// Returns the parts of an endpoint, with a predecessor's state if there is any.
 ///
 /// # Errors
-/// Those of [`EndpointParts::kept`].
+/// The errors of [`EndpointParts::kept`].
 pub fn endpoint_parts(
     config: &Config,
     place: Option<&mut KeptPlace>,
