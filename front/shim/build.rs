@@ -2,7 +2,12 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["proto/ttrpc.proto", "proto/containerd.proto"];
+    let files = [
+        "proto/ttrpc.proto",
+        "proto/containerd.proto",
+        "proto/containers.proto",
+        "proto/sandbox.proto",
+    ];
     tonic_prost_build::configure().compile_fds(protox::compile(files, ["proto"])?)?;
     Ok(())
 }

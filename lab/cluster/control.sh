@@ -132,14 +132,17 @@ END
         --node-ip "$address"
 }
 
+# Starts the daemon. A daemon that was killed leaves its socket; the new one must make its own.
+start_slipway() {
+    rm -f /run/slipway/slipway.sock
+    start_daemon 'keeper = true' 'memory_bytes = 201326592' 'pod_functions = 2' "pod_sockets = ${pod_sockets:-0}"
+    # shellcheck disable=SC2154 # set there
+    note daemon "$daemon"
+}
+
 # Starts the daemon and containerd. The parts `upgrade` and `restart` call it again.
 start_runtime() {
-    if [ -n "$LAB_SLIPWAY" ]; then
-        # A daemon that was killed leaves its socket; the new one must make its own.
-        rm -f /run/slipway/slipway.sock
-        start_daemon 'keeper = true' 'memory_bytes = 201326592' 'pod_functions = 2'
-        note daemon "$daemon"
-    fi
+    [ -z "$LAB_SLIPWAY" ] || start_slipway
     start_containerd
     # shellcheck disable=SC2154 # set there
     note containerd "$containerd"
@@ -151,7 +154,7 @@ account_is_there() { kubectl get serviceaccount default; }
 make_cluster() {
     make_mounts
     make_path
-    make_network
+    make_network '{"type": "bandwidth", "capabilities": {"bandwidth": true}}'
     make_mirrors
     make_settings
     make_node
@@ -165,6 +168,8 @@ make_cluster() {
     start_kubelet
     wait_until 180 node_is_ready || die "the node is not ready: $(tail -n 3 "$LAB_REPORT/kubelet.log")"
     wait_until 60 account_is_there || die "no service account: $(tail -n 3 "$LAB_REPORT/controllers.log")"
+    # As the installer does; pods of the class go nowhere else.
+    kubectl label node node dev.slipway.node=ready >/dev/null
     kubectl apply -f "$LAB_DEPLOY/runtimeclass.yaml" -f "$LAB_MANIFESTS/runc.yaml" >/dev/null
     say "the node is ready after $SECONDS s"
 }

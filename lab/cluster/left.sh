@@ -7,7 +7,7 @@ present() {
     ctr -n k8s.io tasks ls -q | sed 's/^/task /'
     awk '$2 ~ "^/run/(containerd|netns|slipway)/|/containerd/|/slipway/|/kubelet/pods/" { print "mount", $2 }' /proc/mounts
     find /run/netns -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/^/namespace /'
-    ip -o link show type veth | awk '{ sub("@.*", "", $2); print "interface", $2 }'
+    { ip -o link show type veth; ip -o link show type ifb; } | awk '{ sub("[@:].*", "", $2); print "interface", $2 }'
     find /var/lib/cni -path '*/networks/lab/10.*' 2>/dev/null | sed 's/^/address /'
     find /var/lib/kubelet/pods /run/containerd/s /var/log/pods -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/^/file /'
     find /run/containerd/io.containerd.* "$work"/containerd/io.containerd.grpc.v1.cri "$work"/containerd/io.containerd.runtime* \

@@ -1,8 +1,10 @@
 # shellcheck shell=bash
 # The parts of lab/kubernetes. Sourced by lab/cluster/node, never run.
 
-all_parts="deployment commands volumes update resize job functions upgrade restart"
+all_parts="deployment commands volumes update resize job functions errors lifecycle policy install upgrade restart"
 fail() { echo "failed: $*"; exit 1; }
+# saw WORDS...: goes into the line of the part.
+saw() { echo "saw: $*"; }
 
 # apply NAME: a manifest, with the class of the pods and the numbers put in.
 apply() {
@@ -49,6 +51,8 @@ part_deployment() {
     kubectl get pods -o wide
     [ "$LAB_RUNTIME" = runc ] || same "what the class adds to a pod" \
         "$(kubectl get pods -l app=web -o jsonpath='{.items[0].spec.overhead.memory}')" 160Mi
+    [ "$LAB_RUNTIME" = runc ] || same "the nodes that the class asks for" \
+        "$(kubectl get pods -l app=web -o jsonpath='{.items[0].spec.nodeSelector.dev\.slipway\.node}')" ready
     client
     check_service
     remove deployment/web service/web pod/client
@@ -96,7 +100,7 @@ check_debug() {
     kubectl debug tool --image=$image -c target --target=web --profile=general -- sh -c 'ps; echo processes'
     wait_until 60 debugged target processes || fail "a debugging container with a target does not run: $(kubectl logs tool -c target)"
     kubectl logs tool -c target
-    kubectl logs tool -c target | grep -q 'httpd -f' || echo "with --target, the server's processes are not seen"
+    kubectl logs tool -c target | grep -q 'httpd -f' || fail "with --target, the server's processes are not seen"
 }
 debugged() { kubectl logs tool -c "$1" | grep -q "$2"; }
 
@@ -171,12 +175,34 @@ group_limit() {
 has_limit() { [ "$(group_limit)" = "$1" ]; }
 reports_limit() { [ "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].resources.limits.memory}')" = "$1" ]; }
 
+# memory_of FIELD: of the microVM of the one pod that runs, MiB.
+memory_of() {
+    slipway ps --json | python3 -c 'import json, sys
+print([s[sys.argv[1]] for s in json.load(sys.stdin) if s["pod"] and s["state"] == "running"][0] >> 20)' "$1"
+}
+has_memory() { [ "$(memory_of memory_bytes)" = "$1" ]; }
+
+# Raises the limit above what the microVM has, where its VMM can give it more, and lowers it again.
+resize_beyond() {
+    local begin=none
+    if [ "$LAB_RUNTIME" = slipway ]; then
+        begin=$(memory_of memory_bytes)
+        [ "$(memory_of max_memory_bytes)" -gt "$begin" ] || { echo "the VMM gives microVMs no memory"; return 0; }
+    fi
+    resize_to 320Mi $((320 << 20))
+    kubectl exec resize -- dd if=/dev/zero of=/dev/null bs=256M count=1 || fail "256 of 320 MiB cannot be used"
+    resize_to 48Mi $((48 << 20))
+    [ "$begin" = none ] || wait_until 120 has_memory "$begin" ||
+        fail "the microVM has $(memory_of memory_bytes) MiB, and not $begin"
+}
+
 part_resize() {
     apply resize
     kubectl wait --for=condition=Ready pod/resize --timeout=300s
     same "the limit" "$(group_limit)" $((64 << 20))
     resize_to 96Mi $((96 << 20))
     resize_to 48Mi $((48 << 20))
+    resize_beyond
     same "the number of restarts" "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].restartCount}')" 0
     remove pod/resize
     check_left
@@ -193,8 +219,10 @@ part_job() {
     check_left
 }
 
-capacity() { kubectl get node node -o jsonpath='{.status.allocatable.slipway\.dev/scratch}'; }
-has_capacity() { [ "$(capacity)" = "$1" ]; }
+# capacity [POOL]
+capacity() { kubectl get node node -o jsonpath="{.status.allocatable.slipway\\.dev/${1:-scratch}}"; }
+# has_capacity COUNT [POOL]
+has_capacity() { [ "$(capacity "${2:-scratch}")" = "$1" ]; }
 phase() { kubectl get pod "$1" -o jsonpath='{.status.phase}'; }
 waits_for_function() { kubectl describe pod third | grep -q 'Insufficient slipway.dev/scratch'; }
 # on_function POD COMMAND: with the pod's function as $disk.
@@ -222,9 +250,60 @@ part_functions() {
     kubectl wait --for=condition=Ready pod/third --timeout=300s || fail "the third pod does not get the function that is free"
     same "what the third pod reads" "$(on_function third 'dd if=$disk bs=13 count=1 2>/dev/null | tr -d "\0"')" ""
     remove pod/second pod/third
+    check_interface
+    check_sockets
     end_program plugin
-    slipway vf rm scratch
+    slipway vf rm nics scratch
+    slipway port rm backport
+    slipway network rm back
     check_left
+}
+
+# A function of a pool of network interfaces: the pod has it beside CNI's, with an address of the pool's network. One
+# that is drained is no device any more.
+check_interface() {
+    local gateway
+    slipway network create back --internal
+    slipway port create backport --network back
+    slipway vf create nics --switch back --count 1
+    wait_until 60 has_capacity 1 nics || fail "the node has '$(capacity nics)' interfaces, and not 1"
+    name=wired apply interface
+    kubectl wait --for=condition=Ready pod/wired --timeout=300s || fail "the pod with an interface is not ready"
+    gateway=$(slipway network inspect back | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])')
+    kubectl exec wired -- ip -o -4 address
+    same "the number of interfaces with an address" \
+        "$(kubectl exec wired -- ip -o -4 address | grep -vc ' lo ')" 2
+    kubectl exec wired -- ping -q -c 1 -W 20 "$gateway" || fail "the pod does not reach the network of its interface"
+    remove pod/wired
+    slipway vf drain nics
+    wait_until 60 has_capacity 0 nics || fail "an interface that is drained stays healthy"
+    slipway vf resume nics
+    wait_until 60 has_capacity 1 nics || fail "an interface that is not drained any more is not healthy"
+}
+
+# The socket function of a pod whose interface by CNI is in no network of Slipway's: its sockets have the addresses of
+# its interface of a pool. They are healthy while an engine serves.
+check_sockets() {
+    # start_slipway reads it.
+    local pod_sockets=1
+    kill_program daemon
+    start_slipway
+    end_program plugin
+    begin plugin slipway device-plugin
+    wait_until 60 has_capacity 0 sockets || fail "socket functions are '$(capacity sockets)' without an engine, and not 0"
+    begin engine slipway socket engine --policy /none --links /none
+    wait_until 60 has_capacity 1 sockets || fail "the node has '$(capacity sockets)' socket functions, and not 1"
+    name=talks apply sockets
+    kubectl wait --for=condition=Ready pod/talks --timeout=300s || fail "the pod with sockets is not ready"
+    kubectl exec talks -- test -S /run/slipway/socket.d/engine.sock || fail "the pod has no engine"
+    slipway socket ls | grep network:back || fail "the engine has no guest of the network"
+    remove pod/talks
+    end_program engine
+    wait_until 60 has_capacity 0 sockets || fail "socket functions stay healthy without an engine"
+    # shellcheck disable=SC2034 # start_slipway reads it.
+    pod_sockets=0
+    kill_program daemon
+    start_slipway
 }
 
 # started_since TIME: every ready pod's container has started after that.
@@ -310,6 +389,9 @@ explain() {
     kubectl get pods -o wide
     kubectl get events --sort-by=.lastTimestamp | tail -n 30
     kubectl delete --ignore-not-found service/web
+    nft delete table bridge lab 2>/dev/null
+    kubectl delete pods --all --wait=false
+    let_go
     kubectl delete deployments,jobs,pods --all --timeout=120s
 }
 
@@ -329,7 +411,7 @@ run_part() {
         line=${line%: }
         explain >>"$log" 2>&1 || true
     else
-        line+=": $(grep -E ' s after | ready after | complete after ' "$log" | paste -sd ';' | sed 's/;/; /g')"
+        line+=": $(grep -E '^saw: | s after | ready after | complete after ' "$log" | sed 's/^saw: //' | paste -sd ';' | sed 's/;/; /g')"
         line=${line%: }
     fi
     echo "$state $line" | tee -a "$LAB_REPORT/parts.tsv"

@@ -77,7 +77,8 @@ restore_settings() {
 run_node() {
     export LAB_WORK=$work LAB_ROOT=$root LAB_IMAGES=$images LAB_CONTAINERD=$containerd LAB_PROGRAMS=$programs \
         LAB_SHIM=$shim LAB_SLIPWAY=$slipway LAB_REPORT=$report LAB_RUNTIME=$runtime \
-        LAB_SNAPSHOTTER=${snapshotter:-overlayfs} LAB_TOOLS=$tools
+        LAB_SNAPSHOTTER=${snapshotter:-overlayfs} LAB_SNAPSHOTTER_PROGRAM=${snapshotter_program:-} \
+        LAB_VERSION=${version:-} LAB_TRANSFER=${transfer:-} LAB_SANDBOXER=${sandboxer:-} LAB_TOOLS=$tools
     local status=0 program=$1
     shift
     setsid setpriv --pdeathsig KILL unshare --mount --net --pid --ipc --uts --fork --kill-child --mount-proc \

@@ -5,6 +5,8 @@
 # shellcheck disable=SC2034 # those who source it use them
 
 registry=127.0.0.1:5000
+# The hosts that critest's images are from.
+image_hosts=(registry.k8s.io gcr.io k8s.gcr.io)
 
 # wait_until SECONDS COMMAND...: fails if the command does not succeed in that time.
 wait_until() {
@@ -30,6 +32,26 @@ END
     server=$!
     wait_until 30 python3 -c "import urllib.request as r; r.urlopen('$url/v2/')" ||
         die "the registry does not answer: $(tail -n 3 "$work/registry.log")"
+}
+
+# serve_hosts HOST...: the registry, under the names of these hosts, by TLS with a certificate of an authority that
+# all which the node starts from now on is told about. /etc/hosts is the node's own.
+serve_hosts() {
+    local host names=''
+    for host; do names+="${names:+,}DNS:$host"; done
+    {
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=lab \
+            -keyout "$work/ca.key" -out "$work/ca.pem"
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=registry \
+            -keyout "$work/server.key" -out "$work/server.csr"
+        openssl x509 -req -days 2 -in "$work/server.csr" -CA "$work/ca.pem" -CAkey "$work/ca.key" -CAcreateserial \
+            -extfile <(echo "subjectAltName=$names") -out "$work/server.pem"
+    } >"$work/certificates.log" 2>&1 || die "no certificate is made: $(tail -n 3 "$work/certificates.log")"
+    printf '127.0.0.1 %s\n' localhost "$(hostname)" "$@" >/etc/hosts
+    export SSL_CERT_FILE=$work/ca.pem
+    unset {http,https}_proxy {HTTP,HTTPS}_PROXY SSL_CERT_DIR
+    registry=127.0.0.1:443
+    start_registry "tls: {certificate: $work/server.pem, key: $work/server.key}" "https://$1"
 }
 
 # Debian's iptables with its own libraries, for the plugin that forwards ports; the rest as it is.
@@ -64,20 +86,24 @@ make_mounts() {
     [ -e "$resolv" ] || install -D -m 644 "$work/resolv.conf" "$resolv"
 }
 
+# make_network [PLUGIN...]: with further plugins of the chain, as JSON.
 make_network() {
+    local plugin more=''
+    for plugin; do more+=",
+  $plugin"; done
     mkdir -p "$work/cni"
     cat >"$work/cni/10-lab.conflist" <<END
 {"cniVersion": "1.0.0", "name": "lab", "plugins": [
   {"type": "bridge", "bridge": "cri0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+  {"type": "portmap", "capabilities": {"portMappings": true}}$more]}
 END
 }
 
 # Every host that images are from is this registry.
 make_mirrors() {
     local host
-    for host in registry.k8s.io gcr.io k8s.gcr.io; do
+    for host in "${image_hosts[@]}"; do
         mkdir -p "$work/mirrors/$host"
         cat >"$work/mirrors/$host/hosts.toml" <<END
 server = "http://$registry"
@@ -87,14 +113,23 @@ END
     done
 }
 
-# Slipway's handler. Its pods have their guest's devices, and see its annotations.
+# With `--sandboxer shim` pods are sandboxes of the shim's, without a pause container. 2.4 can do without its image.
+sandboxer_settings() {
+    [ "${LAB_SANDBOXER:-}" = shim ] || return 0
+    echo '      sandboxer = "shim"'
+    [ "$LAB_VERSION" != 2.4 ] || echo '      disable_pause_image_pull = true'
+}
+
+# slipway_runtime [PLUGIN]: Slipway's handler. Its pods have their guest's devices, and see its annotations.
+# shellcheck disable=SC2120 # lazy.sh names the plugin
 slipway_runtime() {
     cat <<END
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.slipway]
+    [plugins."${1:-io.containerd.grpc.v1.cri}".containerd.runtimes.slipway]
       runtime_type = "io.containerd.slipway.v2"
       privileged_without_host_devices = true
       pod_annotations = ["dev.slipway.*"]
       container_annotations = ["dev.slipway.*"]
+$(sandboxer_settings)
 END
 }
 
@@ -145,6 +180,8 @@ containerd_serves() { if command -v crictl; then crictl info; else ctr version; 
 
 start_containerd() {
     export CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock
+    # As pod_annotations, of which containerd does not tell a shim that makes sandboxes.
+    export SLIPWAY_POD_ANNOTATIONS='dev.slipway.*'
     containerd --config "$work/containerd.toml" >>"$LAB_REPORT/containerd.log" 2>&1 &
     containerd=$!
     wait_until 60 containerd_serves ||

@@ -18,6 +18,11 @@ proxy_version_of() {
     esac
 }
 
+# need_leave_to_make WHAT: with `kept_only` nothing is fetched and nothing built.
+need_leave_to_make() {
+    [ -z "${kept_only:-}" ] || cannot "$1 in $kept, where the same command without --kept puts it"
+}
+
 # go_build FOLDER MODULE VERSION ARGUMENT...: `go ARGUMENT...` in a new module that needs MODULE.
 go_build() {
     local folder=$1 module=$2 version=$3
@@ -33,6 +38,7 @@ go_build() {
 need_packages() {
     root=$kept/packages-$packages_id
     [ -d "$root" ] && return
+    need_leave_to_make "Debian's $packages"
     say "unpacking Debian's $packages (once, about a minute)"
     local release name
     release=$(debian_codename)
@@ -51,6 +57,7 @@ need_packages() {
 need_critest() {
     programs=$kept/critest-$critest_version
     [ -d "$programs" ] && return
+    need_leave_to_make "critest $critest_version"
     say "building critest $critest_version (once, some minutes)"
     local built=$work/critest module=sigs.k8s.io/cri-tools
     go_build "$built" "$module" "v$critest_version" test -vet=off -c -o critest "$module/cmd/critest"
@@ -100,6 +107,7 @@ containerd_from_proxy() {
 need_containerd() {
     containerd=$kept/containerd-$1
     [ -d "$containerd" ] && return
+    need_leave_to_make "containerd $1"
     say "fetching containerd $1 (once)"
     containerd_from_debian "$1" "$work/containerd" || containerd_from_proxy "$1" "$work/containerd"
     mv -T "$work/containerd" "$containerd"
@@ -121,19 +129,21 @@ replace $module => ./source" build -trimpath -o containerd-stress "$module/cmd/c
     mv -T "$built/containerd-stress" "$stress_program"
 }
 
-# The images that critest asks for, in the storage of a registry.
+# need_images [none|some|all]: the images that critest asks for, in the storage of a registry. None of them, some or
+# all can be pulled lazily.
 need_images() {
-    local id
-    id=$(cat "$here"/critest/{images.py,pause.go,nonewprivs.go} | sha256sum | cut -c 1-12)
-    images=$kept/images-$packages_id-$id
+    local id lazy=${1:-none} name=images program
+    [ "$lazy" = none ] || name=images-lazy-$lazy
+    id=$(cat "$here"/critest/{images.py,pause.go,nonewprivs.go} "$here/../tests/e2e/estargz.py" | sha256sum | cut -c 1-12)
+    images=$kept/$name-$packages_id-$id
     [ -d "$images" ] && return
+    need_leave_to_make "critest's images (${images##*/})"
     say "making critest's images (once)"
-    local program
     for program in pause nonewprivs; do
         CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/$program" "$here/critest/$program.go"
     done
-    LAB_IMAGES=$work/images unshare --net -- "$here/critest/node" images "$root" "$work" >"$work/making" 2>&1 ||
+    LAB_IMAGES=$work/images unshare --net -- "$here/critest/node" images "$root" "$work" "$lazy" >"$work/making" 2>&1 ||
         { tail -n 20 "$work/making" >&2; die "critest's images are not made"; }
-    rm -rf "$kept"/images-*
+    rm -rf "$kept/$name"-[0-9]*
     mv -T "$work/images" "$images"
 }

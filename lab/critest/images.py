@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""images.py ROOT PROGRAMS REGISTRY: makes the images that critest asks for, and pushes them to a registry.
+"""images.py ROOT PROGRAMS REGISTRY [none|some|all]: makes the images that critest asks for, and pushes them.
 
 ROOT has Debian's packages unpacked (busybox, nginx and what they need), PROGRAMS the static programs pause and
 nonewprivs, REGISTRY is an address such as 127.0.0.1:5000. Names have no host: a mirror of several hosts has each
-image once. Only what the tests look at is as in the images of these names.
+image once. Only what the tests look at is as in the images of these names. The last word says which of them have
+eStargz layers, and can be pulled lazily: `some` are all but a few.
 """
 
 import gzip
@@ -16,10 +17,15 @@ import sys
 import tarfile
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/e2e"))
+import estargz  # noqa: E402
+
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 PLATFORM = {"architecture": "amd64", "os": "linux"}
+# With `some`, the images that cannot be pulled lazily. They share no layer with the others.
+PLAIN = {"httpd", "test-image-2", "test-image-user-username"}
 
 # Debian's busybox has no pgrep and no ipcs.
 PGREP = b"#!/bin/sh\nexec pidof \"$@\"\n"
@@ -63,21 +69,31 @@ class Layer:
         self.entries[path] = (info, data or b"")
         return self
 
-    def packed(self):
-        """Returns the layer's compressed tar file, and the digest of the plain one."""
+    def packed(self, lazy):
+        """Returns the layer's compressed tar file, the digest of the plain one, and the layer's annotations.
+
+        With `lazy` it is eStargz.
+        """
+        if lazy:
+            made = estargz.Layer()
+            made.landmark(estargz.NO_LANDMARK)
+            for info, data in self.entries.values():
+                made.put(info, data)
+            blob, plain, index = made.packed()
+            return blob, plain, {estargz.INDEX_DIGEST: index}
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as tar:
             for info, data in self.entries.values():
                 tar.addfile(info, io.BytesIO(data))
         plain = out.getvalue()
-        return gzip.compress(plain, compresslevel=1, mtime=0), digest(plain)
+        return gzip.compress(plain, compresslevel=1, mtime=0), digest(plain), {}
 
 
 class Registry:
-    """The registry's side of a push."""
+    """The registry's side of a push. Of the images, `none`, `some` or `all` can be pulled lazily."""
 
-    def __init__(self, address):
-        self.url = f"http://{address}/v2"
+    def __init__(self, address, lazy="none"):
+        self.url, self.lazy = f"http://{address}/v2", lazy
 
     def call(self, method, url, data=None, kind="application/octet-stream"):
         request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": kind})
@@ -90,15 +106,21 @@ class Registry:
         self.call("PUT", f"{where}&digest={digest(data)}", data)
         return {"digest": digest(data), "size": len(data)}
 
+    def push_layer(self, name, data, annotations):
+        """Pushes a layer, and returns its descriptor."""
+        descriptor = self.push_blob(name, data) | {"mediaType": LAYER}
+        return descriptor | {"annotations": annotations} if annotations else descriptor
+
     def push(self, name, tags, layers, platform=PLATFORM, **settings):
         """Pushes an image with some tags, and returns its descriptor; `settings` are those of a container."""
         settings["Env"] = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-        packed = [layer.packed() for layer in layers]
+        lazy = self.lazy == "all" or self.lazy == "some" and name.rpartition("/")[2] not in PLAIN
+        packed = [layer.packed(lazy) for layer in layers]
         config = {**platform, "config": settings,
-                  "rootfs": {"type": "layers", "diff_ids": [plain for _, plain in packed]}}
+                  "rootfs": {"type": "layers", "diff_ids": [plain for _, plain, _ in packed]}}
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST,
                     "config": self.push_blob(name, as_json(config)) | {"mediaType": CONFIG},
-                    "layers": [self.push_blob(name, data) | {"mediaType": LAYER} for data, _ in packed]}
+                    "layers": [self.push_layer(name, data, notes) for data, _, notes in packed]}
         data = as_json(manifest)
         for tag in tags:
             self.call("PUT", f"{self.url}/{name}/manifests/{tag}", data, MANIFEST)
@@ -192,7 +214,7 @@ def push_names(registry, base):
 
 
 def main():
-    root, programs, registry = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), Registry(sys.argv[3])
+    root, programs, registry = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), Registry(*sys.argv[3:5])
     base = busybox(root)
     push_pods(registry, programs)
     registry.push("e2e-test-images/busybox", ["1.29-2"], [base], Cmd=["sh"])

@@ -34,7 +34,7 @@ ok "a pod runs without a container, and without a disk"
 out=$(s run --pod pod --name one --rm "$image" -- sh -c 'echo out; echo err >&2; exit 7' 2>"$work/one.err")
 status=$?
 [ "$status:$out:$(cat "$work/one.err")" = "7:out:err" ] || fail "one: $status $out $(cat "$work/one.err"); $(explain)"
-wait_until 10 is one gone || fail "--rm left one: $(s ps)"
+wait_until 20 is one gone || fail "--rm left one: $(s ps)"
 [ -z "$(disks "$id")" ] || fail "one left disks: $(disks "$id")"
 ok "output, exit status and --rm of a container; its disks are gone"
 
@@ -45,7 +45,7 @@ s pod run pod --name b --memory 64M -d "$image" -- sleep 1000 >/dev/null || fail
 in_pod a 'echo hello >/dev/shm/x; ipcmk -Q >/dev/null; echo a >/root/mine' || fail "a cannot write"
 [ "$(in_pod b 'cat /dev/shm/x; ipcs -q | grep -c 0x; ls /root/mine 2>/dev/null')" = "hello
 1" ] || fail "b sees: $(in_pod b 'cat /dev/shm/x; ipcs -q; ls /root')"
-in_pod a '(echo reply; sleep 1) | timeout 20 python3 -c "
+in_pod a 'timeout 300 python3 -c "
 import socket
 s = socket.create_server((\"127.0.0.1\", 7000)); c, _ = s.accept(); c.sendall(b\"reply\")"' & server=$!
 wait_until 20 in_pod b 'python3 -c "
@@ -75,7 +75,7 @@ truncate -s 8M "$work/disk" && printf 'of the host' | dd of="$work/disk" bs=4096
 out=$(s run --pod pod --rm --volume "file:$work/disk" "$image" -- sh -c 'dd if=/dev/slipway/disk bs=4096 skip=1 count=1 2>/dev/null | head -c 11
     printf "of the guest" | dd of=/dev/slipway/disk bs=4096 count=1 conv=sync oflag=direct 2>/dev/null') || fail "a volume: $out $(explain)"
 [ "$out:$(head -c 12 "$work/disk")" = "of the host:of the guest" ] || fail "a volume: $out, $(head -c 12 "$work/disk")"
-wait_until 10 eval '[ "$(disks "$id" | wc -l)" = 4 ]' || fail "a volume is left: $(disks "$id")"
+wait_until 20 eval '[ "$(disks "$id" | wc -l)" = 4 ]' || fail "a volume is left: $(disks "$id")"
 refused "files and block devices of the host" run --pod pod --rm --volume scratch:64M "$image" -- true
 refused "at least 512\|multiple of 512\|No such file" run --pod pod --rm --volume file:/no/such/disk "$image" -- true
 ok "a container of a pod has a file of the host as a block device"
@@ -111,7 +111,8 @@ for _ in 1 2 3; do
     is lines running && is a running && is b running || fail "after a kill: $(s ps; explain)"
     in_pod lines true || fail "no exec after a kill: $(explain)"
 done
-in_pod lines 'touch /stop' || fail "lines cannot be told"
+# The container may end before this command does, and takes the command with it. The status is below.
+in_pod lines 'touch /stop'
 [ "$(s wait pod/lines)" = 5 ] || fail "lines ended with another status: $(s ps)"
 s logs pod/lines >"$work/lines" || fail "no log"
 awk '$0 != "line " NR { print NR ": " $0; exit 1 }' "$work/lines" || fail "the log is not whole"
@@ -120,14 +121,15 @@ awk '$0 != "line " NR { print NR ": " $0; exit 1 }' "$work/lines" || fail "the l
 ok "containers go on through three deaths of the daemon, $(wc -l <"$work/lines") lines in order"
 
 # A paused container stays where it is, also across a death of the daemon. A stop has it go on first.
-ticks='i=0; trap "exit 6" TERM; while :; do i=$((i + 1)); echo $i; sleep 0.05; done'
-lines_of() { s logs pod/ticks | wc -l; }
-grew() { [ "$(lines_of)" -gt "$1" ]; }
+# Its steps are counted in memory that the pod's containers share: output may be on its way for a while.
+ticks='i=0; trap "exit 6" TERM; while :; do i=$((i + 1)); echo $i; echo $i >>/dev/shm/ticks; sleep 0.05; done'
+steps() { in_pod a 'wc -l </dev/shm/ticks'; }
+grew() { [ "$(steps)" -gt "$1" ] && [ "$(s logs pod/ticks | wc -l)" -gt "$1" ]; }
 s run -d --pod pod --name ticks "$image" -- sh -c "$ticks" >/dev/null || fail "ticks: $(explain)"
 wait_until 30 grew 2 || fail "ticks writes nothing: $(explain)"
 s pause pod/ticks >/dev/null || fail "pause: $(explain)"
 is ticks paused && is a running || fail "after pause: $(s ps; explain)"
-before=$(sleep 1; lines_of)
+before=$(steps)
 refused 'is paused: `slipway resume`' exec pod/ticks -- true
 refused 'is paused' pause pod/ticks
 refused 'is a pod' pause pod
@@ -135,7 +137,7 @@ end_daemon KILL
 start_daemon
 is ticks paused && in_pod a true || fail "after a kill: $(s ps; explain)"
 sleep 1
-[ "$(lines_of)" = "$before" ] || fail "a paused container wrote: $before lines, then $(lines_of)"
+[ "$(steps)" = "$before" ] || fail "a paused container went on: $before steps, then $(steps)"
 s resume pod/ticks >/dev/null && is ticks running || fail "resume: $(explain)"
 wait_until 30 grew "$before" || fail "it does not go on: $(explain)"
 s pause pod/ticks >/dev/null || fail "pause: $(explain)"
@@ -146,7 +148,7 @@ is held exited && s rm pod/ticks pod/held >/dev/null || fail "after pauses: $(s 
 ok "a container is paused and goes on, and ends by a stop, or by SIGKILL, while it is paused"
 
 refused 'is a pod' exec pod -- true
-refused "more than the 512 MiB of the pod's microVM" update pod/b --memory 4G
+refused "more than the [0-9]* MiB that the pod's microVM" update pod/b --memory 4G
 [ "$(in_pod b 'cat /sys/fs/cgroup/memory.max')" = 100663296 ] || fail "a refused update changed a limit"
 refused 'no sandbox' exec pod/none -- true
 refused 'no sandbox' run --pod none "$image" -- true

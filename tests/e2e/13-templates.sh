@@ -25,7 +25,7 @@ if [ "${SLIPWAY_VMM:-}" != native ]; then
     export SLIPWAY_VMM=qemu
     start_daemon
     says "its VMM is QEMU" template create one --network none
-    says 'there is no template "one"' run --rm --network none --from one "$image" -- true
+    says 'there is no template or snapshot "one"' run --rm --network none --from one "$image" -- true
     [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
     ok "with QEMU a template is refused, and nothing is left"
     skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
@@ -118,8 +118,8 @@ ok "a sandbox that is a fork has a directory of the host"
 says "256 MiB, and 512 MiB" run --rm --memory 512M --from web "$image" -- true
 says "none is asked for" run --rm --network none --from web "$image" -- true
 says "1 of 1, and 2 of 2" run --rm --cpus 2 --from web "$image" -- true
-says 'there is no template "nothing"' run --rm --from nothing "$image" -- true
-says 'there is a template "web" already' template create web
+says 'there is no template or snapshot "nothing"' run --rm --from nothing "$image" -- true
+says 'there is a template or snapshot "web" already' template create web
 says "no name for a template" template create ../x
 says "templates of the node's own" template create auto
 says "templates of the node's own" template create auto-0123456789ab

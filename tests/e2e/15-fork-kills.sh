@@ -6,6 +6,8 @@
 #   SLIPWAY_SEED   another choice of moments
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/kills.sh
+. "$here/kills.sh"
 kills=${SLIPWAY_KILLS:-4}
 RANDOM=${SLIPWAY_SEED:-1}
 need_network_node "$@"
@@ -14,12 +16,10 @@ end_all() { "$slipway" template rm web cut >/dev/null 2>&1; }
 start_keeper
 start_daemon
 
-now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
 save() { timeout 300 "$slipway" template create cut; }
 fork() { timeout 300 "$slipway" run --detach --name victim --wait-network --volume data:16M --from web "$image" -- sleep 100000; }
 templates() { "$slipway" template ls --json | python3 -c 'import json, sys
 print(*sorted(one["name"] for one in json.load(sys.stdin)))'; }
-shmem() { awk '/^Shmem:/ { print $2 }' /proc/meminfo; }
 
 # Everything that the node holds without a sandbox, one thing a line.
 held() {
@@ -32,25 +32,9 @@ held() {
     ip -o link show | cut -d: -f 2
     find "$SLIPWAY_DATA_DIR/templates" -mindepth 1 -maxdepth 1
     leftovers
-    find "/proc/$keeper/fd" -mindepth 1 -printf '%l\n' 2>/dev/null | sed 's/[0-9]\{2,\}/N/g' | sort | uniq -c | sed 's/^/keeper: /'
-    find "/proc/$daemon/fd" -mindepth 1 -lname '/memfd:*' -printf '%l\n' 2>/dev/null | sort | uniq -c | sed 's/^/daemon: /'
+    descriptors
 }
 is_as_before() { held >"$work/held" 2>&1; cmp -s "$work/before" "$work/held" && [ "$(shmem)" -le $((used + 1024)) ]; }
-
-# Sandboxes whose state is not that of their VMMs, and VMMs of no sandbox, one a line.
-lies() {
-    vmms >"$work/vmms"
-    "$slipway" ps --json | python3 -c 'import json, sys
-with open(sys.argv[1]) as file:
-    vmms = {int(line.split()[1]): line for line in file}
-boxes = json.load(sys.stdin)
-for box in boxes:
-    if (box["state"] == "running") != (box["vmm_pid"] in vmms):
-        print(box["name"], "is", box["state"], "and its VMM is", box["vmm_pid"], "of", sorted(vmms))
-for pid in set(vmms) - {box["vmm_pid"] for box in boxes}:
-    print("a VMM of no sandbox:", vmms[pid])' "$work/vmms"
-}
-no_lie() { [ -z "$(lies)" ]; }
 
 # The work of a daemon that nobody disturbs, and how long each takes.
 timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
@@ -69,30 +53,12 @@ wait_until 30 settled || fail "a node without sandboxes changes: $(held)"
 used=$(shmem)
 ok "a save takes $save_ms ms, a fork $fork_ms ms; without a sandbox the node holds $(wc -l <"$work/before") things and $used KiB of shared memory"
 
-# kill_vmm: kills the VMM that runs, or the next one while the client waits for it.
-kill_vmm() {
-    local vmm
-    until vmm=$(vmms | awk '{ print $2; exit }') && [ -n "$vmm" ]; do
-        runs "$client" || return
-    done
-    kill -KILL "$vmm" 2>/dev/null
-}
-
-# The command says one line of error, or has done what it was asked before the kill.
-judge_client() {
-    local status=0
-    wait "$client" || status=$?
-    [ "$status" != 124 ] || fail "$1: the command waits for ever: $("$slipway" ps; explain)"
-    [ "$status" = 0 ] || [ "$(wc -l <"$work/said")" = 1 ] || fail "$1: status $status and more than a line: $(cat "$work/said")"
-    outcome="status $status$([ "$status" = 0 ] || head -c 200 "$work/said" | sed 's/^/: /')"
-}
-
 for ((number = 0; number < kills; number++)); do
     what=$([ $((number % 2)) = 0 ] && echo save || echo fork) victim=$([ $((number / 2 % 2)) = 0 ] && echo VMM || echo daemon)
     most=$([ "$what" = save ] && echo "$save_ms" || echo "$fork_ms")
     delay=$(((RANDOM * 32768 + RANDOM) % most))
     $what >"$work/said" 2>&1 & client=$!
-    sleep "$((delay / 1000)).$(printf %03d $((delay % 1000)))"
+    sleep_ms "$delay"
     if [ "$victim" = VMM ]; then
         kill_vmm
     else

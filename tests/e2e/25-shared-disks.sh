@@ -14,7 +14,7 @@ truncate -s 64M "$work/shared.img"
 "$slipway" disk create shared "file:$work/shared.img" >/dev/null || fail "disk create"
 "$slipway" disk create shared ram:1M 2>/dev/null && fail "a name was given twice"
 for name in one two; do
-    "$slipway" run -d --name "$name" --privileged "$image" -- sleep 600 >/dev/null || fail "run $name"
+    "$slipway" run -d --name "$name" --privileged "$image" -- sleep 100000 >/dev/null || fail "run $name"
 done
 one=$(id_of one) two=$(id_of two)
 

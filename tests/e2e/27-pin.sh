@@ -17,7 +17,7 @@ cat >"$work/root/init" <<'INIT'
 #!/bin/busybox sh
 b=/bin/busybox
 $b mount -t proc p /proc; $b mount -t sysfs s /sys; $b mount -t devtmpfs d /dev
-i=0; while [ ! -b /dev/nvme0n1 ] && [ $i -lt 300 ]; do $b sleep 0.1; i=$((i+1)); done
+i=0; while [ ! -b /dev/nvme0n1 ] && [ $i -lt 3000 ]; do $b sleep 0.1; i=$((i+1)); done
 $b dd if=/dev/urandom of=/data bs=4k count=500 2>/dev/null
 $b dd if=/data of=/dev/nvme0n1 bs=4k oflag=direct 2>/dev/null && echo WRITTEN
 $b dd if=/dev/nvme0n1 of=/back bs=4k count=500 iflag=direct 2>/dev/null
@@ -35,9 +35,10 @@ stop_daemon
 # Whoever asks a daemon before there is one starts another.
 wait_until 20 test -S "$SLIPWAY_RUN_DIR/slipway.sock" || fail "no daemon: $(tail -5 "$work/daemon.log")"
 "$slipway" endpoint create pin --socket "$work/pin.sock" --disk ram:16M >/dev/null || fail "endpoint create"
+# A daemon that stands still for half a minute is no lost interrupt.
 timeout 240 "$qemu" -M q35,memory-backend=m0 -object memory-backend-memfd,id=m0,size=256M,share=on \
     -smp 2 -m 256M -accel tcg -nodefaults -display none -serial stdio -no-reboot \
-    -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet pci=nomsi panic=-1" \
+    -kernel "$kernel" -initrd "$work/initrd" -append "console=ttyS0 quiet pci=nomsi panic=-1 nvme_core.io_timeout=240" \
     -device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"$work/pin.sock\"}}" \
     >"$work/console" 2>&1 </dev/null
 said() { grep -q -- "$1" "$work/console"; }

@@ -10,7 +10,7 @@ program=$(test_program slipway-plane "--test passthrough" passthrough) || fail "
 strip -o "$work/program" "$program" || fail "strip"
 
 "$slipway" disk create medium ram:16M >/dev/null || fail "disk create"
-"$slipway" run -d --name guest --privileged --memory 512M "$image" -- sleep 600 >/dev/null || fail "run"
+"$slipway" run -d --name guest --privileged --memory 512M "$image" -- sleep 100000 >/dev/null || fail "run"
 in_guest() { "$slipway" exec "$@"; }
 id=$("$slipway" inspect guest | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["id"])')
 nsid=$("$slipway" endpoint attach "$id" medium) || fail "attach"

@@ -10,7 +10,9 @@ need_network_node "$@"
 unshare --net sleep 3600 &
 outside_pid=$!
 outside() { nsenter --net="/proc/$outside_pid/ns/net" "$@"; }
-wait_until 5 outside true || fail "no second namespace"
+# The process is in the test's namespace until it has made its own.
+apart() { [ "$(readlink "/proc/$outside_pid/ns/net")" != "$(readlink /proc/self/ns/net)" ]; }
+wait_until 20 apart && outside true || fail "no second namespace"
 ip link add out0 type veth peer name out1 netns "$outside_pid"
 ip address add 192.0.2.1/24 dev out0
 ip address add 2001:db8::1/64 dev out0 nodad
@@ -91,32 +93,32 @@ expect "port 81/udp of 0.0.0.0 is in use" "$(cat "$work/out")" "a port that is p
 "$slipway" run --count 4 --name n --detach --wait-network --publish 80 "$image" \
     python3 -c "$server_text" 80 >/dev/null || fail "four sandboxes with the default network"
 for number in 1 2 3 4; do
-    expect "n-$number to $(field n-1 'one["addresses"][0]')" "$(ask_in n-1 4 "n-$number" 80 30)" "n-$number"
-    expect "n-$number to $(field n-1 'one["addresses"][1]')" "$(ask_in n-1 6 "n-$number.default" 80 30)" "n-$number, IPv6"
+    expect "n-$number to $(field n-1 'one["addresses"][0]')" "$(ask_in n-1 4 "n-$number" 80 120)" "n-$number"
+    expect "n-$number to $(field n-1 'one["addresses"][1]')" "$(ask_in n-1 6 "n-$number.default" 80 120)" "n-$number, IPv6"
 done
 ok "four sandboxes reach each other by name, IPv4 and IPv6"
-expect "to $(field n-2 'one["addresses"][0]')" "$(ask_in n-2 4 host.slipway.internal 7001 20)" "the host"
-expect "to 192.0.2.1" "$(ask_in n-2 4 192.0.2.2 7000 20)" "the outside"
-expect "to 2001:db8::1" "$(ask_in n-2 6 2001:db8::2 7000 20)" "the outside, IPv6"
+expect "to $(field n-2 'one["addresses"][0]')" "$(ask_in n-2 4 host.slipway.internal 7001 120)" "the host"
+expect "to 192.0.2.1" "$(ask_in n-2 4 192.0.2.2 7000 120)" "the outside"
+expect "to 2001:db8::1" "$(ask_in n-2 6 2001:db8::2 7000 120)" "the outside, IPv6"
 ok "they reach the host, and the outside by the host's address"
 
 port=$(field n-3 'one["published"][0].split(":")[0]')
-expect "n-3 to 192.0.2.2" "$(ask_outside 4 192.0.2.1 "$port" 20)" "published, from outside"
-expect "n-3 to 2001:db8::2" "$(ask_outside 6 2001:db8::1 "$port" 20)" "published, from outside, IPv6"
+expect "n-3 to 192.0.2.2" "$(ask_outside 4 192.0.2.1 "$port" 120)" "published, from outside"
+expect "n-3 to 2001:db8::2" "$(ask_outside 6 2001:db8::1 "$port" 120)" "published, from outside, IPv6"
 for address in 127.0.0.1 192.0.2.1; do
-    expect "n-3 to" "$(ask 4 "$address" "$port" 20)" "published, from the host at $address"
+    expect "n-3 to" "$(ask 4 "$address" "$port" 120)" "published, from the host at $address"
 done
-expect "n-3 to" "$(ask 6 ::1 "$port" 20)" "published, from the host at ::1"
-expect "n-3 to" "$(ask_in n-1 4 host.slipway.internal "$port" 20)" "published, from a sandbox"
+expect "n-3 to" "$(ask 6 ::1 "$port" 120)" "published, from the host at ::1"
+expect "n-3 to" "$(ask_in n-1 4 host.slipway.internal "$port" 120)" "published, from a sandbox"
 ok "published ports answer, from outside, from the host, from a sandbox"
 
 "$slipway" network create blue --subnet 10.99.0.0/29 --mtu 1400 >/dev/null || fail "network create"
 "$slipway" run --name b --detach --wait-network --network blue --publish 82:80/udp "$image" \
     python3 -c "$server_text" 80 >/dev/null || fail "a sandbox in another network"
-expect "b has datagram" "$(ask_outside u 192.0.2.1 82 20)" "published UDP, from outside"
-expect "b has datagram" "$(ask u 127.0.0.1 82 20)" "published UDP, from the host"
+expect "b has datagram" "$(ask_outside u 192.0.2.1 82 120)" "published UDP, from outside"
+expect "b has datagram" "$(ask u 127.0.0.1 82 120)" "published UDP, from the host"
 expect 1400 "$("$slipway" exec b cat /sys/class/net/eth0/mtu)" "the MTU of the network"
-expect "b to" "$(ask 4 10.99.0.2 80 20)" "another network's sandbox, from the host"
+expect "b to" "$(ask 4 10.99.0.2 80 120)" "another network's sandbox, from the host"
 other=$(field n-1 'one["addresses"][0]')
 gateway=$("$slipway" network inspect default | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["gateway"])')
 for target in "n-1 4 10.99.0.2 80" "n-1 4 b 80" "n-1 4 10.99.0.1 7001" "b 4 $other 80" \
@@ -129,7 +131,7 @@ ok "two networks do not see each other, by address, name, gateway or published p
 "$slipway" network create inner --internal >/dev/null || fail "network create --internal"
 "$slipway" run --name i --detach --wait-network --network inner "$image" sleep 3600 >/dev/null || fail "inner"
 told=$(ask_in i 4 192.0.2.2 7000 3) && fail "an internal network has a way out: $told"
-expect "to" "$(ask_in i 4 host.slipway.internal 7001 20)" "the host, from an internal network"
+expect "to" "$(ask_in i 4 host.slipway.internal 7001 120)" "the host, from an internal network"
 ok "an internal network reaches the host's end only"
 
 # Whoever has every right in the guest sends what another's addresses are on.
@@ -155,7 +157,7 @@ port = next(p for p in json.load(sys.stdin) if p["name"] == sys.argv[1] + ".net"
 dropped = port["dropped_in"]
 sys.exit((dropped.get("spoofed-mac", 0), dropped.get("spoofed-address", 0)) < (2, 3))' "$id"; }
 wait_until 10 forged || fail "forged frames passed: $("$slipway" port stats default --json)"
-expect "n-2 to" "$(ask_in n-3 4 n-2 80 10)" "whose addresses were forged"
+expect "n-2 to" "$(ask_in n-3 4 n-2 80 120)" "whose addresses were forged"
 ok "a sandbox cannot take another's MAC or IP address"
 
 # refused WORDS COMMAND…: one line, and nothing is left.

@@ -48,7 +48,7 @@ ok "an e1000 with a communication status block is a plain one for a driver that 
 interrupts() { "$slipway" port inspect nic | sed -n 's/.*"interrupts": \([0-9]*\).*/\1/p'; }
 begin=$(date +%s%N)
 before=$(interrupts)
-guest "ping -q -i 0.002 -c 500 -w 60 $gateway" >"$work/ping" || fail "no answer: $(cat "$work/ping")"
+guest "ping -q -i 0.002 -c 500 -w 600 $gateway" >"$work/ping" || fail "no answer: $(cat "$work/ping")"
 count=$(($(interrupts) - before))
 most=$((($(date +%s%N) - begin) / 5000000 + 2))
 [ "$count" -gt 0 ] && [ "$count" -le "$most" ] || fail "$count interrupts in a time that has room for $most"

@@ -68,6 +68,9 @@ there pod route add default via 10.88.0.1; there pod -6 route add default via fd
 there pod route add 10.99.0.0/24 via 10.88.0.9
 there pod neigh add 10.88.0.200 lladdr 02:00:00:00:00:c8 dev eth0
 shape() { ip -n "$mine-pod" -o addr show dev eth0 scope global; ip -n "$mine-pod" route; ip -n "$mine-pod" -6 route; }
+# Its link-local route comes when the kernel has noticed that the link is up.
+is_wired() { case $(shape) in *linkdown*) false ;; *fe80::*) ;; *) false ;; esac; }
+wait_until 20 is_wired || fail "the pod's link does not come up: $(shape)"
 shape >"$work/made"
 
 "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
@@ -150,15 +153,15 @@ sh -c "$pings; pings 10.88.0.2" >/dev/null || fail "after the name is gone"
 ip link delete host-pod
 in_guest pod true || fail "exec without a network"
 spent() { awk '{ print $14 + $15 }' "/proc/$daemon/stat"; }
-before=$(spent); sleep 3; ticks=$(($(spent) - before))
-[ "$ticks" -lt 60 ] || fail "the daemon is busy: $ticks ticks in 3 s"
+before=$(spent) began=$SECONDS; sleep 3; ticks=$(($(spent) - before)) time=$((SECONDS - began))
+[ "$ticks" -lt $((20 * time)) ] || fail "the daemon is busy: $ticks ticks in $time s"
 restart_daemon
 in_guest pod true || fail "exec after a restart without a network"
 grep -q "is not connected" "$work/daemon.log" || fail "the daemon does not tell: $(tail -3 "$work/daemon.log")"
 "$slipway" rm --force pod >/dev/null || fail "rm"
 grep -q uplink <<<"$("$slipway" port ls --json)" && fail "ports are left: $("$slipway" port ls)"
 [ -z "$(ls "$SLIPWAY_DATA_DIR/networks/uplinks")" ] || fail "left: $(ls "$SLIPWAY_DATA_DIR/networks/uplinks")"
-ok "a sandbox whose interface is gone goes on without a network, and leaves nothing; the daemon's CPU: $ticks ticks in 3 s"
+ok "a sandbox whose interface is gone goes on without a network, and leaves nothing; the daemon's CPU: $ticks ticks in $time s"
 
 # Real plugins.
 plugins=${CNI_PATH:-/usr/lib/cni:/opt/cni/bin}

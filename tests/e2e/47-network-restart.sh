@@ -44,11 +44,12 @@ shape >"$work/before"
 address=$("$slipway" network inspect default | python3 -c 'import json,sys
 print(next(s["ipv4"] for s in json.load(sys.stdin)[0]["sandboxes"] if s["name"] == "e"))')
 
+reaches() { python3 "$work/talk.py" "$address" 0; }
 # One connection that lasts over all of it: a line each 20 ms, the longest wait for an answer.
 cat >"$work/talk.py" <<'END'
 import socket, sys, time
-talk = socket.create_connection((sys.argv[1], 80), 30)
-talk.settimeout(60)
+talk = socket.create_connection((sys.argv[1], 80), 120)
+talk.settimeout(120)
 longest, count, end = 0, 0, time.time() + float(sys.argv[2])
 while time.time() < end:
     line, begin, told = b"line %d\n" % count, time.time(), b""
@@ -60,6 +61,7 @@ while time.time() < end:
     time.sleep(0.02)
 print("%d lines, longest wait %.0f ms" % (count, longest * 1000))
 END
+wait_until 60 reaches >/dev/null || fail "the sandbox does not serve: $("$slipway" logs e)"
 python3 "$work/talk.py" "$address" 30 >"$work/talk" 2>&1 & talking=$!
 for _ in 1 2 3; do
     sleep 3
@@ -75,12 +77,12 @@ ok "addresses, ports and rules are as before"
 python3 "$work/talk.py" 127.0.0.1 1 >/dev/null 2>&1 && fail "port 80 of the host answers"
 timeout 20 python3 - <<'END' || fail "the published port"
 import socket
-talk = socket.create_connection(("127.0.0.1", 8080), 10)
+talk = socket.create_connection(("127.0.0.1", 8080), 60)
 talk.sendall(b"hello\n")
 assert talk.recv(16) == b"hello\n"
 END
 told=$("$slipway" exec f python3 -c 'import socket
-talk = socket.create_connection(("e", 80), 20)
+talk = socket.create_connection(("e", 80), 120)
 talk.sendall(b"by name\n")
 print(talk.recv(16).decode())') || fail "from sandbox to sandbox: $told"
 ok "published ports, names and sandboxes answer"

@@ -56,7 +56,7 @@ socket=$("$slipway" port create a --network gen --mac $left --slots 32768) || fa
 ok "two memory ports, $socket and another"
 
 # What rings hold for a second, so that a machine that is busy elsewhere loses nothing.
-"$slipway" pktgen sink --port b --mac $right --count 10000 --time 60s --json >"$work/sink.json" & program=$!
+"$slipway" pktgen sink --port b --mac $right --count 10000 --time 600s --json >"$work/sink.json" & program=$!
 wait_until 60 port_is b up || fail "the sink is not there"
 "$slipway" pktgen source --port a --to $right --rate 10k --size imix --flows 100 --count 10000 --json \
     >"$work/source.json" || fail "source"
@@ -66,7 +66,7 @@ wait_until 60 port_is b down || fail "the port is not free again"
 
 "$slipway" pktgen pong --port b --mac $right >"$work/pong" 2>"$work/pong.log" & program=$!
 wait_until 60 port_is b up || fail "the pong is not there"
-"$slipway" pktgen ping --port a --to $right --count 1000 --timeout 5s >"$work/ping" || fail "ping: $(cat "$work/ping")"
+"$slipway" pktgen ping --port a --to $right --count 1000 --timeout 120s >"$work/ping" || fail "ping: $(cat "$work/ping")"
 grep -q 'answered: 1000 frames in .* 0 lost' "$work/ping" || fail "ping: $(cat "$work/ping")"
 ok "ping and pong: $(tail -n 1 "$work/ping")"
 
@@ -75,7 +75,7 @@ kill -9 "$daemon"; wait "$daemon" 2>/dev/null
 start_daemon
 wait_until 60 port_is b up || fail "the pong did not come back: $("$slipway" port ls)"
 "$slipway" port ls gen | grep -q "memory:a .*$left" || fail "$("$slipway" port ls gen)"
-"$slipway" pktgen ping --port a --to $right --count 100 --timeout 5s >"$work/ping" || fail "ping: $(cat "$work/ping")"
+"$slipway" pktgen ping --port a --to $right --count 100 --timeout 120s >"$work/ping" || fail "ping: $(cat "$work/ping")"
 grep -q ' 0 lost' "$work/ping" || fail "ping: $(cat "$work/ping")"
 ok "after kill -9 of the daemon the ports are there again, and their program goes on"
 kill -INT "$program"
@@ -85,7 +85,7 @@ ok "^C ends it with its summary: $(tail -n 1 "$work/pong")"
 program=''
 
 ip link add v0 type veth peer name v1 && ip link set v0 up && ip link set v1 up || fail "veth"
-"$slipway" pktgen sink --interface v1 --count 1000 --time 60s --json >"$work/sink.json" & program=$!
+"$slipway" pktgen sink --interface v1 --count 1000 --time 600s --json >"$work/sink.json" & program=$!
 promiscuous() { ip -d link show "$1" | grep -q 'promiscuity [1-9]'; }
 wait_until 60 promiscuous v1 || fail "the sink is not there"
 "$slipway" pktgen source --interface v0 --to $right --rate 1k --burst 4 --size 60-1514 --count 1000 --json \
@@ -93,9 +93,11 @@ wait_until 60 promiscuous v1 || fail "the sink is not there"
 wait "$program" || fail "sink"
 lossless "a veth pair" 1000
 
-"$slipway" pktgen sink --tap gen0 --count 1000 --time 60s --json >"$work/sink.json" & program=$!
+"$slipway" pktgen sink --tap gen0 --count 1000 --time 600s --json >"$work/sink.json" & program=$!
 is_up() { ip link show "$1" | grep -q LOWER_UP; }
 wait_until 60 is_up gen0 || fail "the TAP interface is not there"
+# Room for all frames and the kernel's own, for a sink that waits for a processor.
+ip link set gen0 txqueuelen 10000 || fail "txqueuelen"
 "$slipway" pktgen source --interface gen0 --to $right --rate 1k --burst 4 --count 1000 --json \
     >"$work/source.json" || fail "source"
 wait "$program" || fail "sink"

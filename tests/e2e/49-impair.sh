@@ -7,10 +7,13 @@
 need_network_node "$@"
 
 # ping.py ADDRESS COUNT BYTES PATIENCE: sends all of them at once; prints answers, least round trip and the
-# time from the first to the last answer, in ms. It ends at the last answer, or when patience does.
+# time from the first ping to the last answer, in ms: answers may be seen late, and then at once. It ends at the last answer,
+# or when patience does.
 cat >"$work/ping.py" <<'END'
-import socket, struct, sys, time
+import os, socket, struct, sys, time
 address, count, size, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+# A late answer to an earlier run is none to this one.
+own = os.getpid() & 0xffff
 ping = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
 ping.settimeout(0.1)
 def checksum(data):
@@ -19,7 +22,7 @@ def checksum(data):
     return ~total & 0xffff
 sent, back = {}, {}
 for number in range(count):
-    body = struct.pack("!HH", 0x5a11, number) + b"p" * (size // 2 * 2)
+    body = struct.pack("!HH", own, number) + b"p" * (size // 2 * 2)
     head = struct.pack("!BBH", 8, 0, checksum(b"\x08\x00\x00\x00" + body))
     sent[number] = time.monotonic()
     ping.sendto(head + body, (address, 0))
@@ -29,12 +32,19 @@ while len(back) < count and time.monotonic() < sent[count - 1] + patience:
     except TimeoutError:
         continue
     kind, _, _, ident, number = struct.unpack("!BBHHH", data[20:28])
-    if kind == 0 and ident == 0x5a11:
+    if kind == 0 and ident == own:
         back.setdefault(number, time.monotonic())
 least = min((back[n] - sent[n] for n in back), default=0)
-spread = max(back.values(), default=0) - min(back.values(), default=0)
+spread = max(back.values(), default=sent[0]) - sent[0]
 print(len(back), int(least * 1000), int(spread * 1000))
 END
+# pings_until FILE COUNT: pings again and again, until the file is there.
+pings_until() {
+    until [ -e "$work/$1" ] || [ ! -e "$work/ping.py" ]; do
+        python3 "$work/ping.py" "$address" "$2" 56 2
+        sleep 0.3
+    done >"$work/last"
+}
 # probe COUNT BYTES PATIENCE: sets answers, least and spread.
 probe() { read -r answers least spread <<<"$(python3 "$work/ping.py" "$address" "$@")"; }
 impair() { "$slipway" port impair w "$@" >/dev/null || fail "port impair $*"; }
@@ -50,58 +60,68 @@ refuses() {
 address=$("$slipway" network inspect default | python3 -c 'import json,sys
 print(json.load(sys.stdin)[0]["sandboxes"][0]["ipv4"])')
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-    probe 10 56 3
+    probe 10 56 20
     [ "$answers" = 10 ] && break
 done
 [ "$answers" = 10 ] || fail "a link that is well: $answers of 10 pings answered"
 
 impair --delay 60ms
-probe 5 56 20
+probe 5 56 120
 { [ "$answers" = 5 ] && [ "$least" -ge 120 ]; } || fail "60 ms each way: $answers of 5, $least ms"
 expect "delay 60ms" "$("$slipway" port ls)" "port ls"
 impair --delay 60ms --jitter 20ms --direction sent
-probe 5 56 20
+probe 5 56 120
 { [ "$answers" = 5 ] && [ "$least" -ge 40 ]; } || fail "40 to 80 ms one way: $answers of 5, $least ms"
 ok "delay, jitter and direction are kept"
 
 impair --loss 50% --seed 5
-probe 100 56 2
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    probe 100 56 2
+    # Fewer answers within 2 s are those of a guest that waits for a processor.
+    [ "$answers" -lt 5 ] || break
+done
 { [ "$answers" -ge 5 ] && [ "$answers" -le 50 ]; } || fail "50 % each way: $answers of 100 answered"
 impair --loss 100%
 probe 4 56 1
 [ "$answers" = 0 ] || fail "everything is lost, and $answers of 4 answered"
-expect "received loss" "$("$slipway" port stats)" "port stats"
+counted() { case $("$slipway" port stats) in *"received loss"*) ;; *) false ;; esac; }
+wait_until 20 counted || fail "port stats: $("$slipway" port stats)"
 impair --rate 80kbit --burst 2000
-probe 10 1400 30
+probe 10 1400 120
 { [ "$answers" = 10 ] && [ "$spread" -ge 1000 ]; } || fail "10 kB/s: $answers of 10 within $spread ms"
 impair --clear
-probe 10 56 20
+probe 10 56 120
 [ "$answers" = 10 ] || fail "cleared: $answers of 10 answered"
 ok "loss and rate are kept, counted, and cleared"
 
 # capture ARGUMENTS…: pings once it has begun, until it has what it wants.
 "$slipway" port capture w -w "$work/a.pcapng" --count 12 2>"$work/told" & capture=$!
 wait_until 20 grep -q '^capturing on w' "$work/told" || fail "capture: $(cat "$work/told")"
-for _ in 1 2 3 4 5; do probe 6 56 1; done
+for _ in 1 2 3 4 5; do probe 6 56 60; done
 wait_until 20 grep -q '^12 frames captured, 0 not' "$work/told" || fail "capture: $(cat "$work/told")"
 wait "$capture" || fail "capture ended with $?"
 if command -v tcpdump >/dev/null; then
     text=$(tcpdump -nr "$work/a.pcapng" icmp 2>"$work/tcpdump") || fail "tcpdump: $(cat "$work/tcpdump")"
     expect "> $address: ICMP echo request" "$text" "what the sandbox received"
     expect "$address > " "$(grep 'echo reply' <<<"$text")" "what the sandbox sent"
-    (sleep 1; python3 "$work/ping.py" "$address" 8 56 2 >"$work/last") &
+    # Pings until it has what it wants, whenever it begins.
+    pings_until captured 8 & pinger=$!
     text=$(timeout 30 "$slipway" port capture w -w - --snaplen 64 --count 4 2>/dev/null | tcpdump -nr - 2>/dev/null)
+    : >"$work/captured"; wait "$pinger"
     [ "$(wc -l <<<"$text")" = 4 ] || fail "a capture in a pipe: $text"
     ok "tcpdump reads a capture of both directions, from a file and a pipe"
 else
     echo "SKIPPED: e2e/$test_name: reading a capture needs tcpdump"
 fi
 
-"$slipway" port trace w --duration 3s >"$work/trace" & trace=$!
-for _ in 1 2 3; do probe 4 56 1; done
-wait "$trace" || fail "trace"
-expect "icmp" "$(grep '^received' "$work/trace")" "counts of a trace"
-expect "> $address, 98 bytes" "$(cat "$work/trace")" "headers of a trace"
+# Pings until a trace has seen some: it may begin late, and so may they.
+pings_until traced 4 & pinger=$!
+traced() {
+    "$slipway" port trace w --duration 2s >"$work/trace" || fail "trace"
+    grep -q '^received.*icmp' "$work/trace" && grep -qF "> $address, 98 bytes" "$work/trace"
+}
+wait_until 60 traced || fail "counts and headers of a trace: $(cat "$work/trace")"
+: >"$work/traced"; wait "$pinger"
 ok "a trace counts and shows headers"
 
 refuses 'there is no port "nobody"' impair nobody --loss 1%

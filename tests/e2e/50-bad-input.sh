@@ -81,7 +81,7 @@ refuses 'no such file|not there|No such' run --volume "file:/no/such/disk" "$ima
 refuses 'tty' run -t "$image" true
 refuses 'no sandbox' logs nobody
 refuses 'signal' kill --signal NOPE nobody
-"$slipway" run -d --name taken "$image" -- sleep 100 >/dev/null || fail "run"
+"$slipway" run -d --name taken "$image" -- sleep 100000 >/dev/null || fail "run"
 refuses 'taken.*which runs; .*rm --force' run --name taken "$image" true
 refuses 'nosuchprog' run -d --name never "$image" nosuchprog
 "$slipway" logs never >"$work/out" 2>"$work/err" || fail "logs of a container that never ran"

@@ -111,7 +111,7 @@ CONF
     if command -v wrk >/dev/null; then
         before=$(carried)
         for port in 8003 8004; do
-            ours timeout 30 wrk -t 1 -c 16 -d 2 "http://127.0.0.1:$port/small" >"$work/wrk" 2>&1 ||
+            ours timeout 30 wrk --timeout 60s -t 1 -c 16 -d 2 "http://127.0.0.1:$port/small" >"$work/wrk" 2>&1 ||
                 fail "wrk: $(cat "$work/wrk")"
             ! grep -E 'Socket errors|Non-2xx' "$work/wrk" || fail "wrk saw errors at $port"
             ok "wrk at $port: $(grep Requests/sec "$work/wrk")"
@@ -179,23 +179,24 @@ if command -v iperf3 >/dev/null; then
     before=$(carried)
     for how in '' -R '-P 4' --bidir; do
         # shellcheck disable=SC2086 # words
-        LD_PRELOAD=$library timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 $how >"$work/iperf3" 2>&1 ||
+        of_iperf "$work/iperf3" ours timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 $how ||
             fail "iperf3 $how: $(cat "$work/iperf3")"
         ok "iperf3 $how: $(grep receiver "$work/iperf3" | tail -n 1 | tr -s ' ' | cut -d ' ' -f 5-8)"
     done
     [ $(($(carried) - before)) -lt 1000000 ] || fail "the kernel carried iperf3's load"
-    timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 >"$work/iperf3" 2>&1 || fail "iperf3 by the kernel: $(cat "$work/iperf3")"
+    of_iperf "$work/iperf3" timeout 60 iperf3 -c 127.0.0.1 -p 8008 -t 1 || fail "iperf3 by the kernel: $(cat "$work/iperf3")"
     ok "iperf3's server with a client of the kernel's"
 else
     say "SKIPPED: e2e/$test_name (iperf3): needs iperf3"
 fi
 
 cat >"$work/ends.py" <<'PYTHON'
-import os, resource, socket, subprocess, sys, time
+import os, resource, socket, subprocess, sys
+# As long as a child lives that holds the other end, nothing would come.
 reader = [sys.executable, "-c", "import os, sys; sys.exit(3 if os.read(0, 1) == b'' else 4)"]
 # The number of a ticket is beyond this limit.
 lower = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-for argv, environment, before in ((["sleep", "60"], {}, None), (["sh", "-c", "exec env -i sleep 60"], dict(os.environ), None),
+for argv, environment, before in ((["sleep", "100000"], {}, None), (["sh", "-c", "exec env -i sleep 100000"], dict(os.environ), None),
                                   (reader, dict(os.environ), lower), (sys.argv[1:], dict(os.environ), None)):
     if not argv:
         continue
@@ -205,11 +206,10 @@ for argv, environment, before in ((["sleep", "60"], {}, None), (["sh", "-c", "ex
     assert "eventfd" in os.readlink("/proc/self/fd/%d" % a.fileno())
     child = subprocess.Popen(argv, stdin=b, stdout=b, env=environment, preexec_fn=before)
     b.close()
-    a.settimeout(20)
-    began = time.monotonic()
-    print(a.recv(1), time.monotonic() - began < 5)
+    a.settimeout(60)
+    print(a.recv(1))
     if argv == sys.argv[1:] or argv == reader:
-        print(child.wait(20))
+        print(child.wait(60))
     child.kill()
     child.wait()
 PYTHON
@@ -219,8 +219,8 @@ if command -v cc >/dev/null; then
     if cc -static -o "$work/static" "$work/static.c" 2>/dev/null; then static=("$work/static"); fi
 fi
 ours timeout 60 python3 "$work/ends.py" "${static[@]}" >"$work/ends" 2>&1 || fail "programs without the library: $(cat "$work/ends")"
-! grep -qv -e "^b'' True$" -e '^3$' "$work/ends" || fail "programs without the library: $(cat "$work/ends")"
-[ "$(grep -c "^b'' True$" "$work/ends")" -ge 3 ] || fail "programs without the library: $(cat "$work/ends")"
+! grep -qv -e "^b''$" -e '^3$' "$work/ends" || fail "programs without the library: $(cat "$work/ends")"
+[ "$(grep -c "^b''$" "$work/ends")" -ge 3 ] || fail "programs without the library: $(cat "$work/ends")"
 ok "what is handed to a program without the library, or cannot be handed on, ends there, for both ends"
 
 if command -v socat >/dev/null; then
@@ -228,7 +228,7 @@ if command -v socat >/dev/null; then
     wait_until 20 listens 8010 || fail "socat does not listen: $(cat "$work/socat.log")"
     before=$(carried)
     for _ in 1 2 3; do
-        ours timeout 20 socat -t 10 - TCP:127.0.0.1:8010 <"$work/big" >"$work/got" || fail "socat: status $?"
+        ours timeout 20 socat -t 100 - TCP:127.0.0.1:8010 <"$work/big" >"$work/got" || fail "socat: status $?"
         cmp -s "$work/got" "$work/big" || fail "what cat sends back by a connection that it inherited is not what it was sent"
     done
     [ $(($(carried) - before)) -lt 200000 ] || fail "the kernel carried what cat was to"
@@ -265,7 +265,7 @@ static int ask(int fd) {
     if (ioctl(fd, FIONBIO, &yes)) return perror("ioctl"), 1;
     while (got < SIZE) {
         struct pollfd one = {fd, POLLIN | (sent < SIZE ? POLLOUT : 0), 0};
-        if (poll(&one, 1, 10000) != 1) return fprintf(stderr, "nothing comes\n"), 1;
+        if (poll(&one, 1, 100000) != 1) return fprintf(stderr, "nothing comes\n"), 1;
         struct iovec two[] = {{out + sent, (SIZE - sent) / 2}, {out + sent + (SIZE - sent) / 2, SIZE - sent - (SIZE - sent) / 2}};
         ssize_t n = one.revents & POLLOUT ? writev(fd, two, 2) : 0;
         if (n > 0) sent += n;
@@ -310,18 +310,18 @@ began = time.monotonic()
 try:
     print("lost:", a.recv(1))
 except ConnectionResetError:
-    print("reset", time.monotonic() - began < 1)
+    print("reset", round(time.monotonic() - began, 3))
 c = socket.create_connection(("127.0.0.1", 8009))
 d, _ = server.accept()
 c.sendall(b"by the kernel")
 print(d.recv(100).decode())
 PYTHON
 ours timeout 30 python3 "$work/lost.py" "$engine" >"$work/lost" 2>&1 || fail "an engine that was killed: $(cat "$work/lost")"
-[ "$(head -n 1 "$work/lost")" = "reset True" ] || fail "an engine that was killed: $(cat "$work/lost")"
-ok "when the engine is killed connections are reset within a second, and new ones are the kernel's"
+grep -q '^reset' "$work/lost" || fail "an engine that was killed: $(cat "$work/lost")"
+ok "when the engine is killed connections are reset after $(sed -n 's/^reset //p' "$work/lost") s, and new ones are the kernel's"
 start engine2 "$slipway" socket engine
-sleep 1
-kill -0 "${started[-1]}" 2>/dev/null || fail "no second engine: $(cat "$work/engine2.log")"
+answers() { "$slipway" socket ls --engine "$SLIPWAY_SOCKET" >/dev/null; }
+wait_until 20 answers || fail "no second engine: $(cat "$work/engine2.log")"
 "$top/front/preload/tests/run.sh" "$library" "$SLIPWAY_SOCKET" plain ends forks >"$work/semantics" 2>&1 ||
     fail "with the next engine: $(cat "$work/semantics")"
 ok "the next engine takes new connections"

@@ -110,6 +110,8 @@ for name in endpoint stream; do
 done
 is_state good running || fail "the neighbour ended: $("$slipway" logs --tail 3 good)"
 "$slipway" logs good | grep -q BROKEN && fail "the neighbour's verified I/O broke"
+goes_on() { [ "$("$slipway" logs good | grep -c round)" -gt "$rounds" ]; }
+wait_until 60 goes_on
 after=$("$slipway" logs good | grep -c round)
 [ "$after" -gt "$rounds" ] || fail "the neighbour stood still: $rounds, then $after rounds"
 ok "the neighbour's verified I/O went on: $rounds rounds before, $after after"

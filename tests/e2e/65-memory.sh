@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A running sandbox is given memory and gives it back: its container can use it, the control group and the record say
-# so, also after the daemon was killed, and the host has back what went. What is in use stays, and one line says so. With
-# QEMU, room for memory is refused in one line.
+# so, also after the daemon was killed, and the host has back what went. What is in use stays, and one line says so. A pod
+# grows and shrinks with its containers' limits. With QEMU, room for memory is refused in one line.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -93,5 +93,23 @@ refused 'more than this host has' run --memory 128M --max-memory 900T "$image" -
 refused 'with a template' run --from none --memory 128M --max-memory 256M "$image" -- true
 has 128
 "$slipway" rm --force web >/dev/null || fail "rm"
+
+# A pod has twice its memory as room. It grows for a container's limit, and shrinks again after it.
+"$slipway" pod create web --network none --memory 128M >/dev/null || fail "pod create: $(explain)"
+"$slipway" run -d --pod web --name one --memory 32M "$image" -- sleep 100000 >/dev/null || fail "run in the pod: $(explain)"
+in_one() { timeout 300 "$slipway" exec web/one "$@"; }
+has 128
+timeout 300 "$slipway" update web/one --memory 200M >/dev/null || fail "update of a container to 200M: $(explain)"
+has 256
+[ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((200 << 20)) ] || fail "the container's limit is $(in_one cat /sys/fs/cgroup/memory.max)"
+in_one dd if=/dev/zero of=/dev/null bs=150M count=1 2>/dev/null || fail "the container cannot use 150 of 200 MiB"
+refused '1024 MiB is more than the 256 MiB' update web/one --memory 1G
+timeout 300 "$slipway" update web/one --memory 48M >/dev/null || fail "update of a container to 48M: $(explain)"
+[ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((48 << 20)) ] || fail "the container's limit is $(in_one cat /sys/fs/cgroup/memory.max)"
+shrunk() { [ "$(($(field memory_bytes) >> 20))" = 128 ]; }
+wait_until 60 shrunk || fail "the pod has $(field memory_bytes) bytes, not 128 MiB: $(explain)"
+has 128
+"$slipway" rm --force web >/dev/null || fail "rm of the pod"
+ok "a pod grew for the limit of its container, which used the memory, and shrank after it"
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"
 ok "nothing is left"

@@ -36,7 +36,7 @@ ok "KVM probed, chosen and used in an emulated server, by slipway-vmm and by QEM
 say "$(sed -n 's/^kvm-host: \(.* kills:\)/\1/p' "$work/lab")"
 ok "two sandboxes on slipway-vmm outlived killed daemons, and every byte of a disk and of a TCP stream was right"
 # The end-to-end tests that run on slipway-vmm too: in the server they take a few minutes.
-tests=(13-templates 14-forks 40-crash 47-network-restart 65-memory)
+tests=(13-templates 14-forks 16-snapshots 40-crash 47-network-restart 65-memory)
 options=()
 for name in "${tests[@]}"; do options+=(--test "$name"); done
 in_server "${options[@]}"

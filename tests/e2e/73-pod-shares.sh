@@ -49,7 +49,7 @@ in_pod a 'head -c 4096 /dev/zero >/data/map' || fail "no file to map"
 in_pod a "exec python3 -c '$share
 m[0:5] = b\"hello\"
 while m[8:11] != b\"bye\": time.sleep(0.01)'" & mapper=$!
-in_pod b "exec timeout 60 python3 -c '$share
+in_pod b "exec timeout 300 python3 -c '$share
 while m[0:5] != b\"hello\": time.sleep(0.01)
 m[8:11] = b\"bye\"'" || fail "b does not see what a maps"
 wait "$mapper" || fail "a does not see what b maps"
@@ -70,11 +70,12 @@ wait_until 20 late || fail "what the host mounts later: $(in_pod c 'ls -R /data'
 in_pod a '! [ -e /data/late/f ]' || fail "a has it without being asked to"
 ok "shares go on when the daemon is killed, others come after that, and what the host mounts later where it was asked for"
 
+has_trees() { [ "$(trees)" = "$1" ]; }
 s stop --time 1 pod/a >/dev/null && s rm pod/a >/dev/null || fail "a does not go: $(explain)"
-[ "$(trees)" = '0 1 3 ' ] || fail "after a: trees $(trees)"
+wait_until 20 has_trees '0 1 3 ' || fail "after a: trees $(trees)"
 [ "$(in_pod b 'cat /data/hello')" = host ] || fail "b lost its share"
 s rm -f pod/b pod/c >/dev/null || fail "rm: $(explain)"
-[ -z "$(trees)" ] || fail "after all: trees $(trees)"
+wait_until 20 has_trees '' || fail "after all: trees $(trees)"
 umount "$work/dir/late" "$work/dir/below" || fail "the host's mounts are held"
 add d -v "$work/dir:/data"
 [ "$(in_pod d 'cat /data/hello; ls -A /data/below')" = host ] || fail "d: $(in_pod d 'ls -R /data')"

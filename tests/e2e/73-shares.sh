@@ -110,7 +110,7 @@ timeout 300 "$slipway" run -d --name two -v "$work/dir:/data" "$image" -- sleep 
 kill -KILL "$(servers)" || fail "no server"
 wait_until 20 no_server || fail "it does not end"
 [ "$(in_sandbox two 'echo alive')" = alive ] || fail "a sandbox whose server was killed: $("$slipway" ps; explain)"
-grep -q 'the server of its shares has ended' "$work/daemon.log" || fail "the log says nothing: $(explain)"
+wait_until 20 grep -q 'the server of its shares has ended' "$work/daemon.log" || fail "the log says nothing: $(explain)"
 # An access waits; the command that waits for it ends no earlier when it is asked to.
 command timeout -s KILL 10 "$slipway" exec two -- ls /data >/dev/null 2>&1 && fail "a share without a server"
 [ "$(in_sandbox two 'echo still')" = still ] || fail "a sandbox with a waiting process: $(explain)"

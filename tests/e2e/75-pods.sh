@@ -2,6 +2,7 @@
 # containerd runs pods in Slipway's microVMs: `ctr` names them by the annotations that containerd's CRI plugin
 # uses, and `crictl` goes through that plugin itself where it and the plugins of CNI are installed.
 . "$(dirname "$0")/lib.sh"
+export SLIPWAY_SOCKET=$work/engine.sock
 . "$(dirname "$0")/cri.sh"
 . "$(dirname "$0")/containerd.sh"
 
@@ -20,7 +21,10 @@ print(*[s["vmm_pid"] for s in json.load(sys.stdin) if s["name"].startswith(sys.a
 
 # Pools of functions of an earlier test.
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
-echo 'pod_functions = 1' >>"$SLIPWAY_CONFIG"
+# QEMU is in its pod's control group only if the settings say so.
+printf 'pod_functions = 2\npod_cgroups = true\n' >>"$SLIPWAY_CONFIG"
+library=$(dirname "$(readlink -f "$slipway")")/libslipway.so
+[ ! -f "$library" ] || echo 'pod_sockets = 1' >>"$SLIPWAY_CONFIG"
 start_keeper
 start_daemon
 member none "$image" lonely true 2>"$work/err" && fail "a container ran without its pod"
@@ -28,16 +32,16 @@ grep -q 'there is no pod none' "$work/err" || fail "a container without its pod:
 c container delete lonely >/dev/null 2>&1
 ok "$(tail -n 1 "$work/err")"
 
-pod web --annotation dev.slipway.memory=256M
+pod web --annotation dev.slipway.memory=320M
 running web || fail "task ls: $(c task ls) $(explain)"
-[ "$(shims | wc -l)" = 1 ] || fail "shims: $(shims)"
+wait_until 60 one_shim || fail "shims: $(shims)"
 out=$(member web --rm --env A=1 "$image" first sh -c 'echo out $A; echo err >&2; exit 7' 2>"$work/err"); status=$?
 [ "$status:$out:$(cat "$work/err")" = "7:out 1:err" ] || fail "first: status $status, $out, $(cat "$work/err"): $(explain)"
 ok "a pod without a process of its own runs; a container in it: output, error output, status 7"
 
 started web "$image" one sh -c 'echo shared >/dev/shm/x; echo mine >/tmp/x; until [ -e /stop ]; do sleep 0.1; done; exit 5'
 started web --memory-limit 67108864 "$image" two sh -c 'trap "exit 6" TERM; : >/ready; while :; do sleep 0.1; done'
-[ "$(shims | wc -l)" = 1 ] || fail "shims: $(shims)"
+wait_until 60 one_shim || fail "shims: $(shims)"
 [ "$(in_daemon web)" = "one:running two:running" ] || fail "the daemon has: $("$slipway" ps)"
 inside two sh -c 'until [ -e /ready ]; do sleep 0.1; done' || fail "exec: $(explain)"
 out=$(inside two sh -c 'cat /dev/shm/x; ls /tmp; cat /sys/fs/cgroup/memory.max; ps | grep -c "[s]top"; exit 3'); status=$?
@@ -53,7 +57,23 @@ grep -q 'has no processes' "$work/err" || fail "exec in the pod: $(cat "$work/er
 for id in web two; do
     c task metrics $id >"$work/metrics" 2>&1 && grep -q memory "$work/metrics" || fail "metrics of $id: $(cat "$work/metrics")"
 done
+grep -q '\b67108864\b' "$work/metrics" || fail "metrics without the limit: $(cat "$work/metrics")"
 ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, roots and processes not, a limit of memory"
+
+# A debugging container, whose target `ctr` names by an annotation, and the CRI plugin in its record of the container.
+joins() { member web --annotation dev.slipway.processes-of="$1" --with-ns "pid:/proc/$(vmm web)/ns/pid" "${@:2}"; }
+started web "$image" target sh -c 'until [ -e /stop ]; do sleep 0.1; done; exit 5'
+joins target -d "$image" debugs sleep 1000 >"$work/out" 2>&1 || fail "debugs: $(cat "$work/out") $(explain)"
+grep -q 'until.*/stop' <<<"$(inside debugs cat /proc/1/cmdline | tr '\0' ' ')" || fail "debugs sees: $(inside debugs ps 2>&1) $(explain)"
+joins none --rm "$image" other true 2>"$work/err" && fail "a container has a target that is not there"
+grep -q 'there is no container none in the pod web' "$work/err" || fail "no target: $(cat "$work/err")"
+c container delete other >/dev/null 2>&1
+# The command may end with its container; the status is below.
+inside target sh -c ': >/stop'
+for id in target debugs; do wait_until 60 stopped $id || fail "$id after its target's end: $(c task ls) $(explain)"; done
+deleted target; ended_with 5
+deleted debugs; ended_with 137
+ok "a debugging container sees the processes of its target, and ends with it, status 137; one without a target is refused"
 
 # A secret of another user's than root, as kubelet lays one out and replaces it, in a container with a read-only root.
 secret=$work/pods/0-1/volumes/kubernetes.io~secret/key
@@ -77,6 +97,26 @@ c task kill -s SIGKILL holder || fail "kill: $(explain)"
 wait_until 60 stopped holder || fail "after SIGKILL: $(c task ls) $(explain)"
 deleted holder
 ok "a secret that changes changes in a container that runs, with its owner; the root stays read-only"
+
+# emptyDir volumes as kubelet makes them, one in memory: directories of the guest, which outlive a container. No process
+# of the host serves them, and the host's directories stay empty.
+volumes=$work/pods/0-1/volumes/kubernetes.io~empty-dir
+mkdir -p "$volumes/cache" "$volumes/memory" && chgrp 2000 "$volumes/cache" && chmod 2777 "$volumes/cache" &&
+    mount -t tmpfs -o size=4M,mode=777 tmpfs "$volumes/memory" || fail "no directories for volumes"
+bind() { printf 'type=bind,src=%s,dst=%s,options=rbind:rw' "$1" "$2"; }
+said=$(member web --rm --mount "$(bind "$volumes/cache" /cache)" --mount "$(bind "$volumes/memory" /memory)" "$image" fills \
+    sh -c 'stat -c "%a %g" /cache; stat -f -c %b /memory; echo disk >/cache/x; echo memory >/memory/x' 2>"$work/err") ||
+    fail "emptyDir: $said $(cat "$work/err") $(explain)"
+[ "$said" = "2777 2000
+1024" ] || fail "emptyDir: $said $(explain)"
+said=$(member web --rm --mount "$(bind "$volumes/cache" /c)" --mount "$(bind "$volumes/memory" /m)" "$image" reads \
+    cat /c/x /m/x 2>"$work/err") || fail "emptyDir: $said $(cat "$work/err") $(explain)"
+[ "$said" = "disk
+memory" ] || fail "a second container's emptyDir: $said $(explain)"
+servers=$(pgrep -x slipway-fs | while read -r pid; do runs "$pid" && echo "$pid"; done)
+[ -z "$servers" ] && [ ! -e "$volumes/cache/x" ] && [ ! -e "$volumes/memory/x" ] || fail "emptyDir: the host has $servers $(ls -A "$volumes"/*)"
+umount "$volumes/memory" || fail "umount"
+ok "containers of a pod share emptyDir volumes in the guest, on a disk and in memory, and no process of the host serves them"
 
 # A termination message, at the usual path of its file.
 : >"$work/message" && mkdir -p "$work/pods/0-1/containers/says" && ln "$work/message" "$work/pods/0-1/containers/says/1" ||
@@ -119,6 +159,49 @@ grep -q 'slipway.dev/POOL' "$work/err" || fail "another mount: $(cat "$work/err"
 c container delete other >/dev/null 2>&1
 ok "a container has the function of a pool that kubelet gave it, empty; a mount of something else is refused"
 
+# A function of a pool of network interfaces: one more interface of the pod, with addresses of the pool's network.
+members() { "$slipway" network inspect back | python3 -c 'import json, sys; print(*(m["ipv4"] for m in json.load(sys.stdin)[0]["sandboxes"]))'; }
+no_members() { [ -z "$(members)" ]; }
+reaches() { inside wired sh -c "busybox ip -o address show $interface && busybox ping -q -c 1 -W 20 $gateway" >"$work/out" 2>&1 && grep -qF " $own/" "$work/out"; }
+wired=''
+if ! command -v nft >/dev/null || [ ! -c /dev/net/tun ]; then
+    printf 'SKIPPED: %s\n' "e2e/$test_name: an interface of a pool needs nft and /dev/net/tun"
+else
+    # Of an earlier test that failed.
+    { "$slipway" port rm backport; "$slipway" network rm back; } >/dev/null 2>&1
+    "$slipway" network create back --internal >/dev/null && "$slipway" port create backport --network back >/dev/null &&
+        "$slipway" vf create nics --switch back --count 1 >/dev/null || fail "a pool of interfaces: $(explain)"
+    : >"$functions/nics.0"
+    gateway=$("$slipway" network inspect back | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])')
+    started web --mount "type=bind,src=$functions/nics.0,dst=/proc/slipway/functions/nics.0,options=rbind:ro" "$image" wired sleep 1000
+    wired=wired
+    own=$(members)
+    interface=$(inside wired busybox ip -o address | awk -v own="$own/" 'index($4, own) == 1 { print $2 }')
+    [ -n "$own" ] && [ -n "$interface" ] && reaches || fail "an interface of a pool: $own, $interface, $(cat "$work/out") $(explain)"
+    inside wired busybox ip route | grep -q "^default.* dev $interface" && fail "it has a default route: $(inside wired busybox ip route)"
+    ok "a container has a network interface of a pool, with an address of its network and no default route"
+fi
+
+# The pod's socket function, by such a mount too; its sockets have the addresses that the pod has in a network.
+if [ -z "$wired" ] || [ ! -f "$library" ]; then
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a socket function needs nft, /dev/net/tun and $library"
+else
+    : >"$functions/sockets.0"
+    talks=(--rm --mount "type=bind,src=$functions/sockets.0,dst=/proc/slipway/functions/sockets.0,options=rbind:ro" "$image")
+    member web "${talks[@]}" talks true 2>"$work/err" && fail "a container had sockets without an engine"
+    grep -q 'slipway socket engine' "$work/err" || fail "sockets without an engine: $(cat "$work/err")"
+    c container delete talks >/dev/null 2>&1
+    "$slipway" socket engine --policy /none --links /none >"$work/engine.log" 2>&1 & listener=$!
+    wait_until 20 test -S "$work/engine.d/engine.sock" || fail "no engine: $(cat "$work/engine.log")"
+    started web "${talks[@]:1}" talks sh -c 'test -S /run/slipway/socket.d/engine.sock && echo "$SLIPWAY_SOCKET" && exec sleep 1000'
+    said=$(inside talks sh -c 'echo "$SLIPWAY_SOCKET"') && [ -n "$said" ] || fail "an exec with sockets: $said $(explain)"
+    c task kill -s SIGKILL talks; wait_until 60 stopped talks; deleted talks
+    "$slipway" socket ls | grep -q 'network:' || fail "the engine has no guest: $("$slipway" socket ls)"
+    said=$(inside wired sh -c 'echo "$SLIPWAY_SOCKET"')
+    [ -z "$said" ] || fail "a container that asks for no sockets has them: $said"
+    ok "a container has the socket function of its pod that kubelet gave it; without an engine it does not start"
+fi
+
 # containerd dies and comes back, and a container ends meanwhile.
 kill -9 "$containerd"; wait "$containerd" 2>/dev/null
 sandbox=$("$slipway" ps --quiet | grep '^web-[0-9a-f]*$') || fail "no pod: $("$slipway" ps)"
@@ -133,7 +216,7 @@ ok "containerd was killed and came back: a container had ended with status 5, it
 c task kill -s SIGTERM two || fail "kill: $(explain)"
 wait_until 60 stopped two || fail "after SIGTERM: $(c task ls) $(explain)"
 deleted two; ended_with 6
-[ -z "$(in_daemon web)" ] && running web || fail "after the last container: $("$slipway" ps)"
+[ "$(in_daemon web)" = "${wired:+wired:running}" ] && running web || fail "after the last container: $("$slipway" ps)"
 started web "${given[@]}" "$image" three sleep 1000
 started web "$image" lines sh -c 'i=0; while :; do i=$((i + 1)); echo "line $i"; sleep 0.1; done'
 kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
@@ -142,20 +225,28 @@ start_daemon
 wait_until 60 inside three true || fail "after the daemon's death: $(explain)"
 running web && running lines || fail "after the daemon's death: $(c task ls)"
 [ "$(inside three sh -c 'head -c 6 /dev/slipway/fast-0')" = marked ] || fail "a function after the daemon's death: $(explain)"
+[ -z "$wired" ] || reaches || fail "an interface after the daemon's death: $(cat "$work/out") $(explain)"
 ok "containers go one by one; the daemon was killed, and the pod and its containers ran on"
 
 c task kill -s SIGTERM web || fail "kill: $(explain)"
-for id in three lines web; do
+for id in three lines $wired web; do
     wait_until 60 stopped $id || fail "$id after its pod's SIGTERM: $(c task ls) $(explain)"
 done
 deleted three; ended_with 1[34]
 deleted web
 ! grep -q 'exit code [1-9]' "$work/out" || fail "the pod's end: $(cat "$work/out")"
 deleted lines
+[ -z "$wired" ] || deleted wired
 gone() { [ -z "$("$slipway" ps --quiet)$(c task ls -q)$(shims)" ]; }
 wait_until 60 gone || fail "after the pod's end: $("$slipway" ps) $(c task ls) shims: $(shims)"
 wait_until 60 owned ready,ready || fail "the pool after the pod's end: $(owners)"
 "$slipway" vf rm fast >/dev/null || fail "vf rm: $(explain)"
+if [ -n "$wired" ]; then
+    wait_until 60 "$slipway" vf rm nics >/dev/null 2>&1 || fail "an interface does not go back: $("$slipway" vf inspect nics)"
+    wait_until 60 no_members || fail "addresses of an interface that went back: $(members)"
+    [ -z "$listener" ] || { kill "$listener"; wait "$listener" 2>/dev/null; listener=''; }
+    "$slipway" port rm backport >/dev/null && "$slipway" network rm back >/dev/null || fail "network rm: $(explain)"
+fi
 ok "SIGTERM ends a pod with its containers, and its shim with the last of them; its function goes back"
 
 pod brief
@@ -171,7 +262,32 @@ kill -9 "$pid"
 wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
 ok "a VMM was killed: all end with status 137; a shim was killed: containerd cleaned up, and the pod is gone"
-pod late
+# The control group of a pod: below a parent that the pod's configuration names.
+late=() parents=()
+for root in /sys/fs/cgroup $([ -e /sys/fs/cgroup/cgroup.controllers ] || echo /sys/fs/cgroup/{memory,cpu,pids}); do
+    [ ! -w "$root/cgroup.procs" ] || parents+=("$root/slipway-e2e-pods")
+done
+if [ ${#parents[@]} -gt 0 ]; then
+    rmdir "${parents[@]}" 2>/dev/null
+    run -d --cgroup /slipway-e2e-pods/late --annotation $kind=sandbox --annotation $of=late "$image" late true 2>"$work/err" &&
+        fail "a pod has a control group without a parent"
+    grep -q 'there is no control group .*/slipway-e2e-pods: make it first' "$work/err" || fail "no parent: $(cat "$work/err")"
+    c task delete late >/dev/null 2>&1
+    c container delete late || fail "container delete: $(explain)"
+    wait_until 60 gone || fail "after a pod without a parent: $("$slipway" ps) shims: $(shims)"
+    mkdir "${parents[@]}" && late=(--cgroup /slipway-e2e-pods/late) || fail "no parent was made"
+fi
+pod late "${late[@]}"
+for parent in "${parents[@]}"; do
+    grep -qx "$(vmm late)" "$parent/late/cgroup.procs" || fail "the VMM is in $(cat "/proc/$(vmm late)/cgroup")"
+done
+if [ ${#parents[@]} -gt 0 ]; then
+    run -d --cgroup /slipway-e2e-pods --annotation $kind=sandbox --annotation $of=above "$image" above true 2>"$work/err" &&
+        fail "a pod has a control group with others in it"
+    grep -q 'other groups are in control group .*/slipway-e2e-pods: ' "$work/err" || fail "groups in it: $(cat "$work/err")"
+    c task delete above >/dev/null 2>&1
+    c container delete above || fail "container delete: $(explain)"
+fi
 started late "$image" inner sleep 1000
 kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
 kill -9 "$(shims)"
@@ -182,7 +298,8 @@ rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
 start_daemon
 wait_until 60 gone || fail "after the next daemon's start: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner late; do c container delete $id || fail "container delete: $(explain)"; done
-ok "a shim was killed while no daemon served: the next one removes the pod"
+[ ${#parents[@]} -eq 0 ] || rmdir "${parents[@]}" || fail "left in the pod's control group: $(find "${parents[@]}")"
+ok "a shim was killed while no daemon served: the next one removes the pod, and its control group below the parent"
 
 # A pod in a network namespace as a CNI plugin leaves one: programs of the host in it reach the containers'
 # ports at 127.0.0.1, as containerd's port forwarding does.
@@ -277,7 +394,13 @@ else
     printf 'SKIPPED: %s\n' "e2e/$test_name: a pod that is a fork needs slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
 fi
 
+# containerd has no Sandbox API before 2.0: these are its calls.
+mkdir "$work/sandboxed" || fail "no bundle"
+python3 "$(dirname "$0")/sandbox_api.py" "$shim" "$address" "$slipway" "$work/sandboxed" || fail "a pod by the Sandbox API: $(explain)"
+ok "a pod by containerd's Sandbox API, without a pause container; one that is refused leaves no shim"
+
 images | xargs -r "$slipway" image rm >/dev/null || fail "images stay"
-left=$(shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -)
-[ -z "$left" ] || fail "left: $left"
+left() { shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -; }
+nothing_left() { [ -z "$(left)" ]; }
+wait_until 60 nothing_left || fail "left: $(left)"
 ok "nothing is left: no sandbox, no shim, no mount, no socket"

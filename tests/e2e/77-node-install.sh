@@ -87,7 +87,7 @@ case $1 in
             pid=$(cat /run/containerd.pid 2>/dev/null) && kill "$pid" && while [ -e "/proc/$pid" ]; do sleep 0.02; done
             containerd >>/tmp/containerd.log 2>&1 </dev/null &
             echo $! >/run/containerd.pid
-            for _ in $(seq 200); do ctr version >/dev/null 2>&1 && break; sleep 0.05; done
+            for _ in $(seq 4000); do ctr version >/dev/null 2>&1 && break; sleep 0.05; done
             ctr version >/dev/null || exit
         elif grep -qsaf /run/refused /usr/local/bin/slipway; then
             echo 'Job for slipway.service failed' >&2
@@ -185,7 +185,11 @@ grep -q 'runtimes.slipway\]' <<<"$(on containerd config dump)" || fail "no runti
 [ "$(on cat /run/kubectl.log)" = '--kubeconfig /etc/kubernetes/kubelet.conf label node one dev.slipway.node=ready --overwrite' ] ||
     fail "kubectl was called: $(on cat /run/kubectl.log)"
 does status
+refuses 'has not installed its version yet' status --own
 ok "installed: $(cat "$work/out")"
+# metrics.yaml runs the node's program in the image, with the node's /usr.
+shown=$(on unshare --mount -- sh -c 'mount --rbind /usr /image/usr && exec chroot /image /usr/local/bin/slipway --version' 2>&1)
+[ "$shown" = "$("$slipway" --version)" ] || fail "the node's program does not run in the image: $shown"
 # The node's own containerd takes the image, and runc runs it as the manifests have it: the privileged container that
 # shares the node's process ids, with the node's root.
 if command -v runc >/dev/null; then
@@ -215,10 +219,10 @@ refuses 'an installation was broken off' status
 does install
 did=$(systemctl_did)
 [ "$did" = 'daemon-reload enable --quiet slipway.service restart slipway.service' ] || fail "after a broken installation systemctl was called: $did"
-on sh -c 'sleep 30 & echo $! >/run/slipway-node.lock; wait' 2>/dev/null &
+on sh -c 'sleep 3000 & echo $! >/run/slipway-node.lock; wait' 2>/dev/null &
 wait_until 10 on test -s /run/slipway-node.lock
 does install
-on sh -c 'echo $$ >/run/slipway-node.lock; sleep 30; :' slipway-node 2>/dev/null &
+on sh -c 'echo $$ >/run/slipway-node.lock; sleep 3000; :' slipway-node 2>/dev/null &
 holds() { on sh -c 'grep -q slipway-node "/proc/$(cat /run/slipway-node.lock)/cmdline"'; }
 disown -a
 wait_until 10 holds || fail "nobody holds the lock"
@@ -236,7 +240,7 @@ echo new >"$node$two/usr/local/share/man/man1/slipway-new.1"
 (cd "$node$two/var/lib/slipway" && mv node/kernel-* node/kernel-two && echo two >node/kernel-two/release && ln -sfn node/kernel-two kernel)
 on sh -c 'slipway keeper --run-dir /run/slipway >/dev/null 2>&1 & echo $! >/run/keeper.pid'
 cp "$(command -v sleep)" "$node/tmp/containerd-shim-slipway-v2"
-on sh -c '/tmp/containerd-shim-slipway-v2 600 >/dev/null 2>&1 & echo $! >/run/shim.pid'
+on sh -c '/tmp/containerd-shim-slipway-v2 100000 >/dev/null 2>&1 & echo $! >/run/shim.pid'
 wait_until 10 on test -S /run/slipway/keeper.sock || fail "no keeper"
 keeper_pid=$(on cat /run/keeper.pid)
 files=$two
@@ -306,6 +310,7 @@ pod install --wait & waiting=$!
 wait_until 30 on sh -c 'test -e /var/lib/slipway/node/files -a ! -e /run/slipway-node.lock' || fail "install --wait: $(cat "$work/out")"
 sleep 0.3
 runs "$waiting" || fail "install --wait has ended: $(cat "$work/out")"
+does status --own
 on sh -c 'kill $(pgrep -f "[s]lipway-node install --wait")'
 wait "$waiting" || fail "install --wait ended with status $?: $(cat "$work/out")"
 does status
@@ -315,10 +320,15 @@ ok "install --wait ends at SIGTERM, and leaves what is installed"
 
 # Runs that are killed while they copy, rename, or start services: the next one ends what they began.
 for sign in "$work/usr-local/bin/.slipway.slipway-new" "$node/var/lib/slipway/node/files" "$node/var/lib/slipway/node/enabled"; do
-    pod install & killed=$!
-    until [ -e "$sign" ] || ! runs "$killed"; do :; done
-    on sh -c 'kill -KILL $(pgrep -f "[s]lipway-node install")' 2>/dev/null
-    wait "$killed" 2>/dev/null && fail "an installation ended before it was killed at ${sign##*/}"
+    # One that comes to its end before it is killed is begun once more.
+    for try in {1..20}; do
+        pod install & killed=$!
+        until [ -e "$sign" ] || ! runs "$killed"; do :; done
+        on sh -c 'kill -KILL $(pgrep -f "[s]lipway-node install")' 2>/dev/null
+        wait "$killed" 2>/dev/null || break
+        [ "$try" -lt 20 ] || fail "an installation ended before it was killed at ${sign##*/}"
+        does remove
+    done
     # Services that were being started then are started.
     wait_until 20 on sh -c '! pgrep -f "[s]ystemctl restart" >/dev/null' || fail "a service is not started"
     does install
@@ -464,4 +474,8 @@ for word in install remove; do
     grep -qF "args: [$word, --wait]" "$sources/$word.yaml" || fail "$word.yaml does not call \`$word --wait\`"
     grep -qF "image: localhost/slipway-node:$("$slipway" --version | cut -d ' ' -f 2)" "$sources/$word.yaml" || fail "$word.yaml has another image"
 done
-ok "the manifests name the image and its commands"
+grep -qF "$(sed -n 's/^label=//p' "$sources/slipway-node"): ready" "$sources/../runtimeclass.yaml" || fail "the class has another label than the nodes"
+for line in "image: localhost/slipway-node:$("$slipway" --version | cut -d ' ' -f 2)" 'dev.slipway.node: ready' 'command: [/usr/local/bin/slipway, metrics, --listen,'; do
+    grep -qF "$line" "$sources/../metrics.yaml" || fail "metrics.yaml has no \`$line\`"
+done
+ok "the manifests name the image and its commands, and the nodes' label"

@@ -65,10 +65,11 @@ out=$("$slipway" run --rm --pull never "$from/test/lazy:1" -- sha256sum /data/ne
 ok "the image is an ordinary one then, and its other file is right too"
 
 fetchers() { pgrep -f -- "fetch .*--run-dir $SLIPWAY_RUN_DIR" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
-rate $((2 << 20))
+rate $((512 << 10))
 before=$(sent)
 "$slipway" run --rm --lazy "$from/test/big:1" -- sha256sum /data/big >"$work/out" 2>"$work/err" & run=$!
-under_way() { [ "$(sent)" -gt $((before + (4 << 20))) ] && [ -n "$(fetchers)" ]; }
+# Slower from then on, so that it does not come to its end before it is killed.
+under_way() { [ "$(sent)" -gt $((before + (3 << 20))) ] && rate $((64 << 10)) && [ -n "$(fetchers)" ]; }
 wait_until 120 under_way || fail "nothing is fetched: $(cat "$work/err") $(explain)"
 for pid in $(fetchers); do kill -9 "$pid"; done
 rate ''

@@ -61,8 +61,11 @@ assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
 assert len(report["runs"]) == 3 * 4, len(report["runs"])
 for run in report["runs"]:
     assert run["workload"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
-    assert (run["measured"].get("neighbour_commands", 0) > 0) == ("+rand" in run["subject"]), run
     assert sum(n for _, n in run["measured"]["at_least"]["buckets"]) > 0, run
+# A neighbour may wait for a processor through all of a turn.
+for name in names:
+    asked = sum(run["measured"].get("neighbour_commands", 0) for run in report["runs"] if run["subject"] == name)
+    assert (asked > 0) == ("+rand" in name), (name, asked)
 CHECK
 bench --report "$work/beside.json" | grep -q 'ratio' || fail "no table of ratios"
 ok "a quiet client alone and beside two loads of a noisy one"

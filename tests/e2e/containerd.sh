@@ -40,7 +40,7 @@ disabled_plugins = [$off"io.containerd.snapshotter.v1.aufs",
 ${cri:-}
 END
 
-shims() { pgrep -f -- "-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+shims() { pgrep -f -- "[^-]-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
 explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
 c() { timeout 120 ctr --address "$address" "$@"; }
 run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
@@ -63,7 +63,8 @@ end_all() {
 }
 
 start_containerd() {
-    containerd --config "$work/containerd.toml" 2>>"$work/containerd.log" &
+    # It unpacks checkpoints there, and leaves them.
+    XDG_RUNTIME_DIR=$work containerd --config "$work/containerd.toml" 2>>"$work/containerd.log" &
     containerd=$!
     wait_until 60 c version >/dev/null || fail "containerd does not answer: $(explain)"
 }
@@ -78,6 +79,8 @@ start_keeper() {
     "$slipway" keeper 2>"$work/keeper.log" & keeper=$!
     wait_until 20 test -S "$SLIPWAY_RUN_DIR/keeper.sock" || fail "no keeper: $(cat "$work/keeper.log")"
 }
+# A shim ends a moment after its last container is deleted.
+one_shim() { [ "$(shims | wc -l)" = 1 ]; }
 stopped() { c task ls | grep -qE "^$1 +[0-9]+ +STOPPED"; }
 
 # An image of two layers, as an archive that `ctr image import` takes.

@@ -4,7 +4,7 @@
 usage: estargz.py DIRECTORY NAME:TAG [--volume PATH]... [--first PATH]... [--plain] LAYER...
 
   DIRECTORY   the registry's; made if it is missing
-  LAYER       a folder with a layer's files, the lowest first
+  LAYER       a folder with a layer's files, the lowest first; devices, pipes and sockets in it are left out
   --volume    a path that the image keeps apart from its root
   --first     a file that comes before the landmark of its layer, to be fetched first
   --plain     layers that are ordinary gzip, without an index
@@ -24,6 +24,8 @@ import zlib
 CHUNK = 4 << 20
 INDEX = "stargz.index.json"
 LANDMARK, NO_LANDMARK = ".prefetch.landmark", ".no.prefetch.landmark"
+# The annotation of a layer with the digest of its index.
+INDEX_DIGEST = "containerd.io/snapshot/stargz/toc.digest"
 OCI = "application/vnd.oci.image"
 
 
@@ -70,29 +72,39 @@ class Layer:
             self.write(chunk)
         self.write(bytes(-len(data) % 512))
 
+    def put(self, info, data=b""):
+        """Adds what a header of tar describes: a file with `data`, a link or a directory, without times."""
+        entry = {"name": info.name, "mode": info.mode, "modtime": "1970-01-01T00:00:00Z",
+                 "uid": info.uid, "gid": info.gid}
+        if info.issym() or info.islnk():
+            kind = "symlink" if info.issym() else "hardlink"
+            self.entries.append(entry | {"type": kind, "linkName": info.linkname})
+            self.header(info)
+        elif info.isdir():
+            self.entries.append(entry | {"type": "dir", "name": info.name.rstrip("/") + "/"})
+            self.header(info)
+        else:
+            self.content(info, data, entry)
+
     def add(self, name, path):
-        """Adds a file, link or directory of this machine, with root as its owner and without times."""
+        """Adds a file, link or directory of this machine, with root as its owner."""
         found = path.lstat()
         info = tarfile.TarInfo(name)
         info.mode = stat.S_IMODE(found.st_mode)
-        entry = {"name": name, "mode": info.mode, "modtime": "1970-01-01T00:00:00Z", "uid": 0, "gid": 0}
         if path.is_symlink():
             info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
-            self.entries.append(entry | {"type": "symlink", "linkName": info.linkname})
-            self.header(info)
+            self.put(info)
         elif path.is_dir():
-            info.type, info.name = tarfile.DIRTYPE, name + "/"
-            self.entries.append(entry | {"type": "dir", "name": name + "/"})
-            self.header(info)
-        else:
+            info.type = tarfile.DIRTYPE
+            self.put(info)
+        elif path.is_file():
             info.size = found.st_size
-            self.content(info, path.read_bytes(), entry)
+            self.put(info, path.read_bytes())
 
     def landmark(self, name):
         info = tarfile.TarInfo(name)
         info.mode, info.size = 0o644, 1
-        entry = {"name": name, "mode": 0o644, "modtime": "1970-01-01T00:00:00Z", "uid": 0, "gid": 0}
-        self.content(info, b"\x0f", entry)
+        self.put(info, b"\x0f")
 
     def finish(self):
         """Ends the layer, and returns the digest of its index."""
@@ -107,6 +119,11 @@ class Layer:
         head = bytes([0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff]) + len(field).to_bytes(2, "little")
         self.out += head + field + bytes([1, 0, 0, 0xff, 0xff]) + bytes(8)
         return digest(index)
+
+    def packed(self):
+        """Ends the layer, and returns its blob, the digest of its uncompressed form, and that of its index."""
+        index = self.finish()
+        return bytes(self.out), "sha256:" + self.whole.hexdigest(), index
 
 
 def files(folder):
@@ -134,8 +151,7 @@ def layer(folder, first):
     for name in files(folder):
         if name not in done:
             made.add(name, folder / name)
-    index = made.finish()
-    return bytes(made.out), "sha256:" + made.whole.hexdigest(), index
+    return made.packed()
 
 
 def plain(blob):
@@ -171,7 +187,7 @@ def main():
     layers, diffs = [], []
     for folder in args.layers:
         blob, diff, index = layer(folder, args.first)
-        annotations = {"containerd.io/snapshot/stargz/toc.digest": index}
+        annotations = {INDEX_DIGEST: index}
         if args.plain:
             blob, annotations = plain(blob), {}
         layers.append(put(blob, f"{OCI}.layer.v1.tar+gzip", annotations=annotations))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Serves the images in a directory as a registry, at a port of 127.0.0.1 that it prints.
 
-usage: registry.py DIRECTORY [RATE_FILE]
+usage: registry.py DIRECTORY [RATE_FILE [DELAY]]
 
   DIRECTORY   blobs/DIGEST, and manifests/NAME/TAG or manifests/NAME/DIGEST (estargz.py)
   RATE_FILE   a file with the bytes a second that all answers with blobs have together, which may change;
               missing or empty: as fast as it goes
+  DELAY       the milliseconds after which a request is answered; 0
 
 GET /sent answers with the bytes of blobs that were sent until then.
 """
@@ -47,13 +48,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def answer(self, status, body, kind, headers=()):
+    def head(self, status, size, kind, headers=()):
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(size))
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
+
+    def answer(self, status, body, kind, headers=()):
+        self.head(status, len(body), kind, headers)
         return body if self.command == "GET" else b""
 
     def do_HEAD(self):
@@ -61,6 +65,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.split("?")[0]
+        if path != "/sent":
+            time.sleep(self.server.delay)
         found = re.fullmatch(r"/v2/([a-z0-9/._-]+)/(manifests|blobs)/([A-Za-z0-9:._-]+)", path)
         if path in ("/v2/", "/v2"):
             self.wfile.write(self.answer(200, b"{}", "application/json"))
@@ -85,25 +91,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(self.answer(200, body, MANIFEST, [("Docker-Content-Digest", digest)]))
 
     def blob(self, path):
-        body, status, headers = path.read_bytes(), 200, [("Accept-Ranges", "bytes")]
+        size, status, headers = path.stat().st_size, 200, [("Accept-Ranges", "bytes")]
+        begin, end = 0, size - 1
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted and (wanted[1] or wanted[2]):
-            size = len(body)
             if wanted[1]:
-                begin, end = int(wanted[1]), min(int(wanted[2] or size - 1), size - 1)
+                begin, end = int(wanted[1]), min(int(wanted[2] or end), end)
             else:
-                begin, end = max(size - int(wanted[2]), 0), size - 1
+                begin = max(size - int(wanted[2]), 0)
             if begin > end:
                 headers.append(("Content-Range", f"bytes */{size}"))
-                self.answer(416, b"", "text/plain", headers)
+                self.head(416, 0, "text/plain", headers)
                 return
-            body, status = body[begin:end + 1], 206
+            status = 206
             headers.append(("Content-Range", f"bytes {begin}-{end}/{size}"))
-        body = self.answer(status, body, "application/octet-stream", headers)
-        for at in range(0, len(body), STEP):
-            step = body[at:at + STEP]
-            self.server.sent.add(len(step))
-            self.wfile.write(step)
+        self.head(status, end + 1 - begin, "application/octet-stream", headers)
+        if self.command == "GET":
+            self.send_part(path, begin, end + 1)
+
+    def send_part(self, path, begin, end):
+        with path.open("rb") as file:
+            file.seek(begin)
+            while step := file.read(min(STEP, end - begin)):
+                self.server.sent.add(len(step))
+                self.wfile.write(step)
+                begin += len(step)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -115,11 +127,12 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 3, 4):
         sys.exit(__doc__)
     server = Server(("127.0.0.1", 0), Handler)
     server.top = pathlib.Path(sys.argv[1])
-    server.sent = Sent(pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else None)
+    server.sent = Sent(pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    server.delay = float(sys.argv[3]) / 1000 if len(sys.argv) > 3 else 0
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

@@ -4,6 +4,9 @@ use std::os::fd::BorrowedFd;
 
 use slipway_ram::Span;
 
+/// The identity of an overlay's base: equal for the same unchanged base, otherwise without meaning.
+pub type BaseIdentity = [u64; 4];
+
 /// The shape of a disk. Constant except for [`Disk::refresh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {

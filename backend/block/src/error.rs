@@ -73,6 +73,12 @@ pub enum OpenError {
     /// The state that a predecessor left cannot be used.
     #[error("what was kept of the overlay is of no use: {0}")]
     Kept(&'static str),
+    /// The base of an overlay was written, so the overlay's blocks belong to another disk.
+    #[error("{} has changed under an overlay over it: the overlay cannot be copied", .0.display())]
+    Changed(PathBuf),
+    /// The memory file of an overlay cannot be read.
+    #[error("cannot read the memory of an overlay: {0}")]
+    Content(io::Error),
     /// io_uring is not available: the kernel lacks it, or `kernel.io_uring_disabled` or a seccomp
     /// filter forbids it (container engines' filters do).
     #[error("cannot set up io_uring (is kernel.io_uring_disabled set, or a filter active?): {0}")]

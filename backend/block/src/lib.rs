@@ -16,6 +16,8 @@
 //!   several of them hold;
 //! - [`RamDisk::of`], [`SharedDisk::ram`] and [`OverlayDisk::of`] keep their content in memfds: a
 //!   process that is killed at any instruction leaves a disk that its successor goes on with;
+//! - [`OverlayContent`] copies what such an overlay has to a file, on any thread, and
+//!   [`FileContent`] what a regular file has that is open as a disk;
 //! - [`FaultDisk`], [`DelayDisk`] and [`TraceDisk`] wrap a disk: faults by rule, later completions,
 //!   counters.
 //!
@@ -25,7 +27,7 @@
 //! Dependencies: `io-uring` for [`FileDisk`] and [`PassthroughDisk`]; `rustix` and `libc` for
 //! mappings, files and the constants of both; `slipway-nvme-spec` and `zerocopy` for a drive's
 //! identify data; `slipway-lazy-spec` and `slipway-peer` for [`LazyDisk`]'s messages and its
-//! connection; `thiserror` for the errors.
+//! connection; `slipway-space` for the free space of file systems; `thiserror` for the errors.
 #![allow(unsafe_code)] // io_uring submissions and anonymous mappings
 
 mod aligned;
@@ -54,12 +56,12 @@ mod vectors;
 pub use budget::{Budget, Refusal};
 pub use choice::open_file;
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
-pub use disk::{Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
+pub use disk::{BaseIdentity, Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
 pub use error::OpenError;
-pub use file::{FileDisk, FileOptions, create_sparse};
+pub use file::{FileContent, FileDisk, FileOptions, Reserve, create_sparse};
 pub use lazy::LazyDisk;
 pub use null::NullDisk;
-pub use overlay::{BaseIdentity, OverlayDisk, overlay_file};
+pub use overlay::{OverlayContent, OverlayDisk, overlay_file};
 pub use passthrough::PassthroughDisk;
 pub use ram::{RamDisk, ram_file};
 pub use shared::SharedDisk;

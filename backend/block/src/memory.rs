@@ -180,8 +180,8 @@ impl Anonymous {
 pub(crate) fn memory_file(bytes: u64, seals: SealFlags) -> io::Result<OwnedFd> {
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
     if overcommit.trim() == "2" {
-        let text =
-            "a disk in memory that is shared or kept needs vm.overcommit_memory to be 0 or 1";
+        let text = "overlays, and disks in memory that are shared or kept, need \
+                    vm.overcommit_memory to be 0 or 1";
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

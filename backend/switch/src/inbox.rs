@@ -6,34 +6,38 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use slipway_reactor::Stopped;
 
 use crate::PortIndex;
+use crate::running::Owner;
 
-/// A message. `J` is a job that another thread gives to the switch's thread.
-pub(crate) enum Message<J> {
+/// A job that another thread gives to the switch's thread.
+pub(crate) type Job = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
+
+/// A message.
+pub(crate) enum Message {
     /// Frames wait in the port.
     Wake(PortIndex),
-    Call(J),
+    Call(Job),
     /// The switch is to end.
     Stop,
 }
 
-pub(crate) struct Inbox<J> {
+pub(crate) struct Inbox {
     /// Messages wait. Written under the lock only.
     waiting: AtomicBool,
-    post: Mutex<Post<J>>,
+    post: Mutex<Post>,
 }
 
-struct Post<J> {
-    messages: Vec<Message<J>>,
+struct Post {
+    messages: Vec<Message>,
     closed: bool,
 }
 
-impl<J> Inbox<J> {
+impl Inbox {
     pub(crate) fn new() -> Self {
         let post = Post { messages: Vec::new(), closed: false };
         Self { waiting: AtomicBool::new(false), post: Mutex::new(post) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Post<J>> {
+    fn lock(&self) -> MutexGuard<'_, Post> {
         // The vector is changed in single calls, so a panic leaves it whole.
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -42,7 +46,7 @@ impl<J> Inbox<J> {
     ///
     /// # Errors
     /// [`Stopped`] if the inbox is closed.
-    pub(crate) fn push(&self, message: Message<J>) -> Result<(), Stopped> {
+    pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
         let mut post = self.lock();
         if post.closed {
             return Err(Stopped);
@@ -58,14 +62,14 @@ impl<J> Inbox<J> {
     }
 
     /// Takes all messages.
-    pub(crate) fn take(&self) -> Vec<Message<J>> {
+    pub(crate) fn take(&self) -> Vec<Message> {
         let mut post = self.lock();
         self.waiting.store(false, Ordering::Relaxed);
         std::mem::take(&mut post.messages)
     }
 
     /// Refuses further messages, and takes those that are there.
-    pub(crate) fn close(&self) -> Vec<Message<J>> {
+    pub(crate) fn close(&self) -> Vec<Message> {
         let mut post = self.lock();
         post.closed = true;
         std::mem::take(&mut post.messages)

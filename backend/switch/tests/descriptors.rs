@@ -12,7 +12,7 @@ use slipway_switch::{AttachError, Handle, Learning, LearningOptions, PortIndex, 
 
 use program::{program, send};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// Waits until the switch has taken this many frames from a port. Asking does not wake the port.
 fn wait_for(frames: u64, handle: &Handle, port: PortIndex) {

@@ -51,7 +51,7 @@ fn payload(len: usize) -> Vec<u8> {
 
 /// Retries until the address is usable: IPv6 first checks whether another host has it.
 fn patient<R>(mut attempt: impl FnMut() -> std::io::Result<R>) -> R {
-    for _ in 0..100 {
+    for _ in 0..1000 {
         if let Ok(result) = attempt() {
             return result;
         }
@@ -105,7 +105,7 @@ fn tcp_and_udp_between_namespaces_as_root() {
                 // A datagram that is sent in fragments.
                 udp.send_to(&payload(8000), SocketAddr::new(address, 7001)).unwrap();
                 let mut datagram = [0; 9000];
-                udp.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                udp.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
                 assert_eq!(udp.recv(&mut datagram).unwrap(), 8000);
                 assert!(datagram[..8000] == payload(8000));
             }

@@ -19,7 +19,7 @@ use slipway_switch::{
 
 use program::{program, send};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// A call that a port received.
 #[derive(Debug, PartialEq)]
@@ -219,6 +219,42 @@ impl Port for Clocked {
     fn timed(&mut self) -> Option<&mut dyn Timed> {
         Some(self)
     }
+}
+
+#[test]
+fn a_port_that_a_switch_had_before_it_was_spawned_has_turns_and_can_be_replaced_and_detached() {
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let mut switch = Switch::new(Box::new(Learning::new(LearningOptions::default(), 1)));
+    let clocked = || {
+        let (armed, is_armed) = channel();
+        (Box::new(Clocked { asked: Arc::default(), armed }), is_armed)
+    };
+    let ((port, is_armed), (next, next_is_armed)) = (clocked(), clocked());
+    let attached = switch.attach(port, PortConfig::default()).map_err(|(error, _)| error);
+    let index = attached.unwrap();
+    let handle = spawn(&reactor.handle(), switch).unwrap();
+    // A port is armed only after a turn.
+    is_armed.recv_timeout(PATIENCE).unwrap();
+    handle.call(move |owner| drop(owner.replace(index, next).unwrap())).unwrap();
+    next_is_armed.recv_timeout(PATIENCE).unwrap();
+    handle.call(move |owner| drop(owner.detach(index).unwrap())).unwrap();
+    assert_eq!(handle.call(|owner| owner.switch().ports().count()), Ok(0));
+    handle.stop();
+}
+
+#[test]
+fn a_port_that_the_task_was_not_told_of_can_be_detached() {
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let (port, _asked, _wakers) = Talker::new();
+    let detached = handle.call(move |owner| {
+        let attached = owner.switch().attach(port, PortConfig::default());
+        let index = attached.map_err(|(error, _)| error).unwrap();
+        owner.detach(index).is_ok()
+    });
+    assert_eq!(detached, Ok(true));
+    handle.stop();
 }
 
 #[test]

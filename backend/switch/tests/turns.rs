@@ -13,7 +13,7 @@ use slipway_switch::{
     Switch, Waker, spawn,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 /// The number of ports that flood.
 const FLOODS: u8 = 6;
 /// The neighbour's name, and the mark that it was woken.

@@ -1,9 +1,10 @@
 //! Links, addresses and routes by rtnetlink (RFC 3549, rtnetlink(7)): what a host does to the end
-//! of a sandbox's network, and the agent to its own.
+//! of a sandbox's network, and the agent to its own. Connections by sock_diag(7).
 //!
 //! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
-//! the kernel gives at once. `message` lays requests out and takes answers apart, and `link`
-//! the parts that describe a link.
+//! the kernel gives at once. `message` lays requests out and takes answers apart, `link` has
+//! the parts that describe a link, and `neighbour` those of a neighbour. [`Sockets`] lists TCP and
+//! UDP connections and ends them.
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
@@ -13,16 +14,21 @@
 
 mod link;
 mod message;
+mod neighbour;
+mod sockets;
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 pub use link::{Link, LinkChange};
 use message::{Answer, Request, attributes, u32_at};
+pub use neighbour::Neighbour;
+pub use sockets::{Socket, Sockets, Transport};
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
 const ANSWER: usize = 64 << 10;
@@ -40,8 +46,6 @@ const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
-const RTM_NEWNEIGH: u16 = 28;
-const RTM_GETNEIGH: u16 = 30;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_FLAGS: u16 = 8;
@@ -59,9 +63,6 @@ const RTA_VIA: u16 = 18;
 const RTNH_F_ONLINK: u32 = 4;
 /// A copy of a route that the kernel keeps for one destination.
 const RTM_F_CLONED: u32 = 0x200;
-const NDA_DST: u16 = 1;
-const NDA_LLADDR: u16 = 2;
-const NUD_PERMANENT: u16 = 0x80;
 const RT_TABLE_MAIN: u8 = 254;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 const RT_SCOPE_LINK: u8 = 253;
@@ -109,17 +110,6 @@ impl Route {
     }
 }
 
-/// A permanent entry of the neighbour table: the hardware address of an IP address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Number of the link.
-    pub index: u32,
-    /// The neighbour's IP address.
-    pub address: IpAddr,
-    /// The neighbour's hardware address.
-    pub mac: [u8; 6],
-}
-
 /// A socket to the kernel's rtnetlink, in the network namespace of the thread that opened it.
 pub struct Netlink {
     socket: OwnedFd,
@@ -133,12 +123,12 @@ impl Netlink {
     /// # Errors
     /// No descriptors left.
     pub fn open() -> io::Result<Self> {
-        let socket = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            None, // NETLINK_ROUTE is protocol 0
-        )?;
+        Self::open_for(None) // NETLINK_ROUTE is protocol 0
+    }
+
+    fn open_for(protocol: Option<Protocol>) -> io::Result<Self> {
+        let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER] })
     }
@@ -169,9 +159,7 @@ impl Netlink {
             }
         });
         match asked {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
-                Ok(None)
-            }
+            Err(error) if is(&error, Errno::NODEV) => Ok(None),
             asked => asked.map(|()| found.filter(|link| link.name == name)),
         }
     }
@@ -243,6 +231,24 @@ impl Netlink {
         self.exchange(request, |_, _| {})
     }
 
+    /// Takes all addresses away from a link, those with a peer's address included.
+    ///
+    /// # Errors
+    /// The kernel's errors: no right.
+    pub fn remove_addresses(&mut self, index: u32) -> io::Result<()> {
+        let mut all = self.addresses()?;
+        all.retain(|address| address.index == index);
+        for Address { address, prefix, .. } in all {
+            let mut request = Request::new(RTM_DELADDR);
+            request.body(&[family(address), prefix, 0, 0]);
+            request.body(&index.to_ne_bytes());
+            request.attribute(IFA_LOCAL, &octets(address));
+            // An address may go with another one that was removed before it.
+            unless(Errno::ADDRNOTAVAIL, self.exchange(request, |_, _| {}))?;
+        }
+        Ok(())
+    }
+
     /// Returns the unicast routes of the main table.
     ///
     /// # Errors
@@ -261,32 +267,11 @@ impl Netlink {
         self.exchange(request, |_, _| {})
     }
 
-    /// Returns the permanent neighbours of all links.
+    /// Asks for a list as [`Netlink::dump_some`] does, and returns all of it.
     ///
     /// # Errors
-    /// The kernel's errors.
-    pub fn neighbours(&mut self) -> io::Result<Vec<Neighbour>> {
-        self.dump(RTM_GETNEIGH, &[0; 12], RTM_NEWNEIGH, parse_neighbour)
-    }
-
-    /// Adds a permanent neighbour, or replaces the entry of the same IP address.
-    ///
-    /// # Errors
-    /// The kernel's errors: no right, no such link.
-    pub fn add_neighbour(&mut self, neighbour: &Neighbour) -> io::Result<()> {
-        let mut request = Request::replace(RTM_NEWNEIGH);
-        // struct ndmsg: family, padding, index, state, flags, type.
-        request.body(&[family(neighbour.address), 0, 0, 0]);
-        request.body(&neighbour.index.to_ne_bytes());
-        request.body(&NUD_PERMANENT.to_ne_bytes());
-        request.body(&[0, 0]);
-        request.attribute(NDA_DST, &octets(neighbour.address));
-        request.attribute(NDA_LLADDR, &neighbour.mac);
-        self.exchange(request, |_, _| {})
-    }
-
-    /// Asks for a list by a request of the kind `ask` with the body `body`. Reads the messages of
-    /// the kind `entry` by `parse`. Asks again for a list that changed while the kernel sent it.
+    /// The errors of [`Netlink::dump_some`]; [`io::ErrorKind::InvalidData`] if there are more than
+    /// [`MOST`] entries.
     fn dump<T>(
         &mut self,
         ask: u16,
@@ -294,6 +279,26 @@ impl Netlink {
         entry: u16,
         parse: fn(&[u8]) -> Option<T>,
     ) -> io::Result<Vec<T>> {
+        match self.dump_some(ask, body, entry, parse)? {
+            (entries, false) => Ok(entries),
+            // Whoever has the rights of a namespace's network can fill it.
+            (_, true) => {
+                let text = format!("the kernel lists more than {MOST} entries");
+                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+            }
+        }
+    }
+
+    /// Asks for a list by a request of the kind `ask` with the body `body`. Reads the messages of
+    /// the kind `entry` by `parse`, and returns the first [`MOST`] entries and whether there are
+    /// more. Asks again for a list that changed while the kernel sent it.
+    fn dump_some<T>(
+        &mut self,
+        ask: u16,
+        body: &[u8],
+        entry: u16,
+        parse: fn(&[u8]) -> Option<T>,
+    ) -> io::Result<(Vec<T>, bool)> {
         let mut again = 1..DUMPS;
         loop {
             let mut request = Request::dump(ask);
@@ -305,15 +310,11 @@ impl Netlink {
                     read => entries.extend(read),
                 }
             });
-            if more {
-                // Whoever has the rights of a namespace's network can fill it.
-                let text = format!("the kernel lists more than {MOST} entries");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-            }
+            let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
             match asked {
-                Err(error)
-                    if error.kind() == io::ErrorKind::Interrupted && again.next().is_some() => {}
-                asked => return asked.map(|()| entries),
+                Err(error) if interrupted(&error) && more => return Ok((entries, true)),
+                Err(error) if interrupted(&error) && again.next().is_some() => {}
+                asked => return asked.map(|()| (entries, more)),
             }
         }
     }
@@ -334,7 +335,7 @@ impl Netlink {
             let received =
                 rustix::net::recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::empty());
             let length = match received {
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 received => received?.0,
             };
             for reply in message::replies(self.buffer.get(..length).unwrap_or_default()) {
@@ -354,6 +355,19 @@ impl Netlink {
                 }
             }
         }
+    }
+}
+
+/// Returns whether an error of the kernel's is `errno`.
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
+/// Returns `outcome`, and success in place of the error `errno`.
+fn unless(errno: Errno, outcome: io::Result<()>) -> io::Result<()> {
+    match outcome {
+        Err(error) if is(&error, errno) => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -440,24 +454,6 @@ fn parse_route(body: &[u8]) -> Option<Route> {
         }
     }
     Some(route)
-}
-
-/// Reads a neighbour. Returns `None` if it is not a permanent one, or has no Ethernet address.
-fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
-    let index = u32_at(body, 4)?;
-    let state = u16::from_ne_bytes(body.get(8..10)?.try_into().ok()?);
-    if state & NUD_PERMANENT == 0 {
-        return None;
-    }
-    let (mut address, mut mac) = (None, None);
-    for (kind, value) in attributes(body.get(12..)?) {
-        match kind {
-            NDA_DST => address = ip(value),
-            NDA_LLADDR => mac = value.try_into().ok(),
-            _ => {}
-        }
-    }
-    Some(Neighbour { index, address: address?, mac: mac? })
 }
 
 fn family(address: IpAddr) -> u8 {

@@ -1,9 +1,11 @@
 //! Against the kernel, in a network namespace of the test's own.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
-use std::net::IpAddr;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
 
-use slipway_netlink::{Address, LinkChange, Neighbour, Netlink, Route};
+use slipway_netlink::{Address, LinkChange, Neighbour, Netlink, Route, Sockets, Transport};
 
 /// Runs `body` in a namespace that has a loopback link only; false where that is not allowed.
 fn in_namespace(body: impl FnOnce() + Send + 'static) -> bool {
@@ -134,6 +136,103 @@ fn permanent_neighbours_as_root() {
             assert!(netlink.neighbours().unwrap().contains(&neighbour));
         }
         assert_eq!(netlink.neighbours().unwrap().len(), 2);
+        let lo = netlink.link("lo").unwrap().unwrap();
+        netlink.remove_neighbours(lo.index).unwrap();
+        assert_eq!(netlink.neighbours().unwrap().len(), 2, "those of another link");
+        for _ in 0..2 {
+            netlink.remove_neighbours(index).unwrap();
+            assert_eq!(netlink.neighbours().unwrap(), []);
+        }
+    });
+}
+
+#[test]
+fn all_addresses_of_a_link_go_and_no_others_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let Some(index) = station(&mut netlink) else { return };
+        let other = netlink.link("v1").unwrap().unwrap().index;
+        let texts = [("10.9.8.7", 24), ("10.9.8.8", 24), ("10.9.9.7", 32), ("fd12::7", 64)];
+        for (text, prefix) in texts {
+            let address = Address { index, address: text.parse().unwrap(), prefix };
+            netlink.add_address(&address).unwrap();
+        }
+        let theirs = Address { index: other, address: "10.1.1.1".parse().unwrap(), prefix: 24 };
+        netlink.add_address(&theirs).unwrap();
+        for _ in 0..2 {
+            netlink.remove_addresses(index).unwrap();
+            let mut there = netlink.addresses().unwrap();
+            assert!(there.contains(&theirs), "{there:?}");
+            there.retain(|one| one.index == index);
+            assert_eq!(there, []);
+        }
+    });
+}
+
+/// A connection of the loopback link, and its listener.
+fn connection(host: &str) -> (TcpListener, TcpStream, TcpStream) {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let client = loop {
+        match TcpStream::connect(address) {
+            // The kernel adds the route to a new IPv6 address in a task of its own.
+            Err(error) if error.kind() == ErrorKind::NetworkUnreachable => std::thread::yield_now(),
+            connected => break connected.unwrap(),
+        }
+    };
+    let server = listener.accept().unwrap().0;
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+    }
+    (listener, client, server)
+}
+
+#[test]
+fn connections_are_listed_and_ended_one_by_one_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let index = netlink.link("lo").unwrap().unwrap().index;
+        netlink.change(index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
+        for (text, prefix) in [("10.9.8.7", 32), ("fd12::7", 128)] {
+            let address = Address { index, address: text.parse().unwrap(), prefix };
+            netlink.add_address(&address).unwrap();
+        }
+        let mut sockets = Sockets::open().unwrap();
+        match sockets.connected(Transport::Tcp) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                println!("SKIPPED: connections_are_listed_and_ended_as_root: needs tcp_diag");
+                return;
+            }
+            listed => assert_eq!(listed.unwrap(), [], "nothing is connected"),
+        }
+        for host in ["10.9.8.7", "fd12::7"] {
+            let (listener, mut client, _server) = connection(host);
+            let (_, mut other, mut others_server) = connection(host);
+            let mut listed = sockets.connected(Transport::Tcp).unwrap();
+            listed.retain(|one| one.local.ip() == host.parse::<IpAddr>().unwrap());
+            assert_eq!(listed.len(), 4, "without listeners: {listed:?}");
+            let own = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            let found = listed.iter().find(|one| (one.local, one.remote) == own).unwrap();
+            sockets.destroy(found).unwrap();
+            let error = client.read(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+            sockets.destroy(found).unwrap();
+            other.write_all(b"x").unwrap();
+            others_server.read_exact(&mut [0]).unwrap();
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        }
+        for host in ["10.9.8.7", "fd12::7"] {
+            let socket = UdpSocket::bind((host, 0)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
+            assert_eq!(sockets.connected(Transport::Udp).unwrap(), [], "it has no peer");
+            socket.connect((host, 9)).unwrap();
+            let listed = sockets.connected(Transport::Udp).unwrap();
+            assert_eq!(listed.len(), 1, "{listed:?}");
+            assert_eq!(listed[0].local, socket.local_addr().unwrap());
+            sockets.destroy(&listed[0]).unwrap();
+            let error = socket.recv(&mut [0]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        }
     });
 }
 

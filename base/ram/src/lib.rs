@@ -47,7 +47,10 @@
 //! wait until the hole is punched, about a second for gigabytes (`slipway-reactor` goes on without
 //! a task that sleeps in one).
 //!
-//! Not here: an IOMMU model, dirty-page tracking.
+//! The pages that this process writes to can be noted ([`Region::log_writes`]), for a client that
+//! copies the memory of a guest that runs. It costs other memory a load and a branch at each write.
+//!
+//! Not here: an IOMMU model.
 //!
 //! Dependencies: `slipway-peer` to unmap on disposal threads, `rustix` for mmap and seals, `libc`
 //! for `sigaction` and `process_vm_readv`, `arc-swap` so that a lookup takes no lock while another
@@ -74,6 +77,7 @@ mod sealed_files;
 mod span;
 mod template;
 mod window;
+mod write_log;
 
 #[cfg(test)]
 mod tests;
@@ -88,8 +92,9 @@ pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use pages::unmap;
 pub use span::Span;
-pub use template::Template;
+pub use template::{Template, next_data};
 pub use window::Window;
+pub use write_log::{PAGE, bits};
 
 /// A kind of access to guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //!
 //! Over 500 lines: the table of regions, with the rules by which it changes under its readers.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -112,6 +113,41 @@ impl Region {
     /// Returns whether the region is accessed by messages only.
     pub fn is_remote(&self) -> bool {
         matches!(self.backing, Backing::Remote(_))
+    }
+
+    /// Begins to note the pages of [`PAGE`](crate::PAGE) bytes that this process writes to through
+    /// this region and its clones, and forgets what was noted before.
+    ///
+    /// A write that another thread has begun may be missed. So no write may be in flight: a device
+    /// is quiesced, or its threads pass a barrier before the first page is read.
+    ///
+    /// Returns `false` for message-only memory, of which nothing is noted.
+    pub fn log_writes(&self) -> bool {
+        let Backing::Mapped(mapping) = &self.backing else { return false };
+        mapping.log().begin(mapping.len());
+        true
+    }
+
+    /// Stops noting writes.
+    pub fn end_log(&self) {
+        if let Backing::Mapped(mapping) = &self.backing {
+            mapping.log().end();
+        }
+    }
+
+    /// Takes what was noted of `pages`, counted from the region's start: adds a bit for each page
+    /// that was written to since it was last taken to `into`, the first page's the lowest of the
+    /// first word. The first page's number is a multiple of 64, and so is the end, unless it is the
+    /// region's. No system call that writes to the memory may be in flight: its pages were
+    /// noted when it began. Threads may store meanwhile: they note a page behind its bytes.
+    ///
+    /// Returns `false` if writes are not noted, the region has no such pages, or `into` has not
+    /// just as many words as they need; nothing is taken then.
+    pub fn take_written(&self, pages: Range<usize>, into: &mut [u64]) -> bool {
+        match &self.backing {
+            Backing::Mapped(mapping) => mapping.log().take(pages, into),
+            Backing::Remote(_) => false,
+        }
     }
 
     /// Returns whether the owner may take the memory away (see [`Mapping::is_guarded`]).

@@ -11,6 +11,7 @@ use slipway_peer::Bin;
 use crate::backing::{self, Backing};
 use crate::gate::{Late, NotYet};
 use crate::pages::Pages;
+use crate::write_log::WriteLog;
 use crate::{Fault, Permissions, aligned, copy, fetch, fetch_to_write};
 
 /// Memory of a client that passed no descriptor for it: accessed by messages only.
@@ -41,6 +42,8 @@ pub struct Mapping {
     guarded: bool,
     /// Set if a page may have other bytes than its user begins with until it is taken.
     late: Option<Late>,
+    /// The pages that were written to through this mapping, while that is noted.
+    log: WriteLog,
     owner: Owner,
 }
 
@@ -111,14 +114,14 @@ impl Mapping {
         let guarded = can_lose_pages || !backing::cannot_shrink(file, offset, len);
         let base = start.cast::<u8>().wrapping_add(head);
         let owner = Owner::File { start, len: whole, granule, bin: bin.clone() };
-        Ok(Self { base, len, permissions, guarded, late: None, owner })
+        Ok(Self { base, len, permissions, guarded, late: None, log: WriteLog::default(), owner })
     }
 
     /// Returns a mapping of the same bytes as `whole`, which stays mapped for as long.
     pub(crate) fn sharing(whole: &Arc<Self>) -> Self {
         let Self { base, len, permissions, guarded, .. } = **whole;
         let owner = Owner::Other { _whole: Arc::clone(whole) };
-        Self { base, len, permissions, guarded, late: None, owner }
+        Self { base, len, permissions, guarded, late: None, log: WriteLog::default(), owner }
     }
 
     /// Puts the mapping behind a gate.
@@ -138,6 +141,7 @@ impl Mapping {
             permissions: Permissions::READ_WRITE,
             guarded: false,
             late: None,
+            log: WriteLog::default(),
             owner: Owner::Heap { words },
         }
     }
@@ -155,6 +159,18 @@ impl Mapping {
     /// Returns whether the owner may take the memory away, so that a copy can find it gone.
     pub fn is_guarded(&self) -> bool {
         self.guarded
+    }
+
+    /// Returns the pages that were written to through this mapping.
+    pub(crate) fn log(&self) -> &WriteLog {
+        &self.log
+    }
+
+    /// Notes a write of `len` bytes at `offset`, that has happened or that the kernel may do as
+    /// long as the request at hand lasts. Does nothing while writes are not noted.
+    #[inline]
+    pub(crate) fn wrote(&self, offset: usize, len: usize) {
+        self.log.note(offset, len);
     }
 
     /// Returns whether the pages are huge ones of hugetlbfs.
@@ -256,7 +272,9 @@ impl Mapping {
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let to = self.address(offset, from.len());
         // SAFETY: as for `read`; the callers checked that the range is writable.
-        unsafe { copy::write(to, from, self.guarded) }
+        let there = unsafe { copy::write(to, from, self.guarded) };
+        self.wrote(offset, from.len());
+        there
     }
 
     /// Writes `len` zeros from `offset` on. Returns `false` if the memory is gone.
@@ -283,7 +301,9 @@ impl Mapping {
     pub(crate) unsafe fn write_raw(&self, offset: usize, from: *const u8, len: usize) -> bool {
         let to = self.address(offset, len);
         // SAFETY: as for `write`; `from` by this function's own contract.
-        unsafe { copy::write_raw(to, from, len, self.guarded) }
+        let there = unsafe { copy::write_raw(to, from, len, self.guarded) };
+        self.wrote(offset, len);
+        there
     }
 
     /// Copies `len` bytes from `offset` to byte `at` of `to`. Returns `false` if memory on either
@@ -293,7 +313,9 @@ impl Mapping {
         let (from, into) = (self.address(offset, len), to.address(at, len));
         // SAFETY: as for `read` and `write`. Ranges overlap only if both are one client's memory;
         // that client then gets a mix of its own bytes.
-        unsafe { copy::between(into, from, len, self.guarded || to.guarded) }
+        let there = unsafe { copy::between(into, from, len, self.guarded || to.guarded) };
+        to.wrote(at, len);
+        there
     }
 
     /// Prefetches the cache line of byte `offset`, which must lie in the mapping, for reading.
@@ -323,7 +345,9 @@ impl Mapping {
     pub(crate) fn store_u32(&self, offset: usize, word: u32) -> bool {
         let to = self.address(offset, 4);
         // SAFETY: as for `write`.
-        unsafe { copy::store_u32(to, word.to_le(), self.guarded) }
+        let there = unsafe { copy::store_u32(to, word.to_le(), self.guarded) };
+        self.wrote(offset, 4);
+        there
     }
 
     /// Loads the little-endian 16-bit word at `offset` with acquire ordering. Returns `None` if the
@@ -341,7 +365,9 @@ impl Mapping {
     pub(crate) fn store_u16(&self, offset: usize, word: u16) -> bool {
         let to = self.address(offset, 2);
         // SAFETY: as for `write`.
-        unsafe { copy::store_u16(to, word.to_le(), self.guarded) }
+        let there = unsafe { copy::store_u16(to, word.to_le(), self.guarded) };
+        self.wrote(offset, 2);
+        there
     }
 
     /// Stores 16 bytes, little-endian, the last four with or after all others. Returns `false` if
@@ -350,7 +376,9 @@ impl Mapping {
     pub(crate) fn publish(&self, offset: usize, bits: u128) -> bool {
         let to = self.address(offset, 16);
         // SAFETY: as for `write`.
-        unsafe { copy::publish(to, bits, self.guarded) }
+        let there = unsafe { copy::publish(to, bits, self.guarded) };
+        self.wrote(offset, 16);
+        there
     }
 }
 

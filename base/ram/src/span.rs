@@ -332,8 +332,15 @@ impl Span {
 
     /// Returns address and length for a system call's I/O vector. The kernel answers a vanished
     /// page with `EFAULT`; the caller must not dereference the address and must keep the span until
-    /// the call has ended.
+    /// the call has ended. Memory whose writes are noted ([`Region::log_writes`]) counts as written
+    /// to from here on if the region allows writes, since the kernel may write to it. So ask for
+    /// the address anew for each call.
+    ///
+    /// [`Region::log_writes`]: crate::Region::log_writes
     pub fn io_vector(&self) -> (*mut u8, usize) {
+        if self.allows(Access::Write) {
+            self.mapping.wrote(self.offset, self.len);
+        }
         (self.mapping.address(self.offset, self.len), self.len)
     }
 

@@ -192,7 +192,10 @@ fn joined<'a>(
 }
 
 /// Returns the next part of `at..end` that is no hole of the file, or `None` if there is none.
-fn next_data(file: BorrowedFd<'_>, at: usize, end: usize) -> io::Result<Option<Range<usize>>> {
+///
+/// # Errors
+/// The errors of lseek(2). The call moves the file's offset.
+pub fn next_data(file: BorrowedFd<'_>, at: usize, end: usize) -> io::Result<Option<Range<usize>>> {
     if at >= end {
         return Ok(None);
     }

@@ -46,7 +46,7 @@ block() {
 [plugins."$1".containerd.runtimes.slipway]
   runtime_type = "io.containerd.slipway.v2"
   privileged_without_host_devices = true
-  pod_annotations = ["dev.slipway.template"]
+  pod_annotations = ["dev.slipway.template", "dev.slipway.empty-dir"]
 END
 }
 

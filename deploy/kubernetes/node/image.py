@@ -33,7 +33,9 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ("files.sh", "containerd.sh", "services.sh")
 # Directories that the image has, and the node's own ones with their modes.
-EMPTY = ("host", "proc", "sys", "dev", "run", "etc", "tmp")
+EMPTY = ("host", "proc", "sys", "dev", "run", "etc", "tmp", "usr")
+# With the node's /usr, programs of the node find their loader and libraries (metrics.yaml).
+LINKS = {"lib": "usr/lib", "lib64": "usr/lib64"}
 MODES = {"tmp": 0o1777, "slipway/var/lib/slipway": 0o711}
 # The place on the node of what is replaced as a whole.
 UNITS = "var/lib/slipway/node"
@@ -169,6 +171,8 @@ def base(busybox):
         layer.add(f"bin/{part}", HERE / part)
     for folder in EMPTY:
         layer.make(folder, None, 0o755)
+    for name, target in LINKS.items():
+        layer.make(name, target, 0o777)
     return layer
 
 

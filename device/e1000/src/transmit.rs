@@ -19,9 +19,10 @@ use crate::offload::{HEAD, LONGEST_HEAD, OffloadRequest, insert_tag};
 use crate::ring::Ring;
 
 /// Most descriptors of one turn, so that a ring without frames takes no longer than others.
-const DESCRIPTORS: usize = 1024;
-/// Most descriptors of a frame: 64 KiB in pieces of a page, several times over.
-const MOST: usize = 256;
+const MAX_TURN_DESCRIPTORS: usize = 1024;
+/// Most descriptors of a frame, contexts among them included: 64 KiB in pieces of a page, several
+/// times over.
+const MAX_FRAME_DESCRIPTORS: usize = 256;
 
 /// A descriptor that is to be written back.
 #[derive(Clone, Copy)]
@@ -111,7 +112,8 @@ pub(crate) struct Transmitter {
     ring: Ring,
     contexts: Contexts,
     packet: Packet,
-    /// Descriptors to write back, of which the first `ready` are of complete frames.
+    /// Descriptors to write back. The first `ready` can be reported; at most
+    /// [`MAX_FRAME_DESCRIPTORS`] of a frame that is not complete follow.
     done: VecDeque<Done>,
     ready: usize,
     /// The contexts before each of those descriptors that is a context, in the same order: what is
@@ -129,8 +131,12 @@ impl Transmitter {
         Self {
             ring,
             contexts,
-            packet: Packet { ranges: Vec::with_capacity(MOST), overlong, ..Packet::default() },
-            done: VecDeque::with_capacity(DESCRIPTORS + MOST),
+            packet: Packet {
+                ranges: Vec::with_capacity(MAX_FRAME_DESCRIPTORS),
+                overlong,
+                ..Packet::default()
+            },
+            done: VecDeque::with_capacity(MAX_TURN_DESCRIPTORS + MAX_FRAME_DESCRIPTORS),
             ready: 0,
             replaced: VecDeque::with_capacity(BURST),
             bounce: Span::heap(BURST * HEAD),
@@ -171,7 +177,7 @@ impl Transmitter {
         limit: usize,
     ) -> bool {
         let mut left = limit.min(burst.room());
-        for _ in 0..DESCRIPTORS {
+        for _ in 0..MAX_TURN_DESCRIPTORS {
             if left == 0 {
                 return self.ring.waiting(tail) > 0;
             }
@@ -208,9 +214,11 @@ impl Transmitter {
                     0 => self.contexts.checksum = context,
                     _ => self.contexts.segmentation = context,
                 }
-                // A context among a frame's descriptors is reported with the frame.
                 if self.packet.descriptors == 0 {
                     self.ready = self.done.len();
+                } else {
+                    // A context among a frame's descriptors is reported with the frame.
+                    self.drop_overlong();
                 }
                 return Step::Continue;
             }
@@ -222,14 +230,19 @@ impl Transmitter {
         if command & command::EOP != 0 {
             return self.finish(common, burst);
         }
-        if self.packet.overlong || self.packet.descriptors >= MOST {
-            // The frame is dropped with its last descriptor. The others are reported before, so
-            // that a frame as long as the ring ends, too.
+        self.drop_overlong();
+        Step::Continue
+    }
+
+    /// Drops what is known of the frame if it has too many descriptors. The frame is counted at its
+    /// last descriptor. The others are reported before, so that a frame as long as the ring ends,
+    /// and one without an end holds no memory.
+    fn drop_overlong(&mut self) {
+        if self.packet.overlong || self.done.len() - self.ready >= MAX_FRAME_DESCRIPTORS {
             self.packet.clear();
             self.packet.overlong = true;
             self.ready = self.done.len();
         }
-        Step::Continue
     }
 
     fn legacy(&mut self, common: &Common, legacy: &Legacy) {
@@ -402,8 +415,8 @@ impl Transmitter {
         Some((head, sent))
     }
 
-    /// Forgets the frame that is not complete, and goes back to its first descriptor, and to the
-    /// contexts before it; to the first that was not reported if the frame has too many.
+    /// Rewinds the ring to the first unreported descriptor of the incomplete frame, and restores
+    /// the contexts that were in force there.
     fn start_over(&mut self) {
         let mut overlong = self.packet.overlong;
         if let Some(first) = self.done.get(self.ready) {

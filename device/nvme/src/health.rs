@@ -27,6 +27,10 @@ pub(crate) enum Moved {
 }
 
 /// The counters that each thread of a controller counts for itself.
+///
+/// A new one is a field here, in [`Counters::each`], `each_mut` and `From`, and in `HealthState` of
+/// `persist::state`, which saves and restores it. [`Counters::count`] counts it:
+/// `engine::complete` and `engine::io` call that for each command. [`Health::log_page`] reports it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     /// Units of 512 bytes.

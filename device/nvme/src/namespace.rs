@@ -327,13 +327,16 @@ pub(crate) struct Namespaces {
     leaving: Vec<Leaving>,
     /// `true` while a namespace leaves, or waits to take over a new size.
     changing: bool,
+    /// The number of the namespace that the next turn begins with, counted over `all` and then
+    /// `leaving`. A number that none of them has stands for the first one.
+    first: usize,
 }
 
 impl Namespaces {
     pub fn new(namespaces: Vec<Namespace>) -> Self {
         let mut all: Vec<Attached> = namespaces.into_iter().map(Attached::new).collect();
         all.sort_by_key(|namespace| namespace.nsid);
-        Self { all, leaving: Vec::new(), changing: false }
+        Self { all, leaving: Vec::new(), changing: false, first: 0 }
     }
 
     /// Adds a namespace whose NSID is free.
@@ -393,9 +396,27 @@ impl Namespaces {
         }
     }
 
-    /// Returns all namespaces whose disks have work, including those that are leaving.
+    /// Returns all namespaces whose disks have work, including those that are leaving, in the order
+    /// of this turn.
     pub fn driven(&mut self) -> impl Iterator<Item = &mut Attached> {
-        self.all.iter_mut().chain(self.leaving.iter_mut().map(|one| &mut one.namespace))
+        let first = self.first();
+        let at = first.min(self.all.len());
+        let (before, from) = self.all.split_at_mut(at);
+        let (leaving_before, leaving_from) = self.leaving.split_at_mut(first - at);
+        let leaving_before = leaving_before.iter_mut().map(|one| &mut one.namespace);
+        let leaving_from = leaving_from.iter_mut().map(|one| &mut one.namespace);
+        from.iter_mut().chain(leaving_from).chain(before.iter_mut()).chain(leaving_before)
+    }
+
+    /// Makes the next turn begin after the namespace with this place in the order of the last one.
+    pub fn begin_after(&mut self, place: usize) {
+        let count = self.all.len() + self.leaving.len();
+        self.first = (self.first() + place + 1) % count.max(1);
+    }
+
+    fn first(&self) -> usize {
+        let count = self.all.len() + self.leaving.len();
+        if self.first < count { self.first } else { 0 }
     }
 
     /// Returns whether there may be work for [`Namespaces::settle`].

@@ -5,7 +5,8 @@
 //! exceeds the rest of the turn goes in pieces, its rest in the next polls. Until waiting requests
 //! have gone, no further command is fetched: commands stay in the guest's memory. Commands whose
 //! data has many pieces count as several. All bounds are counts, so a turn is the same on every
-//! machine and reads no clock.
+//! machine and reads no clock. If the bytes of a turn run out, the next one begins with the
+//! namespace after the last one that had some, so a long command delays no other namespace's.
 //!
 //! Disks that do not copy get all requests of a poll at once, as a batch, and decide themselves how
 //! many of them their medium has at a time. A disk that copies for some reads only, as an overlay

@@ -1,8 +1,11 @@
 //! The contract of a PCI function.
 
+#[cfg(any(test, feature = "plane"))]
 use std::task::Waker;
 
-use crate::{Lane, Progress, TurnLength};
+use crate::Progress;
+#[cfg(any(test, feature = "plane"))]
+use crate::{Lane, TurnLength};
 
 /// Outcome of an access to a register. Errors of the *device* go into its status registers, never
 /// in here.
@@ -106,6 +109,7 @@ pub trait Function: Send {
     /// `home` to be polled itself, or to be asked once more whether it is quiet. Called at most
     /// once, before anything else. A function without such parts returns none. A function that is
     /// not asked, or whose host has no thread for them, does everything itself.
+    #[cfg(any(test, feature = "plane"))]
     fn take_lanes(&mut self, home: Waker, wakers: Vec<Waker>) -> Vec<Box<dyn Lane>> {
         let _ = (home, wakers);
         Vec::new()
@@ -136,6 +140,7 @@ pub trait Function: Send {
 
     /// Sets how much polls may do from now on; [`TurnLength::Long`] after construction. A function
     /// whose polls are always short keeps this default.
+    #[cfg(any(test, feature = "plane"))]
     fn set_turn(&mut self, turn: TurnLength) {
         let _ = turn;
     }
@@ -165,6 +170,7 @@ pub trait Function: Send {
     /// Returns the length in bytes of the longest state that [`Function::save`] returns and
     /// [`Function::restore`] takes. Returns 0 if the state of such a function means nothing to
     /// another one; a host does not offer to save or restore it then.
+    #[cfg(any(test, feature = "plane"))]
     fn max_state(&self) -> usize {
         0
     }
@@ -190,6 +196,7 @@ pub trait Function: Send {
     /// # Errors
     /// [`StateError`]: the function has no journal, or the journal is of another version or
     /// configuration. The function is then in its state after a reset.
+    #[cfg(any(test, feature = "plane"))]
     fn recover(&mut self) -> Result<(), StateError> {
         self.reset();
         Err(StateError::Unknown("this function has no journal".into()))
@@ -197,6 +204,7 @@ pub trait Function: Send {
 
     /// Drops what a predecessor with the same journal left, since its guest is gone: instead of
     /// [`Function::recover`].
+    #[cfg(any(test, feature = "plane"))]
     fn abandon(&mut self) {
         self.reset();
     }

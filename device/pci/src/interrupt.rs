@@ -11,6 +11,7 @@ pub trait InterruptSink: Send + Sync {
     /// Asserts or deasserts the function's interrupt pin. The pin is a level: it stays asserted
     /// until the function deasserts it. Must not block. A host without pin interrupts keeps this
     /// default, which does nothing.
+    #[cfg(any(test, feature = "plane"))]
     fn set_pin(&self, asserted: bool) {
         let _ = asserted;
     }
@@ -40,6 +41,7 @@ impl Interrupt {
     }
 
     /// Returns the interrupt pin of the same function, deasserted.
+    #[cfg(any(test, feature = "plane"))]
     pub fn pin(&self) -> Pin {
         Pin { sink: self.sink.clone(), asserted: false }
     }
@@ -49,11 +51,13 @@ impl Interrupt {
 /// function, which asserts it as long as
 /// [`ConfigSpace::pin_enabled`](crate::ConfigSpace::pin_enabled) and its own interrupt status are
 /// both true.
+#[cfg(any(test, feature = "plane"))]
 pub struct Pin {
     sink: Arc<dyn InterruptSink>,
     asserted: bool,
 }
 
+#[cfg(any(test, feature = "plane"))]
 impl Pin {
     /// Asserts or deasserts the pin; the host is told only of changes.
     pub fn set(&mut self, asserted: bool) {

@@ -19,8 +19,9 @@
 //! Not here: expansion ROMs, MSI, error reporting (AER), SR-IOV, effects of
 //! power states (D3hot is stored and nothing else), BAR decoding.
 //!
-//! Feature `driver` has the other side, for tests and benchmarks: access to a function's registers,
-//! and a sink that keeps its interrupts.
+//! Feature `plane` has what functions of the plane have and those of a VMM's own process do not:
+//! the interrupt pin, lanes, turns, journals. Feature `driver` has the other side, for tests and
+//! benchmarks: access to a function's registers, and a sink that keeps its interrupts.
 //!
 //! Dependencies: `serde` for saved states, `thiserror` for errors.
 
@@ -32,6 +33,7 @@ mod function;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod interrupt;
+#[cfg(any(test, feature = "plane"))]
 mod lane;
 mod msix;
 pub mod state;
@@ -44,7 +46,12 @@ pub use driver::FifoSink;
 pub use function::{
     Access, Bar, Description, DoorbellRegisters, Function, Notifications, StateError,
 };
-pub use interrupt::{Interrupt, InterruptSink, Pin};
+#[cfg(any(test, feature = "plane"))]
+pub use interrupt::Pin;
+pub use interrupt::{Interrupt, InterruptSink};
+#[cfg(any(test, feature = "plane"))]
 pub use lane::Lane;
 pub use msix::{Message, Msix, MsixControl, MsixLayout, Route};
-pub use turn::{Progress, TurnLength};
+pub use turn::Progress;
+#[cfg(any(test, feature = "plane"))]
+pub use turn::TurnLength;

@@ -27,6 +27,7 @@ impl Progress {
 
 /// The amount of work that [`Function::poll`](crate::Function::poll) may do. The function
 /// translates it into work, never into time, since reading a clock has a cost.
+#[cfg(any(test, feature = "plane"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TurnLength {
     /// The thread has nothing else to do: the function does much, some tens of microseconds, so

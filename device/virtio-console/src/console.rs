@@ -29,6 +29,7 @@ pub struct Console {
 }
 
 /// One port.
+#[derive(Default)]
 struct Port {
     settings: PortSettings,
     dialogue: Dialogue,
@@ -44,14 +45,7 @@ struct Port {
 
 impl Port {
     fn new(settings: PortSettings) -> Self {
-        Self {
-            settings,
-            dialogue: Dialogue::START,
-            host_open: false,
-            source: Source::default(),
-            wants_room: false,
-            behind: false,
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// Returns to the state after construction, but for the host's end.

@@ -23,7 +23,7 @@ pub struct Parts {
 }
 
 /// The properties of a port that the driver is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSettings {
     /// The port's name: at most [`MAX_NAME`] ASCII letters, digits, dots, dashes and underscores.
     /// Empty if the port has no name.

@@ -7,9 +7,10 @@ use zerocopy::IntoBytes;
 use crate::PortSettings;
 
 /// How far the driver knows the port. The order is that of time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// The driver has not said that it is ready.
+    #[default]
     Unknown,
     /// The driver is to be told of the port.
     Announced,
@@ -28,8 +29,8 @@ pub(crate) enum Notice {
     Open(bool),
 }
 
-/// The part of a port that a successor needs to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The part of a port that a successor needs to know. The default is the state after a reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Dialogue {
     pub stage: Stage,
@@ -46,16 +47,6 @@ pub(crate) struct Dialogue {
 }
 
 impl Dialogue {
-    /// The state after a reset.
-    pub const START: Self = Self {
-        stage: Stage::Unknown,
-        tells_console: false,
-        tells_name: false,
-        told_open: false,
-        tells_close: false,
-        guest_open: false,
-    };
-
     /// Returns whether messages could have led to this state.
     pub fn is_sound(&self) -> bool {
         let told = self.tells_console || self.tells_name || self.told_open;

@@ -37,7 +37,7 @@ impl PortState {
     pub fn is_sound(&self, started: bool, multiport: bool) -> bool {
         self.dialogue.is_sound()
             && (started || self.taken == 0)
-            && (started && multiport || self.dialogue == Dialogue::START)
+            && (started && multiport || self.dialogue == Dialogue::default())
     }
 }
 

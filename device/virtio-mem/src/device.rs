@@ -61,7 +61,7 @@ impl Mem {
 
     /// Returns the place of the region.
     pub fn geometry(&self) -> &Geometry {
-        self.region.geometry()
+        &self.region.geometry
     }
 
     /// Asks the driver to have `bytes` bytes plugged, a number of whole blocks; tells it at once.
@@ -77,7 +77,7 @@ impl Mem {
 
     /// Returns the bytes that the driver is asked to have plugged.
     pub fn requested(&self) -> u64 {
-        self.region.requested()
+        self.region.requested
     }
 
     /// Returns the bytes of the blocks that are plugged.
@@ -154,7 +154,7 @@ impl Mem {
     /// blocks without a driver.
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
         let Loaded { transport, requested, plugged } =
-            crate::state::load(state, self.region.geometry())?;
+            crate::state::load(state, &self.region.geometry)?;
         if self.region.blocks.plugged() != 0 {
             return Err(StateError::Inconsistent("blocks are plugged already".into()));
         }

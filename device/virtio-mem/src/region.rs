@@ -35,9 +35,10 @@ fn answer(kind: u16) -> Decision {
 
 /// A region and the host of its memory.
 pub(crate) struct Region {
-    geometry: Geometry,
+    pub(crate) geometry: Geometry,
     pub(crate) blocks: Blocks,
-    requested: u64,
+    /// The bytes that the device asks the driver to have plugged.
+    pub(crate) requested: u64,
     host: Box<dyn MemoryHost>,
 }
 
@@ -48,18 +49,9 @@ impl Region {
         Self { geometry, blocks, requested: 0, host }
     }
 
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
     /// Returns the bytes of the plugged blocks.
     pub fn plugged(&self) -> u64 {
         self.blocks.plugged() as u64 * self.geometry.block
-    }
-
-    /// Returns the bytes that the device asks the driver to have plugged.
-    pub fn requested(&self) -> u64 {
-        self.requested
     }
 
     /// Asks for `bytes`. Returns whether that is something else than before.

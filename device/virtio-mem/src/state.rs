@@ -38,9 +38,9 @@ pub(crate) struct Loaded {
 }
 
 pub(crate) fn save(transport: TransportState, region: &Region) -> Vec<u8> {
-    let Geometry { address, bytes, block, node } = *region.geometry();
+    let Geometry { address, bytes, block, node } = region.geometry;
     let plugged = region.blocks.runs().into_iter().map(|run| [run.start, run.end]).collect();
-    let own = Own { address, bytes, block, node, requested: region.requested(), plugged };
+    let own = Own { address, bytes, block, node, requested: region.requested, plugged };
     encode(DEVICE, STATE_VERSION, transport, own)
 }
 

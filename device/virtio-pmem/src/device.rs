@@ -108,9 +108,7 @@ impl Function for Pmem {
     }
 
     fn poll(&mut self) -> Progress {
-        if !self.local.begin() {
-            return Progress::Idle(None);
-        }
+        self.local.begin();
         let served = self.serve();
         self.local.progress(served)
     }

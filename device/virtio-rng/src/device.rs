@@ -106,9 +106,7 @@ impl Function for Rng {
     }
 
     fn poll(&mut self) -> Progress {
-        if !self.local.begin() {
-            return Progress::Idle(None);
-        }
+        self.local.begin();
         let served = self.serve();
         self.local.progress(served)
     }

@@ -75,7 +75,8 @@ impl Local {
         std::mem::take(&mut self.was_reset)
     }
 
-    /// Returns the guest's memory, and queue `number`. Returns `None` if the queue is not in use.
+    /// Returns the guest's memory, and queue `number`. Returns `None` if the queue is not in use,
+    /// as while the device does not run.
     pub fn queue(&mut self, number: u16) -> Option<(&Memory, &mut Virtqueue)> {
         if !self.runs() {
             return None;

@@ -41,8 +41,10 @@ pub(crate) trait Meeting {
 }
 
 /// The used ring's flag by which the device asks for no notifications (section 2.7.8).
+#[cfg(feature = "plane")]
 const NO_NOTIFY: u16 = 1;
 /// The number of buffers after which avail_event is moved on.
+#[cfg(feature = "plane")]
 const FAR: u16 = 0x4000;
 
 /// The notifications that one queue has asked its driver for.
@@ -50,39 +52,19 @@ const FAR: u16 = 0x4000;
 pub(crate) struct Notifications {
     /// `true` if both sides use event indexes.
     event_index: bool,
-    /// The last request to the driver. `None` if there was none yet.
-    asked: Option<NotificationRequest>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NotificationRequest {
-    /// No notification; avail_event has this value.
-    None(u16),
-    /// A notification of the next buffer.
-    Next,
+    /// The avail_event with which the driver was last asked for no notification. `None` if it was
+    /// asked for one since, or for nothing yet.
+    #[cfg(feature = "plane")]
+    silent: Option<u16>,
 }
 
 impl Notifications {
     pub fn new(event_index: bool) -> Self {
-        Self { event_index, asked: None }
-    }
-
-    /// Asks for no notification, while `next` is the index of the buffer that the device looks for.
-    /// Cheap if that was asked already.
-    #[inline]
-    pub fn awake<M: Meeting>(&mut self, meeting: &mut M, next: u16) -> Result<(), M::Fault> {
-        if let Some(NotificationRequest::None(event)) = self.asked
-            && (!self.event_index || next.wrapping_sub(event) < FAR)
-        {
-            return Ok(());
+        Self {
+            event_index,
+            #[cfg(feature = "plane")]
+            silent: None,
         }
-        let event = next.wrapping_sub(1);
-        match self.event_index {
-            true => meeting.set_event(event)?,
-            false => meeting.set_flags(NO_NOTIFY)?,
-        }
-        self.asked = Some(NotificationRequest::None(event));
-        Ok(())
     }
 
     /// Asks for a notification of the buffer at index `next`, and looks once more. Returns whether
@@ -92,8 +74,32 @@ impl Notifications {
             true => meeting.set_event(next)?,
             false => meeting.set_flags(0)?,
         }
-        self.asked = Some(NotificationRequest::Next);
+        #[cfg(feature = "plane")]
+        {
+            self.silent = None;
+        }
         meeting.fence();
         Ok(meeting.available()? != next)
+    }
+}
+
+#[cfg(feature = "plane")]
+impl Notifications {
+    /// Asks for no notification, while `next` is the index of the buffer that the device looks for.
+    /// Cheap if that was asked already.
+    #[inline]
+    pub fn awake<M: Meeting>(&mut self, meeting: &mut M, next: u16) -> Result<(), M::Fault> {
+        if let Some(event) = self.silent
+            && (!self.event_index || next.wrapping_sub(event) < FAR)
+        {
+            return Ok(());
+        }
+        let event = next.wrapping_sub(1);
+        match self.event_index {
+            true => meeting.set_event(event)?,
+            false => meeting.set_flags(NO_NOTIFY)?,
+        }
+        self.silent = Some(event);
+        Ok(())
     }
 }

@@ -380,6 +380,24 @@ impl Queue {
         Ok(ring.load_u16(available::FLAGS)? & available::NO_INTERRUPT == 0)
     }
 
+    /// Asks for a notification of the next buffer, and returns whether that buffer is there
+    /// already.
+    ///
+    /// # Errors
+    /// [`Broken::Memory`].
+    pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
+        let mut meeting = Rings {
+            available: self.available.span(memory).ok_or(Broken::Memory)?,
+            used: self.used.span(memory).ok_or(Broken::Memory)?,
+            size: self.size,
+        };
+        self.notifications.arm(&mut meeting, self.next)
+    }
+}
+
+/// For devices of the plane, which serve several queues on one thread.
+#[cfg(feature = "plane")]
+impl Queue {
     /// Asks the driver for no notifications.
     ///
     /// # Errors
@@ -392,21 +410,6 @@ impl Queue {
             size: self.size,
         };
         self.notifications.awake(&mut meeting, self.next)
-    }
-
-    /// Asks for a notification of the next buffer, and returns whether that buffer is there
-    /// already.
-    ///
-    /// # Errors
-    /// [`Broken::Memory`].
-    pub fn arm(&mut self, memory: &Memory) -> Result<bool, Broken> {
-        let mut meeting = Rings {
-            available: self.available.span(memory).ok_or(Broken::Memory)?,
-            used: self.used.span(memory).ok_or(Broken::Memory)?,
-            size: self.size,
-        };
-        let more = self.notifications.arm(&mut meeting, self.next)?;
-        Ok(more)
     }
 
     /// Gives back the last `count` chains taken, of which none was reported.

@@ -12,6 +12,7 @@ mod pod;
 mod port;
 mod run;
 mod security;
+mod snapshot;
 mod snoop;
 mod socket;
 mod template;
@@ -38,6 +39,7 @@ pub use port::{
 };
 pub use run::{ExecArgs, LazyArg, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
+pub use snapshot::{ForkArgs, SnapshotCommand};
 pub use snoop::{By, SnoopArgs};
 pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
@@ -138,6 +140,14 @@ pub enum Command {
     /// Manage templates: machines that have booted, with which sandboxes begin
     #[command(subcommand)]
     Template(TemplateCommand),
+    /// Manage snapshots: sandboxes that were saved while they ran, with which others begin
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Begin sandboxes as copies of one that runs, and goes on
+    ///
+    /// It is saved as a snapshot, sandboxes begin with that, and the snapshot is removed. They are
+    /// detached; their names are printed as they run.
+    Fork(ForkArgs),
     /// Manage the image cache
     #[command(subcommand)]
     Image(ImageCommand),
@@ -157,8 +167,8 @@ pub enum Command {
     /// Manage pools of virtual functions, which are reset and empty before they are asked for
     #[command(subcommand)]
     Vf(VfCommand),
-    /// Advertise functions of pools of disks to the node's kubelet, for which pods of Slipway's
-    /// runtime then ask as slipway.dev/POOL
+    /// Advertise functions of pools and of sockets to the node's kubelet, for which pods of
+    /// Slipway's runtime then ask as slipway.dev/POOL
     ///
     /// It serves until it is ended, and waits for a kubelet and a daemon that are not there. Pods
     /// that have functions go on without it.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::record::Record;
-use slipway_runtime::{Config, SandboxClient, TemplateClient, v1};
+use slipway_runtime::{Config, SandboxClient, SnapshotClient, TemplateClient, v1};
 use tonic::transport::Channel;
 
 use crate::args::NodeArgs;
@@ -75,6 +75,11 @@ pub async fn connect_functions(args: &NodeArgs, config: &Config) -> Result<VfCli
 /// Connects to the node's templates. Starts a daemon if none runs.
 pub async fn connect_templates(args: &NodeArgs, config: &Config) -> Result<TemplateClient> {
     Ok(TemplateClient::new(channel(args, config).await?))
+}
+
+/// Connects to the node's snapshots. Starts a daemon if none runs.
+pub async fn connect_snapshots(args: &NodeArgs, config: &Config) -> Result<SnapshotClient> {
+    Ok(SnapshotClient::new(channel(args, config).await?))
 }
 
 fn sandboxes(channel: Channel) -> SandboxClient {

@@ -20,9 +20,11 @@ use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
+use slipway_runtime::v1::snapshots_server::SnapshotsServer;
 use slipway_runtime::v1::templates_server::TemplatesServer;
 use slipway_runtime::{
-    Config, Node, Parts, Service, TemplateService, check_layers, layers_of_node, old_layers,
+    Config, Node, Parts, Service, SnapshotService, TemplateService, check_layers, layers_of_node,
+    old_layers,
 };
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -189,6 +191,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.cpu_template()?;
     config.check_cgroups()?;
     config.check_functions()?;
+    config.check_empty_dirs()?;
     check_layers(config)?;
     Ok(())
 }
@@ -323,6 +326,7 @@ impl Served {
             .add_service(NetworksServer::new(networks))
             .add_service(SandboxesServer::new(sandboxes))
             .add_service(TemplatesServer::new(TemplateService(Arc::clone(&self.node))))
+            .add_service(SnapshotsServer::new(SnapshotService(Arc::clone(&self.node))))
             .add_service(VirtualFunctionsServer::new(self.functions.clone()))
     }
 }

@@ -1,11 +1,12 @@
-//! `slipway device-plugin`: functions of pools of disks for Kubernetes. `slipway_device_plugin` is
+//! `slipway device-plugin`: functions of pools for Kubernetes. `slipway_device_plugin` is
 //! all that serves.
 
 use anyhow::Result;
-use slipway_device_plugin::{Device, Devices, QUIET, Settings, list, resource, serve};
+use slipway_device_plugin::{Device, Devices, QUIET, Settings, Sockets, list, resource, serve};
 use slipway_runtime::Config;
 
 use crate::args::DevicePluginArgs;
+use crate::spec::socket_engine;
 use crate::table::table;
 
 /// Runs `slipway device-plugin`.
@@ -15,6 +16,7 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
         daemon: config.socket(),
         run_dir: config.run_dir.clone(),
         pools: args.pools.clone(),
+        sockets: sockets(config)?,
         quiet: QUIET,
     };
     if !args.show {
@@ -29,6 +31,16 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
         crate::out::print(format_args!("{}", table(header, &rows)));
     }
     Ok(0)
+}
+
+/// Returns the node's socket functions for pods, if its settings have some.
+fn sockets(config: &Config) -> Result<Option<Sockets>> {
+    config.check_functions()?;
+    if config.pod_sockets == 0 {
+        return Ok(None);
+    }
+    let engine = socket_engine(&config.run_dir)?.into();
+    Ok(Some(Sockets { count: config.pod_sockets, engine, serves: slipway_sgiov::is_served }))
 }
 
 fn count(devices: &Devices, pool: &str, is: impl Fn(&Device) -> bool) -> usize {

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use slipway_hypervisor::{CpuTemplate, Hypervisor, OfferedTemplate, Page, accel};
 use slipway_runtime::Config;
+use slipway_space::Space;
 
 use crate::args::DoctorArgs;
 use crate::table::table;
@@ -250,7 +251,7 @@ fn closed<'a>(mut dirs: impl Iterator<Item = &'a Path>) -> Option<&'a Path> {
 
 fn space(config: &Config) -> Finding {
     let dir = config.data_dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let free = rustix::fs::statvfs(dir).map_or(0, |vfs| vfs.f_bavail.saturating_mul(vfs.f_frsize));
+    let free = Space::at(dir).map_or(0, |space| space.free);
     let verdict = if free < 2 << 30 { Verdict::Lesser } else { Verdict::Fine };
     let detail = format!("{} free at {}", crate::size::show(free), dir.display());
     Finding { what: "disk space", verdict, detail, mend: "slipway image prune --all" }

@@ -80,7 +80,8 @@ fn request(args: &EndpointArgs) -> Result<v1::CreateEndpointRequest> {
             namespaces: namespaces
                 .map(|(nsid, disk)| {
                     let block_size = args.block_size.unwrap_or(0);
-                    v1::Namespace { nsid, disk: Some(v1::Disk { block_size, ..disk.disk() }) }
+                    let disk = Some(v1::Disk { block_size, ..disk.disk() });
+                    v1::Namespace { nsid, disk, ..Default::default() }
                 })
                 .collect(),
             doorbells: doorbells.into(),
@@ -197,6 +198,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
             "size_bytes": namespace.size_bytes,
             "read_only": namespace.read_only,
             "disk": (!namespace.disk.is_empty()).then_some(&namespace.disk),
+            "refused_writes": namespace.refused_writes,
         })
     });
     let counters = endpoint.counters.unwrap_or_default();

@@ -126,14 +126,14 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
             crate::out::print(format_args!("{}", listing(&images(config, &cache)?)))
         }
         ImageCommand::Rm { images } => {
-            let in_use = images_in_use(&config.sandboxes_dir())?;
+            let in_use = images_in_use(config)?;
             for image in images {
                 say(&cache.remove(image, &in_use, false)?);
             }
         }
         ImageCommand::Prune { all } => {
             let which = if *all { Selection::All } else { Selection::Unnamed };
-            let in_use = images_in_use(&config.sandboxes_dir())?;
+            let in_use = images_in_use(config)?;
             say(&cache.prune(&Prune { which, unused_for: None, in_use })?);
         }
         ImageCommand::Touch { image } => {

@@ -26,6 +26,7 @@ mod disk;
 mod doctor;
 mod endpoint;
 mod fetch;
+mod fork;
 mod forward;
 mod image;
 mod import_memory;
@@ -45,6 +46,7 @@ mod run;
 mod security;
 mod session;
 mod size;
+mod snapshot;
 mod snoop;
 mod socket;
 mod spec;
@@ -203,6 +205,10 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Template(command) => {
             return template::command(&cli.node, &config, command).await;
         }
+        Command::Snapshot(command) => {
+            return snapshot::command(&cli.node, &config, command).await;
+        }
+        Command::Fork(args) => return fork::fork(&cli.node, &config, args).await,
         Command::PortForward(args) => return forward::forward(&cli.node, &config, args).await,
         Command::Image(command) => return image::command(&config, command).await,
         Command::Fetch => return fetch::serve(&config).await,

@@ -14,10 +14,32 @@ use crate::args::{ExecArgs, NodeArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, record, refused};
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
-use crate::{image, keeper, progress, report, security, spec};
+use crate::{image, keeper, progress, report, security, snapshot, spec};
 
 /// Runs `slipway run`. Returns the exit status.
 pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32> {
+    check(args)?;
+    let client = connect(node, config).await?;
+    let saved = snapshot::of_run(node, config, args).await?;
+    let began = monotonic_ns();
+    let (digest, ended) = match &saved {
+        Some(_) => (String::new(), began),
+        None => (find_image(config, args).await?, monotonic_ns()),
+    };
+    let fetched = Fetched { began, ended };
+    let mut spec = spec::of_run(args, &digest, &config.run_dir)?;
+    if let Some(saved) = &saved {
+        snapshot::keep_interface(saved, &mut spec);
+    }
+    if args.count == 1 {
+        one(client, config, args, spec, fetched).await
+    } else {
+        many(client, config, args, spec, fetched).await
+    }
+}
+
+/// Fails if options of a run do not go together.
+fn check(args: &RunArgs) -> Result<()> {
     if args.count > 1 && (args.process.interactive || args.process.tty) {
         bail!("--count and --interactive or --tty do not go together: whose input would it be?");
     }
@@ -30,19 +52,29 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     if args.count > 1 && args.network.network_namespace.is_some() {
         bail!("--count and --network-namespace do not go together: whose interface would it be?");
     }
-    let client = connect(node, config).await?;
-    let began = monotonic_ns();
-    let image = match args.lazy.lazy.unwrap_or(config.lazy_pulls) {
-        true => image::ensure_lazily(config, &args.image, args.pull).await?,
-        false => image::ensure(config, &args.image, args.pull).await?,
+    Ok(())
+}
+
+/// Returns the digest of the image of a run, which is fetched if need be.
+async fn find_image(config: &Config, args: &RunArgs) -> Result<String> {
+    let Some(image) = &args.image else {
+        let name = args.from.as_deref().unwrap_or_default();
+        bail!(
+            "there is no snapshot \"{name}\" that can be used (`slipway snapshot ls`; the daemon's \
+             log names damaged ones), and a template needs an image: slipway run --from {name} \
+             IMAGE"
+        );
     };
-    let fetched = Fetched { began, ended: monotonic_ns() };
-    let spec = spec::of_run(args, &image.digest.to_string(), &config.run_dir)?;
-    if args.count == 1 {
-        one(client, config, args, spec, fetched).await
-    } else {
-        many(client, config, args, spec, fetched).await
-    }
+    let image = match args.lazy.lazy.unwrap_or(config.lazy_pulls) {
+        true => image::ensure_lazily(config, image, args.pull).await?,
+        false => image::ensure(config, image, args.pull).await?,
+    };
+    Ok(image.digest.to_string())
+}
+
+/// Returns what sandboxes of a run begin with, as the user said it: the image or the snapshot.
+fn named(args: &RunArgs) -> &str {
+    args.image.as_deref().or(args.from.as_deref()).unwrap_or_default()
 }
 
 /// The time in which the image of a run was found or fetched: a stage that all its sandboxes share.
@@ -57,8 +89,11 @@ pub struct Fetched {
 impl Fetched {
     /// Moves timelines of the run onto its time axis, and adds the common stage.
     pub fn align(self, mut timelines: Vec<Timeline>) -> Vec<Timeline> {
-        for timeline in &mut timelines {
-            timeline.record("image", self.began, self.ended);
+        // Sandboxes that go on with a snapshot have no such stage.
+        if self.ended > self.began {
+            for timeline in &mut timelines {
+                timeline.record("image", self.began, self.ended);
+            }
         }
         slipway_bench::aligned(timelines, self.began)
     }
@@ -75,7 +110,7 @@ async fn one(
     let spinner = progress::stage_spinner(1);
     let start = start_with(client, Some(config), spec, wishes, &mut Plain, spinner, |_| {}).await?;
     if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
-        report::write(path, &fetched.align(vec![timeline]), &args.image, None)?;
+        report::write(path, &fetched.align(vec![timeline]), named(args), None)?;
     }
     if args.detach && start.exit.is_none() {
         crate::say!("{}", start.name);
@@ -90,10 +125,30 @@ async fn many(
     spec: v1::RunSpec,
     fetched: Fetched,
 ) -> Result<i32> {
-    let spinner = progress::stage_spinner(args.count);
-    let runs = (1..=args.count).map(|number| {
+    let outcomes = start_all(&client, config, args.count, &spec).await;
+    let (worst, timelines) = tell(outcomes, args.detach);
+    let timelines = fetched.align(timelines);
+    if !timelines.is_empty() {
+        report::show(&slipway_bench::statistics(&timelines), &timelines);
+    }
+    if let Some(path) = &args.timeline {
+        report::write(path, &timelines, named(args), None)?;
+    }
+    Ok(worst)
+}
+
+/// Starts `count` sandboxes at once and carries the streams of each to their end. With more than
+/// one, each has a number behind the name in `spec`, and its name before its lines and its error.
+pub async fn start_all(
+    client: &SandboxClient,
+    config: &Config,
+    count: u32,
+    spec: &v1::RunSpec,
+) -> Vec<Result<Start>> {
+    let spinner = progress::stage_spinner(count);
+    let runs = (1..=count).map(|number| {
         let mut spec = spec.clone();
-        if !spec.name.is_empty() {
+        if count > 1 && !spec.name.is_empty() {
             spec.name = format!("{}-{number}", spec.name);
         }
         let (client, spinner) = (client.clone(), spinner.clone());
@@ -105,17 +160,26 @@ async fn many(
             let name = spec.name.clone();
             let outcome = start_named(client, config, spec, wishes, &mut named, spinner).await;
             sink.finish();
-            outcome.with_context(|| if name.is_empty() { "run".to_owned() } else { name })
+            match count {
+                1 => outcome,
+                _ => outcome.with_context(|| if name.is_empty() { "run".to_owned() } else { name }),
+            }
         }
     });
     let outcomes = join_all(runs).await;
     spinner.finish_and_clear();
+    outcomes
+}
+
+/// Prints the names of sandboxes that run detached, if they were started so, and the errors of
+/// others. Returns the first status other than 0, and the timelines of the starts.
+pub fn tell(outcomes: Vec<Result<Start>>, detach: bool) -> (i32, Vec<Timeline>) {
     let mut worst = 0;
     let mut timelines = Vec::new();
     for outcome in outcomes {
         match outcome {
             Ok(start) => {
-                if args.detach && start.exit.is_none() {
+                if detach && start.exit.is_none() {
                     crate::say!("{}", start.name);
                 }
                 let code = start.exit.map_or(0, |exit| status(&start.name, &exit));
@@ -128,14 +192,7 @@ async fn many(
             }
         }
     }
-    let timelines = fetched.align(timelines);
-    if !timelines.is_empty() {
-        report::show(&slipway_bench::statistics(&timelines), &timelines);
-    }
-    if let Some(path) = &args.timeline {
-        report::write(path, &timelines, &args.image, None)?;
-    }
-    Ok(worst)
+    (worst, timelines)
 }
 
 /// The outcome of one sandbox's run.

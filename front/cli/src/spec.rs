@@ -9,7 +9,8 @@ use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs};
 use crate::session::terminal_size;
 use crate::{copy, security, volume};
 
-/// Returns the specification of a container that `slipway run` asks for.
+/// Returns the specification of a container that `slipway run` asks for. `digest` is that of its
+/// image, and is empty for one that goes on with a snapshot.
 ///
 /// # Errors
 /// An argument is malformed, or a file cannot be read.
@@ -32,7 +33,7 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         shares_processes: args.share_processes,
         template: args.from.clone().unwrap_or_default(),
         name: args.name.clone().unwrap_or_default(),
-        image: args.image.clone(),
+        image: args.image.clone().unwrap_or_default(),
         image_digest: digest.to_owned(),
         command: args.command.clone(),
         entrypoint: args.entrypoint.clone(),
@@ -97,13 +98,13 @@ pub fn labels(texts: &[String]) -> Result<std::collections::HashMap<String, Stri
 }
 
 /// Returns the path of the socket engine that programs started here would use.
-fn socket_engine(run_dir: &Path) -> Result<String> {
+pub fn socket_engine(run_dir: &Path) -> Result<String> {
     let named = std::env::var_os("SLIPWAY_SOCKET").filter(|path| !path.is_empty());
     absolute(&named.map_or_else(|| run_dir.join("socket.sock"), Into::into))
 }
 
 /// Makes a path absolute, since the daemon has another working directory.
-fn absolute(path: &Path) -> Result<String> {
+pub fn absolute(path: &Path) -> Result<String> {
     let full = std::path::absolute(path).with_context(|| path.display().to_string())?;
     Ok(full.to_string_lossy().into_owned())
 }

@@ -1,5 +1,5 @@
-//! A device plugin for kubelet: it advertises functions of the node's pools of disks, so that pods
-//! ask for them by `resources: {limits: {"slipway.dev/POOL": 1}}`.
+//! A device plugin for kubelet: it advertises functions of the node's pools, disks and network
+//! interfaces, so that pods ask for them by `resources: {limits: {"slipway.dev/POOL": 1}}`.
 //!
 //! `pools` follows the daemon's pools. `plugin` serves kubelet's interface for one of them, and
 //! `kubelet` registers it, again after each start of kubelet. Kubelet decides which function a
@@ -10,9 +10,11 @@
 //!
 //! Kubelets before 1.26 name a host in their calls that is none, which `h2` refuses.
 //!
-//! Not implemented: pools of network interfaces, since a pod has its interface by CNI; socket
-//! functions, which a sandbox has from its start and in networks of Slipway's; NUMA nodes of
-//! functions.
+//! A node's socket functions are advertised as a pool of which every pod makes its own: a container
+//! that has one of these devices has the socket function of its pod, and the number of devices is
+//! how many such containers a node takes.
+//!
+//! Not implemented: virtual functions of hardware; NUMA nodes of functions.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC, `slipway-plane-api` connects to the daemon's and
 //! to kubelet's sockets, `slipway-private` makes the plugins' own, `tokio` and `tokio-stream` serve
@@ -23,7 +25,7 @@ mod plugin;
 mod pools;
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -43,6 +45,17 @@ const DOMAIN: &str = "slipway.dev";
 /// for the list at once when it is registered with.
 pub const QUIET: Duration = Duration::from_secs(10);
 
+/// The socket functions that a node has for pods.
+#[derive(Clone, Debug)]
+pub struct Sockets {
+    /// The number of containers that can have the one of their pod, at most 1,024.
+    pub count: u32,
+    /// The socket of the node's socket engine.
+    pub engine: PathBuf,
+    /// Returns whether an engine serves at a socket. May wait.
+    pub serves: fn(&Path) -> bool,
+}
+
 /// The settings of a plugin.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -52,8 +65,10 @@ pub struct Settings {
     pub daemon: PathBuf,
     /// The run directory of the node, in which files stand for functions.
     pub run_dir: PathBuf,
-    /// The pools to advertise. Empty: all pools of disks, those that are made later too.
+    /// The pools to advertise. Empty: all pools, those that are made later too.
     pub pools: Vec<String>,
+    /// The socket functions to advertise, under the name of a pool `sockets`; `None`: none.
+    pub sockets: Option<Sockets>,
     /// The time after which a kubelet that is registered with and does not ask for the list of
     /// devices is registered with again; [`QUIET`], unless a test has its own.
     pub quiet: Duration,
@@ -89,7 +104,8 @@ pub fn resource(pool: &str) -> String {
 /// # Errors
 /// [`Error::Daemon`].
 pub async fn list(settings: &Settings) -> Result<Devices, Error> {
-    let mut source = pools::Source::new(&settings.daemon, &settings.pools);
+    let sockets = settings.sockets.clone();
+    let mut source = pools::Source::new(&settings.daemon, &settings.pools, sockets);
     source.ask().await.map_err(Error::Daemon)
 }
 
@@ -104,7 +120,8 @@ pub async fn serve(settings: Settings) -> Result<Infallible, Error> {
     std::fs::create_dir_all(&files)
         .map_err(|source| Error::Directory { path: files.clone(), source })?;
     let (sender, devices) = watch::channel(Devices::new());
-    let source = pools::Source::new(&settings.daemon, &settings.pools);
+    let sockets = settings.sockets.clone();
+    let source = pools::Source::new(&settings.daemon, &settings.pools, sockets);
     let (kubelet, quiet) = (&settings.kubelet, settings.quiet);
     let mut followed = Aborted(tokio::spawn(source.follow(sender)));
     tokio::select! {

@@ -1,13 +1,15 @@
-//! The daemon's pools of disks, as devices.
+//! The daemon's pools, as devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use slipway_plane_api::vf_v1::{self, template};
-use slipway_plane_api::{VfClient, connect, functions};
+use slipway_plane_api::functions::{self, SOCKETS};
+use slipway_plane_api::{VfClient, connect, vf_v1};
 use tokio::sync::watch;
+
+use crate::Sockets;
 
 /// The time between two looks at the pools.
 const LOOK: Duration = Duration::from_secs(1);
@@ -39,17 +41,19 @@ pub type Devices = BTreeMap<String, BTreeMap<u32, Device>>;
 /// The daemon whose pools are advertised.
 pub(crate) struct Source {
     daemon: PathBuf,
-    /// The names of the pools; empty: all pools of disks.
+    /// The names of the pools; empty: all pools.
     wanted: Vec<String>,
+    /// The node's socket functions, if it has some for pods.
+    sockets: Option<Sockets>,
     client: Option<VfClient>,
     /// Pools of which the log has a line that says why they are not advertised.
     told: BTreeSet<String>,
 }
 
 impl Source {
-    pub(crate) fn new(daemon: &Path, wanted: &[String]) -> Self {
+    pub(crate) fn new(daemon: &Path, wanted: &[String], sockets: Option<Sockets>) -> Self {
         let (daemon, wanted) = (daemon.to_owned(), wanted.to_owned());
-        Self { daemon, wanted, client: None, told: BTreeSet::new() }
+        Self { daemon, wanted, sockets, client: None, told: BTreeSet::new() }
     }
 
     /// Keeps the devices up to date. A pool that is gone has none, and is forgotten some minutes
@@ -84,7 +88,9 @@ impl Source {
         if pools.is_err() {
             self.client = None;
         }
-        Ok(self.choose(pools?))
+        let pools = pools?;
+        let sockets = socket_functions(self.sockets.clone()).await;
+        Ok(self.choose(pools, sockets))
     }
 
     async fn pools(&mut self) -> Result<Vec<vf_v1::Pool>, String> {
@@ -102,10 +108,18 @@ impl Source {
         reply.map(|reply| reply.into_inner().pools).map_err(|status| status.message().to_owned())
     }
 
-    /// Chooses the pools that are advertised, and says once of each other one that was asked for
-    /// why it is not.
-    fn choose(&mut self, pools: Vec<vf_v1::Pool>) -> Devices {
+    /// Chooses the pools that are advertised beside socket functions, and says once of each other
+    /// one that was asked for why it is not.
+    fn choose(
+        &mut self,
+        pools: Vec<vf_v1::Pool>,
+        sockets: Option<BTreeMap<u32, Device>>,
+    ) -> Devices {
         let mut devices = Devices::new();
+        let is_wanted = self.wanted.is_empty() || self.wanted.iter().any(|name| name == SOCKETS);
+        if let Some(sockets) = sockets.filter(|_| is_wanted) {
+            devices.insert(SOCKETS.to_owned(), sockets);
+        }
         for pool in pools {
             let is_named = self.wanted.contains(&pool.name);
             if !is_named && !self.wanted.is_empty() {
@@ -118,7 +132,11 @@ impl Source {
         }
         let missing = self.wanted.iter().filter(|name| !devices.contains_key(*name));
         for name in missing.cloned().collect::<Vec<_>>() {
-            self.tell(&name, "the node has no such pool; `slipway vf create` makes one");
+            let why = match name == SOCKETS {
+                true => "`pod_sockets` in the node's settings is 0",
+                false => "the node has no such pool; `slipway vf create` makes one",
+            };
+            self.tell(&name, why);
         }
         devices
     }
@@ -130,18 +148,28 @@ impl Source {
     }
 }
 
+/// Returns the node's socket functions, which are healthy while the engine serves.
+async fn socket_functions(sockets: Option<Sockets>) -> Option<BTreeMap<u32, Device>> {
+    let Sockets { count, engine, serves } = sockets?;
+    // An engine that is stopped is waited for.
+    let asked = tokio::task::spawn_blocking(move || serves(&engine)).await;
+    let serves = asked.unwrap_or(false);
+    let device = Device { is_healthy: serves, is_ready: serves };
+    Some((0..count).map(|number| (number, device)).collect())
+}
+
 fn has_room(devices: &Devices) -> Result<(), &'static str> {
     if devices.len() < MOST_POOLS { Ok(()) } else { Err("64 pools are advertised, the most") }
 }
 
 /// Checks that a pool's functions can be devices of a pod.
 fn check(pool: &vf_v1::Pool) -> Result<(), &'static str> {
-    let is_disk = matches!(
-        pool.template.as_ref().and_then(|template| template.kind.as_ref()),
-        Some(template::Kind::Nvme(_))
-    );
-    if !is_disk {
-        return Err("its functions are network interfaces, and a pod has its interface by CNI");
+    // Disks and network interfaces. A later version may have others, which no pod can have yet.
+    if pool.template.as_ref().is_none_or(|template| template.kind.is_none()) {
+        return Err("its functions are of a kind that this version does not know");
+    }
+    if pool.name == SOCKETS {
+        return Err("its name is that of socket functions: make it under another one");
     }
     let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
@@ -199,6 +227,8 @@ fn change(devices: &mut Devices, now: Option<Devices>, gone: &mut Gone, at: Inst
 
 #[cfg(test)]
 mod tests {
+    use slipway_plane_api::vf_v1::template;
+
     use super::*;
 
     fn vf(number: u32, state: &str, owner: &str) -> vf_v1::Vf {
@@ -234,34 +264,57 @@ mod tests {
     #[test]
     fn pools_that_are_no_resources_are_left_out() {
         let ready = || vec![vf(0, "ready", "")];
-        let nics = vf_v1::Pool {
-            template: Some(vf_v1::Template {
-                kind: Some(template::Kind::Nic(template::Nic::default())),
-                ..Default::default()
-            }),
-            ..pool("nics", ready())
-        };
+        let of_kind = |kind| Some(vf_v1::Template { kind, ..Default::default() });
+        let nic = Some(template::Kind::Nic(template::Nic::default()));
+        let nics = vf_v1::Pool { template: of_kind(nic), ..pool("nics", ready()) };
+        let later = vf_v1::Pool { template: of_kind(None), ..pool("later", ready()) };
         let many = (0..=MOST as u32).map(|number| vf(number, "ready", "")).collect();
         let all = vec![
             pool("fast", ready()),
             nics,
+            later,
             pool("-fast", ready()),
             pool("fast_", ready()),
             pool("a/b", ready()),
             pool("", ready()),
+            pool("sockets", ready()),
             pool(&"x".repeat(33), ready()),
             pool("many", many),
         ];
         let names = |wanted: &[&str]| {
             let wanted: Vec<_> = wanted.iter().map(|&one| one.to_owned()).collect();
-            let chosen = Source::new(Path::new("/s"), &wanted).choose(all.clone());
+            let chosen = Source::new(Path::new("/s"), &wanted, None).choose(all.clone(), None);
             chosen.into_keys().collect::<Vec<_>>()
         };
-        assert_eq!(names(&[]), ["fast"]);
-        assert_eq!(names(&["fast", "nics", "none"]), ["fast"]);
+        assert_eq!(names(&[]), ["fast", "nics"]);
+        assert_eq!(names(&["nics", "later", "none"]), ["nics"]);
         assert_eq!(names(&["other"]), [""; 0]);
         let pools = (0..2 * MOST_POOLS).map(|one| pool(&one.to_string(), ready())).collect();
-        assert_eq!(Source::new(Path::new("/s"), &[]).choose(pools).len(), MOST_POOLS);
+        assert_eq!(Source::new(Path::new("/s"), &[], None).choose(pools, None).len(), MOST_POOLS);
+    }
+
+    fn yes(_: &Path) -> bool {
+        true
+    }
+
+    fn no(_: &Path) -> bool {
+        false
+    }
+
+    #[tokio::test]
+    async fn socket_functions_are_healthy_while_an_engine_serves() {
+        let of = |serves| Some(Sockets { count: 2, engine: "/e".into(), serves });
+        for (serves, is) in [(yes as fn(&Path) -> bool, true), (no as fn(&Path) -> bool, false)] {
+            let device = Device { is_healthy: is, is_ready: is };
+            let both = BTreeMap::from([(0, device), (1, device)]);
+            let sockets = socket_functions(of(serves)).await;
+            assert_eq!(sockets, Some(both.clone()));
+            let mut all = Source::new(Path::new("/s"), &[], None);
+            assert_eq!(all.choose(Vec::new(), sockets.clone())[SOCKETS], both);
+            let mut others = Source::new(Path::new("/s"), &["fast".to_owned()], None);
+            assert!(others.choose(Vec::new(), sockets).is_empty());
+        }
+        assert_eq!(socket_functions(None).await, None);
     }
 
     #[test]

@@ -113,6 +113,7 @@ impl Node {
             daemon: self.path("daemon.sock"),
             run_dir: self.dir.path().to_owned(),
             pools: pools.iter().map(|&one| one.to_owned()).collect(),
+            sockets: None,
             quiet: Duration::MAX,
         }
     }

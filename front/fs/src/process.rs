@@ -35,6 +35,8 @@ pub fn run(args: Args) -> Result<(), String> {
     if !slipway_peer::eventfd::can_raise() {
         return Err("the kernel has no asynchronous I/O context left (fs.aio-max-nr)".to_owned());
     }
+    // Before the root is replaced, too: kernels before 6.4 tell it by /proc/self/auxv alone.
+    rustix::param::page_size();
     jail::end_first()?;
     // Makes a table in memory, which is refused later.
     let named = args.file.map(Named::new).transpose()?;

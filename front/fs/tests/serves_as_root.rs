@@ -14,7 +14,7 @@ use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, Registers};
 use slipway_virtio_fs::driver::{Arena, Driver};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 const MEMORY: u64 = 32 << 20;
 const REQUESTS: u16 = 1;
 const ROOT: u64 = 1;

@@ -132,6 +132,7 @@ impl Agent for Hollow {
             // There is no guest whose clock could begin later than the host's.
             boottime_ns: monotonic_ns(),
             ambient_capabilities: true,
+            empty_dirs: true,
         }))
     }
 
@@ -251,6 +252,10 @@ impl Agent for Hollow {
         none()
     }
 
+    async fn processes(&self, _: Request<ProcessesRequest>) -> Answer<ProcessesReply> {
+        none()
+    }
+
     async fn set_cpus(&self, _: Request<SetCpusRequest>) -> Answer<SetCpusReply> {
         none()
     }
@@ -263,6 +268,10 @@ impl Agent for Hollow {
     }
 
     async fn freeze(&self, _: Request<FreezeRequest>) -> Answer<FreezeReply> {
+        none()
+    }
+
+    async fn rejoin(&self, _: Request<RejoinRequest>) -> Answer<RejoinReply> {
         none()
     }
 

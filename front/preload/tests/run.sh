@@ -7,8 +7,8 @@ shift 2
 script=$(dirname "$(readlink -f "$0")")/semantics.py
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-timeout 120 python3 "$script" "$@" >"$work/kernel" 2>"$work/kernel.errors"
-SLIPWAY_SOCKET=$engine LD_PRELOAD=$library timeout 120 python3 "$script" "$@" >"$work/ours" 2>"$work/errors"
+timeout 600 python3 "$script" "$@" >"$work/kernel" 2>"$work/kernel.errors"
+SLIPWAY_SOCKET=$engine LD_PRELOAD=$library timeout 600 python3 "$script" "$@" >"$work/ours" 2>"$work/errors"
 if ! diff -u "$work/kernel" "$work/ours"; then
     cat "$work/errors"
     exit 1

@@ -31,6 +31,9 @@ pub struct Leftover {
     pub name: String,
     /// The name of the image that is this container's alone, if there is one.
     pub private: Option<String>,
+    /// The names of snapshots: of the one with which its sandbox begins, and of those that were
+    /// being made of it.
+    pub snapshots: Vec<String>,
 }
 
 impl Args {
@@ -104,6 +107,7 @@ fn take(args: &mut Args, name: &str, value: String) -> Result<(), String> {
         "bundle" => args.bundle = value.into(),
         "name" => args.leftover.name = value,
         "private" => args.leftover.private = Some(value),
+        "snapshot" => args.leftover.snapshots.push(value),
         // Events go over containerd's ttrpc socket, and the shim's own address follows from the id.
         "publish-binary" | "socket" => {}
         _ => return Err(format!("there is no flag -{name}")),
@@ -161,8 +165,11 @@ mod tests {
         assert!(start.debug);
         let delete = of("-namespace default -id one --bundle=/b delete").unwrap();
         assert_eq!((delete.command, delete.bundle), (Command::Delete, PathBuf::from("/b")));
-        let remove = of("-namespace n -id one -name pod-1/one -private i remove").unwrap();
-        let left = Leftover { name: "pod-1/one".into(), private: Some("i".into()) };
+        let remove =
+            of("-namespace n -id one -name one-1 -private i -snapshot s -snapshot t remove");
+        let remove = remove.unwrap();
+        let (private, snapshots) = (Some("i".into()), vec!["s".into(), "t".into()]);
+        let left = Leftover { name: "one-1".into(), private, snapshots };
         assert_eq!((remove.command, remove.leftover), (Command::Remove, left));
         assert_eq!(of("-v").unwrap().command, Command::Version);
         assert_eq!(of("-info").unwrap().command, Command::Info);

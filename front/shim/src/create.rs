@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
@@ -17,18 +18,23 @@ use crate::args::{self, Args};
 use crate::containerd as cd;
 use crate::copies::{self, Copy};
 use crate::daemon::{Daemon, failure};
+use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
 use crate::io::Paths;
-use crate::process::{Phase, Process};
+use crate::process::{Phase, Process, timestamp};
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci, PodNamespaces};
-use crate::task::{Kind, Task};
+use crate::task::{Kind, RESOLVER, Sandbox, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
-use crate::{lazy, names, rootfs};
+use crate::{checkpoint, lazy, names, options, rootfs, target};
 
 /// The longest time that reading the files of the host may take of which a container gets copies.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The environment variable with the annotations of pods of the Sandbox API that count, as
+/// [`spec::pod_of_sandbox`] takes them.
+const ANNOTATIONS: &str = "SLIPWAY_POD_ANNOTATIONS";
 
 /// The most reads of the host's files that a shim has at work for new containers, those that hang
 /// included. It is more than a pod has containers that are made at once.
@@ -64,6 +70,8 @@ struct Content {
     copies: Vec<Copy>,
     /// The host's file for its termination message.
     message: Option<File>,
+    /// The name of the snapshot that was made of its checkpoint.
+    snapshot: Option<String>,
 }
 
 impl Maker<'_> {
@@ -72,24 +80,65 @@ impl Maker<'_> {
     /// # Errors
     /// One line that says what cannot be honoured, or what failed.
     pub async fn make(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
-        let id = request.id.as_str();
-        if !args::is_id(id) {
-            return Err(invalid(format!("{id:?} is no container's id")));
-        }
-        if !request.checkpoint.is_empty() {
-            return Err(Failure::unimplemented("restore from a checkpoint"));
-        }
-        let bundle = PathBuf::from(&request.bundle);
-        let oci = Oci::load(&bundle).map_err(invalid)?;
-        let role = Role::of(&oci.annotations).map_err(invalid)?;
-        self.check_group(id, &oci)?;
-        let name = names::container(self.args, id, &role);
-        let Made { kind, mut run, content } = match &role {
-            Role::Pod => self.pod(&oci).await?,
-            Role::Member(pod) => self.member(request, &oci, pod, &name).await?,
-            Role::Alone => self.alone(request, &oci, &name).await?,
+        check_id(&request.id)?;
+        options::check(request).map_err(invalid)?;
+        let oci = Oci::load(Path::new(&request.bundle)).map_err(invalid)?;
+        self.make_of(request, &oci, None).await
+    }
+
+    /// Makes a pod's sandbox as containerd's Sandbox API asks for it.
+    ///
+    /// # Errors
+    /// One line that says what cannot be honoured, or what failed.
+    pub async fn make_sandbox(&self, request: &cd::CreateSandboxRequest) -> Result<Task, Failure> {
+        check_id(&request.sandbox_id)?;
+        let allowed = std::env::var(ANNOTATIONS).unwrap_or_else(|_| spec::TEMPLATE.to_owned());
+        let asked = spec::pod_of_sandbox(request, &allowed).map_err(invalid)?;
+        let resolver = match asked.resolver {
+            Some(text) => text.into_bytes(),
+            None => on_a_thread(self.reads, PATIENCE, hosts_resolver).await?,
         };
-        if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), run.pod.is_empty()) {
+        let sandbox = Sandbox { created_at: timestamp(), resolver };
+        let (id, bundle) = (request.sandbox_id.clone(), request.bundle_path.clone());
+        let request = cd::CreateTaskRequest { id, bundle, ..Default::default() };
+        self.make_of(&request, &asked.oci, Some(sandbox)).await
+    }
+
+    /// Makes a task of a configuration; with `sandbox`, that of a pod of the Sandbox API.
+    async fn make_of(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        sandbox: Option<Sandbox>,
+    ) -> Result<Task, Failure> {
+        let id = request.id.as_str();
+        let role = Role::of(&oci.annotations).map_err(invalid)?;
+        self.check_group(id, oci)?;
+        let events = match &sandbox {
+            // containerd hears of a sandbox by the answers to its calls.
+            Some(_) => Arc::new(Events::new(&self.args.namespace, None)),
+            None => Arc::clone(self.events),
+        };
+        let name = names::container(self.args, id, &role);
+        let restores = !request.checkpoint.is_empty();
+        // A container of a pod has the pod's.
+        let has_sockets = !matches!(role, Role::Member(_))
+            && spec::wants_sockets(oci, restores).map_err(invalid)?;
+        let Made { kind, mut run, content } = match &role {
+            Role::Alone if restores => self.restored(request, oci, &name).await?,
+            Role::Pod | Role::Member(_) if restores => {
+                let message = "a pod and its containers cannot begin with a checkpoint";
+                return Err(Failure::new(Code::Unimplemented, message));
+            }
+            Role::Pod => self.pod(id, oci, sandbox).await?,
+            Role::Member(pod) => self.member(request, oci, pod, &name).await?,
+            Role::Alone => self.alone(request, oci, &name).await?,
+        };
+        if has_sockets {
+            spec::add_sockets(&mut run, self.daemon.socket_engine()).map_err(invalid)?;
+        }
+        let boots = run.pod.is_empty() && !restores;
+        if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), boots) {
             self.begin_with(name, &mut run).await?;
         }
         run.labels = spec::labels(&self.args.namespace, id, &oci.annotations);
@@ -98,17 +147,18 @@ impl Maker<'_> {
         let init = Process::new(String::new(), paths(request), run_in::Kind::Run(run));
         Ok(Task {
             id: id.to_owned(),
-            bundle,
+            bundle: PathBuf::from(&request.bundle),
             name,
             kind,
             daemon: self.daemon.clone(),
-            events: Arc::clone(self.events),
+            events,
             init: Arc::new(init),
             execs: Mutex::new(HashMap::new()),
             vmm: AtomicU32::new(0),
             paused: AtomicBool::new(false),
             private: content.private,
             copies: Mutex::new(content.copies),
+            snapshot: Mutex::new(content.snapshot),
             message: content.message,
         })
     }
@@ -134,12 +184,14 @@ impl Maker<'_> {
         Err(invalid(format!("this shim serves {own}, and container {id} belongs to {group}")))
     }
 
-    async fn pod(&self, oci: &Oci) -> Result<Made, Failure> {
+    async fn pod(&self, id: &str, oci: &Oci, sandbox: Option<Sandbox>) -> Result<Made, Failure> {
         let mut client = self.daemon.connect().await?;
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
-        let run = spec::pod_spec(oci, node.get_ref()).map_err(invalid)?;
+        let default_group = format!("/{}/{id}", self.args.namespace);
+        let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(invalid)?;
         let network = run.network_namespace.clone();
-        Ok(Made { kind: Kind::Pod { network }, run, content: Content::default() })
+        let kind = Kind::Pod { network, sandbox, empty_dirs: Arc::default() };
+        Ok(Made { kind, run, content: Content::default() })
     }
 
     async fn member(
@@ -150,10 +202,14 @@ impl Maker<'_> {
         name: &str,
     ) -> Result<Made, Failure> {
         let task = self.tasks.find(pod).ok();
-        let Some((task, network)) = task.as_ref().and_then(|task| match &task.kind {
-            Kind::Pod { network } => Some((task, network)),
-            _ => None,
-        }) else {
+        let Some((task, network, sandbox, empty_dirs)) =
+            task.as_ref().and_then(|task| match &task.kind {
+                Kind::Pod { network, sandbox, empty_dirs } => {
+                    Some((task, network, sandbox, empty_dirs))
+                }
+                _ => None,
+            })
+        else {
             let message = format!("there is no pod {pod}: its sandbox comes first");
             return Err(Failure::new(Code::NotFound, message));
         };
@@ -167,12 +223,65 @@ impl Maker<'_> {
         let processes = [task.pid(), std::process::id()];
         let namespaces = PodNamespaces { network, processes };
         let mut run = spec::member_spec(oci, container, namespaces).map_err(invalid)?;
-        if !run.functions.is_empty() {
+        let has_sockets = spec::asks_for_sockets(&oci.mounts);
+        if has_sockets {
+            run.socket_engine = self.daemon.socket_engine().to_string_lossy().into_owned();
+        }
+        if has_sockets || !run.functions.is_empty() {
             self.daemon.check_functions().await?;
         }
+        self.keep_in_guest(oci, empty_dirs, &mut run).await?;
         run.pod = task.name.clone();
+        if run.shares_processes {
+            run.processes_of = self.target(request, oci, pod).await?;
+        }
         let content = self.content(request, oci, container, name, &mut run).await?;
+        if let Some(sandbox) = sandbox {
+            sandbox.add_resolver(&mut run.files);
+        }
         Ok(Made { kind: Kind::Member(Arc::clone(task)), run, content })
+    }
+
+    /// Returns the id of the container of the pod whose processes a container shares; an empty one
+    /// if it shares those of the pod.
+    async fn target(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        pod: &str,
+    ) -> Result<String, Failure> {
+        let Some(target) = target::of(self.args, &request.id, &oci.annotations).await? else {
+            return Ok(String::new());
+        };
+        let task = self.tasks.find(&target).ok();
+        let is_member = |task: &Task| matches!(&task.kind, Kind::Member(its) if its.id == pod);
+        if task.is_some_and(|task| is_member(&task)) {
+            return Ok(target);
+        }
+        let message = format!(
+            "there is no container {target} in the pod {pod}, whose processes {} is to share",
+            request.id
+        );
+        Err(Failure::new(Code::NotFound, message))
+    }
+
+    /// Has the `emptyDir` volumes among what a container shares with the host be directories of the
+    /// guest, unless the pod's annotation or the daemon keeps them on the host.
+    async fn keep_in_guest(
+        &self,
+        oci: &Oci,
+        volumes: &Arc<Volumes>,
+        run: &mut v1::RunSpec,
+    ) -> Result<(), Failure> {
+        let in_guest = empty_dirs::in_guest(&oci.annotations).map_err(invalid)?;
+        let has_some = run.shares.iter().any(|share| empty_dirs::may_be_one(&share.source));
+        if !in_guest || !has_some || !self.daemon.makes_empty_dirs().await? {
+            return Ok(());
+        }
+        let (shares, volumes) = (std::mem::take(&mut run.shares), Arc::clone(volumes));
+        let parted = on_a_thread(self.reads, PATIENCE, move || empty_dirs::part(shares, &volumes));
+        (run.empty_dirs, run.shares) = parted.await?.map_err(invalid)?;
+        Ok(())
     }
 
     async fn alone(
@@ -186,6 +295,31 @@ impl Maker<'_> {
         let container = Container { id: &request.id, in_pod: false, read_only, functions };
         let mut run = spec::run_spec(oci, container).map_err(invalid)?;
         let content = self.content(request, oci, container, name, &mut run).await?;
+        Ok(Made { kind: Kind::Alone, run, content })
+    }
+
+    /// Makes a container that begins with a checkpoint. What its configuration asks for of the
+    /// machine and of the container, the checkpoint has.
+    async fn restored(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        name: &str,
+    ) -> Result<Made, Failure> {
+        let mut run = spec::restored_spec(oci).map_err(invalid)?;
+        // The checkpoint's author may name any image of the node: its container gets its own.
+        let root = self.root(request, oci, name).await?;
+        let path = request.checkpoint.clone();
+        let wanted = checkpoint::Wanted { path, image_digest: root.digest };
+        let bundle = Path::new(&request.bundle);
+        let taken = checkpoint::take(self.daemon, bundle, name, wanted).await?;
+        if let Err(reason) = spec::check_restored(oci, &taken) {
+            checkpoint::discard(self.daemon, &taken.name).await;
+            return Err(invalid(reason));
+        }
+        run.template.clone_from(&taken.name);
+        let private = root.is_private.then_some(root.image);
+        let content = Content { private, snapshot: Some(taken.name), ..Content::default() };
         Ok(Made { kind: Kind::Alone, run, content })
     }
 
@@ -209,19 +343,28 @@ impl Maker<'_> {
         });
         let (copies, files, message) = read.await?.map_err(invalid)?;
         run.files = files;
-        let bundle = PathBuf::from(&request.bundle);
-        let root = rootfs::Wanted {
-            mounts: &request.rootfs,
-            path: oci.root_path(),
-            bundle: &bundle,
-            owner,
-            image_name: oci.annotations.get(lazy::IMAGE_NAME).map(String::as_str),
-        };
-        let root = rootfs::prepare(self.daemon, &root).await?;
+        let root = self.root(request, oci, owner).await?;
         run.image = root.image.clone();
         run.image_digest = root.digest;
         let private = root.is_private.then_some(root.image);
-        Ok(Content { private, copies, message })
+        Ok(Content { private, copies, message, snapshot: None })
+    }
+
+    /// Makes an image of a container's root, or finds it.
+    async fn root(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        owner: &str,
+    ) -> Result<rootfs::Root, Failure> {
+        let root = rootfs::Wanted {
+            mounts: &request.rootfs,
+            path: oci.root_path(),
+            bundle: Path::new(&request.bundle),
+            owner,
+            image_name: oci.annotations.get(lazy::IMAGE_NAME).map(String::as_str),
+        };
+        rootfs::prepare(self.daemon, &root).await
     }
 }
 
@@ -261,6 +404,22 @@ fn open_message(path: &Path) -> Option<File> {
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+}
+
+/// Reads the host's resolver configuration. Without one that can be read, it is empty.
+fn hosts_resolver() -> Vec<u8> {
+    let mut content = Vec::new();
+    if let Ok(file) = File::open(RESOLVER) {
+        let _ = file.take(spec::MOST_RESOLVER as u64).read_to_end(&mut content);
+    }
+    content
+}
+
+fn check_id(id: &str) -> Result<(), Failure> {
+    match args::is_id(id) {
+        true => Ok(()),
+        false => Err(invalid(format!("{id:?} is no container's id"))),
+    }
 }
 
 fn paths(request: &cd::CreateTaskRequest) -> Paths {

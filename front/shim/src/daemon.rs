@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use slipway_sandbox_api::{SandboxClient, TemplateClient, functions, v1};
+use slipway_sandbox_api::{SandboxClient, SnapshotClient, TemplateClient, functions, v1};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -12,8 +12,14 @@ use crate::ttrpc::Failure;
 
 /// The environment variable with the daemon's run directory.
 const RUN_DIR: &str = "SLIPWAY_RUN_DIR";
-/// The daemon's run directory without that variable.
+/// The environment variable that names the program `slipway`.
+pub const PROGRAM: &str = "SLIPWAY_PROGRAM";
+/// The daemon's run directory without [`RUN_DIR`].
 const DEFAULT_RUN_DIR: &str = "/run/slipway";
+/// The environment variable with the socket of the node's socket engine.
+const ENGINE: &str = "SLIPWAY_SOCKET";
+/// The name of that socket in the run directory without [`ENGINE`].
+const DEFAULT_ENGINE: &str = "socket.sock";
 /// The longest time that a call waits for the next daemon. containerd waits 5 s for some calls.
 pub const REPLACEMENT: Duration = Duration::from_secs(4);
 /// The time between two attempts to reach the next daemon.
@@ -25,24 +31,40 @@ const LARGEST: usize = 4 << 20;
 #[derive(Clone, Debug)]
 pub struct Daemon {
     run_dir: PathBuf,
+    program: PathBuf,
+    engine: PathBuf,
 }
 
 impl Daemon {
-    /// Finds the run directory from the environment.
+    /// Finds the run directory and the program from the environment.
     pub fn from_environment() -> Self {
         let named = std::env::var_os(RUN_DIR).filter(|dir| !dir.is_empty());
-        Self { run_dir: named.map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from) }
+        let run_dir = named.map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from);
+        let named = std::env::var_os(ENGINE).filter(|socket| !socket.is_empty());
+        let engine = named.map_or_else(|| run_dir.join(DEFAULT_ENGINE), PathBuf::from);
+        Self { run_dir, program: program(), engine }
     }
 
-    /// Makes the daemon with this run directory.
+    /// Makes the daemon with this run directory, in which the program is too.
     #[cfg(test)]
     pub fn at(run_dir: &std::path::Path) -> Self {
-        Self { run_dir: run_dir.to_owned() }
+        let (program, engine) = (run_dir.join("slipway"), run_dir.join(DEFAULT_ENGINE));
+        Self { run_dir: run_dir.to_owned(), program, engine }
     }
 
     /// Returns the run directory.
     pub fn run_dir(&self) -> &std::path::Path {
         &self.run_dir
+    }
+
+    /// Returns the program `slipway`, which makes images.
+    pub fn program(&self) -> &std::path::Path {
+        &self.program
+    }
+
+    /// Returns the socket of the node's socket engine.
+    pub fn socket_engine(&self) -> &std::path::Path {
+        &self.engine
     }
 
     /// Returns the directory of the files that stand for functions of pools.
@@ -93,6 +115,17 @@ impl Daemon {
         Err(Failure::new(Code::FailedPrecondition, message))
     }
 
+    /// Returns whether the daemon gives containers of pods directories of the guest. An earlier one
+    /// would run them without.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect).
+    pub async fn makes_empty_dirs(&self) -> Result<bool, Failure> {
+        let mut client = self.connect().await?;
+        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        Ok(node.get_ref().makes_empty_dirs)
+    }
+
     /// Returns the template with this name.
     ///
     /// # Errors
@@ -107,6 +140,14 @@ impl Daemon {
             );
             Failure::new(Code::NotFound, message)
         })
+    }
+
+    /// Connects to the daemon's service for snapshots.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect).
+    pub async fn snapshots(&self) -> Result<SnapshotClient, Failure> {
+        Ok(SnapshotClient::new(self.channel(REPLACEMENT).await?))
     }
 
     async fn channel(&self, patience: Duration) -> Result<Channel, Failure> {
@@ -180,6 +221,16 @@ pub fn failure(status: &Status) -> Failure {
         return Failure::new(Code::Unavailable, message);
     }
     Failure::new(status.code(), status.message())
+}
+
+/// Returns the program `slipway`: the one that is named, the one beside this program, or the one
+/// in the path.
+fn program() -> PathBuf {
+    if let Some(named) = std::env::var_os(PROGRAM).filter(|named| !named.is_empty()) {
+        return named.into();
+    }
+    let beside = std::env::current_exe().ok().map(|this| this.with_file_name("slipway"));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| "slipway".into())
 }
 
 #[cfg(test)]

@@ -17,7 +17,11 @@ use crate::role::Role;
 use crate::spec::Oci;
 use crate::task::KILLED;
 use crate::ttrpc::Failure;
-use crate::{names, role, rootfs};
+use crate::{checkpoint, names, role, rootfs};
+
+/// The longest time that the daemon may take to complete a snapshot of the container, so that it
+/// can be removed.
+const COMPLETION: Duration = Duration::from_secs(600);
 
 /// Removes what is left of a container, or of a pod with its containers. Returns the message for
 /// standard output.
@@ -34,12 +38,19 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     let left = Leftover {
         name: names::container(args, &args.id, &role),
         private: rootfs::private_of(&bundle),
+        snapshots: checkpoint::left_of(&bundle),
     };
-    let removed = remove(&daemon, &left, REPLACEMENT).await;
+    let removed = remove(&daemon, &left, (REPLACEMENT, Duration::ZERO)).await;
     let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
     remove_socket(&names::socket(args, &group));
     if let Err(failed) = removed {
-        if failed.code != Code::Unavailable || !daemon.is_between_lives() {
+        let is_later = match failed.code {
+            Code::Unavailable => daemon.is_between_lives(),
+            // A snapshot is still being made.
+            Code::Aborted => true,
+            _ => false,
+        };
+        if !is_later {
             return Err(failed.message);
         }
         // containerd ends this command now, and would ask again only at its next start.
@@ -54,18 +65,30 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     Ok(response.encode_to_vec())
 }
 
-/// Carries on a removal for which no daemon served while containerd waited, until one serves.
+/// Carries on a removal for which no daemon served while containerd waited, until one serves, or
+/// for which a daemon was not done with a snapshot.
 ///
 /// # Errors
 /// The daemon refuses, or was stopped.
 pub async fn carry_on(args: &Args) -> Result<(), String> {
     let daemon = Daemon::from_environment();
-    let removed = remove(&daemon, &args.leftover, Duration::MAX).await;
+    let removed = remove(&daemon, &args.leftover, (Duration::MAX, COMPLETION)).await;
     removed.map_err(|failed| failed.message)
 }
 
-async fn remove(daemon: &Daemon, left: &Leftover, patience: Duration) -> Result<(), Failure> {
-    daemon.remove(&left.name, patience).await?;
+/// Removes what is left of a container. Waits for the next daemon for at most `replacement`, and
+/// for each snapshot that is still being made for at most `completion`.
+async fn remove(
+    daemon: &Daemon,
+    left: &Leftover,
+    (replacement, completion): (Duration, Duration),
+) -> Result<(), Failure> {
+    // First, so that no snapshot of it begins any more.
+    daemon.remove(&left.name, replacement).await?;
+    // Before the image, which stays as long as a snapshot has it.
+    for snapshot in &left.snapshots {
+        checkpoint::remove_within(daemon, snapshot, completion).await?;
+    }
     if let Some(private) = &left.private {
         rootfs::remove_private(daemon, private).await?;
     }
@@ -78,6 +101,9 @@ fn remove_later(args: &Args, left: Leftover) -> std::io::Result<()> {
     command.args(["-namespace", &args.namespace, "-id", &args.id, "-name", &left.name]);
     if let Some(private) = &left.private {
         command.args(["-private", private]);
+    }
+    for snapshot in &left.snapshots {
+        command.args(["-snapshot", snapshot]);
     }
     // containerd reads this command's outputs to their end, and removes the bundle.
     let silent = command.arg("remove").stdin(Stdio::null()).stdout(Stdio::null());

@@ -31,6 +31,8 @@ pub enum Event {
     Paused(cd::TaskPaused),
     /// The task's processes go on after a pause.
     Resumed(cd::TaskResumed),
+    /// The task was saved in a directory.
+    Checkpointed(cd::TaskCheckpointed),
     /// A process of the task has ended.
     Exit(cd::TaskExit),
     /// The task was deleted. As with runc, the deletion of a further process is no event.
@@ -50,6 +52,9 @@ impl Event {
             Self::OutOfMemory(event) => ("/tasks/oom", "TaskOOM", event.encode_to_vec()),
             Self::Paused(event) => ("/tasks/paused", "TaskPaused", event.encode_to_vec()),
             Self::Resumed(event) => ("/tasks/resumed", "TaskResumed", event.encode_to_vec()),
+            Self::Checkpointed(event) => {
+                ("/tasks/checkpointed", "TaskCheckpointed", event.encode_to_vec())
+            }
             Self::Exit(event) => ("/tasks/exit", "TaskExit", event.encode_to_vec()),
             Self::Delete(event) => ("/tasks/delete", "TaskDelete", event.encode_to_vec()),
             Self::ExecAdded(event) => ("/tasks/exec-added", "TaskExecAdded", event.encode_to_vec()),
@@ -180,6 +185,17 @@ mod tests {
             self.0.lock().unwrap().push(envelope.topic);
             Ok(Vec::new())
         }
+    }
+
+    #[test]
+    fn a_checkpoint_is_told_of_by_containerds_names() {
+        let checkpoint = "/c".to_owned();
+        let event = cd::TaskCheckpointed { container_id: "one".to_owned(), checkpoint };
+        let envelope = Event::Checkpointed(event.clone()).envelope("ns");
+        assert_eq!(envelope.topic, "/tasks/checkpointed");
+        let told = envelope.event.unwrap();
+        assert_eq!(told.type_url, "containerd.events.TaskCheckpointed");
+        assert_eq!(cd::TaskCheckpointed::decode(told.value.as_slice()).unwrap(), event);
     }
 
     #[tokio::test]

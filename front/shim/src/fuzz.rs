@@ -5,7 +5,7 @@ use prost::Message;
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci};
 use crate::ttrpc::{frame, v1};
-use crate::{args, containerd as cd};
+use crate::{args, containerd as cd, options};
 
 /// The largest answer to a request that is refused, bytes: one line.
 const LONGEST: usize = 128 << 10;
@@ -27,14 +27,28 @@ pub fn requests(data: &[u8]) {
 
 fn payload(bytes: &[u8]) {
     // Protobuf names no types: the same bytes are tried as each kind of request.
-    let _ = cd::CreateTaskRequest::decode(bytes);
+    if let Ok(request) = cd::CreateTaskRequest::decode(bytes)
+        && let Err(reason) = options::check(&request)
+    {
+        assert!(!reason.contains('\n') && reason.len() < LONGEST);
+    }
     let _ = cd::KillRequest::decode(bytes);
+    if let Ok(request) = cd::CreateSandboxRequest::decode(bytes) {
+        sandbox(&request);
+    }
     if let Ok(request) = cd::ExecProcessRequest::decode(bytes)
         && let Some(any) = request.spec
     {
         json(&any.value);
     }
     json(bytes);
+}
+
+fn sandbox(request: &cd::CreateSandboxRequest) {
+    let Ok(asked) = spec::pod_of_sandbox(request, "dev.slipway.*") else { return };
+    if let Ok(pod) = spec::pod_spec(&asked.oci, &Default::default(), "") {
+        assert!(pod.makes_pod && pod.entrypoint.is_none());
+    }
 }
 
 fn json(bytes: &[u8]) {
@@ -50,7 +64,7 @@ fn json(bytes: &[u8]) {
                 Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),
             }
         }
-        match spec::pod_spec(&oci, &Default::default()) {
+        match spec::pod_spec(&oci, &Default::default(), "") {
             Ok(pod) => assert!(pod.makes_pod && pod.entrypoint.is_none()),
             Err(reason) => assert!(reason.len() < LONGEST + bytes.len()),
         }
@@ -61,7 +75,7 @@ fn json(bytes: &[u8]) {
         let _ = Role::of(&oci.annotations);
     }
     let _ = spec::exec_spec(bytes);
-    if let Ok(update) = spec::update(bytes) {
+    for update in [spec::update(bytes), spec::pod_update(bytes)].into_iter().flatten() {
         assert_ne!(update, spec::Update::default());
     }
 }

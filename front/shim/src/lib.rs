@@ -3,14 +3,15 @@
 //!
 //! containerd runs this program three times for a container: `start` makes a socket and starts the
 //! process that serves it (`start`, `options`); that process serves containerd's task service,
-//! versions 2 and 3, which have the same messages (`service`), until the container is deleted;
-//! `delete` cleans up after one that died (`delete`).
+//! versions 2 and 3, which have the same messages, and its sandbox service (`service`), until the
+//! container or the sandbox is deleted; `delete` cleans up after one that died (`delete`).
 //! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
 //! `layers`; of the EROFS snapshotter `erofs`, of lazily pulled images `lazy`) is made an image in
-//! `rootfs` and `mount`, and what happens is told in `events`. `refresh` keeps the container's
-//! `copies` of the host's files up to date.
+//! `rootfs`, `tool` and `mount`, and what happens is told in `events`. `refresh` keeps the
+//! container's `copies` of the host's files up to date; `empty_dirs` has Kubernetes' `emptyDir`
+//! volumes be directories of the guest.
 //!
 //! | call of containerd's | becomes |
 //! |---|---|
@@ -24,26 +25,33 @@
 //! | Stats | the call `Stats`, of a task that runs (`stats`) |
 //! | State | what the shim knows of the process |
 //! | Wait | a wait in the shim, until the session has reported the process's end |
-//! | Pids, Connect | the process id of the VMM (before the start the shim's): a container's processes are in the guest. Connect tells the shim's, too |
+//! | Pids | the call `Pids` for a container that runs: its processes as the guest numbers them; else as Connect |
+//! | Connect | the process id of the VMM (before the start the shim's), and the shim's: a container's processes are in the guest |
 //! | Delete | the call `Remove`; of a further process, only its entry goes |
 //! | Shutdown | the end of this program, once it has no task |
-//! | Checkpoint | an error |
+//! | Checkpoint | `Create`, `Export` and `Remove` of a snapshot, of a container with a sandbox of its own (`checkpoint`). A Create with a checkpoint calls `Import`, and its Start `Remove` |
+//! | CreateSandbox, StartSandbox | as Create and Start of a pod; its configuration is made of the CRI's (`spec`) |
+//! | StopSandbox | the call `Stop` |
+//! | ShutdownSandbox | the call `Remove`, and the end of this program |
+//! | WaitSandbox, SandboxStatus, SandboxMetrics | as Wait, State and Stats |
+//! | PingSandbox, Platform | what the shim knows |
 //!
 //! If the serving process is killed, containerd runs the command `delete`, which calls `Remove` for
 //! the container, or for the pod with its containers.
 //!
 //! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
-//! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod.
+//! A pod's sandbox is a task too, without a process; one shim serves all `tasks` of a pod. With
+//! containerd's Sandbox API the sandbox service makes that task, and there is no pause container.
 //!
 //! The shim serves no device, and parses nothing of a guest's but messages of the daemon's: a guest
 //! that misbehaves can fill a FIFO, and its container waits then.
 //!
-//! Not implemented: checkpoints, the host's namespaces and devices, mounts of a container that
-//! appear on the host. `spec` refuses what it cannot honour; `docs/containerd.md` lists that.
+//! Not implemented: checkpoints of pods, the host's namespaces and devices, mounts of a container
+//! that appear on the host. `spec` refuses what it cannot honour; `docs/containerd.md` lists that.
 //!
 //! Feature: `fuzz` has the body of the fuzz target.
 //!
-//! Dependencies: `prost` for messages, `tonic` (by `slipway-sandbox-api`) to call the daemon,
+//! Dependencies: `prost` for messages, `tonic` and `tonic-prost` to call the daemon and containerd,
 //! `tokio` to wait; `slipway-keeper` to know of a keeper; `serde_json` for the container's
 //! configuration, `slipway-seccomp` for its profile of system calls; `sha2` for names. ttrpc is a
 //! header of ten bytes before a protobuf message, so `ttrpc` is this crate's own: the library of
@@ -52,11 +60,13 @@
 //! same reason the container's configuration has structures of the fields that are used.
 
 mod args;
+mod checkpoint;
 mod content;
 mod copies;
 mod create;
 mod daemon;
 mod delete;
+mod empty_dirs;
 mod erofs;
 mod events;
 mod forward;
@@ -65,7 +75,9 @@ mod layers;
 mod lazy;
 mod log;
 mod mount;
+mod mountinfo;
 mod names;
+mod network;
 mod options;
 mod process;
 mod refresh;
@@ -77,14 +89,22 @@ mod session;
 mod spec;
 mod start;
 mod stats;
+mod target;
 mod task;
 mod tasks;
+mod tool;
 mod ttrpc;
 
 /// Messages of containerd.
 #[allow(missing_docs)] // generated; the comments are in the .proto file
 mod containerd {
     tonic::include_proto!("slipway.shim.containerd");
+}
+
+/// containerd's service of its containers.
+#[allow(missing_docs)] // generated; the comments are in the .proto file
+mod containers {
+    tonic::include_proto!("containerd.services.containers.v1");
 }
 
 #[cfg(feature = "fuzz")]

@@ -12,6 +12,8 @@ use std::process::Command;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::containerd::Mount;
+
 /// The most that is read of standard input, bytes.
 const MOST_INPUT: u64 = 1 << 20;
 /// The size of a page, to which the kernel cuts a mount's options, bytes.
@@ -34,6 +36,38 @@ pub struct Import {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+}
+
+/// A program that reads a file system which was mounted.
+#[derive(Debug)]
+pub struct Reader {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+impl Import {
+    /// Describes an overlay of `layers`, the uppermost first, at `target`.
+    pub fn overlay(
+        target: PathBuf,
+        layers: &[PathBuf],
+        options: &[String],
+        reader: Reader,
+    ) -> Self {
+        let Reader { program, arguments } = reader;
+        let (layers, options) = (layers.to_vec(), options.to_vec());
+        let (kind, device) = ("overlay".to_owned(), "overlay".to_owned());
+        Self { target, layers, kind, device, options, program, arguments }
+    }
+
+    /// Describes the file system of `mount` at `target`.
+    pub fn device(target: PathBuf, mount: &Mount, reader: Reader) -> Self {
+        let Reader { program, arguments } = reader;
+        let (kind, device) = (mount.r#type.clone(), mount.source.clone());
+        let options = mount.options.clone();
+        Self { target, layers: Vec::new(), kind, device, options, program, arguments }
+    }
 }
 
 /// Returns whether a mount of type `kind` with `options` shows a file or a directory of the host.
@@ -138,6 +172,29 @@ mod tests {
         let (dir, names) = relative(&["/a/b".into(), "/a/b/c".into()]);
         assert_eq!((dir, lower_dirs(&names).unwrap()), ("/a".into(), "lowerdir=b:b/c".to_owned()));
         assert!(lower_dirs(&["a:b".into()]).is_err());
+    }
+
+    #[test]
+    fn what_is_mounted_is_described_by_its_kind() {
+        let reader = || Reader { program: "/bin/slipway".into(), arguments: vec!["x".into()] };
+        let layers = ["/s/1", "/s/2"].map(PathBuf::from);
+        let options = ["userxattr".to_owned()];
+        let overlay = Import::overlay("/b/rootfs".into(), &layers, &options, reader());
+        assert_eq!((overlay.kind.as_str(), overlay.device.as_str()), ("overlay", "overlay"));
+        assert_eq!((overlay.layers, overlay.options), (layers.to_vec(), options.to_vec()));
+        let mount = Mount {
+            r#type: "ext4".into(),
+            source: "/dev/sdb".into(),
+            options: vec!["ro".into()],
+            ..Mount::default()
+        };
+        let device = Import::device("/b/rootfs".into(), &mount, reader());
+        assert_eq!(
+            (device.kind, device.device, device.options),
+            (mount.r#type, mount.source, mount.options)
+        );
+        assert!(device.layers.is_empty());
+        assert_eq!((device.target, device.arguments), ("/b/rootfs".into(), vec!["x".to_owned()]));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use crate::args;
 
 /// The annotations that tell a pod's sandbox from its containers: containerd's, and CRI-O's.
-const KINDS: [&str; 2] = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+pub const KINDS: [&str; 2] =
+    ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
 /// The annotations with the id of the pod's sandbox.
-const PODS: [&str; 2] = ["io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"];
+pub const PODS: [&str; 2] = ["io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"];
 /// The annotation that names a group of containers with one shim, as for containerd's own shim.
 const GROUP: &str = "io.containerd.runc.v2.group";
 

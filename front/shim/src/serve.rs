@@ -11,7 +11,7 @@ use crate::args::Args;
 use crate::events::{self, Events};
 use crate::service::Service;
 use crate::ttrpc::server;
-use crate::{log, names};
+use crate::{log, names, network};
 
 /// The pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -32,7 +32,7 @@ pub async fn serve(args: &Args) -> Result<(), String> {
         log::open(&bundle);
     }
     let _ = std::env::set_current_dir("/");
-    own_network().map_err(|error| format!("no network namespace of its own: {error}"))?;
+    network::leave_host()?;
     let events = Events::new(&args.namespace, events::socket_from_environment());
     let service = Arc::new(Service::new(args.clone(), events));
     tokio::select! {
@@ -44,15 +44,6 @@ pub async fn serve(args: &Args) -> Result<(), String> {
     service.events().drain(LAST_EVENTS).await;
     tokio::time::sleep(PAUSE).await;
     Ok(())
-}
-
-/// Leaves the host's network. containerd's clients take the network namespace of a task's process,
-/// which is this one, for the container's, and would set up the host's (`ctr run --cni`).
-#[allow(unsafe_code)]
-fn own_network() -> rustix::io::Result<()> {
-    // SAFETY: unshare(2) with CLONE_NEWNET takes no pointers and shares no memory or descriptors
-    // differently. Threads and processes that are made later are in the new namespace too.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }
 }
 
 fn listener() -> std::io::Result<UnixListener> {

@@ -1,4 +1,6 @@
-//! containerd's task service, version 2.
+//! containerd's task service, versions 2 and 3, and beside it its sandbox service ([`sandbox`]).
+
+mod sandbox;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +18,12 @@ use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
 use crate::process::{End, Phase, Process};
-use crate::task::{Kind, Task};
+use crate::stats::{self, Form};
+use crate::task::{Kind, SIGKILL, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{rootfs, session, spec, stats};
+use crate::{checkpoint, rootfs, session, spec};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -44,6 +47,8 @@ pub struct Service {
     tasks: Tasks,
     /// The places of reads of the host's files for new containers.
     reads: Arc<Semaphore>,
+    /// The form of a task's figures.
+    form: Form,
     /// Notified when the shim is to end.
     pub end: Notify,
 }
@@ -67,15 +72,24 @@ impl Handler for Service {
         method: String,
         payload: Vec<u8>,
     ) -> Result<Vec<u8>, Failure> {
-        if service != SERVICE && service != LATER {
+        let is_sandbox = service == sandbox::SERVICE;
+        if !is_sandbox && service != SERVICE && service != LATER {
             let message = format!("no service {service}: this shim serves {SERVICE}");
             return Err(Failure::new(Code::Unimplemented, message));
         }
         // A wait ends with its connection. The others are carried out also if containerd leaves.
-        if method == "Wait" {
+        if method == "Wait" && !is_sandbox {
             return answer(self.wait(request(&payload)?).await);
         }
-        let call = tokio::spawn(async move { self.change(&method, &payload).await });
+        if method == "WaitSandbox" && is_sandbox {
+            return answer(self.wait_sandbox(&request(&payload)?).await);
+        }
+        let call = tokio::spawn(async move {
+            match is_sandbox {
+                true => self.change_sandbox(&method, &payload).await,
+                false => self.change(&method, &payload).await,
+            }
+        });
         call.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
     }
 }
@@ -86,7 +100,8 @@ impl Service {
         let daemon = Daemon::from_environment();
         let (events, tasks) = (Arc::new(events), Tasks::default());
         let reads = Arc::new(Semaphore::new(MOST_READS));
-        Self { args, daemon, events, tasks, reads, end: Notify::new() }
+        let form = Form::of_host();
+        Self { args, daemon, events, tasks, reads, form, end: Notify::new() }
     }
 
     /// Returns the events.
@@ -111,7 +126,7 @@ impl Service {
             "Shutdown" => answer(Ok(self.shutdown())),
             "Pause" => answer(self.set_paused(request(payload)?, true).await),
             "Resume" => answer(self.set_paused(request(payload)?, false).await),
-            "Checkpoint" => Err(Failure::unimplemented("checkpoint")),
+            "Checkpoint" => answer(self.checkpoint(request(payload)?).await),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
     }
@@ -185,6 +200,9 @@ impl Service {
     /// Removes what the node has of a task: a pod with all its containers.
     async fn remove(&self, task: &Task) -> Result<(), Failure> {
         self.daemon.remove(&task.name, session::RETURN).await?;
+        // Before the image, which stays as long as a snapshot has it.
+        checkpoint::forget(task).await;
+        checkpoint::forget_saved(task).await;
         if let Some(private) = &task.private {
             rootfs::remove_private(&self.daemon, private).await?;
         }
@@ -285,6 +303,20 @@ impl Service {
         Ok(cd::Empty {})
     }
 
+    /// Saves a container in a directory, and ends it if that is asked for.
+    async fn checkpoint(&self, request: cd::CheckpointTaskRequest) -> Result<cd::Empty, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let exits = checkpoint::exits(request.options.as_ref()).map_err(invalid)?;
+        checkpoint::save(&task, &request.path).await?;
+        let (container_id, checkpoint) = (task.id.clone(), request.path);
+        let event = cd::TaskCheckpointed { container_id, checkpoint };
+        self.events.publish(&Event::Checkpointed(event));
+        if exits && !matches!(task.init.phase(), Phase::Stopped(_)) {
+            task.kill(&task.init, SIGKILL).await?;
+        }
+        Ok(cd::Empty {})
+    }
+
     fn close_io(&self, request: &cd::CloseIoRequest) -> Result<cd::Empty, Failure> {
         let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
         if request.stdin {
@@ -307,7 +339,11 @@ impl Service {
                 v1::UpdateRequest { name, resources, placement, ..Default::default() }
             }
             Kind::Alone | Kind::Pod { .. } => {
-                let spec::Update { cpus, memory_bytes, placement } = spec::update(&json)?;
+                let update = match task.kind {
+                    Kind::Pod { .. } => spec::pod_update(&json),
+                    _ => spec::update(&json),
+                };
+                let spec::Update { cpus, memory_bytes, placement } = update?;
                 v1::UpdateRequest { name, cpus, memory_bytes, placement, resources: None }
             }
         };
@@ -329,23 +365,43 @@ impl Service {
 
     async fn pids(&self, request: cd::ProcessRequest) -> Result<cd::PidsResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
-        let pid = task.known_pid().await;
-        Ok(cd::PidsResponse { processes: vec![cd::ProcessInfo { pid }] })
+        let listed = match task.init.phase() {
+            Phase::Running if !task.is_pod() => self.guest_pids(&task.name).await?,
+            _ => None,
+        };
+        let pids = match listed {
+            Some(pids) => pids,
+            None => vec![task.known_pid().await],
+        };
+        let processes = pids.into_iter().map(|pid| cd::ProcessInfo { pid }).collect();
+        Ok(cd::PidsResponse { processes })
+    }
+
+    /// Returns the processes of a container that runs, as its guest numbers them, or `None` if the
+    /// daemon or the agent in the guest is of an earlier version.
+    async fn guest_pids(&self, name: &str) -> Result<Option<Vec<u32>>, Failure> {
+        let mut client = self.daemon.connect().await?;
+        match client.pids(v1::Name { name: name.to_owned() }).await {
+            Ok(reply) => Ok(Some(reply.into_inner().pids)),
+            Err(status) if status.code() == Code::Unimplemented => Ok(None),
+            Err(status) => Err(failure(&status)),
+        }
     }
 
     async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
         let task = self.tasks.find(&request.id)?;
-        let is_member = matches!(task.kind, Kind::Member(_));
         // containerd also asks for the figures of a task before its start and after its end.
         if task.init.phase() != Phase::Running {
-            return Ok(cd::StatsResponse { stats: Some(stats::none()) });
+            return Ok(cd::StatsResponse { stats: Some(stats::none(self.form)) });
         }
         let mut client = self.daemon.connect().await?;
         let request = v1::Name { name: task.name.clone() };
         let stats = client.stats(request).await.map_err(|status| failure(&status))?;
-        let stats = match is_member {
-            true => stats::of_member(stats.get_ref()),
-            false => stats::of_sandbox(stats.get_ref()),
+        let stats = stats.get_ref();
+        let stats = match task.kind {
+            Kind::Pod { .. } => stats::of_pod(stats, self.form),
+            Kind::Alone => stats::of_container(stats, stats.vmm_cpu_ns, self.form),
+            Kind::Member(_) => stats::of_container(stats, stats.guest_cpu_busy_ns, self.form),
         };
         Ok(cd::StatsResponse { stats: Some(stats) })
     }
@@ -375,5 +431,17 @@ mod tests;
 pub(crate) mod fake;
 
 #[cfg(test)]
+#[path = "tests/calls.rs"]
+mod calls;
+
+#[cfg(test)]
+#[path = "tests/checkpoint.rs"]
+mod checkpoints;
+
+#[cfg(test)]
 #[path = "tests/pods.rs"]
 mod pods;
+
+#[cfg(test)]
+#[path = "tests/sandbox.rs"]
+mod sandboxes;

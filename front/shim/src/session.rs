@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
+use crate::checkpoint;
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
@@ -335,6 +336,7 @@ impl Session<'_> {
                 Some(run_out::Kind::Started(_)) => {
                     if self.process.is_init() {
                         self.task.learn_pid(ANSWER).await;
+                        checkpoint::begun(self.task).await;
                     }
                     self.task.running(self.process);
                     self.process.tell_size();

@@ -3,7 +3,7 @@
 //!
 //! containerd takes all that this command prints for the address, so it prints nothing else unless
 //! it fails. Standard input has the runtime's [`options`], and since version 2.3 parameters, which
-//! say nothing else beyond the flags.
+//! tell which answers containerd understands.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -29,9 +29,9 @@ const MOST_OOM_SCORE: i32 = 1000;
 /// # Errors
 /// One line that says what failed.
 pub fn start(args: &Args) -> Result<String, String> {
-    let cgroup = options::shim_cgroup(&input(), args)?;
-    let oci = Oci::load(&args.bundle())?;
-    let group = role::group(&args.id, &oci.annotations)?;
+    let input = input();
+    let cgroup = options::shim_cgroup(&input, args)?;
+    let group = group(args)?;
     let (socket, address) = (names::socket(args, &group), names::address(args, &group));
     if let Some(listener) = listen(&socket).map_err(|e| format!("{}: {e}", socket.display()))? {
         // The process that serves is in the same control group as this one, and has its score.
@@ -51,7 +51,27 @@ pub fn start(args: &Args) -> Result<String, String> {
     }
     // By this file containerd finds the shim after a restart.
     write_file("address", &address)?;
-    Ok(address)
+    Ok(answer(address, options::takes_version_3(&input, args)))
+}
+
+/// Returns the name of the group of containers that one shim serves. The bundle of a sandbox of
+/// containerd's Sandbox API has no configuration: containerd starts no other shim for its
+/// containers, or their configurations name it.
+fn group(args: &Args) -> Result<String, String> {
+    let bundle = args.bundle();
+    if let Ok(false) = bundle.join("config.json").try_exists() {
+        return Ok(args.id.clone());
+    }
+    role::group(&args.id, &Oci::load(&bundle)?.annotations)
+}
+
+/// Returns the answer to containerd: the address, or parameters of version 3, of the later task
+/// service and the Sandbox API. containerd takes a plain address for version 2.
+fn answer(address: String, is_version_3: bool) -> String {
+    if !is_version_3 {
+        return address;
+    }
+    serde_json::json!({"version": 3, "address": address, "protocol": "ttrpc"}).to_string()
 }
 
 /// Raises the adjustment in `file` by one. containerd passes its own adjustment to the processes
@@ -117,6 +137,30 @@ fn serve(args: &Args, group: &str, listener: UnixListener) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_without_a_configuration_is_a_group_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = Args { id: "pod".into(), bundle: dir.path().into(), ..Args::default() };
+        assert_eq!(group(&args), Ok("pod".to_owned()));
+        let config = dir.path().join("config.json");
+        std::fs::write(&config, r#"{"annotations": {"io.kubernetes.cri.sandbox-id": "other"}}"#)
+            .unwrap();
+        assert_eq!(group(&args), Ok("other".to_owned()));
+        std::fs::write(&config, "{").unwrap();
+        assert!(group(&args).is_err());
+    }
+
+    #[test]
+    fn the_answer_is_an_address_or_parameters() {
+        let address = || "unix:///run/containerd/s/1".to_owned();
+        assert_eq!(answer(address(), false), address());
+        let json: serde_json::Value = serde_json::from_str(&answer(address(), true)).unwrap();
+        let expected = serde_json::json!({
+            "version": 3, "address": "unix:///run/containerd/s/1", "protocol": "ttrpc"
+        });
+        assert_eq!(json, expected);
+    }
 
     #[test]
     fn the_oom_score_is_one_more_than_the_parents_up_to_the_most() {

@@ -15,6 +15,7 @@ use tonic::Code;
 use crate::containerd as cd;
 use crate::copies::Copy;
 use crate::daemon::{Daemon, failure, is_lost};
+use crate::empty_dirs::Volumes;
 use crate::events::{Event, Events};
 use crate::process::{End, Phase, Process};
 use crate::ttrpc::Failure;
@@ -43,6 +44,8 @@ pub const ANSWER: Duration = Duration::from_secs(5);
 const LATER_ANSWER: Duration = Duration::from_secs(1);
 /// The time between two attempts to reach a daemon.
 const AGAIN: Duration = Duration::from_millis(200);
+/// The file with the resolver's configuration, of containers and of the host.
+pub const RESOLVER: &str = "/etc/resolv.conf";
 
 /// A task.
 pub struct Task {
@@ -70,6 +73,8 @@ pub struct Task {
     pub private: Option<String>,
     /// The files of the host that it has copies of, until it runs.
     pub copies: Mutex<Vec<Copy>>,
+    /// The name of the snapshot with which its sandbox begins, until that is removed.
+    pub snapshot: Mutex<Option<String>>,
     /// The host's file for its termination message, if it can have one.
     pub message: Option<File>,
 }
@@ -82,9 +87,34 @@ pub enum Kind {
     Pod {
         /// The path of the network namespace that was made for it; empty if there is none.
         network: String,
+        /// Its `emptyDir` volumes.
+        empty_dirs: Arc<Volumes>,
+        /// Set if containerd made it by its Sandbox API.
+        sandbox: Option<Sandbox>,
     },
     /// A container of a pod.
     Member(Arc<Task>),
+}
+
+/// The part of a pod that containerd's Sandbox API leaves to the shim, and that containerd has for
+/// a pause container.
+pub struct Sandbox {
+    /// The time of its creation.
+    pub created_at: cd::Timestamp,
+    /// The content of [`RESOLVER`] in its containers.
+    pub resolver: Vec<u8>,
+}
+
+impl Sandbox {
+    /// Adds the pod's [`RESOLVER`] to the files of a container, unless the container has another
+    /// one.
+    pub fn add_resolver(&self, files: &mut Vec<v1::File>) {
+        if files.iter().any(|file| file.path == RESOLVER) {
+            return;
+        }
+        let (path, content) = (RESOLVER.to_owned(), self.resolver.clone());
+        files.push(v1::File { path, content, mode: 0o644, ..v1::File::default() });
+    }
 }
 
 impl Task {
@@ -134,6 +164,15 @@ impl Task {
     /// Returns whether it is a pod's sandbox.
     pub fn is_pod(&self) -> bool {
         matches!(self.kind, Kind::Pod { .. })
+    }
+
+    /// Returns the part of a pod that containerd's Sandbox API leaves to the shim, if the task is a
+    /// pod that was made by it.
+    pub fn sandbox(&self) -> Option<&Sandbox> {
+        match &self.kind {
+            Kind::Pod { sandbox, .. } => sandbox.as_ref(),
+            Kind::Alone | Kind::Member(_) => None,
+        }
     }
 
     /// Returns the end of the pod that the container is in, once the pod has ended. A task that is

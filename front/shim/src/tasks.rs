@@ -132,6 +132,7 @@ mod tests {
             paused: Default::default(),
             private: None,
             copies: Mutex::default(),
+            snapshot: Default::default(),
             message: None,
         })
     }
@@ -157,7 +158,10 @@ mod tests {
     #[tokio::test]
     async fn a_shim_with_a_pod_outlives_its_containers_and_ends_with_its_last_task() {
         let tasks = Tasks::default();
-        let pod = task("pod", Kind::Pod { network: String::new() });
+        let pod = task(
+            "pod",
+            Kind::Pod { network: String::new(), sandbox: None, empty_dirs: Arc::default() },
+        );
         tasks.reserve("pod").unwrap().fill(Arc::clone(&pod));
         for id in ["one", "two"] {
             tasks.reserve(id).unwrap().fill(task(id, Kind::Member(Arc::clone(&pod))));

@@ -1,10 +1,10 @@
 //! The node's cache of images, as snapshots need it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use slipway_image::{Access, Cache, Digest, Reference, Silent};
-use slipway_runtime::images_in_use;
+use slipway_image::{Access, Cache, Digest, Limits, Reference, Silent};
+use slipway_runtime::{Config, images_in_use};
 use tokio::runtime::Handle;
 
 /// An image that is in the cache.
@@ -14,6 +14,46 @@ pub struct Pulled {
     pub digest: Digest,
     /// The directories that the image keeps apart from its root, as its configuration names them.
     pub volumes: Vec<String>,
+}
+
+/// The bytes of memory for the names and attributes of an image of usual size, which has half a
+/// million files or fewer.
+const USUAL: u64 = 256 << 20;
+
+/// The size of an image whose pull has memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// The names and attributes of its files take 256 MiB at most.
+    Usual,
+    /// They take what [`Limits`] allow, 2 GiB.
+    Large,
+}
+
+/// The reason why an image was not pulled, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotPulled {
+    /// The image is larger than a limit.
+    TooLarge(String),
+    /// Anything else.
+    Failed(String),
+}
+
+impl NotPulled {
+    /// Returns the line.
+    pub fn reason(self) -> String {
+        match self {
+            Self::TooLarge(reason) | Self::Failed(reason) => reason,
+        }
+    }
+}
+
+impl From<slipway_image::Error> for NotPulled {
+    fn from(error: slipway_image::Error) -> Self {
+        match error {
+            slipway_image::Error::TooLarge { .. } => Self::TooLarge(line(error)),
+            error => Self::Failed(line(error)),
+        }
+    }
 }
 
 /// The images of a node. Each call's error is one line.
@@ -26,11 +66,17 @@ pub trait Images: Send + Sync + 'static {
     async fn has(&self, reference: &Reference) -> Result<bool, String>;
 
     /// Puts the image that `reference` names into the cache, lazily, or with `whole` in any case.
-    /// Returns `None` if it cannot be pulled lazily.
+    /// Returns `None` if it cannot be pulled lazily. `size` bounds the memory.
     ///
     /// # Errors
-    /// The registry does not answer or has no such image; its content is bad; the disk is full.
-    async fn pull(&self, reference: &Reference, whole: bool) -> Result<Option<Pulled>, String>;
+    /// The registry does not answer or has no such image; its content is bad; the disk is full. The
+    /// image is larger than `size`, or than other limits.
+    async fn pull(
+        &self,
+        reference: &Reference,
+        whole: bool,
+        size: Size,
+    ) -> Result<Option<Pulled>, NotPulled>;
 
     /// Copies files of an image below the directory `into`: those at `paths`, and all below them.
     /// Paths that are not in the image are left out.
@@ -57,8 +103,8 @@ pub trait Images: Send + Sync + 'static {
 pub struct NodeImages {
     /// The cache.
     pub cache: Cache,
-    /// The directory of sandboxes' records, whose images are in use.
-    pub sandboxes: PathBuf,
+    /// The node's settings, by which images in use are found.
+    pub config: Config,
 }
 
 impl NodeImages {
@@ -90,44 +136,52 @@ impl Images for NodeImages {
         self.apart(move |cache: Cache| async move { has(&cache, &named) }).await
     }
 
-    async fn pull(&self, reference: &Reference, whole: bool) -> Result<Option<Pulled>, String> {
+    async fn pull(
+        &self,
+        reference: &Reference,
+        whole: bool,
+        size: Size,
+    ) -> Result<Option<Pulled>, NotPulled> {
         let named = reference.clone();
         let pull = move |cache: Cache| async move {
+            let usual = Limits { metadata_bytes: USUAL, ..Limits::default() };
+            let cache = if size == Size::Usual { cache.with_limits(usual) } else { cache };
             let (access, silent) = (Access::from_docker_config(&named), Arc::new(Silent));
-            if whole {
-                return cache.pull(&named, &access, silent).await.map(Some).map_err(line);
-            }
-            cache.pull_lazy(&named, &access, silent).await.map_err(line)
+            let image = match whole {
+                true => cache.pull(&named, &access, silent).await.map(Some),
+                false => cache.pull_lazy(&named, &access, silent).await,
+            };
+            Ok(image.map_err(NotPulled::from))
         };
-        let image = self.apart(pull).await?;
+        let image = self.apart(pull).await.map_err(NotPulled::Failed)??;
         Ok(image.map(|image| Pulled { digest: image.digest, volumes: image.config.volumes }))
     }
 
     async fn extract(
         &self,
         digest: &Digest,
-        reference: &Reference,
+        _: &Reference,
         paths: &[String],
         into: &Path,
     ) -> Result<(), String> {
-        let (digest, named) = (*digest, reference.clone());
-        let (paths, into) = (paths.to_vec(), into.to_owned());
+        let (digest, paths, into) = (*digest, paths.to_vec(), into.to_owned());
         let extract = move |cache: Cache| async move {
-            let access = Access::from_docker_config(&named);
             let paths: Vec<_> = paths.iter().map(String::as_str).collect();
-            cache.extract(&digest, &paths, &into, &access).await.map_err(line)
+            // Each registry gets its own login: the image may be of another one than its name.
+            let access = Access::from_docker_config;
+            cache.extract(&digest, &paths, &into, access).await.map_err(line)
         };
         self.apart(extract).await
     }
 
     async fn forget(&self, reference: &Reference) -> Result<bool, String> {
-        let (named, sandboxes) = (reference.clone(), self.sandboxes.clone());
+        let (named, config) = (reference.clone(), self.config.clone());
         let forget = move |cache: Cache| async move {
             // A name that is gone, or an image that is found by its digest alone, is not ours.
             if !has(&cache, &named)? {
                 return Ok(true);
             }
-            let in_use = images_in_use(&sandboxes).map_err(line)?;
+            let in_use = images_in_use(&config).map_err(line)?;
             match cache.remove(&named.to_string(), &in_use, false) {
                 Ok(_) => Ok(true),
                 Err(slipway_image::Error::InUse(_)) => Ok(false),

@@ -11,7 +11,8 @@
 //! `service` is containerd's interface. `store` has the snapshots: their `record`s in the `ledger`
 //! and their directories (`folders`), as `mounts`; `filter` parses what a list is asked for.
 //! `remote` decides on a layer that containerd is about to fetch, and has its image pulled
-//! (`pulls`) into the node's cache (`images`).
+//! (`pulls`) into the node's cache (`images`); what is at work there is not removed (`holds`). The
+//! layer's directory is made aside (`staging`).
 //!
 //! The images of remote snapshots stay in the cache as long as one of those is there, and are then
 //! removed, unless a sandbox uses them or a user pulled them too. An image that goes earlier
@@ -21,9 +22,10 @@
 //!
 //! Labels come from images and pods: their number and size are bounded, references and digests are
 //! parsed, and only containerd's own keys for unpacking have an image pulled. Four images are
-//! pulled at once. What an image claims to be in its configuration (`diff_ids`) is not checked for
-//! one that is pulled lazily, since that would take all of it. So the shim compares a container's
-//! image with the one that a layer names.
+//! pulled lazily at once, two of one registry, and two as a whole. One more may have names and
+//! attributes that take more than 256 MiB of memory. What an image claims to be in its
+//! configuration (`diff_ids`) is not checked for one that is pulled lazily, since that would take
+//! all of it. So the shim compares a container's image with the one that a layer names.
 //!
 //! # What is not implemented
 //!
@@ -42,6 +44,7 @@
 mod args;
 mod filter;
 mod folders;
+mod holds;
 mod images;
 mod ledger;
 mod mounts;
@@ -50,6 +53,7 @@ mod record;
 mod refusal;
 mod remote;
 mod service;
+mod staging;
 mod store;
 
 /// Messages, client and server of containerd's interface.
@@ -129,7 +133,7 @@ async fn serve(settings: &Settings) -> Result<(), String> {
     let store = Store::open(&settings.root).map_err(|error| error.to_string())?;
     let cache = Cache::open(config.images_dir(), Limits::default());
     let cache = cache.map_err(|error| error.to_string())?;
-    let images: Arc<dyn Images> = Arc::new(NodeImages { cache, sandboxes: config.sandboxes_dir() });
+    let images: Arc<dyn Images> = Arc::new(NodeImages { cache, config: config.clone() });
     let listener = listen(&settings.socket)?;
     let service = Service::new(Arc::new(store), images);
     service.begin().await;

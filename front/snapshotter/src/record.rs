@@ -34,8 +34,9 @@ pub struct Remote {
     pub digest: String,
     /// The digests of the image's layers up to this one, the lowest first.
     pub layers: Vec<String>,
-    /// Set if this is the image's topmost layer.
-    pub whole: bool,
+    /// Set if no layer of the image is above this one.
+    #[serde(rename = "whole")]
+    pub is_top: bool,
 }
 
 /// The record of one snapshot.

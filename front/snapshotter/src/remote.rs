@@ -11,25 +11,20 @@
 //! calls to unpack, whose keys nobody else makes.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use slipway_image::{Digest, Reference};
-use tokio::sync::RwLock;
+use tokio::sync::Mutex;
 
-use crate::folders::{self, FILES};
+use crate::holds::Hold;
 use crate::images::{Images, Pulled};
 use crate::pulls::Pulls;
 use crate::record::{Kind, New, Record, Remote};
 use crate::refusal::{Refusal, Result, shown};
-use crate::store::{Store, TARGET};
+use crate::staging::{Staged, Staging};
+use crate::store::{Store, TARGET, blocking};
 
-/// The file with the image of a remote snapshot (`slipway-shim` reads it).
-const IMAGE: &str = "image.json";
 /// Labels that containerd's CRI plugin and its transfer service make, if the settings say so.
 const REFERENCE: &str = "containerd.io/snapshot/cri.image-ref";
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
@@ -37,12 +32,8 @@ const LAYER: &str = "containerd.io/snapshot/cri.layer-digest";
 const LAYERS: &str = "containerd.io/snapshot/cri.image-layers";
 /// The beginning of the keys of snapshots that containerd unpacks layers into.
 const EXTRACT: &str = "extract-";
-/// Files of a root by which containerd resolves users.
-const USERS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 /// The most volumes of an image that is pulled lazily.
 const MOST_VOLUMES: usize = 64;
-/// The longest time of fetching the files that containerd reads itself.
-const FETCH: Duration = Duration::from_secs(300);
 
 /// A layer that containerd is about to fetch and unpack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,17 +83,18 @@ fn pinned(reference: &Reference, digest: &Digest) -> Option<Reference> {
 pub struct Remotes {
     store: Arc<Store>,
     images: Arc<dyn Images>,
+    staging: Staging,
     pulls: Pulls,
-    /// Held for reading from a pull until the snapshot's record has the image, and for writing
-    /// while images without snapshots are removed.
-    images_change: RwLock<()>,
+    /// Held while images without snapshots are removed. Nothing waits for a registry meanwhile.
+    removal: Mutex<()>,
 }
 
 impl Remotes {
     /// Makes remote snapshots of images from `images` in `store`.
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
+        let staging = Staging::new(Arc::clone(&store), Arc::clone(&images));
         let pulls = Pulls::new(Arc::clone(&images));
-        Self { store, images, pulls, images_change: RwLock::new(()) }
+        Self { store, images, staging, pulls, removal: Mutex::new(()) }
     }
 
     /// Adds a layer as a remote snapshot on `parent`, if that is possible. Returns whether
@@ -125,7 +117,8 @@ impl Remotes {
                 below => below,
             },
         };
-        let _held = self.images_change.read().await;
+        // Until the snapshot's record has the image.
+        let _hold = self.hold(&wanted.reference).await;
         let Some(pulled) = self.pull(wanted, below.is_some()).await? else { return Ok(false) };
         let mut layers = below.map(|below| below.layers).unwrap_or_default();
         layers.push(wanted.layer.to_string());
@@ -133,12 +126,12 @@ impl Remotes {
             reference: wanted.reference.to_string(),
             digest: pulled.digest.to_string(),
             layers,
-            whole: wanted.is_top,
+            is_top: wanted.is_top,
         };
         if self.has(wanted, parent, &remote).await? {
             return Ok(true);
         }
-        let staged = match self.stage(&remote, &wanted.reference, &pulled).await {
+        let staged = match self.staging.stage(&remote, &wanted.reference, &pulled).await {
             Ok(staged) => staged,
             Err(why) if parent.is_empty() => {
                 let image = shown(&remote.reference);
@@ -153,6 +146,13 @@ impl Remotes {
         self.commit(key, parent, labels, remote, staged).await?;
         tracing::info!(image = %wanted.reference, layer = %wanted.layer, "a layer is not fetched");
         Ok(true)
+    }
+
+    /// Keeps an image from being removed as long as the result lives.
+    async fn hold(&self, reference: &Reference) -> Hold {
+        // A removal that has begun may be of this image.
+        let _removal = self.removal.lock().await;
+        self.pulls.hold(reference)
     }
 
     /// Has the image in the cache. Returns `None` if the layer has to be unpacked.
@@ -197,55 +197,13 @@ impl Remotes {
         blocking(move || store.own_image(&reference)).await.map_err(|error| error.to_string())
     }
 
-    /// Makes the directory of a layer, aside. The topmost one has the files that containerd reads
-    /// itself. They are tried for the lowest one already, with which all others can still be
-    /// unpacked.
-    ///
-    /// # Errors
-    /// One line.
-    async fn stage(
-        &self,
-        remote: &Remote,
-        reference: &Reference,
-        pulled: &Pulled,
-    ) -> Result<tempfile::TempDir, String> {
-        if remote.layers.len() == 1 && !remote.whole {
-            self.stage_with(Some((reference, pulled))).await?;
-        }
-        self.stage_with(remote.whole.then_some((reference, pulled))).await
-    }
-
-    async fn stage_with(
-        &self,
-        files: Option<(&Reference, &Pulled)>,
-    ) -> Result<tempfile::TempDir, String> {
-        let store = Arc::clone(&self.store);
-        let staged = blocking(move || store.stage()).await.map_err(|error| error.to_string())?;
-        let Some((reference, pulled)) = files else { return Ok(staged) };
-        let paths: Vec<_> = USERS.map(str::to_owned).into_iter().collect();
-        let paths = [paths, pulled.volumes.clone()].concat();
-        let into = staged.path().join(FILES);
-        let fetch = self.images.extract(&pulled.digest, reference, &paths, &into);
-        let late = |_| Err(format!("they did not come within {} s", FETCH.as_secs()));
-        let fetched = tokio::time::timeout(FETCH, fetch).await.unwrap_or_else(late);
-        fetched.map_err(|why| {
-            format!("its files of users and volumes, which containerd copies: {why}")
-        })?;
-        // Before the ledger knows of the layer. The ledger's transactions must not wait for it.
-        let synced = blocking(move || {
-            folders::sync(staged.path()).map_err(|error| Refusal::Failed(error.to_string()))?;
-            Ok(staged)
-        });
-        synced.await.map_err(|error| error.to_string())
-    }
-
     async fn commit(
         &self,
         key: &str,
         parent: &str,
         labels: &BTreeMap<String, String>,
         remote: Remote,
-        staged: tempfile::TempDir,
+        staged: Staged,
     ) -> Result<()> {
         let new = New {
             key: key.to_owned(),
@@ -257,11 +215,11 @@ impl Remotes {
         };
         let store = Arc::clone(&self.store);
         blocking(move || {
-            if let Some(remote) = &new.remote {
-                let written = write_image(&staged.path().join(IMAGE), remote);
-                written.map_err(|error| Refusal::Failed(error.to_string()))?;
-            }
-            store.add_remote(new, staged.path())
+            let written = new.remote.as_ref().map_or(Ok(()), |remote| staged.write_image(remote));
+            let added = written.and_then(|()| store.add_remote(new, staged.path()));
+            // Nothing is left of it if it was added.
+            staged.remove_now();
+            added
         })
         .await
     }
@@ -278,9 +236,9 @@ impl Remotes {
     }
 
     /// Removes images from the cache that were pulled for snapshots of which none is left. Those
-    /// that sandboxes use stay until the next time, and all while an image is being pulled.
+    /// that sandboxes use, and those that are being pulled, stay until the next time.
     pub async fn forget_unused(&self) {
-        let Ok(_held) = self.images_change.try_write() else { return };
+        let _removal = self.removal.lock().await;
         let store = Arc::clone(&self.store);
         let unused = match blocking(move || store.unused_images()).await {
             Ok(unused) => unused,
@@ -288,22 +246,26 @@ impl Remotes {
         };
         for reference in unused {
             if let Err(why) = self.forget(&reference).await {
-                tracing::warn!(image = shown(&reference), why, "an image without snapshots stays");
+                let image = shown(&reference);
+                tracing::warn!(image, why, "an image without snapshots is not forgotten");
             }
         }
     }
 
     async fn forget(&self, reference: &str) -> Result<(), String> {
         let parsed = reference.parse::<Reference>().map_err(|e| e.to_string())?;
+        if self.pulls.is_held(&parsed) {
+            return Ok(());
+        }
         self.pulls.forget(&parsed);
         if !self.images.forget(&parsed).await? {
             return Ok(());
         }
-        let (store, reference) = (Arc::clone(&self.store), reference.to_owned());
-        let name = shown(&reference);
-        let forgotten = blocking(move || store.forget_image(&reference)).await;
-        tracing::info!(image = name, "removed: no snapshot has it any more");
-        forgotten.map_err(|error| error.to_string())
+        let (store, owned) = (Arc::clone(&self.store), reference.to_owned());
+        let forgotten = blocking(move || store.forget_image(&owned)).await;
+        forgotten.map_err(|error| format!("it is no longer in the cache, but noted: {error}"))?;
+        tracing::info!(image = shown(reference), "removed: no snapshot has it any more");
+        Ok(())
     }
 }
 
@@ -324,25 +286,6 @@ fn check(wanted: &Wanted, pulled: &Pulled) -> Result<(), String> {
         Some(volume) => Err(format!("its volume {:?} is not copied", shown(volume))),
         None => Ok(()),
     }
-}
-
-/// Writes the image of a remote snapshot durably.
-fn write_image(path: &Path, remote: &Remote) -> io::Result<()> {
-    let bytes = serde_json::to_vec_pretty(remote)?;
-    let mut file = File::create_new(path)?;
-    file.write_all(&bytes)?;
-    file.sync_all()
-}
-
-/// Does what blocks on another thread.
-///
-/// # Errors
-/// The errors of the work.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Refusal::Failed(error.to_string()))?
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use crate::filter::Filters;
 use crate::images::Images;
 use crate::record::{Commit, Kind, Record};
 use crate::refusal::{Refusal, Result as Checked, shown};
-use crate::remote::{Remotes, Wanted, blocking};
-use crate::store::Store;
+use crate::remote::{Remotes, Wanted};
+use crate::store::{Store, blocking};
 use crate::v1;
 
 /// The longest key or name of a snapshot, bytes. containerd makes them of ids and digests.

@@ -1,4 +1,5 @@
-//! Snapshots: their records in the ledger and their directories. Every call blocks.
+//! Snapshots: their records in the ledger and their directories. Every call blocks, so those that
+//! serve containerd make it on another thread ([`blocking`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -236,4 +237,15 @@ impl Store {
     pub fn forget_image(&self, reference: &str) -> Result<()> {
         self.ledger.forget_image(reference)
     }
+}
+
+/// Does what blocks on another thread.
+///
+/// # Errors
+/// The errors of the work.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Refusal::Failed(error.to_string()))?
 }

@@ -28,12 +28,12 @@ struct Connection {
     files: Vec<Foreign>,
 }
 
-/// A command, and the descriptor that came with it or before it.
+/// A command, and the descriptors that came with it or before it.
 pub struct Incoming {
     /// The command.
     pub request: Request,
-    /// The descriptor; the client may have sent any.
-    pub file: Option<Foreign>,
+    /// The descriptors, in the order in which they were sent; the client may have sent any.
+    pub files: Vec<Foreign>,
 }
 
 impl Control {
@@ -113,20 +113,17 @@ impl Connection {
                 self.line.push(byte);
             } else if !self.line.iter().all(u8::is_ascii_whitespace) {
                 let request = qmp::parse(&self.line);
-                commands.push(Incoming { request, file: None });
+                commands.push(Incoming { request, files: Vec::new() });
                 self.line.clear();
             }
             if self.line.len() > MAX_LINE {
                 return Err(Ended);
             }
         }
-        // A descriptor belongs to the last command that it came with: a client sends a command with
-        // a descriptor as one message.
-        if let Some(last) = commands.last_mut()
-            && let Some(file) = self.files.pop()
-        {
-            last.file = Some(file);
-            self.files.clear();
+        // Descriptors belong to the last command that they came with: a client sends a command with
+        // its descriptors as one message.
+        if let Some(last) = commands.last_mut() {
+            last.files = std::mem::take(&mut self.files);
         }
         Ok(commands)
     }

@@ -73,8 +73,9 @@ const DESCRIPTORS: [libc::c_int; 6] = [
 ];
 
 /// Further calls of the event loop: clients, watches of connections, the eventfd of a new
-/// function's pin, statistics, a socket's path that is removed at the end.
-const EVENTS: [c_long; 12] = [
+/// function's pin, statistics, a socket's path that is removed at the end, a barrier for threads
+/// that write to the guest's memory when their writes are noted.
+const EVENTS: [c_long; 13] = [
     libc::SYS_accept4,
     libc::SYS_dup,
     libc::SYS_epoll_create1,
@@ -84,6 +85,7 @@ const EVENTS: [c_long; 12] = [
     libc::SYS_eventfd2,
     libc::SYS_getrusage,
     libc::SYS_getsockopt,
+    libc::SYS_membarrier,
     libc::SYS_set_robust_list,
     libc::SYS_setsockopt,
     libc::SYS_unlink,
@@ -94,6 +96,7 @@ const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set
 
 /// KVM's requests after the start (linux/kvm.h). Those of `GET` in their names only read.
 mod kvm {
+    pub const GET_DIRTY_LOG: u64 = 0x4010_ae42;
     pub const GET_CLOCK: u64 = 0x8030_ae7c;
     pub const GET_SREGS: u64 = 0x8138_ae83;
     pub const GET_MSRS: u64 = 0xc008_ae88;
@@ -134,8 +137,9 @@ const KVM_CPU_STATE: [u64; 10] = [
     kvm::GET_XCRS,
     kvm::GET_XSAVE2,
 ];
-/// Further requests of the event loop and its threads, of which one saves the machine.
-const KVM_EVENTS: [u64; 1] = [kvm::GET_CLOCK];
+/// Further requests of the event loop and its threads, of which one saves the machine, and has KVM
+/// note what is written to the memory slots meanwhile.
+const KVM_EVENTS: [u64; 3] = [kvm::GET_CLOCK, kvm::GET_DIRTY_LOG, kvm::SET_USER_MEMORY_REGION];
 
 /// Applies the role's list to the calling thread for good. Threads that it starts later have it as
 /// well.

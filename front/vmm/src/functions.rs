@@ -78,10 +78,8 @@ impl Functions {
             let count = sockets.len();
             return Err(format!("{count} functions: the bus has room for {MAX_FUNCTIONS}"));
         }
-        let text = |error: slipway_vmm::Error| error.to_string();
         let attach = sockets.into_iter().enumerate().map(|(number, socket)| {
-            let attached = Attached::new(machine, device_of(number), number, socket);
-            let attached = attached.map_err(text)?;
+            let attached = Attached::new(machine, device_of(number), number, socket)?;
             machine.board().function_present(device_of(number));
             Ok((number, Function::new(format!("function-{number}"), attached)))
         });

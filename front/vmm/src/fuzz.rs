@@ -40,7 +40,7 @@ pub fn control(data: &[u8]) {
             return;
         }
         for incoming in control.receive() {
-            assert!(incoming.file.is_none(), "a descriptor that nobody sent");
+            assert!(incoming.files.is_empty(), "a descriptor that nobody sent");
             let request = incoming.request;
             let reason = match request.command {
                 Ok(command) => format!("{command:?} is refused"),

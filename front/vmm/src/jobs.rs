@@ -53,6 +53,14 @@ impl<T: Send + 'static> Jobs<T> {
         thread.map(drop).map_err(|error| format!("a thread cannot be started: {error}"))
     }
 
+    /// Takes one outcome, if there is any. The descriptor tells of others only once all have been
+    /// taken.
+    pub fn take_one(&self) -> Option<T> {
+        // Before the look: an outcome that comes after it makes the descriptor readable again.
+        let _ = rustix::io::read(&self.ended, &mut [0; 8]);
+        self.receiver.try_recv().ok()
+    }
+
     /// Takes the outcomes that there are.
     pub fn take(&self) -> Vec<T> {
         let _ = rustix::io::read(&self.ended, &mut [0; 8]);

@@ -60,11 +60,10 @@ impl Ports {
     /// # Errors
     /// The reason in one line.
     pub fn new(machine: &Machine, listener: Option<OwnedFd>) -> Result<Self, String> {
-        let text = |error: slipway_vmm::Error| error.to_string();
-        let console = own::console(machine).map_err(text)?;
+        let console = own::console(machine.chassis())?;
         console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
-        let rng = own::rng(machine).map_err(text)?;
-        let pmem = own::pmem(machine).map_err(text)?;
+        let rng = own::rng(machine.chassis())?;
+        let pmem = own::pmem(machine.chassis())?;
         let output = Arc::clone(machine.output());
         Ok(Self { console, rng, pmem, output, listener, agent: None })
     }
@@ -91,12 +90,11 @@ impl Ports {
     /// # Errors
     /// The reason in one line.
     pub fn restore(&self, machine: &Machine, saved: &OwnState) -> Result<(), String> {
-        let text = |error: slipway_vmm::Error| error.to_string();
-        let bus = machine.pci();
-        own::restore_console(&self.console, bus, &saved.console).map_err(text)?;
-        self.rng.restore(bus, &saved.rng).map_err(text)?;
+        let bus = machine.chassis().pci();
+        own::restore_console(&self.console, bus, &saved.console)?;
+        self.rng.restore(bus, &saved.rng)?;
         match (&self.pmem, &saved.pmem) {
-            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(text),
+            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(String::from),
             (None, None) => Ok(()),
             _ => Err("the saved state: shared pages that cannot be".into()),
         }

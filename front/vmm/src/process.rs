@@ -96,11 +96,9 @@ struct Process {
 
 impl Process {
     fn new(args: Args) -> Result<Self, String> {
-        let text = |error: slipway_vmm::Error| error.to_string();
         let missing = "the command line is incomplete";
         let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
-        let saved = args.restore.map(|file| Saved::read(&file.into()).map(Arc::new));
-        let saved = saved.transpose().map_err(text)?;
+        let saved = args.restore.map(|file| Saved::read(&file.into()).map(Arc::new)).transpose()?;
         let start = match &saved {
             Some(saved) => Start::Saved(Arc::clone(saved)),
             None => Start::Kernel {
@@ -122,18 +120,15 @@ impl Process {
             start,
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
-        let machine = Machine::new(config).map_err(text)?;
+        let machine = Machine::new(config)?;
         let mut sockets = Vec::new();
-        let mut listener = |socket: Option<crate::args::Socket>| match socket {
-            Some(socket) => {
-                let listener = socket.listener.try_clone().map_err(|error| error.to_string())?;
-                sockets.push(socket);
-                Ok::<_, String>(Some(listener))
-            }
-            None => Ok(None),
+        let mut listener = |socket: crate::args::Socket| {
+            let listener = socket.listener.try_clone().map_err(|error| error.to_string());
+            sockets.push(socket);
+            listener
         };
-        let control = listener(args.control)?.map(Control::new);
-        let ports = Ports::new(&machine, listener(args.agent)?)?;
+        let control = args.control.map(&mut listener).transpose()?.map(Control::new);
+        let ports = Ports::new(&machine, args.agent.map(listener).transpose()?)?;
         let mut memory = HotMemory::new(&machine)?;
         let (functions, hot_cpus) = match &saved {
             Some(saved) => {
@@ -148,8 +143,7 @@ impl Process {
         let running = machine.start(|| {
             // Without its filter a CPU must not run.
             filter::apply(Role::Cpu).expect("the kernel takes a filter that it took before");
-        });
-        let running = running.map_err(text)?;
+        })?;
         filter::apply(Role::Events)?;
         if !args.paused {
             running.cpus.resume();
@@ -273,13 +267,13 @@ impl Process {
 
     /// Carries out a command and answers it. Returns whether the process is to end.
     fn execute(&mut self, incoming: Incoming) -> bool {
-        let Incoming { request: Request { id, command }, file } = incoming;
+        let Incoming { request: Request { id, command }, files } = incoming;
         // Closing what this process's own launcher sent does not wait.
-        let file = file.map(slipway_peer::Foreign::into_owned);
+        let files = files.into_iter().map(slipway_peer::Foreign::into_owned).collect();
         let quits = matches!(command, Ok(Command::Quit));
         let outcome = command.and_then(|command| {
             self.permits(&command)?;
-            self.carry_out(command, &id, file)
+            self.carry_out(command, &id, files)
         });
         match outcome {
             Ok(None) => {}
@@ -295,10 +289,14 @@ impl Process {
         &mut self,
         command: Command,
         id: &Value,
-        file: Option<OwnedFd>,
+        mut files: Vec<OwnedFd>,
     ) -> Result<Option<Value>, String> {
         match command {
             Command::Capabilities => {
+                // An earlier client's copy is nobody's, unless it is being saved.
+                if !self.saves.freezes() {
+                    self.saves.forget();
+                }
                 self.answer(id, Ok(json!({})));
                 for line in self.functions.lost_events() {
                     self.tell(&line);
@@ -313,13 +311,15 @@ impl Process {
             Command::Functions => return Ok(Some(self.functions.list())),
             Command::Memory => return Ok(Some(self.memory.list())),
             Command::Cpus => return Ok(Some(self.hot_cpus.list(self.board()))),
-            Command::Save => return self.save(id, file).map(|()| None),
+            Command::CopyAhead => return self.copy_ahead(id, files).map(|()| None),
+            Command::Save { rest } => return self.save(id, files, rest).map(|()| None),
             Command::Continue if self.saves.freezes() => {
                 return self.saves.start(id.clone(), self.functions.named()).map(|()| None);
             }
             Command::Continue => {
                 let was_running = self.running.cpus.is_running();
                 self.running.cpus.resume();
+                self.saves.forget();
                 for id in std::mem::take(&mut self.stopping) {
                     self.answer(&id, Err("the machine was told to run meanwhile".into()));
                 }
@@ -351,14 +351,14 @@ impl Process {
                 self.hot_cpus.plug(cpus, board, name, cpu)?;
             }
             Command::Plug { name } => {
-                return self.functions.plug(name, file, id.clone()).map(|()| None);
+                return self.functions.plug(name, files.pop(), id.clone()).map(|()| None);
             }
             Command::Unplug { name } if self.hot_cpus.has(&name) => {
                 self.hot_cpus.unplug(&self.running.board, &name)?;
             }
             Command::Unplug { name } => self.functions.unplug(&name)?,
             Command::Reconnect { function } => {
-                return self.functions.reconnect(function, file, id.clone()).map(|()| None);
+                return self.functions.reconnect(function, files.pop(), id.clone()).map(|()| None);
             }
             Command::Quit => {
                 self.answer(id, Ok(json!({})));

@@ -1,5 +1,11 @@
 //! Lines of the control socket: those of `slipway_qmp_spec`, with this program's name, the time,
 //! and the events that have several causes.
+//!
+//! A new command is a variant of `Command`, with its name in `parse` and in the list of the head
+//! (`spec/qmp-spec`); `Process::carry_out` (`process.rs`) carries it out; `filter` admits the
+//! system calls that it needs beyond those of before; `docs/vmm.md`, "Control", has a row for it.
+//! A command that the daemon uses has a method of `Qmp` (`host/hypervisor`, `qmp`), and one of the
+//! trait `Vm` if the runtime calls it.
 
 use serde_json::{Value, json};
 pub use slipway_qmp_spec::{CPU_DRIVER, Command, Request, answer, parse, path, status};

@@ -7,15 +7,20 @@
 #[allow(dead_code)] // shared with the library's tests
 #[path = "../../../host/vmm/tests/guests/common.rs"]
 mod common;
+#[allow(dead_code)] // shared with the tests of the process
+#[path = "process/client.rs"]
+mod client;
 #[path = "../../../host/pool/tests/common/huge_pages.rs"]
 mod huge_pages;
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::{Client, Running};
 use common::has_kvm;
 use huge_pages::HugePages;
 use slipway_keeper::Keeper;
@@ -40,6 +45,20 @@ guest!(reads_and_fills:
     "out dx, al"
     "mov dx, 0x600"
     "mov al, 0x34"
+    "out dx, al"
+    "2: hlt"
+    "jmp 2b"
+);
+
+// Writes to the last word of every 16th page from 2 MiB to 16 MiB, and prints 'x'.
+guest!(fills_a_little:
+    "mov edi, 0x200ffc"
+    "3: mov dword ptr [edi], 0x55555555"
+    "add edi, 0x10000"
+    "cmp edi, 0x1000000"
+    "jb 3b"
+    "mov dx, 0x3f8"
+    "mov al, 'x'"
     "out dx, al"
     "2: hlt"
     "jmp 2b"
@@ -84,15 +103,19 @@ impl Node {
         .unwrap()
     }
 
-    /// Runs a machine until its guest powers off.
-    fn run(&self) -> Output {
-        let lease = self.lease();
+    /// Returns the command of a machine with this memory.
+    fn command(&self, kernel: &str, lease: &Lease) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slipway-vmm"));
-        command.arg("--kernel").arg(self.path("kernel")).stdin(Stdio::null());
+        command.arg("--kernel").arg(self.path(kernel)).stdin(Stdio::null());
         for (option, file) in [("--memory", &lease.file), ("--lease", &lease.connection)] {
             command.args([option, &inherit(file)]);
         }
-        command.output().unwrap()
+        command
+    }
+
+    /// Runs a machine until its guest powers off.
+    fn run(&self) -> Output {
+        self.command("kernel", &self.lease()).output().unwrap()
     }
 
     /// Waits until the pool has taken the memory back.
@@ -145,4 +168,35 @@ fn no_guest_sees_another(page: Page) {
     let mut byte = [0];
     rustix::io::pread(&node.lease().file, &mut byte, BYTES - 1).unwrap();
     assert_eq!(byte, [0xaa]);
+}
+
+#[test]
+fn the_memory_of_a_saved_machine_has_no_byte_of_an_earlier_guest() {
+    let name = "the_memory_of_a_saved_machine_has_no_byte_of_an_earlier_guest";
+    if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
+        return;
+    }
+    let node = Node::new(Page::Base);
+    assert_eq!(node.run().status.code(), Some(0));
+    node.all_back();
+    let (kernel, control) = (node.path("fills"), node.path("control"));
+    std::fs::write(&kernel, common::elf(fills_a_little())).unwrap();
+    let lease = node.lease();
+    let mut command = node.command("fills", &lease);
+    command.arg("--control").arg(&control).stdout(Stdio::piped());
+    let mut machine = Running(command.spawn().unwrap());
+    machine.0.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let mut client = Client::connect(&control);
+    client.execute("stop");
+    let state = std::fs::File::create(node.path("state")).unwrap();
+    let (answer, pages) = client.save_with_memory(state.as_fd());
+    assert!(answer["return"]["bytes"].is_u64(), "{answer}");
+    let filled = pages.iter().filter(|(offset, _)| *offset >= 2 << 20);
+    let expected: Vec<u64> = (0x20_0000..0x100_0000).step_by(0x1_0000).collect();
+    assert_eq!(filled.clone().map(|(offset, _)| *offset).collect::<Vec<_>>(), expected);
+    for (_, page) in filled {
+        assert_eq!((&page[..0xffc], &page[0xffc..]), (&[0; 0xffc][..], &[0x55; 4][..]));
+    }
+    client.execute("quit");
+    assert_eq!(machine.0.wait().unwrap().code(), Some(0));
 }

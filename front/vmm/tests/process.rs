@@ -6,6 +6,8 @@
 #[allow(dead_code)] // shared with the library's tests
 #[path = "../../../host/vmm/tests/guests/common.rs"]
 mod common;
+#[path = "process/client.rs"]
+mod client;
 #[path = "process/memory.rs"]
 mod memory;
 #[path = "process/plug.rs"]
@@ -15,15 +17,14 @@ mod ramdisk;
 #[path = "process/saved.rs"]
 mod saved;
 
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use client::{Client, Running};
 use common::has_kvm;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Value, json};
 
 guest!(prints_and_powers_off:
@@ -172,107 +173,6 @@ fn bad_input_is_one_clear_line() {
     // Nothing is left but what was there.
     let left = std::fs::read_dir(place.0.path()).unwrap().count();
     assert_eq!(left, 4);
-}
-
-/// A program that runs, and is killed when the test ends.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A client of a control socket.
-struct Client {
-    lines: BufReader<UnixStream>,
-    events: Vec<String>,
-}
-
-impl Client {
-    /// Connects as soon as the socket is there.
-    fn connect(path: &Path) -> Self {
-        for _ in 0..6000 {
-            if let Ok(stream) = UnixStream::connect(path) {
-                stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-                let mut client = Self { lines: BufReader::new(stream), events: Vec::new() };
-                assert!(client.read().get("QMP").is_some());
-                assert_eq!(client.execute("qmp_capabilities"), json!({}));
-                return client;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("no control socket after a minute");
-    }
-
-    fn read(&mut self) -> Value {
-        let mut line = String::new();
-        assert!(self.lines.read_line(&mut line).unwrap() > 0, "the connection ended");
-        serde_json::from_str(&line).unwrap()
-    }
-
-    /// Runs a command and returns its result. Events that come before it are kept.
-    fn ask(&mut self, line: &str) -> Value {
-        self.lines.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
-        self.answer()
-    }
-
-    fn answer(&mut self) -> Value {
-        loop {
-            let answer = self.read();
-            match answer.get("event") {
-                Some(name) => self.events.push(name.as_str().unwrap().to_owned()),
-                None => return answer,
-            }
-        }
-    }
-
-    /// Runs `device_add` with a connection to the server at `socket`.
-    fn plug(&mut self, name: &str, socket: &Path) -> Value {
-        self.begin_to_plug(name, socket);
-        self.answer()
-    }
-
-    /// Sends `device_add` with a connection to the server at `socket`.
-    fn begin_to_plug(&mut self, name: &str, socket: &Path) {
-        let arguments = json!({ "driver": "vfio-user-pci", "id": name });
-        let command = json!({ "execute": "device_add", "arguments": arguments });
-        let connection = UnixStream::connect(socket).unwrap();
-        self.send_with(&command, connection.as_fd());
-    }
-
-    /// Sends a command with a descriptor.
-    fn send_with(&mut self, command: &Value, file: BorrowedFd<'_>) {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut attached = SendAncillaryBuffer::new(&mut space);
-        let files = [file];
-        attached.push(SendAncillaryMessage::ScmRights(&files));
-        let line = format!("{command}\n");
-        let (control, bytes) = (self.lines.get_ref(), [IoSlice::new(line.as_bytes())]);
-        rustix::net::sendmsg(control, &bytes, &mut attached, SendFlags::empty()).unwrap();
-    }
-
-    fn unplug(&mut self, name: &str) -> Value {
-        self.ask(&json!({ "execute": "device_del", "arguments": { "id": name } }).to_string())
-    }
-
-    fn execute(&mut self, command: &str) -> Value {
-        let answer = self.ask(&json!({ "execute": command, "id": 1 }).to_string());
-        assert_eq!(answer["id"], 1, "{answer}");
-        answer["return"].clone()
-    }
-
-    fn exits(&mut self) -> u64 {
-        self.execute("slipway-statistics")["exits"]["port_write"].as_u64().unwrap()
-    }
-
-    fn event(&mut self) -> Value {
-        if self.events.is_empty() {
-            return self.read()["event"].clone();
-        }
-        self.events.remove(0).into()
-    }
 }
 
 fn start(place: &Place, code: &[u8]) -> (Running, Client) {

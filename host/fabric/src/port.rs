@@ -3,8 +3,8 @@
 //! A new counter of ports is counted by the switch (`slipway_switch::PortStats`). It has a field of
 //! `SwitchPort` in `plane.proto`, which [`port`] fills in; a place in `as_json` of the CLI's
 //! `port.rs`, for `slipway port inspect`, and in `counter_row` if `slipway port stats` is to show
-//! it; and a sum in `encode_ports` of the CLI's `metrics/figures.rs`. A new cause of drops needs
-//! none of that: the switch gives causes with their names.
+//! it; a sum in `encode_ports` of the CLI's `metrics/figures.rs`; and a row in `docs/observe.md`. A
+//! new cause of drops needs none of that: the switch gives causes with their names.
 
 use std::time::Duration;
 

@@ -38,7 +38,8 @@
 //! CPUs are added while the guest runs, with both VMMs ([`Vm::plug_cpu`]), and removed on KVM;
 //! memory is added and given back with `slipway-vmm` ([`Vm::set_memory`]).
 //!
-//! A `slipway-vmm` saves its machine ([`Vm::save`]), and others begin with what was saved
+//! A `slipway-vmm` saves its machine ([`Vm::save`], with its memory by
+//! [`Vm::save_with_memory`], [`Vm::copy_ahead`]), and others begin with what was saved
 //! ([`VmSpec::restore`]) and with the same memory ([`GuestMemory::of_template`]).
 //!
 //! Not implemented: removal of functions with QEMU, saving QEMU's machines. Limits: the exit
@@ -60,7 +61,7 @@
 #![allow(unsafe_code)]
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,7 @@ mod logged;
 mod memory;
 mod mounts;
 pub mod native;
+mod pages;
 mod probe;
 mod process;
 pub mod qemu;
@@ -114,6 +116,10 @@ pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
 pub use spec::{Credentials, DiskModel, EmulatedDisk, EmulatedNic, LeftVm, NicModel, VmSpec};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};
+
+/// Takes the pages of a machine's memory, each with its offset in the memory, on a thread that may
+/// wait. An error of it ends the save.
+pub type PageSink = Box<dyn FnMut(u64, &[u8]) -> std::io::Result<()> + Send>;
 
 /// A future that may cross threads. With it, the traits can be used as objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -217,8 +223,52 @@ pub trait Vm: Send + Sync {
     /// [`Error::Unsupported`] with a VMM that saves no machines; [`Error::Refused`] with the reason
     /// for which this one cannot be saved.
     fn save(&self) -> BoxFuture<'_, Result<Vec<u8>>> {
-        let what = "only slipway-vmm saves a machine";
-        Box::pin(std::future::ready(Err(Error::Unsupported { what })))
+        Box::pin(std::future::ready(saves_none()))
+    }
+
+    /// Saves a paused machine, as [`save`](Vm::save), and its memory of `bytes` bytes
+    /// ([`GuestMemory::bytes`]): `page` gets each page of 4 KiB that has bytes other than zeros,
+    /// with its offset in the memory, ascending. `page` runs on a thread that may wait; all of its
+    /// work and the VMM's have a minute.
+    ///
+    /// Memory that began as a template lacks the pages that nobody has touched, unless it is
+    /// [complete](GuestMemory::complete).
+    ///
+    /// After an error `page` may have got any part of the memory, and the VM can be resumed. If the
+    /// future is dropped, `page` may be called until the minute is over, and a resume may be
+    /// refused.
+    ///
+    /// # Errors
+    /// As for [`save`](Vm::save); [`Error::System`] with an error of `page`; [`Error::Control`] if
+    /// the VMM sends no such memory; [`Error::Timeout`].
+    fn save_with_memory(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<Vec<u8>>> {
+        let _ = (bytes, page);
+        Box::pin(std::future::ready(saves_none()))
+    }
+
+    /// Copies the memory of a machine that runs, of `bytes` bytes, ahead of
+    /// [`save_rest`](Vm::save_rest): `page` gets pages as with
+    /// [`save_with_memory`](Vm::save_with_memory), and then some of them again, among them pages of
+    /// zeros. The guest goes on, a little slower until it goes on after a pause. Has five minutes.
+    ///
+    /// # Errors
+    /// As for [`save_with_memory`](Vm::save_with_memory); [`Error::Refused`] by a VMM of an earlier
+    /// version, or for a machine with a writer that keeps no log. `page` may have got any
+    /// part of the memory.
+    fn copy_ahead(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<()>> {
+        let _ = (bytes, page);
+        Box::pin(std::future::ready(saves_none()))
+    }
+
+    /// Does what [`save_with_memory`](Vm::save_with_memory) does with a machine that was
+    /// [copied ahead](Vm::copy_ahead), and has not been resumed since: `page` gets only the pages
+    /// that were written to since it got them, among them pages of zeros.
+    ///
+    /// # Errors
+    /// As for [`save_with_memory`](Vm::save_with_memory).
+    fn save_rest(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<Vec<u8>>> {
+        let _ = (bytes, page);
+        Box::pin(std::future::ready(saves_none()))
     }
 
     /// Adds the function that the vfio-user server at `socket` serves, under a name of at most 64
@@ -234,6 +284,14 @@ pub trait Vm: Send + Sync {
     fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
         let _ = (name, socket);
         Box::pin(std::future::ready(no_hot_plug()))
+    }
+
+    /// Returns the sockets of the functions that the VMM has reported broken for good: their
+    /// registers read as all ones, and no new connection mends them. After
+    /// [adopt](Hypervisor::adopt), those that broke while no launcher ran are among them. Empty
+    /// with a VMM that does not report such functions.
+    fn broken_functions(&self) -> Vec<PathBuf> {
+        Vec::new()
     }
 
     /// Returns the CPUs that the machine has or can be given, in ascending order of their numbers.
@@ -295,6 +353,11 @@ pub trait Vm: Send + Sync {
 
     /// Lets the VM outlive this object. Afterwards the VM can be ended or taken over by its record.
     fn detach(&self);
+}
+
+fn saves_none<T>() -> Result<T> {
+    let what = "only slipway-vmm saves a machine";
+    Err(Error::Unsupported { what })
 }
 
 fn no_hot_plug<T>() -> Result<T> {

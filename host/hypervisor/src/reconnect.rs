@@ -11,15 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use slipway_machine::FUNCTION_PATIENCE;
 use slipway_rate::Lines;
 use tokio::time::Instant;
 
 use crate::files::{connect, elsewhere};
 use crate::qmp::Qmp;
 use crate::{Error, Result, VmSpec};
-
-/// The time within which a function's server must listen again.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The pause between two attempts, however often the VMM reports a loss.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -61,7 +59,8 @@ impl Sockets {
         self.lock().clone()
     }
 
-    fn get(&self, number: usize) -> Option<PathBuf> {
+    /// Returns the socket of function `number`. Returns `None` if there is no such function.
+    pub(crate) fn get(&self, number: usize) -> Option<PathBuf> {
         self.lock().get(&number).or_else(|| self.first.get(number)).cloned()
     }
 }
@@ -94,7 +93,8 @@ impl<'a> Log<'a> {
 }
 
 /// Connects functions again whose connections the VMM reports lost, until the control channel ends.
-/// A function without a socket stays lost.
+/// A server must listen within [`FUNCTION_PATIENCE`] of the report. A function without a socket
+/// stays lost.
 pub(crate) async fn reconnect(qmp: Arc<Qmp>, sockets: Sockets) {
     let mut log = Log::new(qmp.vm());
     // The time at which each lost function is given up.
@@ -106,7 +106,7 @@ pub(crate) async fn reconnect(qmp: Arc<Qmp>, sockets: Sockets) {
         for index in reported {
             let Some(socket) = sockets.get(index) else { continue };
             log.info(&socket, "connection lost");
-            lost.entry(index).or_insert_with(|| Instant::now() + PATIENCE);
+            lost.entry(index).or_insert_with(|| Instant::now() + FUNCTION_PATIENCE);
         }
         for (index, until) in std::mem::take(&mut lost) {
             let Some(socket) = sockets.get(index) else { continue };

@@ -12,21 +12,26 @@ use tokio::task::JoinHandle;
 use crate::cage::{Cage, PLACE};
 use crate::exit::{StderrTail, exit_of};
 use crate::files::{connect, elsewhere, remove};
+use crate::pages::PageStream;
 use crate::process::Process;
 use crate::qmp::Qmp;
 use crate::reconnect::{Sockets, reconnect};
 use crate::rest::await_rest;
 use crate::saved::StateFile;
 use crate::{
-    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, MemoryDevice, Result, Vm, VmEvent, VmExit,
-    VmRecord, VmSpec, identity, no_hot_memory,
+    Accel, BoxFuture, CpuSlot, Error, LaunchTimes, MemoryDevice, PageSink, Result, Vm, VmEvent,
+    VmExit, VmRecord, VmSpec, identity, no_hot_memory, saves_none,
 };
 
 /// The time that a new function may take: the VMM waits for its server for up to a minute.
 const PLUG_DEADLINE: Duration = Duration::from_secs(70);
 
-/// The time that saving a machine may take: each function's server ends what it has begun.
+/// The time that saving a machine may take: each function's server ends what it has begun. The
+/// machine's memory is part of it.
 const SAVE_DEADLINE: Duration = Duration::from_secs(60);
+
+/// The time that a copy of the memory may take while the guest runs.
+const AHEAD_DEADLINE: Duration = Duration::from_secs(300);
 
 /// The time that any other command may take. None makes a VMM wait for anything.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
@@ -105,9 +110,42 @@ impl LaunchedVm {
         plugged
     }
 
+    /// Saves the machine, and writes its memory to `pages` if there is such a pipe; with `rest`
+    /// only what was written to since it was copied ahead.
+    async fn save_into(
+        &self,
+        (pages, rest): (Option<OwnedFd>, bool),
+        timeout: Duration,
+    ) -> Result<Vec<u8>> {
+        if self.functions.is_none() {
+            return saves_none();
+        }
+        let file = StateFile::new()?;
+        let bytes = self.qmp.save(file.descriptor()?, (pages, rest), timeout).await?;
+        elsewhere(move || file.read(bytes)).await
+    }
+
+    /// Saves the machine, and gives `page` its memory of `bytes` bytes, or the rest of it.
+    async fn save_pages(&self, bytes: u64, page: PageSink, rest: bool) -> Result<Vec<u8>> {
+        let (stream, pipe) = PageStream::new(bytes)?;
+        // The VMM has time to notice that the reader has given up.
+        let saved = self.save_into((Some(pipe), rest), SAVE_DEADLINE + COMMAND_DEADLINE);
+        let read = elsewhere(move || stream.read(page, SAVE_DEADLINE));
+        let (saved, read) = tokio::join!(saved, read);
+        // After an error of the reader the VMM says no more than that its pipe is broken.
+        let whole = read?;
+        let saved = saved?;
+        whole.then_some(saved).ok_or_else(cut)
+    }
+
     fn command<'a>(&'a self, name: &'static str) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move { self.qmp.execute(name, COMMAND_DEADLINE).await.map(drop) })
     }
+}
+
+/// Returns the error of a stream of memory that was cut.
+fn cut() -> Error {
+    Error::Control("a machine's memory ended before its end".into())
 }
 
 /// Waits for the end of the process, reports it, and removes the files that the VM left.
@@ -185,15 +223,33 @@ impl Vm for LaunchedVm {
     }
 
     fn save(&self) -> BoxFuture<'_, Result<Vec<u8>>> {
+        Box::pin(self.save_into((None, false), SAVE_DEADLINE))
+    }
+
+    fn save_with_memory(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<Vec<u8>>> {
+        Box::pin(self.save_pages(bytes, page, false))
+    }
+
+    fn copy_ahead(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             if self.functions.is_none() {
-                let what = "only slipway-vmm saves a machine";
-                return Err(Error::Unsupported { what });
+                return saves_none();
             }
-            let file = StateFile::new()?;
-            let bytes = self.qmp.save(file.descriptor()?, SAVE_DEADLINE).await?;
-            elsewhere(move || file.read(bytes)).await
+            let (stream, pipe) = PageStream::ahead(bytes)?;
+            let copied = self.qmp.copy_ahead(pipe, AHEAD_DEADLINE + COMMAND_DEADLINE);
+            let read = elsewhere(move || stream.read(page, AHEAD_DEADLINE));
+            let (copied, read) = tokio::join!(copied, read);
+            // A VMM that cannot closes the pipe, and says why.
+            match (copied, read?) {
+                (Ok(()), true) => Ok(()),
+                (Ok(()), false) => Err(cut()),
+                (Err(error), _) => Err(error),
+            }
         })
+    }
+
+    fn save_rest(&self, bytes: u64, page: PageSink) -> BoxFuture<'_, Result<Vec<u8>>> {
+        Box::pin(self.save_pages(bytes, page, true))
     }
 
     fn plug<'a>(&'a self, name: &'a str, socket: &'a Path) -> BoxFuture<'a, Result<String>> {
@@ -207,6 +263,12 @@ impl Vm for LaunchedVm {
             functions.insert(number, socket.to_owned());
             Ok(VmSpec::function_address(number))
         })
+    }
+
+    fn broken_functions(&self) -> Vec<PathBuf> {
+        let Some(functions) = &self.functions else { return Vec::new() };
+        let broken = self.qmp.broken_functions();
+        broken.into_iter().filter_map(|number| functions.get(number)).collect()
     }
 
     fn cpus(&self) -> BoxFuture<'_, Result<Vec<CpuSlot>>> {

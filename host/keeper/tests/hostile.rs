@@ -23,7 +23,7 @@ use rustix::net::{
 use slipway_keeper::{Keeper, SHELF};
 
 /// Far longer than a keeper needs that is not blocked.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 struct Rig {
     path: PathBuf,

@@ -3,6 +3,7 @@
 use slipway_cpuid_spec::Register::{self, Eax, Ebx, Ecx, Edx};
 use slipway_cpuid_spec::features::{self, KVM, PV_EOI};
 use slipway_cpuid_spec::leaves::{amd_caches, bits, caches, intel_cache, topology};
+use slipway_cpuid_spec::machine::{HTT, amd, leaf1};
 use slipway_cpuid_spec::{Kind, Leaf, Level, Template, Vendor, Word, speculation, xsave};
 
 use crate::{Error, Host, Result};
@@ -22,15 +23,6 @@ const LAST_AMD: u32 = 0x8000_0021;
 /// The last of KVM's leaves.
 const LAST_KVM: u32 = 0x4000_0001;
 
-/// Bits that describe the machine instead of the processor: they belong to leaves that are made
-/// here. Leaf 1, EDX: several logical processors in a package.
-const HTT: u32 = 1 << 28;
-/// Leaf 1, ECX: a deadline of the time-stamp counter, and a hypervisor.
-const TSC_DEADLINE: u32 = 1 << 24;
-const HYPERVISOR: u32 = 1 << 31;
-/// Leaf 0x8000_0001, ECX, AMD: several cores in a package, and leaves 0x8000_001d and 0x8000_001e.
-const CMP_LEGACY: u32 = 1 << 1;
-const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 /// Units of 8 bytes that CLFLUSH writes back, in leaf 1, EBX.
 const FLUSH_UNITS: u32 = 8 << 8;
 /// The descriptor in Intel's leaf 2 which says that leaf 4 has the caches.
@@ -120,7 +112,7 @@ impl Cpu<'_> {
     /// Leaf 1: signature, numbers, features. KVM keeps OSXSAVE and the bit of the local APIC.
     fn one(&self) -> Leaf {
         let numbers = FLUSH_UNITS | self.cpus << 16 | self.cpu << 24;
-        let ecx = self.bits(1, 0, Ecx) | TSC_DEADLINE | HYPERVISOR;
+        let ecx = self.bits(1, 0, Ecx) | leaf1::TSC_DEADLINE | leaf1::HYPERVISOR;
         let edx = self.bits(1, 0, Edx) | if self.cpus > 1 { HTT } else { 0 };
         Leaf::new(1, [self.kind.signature(self.level), numbers, ecx, edx])
     }
@@ -156,8 +148,8 @@ impl Cpu<'_> {
 
     fn extended_of_amd(&self) -> Vec<Leaf> {
         let signature = self.kind.signature(self.level);
-        let several = if self.cpus > 1 { CMP_LEGACY } else { 0 };
-        let ecx = self.bits(0x8000_0001, 0, Ecx) | several | TOPOLOGY_EXTENSIONS;
+        let several = if self.cpus > 1 { amd::CMP_LEGACY } else { 0 };
+        let ecx = self.bits(0x8000_0001, 0, Ecx) | several | amd::TOPOLOGY_EXTENSIONS;
         let mut all = vec![self.zero(LAST_AMD, 0x8000_0000)];
         all.push(Leaf::new(0x8000_0001, [signature, 0, ecx, self.bits(0x8000_0001, 0, Edx)]));
         all.extend(self.name());

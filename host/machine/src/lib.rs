@@ -1,6 +1,7 @@
 //! The agreement between `slipway-vmm`, the programs that start it, and the runtime of sandboxes:
-//! the processor that a guest sees ([`Template`]), regions of hot-plug memory ([`HotRegion`]), and
-//! the size of a saved machine ([`MAX_STATE_BYTES`]).
+//! the processor that a guest sees ([`Template`]), regions of hot-plug memory ([`HotRegion`]),
+//! the size of a saved machine ([`MAX_STATE_BYTES`]), the stream of its memory ([`pages`]), and the
+//! time for which a guest waits for a function's server ([`FUNCTION_PATIENCE`]).
 //!
 //! A [`Host`] is what KVM offers on a machine. [`Host::features`] makes of it the CPUID leaves of
 //! one virtual CPU. It is a pure function of the host, the template, and the number of the CPU, so
@@ -22,6 +23,7 @@ mod host;
 mod hot_memory;
 mod level;
 mod offer;
+pub mod pages;
 mod whole;
 
 pub use error::{Error, Result};
@@ -31,6 +33,14 @@ pub use level::PHYSICAL_BITS;
 pub use slipway_cpuid_spec::speculation::speculation;
 pub use slipway_cpuid_spec::{Leaf, Level, Template};
 
+use std::time::Duration;
+
 /// The most bytes of a saved machine without its memory: 64 MiB. CPUs take some 20 KiB each,
 /// functions what they have in flight, at most 2 MiB each.
 pub const MAX_STATE_BYTES: usize = 64 << 20;
+
+/// The longest time that an access of a guest waits for its function's server, a restart of the
+/// server included; `slipway-vmm` then takes the function as broken for good, and its registers
+/// read as all ones. Whoever started the VMM tries for as long to connect the function again. A
+/// function that nobody accesses waits for any time.
+pub const FUNCTION_PATIENCE: Duration = Duration::from_secs(60);

@@ -10,34 +10,9 @@
 use slipway_cpuid_spec::Leaf;
 use slipway_cpuid_spec::features::PV_EOI;
 use slipway_cpuid_spec::leaves::{bits, topology};
+use slipway_cpuid_spec::machine::{ALWAYS_RUNNING_TIMER, HTT, amd, leaf1};
 
 use crate::Host;
-
-/// Bits of leaf 1, ECX.
-mod leaf1 {
-    pub const MONITOR: u32 = 1 << 3;
-    pub const VMX: u32 = 1 << 5;
-    pub const PDCM: u32 = 1 << 15;
-    pub const TSC_DEADLINE: u32 = 1 << 24;
-    pub const HYPERVISOR: u32 = 1 << 31;
-}
-
-/// Bits of leaf 1, EDX: several logical processors in a package.
-const HTT: u32 = 1 << 28;
-
-/// Bits of leaf 6, EAX: the local APIC's timer never stops. Linux uses timers of high resolution
-/// only with it.
-const ALWAYS_RUNNING_TIMER: u32 = 1 << 2;
-
-/// Bits of leaf 0x8000_0001, ECX.
-mod amd {
-    /// Several cores in a package.
-    pub const CMP_LEGACY: u32 = 1 << 1;
-    pub const SVM: u32 = 1 << 2;
-    pub const PERFCTR_CORE: u32 = 1 << 23;
-    pub const PERFCTR_NB: u32 = 1 << 24;
-    pub const PERFCTR_LLC: u32 = 1 << 28;
-}
 
 /// KVM's leaf of paravirtual features (Linux, *Documentation/virt/kvm/x86/cpuid.rst*).
 const KVM_FEATURES: u32 = 0x4000_0001;
@@ -77,8 +52,11 @@ fn adapted(mut entry: Leaf, host: &Host, cpu: u32, cpus: u32) -> Leaf {
             (entry.eax, entry.ebx) = (entry.eax & ALWAYS_RUNNING_TIMER, 0);
             (entry.ecx, entry.edx) = (0, 0);
         }
-        // Monitor/Mwait, performance counters.
-        5 | 0x0a => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+        // Monitor/Mwait, performance counters, secure virtual machines, extended performance
+        // counters.
+        5 | 0x0a | 0x8000_000a | 0x8000_0022 => {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
+        }
         0x8000_0001 => {
             let hidden = amd::SVM | amd::PERFCTR_CORE | amd::PERFCTR_NB | amd::PERFCTR_LLC;
             entry.ecx &= !hidden;
@@ -86,15 +64,9 @@ fn adapted(mut entry: Leaf, host: &Host, cpu: u32, cpus: u32) -> Leaf {
         }
         // Number of cores less one, and bits of an APIC ID.
         0x8000_0008 => entry.ecx = entry.ecx & !0xf0ff | (cpus - 1) | bits(cpus) << 12,
-        // Secure virtual machines, and extended performance counters.
-        0x8000_000a | 0x8000_0022 => {
-            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
-        }
         KVM_FEATURES if host.is_emulated => entry.eax &= !PV_EOI,
         // Extended APIC ID; core ID, one thread in each core; one node.
-        0x8000_001e => {
-            (entry.eax, entry.ebx, entry.ecx) = (cpu, cpu, 0);
-        }
+        0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (cpu, cpu, 0),
         // Extended topology: without levels, but with the number of the host's CPU.
         0x8000_0026 => entry.edx = cpu,
         _ => {}

@@ -7,11 +7,11 @@
 //! the sandbox. (The alternative, routing 127.0.0.1, would open every service that trusts that
 //! address.)
 
-use std::collections::HashMap;
+mod udp;
+
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -27,10 +27,6 @@ use crate::{Error, Result};
 const FLOWS: usize = 1024;
 /// The longest time for a sandbox to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The time without an answer of the sandbox's after which a pair of UDP peers is forgotten.
-/// Datagrams of the client alone do not keep the pair; the next one makes a new pair.
-const UDP_IDLE: Duration = Duration::from_secs(120);
-const MAX_DATAGRAM: usize = 65_535;
 /// Attempts to find a port that is free for both IPv4 and IPv6.
 const TRIES: u32 = 16;
 
@@ -148,7 +144,7 @@ impl Claimed {
                 }
                 Protocol::Udp => {
                     let socket = UdpSocket::from_std(socket.into()).map_err(failed())?;
-                    tasks.spawn_on(datagrams(Arc::new(socket), to), on);
+                    tasks.spawn_on(udp::Flows::new(socket, to, Shares::new(FLOWS)).serve(), on);
                 }
             }
         }
@@ -177,69 +173,6 @@ async fn connections(listener: TcpListener, to: SocketAddr) {
             drop(share);
         });
     }
-}
-
-/// Sockets to the sandbox, by the client whose datagrams they carry.
-type Flows = Arc<Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>>;
-
-async fn datagrams(near: Arc<UdpSocket>, to: SocketAddr) {
-    let (flows, room) = (Flows::default(), Shares::new(FLOWS));
-    let mut tasks = JoinSet::new();
-    let mut buffer = vec![0; MAX_DATAGRAM];
-    loop {
-        while tasks.try_join_next().is_some() {}
-        let Ok((length, client)) = near.recv_from(&mut buffer).await else {
-            // The network reported an error about an earlier answer.
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            continue;
-        };
-        let known = lock(&flows).get(&client).cloned();
-        let far = match known {
-            Some(far) => far,
-            None => {
-                let Some(share) = room.take(client.ip()) else { continue };
-                let Ok(far) = connected(to).await else { continue };
-                let far = Arc::new(far);
-                lock(&flows).insert(client, Arc::clone(&far));
-                let (near, flows, back) = (Arc::clone(&near), Arc::clone(&flows), Arc::clone(&far));
-                tasks.spawn(async move {
-                    answers(&near, &back, client).await;
-                    lock(&flows).remove(&client);
-                    drop(share);
-                });
-                far
-            }
-        };
-        let _ = far.send(&buffer[..length]).await;
-    }
-}
-
-async fn connected(to: SocketAddr) -> io::Result<UdpSocket> {
-    let any: IpAddr = match to {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).await?;
-    socket.connect(to).await?;
-    Ok(socket)
-}
-
-/// Carries answers back until there are none for `UDP_IDLE`.
-async fn answers(near: &UdpSocket, far: &UdpSocket, client: SocketAddr) {
-    let mut buffer = vec![0; MAX_DATAGRAM];
-    loop {
-        match tokio::time::timeout(UDP_IDLE, far.recv(&mut buffer)).await {
-            Err(_) => return,
-            // The sandbox does not listen on the port (yet).
-            Ok(Err(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
-            Ok(Ok(length)) => drop(near.send_to(&buffer[..length], client).await),
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic in between leaves the map consistent.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]
@@ -285,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_find_their_way_back() {
+    async fn datagrams_are_carried_both_ways() {
         let inside = UdpSocket::bind("127.0.0.2:0").await.unwrap();
         let port = inside.local_addr().unwrap().port();
         let claimed = claim(&on_loopback(&format!("127.0.0.1::{port}/udp"))).unwrap();
@@ -293,17 +226,15 @@ mod tests {
         let here = tokio::runtime::Handle::current();
         let _proxy =
             claimed.serve("127.0.0.2".parse().unwrap(), Ipv6Addr::LOCALHOST, &here).unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client.connect(("127.0.0.1", outside)).await.unwrap();
+        client.send(b"question").await.unwrap();
         let mut buffer = [0; 16];
-        for text in [b"one", b"two"] {
-            let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-            client.connect(("127.0.0.1", outside)).await.unwrap();
-            client.send(text).await.unwrap();
-            let (length, from) = inside.recv_from(&mut buffer).await.unwrap();
-            assert_eq!(&buffer[..length], text);
-            inside.send_to(&buffer[..length], from).await.unwrap();
-            let length = client.recv(&mut buffer).await.unwrap();
-            assert_eq!(&buffer[..length], text);
-        }
+        let (length, from) = inside.recv_from(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..length], b"question");
+        inside.send_to(b"answer", from).await.unwrap();
+        let length = client.recv(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..length], b"answer");
     }
 
     #[test]

@@ -133,7 +133,7 @@ fn query(name: &str) -> Vec<u8> {
 
 fn ask(gateway: &str, name: &str) -> Vec<u8> {
     let socket = UdpSocket::bind((gateway, 0)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
     socket.send_to(&query(name), (gateway, 53)).unwrap();
     let mut reply = vec![0; 512];
     let length = socket.recv(&mut reply).unwrap();
@@ -144,7 +144,7 @@ fn ask(gateway: &str, name: &str) -> Vec<u8> {
 
 fn ask_stream(gateway: &str, name: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect((gateway, 53)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
     stream.write_all(&(query(name).len() as u16).to_be_bytes()).unwrap();
     stream.write_all(&query(name)).unwrap();
     let mut length = [0; 2];
@@ -302,7 +302,7 @@ async fn reconcile_when_gone(rig: &Rig) {
         let error = error.to_string();
         let busy =
             ["resource busy", "Address already in use"].iter().any(|one| error.contains(one));
-        assert!(busy && begun.elapsed() < Duration::from_secs(20), "{error}");
+        assert!(busy && begun.elapsed() < Duration::from_secs(100), "{error}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -375,7 +375,7 @@ fn a_name_server_that_ends_leaves_its_addresses_at_once_as_root() {
         std::fs::write(dir.path().join("resolv.conf"), "nameserver 127.0.0.78\n").unwrap();
         // A resolver that never answers.
         let upstream = UdpSocket::bind("127.0.0.78:53").unwrap();
-        upstream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        upstream.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
         let rig = open(dir.path()).await;
         let create = v1::CreateNetworkRequest {
             name: "blue".into(),
@@ -410,7 +410,7 @@ fn what_sandboxes_are_on_stays_when_their_network_does_not_come_up_as_root() {
             let blocker = loop {
                 match UdpSocket::bind("0.0.0.0:53") {
                     Ok(socket) => break socket,
-                    Err(error) => assert!(begun.elapsed() < Duration::from_secs(20), "{error}"),
+                    Err(error) => assert!(begun.elapsed() < Duration::from_secs(100), "{error}"),
                 }
                 std::thread::sleep(Duration::from_millis(1));
             };

@@ -21,7 +21,7 @@ use slipway_plane_api::PlaneClient;
 use slipway_plane_api::network_v1 as v1;
 
 /// The longest time for a connection that succeeds.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(100);
 /// The longest time for a refusal: it comes at once, or never.
 const REFUSAL: Duration = Duration::from_secs(1);
 const PORT: u16 = 7777;

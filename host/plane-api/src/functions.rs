@@ -12,6 +12,11 @@ pub const POD: &str = "slipway-pod";
 /// for.
 pub const MOUNTS: &str = "/proc/slipway/functions/";
 
+/// The name that socket functions have in place of a pool's. By a mount `sockets.NUMBER` a
+/// container asks for that of its pod, whatever the number. A pool of this name is no resource of
+/// pods.
+pub const SOCKETS: &str = "sockets";
+
 /// Returns whether the owner of a function is a pod.
 pub fn is_pods(owner: &str) -> bool {
     owner.strip_prefix(POD).is_some_and(|id| id.starts_with(':'))

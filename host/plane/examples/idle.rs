@@ -63,7 +63,7 @@ fn target(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outc
             socket_path: socket.to_string_lossy().into_owned(),
             owner: None,
             nvme: Some(v1::NvmeController {
-                namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
+                namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk), ..Default::default() }],
                 doorbells: doorbells.into(),
                 sweep_period_us: u32::try_from(sweep_ms * 1000)?,
                 ..Default::default()

@@ -75,7 +75,11 @@ impl Place {
         let socket = self.path(id);
         let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
         let namespaces = (1..).zip(disks);
-        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace {
+            nsid,
+            disk: disk(kind),
+            ..Default::default()
+        });
         self.plane.create(&v1::CreateEndpointRequest {
             id: id.to_owned(),
             socket_path: socket.to_string_lossy().into_owned(),
@@ -91,7 +95,7 @@ impl Place {
 
     fn file(&self, name: &str, read_only: bool, pin: bool) -> Kind {
         let path = self.path(name).to_string_lossy().into_owned();
-        Kind::File(v1::FileDisk { path, read_only, pin, device: None })
+        Kind::File(v1::FileDisk { path, read_only, pin, ..Default::default() })
     }
 }
 

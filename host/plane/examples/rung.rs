@@ -66,7 +66,7 @@ fn driver(plane: &Plane, socket: &Path, number: usize) -> Outcome<Driver<Shadowe
         socket_path: socket.to_string_lossy().into_owned(),
         owner: None,
         nvme: Some(v1::NvmeController {
-            namespaces: vec![v1::Namespace { nsid: 1, disk }],
+            namespaces: vec![v1::Namespace { nsid: 1, disk, ..Default::default() }],
             doorbells: v1::nvme_controller::DoorbellMode::Rung.into(),
             ..Default::default()
         }),

@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         owner: None,
         nvme: Some(v1::NvmeController {
             serial: ID.into(),
-            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
+            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk), ..Default::default() }],
             doorbells: DoorbellMode::Mapped.into(),
             ..Default::default()
         }),

@@ -27,7 +27,11 @@ impl Plane {
         // No disk changes its size between being opened and being listed among those that are told
         // of new sizes.
         let _sizes = self.sizes_stay();
-        let wanted = v1::Namespace { nsid: request.nsid, disk: request.disk.clone() };
+        let wanted = v1::Namespace {
+            nsid: request.nsid,
+            disk: request.disk.clone(),
+            identity: String::new(),
+        };
         // Before the disk is opened: an unknown endpoint is the likelier error.
         let (overlays, lasts, lanes) = self.with_endpoint(id, |served| {
             let lanes = served.reactors().len() - 1;
@@ -68,7 +72,9 @@ impl Plane {
             return Err(Error::UnknownNamespace(id.clone()));
         }
         let until = Instant::now() + PATIENCE;
-        let asked: Vec<_> = chosen.into_iter().map(|nsid| door.detach(nsid)).collect();
+        let asked: Vec<_> = chosen.iter().map(|one| door.detach(one.status.nsid)).collect();
+        // The overlays' memory goes with their disks.
+        drop(chosen);
         let outcomes: Vec<_> = asked.into_iter().map(|asked| asked.wait(id, until)).collect();
         outcomes.into_iter().collect()
     }

@@ -11,8 +11,10 @@ use slipway_reactor::Handle;
 use slipway_vfio_user::{Config, DoorbellMode, Endpoint, EndpointParts, LaneHome};
 
 use crate::disks::Disks;
-use crate::door::{Door, namespace, rates};
+use crate::door::{Door, rates};
+use crate::id::identity;
 use crate::keep::{KeptPlace, endpoint_parts};
+use crate::namespace::{self, Listed};
 use crate::wakes::{Wakes, watch_all};
 use crate::{Error, disk, snoop};
 
@@ -22,7 +24,7 @@ const QUEUE_PAIRS: u16 = 64;
 /// The control thread's record of a controller that a reactor serves.
 pub struct Nvme {
     /// The attached namespaces, by number.
-    pub namespaces: BTreeMap<u32, v1::NamespaceStatus>,
+    pub namespaces: BTreeMap<u32, Listed>,
     /// The means to reach the controller.
     pub door: Door,
     /// The wake descriptors of the endpoint's own disks, then those of each lane's.
@@ -70,7 +72,7 @@ pub fn serve(
     let unserved = |source| Error::Socket { path: socket.clone(), source };
     let sweep_period_us = sweep_period_us(&config);
     let wakes = new.reactors.iter().map(|_| Wakes::new()).collect::<Result<Vec<_>, _>>()?;
-    let (namespaces, status) = open_namespaces(&new, &wakes, place.as_deref_mut())?;
+    let (namespaces, listed) = open_namespaces(&new, &wakes, place.as_deref_mut())?;
     let mut parts = endpoint_parts(&config, place.as_deref_mut()).map_err(unserved)?;
     let limits = bounds(&new);
     let mut controller = Controller::new(Parts {
@@ -96,7 +98,7 @@ pub fn serve(
     endpoint.spread(homes).map_err(unserved)?;
     let door = Door { mailbox, control: endpoint.control() };
     let nvme = Nvme {
-        namespaces: status,
+        namespaces: listed,
         snoop: snoop::Target::new(door.mailbox.clone(), limits, door.control.clone()),
         door,
         wakes,
@@ -132,27 +134,29 @@ fn homes(reactors: &[(usize, Handle)], wakes: &[Wakes]) -> Result<Vec<LaneHome>,
 }
 
 /// Opens the disks of a controller's namespaces and watches their descriptors. Returns the
-/// namespaces, and their status by number.
+/// namespaces, and their records by number.
 fn open_namespaces(
     new: &NewController<'_>,
     wakes: &[Wakes],
     mut place: Option<&mut KeptPlace>,
-) -> Result<(Vec<Namespace>, BTreeMap<u32, v1::NamespaceStatus>), Error> {
-    let (mut made, mut status) = (Vec::new(), BTreeMap::new());
+) -> Result<(Vec<Namespace>, BTreeMap<u32, Listed>), Error> {
+    let (mut made, mut listed) = (Vec::new(), BTreeMap::new());
     for one in &new.wanted.namespaces {
-        let lasts = place.as_deref_mut().map(|place| place.found(one.nsid)).transpose()?;
+        let identity = identity(new.id, one)?;
+        let lasts =
+            place.as_deref_mut().map(|place| place.predecessor_disk(one.nsid)).transpose()?;
         let opened = disk::open(one, (new.disks, &new.overlays), lasts, wakes.len() - 1)?;
-        if let (Some(place), Some(file)) = (&mut place, &opened.content) {
-            place.put_content(one.nsid, file)?;
+        if let (Some(place), Some(content)) = (&mut place, &opened.content) {
+            place.put_content(one.nsid, content.file())?;
         }
         watch_all(wakes, &opened)?;
-        let (described, namespace) = namespace(new.id, one.nsid, opened);
-        status.insert(one.nsid, described);
+        let (record, namespace) = namespace::make(identity, one.nsid, opened);
+        listed.insert(one.nsid, record);
         made.push(namespace);
     }
     // Stores the slots of the disks' contents.
     place.map_or(Ok(()), KeptPlace::store)?;
-    Ok((made, status))
+    Ok((made, listed))
 }
 
 /// Returns one interrupt for each queue, including the admin queue.

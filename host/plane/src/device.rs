@@ -128,7 +128,8 @@ mod tests {
         assert_eq!(of(&disk("/no/such/path")), None);
         let ram = Some(Kind::Ram(v1::RamDisk { size_bytes: 512 }));
         assert_eq!(of(&v1::Disk { block_size: 0, kind: ram }), None);
-        let namespace = |nsid, path| v1::Namespace { nsid, disk: Some(disk(path)) };
+        let namespace =
+            |nsid, path| v1::Namespace { nsid, disk: Some(disk(path)), ..Default::default() };
         let namespaces = vec![namespace(1, "/no/such/path"), namespace(2, "/dev/null")];
         let nvme = Some(v1::NvmeController { namespaces, ..Default::default() });
         let request = v1::CreateEndpointRequest { nvme, ..Default::default() };

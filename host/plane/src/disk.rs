@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use slipway_block::{
-    Budget, Disk, FileDisk, FileOptions, Geometry, LazyDisk, NullDisk, OverlayDisk, RamDisk,
-    SharedDisk, open_file, overlay_file,
+    Budget, Disk, FileContent, FileDisk, FileOptions, Geometry, LazyDisk, NullDisk, OverlayContent,
+    OverlayDisk, RamDisk, SharedDisk, open_file, overlay_file,
 };
 use slipway_plane_api::v1;
 
@@ -18,6 +18,7 @@ use crate::Error;
 use crate::device;
 use crate::disks::{Disks, Named, block_size};
 use crate::keep::Lasts;
+use crate::reserve::reserve;
 
 /// An open disk with the properties that a host needs.
 pub struct Opened {
@@ -28,8 +29,36 @@ pub struct Opened {
     pub kind: &'static str,
     /// The named disk, if the disk is one.
     pub named: Option<Named>,
-    /// The content of a disk in memory that is to outlive the process.
-    pub content: Option<OwnedFd>,
+    /// The content of a disk in memory, which a keeper holds if the disk is to outlive the process.
+    pub content: Option<Content>,
+    /// The content of a regular file, for copies.
+    pub file: Option<FileContent>,
+}
+
+/// The content of a disk in memory.
+pub enum Content {
+    /// The memory file of a RAM disk that is to outlive the process.
+    Ram(OwnedFd),
+    /// That of an overlay, whose disk always has a memory file: it can be copied from there.
+    Overlay(OverlayContent),
+}
+
+impl Content {
+    /// Returns the memory file.
+    pub fn file(&self) -> &OwnedFd {
+        match self {
+            Self::Ram(file) => file,
+            Self::Overlay(content) => content.memory(),
+        }
+    }
+
+    /// Returns the content of an overlay, or `None` for another disk.
+    pub fn into_overlay(self) -> Option<OverlayContent> {
+        match self {
+            Self::Ram(_) => None,
+            Self::Overlay(content) => Some(content),
+        }
+    }
 }
 
 /// Opens the disk of a namespace, and once more for each of the `lanes` lanes besides the home. The
@@ -46,7 +75,8 @@ pub fn open(
     if let v1::disk::Kind::Named(reference) = kind {
         let named = disks.get(&reference.name)?;
         let (disk, lanes) = open_all(&named.shared, reference.read_only, lanes)?;
-        return Ok(Opened { disk, lanes, kind: named.kind, named: Some(named), content: None });
+        let (kind, file) = (named.kind, named.shared.content());
+        return Ok(Opened { disk, lanes, kind, named: Some(named), content: None, file });
     }
     let kept = lasts.as_ref().and_then(|lasts| lasts.device);
     let meant = kept.or_else(|| device::described(disk));
@@ -91,7 +121,8 @@ fn spread(
         Kind::File(file) => {
             let (read_only, direct) = (file.read_only, !file.read_only);
             let (pin, witness) = (file.pin, lasts.map(|lasts| lasts.witness));
-            let options = FileOptions { read_only, block_size, direct, pin, witness };
+            let reserve = reserve(file);
+            let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
             ("file", SharedDisk::file(Path::new(&file.path), &options)?, read_only)
         }
         Kind::Overlay(_) => {
@@ -106,7 +137,8 @@ fn spread(
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
     let (disk, lanes) = open_all(&shared, read_only, lanes)?;
-    Ok(Opened { disk, lanes, kind, named: None, content })
+    let (content, file) = (content.map(Content::Ram), shared.content());
+    Ok(Opened { disk, lanes, kind, named: None, content, file })
 }
 
 /// Opens a disk that one endpoint has for itself.
@@ -117,13 +149,15 @@ fn of_kind(
     overlays: &Budget,
 ) -> Result<Opened, Error> {
     use v1::disk::Kind;
-    let mut content = None;
+    let (mut content, mut of_file) = (None, None);
     let (kind, disk): (_, Box<dyn Disk>) = match kind {
         Kind::Ram(ram) => {
             let disk = match lasts {
                 Some(lasts) => {
-                    let file = content.insert(ram_file(ram.size_bytes, lasts.content)?);
-                    RamDisk::of(file, block_size)?
+                    let file = ram_file(ram.size_bytes, lasts.content)?;
+                    let disk = RamDisk::of(&file, block_size)?;
+                    content = Some(Content::Ram(file));
+                    disk
                 }
                 None => RamDisk::new(ram.size_bytes, block_size)?,
             };
@@ -134,13 +168,15 @@ fn of_kind(
             // Read-only files are shared by many disks: the page cache holds them once for all.
             let direct = !file.read_only;
             let witness = lasts.map(|lasts| lasts.witness);
-            let (read_only, pin) = (file.read_only, file.pin);
-            let options = FileOptions { read_only, block_size, direct, pin, witness };
-            ("file", open_file(Path::new(&file.path), &options)?)
+            let (read_only, pin, reserve) = (file.read_only, file.pin, reserve(file));
+            let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
+            let (disk, its) = open_file(Path::new(&file.path), &options)?;
+            of_file = its;
+            ("file", disk)
         }
         Kind::Overlay(overlay) => {
-            let (disk, file) = open_overlay(overlay, block_size, lasts)?;
-            content = file;
+            let (disk, memory) = open_overlay(overlay, block_size, lasts)?;
+            content = Some(Content::Overlay(memory));
             ("overlay", Box::new(disk.counted_in(overlays)))
         }
         Kind::Lazy(lazy) => {
@@ -150,30 +186,34 @@ fn of_kind(
         // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
-    Ok(Opened { disk, lanes: Vec::new(), kind, named: None, content })
+    Ok(Opened { disk, lanes: Vec::new(), kind, named: None, content, file: of_file })
 }
 
-/// Opens an overlay. Returns it with the file of its content, if that is to outlive the process.
+/// Opens an overlay, in the memory file that it had under a predecessor or in a new one. Returns it
+/// with its content.
 fn open_overlay(
     overlay: &v1::OverlayDisk,
     block_size: u32,
     lasts: Option<Lasts>,
-) -> Result<(OverlayDisk<FileDisk>, Option<OwnedFd>), Error> {
-    let options = image_options(block_size, lasts.as_ref().map(|lasts| lasts.witness.clone()));
-    let base = FileDisk::open(Path::new(&overlay.base_path), &options)?;
+) -> Result<(OverlayDisk<FileDisk>, OverlayContent), Error> {
+    let (witness, had) = lasts.map_or((None, None), |one| (Some(one.witness), one.content));
+    let path = Path::new(&overlay.base_path);
+    let base = FileDisk::open(path, &image_options(block_size, witness))?;
     let limit = (overlay.limit_bytes > 0).then_some(overlay.limit_bytes);
-    let Some(lasts) = lasts else { return Ok((OverlayDisk::new(base, limit)?, None)) };
     let identity = base.identity().map_err(|error| Error::Resources(error.to_string()))?;
-    let file = match lasts.content {
+    let file = match had {
         Some(file) => file,
         None => overlay_file(&base.geometry(), &identity)?,
     };
-    Ok((OverlayDisk::of(base, limit, &file, &identity)?, Some(file)))
+    let content = OverlayContent::new(file, &base, path, identity);
+    let disk = OverlayDisk::of(base, limit, content.memory(), &identity)?;
+    Ok((disk, content))
 }
 
 /// Returns the options for a file that many disks read, through the page cache.
 fn image_options(block_size: u32, witness: Option<Arc<OwnedFd>>) -> FileOptions {
-    FileOptions { read_only: true, block_size, direct: false, pin: false, witness }
+    let (read_only, direct) = (true, false);
+    FileOptions { read_only, block_size, direct, witness, ..FileOptions::default() }
 }
 
 /// The checked description of an image whose blocks are still being fetched.

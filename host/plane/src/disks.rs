@@ -11,6 +11,7 @@ use crate::Error;
 use crate::device;
 use crate::id::{check_id, uuid};
 use crate::keep::DiskPlace;
+use crate::reserve::reserve;
 
 /// The size of a logical block in bytes, unless the description has another: every guest supports
 /// it.
@@ -56,12 +57,12 @@ impl Named {
                 ("null", String::new(), SharedDisk::null(null.size_bytes, block_size)?)
             }
             Some(Kind::File(file)) => {
-                let (read_only, pin) = (file.read_only, file.pin);
+                let (read_only, pin, reserve) = (file.read_only, file.pin, reserve(&file));
                 let direct = !read_only;
                 let kept = lasts.as_ref().and_then(|lasts| lasts.device);
                 let meant = kept.or(file.device);
                 let witness = lasts.map(|lasts| lasts.witness);
-                let options = FileOptions { read_only, block_size, direct, pin, witness };
+                let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
                 let shared = SharedDisk::file(Path::new(&file.path), &options)?;
                 // If this host has no io_uring, that is better reported now than at the first
                 // attachment.

@@ -11,8 +11,6 @@ use slipway_plane_api::v1;
 use slipway_vfio_user::Control;
 
 use crate::Error;
-use crate::disk::Opened;
-use crate::disks::Named;
 
 /// The means to reach a controller on a reactor.
 #[derive(Clone)]
@@ -128,23 +126,6 @@ pub fn rates(limits: &v1::Limits) -> Rates {
         commands: rate(limits.commands_per_second, limits.command_burst),
         bytes: rate(limits.bytes_per_second, limits.byte_burst),
     }
-}
-
-/// Makes a namespace of `opened` with number `nsid`, and its status for the interface.
-pub fn namespace(id: &str, nsid: u32, opened: Opened) -> (v1::NamespaceStatus, Namespace) {
-    let shape = opened.disk.geometry();
-    let named = opened.named;
-    let status = v1::NamespaceStatus {
-        nsid,
-        size_bytes: shape.bytes(),
-        read_only: shape.read_only,
-        kind: opened.kind.to_owned(),
-        disk: named.as_ref().map(|named| named.name.clone()).unwrap_or_default(),
-    };
-    let uuid = named.as_ref().map_or_else(|| crate::id::uuid(id, nsid), Named::uuid);
-    let namespace = Namespace::new(nsid, opened.disk, uuid);
-    let (shared, lanes) = (named.is_some(), opened.lanes);
-    (status, Namespace { shared, lanes, ..namespace })
 }
 
 #[cfg(test)]

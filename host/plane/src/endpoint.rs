@@ -15,11 +15,12 @@ use slipway_vfio_user::{
 };
 
 use crate::controller::{self, NewController, Nvme};
-use crate::disk::Opened;
+use crate::disk::{Content, Opened};
 use crate::disks::Disks;
-use crate::door::{Door, namespace};
-use crate::id::check_id;
+use crate::door::Door;
+use crate::id::{check_id, identity};
 use crate::keep::{KeptPlace, Lasts, endpoint_parts};
+use crate::namespace::{self, Listed, Source};
 use crate::network::{self, Attached};
 use crate::wakes::watch_all;
 use crate::{Error, overlays, snoop};
@@ -257,7 +258,8 @@ impl Served {
     /// # Errors
     /// [`Error::Network`] if the endpoint has no controller; [`Error::Change`] if the number is
     /// taken; [`Error::Resources`] if the descriptor cannot be watched; [`Error::Invalid`] if the
-    /// namespace cannot be kept. Nothing is reserved then.
+    /// namespace's identity cannot be an endpoint's, or if it cannot be kept. Nothing is reserved
+    /// then.
     pub fn reserve(
         &mut self,
         wanted: &v1::Namespace,
@@ -271,19 +273,20 @@ impl Served {
         let nsid = wanted.nsid;
         let chosen = if nsid == 0 { (1..).find(free) } else { Some(nsid).filter(free) };
         let nsid = chosen.ok_or(ChangeError::Taken(nsid))?;
+        let identity = identity(&self.id, wanted)?;
         watch_all(&nvme.wakes, &opened)?;
         if let Some(place) = &mut self.place {
             let wanted = v1::Namespace { nsid, ..wanted.clone() };
-            let described = place.attach(wanted, opened.content.as_ref());
-            described.or_else(|error| place.detach(&[nsid]).and(Err(error)))?;
+            place.attach(wanted, opened.content.as_ref().map(Content::file))?;
         }
-        let (status, namespace) = namespace(&self.id, nsid, opened);
-        nvme.namespaces.insert(nsid, status.clone());
+        let (listed, namespace) = namespace::make(identity, nsid, opened);
+        let status = listed.status.clone();
+        nvme.namespaces.insert(nsid, listed);
         Ok((status, namespace))
     }
 
-    /// Removes the namespaces that `chosen` picks, also for a successor. Returns their numbers, for
-    /// the caller to detach them from the controller.
+    /// Removes the namespaces that `chosen` picks, also for a successor. Returns their records, for
+    /// the caller to detach them from the controller, and to drop while nothing is locked.
     ///
     /// # Errors
     /// [`Error::Network`] if the endpoint has no controller; [`Error::Invalid`] if the removal
@@ -291,23 +294,34 @@ impl Served {
     pub fn take(
         &mut self,
         chosen: impl Fn(&v1::NamespaceStatus) -> bool,
-    ) -> Result<Vec<u32>, Error> {
+    ) -> Result<Vec<Listed>, Error> {
         let FunctionKind::Nvme(nvme) = &mut self.kind else {
             return Err(Error::Network(self.id.clone()));
         };
-        let taken = nvme.namespaces.iter().filter(|(_, one)| chosen(one));
+        let taken = nvme.namespaces.iter().filter(|(_, one)| chosen(&one.status));
         let taken: Vec<u32> = taken.map(|(nsid, _)| *nsid).collect();
         if let Some(place) = &mut self.place {
             place.detach(&taken)?;
         }
-        nvme.namespaces.retain(|nsid, _| !taken.contains(nsid));
-        Ok(taken)
+        Ok(taken.iter().filter_map(|nsid| nvme.namespaces.remove(nsid)).collect())
+    }
+
+    /// Returns the content of the disk of namespace `nsid`, to be copied.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the endpoint has no controller; [`Error::UnknownNamespace`];
+    /// [`Error::NotCopied`] if its disk is neither an overlay nor a regular file.
+    pub fn source(&self, nsid: u32) -> Result<Source, Error> {
+        let listed = self.nvme()?.namespaces.get(&nsid);
+        let listed = listed.ok_or_else(|| Error::UnknownNamespace(self.id.clone()))?;
+        listed.source.clone().ok_or_else(|| Error::NotCopied(self.id.clone(), nsid))
     }
 
     /// Stores the new size of a named disk; returns the namespaces that are this disk.
     pub fn resized(&mut self, name: &str, size_bytes: u64) -> Vec<u32> {
         let FunctionKind::Nvme(nvme) = &mut self.kind else { return Vec::new() };
-        let same = nvme.namespaces.values_mut().filter(|one| one.disk == name);
+        let same = nvme.namespaces.values_mut().map(|one| &mut one.status);
+        let same = same.filter(|one| one.disk == name);
         let noted = same.map(|one| {
             one.size_bytes = size_bytes;
             one.nsid
@@ -318,7 +332,7 @@ impl Served {
     /// Returns the endpoint's namespaces that are the named disk `name`.
     pub fn uses(&self, name: &str) -> Vec<v1::DiskUser> {
         let FunctionKind::Nvme(nvme) = &self.kind else { return Vec::new() };
-        let same = nvme.namespaces.values().filter(|one| one.disk == name);
+        let same = nvme.namespaces.values().map(|one| &one.status).filter(|one| one.disk == name);
         let users = same.map(|one| v1::DiskUser {
             endpoint_id: self.id.clone(),
             nsid: one.nsid,
@@ -347,7 +361,7 @@ impl Served {
             }),
             namespaces: nvme
                 .into_iter()
-                .flat_map(|nvme| nvme.namespaces.values().cloned())
+                .flat_map(|nvme| nvme.namespaces.values().map(Listed::describe))
                 .collect(),
             doorbells: nvme.map_or(0, |nvme| nvme.doorbells.into()),
             sweep_period_us: nvme.map_or(0, |nvme| nvme.sweep_period_us),

@@ -34,6 +34,23 @@ pub enum Error {
     /// The endpoint has no such namespace.
     #[error("endpoint \"{0}\" has no such namespace or disk")]
     UnknownNamespace(String),
+    /// The disk of a namespace is neither an overlay nor a regular file.
+    #[error(
+        "the disk of namespace {1} of endpoint \"{0}\" is neither an overlay nor a regular file: \
+         only those are copied"
+    )]
+    NotCopied(String, u32),
+    /// A file that was to be made exists.
+    #[error("{} is there already; name another file", .0.display())]
+    ExistingFile(PathBuf),
+    /// A file could not be made.
+    #[error("cannot create {}: {source}", path.display())]
+    File {
+        /// The path of the file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// A running controller refused a change.
     #[error(transparent)]
     Change(#[from] ChangeError),

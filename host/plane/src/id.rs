@@ -1,6 +1,7 @@
 //! Ids of endpoints and disks, and the UUIDs made of them.
 
 use sha2::{Digest, Sha256};
+use slipway_plane_api::v1;
 
 use crate::Error;
 
@@ -10,6 +11,19 @@ use crate::Error;
 /// [`Error::Invalid`].
 pub fn check_id(id: &str) -> Result<(), Error> {
     slipway_plane_api::check_id(id).map_err(Error::Invalid)
+}
+
+/// Returns the id that the UUID of `wanted`, a namespace of endpoint `id`, is made of: that of the
+/// endpoint whose identity the namespace has, or else `id`.
+///
+/// # Errors
+/// [`Error::Invalid`] if the description names an endpoint that cannot be.
+pub fn identity<'a>(id: &'a str, wanted: &'a v1::Namespace) -> Result<&'a str, Error> {
+    if wanted.identity.is_empty() {
+        return Ok(id);
+    }
+    check_id(&wanted.identity)?;
+    Ok(&wanted.identity)
 }
 
 /// Returns a UUID that depends on the endpoint and the namespace only, so that a guest finds its
@@ -26,6 +40,17 @@ pub fn uuid(id: &str, nsid: u32) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_identity_is_an_endpoints_id() {
+        let wanted =
+            |identity: &str| v1::Namespace { identity: identity.into(), ..Default::default() };
+        assert_eq!(identity("a", &wanted("")).unwrap(), "a");
+        assert_eq!(identity("a", &wanted("saved.1")).unwrap(), "saved.1");
+        for bad in ["a/b", "a b", &"x".repeat(65)] {
+            assert!(matches!(identity("a", &wanted(bad)), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
 
     #[test]
     fn uuids_are_stable_distinct_and_of_version_8() {

@@ -8,7 +8,7 @@
 //!   then on.
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
 //! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
-//!   of running endpoints, by messages to their controllers.
+//!   of running endpoints, by messages to their controllers. `copy` copies an overlay to a file.
 //! - `overlays` bounds the memory of overlays, for each endpoint and for all.
 //! - `balance` assigns each endpoint to a reactor, or to several if its controller has lanes, and
 //!   moves it if its reactor has too much to do.
@@ -27,6 +27,7 @@
 mod attach;
 mod balance;
 mod controller;
+mod copy;
 mod device;
 mod disk;
 mod disks;
@@ -35,9 +36,11 @@ mod endpoint;
 mod error;
 mod id;
 mod keep;
+mod namespace;
 mod network;
 mod overlays;
 mod plane;
+mod reserve;
 mod service;
 mod snoop;
 mod table;

@@ -286,20 +286,18 @@ impl Plane {
     /// # Errors
     /// [`Error::Unknown`]; [`Error::Resources`] if a disk does not finish its requests.
     pub fn remove(&self, id: &str) -> Result<(), Error> {
-        let (control, place) = {
-            let mut endpoints = self.lock();
-            match endpoints.get_mut(id) {
-                Some(slot @ Slot::Served(_)) => {
-                    let reserved = Slot::Reserved(slot.reactors().to_vec());
-                    let Slot::Served(served) = std::mem::replace(slot, reserved) else {
-                        return Err(Error::Unknown(id.to_owned()));
-                    };
-                    (served.control(), served.place())
-                }
-                // Another caller is making or removing it, and has to finish that.
-                Some(Slot::Reserved(_)) | None => return Err(Error::Unknown(id.to_owned())),
+        let slot = match self.lock().get_mut(id) {
+            Some(slot @ Slot::Served(_)) => {
+                let reserved = Slot::Reserved(slot.reactors().to_vec());
+                std::mem::replace(slot, reserved)
             }
+            // Another caller is making or removing it, and has to finish that.
+            Some(Slot::Reserved(_)) | None => return Err(Error::Unknown(id.to_owned())),
         };
+        let Slot::Served(served) = slot else { return Err(Error::Unknown(id.to_owned())) };
+        let (control, place) = (served.control(), served.place());
+        // It may be the last to hold the memory of overlays, so it is dropped without the lock.
+        drop(served);
         control.close();
         let closed = control.wait_closed(CLOSE);
         self.give_back(place);

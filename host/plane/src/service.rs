@@ -39,18 +39,22 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::Exists(_) | Error::ExistingDisk(_) | Error::Change(ChangeError::Taken(_)) => {
-                Self::already_exists(message)
-            }
+            Error::Exists(_)
+            | Error::ExistingDisk(_)
+            | Error::ExistingFile(_)
+            | Error::Change(ChangeError::Taken(_)) => Self::already_exists(message),
             Error::Invalid(_) | Error::Controller(_) | Error::Change(_) | Error::Network(_) => {
                 Self::invalid_argument(message)
             }
             Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
                 Self::not_found(message)
             }
-            Error::Disk(_) | Error::DiskInUse(..) | Error::Socket { .. } | Error::Snooped(_) => {
-                Self::failed_precondition(message)
-            }
+            Error::Disk(_)
+            | Error::DiskInUse(..)
+            | Error::NotCopied(..)
+            | Error::File { .. }
+            | Error::Socket { .. }
+            | Error::Snooped(_) => Self::failed_precondition(message),
             Error::Resources(_) => Self::resource_exhausted(message),
             Error::Fabric(error) => error.into(),
         }
@@ -128,6 +132,14 @@ impl v1::plane_server::Plane for Service {
     ) -> Result<Response<v1::DetachDiskReply>, Status> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.detach(&request).map(|()| v1::DetachDiskReply {})).await
+    }
+
+    async fn copy_disk(
+        &self,
+        request: Request<v1::CopyDiskRequest>,
+    ) -> Result<Response<v1::CopyDiskReply>, Status> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || plane.copy_disk(&request)).await
     }
 
     async fn limit_endpoint(

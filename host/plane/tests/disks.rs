@@ -208,7 +208,7 @@ fn pinned_memory_is_let_go_with_its_map() {
     let path = dir.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let path = path.to_string_lossy().into_owned();
-    let file = Kind::File(v1::FileDisk { path, read_only: false, pin: true, device: None });
+    let file = Kind::File(v1::FileDisk { path, pin: true, ..Default::default() });
     let mut driver = endpoint(&mut rig, "one", vec![file]);
     for round in 1..=4_u8 {
         let memory = lend(&mut driver, AT, 4 << 20);
@@ -228,6 +228,29 @@ fn pinned_memory_is_let_go_with_its_map() {
         driver.registers.client.unmap(AT, 4 << 20).unwrap();
     }
     round_trip(&mut driver, 1, 3, 5);
+}
+
+/// A file whose file system has less free than it is to leave to others takes no new blocks, and
+/// goes on with those that it has.
+#[test]
+fn a_file_that_keeps_a_reserve_takes_no_more_space() {
+    let mut rig = Rig::new();
+    let (path, _) = file_of(&rig, 1 << 20);
+    std::fs::write(&path, [5; 64 << 10]).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    let path = path.to_string_lossy().into_owned();
+    let file = v1::FileDisk { path, keep_free_bytes: u64::MAX, ..Default::default() };
+    let mut driver = endpoint(&mut rig, "one", vec![Kind::File(file)]);
+    let refused = || rig.plane.get("one").unwrap().namespaces[0].refused_writes;
+    write(&mut driver, 1, 8, 7).unwrap();
+    assert_eq!(refused(), 0);
+    for lba in [1024, 2047] {
+        let full = write(&mut driver, 1, lba, 7).unwrap_err();
+        assert!(full.contains("CAPACITY_EXCEEDED"), "{full}");
+    }
+    write(&mut driver, 1, 16, 9).unwrap();
+    assert_eq!((read(&mut driver, 1, 8), read(&mut driver, 1, 16)), (7, 9));
+    assert_eq!((read(&mut driver, 1, 1024), refused()), (0, 2));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A plane that is killed, and its successor: the present state of endpoints is kept, and so are
 //! named disks; state of another build is left alone.
 //!
+//! Over 500 lines: tests that share the plane's process.
+//!
 //! The plane's process is this test program itself, started with its task in the environment; the
 //! keeper is a thread of the test.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
@@ -56,6 +58,11 @@ fn disk(kind: Kind) -> Option<v1::Disk> {
     Some(v1::Disk { block_size: 0, kind: Some(kind) })
 }
 
+/// Makes a namespace as one of a saved machine.
+fn namespace((nsid, kind): (u32, Kind)) -> v1::Namespace {
+    v1::Namespace { nsid, disk: disk(kind), identity: "saved".into() }
+}
+
 fn named(name: &str) -> Kind {
     Kind::Named(v1::NamedDiskReference { name: name.into(), read_only: false })
 }
@@ -79,8 +86,7 @@ fn make(plane: &Plane, dir: &Path) {
     create_disk(plane, "memory", ram(MIB));
     let path = dir.join("disk").to_string_lossy().into_owned();
     create_disk(plane, "file", Kind::File(v1::FileDisk { path, ..Default::default() }));
-    let namespaces = (1..).zip([ram(MIB), named("memory")]);
-    let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+    let namespaces = (1..).zip([ram(MIB), named("memory")]).map(namespace);
     let request = v1::CreateEndpointRequest {
         virtio_net: None,
         memory: None,
@@ -132,6 +138,12 @@ fn the_planes_process() {
             // records.
             let held = |id| plane.get(id).unwrap().overlays.unwrap().held_bytes;
             assert_eq!(["one", "two"].map(held), [7 * 4096; 2]);
+            let (endpoint_id, copy) = ("one".to_owned(), dir.join("copy"));
+            let path = copy.to_string_lossy().into_owned();
+            let request = v1::CopyDiskRequest { endpoint_id, nsid: 2, path };
+            assert_eq!(plane.copy_disk(&request).unwrap().size_bytes, MIB);
+            let bytes = std::fs::read(&copy).unwrap();
+            assert_eq!((bytes[5 * 512], bytes[6 * 512]), (1, 0x11));
         }
         "find-nothing" => assert!(names(&plane).is_empty()),
         _ => {}
@@ -217,8 +229,7 @@ fn make_two(plane: &Plane, dir: &Path) {
         let image = Kind::Lazy(fetcher::disk(dir, "image"));
         let layer = Kind::Overlay(v1::OverlayDisk { base_path: path("base"), limit_bytes: 0 });
         let volume = Kind::File(v1::FileDisk { path: path(name), ..Default::default() });
-        let namespaces = (1..).zip([image, layer, volume]);
-        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        let namespaces = (1..).zip([image, layer, volume]).map(namespace);
         let nvme = v1::NvmeController { namespaces: namespaces.collect(), ..Default::default() };
         let request = v1::CreateEndpointRequest {
             virtio_net: None,
@@ -307,6 +318,9 @@ fn overlays_and_images_outlive_the_plane_and_go_with_their_endpoints() {
         byte(driver, NvmOpcode::Write, 3, 5, 0x30 + own);
         assert_eq!(byte(driver, NvmOpcode::Read, 1, 5, 0), 0x11);
     }
+    let nguid = |driver: &mut Driver<Registers>| driver.identify_namespace(2).unwrap().nguid;
+    let names = drivers.each_mut().map(nguid);
+    assert_eq!(names[0], names[1], "those of the same saved machine");
     kill(child);
     let child = start(dir.path(), "go-on");
     for (own, driver) in (1..).zip(&mut drivers) {
@@ -315,6 +329,7 @@ fn overlays_and_images_outlive_the_plane_and_go_with_their_endpoints() {
         assert_eq!(found(3, 5), 0x30 + own);
         byte(driver, NvmOpcode::Write, 2, 6, 0x20 + own);
     }
+    assert_eq!(drivers.each_mut().map(nguid), names);
     kill(child);
     // The successor removes one endpoint; the other stays.
     let child = start(dir.path(), "end-one-of-two");

@@ -47,7 +47,7 @@ fn earlier() {
     // SAFETY: the mapping, which nobody else uses.
     unsafe { std::slice::from_raw_parts_mut(base, len) }.fill(0xaa);
     println!("filled");
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(PATIENCE * 10);
 }
 
 fn ask(path: &Path) -> Lease {
@@ -139,6 +139,7 @@ fn a_disk_gets_zeros_of_memory_that_nobody_touched() {
             namespaces: vec![v1::Namespace {
                 nsid: 1,
                 disk: Some(v1::Disk { block_size: 0, kind: Some(ram(16 << 20)) }),
+                ..Default::default()
             }],
             ..Default::default()
         }),

@@ -23,14 +23,20 @@
 //! gets another way to the bytes later: its filter of system calls denies fork, mremap and mappings
 //! of files.
 //!
+//! Feature `launcher` has the launcher's side of step 1, which a VMM does without.
+//!
 //! Dependencies: `slipway-peer` to receive descriptors, `slipway-numa` for nodes, `rustix` for
 //! sockets, `libc` for the requests of userfaultfd(2), for which rustix has no safe form.
 
+mod hand_over;
+#[cfg(any(test, feature = "launcher"))]
 mod lease;
 mod message;
 mod userfault;
 
-pub use lease::{HandOver, Lease, complete};
+pub use hand_over::HandOver;
+#[cfg(any(test, feature = "launcher"))]
+pub use lease::{Lease, complete};
 pub use message::{WireError, receive, send};
 pub use slipway_numa::NumaNode;
 pub use slipway_pool_spec::{Completion, Page, Range, Request, TemplateName};

@@ -479,7 +479,7 @@ fn predecessor() {
     pool.add_template(name(), Template::copy_of(saved().as_fd()).unwrap()).unwrap();
     let _server = pool.listen(&directory.join("pool")).unwrap();
     std::fs::write(directory.join("serves"), "").unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(PATIENCE * 10);
 }
 
 #[test]

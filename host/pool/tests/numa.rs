@@ -349,7 +349,7 @@ fn predecessor() {
     let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
     let _server = pool.listen(&directory.join("pool")).unwrap();
     std::fs::write(directory.join("ready"), "").unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(PATIENCE * 10);
 }
 
 /// Without a wish, or on a host with one node, nothing is asked of the kernel.

@@ -301,7 +301,7 @@ fn predecessor() {
     user.end();
     all_back(&pool);
     std::fs::write(directory.join("recycled"), "").unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(PATIENCE * 10);
 }
 
 #[test]

@@ -26,6 +26,10 @@ use slipway_peer::{Bin, MAX_FILES};
 use crate::peer::{NamespaceId, Peer};
 
 /// A resource of the engine that can run out.
+///
+/// A new one counts in `RESOURCES`, and has a capacity in `Accounts::with`, a field of [`Limits`]
+/// with its arm in `Limits::of`, a row of the second table of `docs/sockets.md`, "Limits", and a
+/// [`Held`] in whatever takes some of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Numbers in the engine's table of descriptors.

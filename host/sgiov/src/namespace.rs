@@ -83,6 +83,14 @@ impl Namespace {
         self.addresses.iter().map(|own| own.0).collect()
     }
 
+    /// Gives the namespace these addresses, whatever the kernel says.
+    #[cfg(test)]
+    pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
+        self.addresses = all.iter().map(|ip| (*ip, 128)).collect();
+        // As if the kernel had been asked in an hour.
+        self.asked = Some(Instant::now() + Duration::from_secs(3600));
+    }
+
     fn refresh(&mut self, than: Duration) {
         let now = Instant::now();
         if self.asked.is_some_and(|asked| now - asked < than) {

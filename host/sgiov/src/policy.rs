@@ -25,6 +25,11 @@
 //! Without a rule a program reaches its own namespace only; the kernel serves everything else, as
 //! without an engine. A rule does not give anyone an address: the listener's namespace must really
 //! have it.
+//!
+//! A tenant with CAP_NET_ADMIN in its namespace can give itself any address. While no program
+//! listens at that address through the engine in another namespace, the tenant gets the connections
+//! to it that a rule lets through, also those meant for a listener of the kernel's elsewhere. A
+//! rule to a tenant lets that tenant alone do so; a rule to a network or to `"*"` lets everybody.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

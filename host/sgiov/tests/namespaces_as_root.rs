@@ -169,6 +169,8 @@ fn a_tenant_is_its_namespace_as_root() {
     in_c.listen(Address::v4([0; 4], 7200), 8);
     let own = in_c.connect(to(7200)).unwrap();
     assert!(own.endpoint.place.same_tenant);
+    // To others either may be meant, though policy lets a reach b alone.
+    assert_eq!(in_a.connect(to(7200)).err(), Some(NOT_OURS), "two listen at the address");
     drop((in_c, c));
     let open = Open { a: in_a, there, b: in_b, here };
     renews(open, &engine);

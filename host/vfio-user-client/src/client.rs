@@ -85,8 +85,9 @@ pub struct Client {
     /// The time at which every wait ends, instead of `timeout` after the wait's begin.
     until: Option<Instant>,
     /// The time for which a wait for a reply looks before it sleeps.
+    #[cfg(feature = "driver")]
     pub(crate) spin: Duration,
-    server: Capabilities,
+    pub(crate) server: Capabilities,
     #[cfg(feature = "driver")]
     pub(crate) memory: crate::memory::MessageMemory,
     /// The bin that closes the server's descriptors.
@@ -111,24 +112,9 @@ impl Drop for Client {
 }
 
 impl Client {
-    /// Negotiates on a connected stream socket.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
-        Self::begin(socket, timeout, None)
-    }
-
-    /// Negotiates as a client that connects again by itself when the server was replaced, and then
-    /// calls [`Client::go_on`].
-    pub(crate) fn negotiate_resuming(
-        socket: OwnedFd,
-        timeout: Duration,
-    ) -> Result<Self, ClientError> {
-        Self::begin(socket, timeout, Some(true))
-    }
-
-    fn begin(
+    /// Negotiates on a connected stream socket. With `resume`, as a client that connects again by
+    /// itself when the server was replaced, and then calls [`Client::go_on`].
+    pub(crate) fn begin(
         socket: OwnedFd,
         timeout: Duration,
         resume: Option<bool>,
@@ -139,6 +125,7 @@ impl Client {
             next_id: 0,
             timeout,
             until: None,
+            #[cfg(feature = "driver")]
             spin: Duration::ZERO,
             server: Capabilities::default(),
             #[cfg(feature = "driver")]
@@ -191,17 +178,12 @@ impl Client {
         self.server.one_connection == Some(true)
     }
 
-    /// Returns the largest number of data bytes that the server takes with one message. Returns
-    /// `None` if it did not say.
-    pub(crate) fn max_data(&self) -> Option<u64> {
-        self.server.max_data_xfer_size
-    }
-
     /// Has a function that was just connected run, or stay stopped. RAM is mapped and interrupts
     /// are routed as they were. Returns `false` if the function is in its state after a reset: no
     /// server held it for this client.
     pub(crate) fn go_on(&mut self, stopped: bool) -> Result<bool, ClientError> {
-        let held = self.is_held()?;
+        // A new server holds the function for this client.
+        let held = self.resumes() && self.device_state()? == device_state::STOP;
         let state = if stopped { device_state::STOP } else { device_state::RUNNING };
         if !held && !stopped {
             return Ok(false);
@@ -211,16 +193,6 @@ impl Client {
             Err(ClientError::Refused(_)) => Ok(false),
             Err(error) => Err(error),
         }
-    }
-
-    /// Returns whether a new server holds the function for this client.
-    fn is_held(&mut self) -> Result<bool, ClientError> {
-        Ok(self.resumes() && self.device_state()? == device_state::STOP)
-    }
-
-    /// Asks for the description of the device.
-    pub fn device_info(&mut self) -> Result<spec::DeviceInfo, ClientError> {
-        self.ask(Command::DeviceGetInfo, &spec::DeviceInfo::request())
     }
 
     /// Asks for the descriptions of the regions `0..count` at once, and has each seen as it comes.
@@ -282,12 +254,6 @@ impl Client {
         self.call(Command::DmaMap, request.as_bytes(), &[file]).map(drop)
     }
 
-    /// Removes a map. When this returns, the device does not access the memory any more.
-    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<(), ClientError> {
-        let request = spec::DmaUnmap::new(iova, len);
-        self.call(Command::DmaUnmap, request.as_bytes(), &[]).map(drop)
-    }
-
     /// Reads registers.
     ///
     /// # Errors
@@ -317,14 +283,6 @@ impl Client {
         let payload =
             [spec::RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
         self.call(Command::RegionWrite, &payload, &[]).map(drop)
-    }
-
-    /// Resets the device.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub fn reset(&mut self) -> Result<(), ClientError> {
-        self.call(Command::DeviceReset, &[], &[]).map(drop)
     }
 
     /// Sends a command with any payload and returns the reply.
@@ -439,6 +397,7 @@ impl Client {
         requests: &[Header],
     ) -> Result<Message, ClientError> {
         let mut refusals = 0;
+        #[cfg(feature = "driver")]
         let begin = (!self.spin.is_zero()).then(Instant::now);
         loop {
             let sent = self.wire.flush()?;
@@ -454,6 +413,7 @@ impl Client {
                     return Ok(message);
                 }
                 Some(message) => self.take_command(&message, deadline, &mut refusals)?,
+                #[cfg(feature = "driver")]
                 None if begin.is_some_and(|begin| begin.elapsed() < self.spin) => {
                     std::hint::spin_loop();
                 }

@@ -2,7 +2,8 @@
 //!
 //! - [`RemoteFunction`] is what a VMM uses: a function for all of its threads, with deadlines, that
 //!   goes on when its server is replaced. It can be stopped, and its state can be saved and loaded
-//!   into another function ([`RemoteFunction::save`], [`RemoteFunction::load`]).
+//!   into another function ([`RemoteFunction::save`], [`RemoteFunction::load`]). The pages of RAM
+//!   that it writes to can be logged ([`RemoteFunction::log_writes`]).
 //! - [`Client`] is one connection, for one thread. It blocks, with a timeout on every wait.
 //! - [`IoFds`] are the registers that are written without messages.
 //! - [`Window`] is a part of a region that is accessed without messages.
@@ -10,8 +11,8 @@
 //!
 //! The example `inspect` shows the function behind any vfio-user socket, and accesses it.
 //!
-//! Not implemented: logging of DMA (dirty-page bitmaps), the migration states PRE_COPY and
-//! RUNNING_P2P, `VFIO_USER_REGION_WRITE_MULTI`.
+//! Not implemented: bitmaps of pages with unmaps, the migration states PRE_COPY and RUNNING_P2P,
+//! `VFIO_USER_REGION_WRITE_MULTI`.
 //!
 //! Dependencies, few since a static VMM links them: `slipway-vfio-user-wire` for messages,
 //! `slipway-peer` for everything that a server could make wait, `slipway-ram` to unmap a window,

@@ -1,15 +1,19 @@
 //! Requests that stop a function and move its state: `VFIO_USER_DEVICE_FEATURE`,
-//! `VFIO_USER_MIG_DATA_READ`, `VFIO_USER_MIG_DATA_WRITE`.
+//! `VFIO_USER_MIG_DATA_READ`, `VFIO_USER_MIG_DATA_WRITE`. And those that log its writes to RAM.
 
 use slipway_vfio_user_spec as spec;
 use slipway_vfio_user_wire::MAX_DATA_XFER_SIZE;
-use spec::{Command, U32, device_state, feature};
+use spec::{Command, U32, U64, device_state, feature};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{Client, ClientError};
 
 /// The largest saved state in bytes that a client takes from a server: 16 MiB.
 pub const MAX_STATE: usize = 16 << 20;
+/// Bytes of a page of a log.
+pub(crate) const PAGE: u64 = 4096;
+/// The most bytes of bits in a report: the servers of this repository give no more.
+const MOST_BITS: usize = 64 << 10;
 
 impl Client {
     /// Returns the state of the function (`slipway_vfio_user_spec::device_state`).
@@ -75,9 +79,63 @@ impl Client {
         Ok(())
     }
 
+    /// Has the function note the pages of 4 KiB that it writes to, of all memory that is mapped. A
+    /// log that there is begins anew.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] with `EOPNOTSUPP` by a server that has no log.
+    pub fn start_log(&mut self) -> Result<(), ClientError> {
+        let control = spec::LogControl { page_size: U64::new(PAGE), ..Default::default() };
+        let data = control.as_bytes();
+        self.feature(feature::SET | feature::LOG_START, data, data.len()).map(drop)
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// As for [`Client::start_log`].
+    pub fn stop_log(&mut self) -> Result<(), ClientError> {
+        self.feature(feature::SET | feature::LOG_STOP, &[], 0).map(drop)
+    }
+
+    /// Returns a bit for each of `pages` pages from `iova` on that is set if the function has
+    /// written to the page since it was last reported: the first page's is the lowest of the first
+    /// word. The first page is a multiple of 64 pages behind the start of a region of memory, and
+    /// the number of pages is a multiple of 64 or reaches to the region's end.
+    ///
+    /// # Errors
+    /// As for [`Client::start_log`]; [`ClientError::Refused`] with `EINVAL` if there is no log.
+    /// The bits of earlier messages are lost then.
+    pub fn report_log(&mut self, iova: u64, pages: usize) -> Result<Vec<u64>, ClientError> {
+        let most = self.most_reported();
+        let (mut words, mut done) = (Vec::with_capacity(pages.div_ceil(64)), 0);
+        while done < pages {
+            let count = most.min(pages - done);
+            words.extend(self.report_log_part(iova + done as u64 * PAGE, count)?);
+            done += count;
+        }
+        Ok(words)
+    }
+
+    /// Returns the most pages of one report, a multiple of 64.
+    pub(crate) fn most_reported(&self) -> usize {
+        (self.chunk().min(MOST_BITS) / 8).max(1) * 64
+    }
+
+    fn report_log_part(&mut self, iova: u64, pages: usize) -> Result<Vec<u64>, ClientError> {
+        let (iova, length) = (U64::new(iova), U64::new(pages as u64 * PAGE));
+        let range = spec::LogReport { iova, length, page_size: U64::new(PAGE) };
+        let len = size_of::<spec::LogReport>() + pages.div_ceil(64) * 8;
+        let flags = feature::GET | feature::LOG_REPORT;
+        let data = self.feature(flags, range.as_bytes(), len)?;
+        let bits = data.get(size_of::<spec::LogReport>()..).filter(|_| data.len() == len);
+        let (words, _) = bits.ok_or(ClientError::Malformed("bits of a log"))?.as_chunks::<8>();
+        Ok(words.iter().map(|word| u64::from_le_bytes(*word)).collect())
+    }
+
     /// Returns the number of bytes of state that go into one message, at least 1.
     fn chunk(&self) -> usize {
-        let theirs = self.max_data().unwrap_or(spec::DEFAULT_MAX_DATA_XFER_SIZE);
+        let theirs = self.server.max_data_xfer_size.unwrap_or(spec::DEFAULT_MAX_DATA_XFER_SIZE);
         usize::try_from(theirs).unwrap_or(MAX_DATA_XFER_SIZE).clamp(1, MAX_DATA_XFER_SIZE)
     }
 

@@ -14,7 +14,7 @@ use slipway_vfio_user_spec::{IrqSetFlags, RegionFlags, irq, region};
 
 use crate::io_fds::{Bell, IoFds, Notification};
 use crate::shape::{RegionShape, Shape};
-use crate::told::{Ram, Told, route, set_unmask};
+use crate::told::{Ram, Told, route};
 use crate::watch::Watch;
 use crate::{Client, ClientError, IrqDescription};
 
@@ -61,8 +61,7 @@ pub enum Continuity {
 ///
 /// One mutex guards the connection, so a call waits for the calls before it. Every call ends: its
 /// waits on the server are bounded by the *patience* that the VMM gave. The server can reach only
-/// memory that the VMM names by [`RemoteFunction::map_ram`] and [`RemoteFunction::map_read_only`];
-/// accesses by messages are refused.
+/// memory that the VMM names by [`RemoteFunction::map`]; accesses by messages are refused.
 ///
 /// # When the server goes away
 /// The connection ends: [`RemoteFunction::as_fd`] becomes readable, and accesses wait, each as long
@@ -169,6 +168,7 @@ impl RemoteFunction {
     }
 
     /// Returns the number of connections so far.
+    #[cfg(feature = "driver")]
     pub fn connections(&self) -> u64 {
         lock(&self.state).1
     }
@@ -220,11 +220,13 @@ impl RemoteFunction {
     }
 
     /// Writes a 32-bit register without a message: stores the value in memory that the server
-    /// shares, and raises the server's eventfd. Takes no mutex and waits for nobody. Returns
-    /// `false`, and does nothing, if the register has to be written by a message.
+    /// shares, and raises the server's eventfd. Takes no mutex. Returns `false` if the register has
+    /// to be written by a message: it has no bell, the eventfd was not raised, or the server was
+    /// replaced meanwhile.
     ///
-    /// Raising needs io_submit(2) or an io_uring ([`slipway_peer::eventfd`]), since a write(2) to
-    /// an eventfd of the server may wait for ever. Where neither is there, returns `false`.
+    /// The eventfd is raised by io_submit(2) or an io_uring ([`slipway_peer::eventfd`]), which
+    /// never wait. Without these means (a VMM in a cage) a plain write(2) to an eventfd set not to
+    /// wait is used (`io_fds::Event::raise`, which says when that may wait).
     pub fn ring(&self, region: u32, offset: u64, value: u32) -> bool {
         // No lock is held while it rings: a server may make that wait where eventfds are raised by
         // write(2), and other threads must not wait for it then.
@@ -260,38 +262,14 @@ impl RemoteFunction {
         found.map(|(_, one)| one.notifications.clone()).unwrap_or_default()
     }
 
-    /// Permits the function to read and write `len` bytes of RAM at `offset` of `file`, under the
-    /// address `iova`. The file must be memory, sealed against shrinking for a server of Slipway.
-    /// Without a connection, the function gets the RAM when it is connected again.
+    /// Permits the function to read `len` bytes of memory at `offset` of `file`, under the address
+    /// `iova`, and to write them if they are `writable`; if not, a descriptor for reading only is
+    /// enough. The file must be memory, sealed against shrinking for a server of Slipway. Without a
+    /// connection, the function gets the memory when it is connected again.
     ///
     /// # Errors
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].
-    pub fn map_ram(
-        &self,
-        iova: u64,
-        len: u64,
-        file: BorrowedFd<'_>,
-        offset: u64,
-    ) -> Result<(), FunctionError> {
-        self.map(iova, len, file, offset, true)
-    }
-
-    /// Permits the function to read `len` bytes at `offset` of `file`, under the address `iova`, as
-    /// [`RemoteFunction::map_ram`] does for RAM. A descriptor for reading only is enough.
-    ///
-    /// # Errors
-    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
-    pub fn map_read_only(
-        &self,
-        iova: u64,
-        len: u64,
-        file: BorrowedFd<'_>,
-        offset: u64,
-    ) -> Result<(), FunctionError> {
-        self.map(iova, len, file, offset, false)
-    }
-
-    fn map(
+    pub fn map(
         &self,
         iova: u64,
         len: u64,
@@ -304,18 +282,6 @@ impl RemoteFunction {
             |client| client.map(iova, len, file, offset, writable),
             |told| drop(told.ram.insert(iova, ram)),
         )
-    }
-
-    /// Takes memory back: exactly what one [`RemoteFunction::map_ram`] or
-    /// [`RemoteFunction::map_read_only`] gave. When this returns without an error, a connected
-    /// function does not access the memory any more. A server whose connection ended is held to
-    /// nothing: its process may still have the memory mapped.
-    ///
-    /// # Errors
-    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
-    pub fn unmap(&self, iova: u64, len: u64) -> Result<(), FunctionError> {
-        let undo = |client: &mut Client| client.unmap(iova, len).map(drop);
-        self.tell(undo, |told| drop(told.ram.remove(&iova)))
     }
 
     /// Routes MSI-X vectors from `first` on to eventfds, one each.
@@ -355,19 +321,11 @@ impl RemoteFunction {
         self.perform(|client| client.set_irqs(flags, irq::INTX, 0, 1, &[], &[]))
     }
 
-    /// Sets the eventfd that unmasks the interrupt pin (a resample eventfd of KVM), or none.
-    ///
-    /// # Errors
-    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
-    pub fn unmask_pin_by(&self, file: Option<BorrowedFd<'_>>) -> Result<(), FunctionError> {
-        let kept = file.map(duplicate).transpose()?;
-        self.tell(|client| set_unmask(client, file), |told| told.unmask = kept)
-    }
-
     /// Resets the function, which runs afterwards. RAM and routes stay.
     ///
     /// # Errors
     /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    #[cfg(feature = "driver")]
     pub fn reset(&self) -> Result<(), FunctionError> {
         self.perform(Client::reset)?;
         lock(&self.inner).told.stopped = false;
@@ -559,7 +517,7 @@ struct Begun {
 /// Negotiates on `socket` and asks for everything that a VMM needs to know first.
 fn begin(socket: OwnedFd, patience: Duration) -> Result<Begun, ClientError> {
     let until = Instant::now() + patience;
-    let mut client = Client::negotiate_resuming(socket, patience)?;
+    let mut client = Client::begin(socket, patience, Some(true))?;
     client.limit(until);
     let shape = Shape::learn(&mut client)?;
     let mut io_fds = Vec::new();
@@ -573,7 +531,7 @@ fn begin(socket: OwnedFd, patience: Duration) -> Result<Begun, ClientError> {
     Ok(Begun { client, shape, io_fds })
 }
 
-fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, FunctionError> {
+pub(crate) fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd, FunctionError> {
     file.try_clone_to_owned().map_err(|_| FunctionError::Refused(Errno::MFILE))
 }
 

@@ -1,7 +1,7 @@
 //! The shape of a function: what must not change when a VMM connects to it again.
 
 use slipway_vfio_user_spec as spec;
-use spec::{DeviceFlags, RegionFlags, irq, region};
+use spec::{Command, DeviceFlags, RegionFlags, irq, region};
 
 use crate::{Client, ClientError, IrqDescription, RegionDescription};
 
@@ -19,22 +19,21 @@ pub struct RegionShape {
 
 /// The parts of configuration space that identify a function (PCI Express Base Specification,
 /// section *Type 0/1 Common Configuration Space*): vendor and device, revision and class, and the
-/// subsystem of a type 0 header. Each is an offset and its 32-bit content.
-type Identity = [(u64, u32); 3];
-
+/// subsystem of a type 0 header. Each is the offset of 32 bits.
 const IDENTITY: [u64; 3] = [0x00, 0x08, 0x2c];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub regions: Vec<RegionShape>,
     pub irqs: Vec<IrqDescription>,
-    identity: Identity,
+    /// The contents of [`IDENTITY`].
+    identity: Vec<u32>,
 }
 
 impl Shape {
     /// Asks for the shape of the function behind `client`.
     pub fn learn(client: &mut Client) -> Result<Self, ClientError> {
-        let info = client.device_info()?;
+        let info = client.ask(Command::DeviceGetInfo, &spec::DeviceInfo::request())?;
         let flags = DeviceFlags::from_bits_retain(info.flags.get());
         if !flags.contains(DeviceFlags::PCI)
             || info.num_regions.get() < region::COUNT
@@ -44,9 +43,7 @@ impl Shape {
         }
         let regions = client.regions(region::COUNT, region_shape)?;
         let irqs = client.irqs(irq::COUNT)?;
-        let mut identity = IDENTITY.map(|offset| (offset, 0));
-        let values = client.read_all(region::CONFIG, &IDENTITY)?;
-        identity.iter_mut().zip(values).for_each(|(one, value)| one.1 = value);
+        let identity = client.read_all(region::CONFIG, &IDENTITY)?;
         Ok(Self { regions, irqs, identity })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use slipway_vfio_user_spec as spec;
-use spec::{IrqSetFlags, irq};
+use spec::irq;
 
 use crate::{Client, ClientError};
 
@@ -26,6 +26,7 @@ pub(crate) struct Told {
     /// The eventfd that the pin raises.
     pub pin: Option<OwnedFd>,
     /// The eventfd that unmasks the pin.
+    #[cfg(feature = "driver")]
     pub unmask: Option<OwnedFd>,
     /// The VMM has stopped the function.
     pub stopped: bool,
@@ -51,10 +52,11 @@ impl Told {
         if let Some(file) = &self.pin {
             route(client, irq::INTX, 0, &[file.as_fd()])?;
         }
-        match &self.unmask {
-            Some(file) => set_unmask(client, Some(file.as_fd())),
-            None => Ok(()),
+        #[cfg(feature = "driver")]
+        if let Some(file) = &self.unmask {
+            set_unmask(client, Some(file.as_fd()))?;
         }
+        Ok(())
     }
 }
 
@@ -89,10 +91,11 @@ pub(crate) fn route(
 }
 
 /// Sets or removes the eventfd that unmasks the pin.
+#[cfg(feature = "driver")]
 pub(crate) fn set_unmask(
     client: &mut Client,
     file: Option<BorrowedFd<'_>>,
 ) -> Result<(), ClientError> {
-    let flags = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::UNMASK;
+    let flags = spec::IrqSetFlags::DATA_EVENTFD | spec::IrqSetFlags::UNMASK;
     client.set_irqs(flags, irq::INTX, 0, 1, &[], file.as_slice())
 }

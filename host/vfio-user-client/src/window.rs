@@ -57,6 +57,7 @@ impl Window {
     ///
     /// # Panics
     /// If the register is not aligned or not in the window: the caller's error.
+    #[cfg(feature = "driver")]
     #[inline]
     pub fn load_u32(&self, at: u64) -> u32 {
         u32::from_le(self.word(at).load(Ordering::Acquire))

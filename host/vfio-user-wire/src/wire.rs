@@ -152,8 +152,7 @@ impl Wire {
 
     fn read_header(&mut self) -> Result<Option<usize>, End> {
         let into = &mut self.header[self.got..];
-        let whole = self.got == 0;
-        let how = (whole, RecvFlags::empty());
+        let how = (self.got == 0, RecvFlags::empty());
         let from = (self.socket.as_fd(), &self.bin);
         read(from, into, &mut self.files, &mut self.excess, how)
     }
@@ -179,10 +178,9 @@ impl Wire {
         &mut self,
         header: &Header,
         payload: &[u8],
-        files: Vec<OwnedFd>,
+        mut files: Vec<OwnedFd>,
     ) -> Result<(), End> {
         let mut sent = 0;
-        let mut files = files;
         if self.out.is_empty() {
             let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             sent = self.send_now(header, payload, &borrowed)?;

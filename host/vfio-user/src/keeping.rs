@@ -103,11 +103,20 @@ impl Keeping {
     }
 
     /// Stores the state of a new client that connected over `socket`.
+    ///
+    /// # Errors
+    /// The keeper is gone, or the state is too long. Then the keeper does not hold the connection,
+    /// which would stay open after the endpoint has refused the client.
     pub fn connect(&mut self, socket: &Foreign, peer: Peer) -> std::io::Result<()> {
         self.shelf.put(CLIENT, socket)?;
         self.steps.clear();
         self.state = SessionState { client: Some((peer.pid, peer.uid)), ..SessionState::default() };
-        self.store().map_err(|_| std::io::Error::other("a session's state is too long"))
+        self.store().map_err(|_| {
+            self.disconnect();
+            // A state that cannot be stored leaves the slots that it makes stale as they are.
+            let _ = self.shelf.clear(CLIENT);
+            std::io::Error::other("a session's state is too long")
+        })
     }
 
     /// Clears the state of a client that disconnected. If the keeper is gone as well, nothing needs
@@ -391,6 +400,63 @@ impl Keeping {
                     line.signal();
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use slipway_keeper::Keeper;
+    use slipway_ram::Lasting;
+
+    use super::*;
+    use crate::slots::KEPT_SLOTS;
+    use crate::{KEPT_LEN, Kept};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn keeper(path: &std::path::Path) -> Arc<Keeper> {
+        let at = path.to_path_buf();
+        std::thread::spawn(move || slipway_keeper::serve(&at));
+        let begin = Instant::now();
+        loop {
+            match Keeper::connect(path) {
+                Ok(keeper) => return Arc::new(keeper),
+                Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_keeper_does_not_hold_the_connection_of_a_client_whose_state_cannot_be_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let keeper = keeper(&directory.path().join("keeper"));
+        let held = |slot: u32| {
+            let slots = keeper.take(PATIENCE).unwrap();
+            slots.iter().any(|(found, _)| *found == slot)
+        };
+        let shelf = Shelf::new(keeper.clone(), 0..KEPT_SLOTS);
+        let (memory, found) = (Lasting::heap(KEPT_LEN), BTreeMap::new());
+        let bin = Bin::new();
+        let mut parts = Kept { shelf, memory, found }.take_apart(&bin).unwrap();
+        let whole = parts.states.clone();
+        let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
+        let (ours, _theirs) = socketpair(kind.0, kind.1, kind.2, None).unwrap();
+        let socket = Foreign::new(ours, &bin);
+        let peer = Peer { pid: 1, uid: 2 };
+        // The header of the states, and no room for one.
+        for (states, stored) in
+            [(States::within(&Lasting::heap(64)).unwrap(), false), (whole, true)]
+        {
+            parts.states = states;
+            let mut keeping = Keeping::new(&mut parts).unwrap();
+            assert_eq!(keeping.connect(&socket, peer).is_ok(), stored);
+            assert_eq!((held(CLIENT), keeping.client() == Some(peer)), (stored, stored));
         }
     }
 }

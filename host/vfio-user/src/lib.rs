@@ -82,10 +82,12 @@
 //! function says ([`slipway_pci::Function::max_state`]), and is checked like every other byte of a
 //! client. An endpoint whose client disconnects in whatever state serves the next one.
 //!
-//! Not implemented: logging of DMA (dirty-page bitmaps), the migration states PRE_COPY and
-//! RUNNING_P2P, twin sockets, MSI (a function has MSI-X and
-//! may have a pin, INTx), the VGA and ROM regions, message-only memory from more than one thread at
-//! a time.
+//! The pages that such a function writes to can be logged for its client, which copies the memory
+//! of a guest that runs (the head of `server/log.rs`).
+//!
+//! Not implemented: bitmaps of such pages with unmaps, the migration states PRE_COPY and
+//! RUNNING_P2P, twin sockets, MSI (a function has MSI-X and may have a pin, INTx), the VGA and ROM
+//! regions, message-only memory from more than one thread at a time.
 //!
 //! Dependencies: `slipway-peer` for everything that a client could make wait; `rustix` for sockets,
 //! descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version

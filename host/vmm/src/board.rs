@@ -10,8 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::event::EventfdFlags;
-
 use crate::interrupts::Interrupts;
 use crate::lock::lock;
 use crate::output::Output;
@@ -19,7 +17,7 @@ use crate::pci::Bus;
 use crate::plug::{self, Bank};
 use crate::power::{self, Power};
 use crate::serial::SerialPort;
-use crate::{Error, Result, layout};
+use crate::{Result, eventfd, layout};
 
 pub use state::BoardState;
 
@@ -98,15 +96,14 @@ impl Board {
     /// serial port sends goes to `console`.
     ///
     /// # Errors
-    /// [`Error::System`]: no descriptor is left.
+    /// [`crate::Error::System`]: no descriptor is left.
     pub fn new(
         interrupts: Arc<Interrupts>,
         pci: Arc<Bus>,
         slots: Slots,
         console: Arc<Output>,
     ) -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let changed = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
+        let changed = eventfd::new()?;
         Ok(Self {
             serial: Mutex::new(SerialPort::new(Arc::clone(&interrupts), console)),
             power: Mutex::default(),

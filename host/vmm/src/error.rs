@@ -62,6 +62,12 @@ pub enum Error {
     },
 }
 
+impl From<Error> for String {
+    fn from(error: Error) -> Self {
+        error.to_string()
+    }
+}
+
 impl Error {
     /// Makes the error of a request that KVM refused.
     pub(crate) fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {

@@ -31,7 +31,8 @@
 //!
 //! A machine whose guest is stopped is saved, and any number of successors go on from its
 //! [`state`], each with a copy of its memory: [`Running::saver`], [`Start::Saved`]. The state of a
-//! CPU is that of its [`registers`].
+//! CPU is that of its [`registers`]. Most of the memory can be copied while the guest still runs
+//! ([`written`]).
 //!
 //! Dependencies, all of the rust-vmm project, which Firecracker and Cloud Hypervisor are made of:
 //! `kvm-ioctls` and `kvm-bindings` for KVM's interface, `vmm-sys-util` for the eventfds in that
@@ -53,6 +54,7 @@ pub mod board;
 pub mod cpu;
 pub mod cpus;
 mod error;
+mod eventfd;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod hot_host;
@@ -68,6 +70,7 @@ mod machine;
 pub mod memory;
 pub mod output;
 pub mod own;
+mod pages;
 pub mod part;
 pub mod pci;
 pub mod plug;
@@ -79,6 +82,7 @@ pub mod seat;
 mod serial;
 pub mod shared;
 pub mod state;
+pub mod written;
 
 pub use ahead::Ahead;
 pub use error::{Error, Result};

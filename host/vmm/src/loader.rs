@@ -92,10 +92,14 @@ pub fn load_initramfs(ram: &GuestRam, file: &File, kernel: Kernel) -> Result<Ini
 }
 
 fn read(file: &File, offset: u64, into: &mut [u8]) -> Result<()> {
-    file.read_exact_at(into, offset).map_err(|error| match error.kind() {
+    file.read_exact_at(into, offset).map_err(unreadable)
+}
+
+fn unreadable(error: io::Error) -> Error {
+    match error.kind() {
         io::ErrorKind::UnexpectedEof => Error::Kernel("the file ends too early".into()),
         _ => Error::Kernel(error.to_string()),
-    })
+    }
 }
 
 /// Returns the program headers of an ELF file for x86-64.
@@ -140,12 +144,7 @@ fn load_segment(ram: &GuestRam, file: &File, segment: &ProgramHeader) -> Result<
         let mib = ram.bytes() / MIB;
         return Err(Error::Kernel(format!("it has no room in {mib} MiB of memory")));
     }
-    ram.load(file.as_fd(), segment.offset.get(), start, len).map_err(|error| {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::Kernel("the file ends too early".into()),
-            _ => Error::Kernel(error.to_string()),
-        }
-    })?;
+    ram.load(file.as_fd(), segment.offset.get(), start, len).map_err(unreadable)?;
     Ok(end)
 }
 

@@ -1,17 +1,16 @@
 //! A function in this process.
 
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use rustix::event::EventfdFlags;
 use slipway_pci::{Access, Function, Interrupt, InterruptSink, Progress};
 use slipway_ram::Memory;
-use vmm_sys_util::eventfd::EventFd;
 
+use crate::eventfd;
 use crate::lock::lock;
 use crate::pci::{Backend, Bus, Notification, Shape, Slot, VectorSource};
 use crate::state::LocalState;
-use crate::{Error, Machine, Result};
+use crate::{Chassis, Error, Result};
 
 /// The way of a local function's interrupts to its slot, which is made after the function.
 #[derive(Default)]
@@ -58,7 +57,7 @@ impl<F: Function + 'static> Local<F> {
     /// # Errors
     /// [`Error::Config`], [`Error::System`].
     pub fn new<E: ToString>(
-        machine: &Machine,
+        machine: &Chassis,
         polling: Polling,
         (number, vectors): (u8, u16),
         make: impl FnOnce(Memory, Vec<Interrupt>) -> Result<F, E>,
@@ -67,11 +66,9 @@ impl<F: Function + 'static> Local<F> {
         let interrupt = |vector| Interrupt::new(Arc::clone(&sink) as Arc<_>, vector);
         let function = make(machine.ram().memory(), (0..vectors).map(interrupt).collect());
         let function = function.map_err(|error| Error::Config(error.to_string()))?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let notified = rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))?;
+        let notified = eventfd::new()?;
         let copy = notified.try_clone().map_err(Error::system("duplicating a descriptor"))?;
-        // SAFETY: ownership of an open descriptor passes on.
-        let eventfd = Arc::new(unsafe { EventFd::from_raw_fd(copy.into_raw_fd()) });
+        let eventfd = Arc::new(eventfd::of(copy));
         // The machine gives functions no ports.
         let bars = function.description().bars.iter().filter(|bar| !bar.ports);
         let notifications = bars.clone().flat_map(|bar| {
@@ -136,14 +133,12 @@ impl<F: Function + 'static> Local<F> {
         poll_until_idle(&mut *function);
         let outcome = serve(&mut *function);
         // Work after `serve` may be what `serve` waits for, so it is called again.
-        if poll_until_idle(&mut *function) != Polled::NothingToDo {
+        if !poll_until_idle(&mut *function) {
             self.shared.announce();
         }
         outcome
     }
-}
 
-impl<F: Function + 'static> Local<F> {
     /// Clears [`Local::notified`] and polls the function once, so that work which takes many polls
     /// holds up no CPU that accesses its registers. Makes [`Local::notified`] readable if there may
     /// be more to do.
@@ -174,26 +169,14 @@ impl<F> Shared<F> {
     }
 }
 
-/// The result of polling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Polled {
-    /// There was nothing to do, and new work will be announced.
-    NothingToDo,
-    /// All work is done, and new work will be announced.
-    Done,
-    /// The guest has kept the function busy for so long that others have to be served first.
-    Busy,
-}
-
-/// Polls until the function has nothing to do and will be announced new work.
-fn poll_until_idle(function: &mut impl Function) -> Polled {
+/// Polls until the function has nothing to do and will be announced new work, or the guest has kept
+/// it busy for so long that others have to be served first. Returns whether there was nothing to do
+/// from the beginning.
+fn poll_until_idle(function: &mut impl Function) -> bool {
     const MOST: usize = 1024;
-    for round in 0..MOST {
-        if !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_)) {
-            return if round == 0 { Polled::NothingToDo } else { Polled::Done };
-        }
-    }
-    Polled::Busy
+    let is_idle =
+        |_: &usize| !function.poll().is_busy() && matches!(function.rest(), Progress::Idle(_));
+    (0..MOST).find(is_idle) == Some(0)
 }
 
 impl<F: Function> Backend for Arc<Shared<F>> {

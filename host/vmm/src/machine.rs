@@ -193,26 +193,6 @@ impl Machine {
         &self.chassis
     }
 
-    /// Returns KVM's handle of the machine.
-    pub fn vm(&self) -> &Arc<VmFd> {
-        self.chassis.vm()
-    }
-
-    /// Returns the guest's memory.
-    pub fn ram(&self) -> &Arc<GuestRam> {
-        self.chassis.ram()
-    }
-
-    /// Returns the interrupt lines.
-    pub fn interrupts(&self) -> &Arc<Interrupts> {
-        self.chassis.interrupts()
-    }
-
-    /// Returns the PCI bus.
-    pub fn pci(&self) -> &Arc<Bus> {
-        self.chassis.pci()
-    }
-
     /// Returns the destination of what the guest prints.
     pub fn output(&self) -> &Arc<Output> {
         &self.output
@@ -226,7 +206,7 @@ impl Machine {
     /// Returns the memory that the guest will touch soon, if that is known: the guest is Linux,
     /// whose kernel has several MiB, and its memory is not a pool's.
     pub fn ahead(&self) -> Option<Ahead> {
-        let ram = self.ram();
+        let ram = self.chassis.ram();
         let end = self.kernel.as_ref()?.end;
         let known = end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_leased();
         known.then(|| Ahead::new(Arc::clone(ram), end))

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use kvm_ioctls::VmFd;
+use rustix::thread::MembarrierCommand;
 use slipway_machine::HotRegion;
 use slipway_pool_wire::{HandOver, Range};
-use slipway_ram::{DmaMap, Memory, Permissions};
+use slipway_ram::{DmaMap, Memory, PAGE, Permissions};
 
 use crate::hot_memory::{self, HotMemory};
 use crate::layout::{self, GIB, HUGE_PAGE as HUGE, MIB};
@@ -171,6 +172,56 @@ impl GuestRam {
         Ok(())
     }
 
+    /// Has KVM and this process note the pages of the RAM that they write to, from the return on;
+    /// or stop doing so. KVM has the memory as slots of `vm`.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`]. Some of the writes may be noted then, or may still be.
+    pub(crate) fn set_log(&self, vm: &VmFd, log: bool) -> Result<()> {
+        let regions = self.map.regions();
+        let own: Vec<_> = regions.iter().filter(|(start, _)| self.ram_at(*start)).collect();
+        own.iter().for_each(|(_, region)| region.end_log());
+        for (slot, part) in self.parts.iter().enumerate() {
+            // SAFETY: as in `give_to`.
+            unsafe { part.set_log(vm, slot, log) }?;
+        }
+        if log {
+            for (_, region) in &own {
+                region.log_writes();
+            }
+            // A device on another thread that has found no log has written its bytes before this
+            // returns.
+            let barrier = rustix::thread::membarrier(MembarrierCommand::Global);
+            barrier.map_err(Error::system("waiting for the devices' threads"))?;
+        }
+        Ok(())
+    }
+
+    /// Returns a bit for each page of each part that KVM or this process has written to since the
+    /// last call: the first page's is the lowest of the first word.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`]; [`Error::State`] if writes are not noted. Bits may be lost then.
+    pub(crate) fn take_written(&self, vm: &VmFd) -> Result<Vec<Vec<u64>>> {
+        let regions = self.map.regions();
+        let of_part = |(slot, part): (usize, &Part)| -> Result<Vec<u64>> {
+            let words = vm.get_dirty_log(slot as u32, part.len as usize);
+            let mut words = words.map_err(Error::kvm("tell what the guest has written"))?;
+            let pages = part.len as usize / PAGE;
+            words.resize(pages.div_ceil(64), 0);
+            let region = regions.iter().find(|(start, _)| *start == part.start);
+            let taken = region.is_some_and(|(_, region)| region.take_written(0..pages, &mut words));
+            let missing = || Error::State("writes to the memory are not noted".into());
+            taken.then_some(words).ok_or_else(missing)
+        };
+        self.parts.iter().enumerate().map(of_part).collect()
+    }
+
+    /// Returns whether a part of the RAM begins at the guest-physical address `start`.
+    fn ram_at(&self, start: u64) -> bool {
+        self.parts.iter().any(|part| part.start == start)
+    }
+
     fn slots(&self) -> impl Iterator<Item = &Part> {
         let shared = self.shared.iter().map(SharedPages::part);
         let hot = self.hot.iter().map(HotMemory::guest);
@@ -297,6 +348,28 @@ pub(crate) mod tests {
         let open = rustix::fs::memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&open, 64 * MIB).unwrap();
         assert!(refused(open).contains("sealed"));
+    }
+
+    #[test]
+    fn without_a_log_nobody_tells_what_was_written() {
+        let Ok(kvm) = kvm_ioctls::Kvm::new() else {
+            println!("SKIPPED: without_a_log_nobody_tells_what_was_written: needs /dev/kvm");
+            return;
+        };
+        let (vm, ram) = (kvm.create_vm().unwrap(), GuestRam::new(sealed(64 * MIB)).unwrap());
+        ram.give_to(&vm).unwrap();
+        assert!(ram.take_written(&vm).is_err());
+        for _ in 0..2 {
+            ram.memory().write(4096, &[1]).unwrap();
+            ram.set_log(&vm, true).unwrap();
+            assert!(ram.take_written(&vm).unwrap()[0].iter().all(|word| *word == 0));
+            ram.memory().write(65 * 4096, &[1]).unwrap();
+            let written = ram.take_written(&vm).unwrap();
+            assert_eq!((written.len(), written[0].len()), (1, 256));
+            assert_eq!(written[0][..3], [0, 2, 0]);
+            ram.set_log(&vm, false).unwrap();
+            assert!(ram.take_written(&vm).is_err());
+        }
     }
 
     #[test]

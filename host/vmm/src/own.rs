@@ -12,7 +12,7 @@ use crate::hot_memory::HotMemory;
 use crate::local::{Local, Polling};
 use crate::pci::Bus;
 use crate::state::LocalState;
-use crate::{Machine, Result, layout};
+use crate::{Chassis, Result, layout};
 
 /// PCI device of the console.
 pub const CONSOLE_DEVICE: u8 = 1;
@@ -34,7 +34,7 @@ const PORTS: u16 = 2;
 ///
 /// # Errors
 /// [`crate::Error`].
-pub fn console(machine: &Machine) -> Result<Local<Console>> {
+pub fn console(machine: &Chassis) -> Result<Local<Console>> {
     let place = (CONSOLE_DEVICE, slipway_virtio_console::vectors(PORTS));
     Local::new(machine, Polling::Anywhere, place, |memory, interrupts| {
         let ports = vec![PortSettings::console(), PortSettings::named(AGENT_NAME)];
@@ -63,7 +63,7 @@ pub fn restore_console(console: &Local<Console>, bus: &Bus, saved: &LocalState) 
 ///
 /// # Errors
 /// [`crate::Error`].
-pub fn rng(machine: &Machine) -> Result<Local<Rng>> {
+pub fn rng(machine: &Chassis) -> Result<Local<Rng>> {
     let place = (RNG_DEVICE, slipway_virtio_rng::VECTORS);
     Local::new(machine, Polling::Anywhere, place, |memory, interrupts| {
         let source = Box::new(|into: &mut [u8]| {
@@ -79,7 +79,7 @@ pub fn rng(machine: &Machine) -> Result<Local<Rng>> {
 ///
 /// # Errors
 /// [`crate::Error`].
-pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
+pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
     let Some(shared) = machine.ram().shared() else { return Ok(None) };
     let (start, bytes) = (shared.part().start, shared.part().len);
     let place = (PMEM_DEVICE, slipway_virtio_pmem::VECTORS);
@@ -93,7 +93,7 @@ pub fn pmem(machine: &Machine) -> Result<Option<Local<Pmem>>> {
 ///
 /// # Errors
 /// [`crate::Error`].
-pub fn memory(machine: &Machine) -> Result<Vec<Local<Mem>>> {
+pub fn memory(machine: &Chassis) -> Result<Vec<Local<Mem>>> {
     let device = |(index, region): (usize, &HotMemory)| {
         let place = (layout::hot_memory_device(index), slipway_virtio_mem::VECTORS);
         let (geometry, host) = (region.geometry(), Box::new(HotHost::new(machine.ram(), index)));

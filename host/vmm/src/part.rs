@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use slipway_ram::{Access, DmaMap, Permissions, Region, Span};
 
@@ -50,9 +50,32 @@ impl Part {
     /// # Safety
     /// The part outlives the CPUs of `vm`.
     pub(crate) unsafe fn give_to(&self, vm: &VmFd, slot: usize) -> Result<()> {
+        let flags = if self.is_writable { 0 } else { KVM_MEM_READONLY };
+        // SAFETY: by this function's own contract.
+        unsafe { self.tell(vm, slot, flags) }
+    }
+
+    /// Has KVM note the pages of the writable part that the guest and KVM itself write to, or stop
+    /// doing so. KVM has the part as memory slot `slot` of `vm`. This process notes no writes
+    /// meanwhile, since asking for the part's address counts as one.
+    ///
+    /// # Errors
+    /// [`Error::Kvm`].
+    ///
+    /// # Safety
+    /// As for [`Part::give_to`].
+    pub(crate) unsafe fn set_log(&self, vm: &VmFd, slot: usize, log: bool) -> Result<()> {
+        let flags = if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
+        // SAFETY: by this function's own contract.
+        unsafe { self.tell(vm, slot, flags) }
+    }
+
+    /// # Safety
+    /// As for [`Part::give_to`].
+    unsafe fn tell(&self, vm: &VmFd, slot: usize, flags: u32) -> Result<()> {
         let region = kvm_userspace_memory_region {
             slot: slot as u32,
-            flags: if self.is_writable { 0 } else { KVM_MEM_READONLY },
+            flags,
             guest_phys_addr: self.start,
             memory_size: self.len,
             userspace_addr: self.span.io_vector().0.addr() as u64,

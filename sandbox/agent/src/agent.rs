@@ -1,31 +1,33 @@
 //! The agent's state: containers by id, and operations on the whole sandbox.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use rustix::process::Pid;
 use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
     ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef,
-    PutFilesRequest, StatsReply, UpdateContainerRequest,
+    PutFilesRequest, RejoinRequest, StatsReply, UpdateContainerRequest,
 };
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 use crate::cgroup::Cgroup;
-use crate::container::{Container, Places, check_name, check_process, hold_processes};
-use crate::log;
+use crate::container::{Container, Places, check_process, hold_processes};
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
+use crate::table::{Missing, Refused, Table};
+use crate::{log, name};
 
 /// The time that containers have to end when the sandbox does: half of the time that the daemon
 /// waits for the reply to `Shutdown`. The other half is for writing back data.
 const ENDING: Duration = Duration::from_secs(5);
+
+/// The most processes of a container that are listed.
+const MOST_PROCESSES: usize = 4096;
 
 /// The function that ends the sandbox after a shutdown was answered.
 pub type PowerOff = Box<dyn Fn() + Send + Sync>;
@@ -36,12 +38,12 @@ pub struct Agent {
     pub stages: Arc<Stages>,
     reaper: Arc<Reaper>,
     power_off: PowerOff,
-    /// Set once the socket engine was started.
-    sockets: AtomicBool,
+    /// Set once the socket engine serves.
+    sockets: tokio::sync::Mutex<bool>,
     /// The kernel settings of containers' IPC namespaces.
     sysctls: Mutex<BTreeMap<String, String>>,
-    /// Containers by id; `None` while a container is being created.
-    containers: Mutex<HashMap<String, Option<Arc<Container>>>>,
+    /// Containers by id. The id is reserved while a container is being created.
+    containers: Table<Container>,
     /// Process 1 of the PID namespace that containers share, once one does.
     holder: tokio::sync::Mutex<Option<Process>>,
 }
@@ -54,7 +56,7 @@ impl Agent {
         reaper: Arc<Reaper>,
         power_off: PowerOff,
     ) -> Self {
-        let (sockets, containers) = (AtomicBool::new(false), Mutex::default());
+        let (sockets, containers) = (tokio::sync::Mutex::default(), Table::default());
         let (sysctls, holder) = (Mutex::default(), tokio::sync::Mutex::default());
         Agent { places, stages, reaper, power_off, sockets, sysctls, containers, holder }
     }
@@ -63,13 +65,12 @@ impl Agent {
     /// `request` says. A fork of the machine has nothing of that left to do.
     pub async fn prepare(&self, request: &PrepareRequest) -> Result<(), Status> {
         self.stages.modules_loaded().await;
-        let failed = |error: anyhow::Error| Status::internal(format!("{error:#}"));
         if request.interfaces > 0 {
             let there = crate::network::await_interfaces(&self.places.sysfs, request.interfaces);
-            there.await.map_err(failed)?;
+            there.await.map_err(internal)?;
         }
         let ready = crate::nvme::await_ready(&self.places.sysfs, request.nvme_controllers);
-        ready.await.map_err(failed)?;
+        ready.await.map_err(internal)?;
         self.stages.prepare();
         Ok(())
     }
@@ -79,33 +80,22 @@ impl Agent {
         *lock(&self.sysctls) = crate::sysctl::of_ipc(request.sysctls);
     }
 
-    /// Creates a container. After an error, the id is free again.
+    /// Creates a container. After an error, the id is free again. A container whose sandbox ends
+    /// meanwhile is removed.
     pub async fn create(&self, request: CreateContainerRequest) -> Result<(), Status> {
-        check_name(&request.id).map_err(invalid)?;
+        name::check(&request.id).map_err(invalid)?;
         let process = request.process.as_ref().context("no process given").map_err(invalid)?;
         check_process(process).map_err(invalid)?;
         let id = request.id.clone();
-        match self.containers().entry(id.clone()) {
-            Entry::Occupied(_) => {
-                return Err(Status::already_exists(format!("container {id} exists")));
-            }
-            Entry::Vacant(entry) => {
-                entry.insert(None);
-            }
-        }
+        let reserved = self.containers.reserve(&id);
+        let reserved = reserved.map_err(|refused| refusal(refused, "container", &id))?;
         self.stages.modules_loaded().await;
-        let created = self.build(request).await;
-        let mut containers = self.containers();
-        match created {
-            Ok(container) => {
-                containers.insert(id, Some(Arc::new(container)));
-                Ok(())
-            }
-            Err(failure) => {
-                containers.remove(&id);
-                Err(status(&failure))
-            }
+        let container = self.build(request).await.map_err(|failure| status(&failure))?;
+        if let Err(container) = reserved.fill(Arc::new(container)) {
+            end(&id, &container).await;
+            return Err(refusal(Refused::Closed, "container", &id));
         }
+        Ok(())
     }
 
     /// Configures the network interface once it exists. Returns its name.
@@ -113,14 +103,18 @@ impl Agent {
         self.stages.network_begins();
         self.stages.modules_loaded().await;
         let interface = crate::network::configure(wanted).await;
-        let interface = interface.map_err(|error| Status::internal(format!("{error:#}")))?;
+        let interface = interface.map_err(internal)?;
         self.stages.network_ends();
         Ok(interface)
     }
 
     async fn build(&self, request: CreateContainerRequest) -> Result<Container, Failure> {
-        let shares = request.in_pod && request.shares_processes;
-        let processes_of = if shares { Some(self.shared_processes().await?) } else { None };
+        let processes_of = match request.processes_of.as_str() {
+            _ if !request.in_pod => None,
+            "" if !request.shares_processes => None,
+            "" => Some(self.shared_processes().await?),
+            target => Some(self.processes_of(target)?),
+        };
         let sysctls = lock(&self.sysctls).clone();
         Container::create(&self.places, &self.reaper, sysctls, request, processes_of).await
     }
@@ -137,18 +131,30 @@ impl Agent {
         }
     }
 
-    /// Starts the socket engine.
+    /// Returns the first process of the container `target`, whose PID namespace another one is to
+    /// share.
+    fn processes_of(&self, target: &str) -> Result<Pid, Failure> {
+        let main = self.containers.get(target).map(|container| Arc::clone(&container.main));
+        match main {
+            Ok(main) if main.is_alive() => Ok(main.pid()),
+            _ => {
+                let why = format!("container {target} does not run: its processes are not shared");
+                Err(anyhow!(why).into())
+            }
+        }
+    }
+
+    /// Starts the socket engine, unless it was started before.
     pub async fn start_sockets(&self) -> Result<(), Status> {
-        if self.sockets.swap(true, Ordering::Relaxed) {
-            return Err(Status::already_exists("the socket engine was started before"));
+        let mut serves = self.sockets.lock().await;
+        if *serves {
+            return Ok(());
         }
         self.stages.modules_loaded().await;
         crate::machine::load_sockets_modules();
         let started = crate::sockets::start(&self.places.sockets, &self.reaper).await;
-        started.map_err(|error| {
-            self.sockets.store(false, Ordering::Relaxed);
-            Status::failed_precondition(format!("{error:#}"))
-        })
+        *serves = started.is_ok();
+        started.map_err(precondition)
     }
 
     /// Runs a container's first process.
@@ -160,38 +166,43 @@ impl Agent {
         Ok(pid(&container.main))
     }
 
-    /// Kills and removes a container.
+    /// Kills and removes a container. After an error, the container keeps its id, so that it can be
+    /// removed later.
     pub async fn remove(&self, id: &str) -> Result<(), Status> {
         let container = self.container(id)?;
         let removed = container.remove().await;
-        self.containers().remove(id);
-        removed.map_err(|error| Status::internal(format!("removing container {id}: {error}")))
+        removed.map_err(|error| {
+            internal(anyhow!(error).context(format!("removing container {id}")))
+        })?;
+        self.containers.remove_if_same(id, &container);
+        Ok(())
     }
 
     /// Sets up another process in a container. Returns its process id.
     pub async fn exec(&self, request: ExecRequest) -> Result<u32, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
-        check_name(&process.exec_id).map_err(invalid)?;
+        name::check(&process.exec_id).map_err(invalid)?;
         let spec = request.spec.as_ref().context("no process given").map_err(invalid)?;
         check_process(spec).map_err(invalid)?;
-        if container.has_exec(&process.exec_id) {
-            return Err(Status::already_exists(format!("exec {} exists", process.exec_id)));
-        }
+        let reserved = container.reserve_exec(&process.exec_id);
+        let reserved = reserved.map_err(|refused| refusal(refused, "exec", &process.exec_id))?;
         let exec = container.exec(&self.places, &self.reaper, request).await;
         let exec = Arc::new(exec.map_err(|failure| status(&failure))?);
         let pid = pid(&exec);
-        container.add_exec(process.exec_id, exec);
+        if let Err(exec) = reserved.fill(exec) {
+            let _ = exec.signal(libc::SIGKILL as u32);
+            return Err(refusal(Refused::Closed, "exec", &process.exec_id));
+        }
         Ok(pid)
     }
 
     /// Returns the container `id`. Fails while the container is being created.
     pub fn container(&self, id: &str) -> Result<Arc<Container>, Status> {
-        match self.containers().get(id) {
-            Some(Some(container)) => Ok(container.clone()),
-            Some(None) => Err(Status::unavailable(format!("container {id} is being made"))),
-            None => Err(Status::not_found(format!("no container {id:?}"))),
-        }
+        self.containers.get(id).map_err(|missing| match missing {
+            Missing::Reserved => Status::unavailable(format!("container {id} is being made")),
+            Missing::Unknown => Status::not_found(format!("no container {id:?}")),
+        })
     }
 
     /// Returns the process that `reference` names.
@@ -210,7 +221,7 @@ impl Agent {
         let container = self.container(&request.id)?;
         let cgroup = cgroup_of(&container)?;
         let limited = cgroup.limit(&request.resources.unwrap_or_default());
-        limited.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+        limited.map_err(precondition)
     }
 
     /// Stops all processes of a container where they are, or has them go on.
@@ -220,13 +231,25 @@ impl Agent {
         let stopped = cgroup.freeze(frozen).await;
         let what = if frozen { "stop" } else { "go on" };
         stopped
-            .map_err(|error| Status::failed_precondition(format!("{id} does not {what}: {error}")))
+            .map_err(|error| precondition(anyhow!(error).context(format!("{id} does not {what}"))))
+    }
+
+    /// Has a container of a machine that was saved go on as that of another sandbox. Returns the
+    /// position of the next output of its first process.
+    pub async fn rejoin(&self, request: RejoinRequest) -> Result<u64, Status> {
+        let container = self.container(&request.id)?;
+        container.rename(&request).await.map_err(precondition)?;
+        let position = container.forget_host().await?;
+        if !request.frozen && container.cgroup.is_some() {
+            self.freeze(&request.id, false).await?;
+        }
+        Ok(position)
     }
 
     /// Puts files into a container that runs, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<(), Status> {
         let put = self.container(&request.id)?.put_files(request).await;
-        put.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+        put.map_err(precondition)
     }
 
     /// Returns statistics of a container, or of the sandbox for "".
@@ -239,27 +262,29 @@ impl Agent {
         Ok(crate::stats::of_container(cgroup))
     }
 
+    /// Returns the processes of a container, at most [`MOST_PROCESSES`].
+    pub fn processes(&self, id: &str) -> Result<Vec<u32>, Status> {
+        let container = self.container(id)?;
+        let pids = cgroup_of(&container)?.processes().into_iter();
+        Ok(pids.filter_map(|pid| u32::try_from(pid).ok()).take(MOST_PROCESSES).collect())
+    }
+
     fn all_stats(&self) -> StatsReply {
-        let containers = self.containers();
-        let processes = containers.values().flatten().map(|container| container.processes()).sum();
-        let processes: usize = processes;
+        let containers = self.containers.all();
+        let processes: usize = containers.iter().map(|container| container.processes()).sum();
         StatsReply { processes: processes as u32, ..crate::stats::collect(&self.places.sysfs) }
     }
 
     /// Ends all containers, which unmounts their file systems, and writes back all data. A process
     /// that hangs does not keep the data of others from being written back before the daemon gives
     /// up: all data is written back at once, while the containers end, and again when they have.
+    /// No container is created any more; [`Agent::create`] removes one that is being created.
     pub async fn shutdown(&self) {
-        let all: Vec<_> = self.containers().drain().collect();
+        let all = self.containers.close();
         tokio::task::spawn_blocking(rustix::fs::sync);
         let mut ending = JoinSet::new();
         for (id, container) in all {
-            let Some(container) = container else { continue };
-            ending.spawn(async move {
-                if let Err(error) = container.remove().await {
-                    log!("removing container {id}: {error}");
-                }
-            });
+            ending.spawn(async move { end(&id, &container).await });
         }
         let ended = async { while ending.join_next().await.is_some() {} };
         if tokio::time::timeout(ENDING, ended).await.is_err() {
@@ -272,9 +297,12 @@ impl Agent {
     pub fn power_off(&self) {
         (self.power_off)();
     }
+}
 
-    fn containers(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Container>>>> {
-        lock(&self.containers)
+/// Removes a container of a sandbox that ends. Logs an error.
+async fn end(id: &str, container: &Container) {
+    if let Err(error) = container.remove().await {
+        log!("removing container {id}: {error}");
     }
 }
 
@@ -286,8 +314,30 @@ fn pid(process: &Process) -> u32 {
     process.pid().as_raw_nonzero().get().unsigned_abs()
 }
 
-fn invalid(error: anyhow::Error) -> Status {
+/// Converts an error in a request to a gRPC status.
+pub fn invalid(error: anyhow::Error) -> Status {
     Status::invalid_argument(format!("{error:#}"))
+}
+
+/// Converts an error of the machine to a gRPC status.
+pub fn internal(error: anyhow::Error) -> Status {
+    Status::internal(format!("{error:#}"))
+}
+
+/// Converts the error of a request that the state of the container or of the machine does not
+/// permit to a gRPC status.
+pub fn precondition(error: anyhow::Error) -> Status {
+    Status::failed_precondition(format!("{error:#}"))
+}
+
+/// Converts the reason why an id was not reserved to a gRPC status.
+fn refusal(refused: Refused, what: &str, id: &str) -> Status {
+    match refused {
+        Refused::Taken => Status::already_exists(format!("{what} {id} exists")),
+        Refused::Closed => {
+            Status::unavailable(format!("no {what} {id} was made: the sandbox is ending"))
+        }
+    }
 }
 
 /// Returns a container's control group, which there is where the kernel has cgroup2.

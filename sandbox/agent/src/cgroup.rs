@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use slipway_agent_protocol::v1::Resources;
 
-use crate::device_policy;
 use crate::init::VolumeSpec;
+use crate::{device_policy, group};
 
 /// The time that removing a cgroup waits for the last process to leave.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -138,8 +138,7 @@ impl Cgroup {
 
     /// Returns the memory that the container uses, caches included, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        let used = std::fs::read_to_string(self.0.join("memory.current")).unwrap_or_default();
-        used.trim().parse().unwrap_or(0)
+        group::number(&group::read(&self.0.join("memory.current")))
     }
 
     /// Restricts the container's processes to opening the standard devices and `volumes`.
@@ -172,7 +171,7 @@ impl Cgroup {
     }
 
     /// Returns whether all processes are stopped.
-    fn is_frozen(&self) -> io::Result<bool> {
+    pub fn is_frozen(&self) -> io::Result<bool> {
         let events = std::fs::read_to_string(self.0.join("cgroup.events"))?;
         Ok(events.lines().any(|line| line == "frozen 1"))
     }
@@ -192,8 +191,7 @@ impl Cgroup {
 
     /// Returns whether the out-of-memory killer killed one of the processes.
     pub fn out_of_memory(&self) -> bool {
-        let events = std::fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
-        oom_kills(&events) > 0
+        group::value(&group::read(&self.0.join("memory.events")), "oom_kill") > 0
     }
 
     /// Removes the cgroup and those that its processes created below it, once the processes are
@@ -226,20 +224,9 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
-fn oom_kills(events: &str) -> u64 {
-    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
-    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_events() {
-        assert_eq!(oom_kills("low 0\noom 3\noom_kill 2\noom_group_kill 0\n"), 2);
-        assert_eq!(oom_kills(""), 0);
-    }
 
     #[test]
     fn a_directory_without_cgroup2_is_refused() {

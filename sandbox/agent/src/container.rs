@@ -1,15 +1,19 @@
 //! Containers and their processes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::makedev;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use slipway_agent_protocol::v1::{
-    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, PutFilesRequest, Volume,
+    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, PutFilesRequest, RejoinRequest,
+    Volume,
 };
+use tonic::Status;
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::init::{ContainerSpec, Device, InitSpec, VolumeSpec};
@@ -19,7 +23,8 @@ use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::shares::{self, Held};
 use crate::sockets::Files;
-use crate::{copies, machine, nvme, pmem};
+use crate::table::{Refused, Reservation, Table};
+use crate::{copies, empty_dirs, machine, name, nvme, pmem, rejoin, stdio};
 
 /// The longest wait for other files that are being put into a container. The daemon waits for 30 s.
 const COPYING: Duration = Duration::from_secs(20);
@@ -41,6 +46,8 @@ pub struct Places {
     pub sysfs: PathBuf,
     /// The paths of the socket engine's files.
     pub sockets: Files,
+    /// The directory on which the directories are mounted that containers share by name.
+    pub empty_dirs: PathBuf,
     /// The cgroups; `None` if the kernel has no cgroup2.
     pub hierarchy: Option<Hierarchy>,
 }
@@ -65,9 +72,15 @@ pub struct Container {
     _shares: Held,
     /// The container's termination message.
     message: Option<Message>,
+    /// The paths of the files that the host has given the container.
+    files: Vec<String>,
     /// Held while files are put into the container: two requests would write the same ones.
     copying: tokio::sync::Mutex<()>,
-    execs: Mutex<HashMap<String, Arc<Process>>>,
+    /// The other processes, by exec id.
+    execs: Table<Process>,
+    /// Set once the container was removed. Held while it is being removed: the second of two
+    /// requests must not remove the cgroup of a container that has the same id by then.
+    removed: tokio::sync::Mutex<bool>,
 }
 
 impl Container {
@@ -83,11 +96,13 @@ impl Container {
     ) -> Result<Container, Failure> {
         let devices = find_devices(places, &request).await?;
         let shares = shares::hold(&request.shares).await?;
+        make_empty_dirs(places, &request).await?;
         let message = match request.termination_message_path.as_str() {
             "" => None,
             _ => Some(Message::make(&request.id)?),
         };
         let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
+        let files = request.files.iter().map(|file| file.path.clone()).collect();
         let plan = Plan { request, devices, sysctls, processes_of, message: message.as_ref() };
         let mut spec = plan.spec(places)?;
         // Last, since it has to be removed if the container cannot be created.
@@ -101,10 +116,17 @@ impl Container {
                 return Err(failure);
             }
         };
-        let (execs, copying) = (Mutex::default(), tokio::sync::Mutex::default());
-        let sockets = spec.sockets;
-        let container =
-            Container { main, cgroup, sockets, _shares: shares, message, copying, execs };
+        let container = Container {
+            main,
+            cgroup,
+            sockets: spec.sockets,
+            _shares: shares,
+            message,
+            files,
+            copying: tokio::sync::Mutex::default(),
+            execs: Table::default(),
+            removed: tokio::sync::Mutex::default(),
+        };
         if let Err(error) = container.restrict_devices(places, &spec) {
             container.kill().await;
             discard(container.cgroup).await;
@@ -149,8 +171,15 @@ impl Container {
 
     /// Puts files into the container's root, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
+        let (_copying, process) = self.begin_copying().await?;
+        copies::replace(process, request).await
+    }
+
+    /// Waits until no other files are put into the container. Returns a guard that keeps it so, and
+    /// a pidfd of the first process.
+    async fn begin_copying(&self) -> Result<(tokio::sync::MutexGuard<'_, ()>, OwnedFd)> {
         // A request that a hung file system of the guest's holds up is not waited for forever.
-        let Ok(_copying) = tokio::time::timeout(COPYING, self.copying.lock()).await else {
+        let Ok(copying) = tokio::time::timeout(COPYING, self.copying.lock()).await else {
             bail!("other files are being put into the container");
         };
         if !self.main.is_alive() {
@@ -158,7 +187,30 @@ impl Container {
         }
         // Before anything is waited for: the number of a process that has ended may be another's.
         let process = pidfd_open(self.main.pid(), PidfdFlags::empty())?;
-        copies::replace(process, request).await
+        Ok((copying, process))
+    }
+
+    /// Gives the container the host name and the names of another sandbox.
+    pub async fn rename(&self, request: &RejoinRequest) -> Result<()> {
+        let (_copying, process) = self.begin_copying().await?;
+        rejoin::rename(process, request.clone(), self.files.clone()).await
+    }
+
+    /// Forgets what is between the container's processes and a host that is gone: output that it
+    /// has not recorded, input, processes beside the first one, which go on alone. Returns the
+    /// position of the next output of the first process.
+    pub async fn forget_host(&self) -> Result<u64, Status> {
+        let stopped = self.cgroup.as_ref().is_some_and(|cgroup| {
+            // Output of a container that has gone on is another host's.
+            cgroup.is_frozen().unwrap_or(false)
+        });
+        let position = stdio::forget(&self.main, stopped).await?;
+        for (id, exec) in self.execs.take() {
+            if stdio::abandon(&exec).await.is_err() {
+                log!("the streams of {id} are in use");
+            }
+        }
+        Ok(position)
     }
 
     /// Returns the process with this exec id, or the first process for "". Returns `None` if there
@@ -166,22 +218,20 @@ impl Container {
     pub fn process(&self, exec_id: &str) -> Option<Arc<Process>> {
         match exec_id {
             "" => Some(self.main.clone()),
-            id => self.execs().get(id).cloned(),
+            id => self.execs.get(id).ok(),
         }
     }
 
-    /// Returns whether there is an exec with this id.
-    pub fn has_exec(&self, id: &str) -> bool {
-        self.execs().contains_key(id)
-    }
-
-    /// Registers an exec. Drops the ended ones if there are too many.
-    pub fn add_exec(&self, id: String, process: Arc<Process>) {
-        let mut execs = self.execs();
-        if execs.values().filter(|process| !process.is_alive()).count() >= KEPT_EXECS {
-            execs.retain(|_, process| process.is_alive());
+    /// Reserves an exec id. Drops the ended execs if there are too many.
+    ///
+    /// # Errors
+    /// An exec has the id, or is being set up with it.
+    pub fn reserve_exec(&self, id: &str) -> Result<Reservation<'_, Process>, Refused> {
+        let ended = self.execs.all().iter().filter(|process| !process.is_alive()).count();
+        if ended >= KEPT_EXECS {
+            self.execs.retain(Process::is_alive);
         }
-        execs.insert(id, process);
+        self.execs.reserve(id)
     }
 
     /// Returns the container's termination message.
@@ -217,17 +267,18 @@ impl Container {
         }
     }
 
-    /// Kills the remaining processes and removes the cgroup.
+    /// Kills the remaining processes and removes the cgroup, unless another call has done so.
     pub async fn remove(&self) -> std::io::Result<()> {
-        self.kill().await;
-        match &self.cgroup {
-            Some(cgroup) => cgroup.remove().await,
-            None => Ok(()),
+        let mut removed = self.removed.lock().await;
+        if *removed {
+            return Ok(());
         }
-    }
-
-    fn execs(&self) -> MutexGuard<'_, HashMap<String, Arc<Process>>> {
-        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kill().await;
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove().await?;
+        }
+        *removed = true;
+        Ok(())
     }
 }
 
@@ -254,6 +305,17 @@ async fn find_devices(places: &Places, request: &CreateContainerRequest) -> Resu
         None => bail!("no image given"),
     };
     Ok(Devices { image, volatile, volumes })
+}
+
+/// Makes the directories of the sandbox that the container shares with others, as far as they are
+/// not there yet. Waits for their disk.
+async fn make_empty_dirs(places: &Places, request: &CreateContainerRequest) -> Result<()> {
+    let disk = match &request.empty_dirs_disk {
+        Some(device) => Some(nvme::find(&places.sysfs, device).await?),
+        None => None,
+    };
+    let disk = disk.map(|Device { major, minor }| makedev(major, minor));
+    empty_dirs::make(&places.empty_dirs, disk, &request.empty_dirs).await
 }
 
 /// The parts of a container that is to be created.
@@ -293,6 +355,8 @@ impl Plan<'_> {
             read_only_paths: request.read_only_paths,
             sysctls,
             shares: request.shares,
+            empty_dirs: request.empty_dirs,
+            empty_dirs_at: utf8(&places.empty_dirs)?,
             message: message.unwrap_or_default(),
             message_path: request.termination_message_path,
         };
@@ -336,7 +400,7 @@ fn utf8(path: &std::path::Path) -> Result<String> {
 async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>> {
     let mut specs: Vec<VolumeSpec> = Vec::with_capacity(volumes.len());
     for volume in volumes {
-        check_name(&volume.name).context("volume")?;
+        name::check(&volume.name).context("volume")?;
         if specs.iter().any(|other| other.name == volume.name) {
             bail!("two volumes are named {}", volume.name);
         }
@@ -358,36 +422,10 @@ async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>>
     Ok(specs)
 }
 
-/// Checks a name, since names become file names: at most 128 letters, digits, `_`, `.` and `-`,
-/// beginning with a letter or a digit.
-pub fn check_name(name: &str) -> Result<()> {
-    let ordinary = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    let starts = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if !starts || name.len() > 128 || !name.bytes().all(ordinary) {
-        bail!("{name:?} is not a name");
-    }
-    Ok(())
-}
-
 /// Checks the parts of a process's description that can be refused before anything is created.
 pub fn check_process(process: &ProcessSpec) -> Result<()> {
     if process.args.first().is_none_or(String::is_empty) {
         bail!("no command given");
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_file_names() {
-        for name in ["a", "web-1", "0_x.y", &"a".repeat(128)] {
-            assert!(check_name(name).is_ok(), "{name}");
-        }
-        for name in ["", ".", "..", "a/b", "-a", "a b", "ä", &"a".repeat(129)] {
-            assert!(check_name(name).is_err(), "{name}");
-        }
-    }
 }

@@ -38,12 +38,19 @@ const ATTEMPTS: u32 = 32;
 /// The first failure. All files that could be put into their places are there, and all that could
 /// be removed are removed: a container that keeps one from its place does not hold up the others.
 pub async fn replace(process: OwnedFd, request: PutFilesRequest) -> Result<()> {
+    within(move || writable_root(&process).and_then(|root| apply(root.as_fd(), &request))).await
+}
+
+/// Runs `work` on a thread of its own: one that has entered a namespace of a container stays there
+/// until it ends.
+///
+/// # Errors
+/// The error of `work`; no thread can be started.
+pub async fn within(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
-    // A thread of its own, since it stays in the container's mount namespace until it ends.
     std::thread::Builder::new().name("copies".to_owned()).spawn(move || {
-        let replaced = writable_root(&process).and_then(|root| apply(root.as_fd(), &request));
         // Without a receiver nobody asks any more.
-        let _ = sender.send(replaced);
+        let _ = sender.send(work());
     })?;
     receiver.await.context("the files' thread ended")?
 }
@@ -58,7 +65,7 @@ fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
 /// Returns the root of a process's container, without what is mounted on it, and writable even if
 /// the container's own is not. The calling thread is in a copy of the container's mount namespace
 /// from then on.
-fn writable_root(process: &OwnedFd) -> Result<OwnedFd> {
+pub fn writable_root(process: &OwnedFd) -> Result<OwnedFd> {
     // SAFETY: only this thread's working directory, root and umask become its own; it uses none of
     // another thread's.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.context("unshare")?;
@@ -154,7 +161,7 @@ fn remove_version(root: BorrowedFd<'_>, directory: &str) {
 }
 
 /// Splits an absolute path into its directory, relative to the root, and its name.
-fn split(path: &str) -> Result<(&str, &str)> {
+pub fn split(path: &str) -> Result<(&str, &str)> {
     let parts = path.strip_prefix('/').and_then(|path| match path.rsplit_once('/') {
         None => Some(("", path)),
         parts => parts,
@@ -164,7 +171,7 @@ fn split(path: &str) -> Result<(&str, &str)> {
 }
 
 /// Opens a directory by its path relative to `root`; the empty path is the root.
-fn open_directory(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, Errno> {
+pub fn open_directory(root: BorrowedFd<'_>, path: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let path = if path.is_empty() { "." } else { path };

@@ -8,6 +8,10 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// The most bytes that are dropped at once: as many as wait in a pipe of a user without rights
+/// (/proc/sys/fs/pipe-max-size), and more than wait in a terminal.
+const MOST_DROPPED: usize = 1 << 20;
+
 /// Registers `fd` with the current runtime.
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd refers to one open descriptor from now until the AsyncFd, its owner
@@ -38,6 +42,16 @@ impl AsyncFile {
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Reads and drops what is there, up to [`MOST_DROPPED`] bytes.
+    pub fn drop_available(&self) {
+        let (mut buffer, mut dropped) = ([0; 4096], 0);
+        while dropped < MOST_DROPPED
+            && let Ok(length @ 1..) = self.read_now(&mut buffer)
+        {
+            dropped += length;
         }
     }
 

@@ -90,6 +90,13 @@ impl Kept {
         }
     }
 
+    /// Counts from 0 on again: for another host, nothing came before. Everything must be recorded.
+    pub fn count_anew(&mut self) {
+        if self.pieces.is_empty() {
+            self.end = 0;
+        }
+    }
+
     /// Returns `Ready` when there is room for one more piece.
     pub fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.bytes + PIECE <= ROOM && self.pieces.len() < PIECES {

@@ -21,6 +21,8 @@ use crate::stages::Stages;
 pub const SYSFS: &str = "/sys";
 /// The directory on which containers build their roots.
 pub const BASE: &str = "/containers";
+/// The directory on which the directories are mounted that containers share by name.
+pub const EMPTY_DIRS: &str = "/empty-dirs";
 /// The directory of containers' cgroups.
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 /// The directory that is /dev/shm in all containers of a pod.
@@ -46,6 +48,8 @@ const PMEM_MODULES: &str = "/modules/pmem";
 const SHARES_MODULES: &str = "/modules/shares";
 /// The folder of modules that a sandbox with room for more memory needs.
 const MEMORY_MODULES: &str = "/modules/memory";
+/// The folder of modules that list and end connections.
+const CONNECTIONS_MODULES: &str = "/modules/connections";
 /// The folder of the socket engine and the libraries of its programs.
 pub const SOCKETS: &str = "/sockets";
 /// The folder of the socket engine's socket.
@@ -170,6 +174,11 @@ pub fn load_pmem_modules() {
 /// Loads the drivers of directories of the host, unless they are loaded already.
 pub fn load_shares_modules() {
     load_modules_of(Path::new(SHARES_MODULES));
+}
+
+/// Loads the modules that list and end connections, unless they are loaded already.
+pub fn load_connections_modules() {
+    load_modules_of(Path::new(CONNECTIONS_MODULES));
 }
 
 /// The first argument of the kernel's request for a module: `-q -- NAME`.
@@ -382,6 +391,39 @@ pub fn power_off() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A fork of a machine that was saved with a container is configured once more.
+    #[test]
+    fn a_machine_is_configured_once_more_as_root() {
+        let done = std::thread::spawn(|| {
+            let own = libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET;
+            // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends here.
+            if unsafe { libc::unshare(own) } != 0 {
+                println!("SKIPPED: a_machine_is_configured_once_more_as_root: needs root");
+                return;
+            }
+            let settings = [
+                ("kernel.shmmni", "100"),
+                ("net.ipv4.ip_forward", "1"),
+                ("net.ipv4.ip_local_port_range", "3000 4000"),
+                ("net.ipv4.ip_unprivileged_port_start", "2000"),
+            ];
+            let sysctls = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            for hostname in ["saved", "fork"] {
+                let request = ConfigureRequest {
+                    hostname: hostname.into(),
+                    realtime_ns: 0,
+                    entropy: vec![7; 32],
+                    sysctls: sysctls.clone().into_iter().collect(),
+                };
+                configure(&request).unwrap();
+                assert_eq!(rustix::system::uname().nodename().to_string_lossy(), hostname);
+                let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+                assert_eq!(range.unwrap().split_whitespace().collect::<Vec<_>>(), ["3000", "4000"]);
+            }
+        });
+        done.join().unwrap();
+    }
 
     #[test]
     fn modules_are_taken_in_the_order_of_their_names() {

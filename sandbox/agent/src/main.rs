@@ -7,17 +7,19 @@
 //!
 //! [`machine`] mounts the kernel's file systems and loads modules, [`port`] turns the port into a
 //! sequence of connections, and [`mod@service`] answers requests with [`agent`], which holds
-//! containers by id. [`container`] builds one container: its devices ([`nvme`], [`pmem`],
-//! [`uevent`]), its [`cgroup`] with the [`device_policy`], its processes. A [`process`] begins as
-//! this program in the role of [`init`], which sets itself up inside the container's namespaces
-//! and executes the container's program. [`stdio`] carries a process's streams, [`kept`] keeps
-//! output that the host may ask for again, and the [`reaper`] reports the process's end. [`trace`]
-//! measures the time that the NVMe driver and the block layer take for commands, while a host asks
-//! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
-//! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
-//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
-//! mounts the host's files that containers have, and [`copies`] writes those of which they have
-//! copies. A [`message`] is what a container's program says of its end.
+//! containers by id in a [`table`]. [`container`] builds one container: its devices ([`nvme`],
+//! [`pmem`], [`uevent`]), its [`cgroup`] with the [`device_policy`] and its counts ([`mod@group`]),
+//! its processes. A [`process`] begins as this program in the role of [`init`], which sets itself
+//! up inside the container's namespaces and executes the container's program. [`stdio`] carries a
+//! process's streams, [`kept`] keeps output that the host may ask for again, and the [`reaper`]
+//! reports the process's end. [`trace`] measures the time that the NVMe driver and the block layer
+//! take for commands, while a host asks for it. [`network`] configures the sandbox's interface.
+//! [`cpus`] brings CPUs online, those that the machine begins with and those that the VMM adds, and
+//! takes those offline that the VMM is to remove. [`sockets`] starts the socket engine of a sandbox
+//! whose sockets are devices. [`shares`] mounts the host's files that containers have, and
+//! [`copies`] writes those of which they have copies. [`rejoin`] gives a container of a saved
+//! machine the names of another sandbox. A [`message`] is what a container's program says of its
+//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name.
 //!
 //! # What keeps a container in
 //!
@@ -43,8 +45,9 @@
 //! description of a process for [`init`]. `rustix` gives system calls safe types. `libc` has those
 //! that `rustix` lacks: clone into namespaces, execve, signals by number, bpf, two ioctls. These
 //! calls, the adoption of inherited descriptors and the runtime's registration of descriptors are
-//! the `unsafe` blocks. `slipway-netlink` configures the interface. `serde_json` writes histograms.
-//! `anyhow` is used because every error here ends as text for the host.
+//! the `unsafe` blocks. `slipway-netlink` configures the interface and ends connections.
+//! `serde_json` writes histograms. `anyhow` is used because every error here ends as text for the
+//! host.
 #![allow(unsafe_code)]
 
 mod agent;
@@ -54,17 +57,21 @@ mod container;
 mod copies;
 mod cpus;
 mod device_policy;
+mod empty_dirs;
 mod file;
+mod group;
 mod init;
 mod kept;
 mod machine;
 mod message;
+mod name;
 mod network;
 mod nvme;
 mod pmem;
 mod port;
 mod process;
 mod reaper;
+mod rejoin;
 mod service;
 mod shares;
 mod signal;
@@ -73,6 +80,7 @@ mod stages;
 mod stats;
 mod stdio;
 mod sysctl;
+mod table;
 mod trace;
 mod uevent;
 
@@ -153,6 +161,7 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
             base: machine::BASE.into(),
             sysfs: machine::SYSFS.into(),
             sockets: Files { fixed: machine::SOCKETS.into(), run: machine::SOCKETS_RUN.into() },
+            empty_dirs: machine::EMPTY_DIRS.into(),
             hierarchy,
         };
         if let Err(error) = machine::loopback_up() {
@@ -183,6 +192,7 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
                 fixed: Path::new(base).with_file_name("sockets"),
                 run: Path::new(base).with_file_name("run"),
             },
+            empty_dirs: Path::new(base).with_file_name("empty-dirs"),
             hierarchy: Hierarchy::new(Path::new(cgroup)).ok(),
         };
         let listener = tokio::net::UnixListener::bind(socket)?;

@@ -1,5 +1,8 @@
 //! The sandbox's network interface. The host gives its MAC address and all of its settings, so that
-//! nothing must be requested on the network.
+//! nothing must be requested on the network. In a fork of a machine that was saved with an
+//! interface in use, the connections and addresses of that machine are removed first ([`saved`]).
+
+mod saved;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -54,6 +57,13 @@ impl Wanted {
             routes,
             neighbours: neighbours.collect::<Result<_>>()?,
         })
+    }
+
+    /// Returns whether an interface is that of a machine that was saved while it was in use: it is
+    /// up, or has addresses, as one that a container has set down.
+    fn is_saved(&self, link: &Link, addresses: &[Address]) -> bool {
+        let is_used = link.up || addresses.iter().any(|address| address.index == link.index);
+        is_used && link.mac.is_some() && link.mac == self.saved_mac
     }
 }
 
@@ -115,8 +125,16 @@ pub async fn configure(wanted: Wanted) -> Result<String> {
     let find = || Netlink::open()?.links().map(|links| interface(links, &wanted));
     let found = uevent::wait_for(PATIENCE, find).await.context("looking for the interface")?;
     let link = found.with_context(absent)?;
-    apply(&link, &wanted).with_context(|| format!("configuring {}", link.name))?;
-    Ok(link.name)
+    let name = link.name.clone();
+    // Thousands of connections take a while to end.
+    let applied = tokio::task::spawn_blocking(move || {
+        if wanted.is_saved(&link, &Netlink::open()?.addresses()?) {
+            saved::forget(&link)?;
+        }
+        apply(&link, &wanted)
+    });
+    applied.await?.with_context(|| format!("configuring {name}"))?;
+    Ok(name)
 }
 
 /// Returns the interface that has the wanted MAC address, or the one that it gets it in place of.
@@ -182,7 +200,20 @@ mod tests {
 
     use super::*;
 
-    fn request() -> ConfigureNetworkRequest {
+    /// Runs `body` in a network namespace of its own, with a loopback interface that is down.
+    pub fn in_namespace(body: impl FnOnce() + Send + 'static) {
+        let done = std::thread::spawn(|| {
+            // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends here.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                println!("SKIPPED: a test in a network namespace as root: needs root");
+                return;
+            }
+            body();
+        });
+        done.join().unwrap();
+    }
+
+    pub fn request() -> ConfigureNetworkRequest {
         let address = |address: &str, prefix| InterfaceAddress { address: address.into(), prefix };
         ConfigureNetworkRequest {
             mac: "5a:11:0a:d5:00:02".into(),
@@ -249,12 +280,7 @@ mod tests {
     /// zeros.
     #[test]
     fn an_interface_is_configured_as_root() {
-        let done = std::thread::spawn(|| {
-            // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends here.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                println!("SKIPPED: an_interface_is_configured_as_root: needs root");
-                return;
-            }
+        in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
             let mut wanted = Wanted { mac: [0; 6], ..Wanted::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
@@ -275,18 +301,12 @@ mod tests {
                 assert!(routes.iter().any(|route| route.gateway == Some(gateway)), "{routes:?}");
             }
         });
-        done.join().unwrap();
     }
 
     /// In a network namespace of its own, as above.
     #[test]
     fn an_interface_has_the_requested_routes_and_no_others_as_root() {
-        let done = std::thread::spawn(|| {
-            // SAFETY: unshare(2) takes no pointers; it concerns this thread, which ends here.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                println!("SKIPPED: an_interface_has_the_requested_routes_as_root: needs root");
-                return;
-            }
+        in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
             let wanted = Wanted { mac: [0; 6], ..Wanted::parse(&point_to_point()).unwrap() };
             let link = interface(netlink.links().unwrap(), &wanted).unwrap();
@@ -301,6 +321,5 @@ mod tests {
             }
             assert_eq!(netlink.neighbours().unwrap().len(), 1);
         });
-        done.join().unwrap();
     }
 }

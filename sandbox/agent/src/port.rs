@@ -5,10 +5,12 @@
 //! boundary. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4): bytes
 //! before it are left from the previous connection and are dropped. A preface at the start of a
 //! read in mid-connection means that the host left and came back before this side noticed: the old
-//! connection ends there and the new one begins with it. (A message from the host starts a buffer
-//! of its own, so the beginning of a preface is never torn off by the host. A reader with less room
-//! than a preface would tear it, so a page is read for that reader. Standard input that happens to
-//! look like a preface at a buffer's start costs a reconnect, nothing more.)
+//! connection ends there and the new one begins with it. Nothing of the old connection is sent from
+//! then on: it would be the first that the new host reads, so a writer looks for a preface before
+//! it writes. A machine that was saved in mid-connection goes on like this. (A message from the
+//! host starts a buffer of its own, so the beginning of a preface is never torn off by the host. A
+//! reader with less room than a preface would tear it, so a page is read for that reader. Standard
+//! input that happens to look like a preface at a buffer's start costs a reconnect, nothing more.)
 //!
 //! POLLHUP is level-triggered and final for the runtime's registrations, so registering the port
 //! itself and waiting for POLLHUP to vanish would spin. Instead, the port is registered,
@@ -40,6 +42,9 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The longest wait for the port to appear. A sandbox without the port is useless, but when to give
 /// a slow guest up is the host's decision (`boot_timeout_s`).
 const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// The bytes that wait for the reader at which a writer reads no further.
+const MOST_AHEAD: usize = 64 << 10;
 
 /// The size of reads for which the reader's own buffer is too small; the driver's buffers are
 /// pages.
@@ -148,16 +153,33 @@ impl Port {
         Poll::Ready(Ok(()))
     }
 
+    /// Reads what is there. Returns 0 if the host is gone, and `None` if nothing is there.
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.device, &mut *buffer)) {
+            Err(Errno::AGAIN) => Ok(None),
+            read => Ok(Some(read?)),
+        }
+    }
+
     /// Reads from the port. Returns 0 if the host is gone.
     fn poll_read(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
-            match rustix::io::read(&self.device, &mut *buffer) {
-                Ok(length) => return Poll::Ready(Ok(length)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => ready!(self.poll_event(context, Side::Reader))?,
-                Err(error) => return Poll::Ready(Err(error.into())),
+            match self.read_now(buffer)? {
+                Some(length) => return Poll::Ready(Ok(length)),
+                None => ready!(self.poll_event(context, Side::Reader))?,
             }
         }
+    }
+
+    /// Returns whether the next connection has begun: its first bytes were read.
+    fn has_next(&self) -> bool {
+        !lock(&self.ahead).is_empty()
+    }
+
+    /// Has the reader look at the port again.
+    fn wake_reader(&self) {
+        let waker = lock(&self.wakers)[Side::Reader as usize].take();
+        waker.into_iter().for_each(Waker::wake);
     }
 
     /// Keeps `bytes`, the result of one read, for the next connection and returns `true` if they
@@ -170,18 +192,13 @@ impl Port {
         begins
     }
 
-    fn poll_write(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        loop {
-            match rustix::io::write(&self.device, bytes) {
-                Ok(length) => return Poll::Ready(Ok(length)),
-                Err(Errno::INTR) => {}
-                // A full queue and an absent host look the same.
-                Err(Errno::AGAIN) if !self.host_is_there()? => {
-                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-                }
-                Err(Errno::AGAIN) => ready!(self.poll_event(context, Side::Writer))?,
-                Err(error) => return Poll::Ready(Err(error.into())),
-            }
+    /// Writes what there is room for. Returns `None` if there is no room.
+    fn write_now(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        match rustix::io::retry_on_intr(|| rustix::io::write(&self.device, bytes)) {
+            // A full queue and an absent host look the same.
+            Err(Errno::AGAIN) if !self.host_is_there()? => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(Errno::AGAIN) => Ok(None),
+            written => Ok(Some(written?)),
         }
     }
 }
@@ -248,6 +265,26 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
+    /// Returns whether another host has taken this one's place. Reads ahead for that: what is no
+    /// preface waits for the reader.
+    fn is_replaced(&mut self) -> io::Result<bool> {
+        let waited = self.head.len();
+        while self.synchronised && !self.port.has_next() && self.head.len() < MOST_AHEAD {
+            let mut page = [0; PAGE];
+            // The reader notices itself that the host is gone.
+            let Some(length @ 1..) = self.port.read_now(&mut page)? else { break };
+            if self.port.keeps_for_next(&page[..length]) {
+                self.head.clear();
+            } else {
+                self.head.extend_from_slice(&page[..length]);
+            }
+        }
+        if self.port.has_next() || self.head.len() > waited {
+            self.port.wake_reader();
+        }
+        Ok(self.port.has_next())
+    }
+
     /// Moves bytes of `head` to the reader, as many as there is room for.
     fn return_head(&mut self, buffer: &mut ReadBuf<'_>) {
         let length = self.head.len().min(buffer.remaining());
@@ -278,6 +315,9 @@ impl AsyncRead for Connection {
             self.return_head(buffer);
             return Poll::Ready(Ok(()));
         }
+        if self.port.has_next() {
+            return Poll::Ready(Ok(()));
+        }
         if buffer.remaining() < PREFACE.len() {
             return self.poll_read_little(context, buffer);
         }
@@ -291,11 +331,19 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.port.poll_write(context, bytes)
+        loop {
+            if self.is_replaced()? {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            if let Some(length) = self.port.write_now(bytes)? {
+                return Poll::Ready(Ok(length));
+            }
+            ready!(self.port.poll_event(context, Side::Writer))?;
+        }
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -332,6 +380,13 @@ mod tests {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
     }
 
+    /// Reads the preface and three more bytes.
+    async fn begun(connection: &mut Connection) -> Vec<u8> {
+        let mut all = vec![0; PREFACE.len() + 3];
+        connection.read_exact(&mut all).await.unwrap();
+        all
+    }
+
     #[tokio::test]
     async fn a_preface_in_mid_connection_begins_the_next() {
         let (host, device) = pair();
@@ -343,15 +398,66 @@ mod tests {
         let mut all = Vec::new();
         first.read_to_end(&mut all).await.unwrap();
         assert_eq!(all, [PREFACE, b"one"].concat());
-        first.write_all(b"reply").await.unwrap();
         drop(first);
         let mut second = connections.next().await.unwrap().unwrap();
-        let mut all = vec![0; PREFACE.len() + 3];
-        second.read_exact(&mut all).await.unwrap();
-        assert_eq!(all, [PREFACE, b"two"].concat());
+        assert_eq!(begun(&mut second).await, [PREFACE, b"two"].concat());
+        second.write_all(b"reply").await.unwrap();
         let mut reply = [0; 5];
         rustix::io::read(&host, &mut reply).unwrap();
         assert_eq!(&reply, b"reply");
+    }
+
+    /// The writer of a machine that was saved goes on before its reader looks at the port.
+    #[tokio::test]
+    async fn the_next_host_gets_nothing_of_the_last_connection() {
+        let (host, device) = pair();
+        let mut connections = Port::new(device).unwrap().connections();
+        let mut first = connections.next().await.unwrap().unwrap();
+        for message in [b"the rest of a message".as_slice(), PREFACE, b"one"] {
+            rustix::io::write(&host, message).unwrap();
+        }
+        let mut preface = vec![0; PREFACE.len()];
+        first.read_exact(&mut preface).await.unwrap();
+        // A message that the writer finds is the reader's.
+        first.write_all(b"reply").await.unwrap();
+        let mut read = [0; 64];
+        assert_eq!(rustix::io::read(&host, &mut read).unwrap(), 5);
+        rustix::io::write(&host, &[PREFACE, b"two"].concat()).unwrap();
+        let mut message = [0; 3];
+        first.read_exact(&mut message).await.unwrap();
+        assert_eq!(&message, b"one");
+        for _ in 0..2 {
+            let error = first.write_all(b"frame").await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        }
+        assert_eq!(rustix::io::read(&host, &mut read), Err(Errno::AGAIN), "nothing was sent");
+        assert_eq!(first.read(&mut read).await.unwrap(), 0);
+        drop(first);
+        let mut second = connections.next().await.unwrap().unwrap();
+        assert_eq!(begun(&mut second).await, [PREFACE, b"two"].concat());
+    }
+
+    /// A writer that waits for room does not keep its connection when another host has come.
+    #[tokio::test]
+    async fn a_writer_that_waits_ends_with_its_connection() {
+        let (host, device) = pair();
+        let mut connections = Port::new(device).unwrap().connections();
+        let mut first = connections.next().await.unwrap().unwrap();
+        rustix::io::write(&host, PREFACE).unwrap();
+        first.read_exact(&mut vec![0; PREFACE.len()]).await.unwrap();
+        // The other future has filled the socket by then, and waits.
+        let next = async { rustix::io::write(&host, PREFACE).unwrap() };
+        let fill = async {
+            loop {
+                if let Err(error) = first.write_all(&[0; 4096]).await {
+                    return error.kind();
+                }
+            }
+        };
+        let (kind, _) = tokio::join!(biased; fill, next);
+        assert_eq!(kind, io::ErrorKind::BrokenPipe);
+        drop(first);
+        assert!(connections.next().await.is_some());
     }
 
     #[tokio::test]
@@ -373,9 +479,7 @@ mod tests {
         assert_eq!(all, [PREFACE, b"a longer message"].concat());
         drop(first);
         let mut second = connections.next().await.unwrap().unwrap();
-        let mut all = vec![0; PREFACE.len() + 3];
-        second.read_exact(&mut all).await.unwrap();
-        assert_eq!(all, [PREFACE, b"two"].concat());
+        assert_eq!(begun(&mut second).await, [PREFACE, b"two"].concat());
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::agent::{Agent, status};
+use crate::agent::{Agent, internal, invalid, precondition, status};
 use crate::connect::Connection;
 use crate::log;
 use crate::stdio::Attachment;
@@ -59,6 +59,7 @@ impl AgentService for Service {
             stages: self.0.stages.list(),
             boottime_ns: crate::stages::now(),
             ambient_capabilities: true,
+            empty_dirs: true,
         }))
     }
 
@@ -76,8 +77,7 @@ impl AgentService for Service {
         request: Request<ConfigureRequest>,
     ) -> Result<Response<ConfigureReply>, Status> {
         let request = request.into_inner();
-        crate::machine::configure(&request)
-            .map_err(|error| Status::internal(format!("{error:#}")))?;
+        crate::machine::configure(&request).map_err(internal)?;
         self.0.configured(request);
         Ok(Response::new(ConfigureReply {}))
     }
@@ -87,8 +87,7 @@ impl AgentService for Service {
         request: Request<ConfigureNetworkRequest>,
     ) -> Result<Response<ConfigureNetworkReply>, Status> {
         let request = request.into_inner();
-        let wanted = crate::network::Wanted::parse(&request)
-            .map_err(|error| Status::invalid_argument(format!("{error:#}")))?;
+        let wanted = crate::network::Wanted::parse(&request).map_err(invalid)?;
         let interface = self.complete(|agent| async move { agent.network(wanted).await }).await?;
         Ok(Response::new(ConfigureNetworkReply { interface }))
     }
@@ -102,7 +101,7 @@ impl AgentService for Service {
         // the host.
         let restarted = tokio::task::spawn_blocking(move || crate::network::restart(&mac)).await;
         let restarted = restarted.map_err(|error| Status::internal(error.to_string()))?;
-        restarted.map_err(|error| Status::internal(format!("{error:#}")))?;
+        restarted.map_err(internal)?;
         Ok(Response::new(RestartInterfaceReply {}))
     }
 
@@ -235,6 +234,14 @@ impl AgentService for Service {
         Ok(Response::new(self.0.stats(&request.into_inner().container_id)?))
     }
 
+    async fn processes(
+        &self,
+        request: Request<ProcessesRequest>,
+    ) -> Result<Response<ProcessesReply>, Status> {
+        let pids = self.0.processes(&request.into_inner().container_id)?;
+        Ok(Response::new(ProcessesReply { pids }))
+    }
+
     async fn update_container(
         &self,
         request: Request<UpdateContainerRequest>,
@@ -258,6 +265,15 @@ impl AgentService for Service {
         Ok(Response::new(FreezeReply {}))
     }
 
+    async fn rejoin(
+        &self,
+        request: Request<RejoinRequest>,
+    ) -> Result<Response<RejoinReply>, Status> {
+        let request = request.into_inner();
+        let position = self.complete(|agent| async move { agent.rejoin(request).await }).await?;
+        Ok(Response::new(RejoinReply { position }))
+    }
+
     async fn put_files(
         &self,
         request: Request<PutFilesRequest>,
@@ -273,8 +289,7 @@ impl AgentService for Service {
     ) -> Result<Response<SetCpusReply>, Status> {
         let count = request.into_inner().cpus;
         self.complete(|agent| async move {
-            let set = crate::cpus::set(&agent.places.sysfs, count).await;
-            set.map_err(|error| Status::failed_precondition(format!("{error:#}")))
+            crate::cpus::set(&agent.places.sysfs, count).await.map_err(precondition)
         })
         .await?;
         Ok(Response::new(SetCpusReply {}))
@@ -304,9 +319,7 @@ impl AgentService for Service {
         let interval = Duration::from_millis(request.into_inner().interval_ms.max(10).into());
         let (sender, replies) = mpsc::channel(TRACES);
         let begun = crate::trace::start(&self.0.places.sysfs, interval, sender).await;
-        begun.map_err(|error| {
-            Status::failed_precondition(format!("tracing the guest: {error:#}"))
-        })?;
+        begun.map_err(|error| precondition(error.context("tracing the guest")))?;
         Ok(Response::new(ReceiverStream::new(replies)))
     }
 

@@ -1,7 +1,7 @@
 //! Times at which the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's
 //! kernel.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::time::{ClockId, clock_gettime};
 use slipway_agent_protocol::v1::GuestStage;
@@ -21,8 +21,9 @@ pub struct Stages {
     namespaces_at: Mutex<Option<u64>>,
     prepared: watch::Sender<bool>,
     serving_at: OnceLock<u64>,
-    network_from: OnceLock<u64>,
-    network_at: OnceLock<u64>,
+    /// The last times at which the host requested the network interface, and at which it was
+    /// usable. A fork of a machine has times of its own.
+    network: Mutex<(Option<u64>, Option<u64>)>,
 }
 
 impl Stages {
@@ -35,8 +36,7 @@ impl Stages {
             namespaces_at: Mutex::new(None),
             prepared: watch::Sender::new(false),
             serving_at: OnceLock::new(),
-            network_from: OnceLock::new(),
-            network_at: OnceLock::new(),
+            network: Mutex::default(),
         }
     }
 
@@ -76,12 +76,16 @@ impl Stages {
 
     /// Records that the host has requested the network interface.
     pub fn network_begins(&self) {
-        let _ = self.network_from.set(now());
+        *self.network() = (Some(now()), None);
     }
 
     /// Records that the interface is usable.
     pub fn network_ends(&self) {
-        let _ = self.network_at.set(now());
+        self.network().1 = Some(now());
+    }
+
+    fn network(&self) -> MutexGuard<'_, (Option<u64>, Option<u64>)> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records the time of the first NVMe namespace, or that there was none in time.
@@ -98,8 +102,9 @@ impl Stages {
         let driver_from = self.modules_from.get().copied().unwrap_or(first);
         let driver = namespaces_at.map(|at| stage("vf-driver", driver_from.min(at), at));
         let agent = self.serving_at.get().map(|at| stage("agent", first, *at));
-        let network = self.network_from.get().zip(self.network_at.get());
-        let network = network.map(|(from, at)| stage("network", *from, *at));
+        let (from, at) = *self.network();
+        let network = from.zip(at);
+        let network = network.map(|(from, at)| stage("network", from, at));
         [Some(stage("kernel", 0, first)), driver, agent, network].into_iter().flatten().collect()
     }
 }
@@ -122,6 +127,8 @@ mod tests {
         assert_eq!(stages.list().len(), 3);
         stages.network_ends();
         assert_eq!(names(&stages), ["kernel", "vf-driver", "agent", "network"]);
+        stages.network_begins();
+        assert_eq!(stages.list().len(), 3, "it is configured anew, in a fork");
         let list = stages.list();
         assert_eq!((list[0].start_ns, list[0].end_ns), (0, 7));
         assert_eq!((list[1].start_ns, list[1].end_ns), (7, 9));

@@ -5,7 +5,7 @@ use std::path::Path;
 use slipway_agent_protocol::v1::{BlockStats, StatsReply};
 
 use crate::cgroup::Cgroup;
-use crate::nvme;
+use crate::{group, nvme};
 
 /// The bytes of a sector in `/sys/block/*/stat`, whatever the device's block size.
 const SECTOR: u64 = 512;
@@ -13,23 +13,23 @@ const SECTOR: u64 = 512;
 /// Collects the statistics of a container.
 pub fn of_container(cgroup: &Cgroup) -> StatsReply {
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let read = |file| std::fs::read_to_string(cgroup.path().join(file)).unwrap_or_default();
     let total = meminfo(&memory, "MemTotal:");
-    // "max" stands for no limit.
-    let limit = read("memory.max").trim().parse().unwrap_or(total).min(total);
+    let group = group::stats(cgroup.path());
+    let (used, limit, cpu_us) = (
+        group.memory.map_or(0, |memory| memory.usage),
+        // Without the controller there is no limit, and the group says 0.
+        group.memory.map_or(0, |memory| memory.usage_limit),
+        group.cpu.map_or(0, |cpu| cpu.usage_usec),
+    );
+    let limit = if limit == 0 { total } else { limit.min(total) };
     StatsReply {
         memory_total_bytes: limit,
-        memory_available_bytes: limit.saturating_sub(cgroup.memory_bytes()),
-        cpu_busy_ns: usage_us(&read("cpu.stat")).saturating_mul(1000),
+        memory_available_bytes: limit.saturating_sub(used),
+        cpu_busy_ns: cpu_us.saturating_mul(1000),
         processes: cgroup.processes().len() as u32,
         blocks: Vec::new(),
+        group: Some(group),
     }
-}
-
-/// Returns the CPU time in a cgroup's cpu.stat, microseconds.
-fn usage_us(text: &str) -> u64 {
-    let usage = text.lines().find_map(|line| line.strip_prefix("usage_usec "));
-    usage.and_then(|usage| usage.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Collects all statistics of the sandbox but the number of processes.
@@ -42,6 +42,7 @@ pub fn collect(sysfs: &Path) -> StatsReply {
         cpu_busy_ns: busy_ticks(&stat).saturating_mul(1_000_000_000 / ticks_per_second()),
         processes: 0,
         blocks: blocks(sysfs),
+        group: None,
     }
 }
 
@@ -102,8 +103,6 @@ mod tests {
         assert_eq!(meminfo(memory, "Missing:"), 0);
         assert_eq!(busy_ticks("cpu  1 2 4 800 900 8 16 32 0 0\ncpu0 1 1 1"), 31);
         assert_eq!(busy_ticks(""), 0);
-        assert_eq!(usage_us("usage_usec 1500\nuser_usec 1000\n"), 1500);
-        assert_eq!(usage_us("user_usec 1000\n"), 0);
     }
 
     #[test]

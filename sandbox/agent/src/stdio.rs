@@ -55,10 +55,7 @@ impl Attachment {
         from: Option<u64>,
         input: Streaming<StdioIn>,
     ) -> Result<Self, Status> {
-        let lock = process.outputs.clone().lock_owned();
-        let outputs = tokio::time::timeout(RELEASE, lock)
-            .await
-            .map_err(|_| Status::already_exists("another stream is attached to the process"))?;
+        let outputs = streams(&process).await?;
         let waiter = process.clone();
         let kept = {
             let mut kept = process.kept();
@@ -128,6 +125,50 @@ impl Attachment {
         }
         Some(out)
     }
+}
+
+/// Locks a process's streams.
+///
+/// # Errors
+/// `ALREADY_EXISTS` while a stream is attached.
+async fn streams(process: &Process) -> Result<OwnedMutexGuard<Outputs>, Status> {
+    let lock = process.outputs.clone().lock_owned();
+    tokio::time::timeout(RELEASE, lock)
+        .await
+        .map_err(|_| Status::already_exists("another stream is attached to the process"))
+}
+
+/// Closes a process's input, and forgets the output that no host has recorded: bytes that the agent
+/// has read, and, of a process that is `stopped`, also those that wait to be read. The output of a
+/// stopped process is counted anew. Returns the position of the next output.
+///
+/// # Errors
+/// `ALREADY_EXISTS` while a stream is attached.
+pub async fn forget(process: &Process, stopped: bool) -> Result<u64, Status> {
+    let outputs = streams(process).await?;
+    process.close_stdin();
+    if stopped {
+        let both = [&outputs.stdout, &outputs.stderr];
+        both.into_iter().flatten().for_each(|file| file.drop_available());
+    }
+    let mut kept = process.kept();
+    kept.recorded(u64::MAX);
+    if stopped {
+        kept.count_anew();
+    }
+    Ok(kept.range().end)
+}
+
+/// Closes a process's streams for good. Nobody gets its output, which neither blocks nor ends it.
+///
+/// # Errors
+/// `ALREADY_EXISTS` while a stream is attached.
+pub async fn abandon(process: &Process) -> Result<(), Status> {
+    let mut outputs = streams(process).await?;
+    process.close_stdin();
+    release(outputs.stdout.take());
+    release(outputs.stderr.take());
+    Ok(())
 }
 
 /// Discards the output of processes that an ended process left behind with its pipe. Nobody wants

@@ -71,6 +71,9 @@ async fn a_missing_program_is_127_and_a_useless_one_126() {
         (["/no/such"], Code::NotFound, "127", "no such file or directory"),
         (["data"], Code::PermissionDenied, "126", "permission denied"),
         (["/etc"], Code::PermissionDenied, "126", "is a directory"),
+        (["unknown"], Code::PermissionDenied, "126", "exec format error"),
+        (["foreign"], Code::PermissionDenied, "126", "/bin/foreign in the image is a program for"),
+        (["foreign-script"], Code::PermissionDenied, "126", "/bin/foreign in the image is a"),
     ] {
         sandbox.create(container("a", process(&args))).await;
         let request = StartContainerRequest { id: "a".into() };
@@ -259,6 +262,33 @@ async fn exec_joins_the_container() {
 }
 
 #[tokio::test]
+async fn calls_at_once_with_one_id_have_one_result() {
+    let mut sandbox = sandbox!("calls_at_once_with_one_id_have_one_result");
+    sandbox.create(container("a", script("sleep 1000"))).await;
+    sandbox.start_container("a").await;
+    let mut execs = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let mut client = sandbox.client.clone();
+        let process = ProcessRef { container_id: "a".into(), exec_id: "one".into() };
+        let (process, spec) = (Some(process), Some(script("true")));
+        let request = ExecRequest { process, spec, privileged: false };
+        execs.spawn(async move { client.exec(request).await.map(drop) });
+    }
+    let ended = execs.join_all().await;
+    let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    assert!(refused.iter().all(|error| error.code() == Code::AlreadyExists), "{refused:?}");
+    // Of two removals one does it, and both succeed or the later one finds nothing.
+    let request = || RemoveContainerRequest { id: "a".into() };
+    let (mut one, mut other) = (sandbox.client.clone(), sandbox.client.clone());
+    let both = tokio::join!(one.remove_container(request()), other.remove_container(request()));
+    let failed = [both.0, both.1].into_iter().filter_map(Result::err);
+    assert!(failed.map(|error| error.code()).all(|code| code == Code::NotFound));
+    let run = sandbox.run(container("a", script("exit 5"))).await.unwrap();
+    assert_eq!(run.status, 5);
+}
+
+#[tokio::test]
 async fn containers_live_side_by_side_and_leave_nothing() {
     let mut sandbox = sandbox!("containers_live_side_by_side_and_leave_nothing");
     for id in ["a", "b", "c"] {
@@ -271,6 +301,13 @@ async fn containers_live_side_by_side_and_leave_nothing() {
         let run = sandbox.exec(id, script(wait)).await.unwrap();
         assert!(run.stdout.starts_with(&format!("{id}\n")), "{run:?}");
     }
+    let stats = StatsRequest { container_id: "a".into() };
+    let stats = sandbox.client.stats(stats).await.unwrap().into_inner();
+    assert!(stats.group.unwrap().cpu.unwrap().usage_usec > 0);
+    let listed = ProcessesRequest { container_id: "a".into() };
+    let listed = sandbox.client.processes(listed).await.unwrap().into_inner();
+    // The first process has become `sleep`, or is a shell that waits for it.
+    assert!(!listed.pids.is_empty() && listed.pids.iter().all(|pid| *pid > 1), "{listed:?}");
     let error = sandbox.client.create_container(container("a", script("true"))).await;
     assert_eq!(error.unwrap_err().code(), Code::AlreadyExists);
     assert!(
@@ -537,6 +574,6 @@ async fn shutdown_ends_everything() {
             }
         }
     });
-    tokio::time::timeout(Duration::from_secs(20), status).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(100), status).await.unwrap().unwrap();
     assert!(sandbox.agent.wait().unwrap().success());
 }

@@ -41,8 +41,8 @@ async fn containers_get_library_and_engine() {
     rustix::net::listen(&engine, 16).unwrap();
     let arguments = at("run/socket.sock.args");
     sandbox.client.start_sockets(StartSocketsRequest {}).await.unwrap();
-    let again = sandbox.client.start_sockets(StartSocketsRequest {}).await.unwrap_err();
-    assert_eq!(again.code(), tonic::Code::AlreadyExists, "{again}");
+    // A daemon that was killed does not know that it serves.
+    sandbox.client.start_sockets(StartSocketsRequest {}).await.unwrap();
 
     let expected = |preload: &str| {
         format!(

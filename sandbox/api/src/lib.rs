@@ -24,3 +24,6 @@ pub type SandboxClient = v1::sandboxes_client::SandboxesClient<tonic::transport:
 
 /// A client of the service for templates.
 pub type TemplateClient = v1::templates_client::TemplatesClient<tonic::transport::Channel>;
+
+/// A client of the service for snapshots.
+pub type SnapshotClient = v1::snapshots_client::SnapshotsClient<tonic::transport::Channel>;

@@ -85,7 +85,8 @@ pub(crate) fn remove_v1(dir: &Path) -> Result<()> {
     }
 }
 
-fn make(dir: &Path) -> Result<()> {
+/// Makes the directory of a group. One that is there is no error.
+pub(crate) fn make(dir: &Path) -> Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(Error::at("cannot create control group", dir)(error))

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -125,6 +126,65 @@ impl Hierarchies {
         Ok(())
     }
 
+    /// Returns the least limit of memory of the groups' parent and of those above it, in bytes;
+    /// `None` without any.
+    pub fn memory_limit(&self) -> Option<u64> {
+        let read = |dir: PathBuf| {
+            let file = |name: &str| -> Option<u64> {
+                fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok()
+            };
+            file("memory.max").or_else(|| file("memory.limit_in_bytes"))
+        };
+        let above =
+            |root: &PathBuf| self.parent.ancestors().filter_map(|at| read(root.join(at))).min();
+        self.roots.iter().filter_map(above).min()
+    }
+
+    /// Makes a group whose parent belongs to others, as to kubelet. The parent must be there in one
+    /// hierarchy, unless it is a slice: systemd makes slices for their units, too. A parent that is
+    /// missing in the other hierarchies is made. A group that is there already, with neither
+    /// processes nor groups in it, is no error.
+    ///
+    /// # Errors
+    /// The errors of [`check_free`](Self::check_free), or the parent is in no hierarchy; no group
+    /// is made then. If a directory cannot be made, those of the group are removed.
+    pub fn make_in_parent(&self, group: &Group) -> Result<()> {
+        let Some(first) = self.parents().next() else { return Ok(()) };
+        let is_slice = self.parent.extension().is_some_and(|name| name == "slice");
+        if !is_slice && !self.parents().any(|parent| parent.is_dir()) {
+            let next = "make it first, or name another parent (cgroup_parent)";
+            let error = io::Error::new(io::ErrorKind::NotFound, next);
+            return Err(Error::at("there is no control group", &first)(error));
+        }
+        self.check_free(group)?;
+        self.make_parents()?;
+        let made = group.dirs().iter().try_for_each(|dir| cpuset::make(dir));
+        if made.is_err() {
+            let _ = group.remove();
+        }
+        made
+    }
+
+    /// Checks that a group can be given to a new owner. The limits of a group hold for the groups
+    /// in it, too, so one with groups in it is somebody else's. A missing group is no error.
+    ///
+    /// # Errors
+    /// If processes or groups are in the group.
+    pub fn check_free(&self, group: &Group) -> Result<()> {
+        let refused = |what: &'static str, dir: &Path| {
+            let next = "end them first, or name another group";
+            let error = io::Error::new(io::ErrorKind::AlreadyExists, next);
+            Error::at(what, dir)(error)
+        };
+        if let Some(dir) = group.dirs().iter().find(|dir| has_processes(dir)) {
+            return Err(refused("processes are in control group", dir));
+        }
+        if let Some(dir) = group.dirs().iter().find(|dir| has_groups(dir)) {
+            return Err(refused("other groups are in control group", dir));
+        }
+        Ok(())
+    }
+
     fn parents(&self) -> impl Iterator<Item = PathBuf> {
         self.roots.iter().map(|root| root.join(&self.parent))
     }
@@ -143,6 +203,15 @@ impl Hierarchies {
             }
         }
     }
+}
+
+fn has_processes(dir: &Path) -> bool {
+    fs::read_to_string(dir.join("cgroup.procs")).is_ok_and(|processes| !processes.is_empty())
+}
+
+fn has_groups(dir: &Path) -> bool {
+    let is_dir = |entry: fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    fs::read_dir(dir).is_ok_and(|entries| entries.flatten().any(is_dir))
 }
 
 fn is_v2(root: &Path) -> bool {
@@ -190,6 +259,51 @@ mod tests {
         assert_eq!(group.procs_files()[1], cpusets.join("p/one/cgroup.procs"));
         let nowhere = Hierarchies { cpusets: with.cpusets, ..Hierarchies::at(Vec::new(), "p") };
         assert!(!nowhere.confine(&nowhere.group("one"), &sets).unwrap());
+    }
+
+    #[test]
+    fn a_group_is_made_in_a_parent_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots: Vec<_> = ["cpu", "pids"].iter().map(|name| dir.path().join(name)).collect();
+        roots.iter().for_each(|root| fs::create_dir(root).unwrap());
+        let in_parent = |parent: &str| {
+            let all = Hierarchies::at(roots.clone(), parent);
+            let group = all.group("one");
+            (all.make_in_parent(&group).map_err(|error| error.to_string()), group)
+        };
+        let error = in_parent("/kubepods/pod1").0.unwrap_err();
+        assert!(error.contains("there is no control group") && !error.contains('\n'), "{error}");
+        assert!(!roots[0].join("kubepods").exists() && !roots[1].join("kubepods").exists());
+        fs::create_dir_all(roots[1].join("kubepods/pod1")).unwrap();
+        let (made, group) = in_parent("/kubepods/pod1");
+        made.unwrap();
+        assert!(roots.iter().all(|root| root.join("kubepods/pod1/one").is_dir()));
+        in_parent("/kubepods/pod1").0.unwrap();
+        group.remove().unwrap();
+        assert!(roots.iter().all(|root| !root.join("kubepods/pod1/one").exists()));
+        let limit = |at: &str, text: &str| fs::write(roots[1].join(at), text).unwrap();
+        let in_pod = Hierarchies::at(roots.clone(), "/kubepods/pod1");
+        assert_eq!(in_pod.memory_limit(), None);
+        limit("kubepods/memory.max", "4096\n");
+        limit("kubepods/pod1/memory.max", "max\n");
+        assert_eq!(in_pod.memory_limit(), Some(4096));
+        limit("kubepods/pod1/memory.max", "1024\n");
+        assert_eq!(in_pod.memory_limit(), Some(1024));
+        in_parent("/a.slice/a-b.slice").0.unwrap();
+        fs::write(roots[1].join("a.slice/a-b.slice/one/cgroup.procs"), "1\n").unwrap();
+        let error = in_parent("/a.slice/a-b.slice").0.unwrap_err();
+        assert!(error.contains("processes are in control group"), "{error}");
+        // The limits of a group with others in it would be theirs, too.
+        let (made, group) = in_parent("/b.slice");
+        made.unwrap();
+        fs::create_dir(roots[0].join("b.slice/one/pod1")).unwrap();
+        let error = in_parent("/b.slice").0.unwrap_err();
+        assert!(error.contains("other groups are in control group"), "{error}");
+        assert!(roots.iter().all(|root| root.join("b.slice/one").is_dir()));
+        fs::remove_dir(roots[0].join("b.slice/one/pod1")).unwrap();
+        group.remove().unwrap();
+        let none = Hierarchies::at(Vec::new(), "/nowhere");
+        none.make_in_parent(&none.group("one")).unwrap();
     }
 
     #[test]

@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BadDigest, Digest, Error, Result};
 
+/// The most bytes of an image's settings, as JSON. They are kept for each image in the cache's
+/// index, which is read as a whole. One argument of a program may have as many (`MAX_ARG_STRLEN` of
+/// Linux).
+const MOST: usize = 128 << 10;
+/// The most characters of the time of creation that are kept.
+const MOST_CREATED: usize = 64;
+
 /// The settings with which a container of this image runs (OCI image specification, *Image
 /// Configuration*, `config`). Absent fields are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +35,7 @@ pub struct ImageConfig {
     pub exposed_ports: Vec<String>,
     /// The folders that the image wants to keep apart from its root; sorted.
     pub volumes: Vec<String>,
-    /// The labels: free text by key.
+    /// The labels: free text by key. Empty if all settings with them have more than 128 KiB.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -56,11 +63,33 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let diff_ids =
         document.rootfs().diff_ids().iter().map(|d| d.parse()).collect::<Result<_, BadDigest>>()?;
     Ok(Parsed {
-        config: document.config().as_ref().map(convert).unwrap_or_default(),
+        config: bounded(document.config().as_ref().map(convert).unwrap_or_default())?,
         platform: format!("{}/{}", document.os(), document.architecture()),
-        created: document.created().clone(),
+        created: document.created().as_ref().map(|time| time.chars().take(MOST_CREATED).collect()),
         diff_ids,
     })
+}
+
+/// Leaves the labels out if the settings are too large with them: no program of the container sees
+/// them.
+///
+/// # Errors
+/// [`Error::TooLarge`] if they are too large without labels.
+fn bounded(mut config: ImageConfig) -> Result<ImageConfig> {
+    if is_large(&config) {
+        config.labels.clear();
+    }
+    match is_large(&config) {
+        true => {
+            let reason = format!("it has more than {MOST} bytes of settings beside labels");
+            Err(Error::too_large("the image's config", reason))
+        }
+        false => Ok(config),
+    }
+}
+
+fn is_large(config: &ImageConfig) -> bool {
+    !serde_json::to_vec(config).is_ok_and(|json| json.len() <= MOST)
 }
 
 /// Removes nulls. The recursion is bounded, since serde_json refuses documents nested deeper than
@@ -121,6 +150,40 @@ mod tests {
         assert!(config.cmd.is_empty() && config.volumes.is_empty());
         assert_eq!((config.user.as_str(), config.working_dir.as_str()), ("7:8", "/w"));
         assert_eq!((config.stop_signal.as_str(), config.labels["k"].as_str()), ("SIGINT", "v"));
+    }
+
+    /// Returns a config document with these settings.
+    fn document(config: &str, created: &str) -> String {
+        format!(
+            r#"{{"architecture":"amd64","os":"linux","created":"{created}","config":{config},
+            "rootfs":{{"type":"layers","diff_ids":["{}"]}}}}"#,
+            Digest::of(b"x")
+        )
+    }
+
+    #[test]
+    fn large_labels_are_left_out_and_other_large_settings_are_refused() {
+        let parsed = |label: usize, cmd: usize| {
+            let (label, cmd) = ("l".repeat(label), "c".repeat(cmd));
+            let config = format!(r#"{{"Cmd":["{cmd}"],"Labels":{{"k":"{label}"}}}}"#);
+            parse(document(&config, "").as_bytes()).map(|parsed| parsed.config)
+        };
+        let config = parsed(MOST - 1000, 10).unwrap();
+        assert_eq!((config.labels.len(), config.cmd[0].len()), (1, 10));
+        for (label, cmd) in [(MOST, 10), (1000, MOST - 1000), (4 << 20, MOST - 1000)] {
+            let config = parsed(label, cmd).unwrap();
+            assert_eq!((config.labels.len(), config.cmd[0].len()), (0, cmd));
+        }
+        let error = parsed(1, MOST).unwrap_err();
+        assert!(matches!(&error, Error::TooLarge { .. }), "{error}");
+        assert!(error.to_string().contains("131072 bytes of settings"), "{error}");
+    }
+
+    #[test]
+    fn the_time_of_creation_is_short() {
+        let created = "2024-01-01T00:00:00Z".repeat(100_000);
+        let parsed = parse(document("{}", &created).as_bytes()).unwrap();
+        assert_eq!(parsed.created.as_deref(), Some(&created[..64]));
     }
 
     #[test]

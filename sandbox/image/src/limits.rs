@@ -12,8 +12,16 @@ pub struct Limits {
     /// The longest time for a document or for the head of an answer, including redirects. It also
     /// ends an answer that arrives byte by byte.
     pub document_time: Duration,
-    /// The longest time without a byte of an answer. Layers have no other time limit.
+    /// The longest time without a byte of an answer.
     pub stall_time: Duration,
+    /// The time that is waited for bytes of a layer after which they are compared with
+    /// [`least_rate`](Self::least_rate). Layers have no other time limit.
+    pub rate_time: Duration,
+    /// The least bytes of a layer in a second, on average over [`rate_time`](Self::rate_time).
+    /// Three layers of an image are fetched at once.
+    pub least_rate: u64,
+    /// The longest time for the indexes of all layers of an image that is pulled lazily.
+    pub indexes_time: Duration,
     /// The most layers of one image.
     pub layers: usize,
     /// The most compressed bytes of one layer.
@@ -52,6 +60,9 @@ impl Default for Limits {
             document_bytes: 4 * MIB,
             document_time: Duration::from_secs(120),
             stall_time: Duration::from_secs(60),
+            rate_time: Duration::from_secs(300),
+            least_rate: 16 << 10,
+            indexes_time: Duration::from_secs(600),
             layers: 512,
             layer_compressed: 32 * GIB,
             image_compressed: 64 * GIB,

@@ -6,8 +6,9 @@
 //! - the agent as `/init`;
 //! - the modules that a sandbox needs and that are not built into this kernel, in the order in
 //!   which they must be loaded (`/modules/NN-NAME.ko`); `/modules/network` has those of the network
-//!   interface, `/modules/extra` those that few sandboxes need, and `/modules/vlan` those that the
-//!   kernel itself requests;
+//!   interface, `/modules/extra` those that few sandboxes need, `/modules/vlan` those that the
+//!   kernel itself requests, and `/modules/connections` those that end connections of a saved
+//!   machine;
 //! - the empty directories that the agent mounts on;
 //! - for a sandbox with a socket function ([`Sockets`]): the socket engine's program, the libraries
 //!   that its containers' programs load, and the driver in `/modules/sockets`;
@@ -46,7 +47,9 @@ mod unpack;
 
 pub use error::{Error, Result};
 pub use kernel::Kernel;
-pub use modules::{BRIDGE, EXTRA, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted};
+pub use modules::{
+    BRIDGE, CONNECTIONS, EXTRA, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted,
+};
 
 use cpio::Archive;
 use elf::Elf;
@@ -71,6 +74,7 @@ const DIRECTORIES: &[&str] = &[
     "containers",
     "modules",
     "modules/bridge",
+    "modules/connections",
     "modules/extra",
     "modules/memory",
     "modules/network",
@@ -80,7 +84,7 @@ const DIRECTORIES: &[&str] = &[
     "modules/vlan",
 ];
 /// The directory of each group of modules.
-const GROUPS: [&str; 9] = [
+const GROUPS: [&str; 10] = [
     "modules",
     "modules/network",
     "modules/extra",
@@ -90,6 +94,7 @@ const GROUPS: [&str; 9] = [
     "modules/shares",
     "modules/bridge",
     "modules/memory",
+    "modules/connections",
 ];
 
 /// The host's files that a sandbox with a socket function needs.
@@ -137,7 +142,8 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let memory = if extras.memory { MEMORY } else { &[] };
     let modules = match &kernel.modules {
         Some(directory) => {
-            let groups = [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge, memory];
+            let groups =
+                [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge, memory, CONNECTIONS];
             modules::resolve(directory, groups)?
         }
         None => Default::default(),
@@ -416,6 +422,31 @@ mod tests {
             String::from_utf8_lossy(&built).contains("modules/bridge/00-bridge.ko")
         };
         assert_eq!((has(true), has(false)), (true, false));
+    }
+
+    #[test]
+    fn connections_can_be_ended_where_the_kernel_has_modules_for_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let agent = agent_in(directory.path());
+        let built = || {
+            let kernel = kernel_in(directory.path());
+            let built = build(&kernel, &agent, Extras::default(), directory.path()).unwrap();
+            String::from_utf8_lossy(&fs::read(built).unwrap()).into_owned()
+        };
+        // Kernels without the modules are no error.
+        assert!(!built().contains("_diag.ko"));
+        let modules = directory.path().join("modules/kernel/fs");
+        for (name, info) in [
+            ("inet_diag", "depends=\0"),
+            ("tcp_diag", "depends=inet_diag\0"),
+            ("udp_diag", "depends=inet_diag\0"),
+        ] {
+            fs::write(modules.join(format!("{name}.ko")), ElfFile::module(info).bytes()).unwrap();
+        }
+        let built = built();
+        for name in ["00-inet_diag.ko", "01-tcp_diag.ko", "02-udp_diag.ko"] {
+            assert!(built.contains(&format!("modules/connections/{name}")), "{name}");
+        }
     }
 
     #[test]

@@ -70,6 +70,13 @@ pub const PMEM: &[Wanted] =
 /// Modules for memory that comes and goes while the guest runs.
 pub const MEMORY: &[Wanted] = &[Wanted { name: "virtio_mem", required: true }];
 
+/// Modules that list and end connections, for a machine that was saved while it ran.
+pub const CONNECTIONS: &[Wanted] = &[
+    Wanted { name: "inet_diag", required: false },
+    Wanted { name: "tcp_diag", required: false },
+    Wanted { name: "udp_diag", required: false },
+];
+
 /// Modules for directories of the host: FUSE and its virtio transport.
 pub const SHARES: &[Wanted] = &[Wanted { name: "virtiofs", required: true }];
 

@@ -5,33 +5,39 @@
 //! containers notice nothing. The next daemon adopts each intact sandbox. A sandbox is intact if
 //! its record says that its container ran, its VMM lives and answers, the plane has its functions
 //! with that VMM as the client, and its agent answers. A VMM that can be given new connections need
-//! not be the client: `slipway-hypervisor` connects each function that it has lost. All other
-//! sandboxes are released, as after any daemon's death. There is no state in between: until the
-//! last step has succeeded, no part of a sandbox is changed.
+//! not be the client: `slipway-hypervisor` connects each function that it has lost. No disk and no
+//! network interface of it may be broken, as one is whose guest has waited for a daemon for too
+//! long. All other sandboxes are released, as after any daemon's death.
+//!
+//! A sandbox that stood still to be saved ([`Record::saving`]) first goes on: its VMM, then the
+//! processes that its agent froze. Otherwise nothing of a sandbox is changed before its agent has
+//! answered.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_hypervisor::{LeftVm, Vm, VmRecord};
 use slipway_plane_api::v1 as plane_v1;
 
-use crate::agent::Agent;
 use crate::carrier::Carrier;
 use crate::node::Node;
+use crate::reach::reach;
 use crate::record::{Record, SandboxState};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::{Error, Result, cpus, function, network, pod_functions, resize, shares, sockets};
+use crate::{
+    Error, Result, cpus, function, network, pod_functions, resize, shares, snapshot, sockets,
+};
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
 /// Clients of the last daemon wait longer for the next one ([`RETURN`](crate::life::RETURN)).
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The time for one answer of the agent before the connection is made anew. Messages to the last
-/// daemon that are still in flight may arrive first, and are not an answer.
-const ANSWER: Duration = Duration::from_secs(5);
-/// The pause between two connections.
-const AGAIN: Duration = Duration::from_millis(100);
+/// The time beyond [`PATIENCE`] for a sandbox that stood still to be saved: as long as its VMM may
+/// take to go on (`snapshot::resume_vm`). Only a VMM that refuses for long makes the daemon later
+/// than its clients wait.
+const RESUME: Duration = Duration::from_secs(20);
 
 /// Returns whether the sandbox of this record may have outlived its daemon.
 pub fn may_live(record: &Record) -> bool {
@@ -42,10 +48,16 @@ pub fn may_live(record: &Record) -> bool {
 /// Adopts a sandbox that an earlier daemon started.
 ///
 /// # Errors
-/// An error that names the missing part. The parts of the sandbox are unchanged then.
+/// An error that names the missing part. A sandbox that stood still to be saved may go on then;
+/// unless its agent has answered, nothing else of the sandbox is changed.
 pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
-    let adopted = tokio::time::timeout(PATIENCE, take(node, sandbox)).await;
+    let adopted = tokio::time::timeout(sandbox.look(deadline), take(node, sandbox)).await;
     adopted.map_err(|_| Error::Agent("the sandbox's agent does not answer".to_owned()))?
+}
+
+/// Returns the time for adopting the sandbox of a record.
+fn deadline(record: &Record) -> Duration {
+    if record.saving { PATIENCE + RESUME } else { PATIENCE }
 }
 
 async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
@@ -77,14 +89,21 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         holds = holds && serves(node, id, &left.record).await?;
     }
     if !holds {
-        return Err(lost("a function of a pool of disks ended with the daemon"));
+        return Err(lost("a function of a pool ended with the daemon"));
     }
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();
+    check_functions(needed(node, &record), &vm.broken_functions())?;
+    if record.saving {
+        snapshot::resume_vm(&*vm).await?;
+    }
     let agent = tokio::select! {
-        agent = reach(node, sandbox, &left.agent_socket) => agent?,
+        agent = reach(node, sandbox, &left.agent_socket) => agent?.0,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
+    if record.saving {
+        snapshot::resume(sandbox, &*vm, &agent).await?;
+    }
     let own = Target::own(Arc::clone(sandbox));
     let carrier = match record.pod {
         true => None,
@@ -141,16 +160,24 @@ async fn serves(node: &Node, id: &str, vmm: &VmRecord) -> Result<bool> {
     }
 }
 
-/// Connects to an agent until it answers. The caller limits the time.
-async fn reach(node: &Node, sandbox: &Sandbox, socket: &std::path::Path) -> Result<Agent> {
-    loop {
-        let tried =
-            tokio::time::timeout(ANSWER, Agent::connect(&node.guests, socket, &sandbox.bin)).await;
-        if let Ok(Ok((agent, _))) = tried {
-            return Ok(agent);
-        }
-        tokio::time::sleep(AGAIN).await;
-    }
+/// Returns the sockets of the functions without which a sandbox is not intact. It goes on without
+/// its sockets' function, whose programs use the kernel's sockets, and without its shares.
+fn needed(node: &Node, record: &Record) -> impl Iterator<Item = PathBuf> {
+    let disks = function::sockets(node, record).chain(pod_functions::sockets(record));
+    disks.chain(network::socket(node, record))
+}
+
+/// Checks that none of the functions `needed` is among the `broken` ones.
+///
+/// # Errors
+/// [`Error::Agent`] with the socket of the first one that is.
+fn check_functions(mut needed: impl Iterator<Item = PathBuf>, broken: &[PathBuf]) -> Result<()> {
+    let Some(socket) = needed.find(|socket| broken.contains(socket)) else { return Ok(()) };
+    Err(Error::Agent(format!(
+        "its function at {} is broken for good, since its guest waited for a daemon for too long, \
+         or for the reason in the daemon's log",
+        socket.display()
+    )))
 }
 
 #[cfg(test)]
@@ -186,6 +213,25 @@ pub(crate) mod tests {
             "disks": null, "remove": false,
         });
         serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn a_sandbox_with_a_broken_disk_is_not_intact() {
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let check = |needed: &[&str], broken: &[&str]| {
+            check_functions(paths(needed).into_iter(), &paths(broken))
+        };
+        check(&["/nvme-0", "/net"], &[]).unwrap();
+        check(&["/nvme-0", "/net"], &["/sockets"]).unwrap();
+        let error = check(&["/nvme-0", "/net"], &["/sockets", "/net"]).unwrap_err().to_string();
+        assert!(error.contains("/net is broken"), "{error}");
+    }
+
+    #[test]
+    fn a_sandbox_that_stood_still_has_time_to_go_on() {
+        let record = record_of(SandboxState::Running);
+        assert_eq!(deadline(&record), PATIENCE);
+        assert_eq!(deadline(&Record { saving: true, ..record }), PATIENCE + RESUME);
     }
 
     #[test]

@@ -41,6 +41,8 @@ const STREAM_WINDOW: u32 = 64 << 10;
 /// for them fits into the connection's window, with room for the container's own output and for
 /// calls.
 const MOST_SESSIONS: usize = 48;
+/// The most processes of a container that a guest can name.
+const MOST_PROCESSES: usize = 4096;
 /// The most connections to ports at once in one sandbox, which count among [`MOST_SESSIONS`]: the
 /// others are left for commands and containers.
 const MOST_FORWARDS: usize = 16;
@@ -57,6 +59,8 @@ pub struct Agent {
     forwards: Arc<Semaphore>,
     /// Set if the agent gives processes ambient capabilities.
     gives_ambient: bool,
+    /// Set if the agent makes directories that containers share by name.
+    makes_empty_dirs: bool,
 }
 
 /// The agent's answer to the first call.
@@ -67,6 +71,8 @@ pub struct Hello {
     pub at_ns: u64,
     /// Set if the agent gives processes ambient capabilities.
     gives_ambient: bool,
+    /// Set if the agent makes directories that containers share by name.
+    makes_empty_dirs: bool,
 }
 
 /// A stage that the guest went through.
@@ -129,9 +135,12 @@ impl Agent {
         let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
         let forwards = Arc::new(Semaphore::new(MOST_FORWARDS));
         let guests = guests.clone();
-        let mut agent = Self { client, guests, sessions, forwards, gives_ambient: false };
+        let (gives_ambient, makes_empty_dirs) = (false, false);
+        let mut agent =
+            Self { client, guests, sessions, forwards, gives_ambient, makes_empty_dirs };
         let hello = agent.hello_within(None).await?;
         agent.gives_ambient = hello.gives_ambient;
+        agent.makes_empty_dirs = hello.makes_empty_dirs;
         Ok((agent, hello))
     }
 
@@ -155,8 +164,8 @@ impl Agent {
             )));
         }
         let at_ns = monotonic_ns();
-        let gives_ambient = reply.ambient_capabilities;
-        Ok(Hello { stages: stages(&reply, at_ns), at_ns, gives_ambient })
+        let (gives_ambient, makes_empty_dirs) = (reply.ambient_capabilities, reply.empty_dirs);
+        Ok(Hello { stages: stages(&reply, at_ns), at_ns, gives_ambient, makes_empty_dirs })
     }
 
     /// Makes one call, with a deadline of 30 seconds.
@@ -281,6 +290,12 @@ impl Agent {
         check_ambient(self.gives_ambient, process)
     }
 
+    /// Returns whether the agent makes directories that containers share by name. Earlier agents
+    /// ignore these, and containers would run without them.
+    pub(crate) fn makes_empty_dirs(&self) -> bool {
+        self.makes_empty_dirs
+    }
+
     /// Has the guest use CPUs 0 to `cpus` - 1, and no others.
     ///
     /// # Errors
@@ -321,6 +336,26 @@ impl Agent {
         let mut machine = self.call(stats).await?;
         let blocks = std::mem::take(&mut machine.blocks);
         Ok(GuestStats { machine, blocks: blocks.iter().fold(v1::BlockStats::default(), sum) })
+    }
+
+    /// Asks the guest for the processes of one of its containers, at most `MOST_PROCESSES`.
+    /// Returns `None` if the agent is of an earlier version.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub async fn processes(&self, container: &str) -> Result<Option<Vec<u32>>> {
+        let request = v1::ProcessesRequest { container_id: container.to_owned() };
+        let list = |mut client: AgentClient<Channel>| async move {
+            match client.processes(request).await {
+                Err(status) if status.code() == tonic::Code::Unimplemented => {
+                    Ok(tonic::Response::new(None))
+                }
+                listed => listed.map(|reply| reply.map(|reply| Some(reply.pids))),
+            }
+        };
+        let listed = self.call(list).await?;
+        let is_process = |pid: &u32| i32::try_from(*pid).is_ok_and(|pid| pid > 0);
+        Ok(listed.map(|pids| pids.into_iter().filter(is_process).take(MOST_PROCESSES).collect()))
     }
 }
 

@@ -9,9 +9,8 @@
 
 use std::sync::Arc;
 
-use crate::boot::Needs;
 use crate::node::Node;
-use crate::record::Record;
+use crate::record::{Needs, Record};
 use crate::sandbox::Sandbox;
 use crate::templates::{Boots, PREFIX, Shape, Template, apart, digest, is_automatic};
 use crate::{Error, Result, fork};

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,38 +76,90 @@ pub(crate) fn of(record: &Record) -> Group {
 
 /// Returns the hierarchies of the sandbox's group, and the group, whether or not it exists.
 pub(crate) fn found(record: &Record) -> (Hierarchies, Group) {
-    let path = path(record);
-    let (parent, name) = split(&path);
-    let hierarchies = Hierarchies::of_host(parent, &V1_CONTROLLERS);
+    let (hierarchies, group) = at(&path(record));
     let before = record.cgroup.as_ref().map(|group| group.before).unwrap_or_default();
-    let group = hierarchies.group(name).counting_from(before);
+    (hierarchies, group.counting_from(before))
+}
+
+/// Returns the hierarchies of the group at `path`, and the group, whether or not it exists.
+fn at(path: &str) -> (Hierarchies, Group) {
+    let (parent, name) = split(path);
+    let hierarchies = Hierarchies::of_host(parent, &V1_CONTROLLERS);
+    let group = hierarchies.group(name);
     (hierarchies, group)
 }
 
-/// Chooses the group of a sandbox that is about to start: one of the pool, or `None` if the pool
-/// has none ready. Makes no system call. The caller saves the second part in the record before it
-/// uses the group.
-pub(crate) fn choose(node: &Node, id: &str) -> (Option<Group>, ControlGroup) {
+/// Checks the path of a control group that a sandbox is asked to have, "" for none. `own` is the
+/// parent of the node's groups. Returns the path without repeated slashes and dots.
+///
+/// # Errors
+/// [`Error::Invalid`] if the path names no group below the root of a hierarchy, or one of the
+/// node's, which the pool could give to another sandbox.
+pub(crate) fn asked(path: &str, own: &Path) -> Result<String> {
+    if own.file_name().is_some() && Path::new(path).starts_with(own) {
+        return Err(Error::Invalid(format!(
+            "the control group {path:?} is one of the node's own (cgroup_parent): name another"
+        )));
+    }
+    let parts: Vec<_> = Path::new(path).components().collect();
+    match &parts[..] {
+        [] => Ok(String::new()),
+        [Component::RootDir, names @ ..]
+            if !names.is_empty()
+                && names.iter().all(|name| matches!(name, Component::Normal(_))) =>
+        {
+            Ok(parts.iter().collect::<PathBuf>().to_string_lossy().into_owned())
+        }
+        _ => Err(Error::Invalid(format!(
+            "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one"
+        ))),
+    }
+}
+
+/// Takes a pod that has not started out of its own control group. No limit of kubelet's bounds its
+/// memory then, so it has the least that was asked for.
+pub(crate) fn leave_asked(record: &mut Record) {
+    record.control_group.clear();
+    record.memory_bytes = record.memory_bytes.max(record.least_memory_bytes);
+    record.memory = record.memory.at_least(record.least_memory_bytes);
+}
+
+/// Chooses the group of a sandbox that is about to start. The first part is a group of the pool,
+/// or `None` if the pool has none ready. The caller saves the second part in the record before it
+/// uses the group. Makes no system call.
+///
+/// Both parts are `None` for a sandbox that is asked to have a group. [`prepare`] records that
+/// group once it is known to be nobody else's: the processes in a recorded group are killed after
+/// a crash of the daemon.
+pub(crate) fn choose(node: &Node, sandbox: &Sandbox) -> (Option<Group>, Option<ControlGroup>) {
+    if sandbox.look(|record| !record.control_group.is_empty()) {
+        return (None, None);
+    }
+    let id = sandbox.id.as_str();
     let taken = node.cgroups.take();
     let (name, before) = match &taken {
         Some(group) => (group.name(), group.before()),
         None => (id, Counters::default()),
     };
     let path = node.cgroups.hierarchies().path_of(name);
-    (taken, ControlGroup { path, before })
+    (taken, Some(ControlGroup { path, before }))
 }
 
 /// Sets the limits of the chosen group, and makes the group if it is none of the pool. Returns the
 /// files by which a process joins it.
 ///
 /// # Errors
-/// [`Error::Cgroup`] if the group cannot be made or a limit cannot be set.
+/// [`Error::Cgroup`] if the group cannot be made or a limit cannot be set; [`Error::Invalid`] if
+/// another sandbox has the group; [`Error::File`] if the record is not saved.
 pub(crate) async fn prepare(
     node: &Node,
     sandbox: &Sandbox,
     taken: Option<Group>,
     limits: Limits,
 ) -> Result<Vec<PathBuf>> {
+    if sandbox.look(|record| !record.control_group.is_empty()) {
+        return make_asked(node, sandbox, limits).await;
+    }
     let (pool, id) = (Arc::clone(&node.cgroups), sandbox.id.clone());
     let prepared = sandbox.lane.run(move || {
         pool.expect(limits);
@@ -116,6 +168,79 @@ pub(crate) async fn prepare(
         Ok(group.procs_files())
     });
     prepared.await.map_err(Error::Cgroup)
+}
+
+/// Makes the group that the sandbox is asked to have, and sets its limits. Other sandboxes do not
+/// wait for that. If the group is another's or cannot be made, the record does not name it, so
+/// that nobody removes it or ends the processes in it.
+async fn make_asked(node: &Node, sandbox: &Sandbox, limits: Limits) -> Result<Vec<PathBuf>> {
+    let path = sandbox.look(|record| record.control_group.clone());
+    let (hierarchies, group) = at(&path);
+    let checked = sandbox.lane.run(move || hierarchies.check_free(&group));
+    checked.await.map_err(Error::Cgroup)?;
+    let its = ControlGroup { path: path.clone(), before: Counters::default() };
+    // Recorded before the look at the others: of two sandboxes at once, one sees the other.
+    sandbox.update(|record| record.cgroup = Some(its)).await?;
+    let is_its =
+        |other: &Sandbox| other.id != sandbox.id && other.look(|record| has(record, &path));
+    let owner = node.list().into_iter().find(|other| is_its(other));
+    let made = match owner {
+        Some(owner) => Err(Error::Invalid(format!(
+            "the control group {path} is that of sandbox {}: name another",
+            owner.name
+        ))),
+        None => make_at(sandbox, &path, limits).await,
+    };
+    if made.is_err() {
+        sandbox.update(|record| record.cgroup = None).await?;
+    }
+    made
+}
+
+/// Returns whether the group at `path` is a sandbox's.
+fn has(record: &Record, path: &str) -> bool {
+    record.cgroup.as_ref().is_some_and(|group| group.path == path)
+}
+
+/// Makes the group at `path`, and sets its limits.
+async fn make_at(sandbox: &Sandbox, path: &str, limits: Limits) -> Result<Vec<PathBuf>> {
+    let (hierarchies, mut group) = at(path);
+    let name = sandbox.name.clone();
+    let made = sandbox.lane.run(move || {
+        hierarchies.make_in_parent(&group)?;
+        warn_of_limit(&name, limits.memory_bytes, hierarchies.memory_limit());
+        let limited = group.limit(limits);
+        if limited.is_err() {
+            let _ = group.remove();
+        }
+        limited.map(|()| group.procs_files())
+    });
+    made.await.map_err(Error::Cgroup)
+}
+
+/// Logs a limit above the control group of a pod's own that is too small for so much memory of the
+/// guest. kubelet raises its limit before it raises those of containers; `slipway update` does not.
+pub(crate) async fn look_above(sandbox: &Sandbox, guest_bytes: u64) {
+    if sandbox.look(|record| record.control_group.is_empty()) {
+        return;
+    }
+    let (hierarchies, _) = sandbox.look(found);
+    let wanted = guest_bytes.saturating_add(sandbox.look(|record| record.memory.overhead_bytes));
+    let limit = sandbox.lane.run(move || hierarchies.memory_limit()).await;
+    warn_of_limit(&sandbox.name, wanted, limit);
+}
+
+/// Logs that the kernel may end a VMM before the VMM has taken what it may take.
+fn warn_of_limit(name: &str, wanted: u64, limit: Option<u64>) {
+    if let Some(limit) = limit.filter(|limit| *limit < wanted) {
+        tracing::warn!(
+            sandbox = name,
+            "its control group's parent has a limit of {} MiB, and its VMM may take {} MiB: give \
+             the pod's RuntimeClass a larger overhead, or set pod_cgroups = false",
+            limit >> 20,
+            wanted >> 20
+        );
+    }
 }
 
 /// Returns the files by which a process joins the sandbox's group.
@@ -174,11 +299,56 @@ fn split(path: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::{MemoryBounds, SandboxState};
 
     #[test]
     fn a_path_is_a_parent_and_a_name() {
         assert_eq!(split("/slipway/pool-1-2-3"), ("/slipway/", "pool-1-2-3"));
         assert_eq!(split("/a/b/c"), ("/a/b/", "c"));
         assert_eq!(split(""), ("", ""));
+    }
+
+    #[test]
+    fn a_group_that_is_asked_for_is_below_the_root() {
+        let own = Path::new("/slipway/");
+        for (path, group) in [("", ""), ("/a/one", "/a/one"), ("//a/./one/", "/a/one")] {
+            assert_eq!(asked(path, own).unwrap(), group);
+        }
+        assert_eq!(asked("/slipway-pods/one", own).unwrap(), "/slipway-pods/one");
+        assert_eq!(asked("/slipway/one", Path::new("/")).unwrap(), "/slipway/one");
+        for path in ["/", "a/one", "/a/../one", "..", "/slipway", "//slipway/./pool-1-2"] {
+            let error = asked(path, own).unwrap_err().to_string();
+            assert!(error.contains("the control group") && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pod_out_of_its_group_has_the_least_memory_that_was_asked_for() {
+        let left = |least_memory_bytes| {
+            let mut record = Record {
+                memory_bytes: 160,
+                memory: MemoryBounds::new(160, 200),
+                control_group: "/a/one".to_owned(),
+                least_memory_bytes,
+                ..record_of(SandboxState::Created)
+            };
+            leave_asked(&mut record);
+            assert_eq!(record.control_group, "");
+            let bounds = record.memory;
+            (record.memory_bytes, bounds.boot_bytes, bounds.granted_bytes, bounds.max_bytes)
+        };
+        assert_eq!(left(256), (256, 256, 256, 256));
+        assert_eq!(left(0), (160, 160, 160, 200));
+    }
+
+    #[test]
+    fn a_group_is_that_of_the_sandbox_whose_record_names_it() {
+        let mut record = record_of(SandboxState::Starting);
+        record.control_group = "/a/one".to_owned();
+        assert!(!has(&record, "/a/one"), "it is only asked for");
+        record.cgroup =
+            Some(ControlGroup { path: "/a/one".to_owned(), before: Counters::default() });
+        assert!(has(&record, "/a/one") && !has(&record, "/a") && !has(&record, "/one"));
     }
 }

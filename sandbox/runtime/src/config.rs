@@ -1,10 +1,14 @@
 //! The node's settings: `/etc/slipway/config.toml`, then `/etc/slipway/config.d/*.toml` in name
 //! order, then the command line's options.
 
+mod programs;
+
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use slipway_hypervisor::{CpuTemplate, Page};
+
+pub use programs::find_library;
 
 use crate::{Error, Result};
 
@@ -13,6 +17,11 @@ pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
 /// The most functions of pools that a pod's machine can have room for, each of which is a slot of
 /// its bus.
 pub const MOST_FUNCTIONS: u32 = 8;
+/// The most containers of pods that can have socket functions by `slipway device-plugin`.
+const MOST_SOCKETS: u32 = 1024;
+
+/// The smallest disk of a pod's `emptyDir` volumes in bytes.
+const LEAST_EMPTY_DIRS: u64 = 16 << 20;
 
 /// Settings of a node. Every field has a default; a file needs to name only what differs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,6 +71,10 @@ pub struct Config {
     /// that is delegated to the daemon is given here, as in
     /// "/system.slice/slipway.service/sandboxes".
     pub cgroup_parent: String,
+    /// Set if the VMMs of containerd's pods are in the pods' own control groups. Without a value
+    /// those of `slipway-vmm` are, and QEMU, which needs more memory than kubelet's limits leave
+    /// for it, is not.
+    pub pod_cgroups: Option<bool>,
     /// Virtual CPUs of a sandbox without `--cpus`.
     pub cpus: u32,
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
@@ -73,6 +86,9 @@ pub struct Config {
     /// The most bytes of host memory that the volatile layers of all sandboxes hold together. 0:
     /// half of the memory that the daemon may use.
     pub node_layers_bytes: u64,
+    /// The most bytes of disk that the `emptyDir` volumes of a pod have together; those in memory
+    /// do not count. 0: 64 GiB, but not over half of the file system of the data directory.
+    pub empty_dirs_bytes: u64,
     /// The most bytes that a container's kept output takes on disk.
     pub log_bytes: u64,
     /// The seconds without use after which the node removes an image that was made for containerd.
@@ -109,6 +125,14 @@ pub struct Config {
     pub vf_pool: String,
     /// The number of functions of pools that the microVM of a pod has room for, at most 8. 0: none.
     pub pod_functions: u32,
+    /// The most memory that a pod can have while it runs, in percent of what it begins with, if it
+    /// names no most: room for limits of its containers that are raised. At most the host's memory;
+    /// at most 100: no room. Pods have it where their VMM can add memory, and unless they are forks
+    /// of a template.
+    pub pod_max_memory_percent: u32,
+    /// The number of containers of pods that `slipway device-plugin` lets have the socket function
+    /// of their pods, at most 1024. 0: none, and the microVM of a pod has no room for one.
+    pub pod_sockets: u32,
     /// The most templates that the node makes by itself, for sandboxes with "auto"; 0: none.
     pub auto_templates: u32,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
@@ -141,10 +165,12 @@ impl Default for Config {
             shared_root_bytes: 1 << 30,
             cgroup_pool: 16,
             cgroup_parent: "/slipway".into(),
+            pod_cgroups: None,
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
             layers_bytes: 0,
             node_layers_bytes: 0,
+            empty_dirs_bytes: 0,
             log_bytes: 256 << 20,
             containerd_images_unused_s: 86_400,
             lazy_pulls: false,
@@ -158,6 +184,8 @@ impl Default for Config {
             network: "auto".into(),
             vf_pool: String::new(),
             pod_functions: 0,
+            pod_max_memory_percent: 200,
+            pod_sockets: 0,
             auto_templates: 8,
             network_reach: "all".into(),
             network_allow: Vec::new(),
@@ -259,16 +287,33 @@ impl Config {
         Ok(())
     }
 
-    /// Checks the number of functions of a pod.
+    /// Checks the numbers of functions of pods.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is more than a machine has room for.
+    /// [`Error::Invalid`] if one is more than a machine has room for, or than kubelet is told of.
     pub fn check_functions(&self) -> Result<()> {
         let (asked, most) = (self.pod_functions, MOST_FUNCTIONS);
         if asked > most {
             return Err(Error::Invalid(format!("pod_functions = {asked}: at most {most}")));
         }
+        let (asked, most) = (self.pod_sockets, MOST_SOCKETS);
+        if asked > most {
+            return Err(Error::Invalid(format!("pod_sockets = {asked}: at most {most}")));
+        }
         Ok(())
+    }
+
+    /// Checks the bound of `emptyDir` volumes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is too little for a file system.
+    pub fn check_empty_dirs(&self) -> Result<()> {
+        match self.empty_dirs_bytes {
+            bytes @ 1..LEAST_EMPTY_DIRS => Err(Error::Invalid(format!(
+                "empty_dirs_bytes = {bytes}: at least {LEAST_EMPTY_DIRS}, or 0"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the path of the socket of the pool of memory.
@@ -318,78 +363,6 @@ impl Config {
     pub fn cache_dir(&self) -> PathBuf {
         self.data_dir.join("cache")
     }
-
-    /// Returns the path of Slipway's own VMM: `SLIPWAY_VMM_PROGRAM` if it is set, else the static
-    /// program `slipway-vmm` that comes with this one.
-    ///
-    /// # Errors
-    /// The errors of [`Config::find_program`].
-    pub fn find_vmm(&self) -> Result<PathBuf> {
-        match std::env::var_os("SLIPWAY_VMM_PROGRAM").filter(|path| !path.is_empty()) {
-            Some(path) => Ok(std::path::absolute(&path).unwrap_or_else(|_| path.into())),
-            None => self.find_program("slipway-vmm"),
-        }
-    }
-
-    /// Returns the path of the static agent. A dynamic one, which a build for tests leaves beside
-    /// its programs, is skipped.
-    ///
-    /// # Errors
-    /// The errors of [`Config::find_program`].
-    pub fn find_agent(&self) -> Result<PathBuf> {
-        match &self.agent {
-            Some(path) => static_among("slipway-agent", std::slice::from_ref(path)),
-            None => self.find_program("slipway-agent"),
-        }
-    }
-
-    /// Returns the path of a static program that comes with this one: a guest's or a VMM. Searches
-    /// beside this program, in a freshly built tree, and where Slipway is installed.
-    ///
-    /// # Errors
-    /// [`Error::NoProgram`] with the paths that were tried; [`Error::Initramfs`] if a program was
-    /// found that cannot run in every guest.
-    pub fn find_program(&self, name: &str) -> Result<PathBuf> {
-        let beside = std::env::current_exe().ok().and_then(|exe| {
-            // A freshly built tree keeps static programs under their own target and profile.
-            let dir = exe.parent()?;
-            let built = dir.parent()?.join("x86_64-unknown-linux-gnu/agent").join(name);
-            Some([dir.join(name), built])
-        });
-        let installed = Path::new("/usr/libexec/slipway").join(name);
-        let places: Vec<PathBuf> = beside.into_iter().flatten().chain([installed]).collect();
-        static_among(name, &places)
-    }
-}
-
-/// Returns the path of a preload library. Searches beside the running program, in `../lib` and
-/// `../lib/slipway` of its folder, and where Slipway is installed.
-///
-/// # Errors
-/// [`Error::NoLibrary`] with the paths that were tried.
-pub fn find_library(name: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().ok();
-    let dir = own.as_deref().and_then(Path::parent).unwrap_or(Path::new("/"));
-    let dirs =
-        [dir, &dir.join("../lib"), &dir.join("../lib/slipway"), Path::new("/usr/lib/slipway")];
-    let places = dirs.map(|dir| dir.join(name));
-    let found = places.iter().find(|path| path.is_file());
-    let found = found.map(|path| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone()));
-    found.ok_or_else(|| Error::NoLibrary { name: name.to_owned(), places: places.to_vec() })
-}
-
-fn static_among(name: &str, places: &[PathBuf]) -> Result<PathBuf> {
-    let mut refused = None;
-    for path in places.iter().filter(|path| path.is_file()) {
-        match slipway_initramfs::check_program(path) {
-            Ok(()) => return Ok(path.clone()),
-            Err(error) => _ = refused.get_or_insert(error),
-        }
-    }
-    Err(refused.map_or_else(
-        || Error::NoProgram { name: name.to_owned(), places: places.to_vec() },
-        Error::from,
-    ))
 }
 
 fn sources(file: &Path) -> Result<Vec<PathBuf>> {
@@ -416,28 +389,6 @@ fn bad(path: &Path, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_dynamic_agent_is_passed_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let [dynamic, absent, fixed] =
-            ["dynamic", "absent", "fixed"].map(|name| dir.path().join(name));
-        // The smallest x86-64 ELF file: a header without segments.
-        let mut elf = vec![0; 64];
-        elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
-        elf[18] = 62;
-        std::fs::write(&fixed, &elf).unwrap();
-        // With one segment of 56 bytes behind the header, which names a loader (PT_INTERP).
-        (elf[32], elf[54], elf[56]) = (64, 56, 1);
-        elf.resize(64 + 56, 0);
-        elf[64] = 3;
-        std::fs::write(&dynamic, elf).unwrap();
-        let found = static_among("x", &[absent.clone(), dynamic.clone(), fixed.clone()]).unwrap();
-        assert_eq!(found, fixed);
-        let refused = static_among("x", &[absent.clone(), dynamic]).unwrap_err().to_string();
-        assert!(refused.contains("not static"), "{refused}");
-        assert!(matches!(static_among("x", &[absent]), Err(Error::NoProgram { .. })));
-    }
 
     #[test]
     fn drop_ins_override_in_name_order() {

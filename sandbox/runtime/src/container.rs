@@ -1,14 +1,14 @@
 //! One container in the daemon: its streams, and its state as clients see it.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_agent_protocol::v1::{File, ProcessRef};
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::process;
 use crate::lock::lock;
-use crate::record::SandboxState;
+use crate::record::{Added, SandboxState};
 use crate::stdio::{Fanout, Input, input_queue};
 use crate::{Error, Result};
 
@@ -31,6 +31,9 @@ pub struct Container {
     pub(crate) pausing: tokio::sync::RwLock<()>,
     /// The files for a container that is not created yet.
     copies: Mutex<Vec<File>>,
+    /// The last record of a container that was removed from its pod, for calls that still have the
+    /// container's handles.
+    pub(crate) removed: OnceLock<Added>,
 }
 
 impl Container {
@@ -46,6 +49,7 @@ impl Container {
             state: watch::Sender::new(state),
             pausing: tokio::sync::RwLock::default(),
             copies: Mutex::default(),
+            removed: OnceLock::new(),
         })
     }
 

@@ -39,18 +39,23 @@ impl Node {
     /// container does not run or its CPUs are being changed; [`Error::Cpus`] if the VMM or the
     /// guest failed.
     pub async fn set_cpus(&self, sandbox: &Arc<Sandbox>, wanted: u32) -> Result<()> {
-        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
-        sandbox.look(|record| check(record, wanted))?;
-        let ended = || sandbox.wrong_state("its microVM has ended");
-        let vm = vm.ok_or_else(ended)?;
+        let change = Change::of(sandbox, wanted)?;
         let turn = sandbox.change_size()?;
-        let change = Change { sandbox: Arc::clone(sandbox), agent, vm };
         let changed = self.guests.spawn(async move {
             let _turn = turn;
             change.run(wanted).await
         });
         changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }
+}
+
+/// Changes the number of CPUs of a running sandbox. The caller has the turn to change its size, and
+/// does not stop waiting.
+///
+/// # Errors
+/// The errors of [`Node::set_cpus`].
+pub(crate) async fn change_to(sandbox: &Arc<Sandbox>, wanted: u32) -> Result<()> {
+    Change::of(sandbox, wanted)?.run(wanted).await
 }
 
 /// Checks the numbers of CPUs of a new sandbox. Returns the number of CPUs that it begins with, and
@@ -139,6 +144,14 @@ struct Change {
 }
 
 impl Change {
+    /// Checks a change to `wanted` CPUs.
+    fn of(sandbox: &Arc<Sandbox>, wanted: u32) -> Result<Self> {
+        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
+        sandbox.look(|record| check(record, wanted))?;
+        let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+        Ok(Self { sandbox: Arc::clone(sandbox), agent, vm })
+    }
+
     async fn run(&self, wanted: u32) -> Result<()> {
         // The VMM's list alone never raises the limit.
         let before = self.sandbox.look(|record| record.cpus);

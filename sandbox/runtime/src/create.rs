@@ -5,21 +5,22 @@ use std::sync::Arc;
 
 use slipway_telemetry::Timeline;
 
-use crate::boot::Needs;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, MemoryBounds, Placement, Process, Record, SandboxState, Settings, ShareServer, Volume,
+    self, EmptyDirs, MemoryBounds, Needs, Placement, Process, Record, SandboxState, Settings,
+    ShareServer, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
 use crate::security::Security;
-use crate::templates::AUTO;
+use crate::snapshot::{begin, host_files};
+use crate::templates::{AUTO, Template};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, cpus, emulated, layers, name, network, placement, pod, pod_functions,
-    process, resize, shares, sockets, start, volume,
+    Error, Result, cgroup, copies, cpus, empty_dirs, emulated, layers, name, network, placement,
+    pod, pod_functions, process, resize, shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -44,12 +45,22 @@ impl Node {
         spec: &RunSpec,
         saves: Option<Saves>,
     ) -> Result<Arc<Sandbox>> {
+        let chosen = begin::chosen(self, spec).await?;
+        let begins = chosen.as_deref();
+        let completed = begins.map(|one| begin::complete(spec, &one.manifest)).transpose()?;
+        let spec = completed.as_ref().unwrap_or(spec);
         pod_functions::refuse(spec)?;
+        empty_dirs::refuse(spec)?;
         let lane = self.lane();
         let placement = placement::of_new(spec.placement.as_ref(), &lane).await?;
-        let settings = match spec.makes_pod {
-            true => of_pod(spec)?,
-            false => pod::settings(&self.image(spec).await?, spec, placement)?,
+        let snapshot = begins.and_then(|one| one.manifest.snapshot.as_ref());
+        let settings = match snapshot {
+            Some(snapshot) => {
+                host_files::check(&self.looks, &snapshot.volumes).await?;
+                begin::settings(snapshot, placement).await?
+            }
+            None if spec.makes_pod => of_pod(spec)?,
+            None => pod::settings(&self.image(spec).await?, spec, placement)?,
         };
         let id = name::new_id();
         let store = self.store(&id);
@@ -59,6 +70,10 @@ impl Node {
         let mtu = saves.as_ref().map_or(0, |saves| saves.mtu);
         let saves = saves.map(|saves| saves.name);
         let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
+        let record = match snapshot {
+            Some(snapshot) => begin::record(record, snapshot, &store),
+            None => record,
+        };
         let is_or_begins = record.saves.is_some() || record.template.is_some();
         if is_or_begins && record.memory.room() > 0 {
             let why = "--max-memory cannot be had with a template, whose memory has one size";
@@ -78,9 +93,10 @@ impl Node {
         if spec.template == AUTO {
             sandbox.set_automatic();
         }
+        sandbox.set_begins(chosen.clone());
         sandbox.own.set_copies(copies);
         self.enter(&sandbox)?;
-        if let Err(error) = self.keep(&sandbox, spec, mtu).await {
+        if let Err(error) = self.keep(&sandbox, begins, spec, mtu).await {
             self.abandon(&sandbox).await;
             return Err(error);
         }
@@ -100,16 +116,30 @@ impl Node {
         sandbox.give_up();
     }
 
-    /// Saves a new sandbox's record, then joins its network, or gives it an interface of its own
-    /// with this MTU unless that is 0.
-    async fn keep(&self, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -> Result<()> {
+    /// Saves a new sandbox's record and links the disks of the snapshot that it begins with. Then
+    /// joins its network, or gives it an interface of its own with this MTU unless that is 0.
+    async fn keep(
+        &self,
+        sandbox: &Sandbox,
+        begins: Option<&Template>,
+        spec: &RunSpec,
+        mtu: u32,
+    ) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
         sandbox.update(|_| {}).await?;
+        if let Some(snapshot) = begins {
+            begin::link(self, sandbox, snapshot).await?;
+        }
         if mtu > 0 {
             return network::isolate(self, sandbox, spec, mtu).await;
         }
         network::join(self, sandbox, spec).await
+    }
+
+    /// Returns the path below which the node's own control groups are.
+    fn own_groups(&self) -> PathBuf {
+        PathBuf::from(self.cgroups.hierarchies().path_of(""))
     }
 
     fn record(
@@ -130,9 +160,13 @@ impl Node {
             settings,
             pod: spec.makes_pod,
             template: Some(spec.template.clone()).filter(|name| !["", AUTO].contains(&&**name)),
+            origin: None,
+            booted: None,
+            saving: false,
             saves: None,
             added: Vec::new(),
             attached: 0,
+            empty_dirs: EmptyDirs::default(),
             state: SandboxState::Created,
             created_ns: realtime_ns(),
             exit_status: None,
@@ -140,7 +174,10 @@ impl Node {
             reason: String::new(),
             out_of_memory: false,
             memory_bytes,
-            memory: MemoryBounds::new(memory_bytes, max_memory_bytes),
+            memory: MemoryBounds {
+                is_named: spec.max_memory_bytes > 0,
+                ..MemoryBounds::new(memory_bytes, max_memory_bytes)
+            },
             layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
             cpus,
             boot_cpus: cpus,
@@ -158,10 +195,14 @@ impl Node {
             trees: 0,
             share_server: ShareServer::None,
             function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
+            socket_slot: spec.makes_pod && self.config.pod_sockets > 0,
+            given_sockets: None,
             functions: Vec::new(),
             plugs: 0,
             client_memory: None,
             shared_root: None,
+            control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
+            least_memory_bytes: spec.least_memory_bytes,
             cgroup: None,
             confined: Placement::default(),
             launch_cpus: String::new(),

@@ -35,10 +35,13 @@ pub enum Error {
     #[error("its root cannot be shared: {0}")]
     SharedRoot(String),
     /// No template has this name.
-    #[error("there is no template \"{0}\"; `slipway template ls` lists them")]
+    #[error(
+        "there is no template or snapshot \"{0}\"; `slipway template ls` and `slipway snapshot ls` \
+         list them"
+    )]
     NoTemplate(String),
     /// Another template has this name.
-    #[error("there is a template \"{0}\" already; `slipway template rm {0}` removes it")]
+    #[error("there is a template or snapshot \"{0}\" already: choose another name, or remove it")]
     TemplateTaken(String),
     /// A template cannot be used for a sandbox, with the reason.
     #[error("the template \"{name}\" cannot be used: {why}")]

@@ -8,6 +8,7 @@ use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
 use crate::record::{Device, Record};
+use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Shape, Template};
 use crate::{Error, Result};
 
@@ -16,13 +17,17 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::NoTemplate`]; [`Error::Template`] if the sandbox cannot be a fork of it, with what
 /// differs.
-pub(crate) async fn template(node: &Node, record: &Record) -> Result<Option<Arc<Template>>> {
+pub(crate) async fn template(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<Template>>> {
+    let record = &sandbox.record();
     let Some(name) = &record.template else { return Ok(None) };
     let no = |why: String| Error::Template { name: name.clone(), why };
     if let Some(why) = cannot_fork(record) {
         return Err(no(why.to_owned()));
     }
-    let template = node.templates.get(name).await?;
+    let template = match sandbox.take_begins() {
+        Some(snapshot) => snapshot,
+        None => node.templates.get(name).await?,
+    };
     let has = &template.manifest.shape;
     let boot = node.boot.files(record.kernel.as_deref(), has.needs).await?;
     let (needs, cpu_template) = (has.needs, node.config.cpu_template()?);
@@ -66,7 +71,7 @@ pub(crate) async fn attach(
     disks: impl Iterator<Item = (String, Vec<plane_v1::Namespace>)>,
 ) -> Result<()> {
     for (endpoint_id, namespaces) in disks {
-        for plane_v1::Namespace { nsid, disk } in namespaces {
+        for plane_v1::Namespace { nsid, disk, .. } in namespaces {
             let endpoint_id = endpoint_id.clone();
             let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
             let attached = node.plane.clone().attach_disk(request).await;

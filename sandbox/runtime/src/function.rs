@@ -16,14 +16,16 @@ use slipway_plane_api::v1::disk::Kind;
 use crate::config::Config;
 use crate::container::OWN;
 use crate::node::Node;
-use crate::record::{Added, Device, Disks, Record, Settings, Volume};
+use crate::record::{Added, Device, Disks, EmptyDir, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
 /// The id of the image's namespace in the first function.
 const IMAGE_NSID: u32 = 1;
-const VOLATILE_NSID: u32 = 2;
-const FIRST_VOLUME_NSID: u32 = 3;
+/// The id of the volatile layer's namespace in the first function.
+pub(crate) const VOLATILE_NSID: u32 = 2;
+/// The id of the namespace of the first volume in the first function.
+pub(crate) const FIRST_VOLUME_NSID: u32 = 3;
 /// The only namespace of a function that one volume has for itself.
 const OWN_NSID: u32 = 1;
 
@@ -54,12 +56,17 @@ pub async fn describe(
     record: &Record,
 ) -> Result<Vec<Vec<plane_v1::Namespace>>> {
     let (cache, size) = (node.config.cache_dir(), layers::size(&node.config, record));
-    let volumes = record.volumes.clone();
-    let made = sandbox.lane.run(move || {
-        volume::create_scratch(&volumes)?;
-        volume::volatile_template(&cache, size)
-    });
-    let template = made.await?;
+    let template = match record.origin {
+        Some(_) => sandbox.store.layer(),
+        None => {
+            let volumes = record.volumes.clone();
+            let made = sandbox.lane.run(move || {
+                volume::create_scratch(&volumes)?;
+                volume::volatile_template(&cache, size)
+            });
+            made.await?
+        }
+    };
     if record.settings.lazy {
         sandbox.hold_fetcher(Some(node.fetcher.hold().await?));
     }
@@ -73,7 +80,11 @@ pub async fn describe(
     first.extend(of(record, Device::Namespace).map(volume_disk));
     let own = of(record, Device::Function).map(|volume| vec![volume_disk(volume)]);
     let own = own.map(|disks| numbered(OWN_NSID, disks));
-    Ok(std::iter::once(numbered(first_nsid, first)).chain(own).collect())
+    let mut first = numbered(first_nsid, first);
+    if let Some(origin) = &record.origin {
+        first.iter_mut().for_each(|one| one.identity.clone_from(&origin.disks));
+    }
+    Ok(std::iter::once(first).chain(own).collect())
 }
 
 /// Describes the disk of a container's image. One that was not there in full when the container was
@@ -93,8 +104,19 @@ pub(crate) fn image_disk(config: &Config, settings: &Settings) -> plane_v1::Disk
     disk(0, Kind::Lazy(plane_v1::LazyDisk { path, digest, socket_path }))
 }
 
+/// Describes the disk in a file of the daemon's own, whose file system keeps `keep_free_bytes`
+/// bytes free.
+pub(crate) fn file_disk(path: &Path, keep_free_bytes: u64) -> plane_v1::Disk {
+    let file = plane_v1::FileDisk { path: text(path), keep_free_bytes, ..Default::default() };
+    disk(0, Kind::File(file))
+}
+
 pub(crate) fn volatile_disk(template: &Path) -> plane_v1::Disk {
-    disk(0, Kind::Overlay(plane_v1::OverlayDisk { base_path: text(template), limit_bytes: 0 }))
+    disk(0, overlay(template))
+}
+
+fn overlay(base: &Path) -> Kind {
+    Kind::Overlay(plane_v1::OverlayDisk { base_path: text(base), limit_bytes: 0 })
 }
 
 fn text(path: &Path) -> String {
@@ -106,18 +128,24 @@ fn disk(block_size: u32, kind: Kind) -> plane_v1::Disk {
 }
 
 pub(crate) fn volume_disk(volume: &Volume) -> plane_v1::Disk {
+    if volume.overlay && !volume.read_only {
+        return disk(volume.block_size, overlay(&volume.path));
+    }
     let file = plane_v1::FileDisk {
         path: text(&volume.path),
         read_only: volume.read_only,
         pin: false,
         device: volume.host_device.map(Into::into),
+        keep_free_bytes: 0,
     };
     disk(volume.block_size, Kind::File(file))
 }
 
 fn numbered(first: u32, disks: Vec<plane_v1::Disk>) -> Vec<plane_v1::Namespace> {
     let namespaces = (first..).zip(disks);
-    namespaces.map(|(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk) }).collect()
+    let namespace =
+        |(nsid, disk)| plane_v1::Namespace { nsid, disk: Some(disk), ..Default::default() };
+    namespaces.map(namespace).collect()
 }
 
 /// Returns the sockets of the functions, in the order of [`ids`].
@@ -226,16 +254,29 @@ pub fn create_added(
         hostname: added.hostname.clone(),
         privileged: added.settings.privileged,
         names: network::names(record),
+        sockets: record.sockets.is_some() || added.sockets.is_some(),
         files,
         masked,
         read_only_paths,
         in_pod: true,
         shares_processes: added.shares_processes,
+        processes_of: added.processes_of.clone(),
         termination_message_path: added.message_path.clone(),
         shares: shares::for_agent(&added.shares),
         resources: Some(added.limits.into()),
-        ..Default::default()
+        empty_dirs: empty_dirs(record, added),
+        empty_dirs_disk: record.empty_dirs.disk.map(|nsid| block_device(0, nsid)),
     }
+}
+
+/// Returns the directories of the guest in a container of a pod. None in memory may be larger than
+/// that.
+fn empty_dirs(record: &Record, added: &Added) -> Vec<agent_v1::EmptyDir> {
+    let bounded = |dir: &EmptyDir| EmptyDir {
+        size_bytes: dir.size_bytes.min(record.memory_bytes),
+        ..dir.clone()
+    };
+    added.empty_dirs.iter().map(|dir| bounded(dir).into()).collect()
 }
 
 /// Names a block device by its PCI address, since there may be several NVMe controllers.
@@ -282,7 +323,7 @@ mod tests {
     use slipway_hypervisor::DiskModel;
 
     use super::*;
-    use crate::adopt::tests::record_of;
+    use crate::adopt::tests::{added_of, record_of};
     use crate::emulated;
     use crate::record::{HostDevice, SandboxState};
 
@@ -297,6 +338,9 @@ mod tests {
             device,
             device_path: String::new(),
             host_device: None,
+            file: None,
+            stamp: None,
+            overlay: false,
         }
     }
 
@@ -310,6 +354,34 @@ mod tests {
         let shared = root(&Record { shared_root: Some((1, 2)), ..record });
         assert_eq!((shared.image, shared.shared_image), (None, true));
         assert_eq!(shared.volatile_layer, disk.volatile_layer);
+    }
+
+    #[test]
+    fn every_container_of_a_sandbox_with_a_socket_function_has_the_library() {
+        let (state, disks) =
+            (SandboxState::Running, Disks { image: 1, volatile: 2, volumes: vec![] });
+        for sockets in [None, Some(PathBuf::from("/s"))] {
+            let record = Record { sockets: sockets.clone(), ..record_of(state) };
+            let added = create_added(&record, &added_of("a", state), &disks, Vec::new());
+            let own = create_request(&record, Vec::new());
+            assert_eq!((added.sockets, own.sockets), (sockets.is_some(), sockets.is_some()));
+        }
+    }
+
+    #[test]
+    fn directories_of_a_pod_are_on_its_disk_or_no_larger_than_its_memory() {
+        let state = SandboxState::Running;
+        let mut record = Record { memory_bytes: 1 << 20, ..record_of(state) };
+        let sized = |size_bytes| EmptyDir { size_bytes, ..EmptyDir::default() };
+        let empty_dirs = [0, 7, u64::MAX].map(sized).to_vec();
+        let added = Added { empty_dirs, ..added_of("a", state) };
+        let disks = Disks { image: 1, volatile: 2, volumes: vec![] };
+        let request = |record: &Record| create_added(record, &added, &disks, Vec::new());
+        let sizes: Vec<_> = request(&record).empty_dirs.iter().map(|dir| dir.size_bytes).collect();
+        assert_eq!(sizes, [0, 7, 1 << 20]);
+        assert_eq!(request(&record).empty_dirs_disk, None);
+        record.empty_dirs.disk = Some(9);
+        assert_eq!(request(&record).empty_dirs_disk, Some(block_device(0, 9)));
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! containerd's shim makes an image of each chain of layers. containerd and the kubelet do not know
 //! of these images, so the node removes them itself. An image is used while the record of a sandbox
-//! names it, and at the moment at which the shim finds it for a new container. Templates have no
-//! images.
+//! names it, or a snapshot's description, and at the moment at which the shim finds it for a new
+//! container. Templates have no images.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,27 +13,38 @@ use std::time::Duration;
 use slipway_image::{Cache, Digest, Prune, Reference, Removed, Selection};
 use slipway_sandbox_api::images::is_of_containerd;
 
+use crate::config::Config;
 use crate::node::Node;
 use crate::record::{Record, Store};
-use crate::templates::apart;
+use crate::templates::{apart, images_of_snapshots};
 use crate::{Error, Result};
 
 /// The time between two looks for images that nothing uses.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Returns the digests of the images of all sandboxes, running or not, with their records in
-/// `sandboxes`. Needs no daemon.
+/// Returns the digests of the images of all sandboxes, running or not, and of all snapshots of the
+/// node whose settings are `config`, whole or in the making. Needs no daemon.
 ///
 /// # Errors
-/// [`Error::File`], also for a single record that cannot be read: an image in use must not be
-/// removed.
-pub fn in_use(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
+/// [`Error::File`], also for a single record that cannot be read, and [`Error::Invalid`] for a
+/// single snapshot whose image is not known: an image in use must not be removed.
+pub fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
+    let templates = config.templates_dir();
+    let mut used = images_of_snapshots(&templates)?;
+    used.extend(of_sandboxes(&config.sandboxes_dir())?);
+    // A sandbox may have been saved and removed meanwhile, as a snapshot may have been removed
+    // once a sandbox began with it.
+    used.extend(images_of_snapshots(&templates)?);
+    Ok(used)
+}
+
+fn of_sandboxes(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
+    let mut used = BTreeSet::new();
     let entries = match std::fs::read_dir(sandboxes) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(used),
         entries => entries.map_err(Error::file("cannot read", sandboxes))?,
     };
     let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut used = BTreeSet::new();
     for id in ids {
         let record = Store::new(sandboxes, &id).load()?;
         let digests = record.iter().flat_map(Record::image_digests);
@@ -43,10 +54,10 @@ pub fn in_use(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
 }
 
 /// Removes images that were made for containerd and were not used for `unused_for`.
-fn remove_unused(cache: &Cache, sandboxes: &Path, unused_for: Duration) -> Result<Removed> {
+fn remove_unused(cache: &Cache, config: &Config, unused_for: Duration) -> Result<Removed> {
     // The shim makes its images of folders. A user's image that was pulled has a configuration.
     let which = Selection::OfFolder(|name: &Reference| is_of_containerd(&name.familiar()));
-    let in_use = in_use(sandboxes)?;
+    let in_use = in_use(config)?;
     Ok(cache.prune(&Prune { which, unused_for: Some(unused_for), in_use })?)
 }
 
@@ -57,8 +68,8 @@ impl Node {
         let unused_for = Duration::from_secs(self.config.containerd_images_unused_s);
         while !unused_for.is_zero() {
             tokio::time::sleep(LOOK).await;
-            let (cache, sandboxes) = (self.images.clone(), self.config.sandboxes_dir());
-            match apart(move || remove_unused(&cache, &sandboxes, unused_for)).await {
+            let (cache, config) = (self.images.clone(), self.config.clone());
+            match apart(move || remove_unused(&cache, &config, unused_for)).await {
                 Ok(Removed { deleted, freed_bytes, .. }) if !deleted.is_empty() => {
                     let images = deleted.len();
                     tracing::info!(images, freed_bytes, "removed: nothing used them any more");
@@ -103,7 +114,8 @@ mod tests {
     #[test]
     fn images_of_containerds_that_nothing_uses_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let (images, sandboxes) = (dir.path().join("images"), dir.path().join("sandboxes"));
+        let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
+        let (images, sandboxes) = (dir.path().join("images"), config.sandboxes_dir());
         let cache = Cache::open(&images, Limits::default()).unwrap();
         let now = crate::time::realtime_ns() / 1_000_000_000;
         let key = |digit: &str| digit.repeat(32);
@@ -122,16 +134,16 @@ mod tests {
         let unclear = store.dir().join("record.json");
         std::fs::write(&unclear, "{\"of\": \"a later version\"}").unwrap();
         let day = Duration::from_secs(86_400);
-        assert!(remove_unused(&cache, &sandboxes, day).is_err(), "its image is not known");
+        assert!(remove_unused(&cache, &config, day).is_err(), "its image is not known");
         assert_eq!(cache.list().unwrap().len(), 5);
         let mut record = record_of(SandboxState::Exited);
         record.settings.image_digest = Digest::of(used.as_bytes()).to_string();
         store.save(&record).unwrap();
-        let removed = remove_unused(&cache, &sandboxes, day).unwrap();
+        let removed = remove_unused(&cache, &config, day).unwrap();
         assert_eq!(removed.deleted, [Digest::of(unused.as_bytes())]);
         assert_eq!(cache.list().unwrap().len(), 4);
         store.remove().unwrap();
-        let removed = remove_unused(&cache, &sandboxes, day).unwrap();
+        let removed = remove_unused(&cache, &config, day).unwrap();
         assert!(removed.deleted.is_empty(), "a sandbox had the other one a moment ago");
     }
 }

@@ -26,7 +26,8 @@
 //!   ready;
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - `placement` confines a sandbox to CPUs and memory nodes of the host;
-//! - `resize` gives a running sandbox memory and takes it away;
+//! - `resize` gives a running sandbox memory and takes it away; `pod` does both as the limits of a
+//!   pod's containers need it;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
 //!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
@@ -35,6 +36,7 @@
 //! - `fetcher` keeps the process running that fetches the blocks of images that were pulled lazily;
 //! - `images` removes images that were made for containerd and that nothing uses any more;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
+//! - `empty_dirs` gives containers of a pod directories of the guest, and the pod a disk for them;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
@@ -51,11 +53,13 @@ pub mod boot;
 mod carrier;
 mod cgroup;
 pub mod config;
+mod configure;
 mod connect;
 pub mod container;
 mod copies;
 mod cpus;
 mod create;
+mod empty_dirs;
 mod emulated;
 mod error;
 mod fetcher;
@@ -81,6 +85,7 @@ mod pod_disks;
 mod pod_functions;
 pub mod proc;
 pub mod process;
+mod reach;
 pub mod record;
 mod recover;
 mod resize;
@@ -92,8 +97,10 @@ pub mod security;
 mod service;
 mod shared_root;
 mod shares;
+mod snapshot;
 mod snoop;
 mod sockets;
+mod stages;
 mod start;
 mod starts;
 pub mod stdio;
@@ -114,7 +121,8 @@ pub use life::RETURN;
 pub use network::missing as missing_for_networks;
 pub use node::{Node, Parts};
 pub use service::Service;
+pub use service::snapshots::SnapshotService;
 pub use service::templates::TemplateService;
 pub use slipway_sandbox_api::{
-    SandboxClient, TemplateClient, capabilities, copies as host_copies, forward, v1,
+    SandboxClient, SnapshotClient, TemplateClient, capabilities, copies as host_copies, forward, v1,
 };

@@ -1,4 +1,4 @@
-//! Looks at the host's files that are to be shared.
+//! Looks at the host's files that are to be shared, or that snapshots refer to.
 //!
 //! A file system of the network, or of a program, may never answer. So each look has a thread of
 //! its own, and a deadline. A thread that is left behind counts against those for whom it looks,
@@ -39,7 +39,7 @@ impl Looks {
         path: &Path,
         look: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        let failed = |error| Error::file("cannot share", path)(error);
+        let failed = |error| Error::file("cannot look at", path)(error);
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
             let busy = "file systems of the host have not answered for earlier ones";
             return Err(failed(io::Error::new(io::ErrorKind::ResourceBusy, busy)));
@@ -51,7 +51,7 @@ impl Looks {
             // The caller may have given up.
             drop(done.send(outcome));
         };
-        if let Err(error) = std::thread::Builder::new().name("share".into()).spawn(run) {
+        if let Err(error) = std::thread::Builder::new().name("look".into()).spawn(run) {
             return Err(failed(error));
         }
         match tokio::time::timeout(self.deadline, outcome).await {

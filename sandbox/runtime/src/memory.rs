@@ -1,9 +1,14 @@
 //! The memory of this host, and that of a guest as the servers of its functions know it.
 
-use slipway_hypervisor::{SharedPages, VmSpec};
+use std::os::fd::OwnedFd;
+
+use slipway_hypervisor::{GuestMemory, SharedPages, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::Result;
+use crate::node::Node;
+use crate::record::ClientMemory;
+use crate::templates::apart;
 
 /// Guest memory that a VMM may have mapped at two addresses at once while it rearranges mappings.
 const MAPPED_TWICE_BYTES: u64 = 16 << 20;
@@ -18,6 +23,17 @@ pub(crate) fn client_memory(spec: &VmSpec) -> Result<plane_v1::ClientMemory> {
     let shared_bytes = shared.map_or(0, SharedPages::bytes);
     let limit_bytes = spec.memory.bytes() + shared_bytes + MAPPED_TWICE_BYTES;
     Ok(plane_v1::ClientMemory { limit_bytes, device, inode, shared_device, shared_inode })
+}
+
+/// Returns the file of a fork's memory, once the pool has copied into it what was left in the
+/// template: to whoever reads the file, that would be missing.
+///
+/// # Errors
+/// The errors of [`GuestMemory::complete`].
+pub(crate) async fn complete(node: &Node, memory: ClientMemory) -> Result<OwnedFd> {
+    let path = node.config.pool_socket();
+    // Not in a sandbox's lane: a copy of a whole template holds up the files of others there.
+    apart(move || Ok(GuestMemory::complete(&path, memory.file)?)).await
 }
 
 /// Returns the memory of this host in bytes.

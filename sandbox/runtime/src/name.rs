@@ -54,6 +54,15 @@ pub fn check_container(name: &str) -> Result<()> {
     check_length(name, "container", 128)
 }
 
+/// Checks the name of a directory that the containers of a pod share, since it becomes part of
+/// paths.
+///
+/// # Errors
+/// [`Error::Invalid`] if the name is not valid.
+pub(crate) fn check_empty_dir(name: &str) -> Result<()> {
+    check_length(name, "directory of a pod", 128)
+}
+
 /// Checks the name of a template, since it becomes part of paths.
 ///
 /// # Errors

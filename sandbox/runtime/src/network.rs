@@ -15,7 +15,7 @@ use crate::node::Node;
 use crate::record::{Network, Nic, Record};
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
-use crate::{Error, Result, process};
+use crate::{Error, Result, pod_functions, process};
 
 mod namespace;
 mod pooled;
@@ -195,7 +195,10 @@ pub async fn reconcile(node: &Node, sandbox_ids: Vec<String>, all_read: bool) {
     if all_read {
         pooled::reconcile(node, sandbox_ids.clone()).await;
     }
-    let request = network_v1::ReconcileRequest { sandbox_ids };
+    let mut live = sandbox_ids;
+    let of_functions = pod_functions::members(node, &live, all_read).await;
+    live.extend(of_functions);
+    let request = network_v1::ReconcileRequest { sandbox_ids: live };
     if let Err(status) = node.networks.clone().reconcile(request).await {
         // Sandboxes without a network, and those of other networks, run even so.
         tracing::warn!(error = status.message(), "networks are not as they should be");
@@ -254,7 +257,7 @@ pub async fn serve(
             switch: network.switch.clone(),
             mac: network.mac.clone(),
             mtu: network.mtu,
-            queue_pairs: if network.queues == 0 { record.cpus } else { network.queues },
+            queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
             addresses: network.addresses(),
             spoof_check: true,
             vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
@@ -328,7 +331,9 @@ pub fn begin(
     let taken = record.network.as_ref().and_then(Network::taken).map(|taken| taken.mac.clone());
     request.saved_mac = saved_mac.or(taken).unwrap_or_default();
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
+    let turn = Arc::clone(&sandbox.configuring).try_lock_owned();
     Some(Configuring(tokio::spawn(async move {
+        let _turn = turn;
         let configured = configure(&sandbox, &agent, request).await;
         if let Err(error) = &configured
             && !sandbox.is_stopping()

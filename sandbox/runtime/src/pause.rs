@@ -3,6 +3,7 @@
 use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::Result;
+use crate::agent::Agent;
 use crate::record::{Record, SandboxState};
 use crate::target::Target;
 
@@ -17,7 +18,7 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
     check_runs(target)?;
     // A daemon that is killed in between leaves a container that seems paused: resuming mends it.
     note(target, true).await?;
-    let paused = freeze(target, true).await;
+    let paused = freeze_target(target, true).await;
     if paused.is_err() {
         note(target, false).await?;
     }
@@ -31,7 +32,7 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
 pub(crate) async fn resume(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
     check_running(target)?;
-    freeze(target, false).await?;
+    freeze_target(target, false).await?;
     note(target, false).await
 }
 
@@ -63,9 +64,16 @@ fn check_running(target: &Target) -> Result<()> {
     }
 }
 
-async fn freeze(target: &Target, frozen: bool) -> Result<()> {
-    let request = agent_v1::FreezeRequest { id: target.container.name.clone(), frozen };
-    let agent = target.sandbox.agent()?;
+async fn freeze_target(target: &Target, frozen: bool) -> Result<()> {
+    freeze(&target.sandbox.agent()?, &target.container.name, frozen).await
+}
+
+/// Has the agent stop the processes of the container `id` where they are, or have them go on.
+///
+/// # Errors
+/// [`Error::Agent`](crate::Error::Agent).
+pub(crate) async fn freeze(agent: &Agent, id: &str, frozen: bool) -> Result<()> {
+    let request = agent_v1::FreezeRequest { id: id.to_owned(), frozen };
     agent.call(|mut client| async move { client.freeze(request).await }).await.map(drop)
 }
 

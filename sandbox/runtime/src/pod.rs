@@ -10,6 +10,7 @@
 //! the task of a container changes the container's record only while that says that it is live.
 
 mod request;
+mod update;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,21 +18,21 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 
 pub(crate) use self::request::settings;
-use self::request::{describe, fits, limits, refuse_machine};
+use self::request::{describe, refuse_machine};
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, Limits, MOST_ADDED, SandboxState};
+use crate::record::{self, Added, MOST_ADDED, SandboxState};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::time::realtime_ns;
-use crate::v1::{Resources, RunSpec};
+use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, function, log, pause, placement, pod_disks, pod_functions, shares,
-    volume,
+    Error, Result, copies, empty_dirs, function, log, pause, placement, pod_disks, pod_functions,
+    shares, volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -55,14 +56,19 @@ impl Node {
         refuse_machine(spec)?;
         let image = self.image(spec).await?;
         let copies = copies::check(&spec.files)?;
-        let shares = shares::check(&sandbox.looks, &spec.shares).await?;
+        let (empty_dirs, shares) = empty_dirs::split(&sandbox, spec)?;
+        let shares = shares::check(&sandbox.looks, &shares).await?;
+        empty_dirs::check_apart(&empty_dirs, &shares)?;
         let placement = placement::of_new(spec.placement.as_ref(), &sandbox.lane).await?;
         let (volumes, store) = (spec.volumes.clone(), sandbox.store.clone());
         let volumes = sandbox.lane.run(move || volume::check_in_pod(&volumes, &store)).await?;
         let functions =
             sandbox.look(|record| pod_functions::check(&spec.functions, &volumes, record))?;
+        check_target(&sandbox, &spec.processes_of)?;
+        let sockets =
+            sandbox.look(|record| pod_functions::check_sockets(&spec.socket_engine, record))?;
         let described = describe(spec, settings(&image, spec, placement)?)?;
-        let added = Added { shares, volumes, functions, ..described };
+        let added = Added { shares, empty_dirs, volumes, functions, sockets, ..described };
         let name = added.name.clone();
         let log = sandbox.store.added_log(&name);
         let container = Container::new(&name, log, SandboxState::Created);
@@ -70,7 +76,7 @@ impl Node {
         enter(&sandbox, added, &container)?;
         let target = Target { sandbox, container };
         if let Err(error) = target.sandbox.update(|_| {}).await {
-            forget(&target);
+            target.sandbox.forget_added(&target.container);
             return Err(error);
         }
         Ok(target)
@@ -84,7 +90,7 @@ impl Node {
 
     /// Removes a container that was added and is not to be started.
     pub(crate) async fn abandon_added(&self, target: &Target) {
-        forget(target);
+        target.sandbox.forget_added(&target.container);
         target.container.announce(SandboxState::Failed);
         target.container.fanout.close();
         if let Err(error) = target.sandbox.update(|_| {}).await {
@@ -117,31 +123,8 @@ impl Node {
             .lane
             .run(move || log::remove(&path).map_err(Error::file("cannot remove", &path)));
         removed.await?;
-        forget(target);
+        target.sandbox.forget_added(&target.container);
         target.sandbox.update(|_| {}).await
-    }
-
-    /// Changes limits of a container that was added and runs.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], also if the pod has less memory; [`Error::WrongState`] if the container
-    /// does not run; [`Error::Agent`] if it uses more memory than that, or the guest refuses.
-    /// Nothing has changed then.
-    pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
-        if target.container.state() != SandboxState::Running {
-            return Err(target.wrong_state("the limits of a container that runs can be changed"));
-        }
-        let limits = limits(Some(asked))?;
-        if limits == Limits::default() {
-            return Err(Error::Invalid("the update names no limit".to_owned()));
-        }
-        fits(limits, target.sandbox.look(|record| record.memory_bytes))?;
-        let id = target.container.name.clone();
-        let request = agent_v1::UpdateContainerRequest { id, resources: Some(limits.into()) };
-        let agent = target.sandbox.agent()?;
-        agent.call(|mut client| async move { client.update_container(request).await }).await?;
-        change(target, |added| added.limits = added.limits.changed_by(limits)).await;
-        Ok(())
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
@@ -160,6 +143,20 @@ impl Node {
             });
         }
     }
+}
+
+/// Checks that the container whose processes a new one is to share is in the pod, and has not
+/// ended. An empty name stands for none.
+fn check_target(sandbox: &Sandbox, target: &str) -> Result<()> {
+    let is_live =
+        |record: &record::Record| record.added(target).is_some_and(|added| added.state.is_live());
+    if target.is_empty() || sandbox.look(is_live) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "no container {target:?} runs in {}: the processes of one that runs can be shared",
+        sandbox.name
+    )))
 }
 
 /// Enters a container into its pod's record and table, so that its name is taken.
@@ -184,15 +181,6 @@ fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<
     outcome?;
     sandbox.insert_added(Arc::clone(container));
     Ok(())
-}
-
-/// Takes a container out of its pod's table and, in memory, out of its record, unless that was
-/// done before: then the name may be another container's.
-fn forget(target: &Target) {
-    if target.sandbox.drop_added(&target.container) {
-        let name = &target.container.name;
-        target.sandbox.note(|record| record.added.retain(|one| one.name != *name));
-    }
 }
 
 /// Kills a container and waits for its end.
@@ -237,7 +225,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     change(&target, |added| added.state = SandboxState::Stopping).await;
     release(&node, &target).await;
     // The status may be known from an earlier daemon, which ended before it had released all.
-    let known = target.sandbox.look(|record| record.added(&target.container.name)?.exit_status);
+    let known = target.look_added(|added| added?.exit_status);
     let ended = match (ended, known) {
         (Err(_), Some(status)) => Ok(status),
         (ended, _) => ended,
@@ -253,10 +241,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
     }
     target.container.fanout.close();
-    let remove = |record: &record::Record| {
-        record.added(&target.container.name).is_some_and(|added| added.remove)
-    };
-    if target.sandbox.look(remove)
+    if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
     {
         tracing::warn!(container = target.name(), %error, "it is not removed");
@@ -284,14 +269,14 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());
-    let root = sandbox.look(|record| {
-        let added = record.added(&container.name)?;
-        Some((added.settings.clone(), added.volumes.clone()))
-    });
+    let root =
+        target.look_added(|added| added.map(|one| (one.settings.clone(), one.volumes.clone())));
     let (settings, volumes) = root.ok_or_else(gone)?;
     let disks = pod_disks::attach(node, target, &settings, &volumes).await?;
     shares::join(node, target).await?;
+    empty_dirs::join(node, target).await?;
     pod_functions::join(node, target).await?;
+    pod_functions::join_sockets(node, target).await?;
     let copies = container.take_copies();
     let request = sandbox.look(|record| {
         let added = record.added(&container.name)?;
@@ -363,7 +348,7 @@ async fn release(node: &Node, target: &Target) {
         removed.await.map_or_else(warn, drop);
     }
     shares::leave(node, target).await;
-    let disks = target.sandbox.look(|record| record.added(&target.container.name)?.disks.clone());
+    let disks = target.look_added(|added| added?.disks.clone());
     if let Some(disks) = disks {
         pod_disks::detach(node, &target.sandbox, &disks).await.unwrap_or_else(warn);
     }
@@ -389,10 +374,9 @@ pub(crate) async fn stop_all(sandbox: &Arc<Sandbox>, patience: Duration) {
 /// # Errors
 /// [`Error::Agent`] if the container does not end.
 pub(crate) async fn stop(target: &Target, patience: Duration) -> Result<()> {
-    let signal = target.sandbox.look(|record| {
-        record
-            .added(&target.container.name)
-            .map_or(libc::SIGTERM as u32, |added| added.settings.stop_signal)
+    let signal = target.look_added(|added| match added {
+        Some(added) => added.settings.stop_signal,
+        None => libc::SIGTERM as u32,
     });
     let asked = async {
         pause::resume_paused(target).await?;

@@ -1,8 +1,8 @@
 //! The disks of a pod's containers: namespaces of the pod's first NVMe function, which come and go
-//! while its guest runs.
+//! while its guest runs. One more holds directories that the containers share; it stays.
 //!
-//! Their identifiers are in a container's record on disk before they are attached, so that a later
-//! daemon detaches them.
+//! The identifiers are in a container's record, or the pod's, on disk before they are attached, so
+//! that a later daemon detaches them.
 
 use slipway_plane_api::v1 as plane_v1;
 use tonic::{Code, Status};
@@ -73,11 +73,7 @@ pub async fn detach(node: &Node, sandbox: &Sandbox, disks: &Disks) -> Result<()>
 /// Chooses the identifiers of a container's namespaces, among those that the pod's first function
 /// has free, and saves them in the container's record.
 async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> {
-    let request = plane_v1::GetEndpointRequest { id: target.sandbox.id.clone() };
-    let function = node.plane.clone().get_endpoint(request).await;
-    let function = function.map_err(|status| Error::Plane(status.message().to_owned()))?;
-    // Disks that users attached are among them.
-    let used: Vec<u32> = function.into_inner().namespaces.iter().map(|one| one.nsid).collect();
+    let used = used(node, &target.sandbox.id).await?;
     let (name, mut chosen) = (&target.container.name, Err(Error::Stopped));
     let saved = target.sandbox.update(|record| chosen = choose(record, name, volumes, &used)).await;
     match saved {
@@ -89,18 +85,70 @@ async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> 
     }
 }
 
+/// Returns the identifiers of the namespaces that a function has; disks that users attached are
+/// among them.
+async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
+    let request = plane_v1::GetEndpointRequest { id: function.to_owned() };
+    let found = node.plane.clone().get_endpoint(request).await.map_err(plane_error)?;
+    Ok(found.into_inner().namespaces.iter().map(|one| one.nsid).collect())
+}
+
+fn plane_error(status: Status) -> Error {
+    Error::Plane(status.message().to_owned())
+}
+
+/// Attaches the disk of the directories that the containers of a pod share, unless it is attached.
+/// The caller holds the pod's turn ([`Sandbox::empty_dirs`]).
+///
+/// # Errors
+/// [`Error::Plane`]; [`Error::File`] if the record is not saved.
+pub async fn attach_shared(node: &Node, sandbox: &Sandbox, disk: &plane_v1::Disk) -> Result<()> {
+    let mut races = RACES;
+    loop {
+        let used = used(node, &sandbox.id).await?;
+        if sandbox.look(|record| record.empty_dirs.disk).is_some_and(|nsid| used.contains(&nsid)) {
+            return Ok(());
+        }
+        let mut chosen = Err(Error::Stopped);
+        sandbox.update(|record| chosen = choose_shared(record, &used)).await?;
+        let attached = attach_one(node, &sandbox.id, chosen?, disk).await;
+        let Err(status) = attached else { return Ok(()) };
+        sandbox.note(|record| record.empty_dirs.disk = None);
+        if status.code() != Code::AlreadyExists || races == 0 {
+            return Err(plane_error(status));
+        }
+        races -= 1;
+    }
+}
+
+/// Chooses the identifier of the namespace with the directories that the containers of a pod share,
+/// as [`choose`] does, and enters it into the record.
+fn choose_shared(record: &mut Record, used: &[u32]) -> Result<u32> {
+    let mut taken = all_taken(record, used);
+    let nsid = take_next(&mut record.attached, &mut taken).ok_or_else(full)?;
+    record.empty_dirs.disk = Some(nsid);
+    Ok(nsid)
+}
+
+/// Returns the identifiers in `used`, and those that the record of a pod has for its disks.
+fn all_taken(record: &Record, used: &[u32]) -> Vec<u32> {
+    let recorded = record.added.iter().filter_map(|added| added.disks.as_ref());
+    let recorded = recorded.flat_map(Disks::all).chain(record.empty_dirs.disk);
+    used.iter().copied().chain(recorded).collect()
+}
+
+fn full() -> Error {
+    Error::Plane("the function has no namespace left".to_owned())
+}
+
 /// Chooses the identifiers of the namespaces of container `name`, and enters them into its record.
 /// They are not in `used`, no other container has them, and they are not among those that were
 /// detached last: a guest that has not noticed yet that a namespace is gone would take the new one
 /// for it.
 fn choose(record: &mut Record, name: &str, volumes: usize, used: &[u32]) -> Result<Disks> {
-    let recorded = record.added.iter().filter_map(|added| added.disks.as_ref());
-    let mut taken: Vec<u32> = used.iter().copied().chain(recorded.flat_map(Disks::all)).collect();
+    let mut taken = all_taken(record, used);
     let attached = &mut record.attached;
-    let mut take = || {
-        let none = || Error::Plane("the function has no namespace left".to_owned());
-        take_next(attached, &mut taken).ok_or_else(none)
-    };
+    let mut take = || take_next(attached, &mut taken).ok_or_else(full);
     let (image, volatile) = (take()?, take()?);
     let volumes = (0..volumes).map(|_| take()).collect::<Result<_>>()?;
     let disks = Disks { image, volatile, volumes };
@@ -140,9 +188,7 @@ async fn attach_all(
     all: &[plane_v1::Disk],
 ) -> std::result::Result<(), Status> {
     for (at, (nsid, disk)) in disks.all().zip(all).enumerate() {
-        let (endpoint_id, disk) = (function.to_owned(), Some(disk.clone()));
-        let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
-        if let Err(status) = node.plane.clone().attach_disk(request).await {
+        if let Err(status) = attach_one(node, function, nsid, disk).await {
             for nsid in disks.all().take(at) {
                 if let Err(error) = detach_one(node, function, nsid).await {
                     tracing::warn!(function, nsid, %error, "a disk of no container stays");
@@ -152,6 +198,17 @@ async fn attach_all(
         }
     }
     Ok(())
+}
+
+async fn attach_one(
+    node: &Node,
+    function: &str,
+    nsid: u32,
+    disk: &plane_v1::Disk,
+) -> std::result::Result<(), Status> {
+    let (endpoint_id, disk) = (function.to_owned(), Some(disk.clone()));
+    let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
+    node.plane.clone().attach_disk(request).await.map(drop)
 }
 
 async fn detach_one(node: &Node, function: &str, nsid: u32) -> Result<()> {
@@ -170,6 +227,20 @@ mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::record::SandboxState;
+
+    #[test]
+    fn the_disk_of_shared_directories_has_an_identifier_of_its_own() {
+        let added = vec![added_of("a", SandboxState::Starting)];
+        let mut record = Record { added, ..record_of(SandboxState::Running) };
+        assert_eq!(choose_shared(&mut record, &[1]).unwrap(), 2);
+        assert_eq!(record.empty_dirs.disk, Some(2));
+        // It is taken although it is not attached yet.
+        record.attached = 0;
+        let disks = choose(&mut record, "a", 0, &[]).unwrap();
+        assert_eq!((disks.image, disks.volatile), (1, 3));
+        let all: Vec<u32> = (1..=MOST_NSID).collect();
+        assert!(matches!(choose_shared(&mut record, &all), Err(Error::Plane(_))));
+    }
 
     #[test]
     fn identifiers_of_a_containers_disks_are_free_and_recorded() {

@@ -1,5 +1,5 @@
-//! Functions of pools in the containers of a pod: NVMe controllers that are reset and empty, which
-//! the pod's machine is given while it runs.
+//! Functions of pools in the containers of a pod: NVMe controllers that are reset and empty, and
+//! network interfaces ([`nics`]), which the pod's machine is given while it runs.
 //!
 //! A function is named by its pool and its number, since an orchestrator counts them (`slipway
 //! device-plugin`). The first container that asks for it has the pod take it. From then on it is
@@ -7,9 +7,13 @@
 //! leaves a device with its pod. It goes back when the VMM has ended, and what a killed daemon has
 //! left, the next one takes back ([`reconcile`]).
 //!
+//! A [socket function](socket_function), which is of no pool, is added to a machine likewise.
+//!
 //! It is in the pod's record before it is taken, so nothing of it is lost if the daemon is killed.
 
+mod nics;
 mod pools;
+mod socket_function;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +23,9 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::{Vm, VmEvent};
 use tokio::sync::broadcast::error::RecvError;
 
-pub use self::pools::{endpoints, holds, reconcile};
+pub use self::nics::members;
+pub use self::pools::{endpoints, holds, reconcile, sockets};
+pub use self::socket_function::{check as check_sockets, join as join_sockets};
 use crate::node::Node;
 use crate::record::{Added, Given, Record, Volume, Wish};
 use crate::sandbox::Sandbox;
@@ -40,7 +46,7 @@ pub fn refuse(spec: &RunSpec) -> Result<()> {
     if spec.functions.is_empty() {
         return Ok(());
     }
-    let why = "functions of pools of disks are for the containers of a pod";
+    let why = "functions of pools are for the containers of a pod";
     Err(Error::Invalid(why.to_owned()))
 }
 
@@ -49,6 +55,16 @@ pub fn refuse(spec: &RunSpec) -> Result<()> {
 pub fn slots(record: &Record) -> usize {
     let boots = record.pod && record.template.is_none() && record.saves.is_none();
     if boots { record.function_slots as usize } else { 0 }
+}
+
+/// Returns the number of functions that can be added to a machine.
+pub(crate) fn plug_slots(record: &Record) -> usize {
+    if let Some(origin) = &record.origin {
+        return origin.slots;
+    }
+    // The function of shares, once a container has some. A template has the slot for its forks.
+    let shares = usize::from(record.pod || record.template.is_some());
+    shares + slots(record) + usize::from(record.has_socket_slot())
 }
 
 /// Checks the functions that a new container of a pod asks for, beside its volumes.
@@ -97,7 +113,7 @@ fn no_room(record: &Record) -> String {
 /// Returns the block devices of the functions that a container has.
 pub fn volumes(record: &Record, added: &Added) -> Vec<agent_v1::Volume> {
     let volume = |wish: &Wish| {
-        let given = find(record, wish)?;
+        let given = find(record, wish).filter(|given| given.nic.is_none())?;
         let device = agent_v1::BlockDevice { pci_address: given.address.clone(), nsid: NSID };
         let name = wish.name.clone();
         Some(agent_v1::Volume { name, device: Some(device), ..Default::default() })
@@ -108,9 +124,10 @@ pub fn volumes(record: &Record, added: &Added) -> Vec<agent_v1::Volume> {
 /// Gives a pod the functions that a container of it asks for, unless it has them.
 ///
 /// # Errors
-/// [`Error::Plane`] if a function cannot be had; [`Error::Busy`] if the machine has no room;
-/// [`Error::Hypervisor`] if the VMM does not take it; [`Error::WrongState`] if the pod has ended;
-/// [`Error::File`] if the record is not saved.
+/// [`Error::Plane`] if a function cannot be had; [`Error::Network`] if its network has no place for
+/// the pod; [`Error::Busy`] if the machine has no room; [`Error::Hypervisor`] if the VMM does not
+/// take it; [`Error::Agent`] if the guest does not configure the interface that it is;
+/// [`Error::WrongState`] if the pod has ended; [`Error::File`] if the record is not saved.
 pub async fn join(node: &Node, target: &Target) -> Result<()> {
     let (sandbox, name) = (&target.sandbox, &target.container.name);
     let wishes = sandbox.look(|record| record.added(name).map(|added| added.functions.clone()));
@@ -121,6 +138,7 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
     let _turn = sandbox.functions.lock().await;
     for wish in wishes {
         give(node, sandbox, &wish).await?;
+        nics::configure(sandbox, &wish).await?;
     }
     Ok(())
 }
@@ -170,12 +188,18 @@ async fn plug(
     wish: &Wish,
     device: &str,
 ) -> Result<()> {
-    let lease = pools::take(node, sandbox, wish).await?;
-    if !lease.switch.is_empty() {
+    let nic = nics::place(node, sandbox, wish).await?;
+    // From here on the place goes back with the function.
+    sandbox.note(|record| {
+        if let Some(given) = record.functions.iter_mut().find(|one| is(one, wish)) {
+            given.nic.clone_from(&nic);
+        }
+    });
+    let lease = pools::take(node, sandbox, wish, nic.as_ref()).await?;
+    if lease.switch != nic.map(|nic| nic.switch).unwrap_or_default() {
+        let pool = &wish.pool;
         return Err(Error::Plane(format!(
-            "pool {} has network interfaces, and a pod has its interface by CNI: ask for a \
-             function of a pool of disks (`slipway vf create --disk`)",
-            wish.pool
+            "pool {pool} was made anew meanwhile: start the container again"
         )));
     }
     let socket = PathBuf::from(lease.socket_path);
@@ -185,6 +209,9 @@ async fn plug(
         kept.vm = Some(record);
         if let Some(given) = kept.functions.iter_mut().find(|one| is(one, wish)) {
             (given.id, given.socket, given.address) = (lease.id, socket, address);
+            if let Some(nic) = &mut given.nic {
+                nic.own_mac = lease.mac;
+            }
         }
     });
     saved.await
@@ -199,11 +226,14 @@ fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
 async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     // First: a VMM that still connects to the function fails now, and has it or has it not.
     pools::give_back(node, &sandbox.id, &wish.pool, wish.number).await?;
-    let device = sandbox.look(|record| find(record, wish).map(|given| given.device.clone()));
-    if let (Some(device), Some(vm)) = (device, sandbox.vm())
-        && !device.is_empty()
+    let given = sandbox.look(|record| find(record, wish).cloned());
+    if let (Some(given), Some(vm)) = (&given, sandbox.vm())
+        && !given.device.is_empty()
     {
-        free(sandbox, &*vm, &device).await;
+        free(sandbox, &*vm, &given.device).await;
+    }
+    if given.is_some_and(|given| given.nic.is_some()) {
+        nics::leave(node, &sandbox.id, &wish.pool, wish.number).await?;
     }
     sandbox.note(|record| record.functions.retain(|one| !is(one, wish)));
     Ok(())
@@ -245,9 +275,14 @@ async fn free(sandbox: &Sandbox, vm: &dyn Vm, device: &str) {
 /// daemon takes back.
 pub async fn give_back(node: &Node, sandbox: &Sandbox) {
     let _turn = sandbox.functions.lock().await;
-    for Given { pool, number, .. } in sandbox.look(|record| record.functions.clone()) {
+    for Given { pool, number, nic, .. } in sandbox.look(|record| record.functions.clone()) {
         if let Err(error) = pools::give_back(node, &sandbox.id, &pool, number).await {
             tracing::warn!(sandbox = sandbox.name, pool, number, %error, "a function stays taken");
+        }
+        if nic.is_some()
+            && let Err(error) = nics::leave(node, &sandbox.id, &pool, number).await
+        {
+            tracing::warn!(sandbox = sandbox.name, pool, number, %error, "its addresses stay");
         }
     }
     sandbox.note(|record| record.functions.clear());
@@ -265,7 +300,7 @@ fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Device, SandboxState};
+    use crate::record::{Device, GivenNic, SandboxState};
 
     fn asked(pool: &str, number: u32, name: &str) -> PoolFunction {
         PoolFunction { pool: pool.into(), number, name: name.into() }
@@ -274,7 +309,7 @@ mod tests {
     pub(super) fn given(pool: &str, number: u32, address: &str) -> Given {
         let (pool, address) = (pool.to_owned(), address.to_owned());
         let (device, id) = (format!("pool-{number}"), format!("{pool}.{number}"));
-        Given { pool, number, device, id, socket: "/vf".into(), address }
+        Given { pool, number, device, id, socket: "/vf".into(), address, nic: None }
     }
 
     pub(super) fn pod(function_slots: u32) -> Record {
@@ -323,6 +358,9 @@ mod tests {
             device: Device::Namespace,
             device_path: device_path.into(),
             host_device: None,
+            file: None,
+            stamp: None,
+            overlay: false,
         };
         let asked = [asked("fast", 1, "fast-0")];
         let checked = |volume| check(&asked, &[volume], &pod(1)).map_err(|error| error.to_string());
@@ -336,10 +374,18 @@ mod tests {
 
     #[test]
     fn a_container_has_the_functions_that_it_asks_for() {
-        let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "0000:00:07.0")];
-        let wish = Wish { pool: "fast".into(), number: 4, name: "fast-0".into() };
+        let nic = Some(GivenNic::default());
+        let functions = vec![
+            given("fast", 3, "0000:00:06.0"),
+            given("fast", 4, "0000:00:07.0"),
+            Given { nic, ..given("nics", 0, "0000:00:08.0") },
+        ];
+        let wish =
+            |pool: &str, number, name: &str| Wish { pool: pool.into(), number, name: name.into() };
         let added = added_of("a", SandboxState::Starting);
-        let added = Added { functions: vec![wish], ..added };
+        // An interface is no block device.
+        let functions_of_it = vec![wish("fast", 4, "fast-0"), wish("nics", 0, "nics-0")];
+        let added = Added { functions: functions_of_it, ..added };
         let record = Record { functions, ..pod(2) };
         let volumes = volumes(&record, &added);
         let device = volumes[0].device.clone().unwrap();

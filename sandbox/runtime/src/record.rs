@@ -7,10 +7,14 @@
 //! without further code. What is shown and not recorded, such as the memory that layers hold now,
 //! is added in `layers::described`, by the caller `inspect` in `service`.
 
+mod boot;
 mod container;
+mod empty_dir;
 mod function;
 mod memory;
+mod needs;
 mod network;
+mod origin;
 mod placement;
 mod share;
 mod volume;
@@ -23,13 +27,17 @@ use slipway_cgroup::Counters;
 use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
+pub use self::boot::BootRecord;
 pub use self::container::{Added, Disks, Limits, Settings};
-pub use self::function::{FunctionPool, Given, TakenFunction, Wish};
+pub use self::empty_dir::{EmptyDir, EmptyDirs};
+pub use self::function::{FunctionPool, Given, GivenNic, GivenSockets, TakenFunction, Wish};
 pub use self::memory::MemoryBounds;
+pub use self::needs::Needs;
 pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
+pub use self::origin::Origin;
 pub use self::placement::Placement;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
-pub use self::volume::{Device, HostDevice, Volume};
+pub use self::volume::{Device, FileStamp, HostDevice, Volume};
 use crate::security::Security;
 use crate::{Error, Result};
 
@@ -90,7 +98,7 @@ pub struct EmulatedNic {
 }
 
 /// The container's process, as requested and completed from the image's configuration.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// The program and its arguments; never empty.
     pub args: Vec<String>,
@@ -144,12 +152,26 @@ pub struct Record {
     /// The template that the sandbox is a fork of, or `None` if its guest booted.
     #[serde(default)]
     pub template: Option<String>,
+    /// The traits of the sandbox that was saved, if the template is a snapshot.
+    #[serde(default)]
+    pub origin: Option<Origin>,
+    /// The files that the guest booted, once it was started; `None`: an earlier version did that.
+    #[serde(default)]
+    pub booted: Option<BootRecord>,
+    /// Set while the sandbox stands still to be saved as a snapshot. A daemon that finds it set has
+    /// the sandbox go on.
+    #[serde(default)]
+    pub saving: bool,
     /// The name of the template that the sandbox is made for. It ends once its machine is saved.
     #[serde(default)]
     pub saves: Option<String>,
-    /// The number of identifiers of namespaces that were used up for containers of a pod.
+    /// The number of identifiers chosen so far for disks of a pod's containers. The next identifier
+    /// follows from it, round after round (`pod_disks`).
     #[serde(default)]
     pub attached: u32,
+    /// The directories of a pod's guest that its containers share by name.
+    #[serde(default)]
+    pub empty_dirs: EmptyDirs,
     /// The sandbox's state.
     pub state: SandboxState,
     /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.
@@ -215,20 +237,33 @@ pub struct Record {
     /// The number of functions of pools that a pod's machine has room for.
     #[serde(default)]
     pub function_slots: u32,
+    /// Set if a pod's machine has room for a socket function that its containers may ask for.
+    #[serde(default)]
+    pub socket_slot: bool,
+    /// The socket function that the containers of a pod were given, from before it is added.
+    #[serde(default)]
+    pub given_sockets: Option<GivenSockets>,
     /// The functions of pools that the containers of a pod were given, from before they are taken.
     #[serde(default)]
     pub functions: Vec<Given>,
-    /// The number of functions of pools that were added to the machine, or would have been.
+    /// The number of functions of pools and of sockets that were added to the machine, or would
+    /// have been.
     #[serde(default)]
     pub plugs: u32,
-    /// The guest's memory, as servers of functions that are added later know it. Sandboxes that
-    /// have, or may get, shares have it.
+    /// The guest's memory, as servers of functions that are added later know it, once the VMM is
+    /// started.
     #[serde(default)]
     pub client_memory: Option<ClientMemory>,
     /// The device and inode number of the shared pages with the sandbox's root, or `None` if its
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
+    /// The path of the control group that the VMM is asked to be in; empty: one of the node's.
+    #[serde(default)]
+    pub control_group: String,
+    /// The least memory of the guest if the VMM gets one of the node's groups instead, bytes.
+    #[serde(default)]
+    pub least_memory_bytes: u64,
     /// The control group of the VMM, from before the start until the group is given back. `None`:
     /// the group, if there is one, has the sandbox's id as its name.
     #[serde(default)]
@@ -280,6 +315,8 @@ impl Record {
     }
 }
 
+/// The name of the file under the volatile layer of a sandbox that began with a snapshot.
+pub const LAYER: &str = "layer";
 /// The most bytes of a record as its user requested it; the command line and environment of its
 /// process are most of it.
 pub const MOST_ASKED: usize = 1 << 20;
@@ -319,6 +356,17 @@ impl Store {
     /// Returns the path of the kept output of container `name` of a pod.
     pub fn added_log(&self, name: &str) -> PathBuf {
         self.dir.join(format!("output-{name}.log"))
+    }
+
+    /// Returns the path of the file under the volatile layer of a sandbox that began with a
+    /// snapshot.
+    pub fn layer(&self) -> PathBuf {
+        self.dir.join(LAYER)
+    }
+
+    /// Returns the path of the file behind the disk of a pod's [`EmptyDirs`].
+    pub fn empty_dirs(&self) -> PathBuf {
+        self.dir.join("empty-dirs.img")
     }
 
     /// Returns the path of the console log: the output of the guest kernel and the agent.

@@ -119,7 +119,7 @@ impl Node {
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
         if self.keeps && adopt::may_live(&record) {
             match adopt::adopt(&self, &sandbox).await {
-                Ok(running) => return self.go_on(sandbox, running).await,
+                Ok(running) => return self.enter_adopted(sandbox, running).await,
                 Err(error) => reason = error.to_string(),
             }
         }
@@ -140,8 +140,8 @@ impl Node {
         }
     }
 
-    /// Has an adopted sandbox go on.
-    async fn go_on(self: Arc<Self>, sandbox: Arc<Sandbox>, running: Running) {
+    /// Lists an adopted sandbox, and starts the task that runs it to its end.
+    async fn enter_adopted(self: Arc<Self>, sandbox: Arc<Sandbox>, running: Running) {
         // One whose record is not saved runs even so: the old record suffices to adopt it again.
         note(&sandbox, sandbox.update(|record| record.state = SandboxState::Running).await);
         tracing::info!(sandbox = sandbox.name, "adopted");

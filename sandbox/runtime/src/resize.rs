@@ -47,17 +47,41 @@ impl Node {
     /// container does not run or its size is being changed; [`Error::Memory`], with the size that
     /// it has, if the guest gave back or took less, or the VMM failed.
     pub(crate) async fn set_memory(&self, sandbox: &Arc<Sandbox>, wanted: u64) -> Result<()> {
-        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
-        sandbox.look(|record| check(record, wanted))?;
-        let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+        let change = Change::of(sandbox, wanted)?;
         let turn = sandbox.change_size()?;
-        let change = Change { sandbox: Arc::clone(sandbox), agent, vm };
         let changed = self.guests.spawn(async move {
             let _turn = turn;
-            change.run(wanted).await
+            let changed = change.run(wanted, None).await;
+            let choose = |record: &mut Record| {
+                record.memory.chosen_bytes = wanted.min(record.memory_bytes);
+            };
+            changed.and(change.sandbox.update(choose).await)
         });
         changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }
+}
+
+/// Changes the memory of a running sandbox to `wanted` bytes, rounded up to whole blocks, as far as
+/// its guest follows within `longest`. The caller has the turn to change its size, and does not
+/// stop waiting.
+///
+/// # Errors
+/// The errors of [`Node::set_memory`].
+pub(crate) async fn change_to(
+    sandbox: &Arc<Sandbox>,
+    wanted: u64,
+    longest: Duration,
+) -> Result<()> {
+    Change::of(sandbox, wanted)?.run(wanted, Some(longest)).await
+}
+
+/// Returns the most memory in bytes that a pod which begins with `begin` bytes can have by a
+/// setting of `percent`, with whole 128 MiB of room: `begin` if there is no room.
+pub(crate) fn of_pod(begin: u64, percent: u32, host: u64) -> u64 {
+    let more = u64::from(percent.saturating_sub(100));
+    let wanted = (begin / 100).saturating_mul(more).min(MOST).next_multiple_of(UNIT);
+    let free = host.saturating_sub(begin);
+    begin + wanted.min(free - free % UNIT)
 }
 
 /// Returns the most memory in bytes that a new sandbox can have, which begins with `begin` bytes:
@@ -92,6 +116,19 @@ pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
     Ok(begin + room.next_multiple_of(UNIT))
 }
 
+/// Returns whether a sandbox gets the room for more memory that the node's settings give: a pod
+/// that names no most, and neither is a fork nor becomes a template. Room costs a guest with an
+/// e1000 64 MiB of what it begins with ([`words`]), so it has none.
+pub(crate) fn takes_room(record: &Record) -> bool {
+    let boots = record.template.is_none() && record.saves.is_none();
+    record.pod && boots && !record.memory.is_named && !needs_low(record)
+}
+
+/// Returns whether a driver of the guest addresses 4 GiB only: that of an e1000.
+fn needs_low(record: &Record) -> bool {
+    record.network.as_ref().is_some_and(|one| one.nic != Nic::Virtio)
+}
+
 /// Returns the region of a machine for the memory that a sandbox can be given, in the node of its
 /// guest's other memory.
 pub(crate) fn regions(record: &Record) -> Vec<HotRegion> {
@@ -108,9 +145,8 @@ pub(crate) fn words(record: &Record) -> Vec<String> {
     if record.memory.room() == 0 {
         return Vec::new();
     }
-    let needs_low = record.network.as_ref().is_some_and(|one| one.nic != Nic::Virtio);
     let words = ["memhp_default_state=online_movable", "swiotlb=noforce"];
-    words.into_iter().take(if needs_low { 1 } else { 2 }).map(str::to_owned).collect()
+    words.into_iter().take(if needs_low(record) { 1 } else { 2 }).map(str::to_owned).collect()
 }
 
 /// Checks that the VMM of a sandbox can give it the memory that it has room for.
@@ -207,8 +243,22 @@ struct Change {
 }
 
 impl Change {
-    async fn run(&self, wanted: u64) -> Result<()> {
-        let changed = self.change(wanted).await;
+    /// Checks a change to `wanted` bytes.
+    fn of(sandbox: &Arc<Sandbox>, wanted: u64) -> Result<Self> {
+        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
+        sandbox.look(|record| check(record, wanted))?;
+        let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+        Ok(Self { sandbox: Arc::clone(sandbox), agent, vm })
+    }
+
+    async fn run(&self, wanted: u64, longest: Option<Duration>) -> Result<()> {
+        let change = self.change(wanted);
+        let changed = match longest {
+            None => change.await,
+            Some(longest) => tokio::time::timeout(longest, change).await.unwrap_or_else(|_| {
+                Ok(Some(format!("its guest has not followed within {} s", longest.as_secs())))
+            }),
+        };
         let settled = settle(&self.sandbox, &*self.vm).await;
         let bytes = match (&changed, settled) {
             (_, Ok(bytes)) => bytes,
@@ -259,6 +309,7 @@ impl Change {
         if granted > before {
             self.sandbox.update(|record| record.memory.granted_bytes = granted).await?;
             limit(&self.sandbox, granted).await?;
+            cgroup::look_above(&self.sandbox, granted).await;
         }
         let plugged = self.follow(target).await?;
         Ok((plugged < target).then(|| {
@@ -315,6 +366,29 @@ mod tests {
         let small = of_new(256 * MIB, 512 * MIB, 400 * MIB);
         assert!(refused(small).contains("more than this host has, 400 MiB"));
         assert!(refused(of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
+    }
+
+    #[test]
+    fn a_pod_has_room_by_the_setting_within_the_host() {
+        let of = |begin: u64, percent, host: u64| of_pod(begin * MIB, percent, host * MIB) / MIB;
+        assert_eq!(of(256, 200, 1 << 20), 512);
+        assert_eq!(of(192, 200, 1 << 20), 448, "whole 128 MiB");
+        for percent in [0, 99, 100] {
+            assert_eq!(of(256, percent, 1 << 20), 256);
+        }
+        assert_eq!(of(256, 1000, 700), 640, "no more than the host has");
+        assert_eq!((of(256, 200, 300), of(256, 200, 1)), (256, 256));
+        assert_eq!(of(1 << 20, u32::MAX, u64::MAX / MIB), (1 << 20) + (256 << 10));
+    }
+
+    #[test]
+    fn room_is_for_pods_that_boot_and_name_no_most() {
+        let pod = Record { pod: true, ..record(256, 256) };
+        assert!(takes_room(&pod) && !takes_room(&record(256, 256)));
+        assert!(!takes_room(&Record { template: Some("web".to_owned()), ..pod.clone() }));
+        assert!(!takes_room(&Record { saves: Some("web".to_owned()), ..pod.clone() }));
+        let memory = MemoryBounds { is_named: true, ..pod.memory };
+        assert!(!takes_room(&Record { memory, ..pod }));
     }
 
     #[test]

@@ -2,9 +2,8 @@
 
 use slipway_hypervisor::VmSpec;
 
-use crate::boot::Needs;
 use crate::node::Node;
-use crate::record::Record;
+use crate::record::{Needs, Record};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 

@@ -113,6 +113,17 @@ pub(crate) async fn end(vm: &dyn Vm) -> bool {
     tokio::time::timeout(Duration::from_secs(10), vm.wait()).await.is_ok()
 }
 
+/// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
+pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        outcome = asked => match outcome {
+            Err(error @ Error::Agent(_)) => Err(blame(vm, error).await),
+            outcome => outcome,
+        },
+        ended = vm.wait() => Err(Error::vm_ended(&ended)),
+    }
+}
+
 /// Returns the better explanation of a failed call of the agent. The agent's port breaks a moment
 /// before the VMM is known to have ended, and then the VMM's last message tells more.
 pub(crate) async fn blame(vm: &dyn Vm, error: Error) -> Error {

@@ -15,6 +15,7 @@ use crate::lock::lock;
 use crate::look::Looks;
 use crate::record::{Record, SandboxState, Store};
 use crate::shared_root::SharedRoot;
+use crate::templates::Template;
 use crate::{Error, Result};
 
 /// The most clients that read one sandbox's kept output at once.
@@ -58,10 +59,16 @@ pub struct Sandbox {
     /// Set once a pod is asked to end.
     ending: watch::Sender<bool>,
     readers: Arc<Semaphore>,
-    /// Held while the number of CPUs is changed.
+    /// Held while the agent configures the network interface.
+    pub(crate) configuring: Arc<tokio::sync::Mutex<()>>,
+    /// The snapshot that the sandbox begins with, until it has begun: another one may get its name.
+    begins: Mutex<Option<Arc<Template>>>,
+    /// Held while the number of CPUs or the memory is changed.
     size: Arc<tokio::sync::Mutex<()>>,
     /// Held while shares of containers of a pod are mounted or unmounted.
     pub(crate) shares: tokio::sync::Mutex<()>,
+    /// Held while a pod is given directories that its containers share by name, and their disk.
+    pub(crate) empty_dirs: tokio::sync::Mutex<()>,
     /// Held while a pod takes functions of pools or gives them back.
     pub(crate) functions: tokio::sync::Mutex<()>,
     /// Held while the VMM is confined to CPUs and memory nodes, and while its control group is
@@ -104,8 +111,11 @@ impl Sandbox {
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
+            configuring: Arc::default(),
+            begins: Mutex::new(None),
             size: Arc::default(),
             shares: tokio::sync::Mutex::default(),
+            empty_dirs: tokio::sync::Mutex::default(),
             functions: tokio::sync::Mutex::default(),
             placement: tokio::sync::Mutex::default(),
             looks: Looks::new(MOST_LOOKS),
@@ -134,6 +144,16 @@ impl Sandbox {
     /// one, or can have none.
     pub(crate) fn wanted_template(&self) -> Option<&str> {
         self.wanted_template.get().map(String::as_str)
+    }
+
+    /// Notes the snapshot that the sandbox begins with.
+    pub(crate) fn set_begins(&self, snapshot: Option<Arc<Template>>) {
+        *lock(&self.begins) = snapshot;
+    }
+
+    /// Takes the snapshot that the sandbox begins with.
+    pub(crate) fn take_begins(&self) -> Option<Arc<Template>> {
+        lock(&self.begins).take()
     }
 
     /// Returns a copy of the record.
@@ -228,12 +248,23 @@ impl Sandbox {
         lock(&self.added).push(container);
     }
 
-    /// Drops the handles of a container that was added to a pod. Returns whether they were there.
-    pub(crate) fn drop_added(&self, container: &Arc<Container>) -> bool {
-        let mut added = lock(&self.added);
-        let before = added.len();
-        added.retain(|one| !Arc::ptr_eq(one, container));
-        added.len() < before
+    /// Takes a container out of its pod and, in memory, out of the pod's record, unless that was
+    /// done before: then the name may be another container's. Its last record stays with its
+    /// handles.
+    pub(crate) fn forget_added(&self, container: &Arc<Container>) {
+        {
+            let mut added = lock(&self.added);
+            let before = added.len();
+            added.retain(|one| !Arc::ptr_eq(one, container));
+            if added.len() == before {
+                return;
+            }
+        }
+        self.note(|record| {
+            if let Some(at) = record.added.iter().position(|one| one.name == container.name) {
+                let _ = container.removed.set(record.added.remove(at));
+            }
+        });
     }
 
     /// Announces that a stage of the start has begun.
@@ -327,6 +358,11 @@ impl Sandbox {
         permit.map_err(|_| self.wrong_state("its CPUs or memory are being changed; try again"))
     }
 
+    /// Waits for the permit of [`change_size`](Self::change_size).
+    pub(crate) async fn wait_to_change_size(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.size).lock_owned().await
+    }
+
     /// Asks a pod to end once its containers have ended.
     pub(crate) fn end_pod(&self) {
         self.ending.send_replace(true);
@@ -412,5 +448,26 @@ mod tests {
         tokio::task::yield_now().await;
         sandbox.update(|record| record.state = SandboxState::Running).await.unwrap();
         assert_eq!(seen.await.unwrap(), SandboxState::Running);
+    }
+
+    /// A container with `--rm` may be gone before a client asks for its exit status.
+    #[tokio::test]
+    async fn a_removed_container_keeps_its_exit_status() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox(dir.path());
+        let add = |exit_status| {
+            let container = Container::new("one", dir.path().join("log"), SandboxState::Exited);
+            sandbox.insert_added(Arc::clone(&container));
+            let added = crate::adopt::tests::added_of("one", SandboxState::Exited);
+            let added = crate::record::Added { exit_status, ..added };
+            sandbox.note(|record| record.added.push(added));
+            crate::target::Target { sandbox: Arc::clone(&sandbox), container }
+        };
+        let first = add(Some(7));
+        sandbox.forget_added(&first.container);
+        assert_eq!(first.exit().status, 7);
+        let second = add(Some(8));
+        sandbox.forget_added(&first.container);
+        assert_eq!((first.exit().status, second.exit().status), (7, 8));
     }
 }

@@ -9,12 +9,14 @@ use slipway_agent_protocol::v1::PrepareRequest;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_hypervisor::GuestMemory;
 
-use crate::boot::Needs;
 use crate::node::Node;
+use crate::record::Needs;
+use crate::running::or_end;
 use crate::sandbox::Sandbox;
-use crate::start::{Booted, Stages, boot_guest, or_end};
+use crate::stages::Stages;
+use crate::start::{Booted, boot_guest};
 use crate::templates::pages::copy_pages;
-use crate::templates::{Boots, Manifest, Saved, Shape, Unfinished, apart, digest};
+use crate::templates::{Boots, Manifest, Saved, Shape, Unfinished, apart, create_file, digest};
 use crate::{Error, Result, function, name, v1};
 
 /// A template that is to be made.
@@ -105,7 +107,7 @@ async fn save(
 /// Writes the files of a template.
 fn write(machine: &[u8], memory: &GuestMemory, unfinished: &Unfinished) -> Result<Saved> {
     let path = unfinished.machine();
-    let written = create(&path).and_then(|file| file.write_all_at(machine, 0));
+    let written = create_file(&path).and_then(|file| file.write_all_at(machine, 0));
     written.map_err(Error::file("cannot write", &path))?;
     let machine_sha256 = digest(machine);
     let path = unfinished.memory();
@@ -118,12 +120,7 @@ fn write(machine: &[u8], memory: &GuestMemory, unfinished: &Unfinished) -> Resul
 /// Writes the memory in `from`, of `len` bytes, to `path` as a sparse file. Returns the number of
 /// bytes that it has, and their digest.
 fn copy_memory(from: &File, len: u64, path: &Path) -> std::io::Result<(u64, String)> {
-    let file = create(path)?;
+    let file = create_file(path)?;
     file.set_len(len)?;
     copy_pages(from, len, &file)
-}
-
-fn create(path: &Path) -> std::io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }

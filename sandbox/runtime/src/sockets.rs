@@ -56,7 +56,12 @@ pub struct ServedFunction {
 /// no network.
 pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
     let served = record.sockets.is_some() && record.network.is_some();
-    served.then(|| node.run_dir(&record.id).join("sockets.sock"))
+    served.then(|| path(node, &record.id))
+}
+
+/// Returns the path of the socket of a sandbox's function.
+pub(crate) fn path(node: &Node, sandbox_id: &str) -> PathBuf {
+    node.run_dir(sandbox_id).join("sockets.sock")
 }
 
 /// Makes the engine serve the sandbox's function. When this returns, its socket accepts the VMM.
@@ -72,22 +77,59 @@ pub async fn serve(
 ) -> Result<Option<ServedFunction>> {
     let parts = (&record.sockets, &record.network, socket(node, record));
     let (Some(engine), Some(network), Some(socket)) = parts else { return Ok(None) };
-    let addresses = [&network.ipv4, &network.ipv6].into_iter().filter(|one| !one.is_empty());
-    let addresses = addresses.map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
+    let place = Place { network: network.name.clone(), addresses: network.addresses() };
+    let function = function(engine, &record.name, &place, memory)?;
+    serve_at(engine, socket, uid, function).await.map(Some)
+}
+
+/// A sandbox's place in a network of Slipway's, which its sockets have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The network's name.
+    pub network: String,
+    /// The sandbox's addresses, at most four.
+    pub addresses: Vec<String>,
+}
+
+/// Describes the function of a guest to the engine that is to serve it.
+///
+/// # Errors
+/// [`Error::Sockets`] if an address is none.
+pub(crate) fn function(
+    engine: &Path,
+    name: &str,
+    place: &Place,
+    memory: &plane_v1::ClientMemory,
+) -> Result<Function> {
+    let addresses = place.addresses.iter().map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
     let addresses = addresses.map_err(|error| failed(engine, error))?;
-    let tenant = format!("network:{}", network.name);
+    let tenant = format!("network:{}", place.network);
     let plane_v1::ClientMemory { limit_bytes: bytes, device, inode, .. } = *memory;
     let memory = Some(Memory { bytes, device, inode });
-    let function = Function { name: record.name.clone(), tenant, addresses, memory };
-    let (at, path) = (engine.clone(), socket.clone());
+    Ok(Function { name: name.to_owned(), tenant, addresses, memory })
+}
+
+/// Makes the engine serve a function at `socket` for the VMM of user `uid`. A socket that an
+/// earlier attempt left there is removed. When this returns, the socket accepts the VMM.
+///
+/// # Errors
+/// [`Error::Sockets`], [`Error::File`].
+pub(crate) async fn serve_at(
+    engine: &Path,
+    socket: PathBuf,
+    uid: u32,
+    function: Function,
+) -> Result<ServedFunction> {
+    let (at, path) = (engine.to_owned(), socket.clone());
     // The call waits for the engine, so it runs on a thread of its own.
     let asked = tokio::task::spawn_blocking(move || {
+        let _ = std::fs::remove_file(&path);
         let listener = listen(&path, uid).map_err(Error::file("cannot listen at", &path))?;
         slipway_sgiov::serve_function(&at, listener.as_fd(), &function)
             .map_err(|error| failed(&at, refusal(&error)))
     });
     let connection = asked.await.unwrap_or_else(|error| Err(failed(engine, error)))?;
-    Ok(Some(ServedFunction { socket, _connection: connection }))
+    Ok(ServedFunction { socket, _connection: connection })
 }
 
 /// Makes a socket to which only the VMM's user may connect.

@@ -11,72 +11,29 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_cgroup::Limits;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Credentials, Error as HypervisorError, GuestMemory, Page, Topology, Vm,
-    VmSpec, WireError,
+    Accel, AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page,
+    Topology, Vm, VmSpec, WireError,
 };
-use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
 use crate::agent::{Agent, Hello};
-use crate::boot::Needs;
 use crate::carrier::Carrier;
 use crate::cgroup;
-use crate::memory::client_memory;
+use crate::configure::configure;
+use crate::memory::{client_memory, of_host};
 use crate::node::Node;
-use crate::record::{Record, SandboxState, ShareServer};
-use crate::running::{Carry, Running, blame};
+use crate::reach::reach;
+use crate::record::{BootRecord, Needs, Record, SandboxState, ShareServer};
+use crate::running::{Carry, Running, blame, or_end};
 use crate::sandbox::Sandbox;
+use crate::snapshot::go_on::go_on;
+use crate::stages::{Stages, dma_stages, guest_stages};
 use crate::target::Target;
 use crate::templates::Template;
-use crate::time::realtime_ns;
 use crate::{
-    Error, Result, automatic, emulated, fork, function, name, network, placement, pod_functions,
-    resize, root, shares, sockets,
+    Error, Result, automatic, emulated, fork, function, network, placement, pod_functions, resize,
+    root, shares, sockets,
 };
-
-/// Waits for an answer of the agent, or for the end of the VMM, after which there will be none.
-pub(crate) async fn or_end<T>(vm: &dyn Vm, asked: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::select! {
-        outcome = asked => match outcome {
-            Err(error @ Error::Agent(_)) => Err(blame(vm, error).await),
-            outcome => outcome,
-        },
-        ended = vm.wait() => Err(Error::vm_ended(&ended)),
-    }
-}
-
-/// The recorder of stages on the sandbox's timeline.
-pub(crate) struct Stages<'a> {
-    sandbox: &'a Sandbox,
-}
-
-impl<'a> Stages<'a> {
-    /// Makes the recorder of a sandbox.
-    pub(crate) fn of(sandbox: &'a Sandbox) -> Self {
-        Self { sandbox }
-    }
-
-    /// Runs one stage. Returns [`Error::Stopped`] instead if the sandbox is being stopped.
-    pub(crate) async fn run<T>(
-        &self,
-        name: &'static str,
-        stage: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        if self.sandbox.is_stopping() {
-            return Err(Error::Stopped);
-        }
-        self.sandbox.enter(name);
-        let start = monotonic_ns();
-        let outcome = stage.await;
-        self.record(name, start, monotonic_ns());
-        outcome
-    }
-
-    /// Records a stage in memory; the record's next update saves it.
-    fn record(&self, name: &'static str, start_ns: u64, end_ns: u64) {
-        self.sandbox.note(|record| record.timeline.record(name, start_ns, end_ns));
-    }
-}
 
 /// A guest whose agent answers.
 pub(crate) struct Booted {
@@ -104,9 +61,15 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if record.sockets.is_some() {
         stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
     }
-    let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
-    let container = container(sandbox, &agent, &record, network, node.config.log_bytes);
-    let carried = stages.run("container", or_end(&*vm, container)).await;
+    let log_bytes = node.config.log_bytes;
+    let carried = if record.origin.is_some() {
+        let gone_on = go_on(sandbox, &agent, &record, network, log_bytes);
+        stages.run("container", or_end(&*vm, async { gone_on.await.map(Some) })).await
+    } else {
+        let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
+        let container = container(sandbox, &agent, &record, network, log_bytes);
+        stages.run("container", or_end(&*vm, container)).await
+    };
     let carry = match carried {
         // A guest that answers has refused what the container asks for: its machine is sound.
         Err(error @ Error::Agent(_)) if agent.hello().await.is_ok() => return Err(error),
@@ -135,12 +98,13 @@ pub(crate) async fn boot_guest(
     stages: &Stages<'_>,
 ) -> Result<Booted> {
     let uid = node.uids.claim()?;
-    let (taken, group) = cgroup::choose(node, &sandbox.id);
+    choose_parent(node, sandbox, uid).await;
+    let (taken, group) = cgroup::choose(node, sandbox);
     // Saved before anything is started: a later daemon ends processes with this user id, and a
     // server of shares, and gives the control group back.
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
-        record.cgroup = Some(group);
+        record.cgroup = group;
         record.vmm_uid = Some(uid);
         if record.begins_with_shares() {
             record.share_server = ShareServer::Starting;
@@ -159,6 +123,14 @@ pub(crate) async fn boot_guest(
         return Err(Error::Template { name: name.clone(), why: why.to_owned() });
     }
     spec.restore = template.as_ref().map(|template| Arc::clone(&template.machine));
+    let booted = match &template {
+        Some(template) => template.manifest.shape.booted(),
+        None => BootRecord {
+            kernel: spec.kernel.clone(),
+            initramfs: spec.initramfs.clone(),
+            cpu_template: spec.cpu_template.to_string(),
+        },
+    };
     let boots = name.is_none();
     if boots && !record.pod && node.config.shares_roots()? {
         stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
@@ -167,7 +139,8 @@ pub(crate) async fn boot_guest(
     resize::check_vmm(node, &record, &spec).await?;
     let overhead = node.hypervisor.overhead(&spec).await? + shares::memory(&record);
     sandbox.note(|record| {
-        record.client_memory = record.may_share().then(|| (&client).into());
+        record.booted = Some(booted);
+        record.client_memory = Some((&client).into());
         record.memory.overhead_bytes = overhead;
     });
     let record = sandbox.record();
@@ -182,10 +155,11 @@ pub(crate) async fn boot_guest(
     };
     spec.cgroup_procs = stages.run("cgroup", prepared).await?;
     let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
-    // The guest of a template has seen no disk; those of its forks come later.
+    // The guest of a template has seen no disk; those of its forks come later. That of a snapshot
+    // goes on with its disks.
     let later = match template {
-        Some(_) => functions.iter_mut().map(std::mem::take).collect(),
-        None => Vec::new(),
+        Some(_) if record.origin.is_none() => functions.iter_mut().map(std::mem::take).collect(),
+        _ => Vec::new(),
     };
     sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
     let attach = async {
@@ -265,6 +239,7 @@ async fn begin_memory(
     sandbox: &Sandbox,
     uid: u32,
 ) -> Result<(Option<Arc<Template>>, GuestMemory)> {
+    give_room(node, sandbox, uid).await?;
     if leaves_choice(node, sandbox, uid).await?
         && let Some(template) = automatic::choose(node, sandbox).await?
     {
@@ -273,10 +248,33 @@ async fn begin_memory(
             Err(error) => automatic::decline(sandbox, &error),
         }
     }
-    let record = sandbox.record();
-    let template = fork::template(node, &record).await?;
-    let memory = guest_memory(node, sandbox, &record, template.as_deref()).await?;
+    let template = fork::template(node, sandbox).await?;
+    let memory = guest_memory(node, sandbox, &sandbox.record(), template.as_deref()).await?;
     Ok((template, memory))
+}
+
+/// Gives a pod that boots, and names no most memory, the room for more that the node's settings
+/// give to pods, if its VMM and its kernel can add memory. A fork has the memory of its template,
+/// which is of one size.
+///
+/// # Errors
+/// There is no VMM for the pod, or its boot files cannot be made.
+async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
+    let record = sandbox.record();
+    let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
+    if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
+        return Ok(());
+    }
+    if !capabilities(node, &record, uid).await?.plugs_memory {
+        return Ok(());
+    }
+    let needs = Needs { memory: true, ..Needs::of(&record) };
+    if let Err(error) = node.boot.files(record.kernel.as_deref(), needs).await {
+        tracing::info!(sandbox = sandbox.name, %error, "no room for more memory");
+        return Ok(());
+    }
+    sandbox.note(|record| record.memory.max_bytes = most);
+    Ok(())
 }
 
 /// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that
@@ -285,9 +283,30 @@ async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool>
     if !sandbox.is_automatic() || node.config.auto_templates == 0 {
         return Ok(false);
     }
+    Ok(capabilities(node, &sandbox.record(), uid).await?.saves_machines)
+}
+
+/// Has the VMM of a pod be in one of the node's control groups, not in the pod's own, if it is QEMU
+/// and the settings leave the choice: kubelet's limit of a pod leaves no room for QEMU. So it is if
+/// the VMM cannot be told; the start then fails at a later stage.
+async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
     let record = sandbox.record();
-    let spec = vm_spec(node, &record, uid, GuestMemory::new(record.memory_bytes)?).await?;
-    Ok(node.hypervisor.capabilities(&spec).await?.saves_machines)
+    if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
+        return;
+    }
+    let found = capabilities(node, &record, uid).await;
+    if !found.is_ok_and(|vmm| vmm.plugs_memory) {
+        sandbox.note(cgroup::leave_asked);
+    }
+}
+
+/// Returns what the VMM of a sandbox can do.
+///
+/// # Errors
+/// There is no VMM for the sandbox, or its boot files cannot be made.
+async fn capabilities(node: &Node, record: &Record, uid: u32) -> Result<Capabilities> {
+    let spec = vm_spec(node, record, uid, GuestMemory::new(record.memory_bytes)?).await?;
+    Ok(node.hypervisor.capabilities(&spec).await?)
 }
 
 /// Returns the limits of a sandbox's VMM.
@@ -361,15 +380,15 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         hot_memory: resize::regions(record),
         shared: None,
         restore: None,
-        cpus: record.cpus,
+        cpus: record.boot_cpus,
         cpu_template: node.config.cpu_template()?,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
         cmdline: resize::words(record),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
-        plug_slots: plug_slots(record),
-        plug_cpus: record.max_cpus - record.cpus,
+        plug_slots: pod_functions::plug_slots(record),
+        plug_cpus: record.max_cpus - record.boot_cpus,
         disks: emulated::disks(record),
         nic: emulated::interface(record),
         console_log: node.store(&record.id).console(),
@@ -378,13 +397,6 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
         cgroup_procs: Vec::new(),
         accel: accelerator(&record.accelerator)?,
     })
-}
-
-/// Returns the number of functions that can be added to a machine.
-fn plug_slots(record: &Record) -> usize {
-    // The function of shares, once a container has some. A template has the slot for its forks.
-    let shares = usize::from(record.pod || record.template.is_some());
-    shares + pod_functions::slots(record)
 }
 
 /// Parses the name of an accelerator.
@@ -405,8 +417,15 @@ pub fn accelerator(word: &str) -> Result<AccelChoice> {
 async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hello)> {
     let socket = node.agent_socket(&sandbox.id);
     let deadline = Duration::from_secs(node.config.boot_timeout_s);
+    let connect = async {
+        match sandbox.look(|record| record.origin.is_some()) {
+            // The guest was saved amid a conversation with another host.
+            true => reach(node, sandbox, &socket).await,
+            false => Agent::connect(&node.guests, &socket, &sandbox.bin).await,
+        }
+    };
     tokio::select! {
-        connected = Agent::connect(&node.guests, &socket, &sandbox.bin) => match connected {
+        connected = connect => match connected {
             Err(error) => Err(blame(vm, error).await),
             connected => connected,
         },
@@ -418,42 +437,6 @@ async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hel
     }
 }
 
-/// Records the stages that the guest measured, on the host's clock. The kernel's stage begins when
-/// the VMM runs, since the kernel's own clock begins only after the loader. The agent's stage ends
-/// when the host has its answer. The network's stage is left out: the code that waits for the
-/// network records it.
-fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
-    sandbox.note(|record| {
-        for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
-            let (start, end) = match stage.name {
-                "kernel" => (booted.min(stage.start_ns), stage.end_ns),
-                "agent" => (stage.start_ns, hello.at_ns),
-                _ => (stage.start_ns, stage.end_ns),
-            };
-            if record.timeline.stage(stage.name).is_none() {
-                record.timeline.record(stage.name, start, end);
-            }
-        }
-    });
-}
-
-/// Records how long the plane took to map the guest's memory, by the plane's own clock. The image
-/// is a backend of the function and is never mapped for DMA: its stage is empty by design, and is
-/// recorded so that a comparison with FastIOV's figure shows it.
-async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
-    let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
-    let reply = node.plane.clone().get_endpoint(request).await;
-    let endpoint = reply.map_err(|status| Error::Plane(status.message().to_owned()))?.into_inner();
-    let Some(times) = endpoint.times else { return Ok(()) };
-    if times.client_attached_ns > 0 {
-        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns);
-    }
-    let start = times.first_dma_map_ns;
-    stages.record("dma-ram", start, start.saturating_add(times.dma_map_total_ns));
-    stages.record("dma-image", start, start);
-    Ok(())
-}
-
 /// Configures the guest, creates the container and runs its process once `network` is configured.
 /// Returns the task that carries the container's output. A pod has no container at first.
 async fn container(
@@ -463,13 +446,7 @@ async fn container(
     network: Option<network::Configuring>,
     log_bytes: u64,
 ) -> Result<Option<Carry>> {
-    let configure = agent_v1::ConfigureRequest {
-        hostname: record.hostname.clone(),
-        realtime_ns: realtime_ns(),
-        entropy: (0..4).flat_map(|_| name::random().to_ne_bytes()).collect(),
-        sysctls: record.settings.process.security.sysctls.clone().into_iter().collect(),
-    };
-    agent.call(|mut client| async move { client.configure(configure).await }).await?;
+    configure(agent, record).await?;
     if record.pod {
         if let Some(network) = network {
             network.done().await?;

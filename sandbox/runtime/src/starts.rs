@@ -46,8 +46,16 @@ const STAGES: [&str; 16] = [
     "sockets",
     "container",
 ];
+/// The stages that are recorded and not counted: one that is empty by design, and those of a
+/// template's making, which is no start.
+const UNCOUNTED: [&str; 3] = ["dma-image", "prepare", "save"];
 /// The name for the time from the first stage to the end of the last.
 const TOTAL: &str = "total";
+
+/// Returns whether the stage `name` is counted, or left out on purpose.
+pub(crate) fn knows(name: &str) -> bool {
+    STAGES.contains(&name) || UNCOUNTED.contains(&name)
+}
 
 /// The counts.
 #[derive(Debug, Default)]
@@ -124,6 +132,14 @@ impl Starts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_stage_that_a_guest_measures_is_counted() {
+        for name in slipway_agent_protocol::STAGES {
+            assert!(STAGES.contains(&name), "{name}");
+        }
+        assert!(knows("dma-image") && !knows("a guest's own"));
+    }
 
     #[test]
     fn a_start_is_counted_stage_by_stage() {

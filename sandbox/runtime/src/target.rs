@@ -46,23 +46,34 @@ impl Target {
         }
     }
 
-    /// Returns the result of `look` on the container's settings. Those of a container that was
-    /// removed are empty.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&Settings) -> T) -> T {
-        self.sandbox.look(|record| match record.added(&self.container.name) {
-            _ if self.is_own() => look(&record.settings),
-            Some(added) => look(&added.settings),
-            None => look(&Settings::default()),
+    /// Returns the result of `look` on the container's record, if it was added to a pod. Once it is
+    /// removed, that is its last record: another container may have its name by then.
+    pub(crate) fn look_added<T>(&self, look: impl FnOnce(Option<&Added>) -> T) -> T {
+        let Container { name, removed, .. } = &*self.container;
+        self.sandbox.look(|record| match removed.get().or_else(|| record.added(name)) {
+            _ if self.is_own() => look(None),
+            added => look(added),
         })
+    }
+
+    /// Returns the result of `look` on the container's settings.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Settings) -> T) -> T {
+        match self.is_own() {
+            true => self.sandbox.look(|record| look(&record.settings)),
+            false => self.look_added(|added| match added {
+                Some(added) => look(&added.settings),
+                None => look(&Settings::default()),
+            }),
+        }
     }
 
     /// Returns whether the container's processes are stopped where they are.
     pub(crate) fn is_paused(&self) -> bool {
         let runs = self.container.state() == SandboxState::Running;
-        runs && self.sandbox.look(|record| match self.is_own() {
-            true => record.paused,
-            false => record.added(&self.container.name).is_some_and(|added| added.paused),
-        })
+        runs && match self.is_own() {
+            true => self.sandbox.look(|record| record.paused),
+            false => self.look_added(|added| added.is_some_and(|added| added.paused)),
+        }
     }
 
     /// Returns the exit of the container, as far as it is known.
@@ -73,10 +84,12 @@ impl Target {
             reason: reason.clone(),
             out_of_memory,
         };
-        self.sandbox.look(|record| match record.added(&self.container.name) {
-            _ if self.is_own() => {
-                exit(record.exit_status, &record.reason, record.out_of_memory, "")
-            }
+        if self.is_own() {
+            return self
+                .sandbox
+                .look(|record| exit(record.exit_status, &record.reason, record.out_of_memory, ""));
+        }
+        self.look_added(|added| match added {
             Some(Added { exit_status, reason, out_of_memory, message, .. }) => {
                 exit(*exit_status, reason, *out_of_memory, message)
             }

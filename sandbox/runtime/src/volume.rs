@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use slipway_plane_api::v1::DeviceIdentity;
+use slipway_space::Space;
 
 use crate::copies::is_plain;
 use crate::record::{Device, HostDevice, Store, Volume};
@@ -22,6 +23,16 @@ const OWN: [&str; 16] = [
 const MOST_IN_POD: usize = 32;
 /// The smallest volume, which has room for a file system.
 const LEAST_BYTES: u64 = 1 << 20;
+/// The largest disk of directories that the containers of a pod share, if the settings have no
+/// size, and the unit of its size.
+const MOST_SHARED: u64 = 64 << 30;
+const SHARED_UNIT: u64 = 16 << 20;
+/// The way in which mkfs.ext4 makes inode tables: as zeros on the disk, so that no guest writes
+/// them later, which would take memory.
+const TABLES: &str = "lazy_itable_init=0,nodiscard";
+/// The way for a large disk: no tables, which would take space of the host. No guest writes them
+/// that mounts it with `noinit_itable`.
+const NO_TABLES: &str = "lazy_itable_init=1,nodiscard";
 
 /// Checks the requested volumes against the host's current state.
 ///
@@ -37,14 +48,14 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
         }
         let device_path = check_device_path(spec)?;
         check_apart(&spec.name, &device_path, &volumes)?;
-        let (path, scratch_bytes, host_device) = match &spec.source {
+        let (path, scratch_bytes, host_device, file) = match &spec.source {
             Some(Source::SizeBytes(size)) => {
                 check_size(&spec.name, *size, store.dir())?;
-                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size), None)
+                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size), None, None)
             }
             Some(Source::Path(path)) => {
-                let (path, host_device) = existing(path)?;
-                (path, None, host_device)
+                let Existing { path, host_device, file } = existing(path)?;
+                (path, None, host_device, file)
             }
             None => return Err(Error::Invalid(format!("volume {} has no source", spec.name))),
         };
@@ -58,6 +69,9 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
             device: check_device(spec)?,
             device_path,
             host_device,
+            file,
+            stamp: None,
+            overlay: false,
         });
     }
     Ok(volumes)
@@ -150,9 +164,19 @@ fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
     })
 }
 
-/// Returns the path without symbolic links of a file or device of the host, and the device.
-fn existing(path: &str) -> Result<(PathBuf, Option<HostDevice>)> {
-    use std::os::unix::fs::FileTypeExt;
+/// A file or device of the host.
+struct Existing {
+    /// The path without symbolic links.
+    path: PathBuf,
+    /// The device, if it is one.
+    host_device: Option<HostDevice>,
+    /// The device and inode number of a regular file.
+    file: Option<(u64, u64)>,
+}
+
+/// Finds a file or device of the host.
+fn existing(path: &str) -> Result<Existing> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
     let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
     let kind = fs::metadata(&full).map_err(|error| invalid(error.to_string()))?;
@@ -168,7 +192,8 @@ fn existing(path: &str) -> Result<(PathBuf, Option<HostDevice>)> {
         )));
     }
     let found = if device { DeviceIdentity::at(&full) } else { None };
-    Ok((full, found.map(HostDevice::from)))
+    let file = (!device).then(|| (kind.dev(), kind.ino()));
+    Ok(Existing { path: full, host_device: found.map(HostDevice::from), file })
 }
 
 /// Creates the files of scratch volumes, sparse. A volume that the container mounts gets an empty
@@ -181,7 +206,7 @@ pub fn create_scratch(volumes: &[Volume]) -> Result<()> {
         let Some(size) = volume.scratch_bytes else { continue };
         sparse(&volume.path, size)?;
         if !volume.mount_point.is_empty() {
-            format_ext4(&volume.path)?;
+            format_ext4(&volume.path, TABLES)?;
         }
     }
     Ok(())
@@ -192,10 +217,17 @@ fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
     if size < LEAST_BYTES {
         return Err(Error::Invalid(format!("volume {name}: {size} bytes are less than 1 MiB")));
     }
+    check_fits(name, size, dir)
+}
+
+/// Refuses a volume whose file in `dir`, or in the directory that `dir` is to be made in, could
+/// never be filled.
+///
+/// # Errors
+/// [`Error::Invalid`], [`Error::File`].
+pub(crate) fn check_fits(name: &str, size: u64, dir: &Path) -> Result<()> {
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let space = rustix::fs::statvfs(there);
-    let space = space.map_err(|error| Error::file("cannot ask", there)(error.into()))?;
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    let free = space(there)?.free;
     if size > free {
         return Err(Error::Invalid(format!(
             "volume {name} of {} MiB is larger than what {} has free, {} MiB",
@@ -205,6 +237,57 @@ fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Returns the space of the file system of `path`.
+fn space(path: &Path) -> Result<Space> {
+    Space::at(path).map_err(Error::file("cannot ask", path))
+}
+
+/// Makes the file with the directories that the containers of a pod share, an empty ext4, unless it
+/// is there. It is sparse, and has `most` bytes, or as many as the file system allows; 0 stands for
+/// 64 GiB, but not over half of the file system. Returns the bytes that its file system is to keep
+/// free while guests write to it.
+///
+/// # Errors
+/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`]; [`Error::Invalid`] if there
+/// is no space.
+pub fn create_shared(path: &Path, most: u64) -> Result<u64> {
+    let space = space(path.parent().unwrap_or(Path::new("/")))?;
+    if path.exists() {
+        return Ok(space.reserve());
+    }
+    let size = shared_size(&space, most);
+    if size == 0 {
+        return Err(Error::Invalid(format!(
+            "there is no space for emptyDir volumes at {}: free at least {} MiB",
+            path.display(),
+            SHARED_UNIT >> 20
+        )));
+    }
+    make_ext4(path, size, NO_TABLES)?;
+    Ok(space.reserve())
+}
+
+/// Returns the size of a new disk of shared directories: `most` bytes, or for 0 as many as
+/// [`MOST_SHARED`], but not over half of the file system; and no more than is free beyond its
+/// reserve. It is a multiple of [`SHARED_UNIT`], and 0 if there is no space.
+fn shared_size(space: &Space, most: u64) -> u64 {
+    let most = if most == 0 { MOST_SHARED.min(space.size / 2) } else { most };
+    most.min(space.beyond(space.reserve())) / SHARED_UNIT * SHARED_UNIT
+}
+
+/// Makes a file with an empty ext4. Nobody finds an incomplete one at `path`.
+fn make_ext4(path: &Path, size: u64, tables: &str) -> Result<()> {
+    let last = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!(".{last}.{}", name::new_id()));
+    let made = sparse(&new, size).and_then(|()| format_ext4(&new, tables));
+    let kept =
+        made.and_then(|()| fs::rename(&new, path).map_err(Error::file("cannot create", path)));
+    if kept.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    kept
 }
 
 fn sparse(path: &Path, size: u64) -> Result<()> {
@@ -231,26 +314,18 @@ pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     // VMMs read other files of the cache, and nobody but the daemon this one.
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(Error::file("cannot create", &dir))?;
-    let new = dir.join(format!(".{size}.{}", name::new_id()));
-    let made = sparse(&new, size).and_then(|()| format_ext4(&new));
-    let kept =
-        made.and_then(|()| fs::rename(&new, &path).map_err(Error::file("cannot create", &path)));
-    if kept.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    kept.map(|()| path)
+    make_ext4(&path, size, TABLES).map(|()| path)
 }
 
-/// Makes an empty ext4 in a file of zeros.
-fn format_ext4(path: &Path) -> Result<()> {
+/// Makes an empty ext4 in a file of zeros, with [`TABLES`] or [`NO_TABLES`].
+fn format_ext4(path: &Path, tables: &str) -> Result<()> {
     let tool = |reason: String| Error::Tool { program: "mkfs.ext4".to_owned(), reason };
     let output = std::process::Command::new("mkfs.ext4")
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        // No journal, since the file system ends with its sandbox. The inode tables are initialized
-        // here, as holes, so that no guest writes them later, which would take memory. A namespace
-        // with blocks of 4096 bytes takes no smaller block of the file system.
+        // No journal, since the file system ends with its sandbox. A namespace with blocks of 4096
+        // bytes takes no smaller block of the file system.
         .args(["-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal", "-E"])
-        .arg("lazy_itable_init=0,nodiscard")
+        .arg(tables)
         .arg(path)
         .output()
         .map_err(|error| tool(format!("{error}; `apt-get install e2fsprogs` brings it")))?;
@@ -267,6 +342,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_disk_of_shared_directories_leaves_space_to_others() {
+        let of = |size: u64, free: u64, most: u64| {
+            shared_size(&Space { size: size << 30, free: free << 30 }, most << 30) >> 30
+        };
+        assert_eq!([of(1000, 900, 0), of(100, 90, 0)], [64, 50]);
+        // 1 GiB stays free.
+        assert_eq!([of(100, 20, 0), of(100, 20, 80), of(100, 90, 80)], [19, 19, 80]);
+        assert_eq!([of(100, 1, 0), of(100, 0, 0), of(100, 1, 9)], [0, 0, 0]);
+        let unknown = Space { size: u64::MAX, free: u64::MAX };
+        assert_eq!(shared_size(&unknown, 0), MOST_SHARED);
+        let odd = Space { size: 1 << 40, free: 1 << 40 };
+        assert_eq!(shared_size(&odd, SHARED_UNIT + 1), SHARED_UNIT);
+    }
+
+    #[test]
     fn other_users_cannot_open_the_volatile_layers_template() {
         let cache = tempfile::tempdir().unwrap();
         let path = match volatile_template(cache.path(), 8 << 20) {
@@ -280,6 +370,32 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
+    }
+
+    #[test]
+    fn the_disk_of_shared_directories_is_made_once_and_takes_little_space() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("empty-dirs.img");
+        let keep_free = match create_shared(&path, 0) {
+            Ok(keep_free) => keep_free,
+            Err(error @ (Error::Tool { .. } | Error::Invalid(_))) => {
+                println!(
+                    "SKIPPED: the_disk_of_shared_directories_is_made_once_and_takes_little_space: \
+                     {error}"
+                );
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(keep_free > 0);
+        let status = fs::metadata(&path).unwrap();
+        assert!((SHARED_UNIT..=MOST_SHARED).contains(&status.len()), "{}", status.len());
+        assert!(status.blocks() * 512 <= 64 << 20, "{} blocks", status.blocks());
+        assert_eq!(status.permissions().mode() & 0o7777, 0o600);
+        assert_eq!(create_shared(&path, SHARED_UNIT).unwrap(), keep_free);
+        assert_eq!(fs::metadata(&path).unwrap().ino(), status.ino());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
@@ -311,13 +427,16 @@ mod tests {
     fn a_device_of_the_host_is_recorded_and_a_file_is_none() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
-        assert_eq!(existing(file.path().to_str().unwrap()).unwrap().1, None);
+        let regular = existing(file.path().to_str().unwrap()).unwrap();
+        assert!(regular.host_device.is_none() && regular.file.is_some());
         let link = file.path().with_extension("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         let null = Some(HostDevice { number: rustix::fs::makedev(1, 3), sequence: 0 });
         let found = existing(link.to_str().unwrap());
         fs::remove_file(&link).unwrap();
-        assert_eq!(found.unwrap(), (PathBuf::from("/dev/null"), null));
+        let found = found.unwrap();
+        assert_eq!((found.path, found.host_device), (PathBuf::from("/dev/null"), null));
+        assert_eq!(found.file, None);
     }
 
     #[test]

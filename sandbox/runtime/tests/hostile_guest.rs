@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness::guest::{Guest, stage};
 use harness::{Daemon, Guests, LONG, exit_of};
-use slipway_agent_protocol::v1::GuestStage;
+use slipway_agent_protocol::v1::{GroupIo, GroupStats, GuestStage};
 use slipway_runtime::v1;
 
 /// Makes `attacker` the guest of the sandbox of this name. Other sandboxes have honest guests.
@@ -84,6 +84,25 @@ async fn a_silent_guest_holds_up_nobody_and_is_stopped() {
     let stopped = tokio::time::timeout(LONG, daemon.client.clone().stop(stop)).await;
     assert_eq!(stopped.expect("it stops").unwrap().into_inner().status, 137);
     assert_eq!(exit_of(replies).await.status, 137);
+}
+
+/// The guest names more processes and devices than there can be, and the largest counts.
+#[tokio::test]
+async fn what_a_guest_says_of_its_container_is_bounded() {
+    let device = GroupIo { rbytes: u64::MAX, ..GroupIo::default() };
+    let group = GroupStats { tasks: u64::MAX, io: vec![device; 500], ..GroupStats::default() };
+    let pids = [&[0, u32::MAX][..], &[7; 6000]].concat();
+    let attacker = Guest { prints: 1, group: Some(group), pids, ..Guest::default() };
+    let daemon = Daemon::with(beside_honest(attacker)).await;
+    let (_, _replies) = daemon.run("attacker").await;
+    daemon.wait_state("attacker", "running").await;
+    let named = || v1::Name { name: "attacker".to_owned() };
+    let listed = daemon.client.clone().pids(named()).await.unwrap().into_inner();
+    assert_eq!(listed.pids, [7; 4096]);
+    let stats = daemon.client.clone().stats(named()).await.unwrap().into_inner();
+    let group = stats.group.unwrap();
+    assert_eq!((group.tasks, group.io.len()), (u64::MAX, 64));
+    daemon.remove("attacker").await;
 }
 
 /// The guest prints pieces of one byte without end. One client reads them all, and another lists

@@ -7,6 +7,7 @@
 //! - [`vendor`]: vendors, and the signatures of the processors that templates show;
 //! - [`xsave`]: the sizes and places of the extended state;
 //! - [`leaves`]: caches and topology;
+//! - [`machine`]: the bits that describe the machine;
 //! - [`speculation`]: the bits that tell of flaws in speculative execution.
 //!
 //! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual (SDM), volume 2, *CPUID*;
@@ -22,6 +23,7 @@ extern crate alloc;
 
 pub mod features;
 pub mod leaves;
+pub mod machine;
 pub mod speculation;
 pub mod template;
 pub mod vendor;

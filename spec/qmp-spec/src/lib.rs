@@ -6,7 +6,7 @@
 //! - [`parse`] reads a [`Command`]: `qmp_capabilities`, `query-status`, `query-kvm`, `cont`,
 //!   `stop`, `system_powerdown`, `device_add`, `device_del`, `query-hotpluggable-cpus`, `quit`;
 //!   `slipway-functions`, `slipway-memory`, `slipway-statistics`, `slipway-reconnect`,
-//!   `slipway-save`;
+//!   `slipway-copy-ahead`, `slipway-save`;
 //! - [`greeting`], [`answer`] and [`event`] are the lines of the VMM.
 //!
 //! Not here: the results of commands and the data of events, and when a command is carried out.
@@ -60,8 +60,15 @@ pub enum Command {
         /// Its name.
         name: String,
     },
-    /// Save the machine, which is stopped, into the file that came with the command.
-    Save,
+    /// Write the memory of the machine to the pipe that came with the command, while the guest
+    /// runs.
+    CopyAhead,
+    /// Save the machine, which is stopped, into the file that came with the command, and write its
+    /// memory to the pipe if one came after the file.
+    Save {
+        /// Write only what was written to since it was copied ahead.
+        rest: bool,
+    },
     /// List the functions behind sockets.
     Functions,
     /// List the devices of hot-plug memory.
@@ -119,7 +126,8 @@ pub fn parse(line: &[u8]) -> Request {
         "quit" => Ok(Command::Quit),
         "slipway-functions" => Ok(Command::Functions),
         "slipway-memory" => memory(&arguments),
-        "slipway-save" => Ok(Command::Save),
+        "slipway-copy-ahead" => Ok(Command::CopyAhead),
+        "slipway-save" => save(&arguments),
         "slipway-statistics" => Ok(Command::Statistics),
         "device_add" => device_add(&arguments),
         "query-hotpluggable-cpus" => Ok(Command::Cpus),
@@ -147,6 +155,17 @@ fn memory(arguments: &Value) -> Result<Command, String> {
     let number = |name| arguments.get(name).and_then(Value::as_u64).ok_or_else(wrong);
     let device = usize::try_from(number("device")?).map_err(|_| wrong())?;
     Ok(Command::RequestMemory { device, bytes: number("bytes")? })
+}
+
+fn save(arguments: &Value) -> Result<Command, String> {
+    let rest = match arguments {
+        Value::Null => Some(false),
+        Value::Object(given) if given.is_empty() => Some(false),
+        Value::Object(given) if given.len() == 1 => given.get("rest").and_then(Value::as_bool),
+        _ => None,
+    };
+    let wrong = || "slipway-save takes no argument but 'rest', true or false".into();
+    rest.map(|rest| Command::Save { rest }).ok_or_else(wrong)
 }
 
 /// The driver of a function behind a vfio-user socket, as QEMU calls it.
@@ -238,7 +257,14 @@ mod tests {
 
     #[test]
     fn commands_are_told_apart() {
-        assert_eq!(parse(br#"{"execute": "slipway-save"}"#).command, Ok(Command::Save));
+        let save = |rest| Ok(Command::Save { rest });
+        assert_eq!(parse(br#"{"execute": "slipway-save"}"#).command, save(false));
+        let line = br#"{"execute": "slipway-save", "arguments": {"rest": true}}"#;
+        assert_eq!(parse(line).command, save(true));
+        let line = br#"{"execute": "slipway-save", "arguments": {"rest": 1}}"#;
+        assert!(parse(line).command.unwrap_err().contains("'rest'"));
+        let line = br#"{"execute": "slipway-copy-ahead"}"#;
+        assert_eq!(parse(line).command, Ok(Command::CopyAhead));
         let request = parse(br#"{"execute": "cont", "id": 7}"#);
         assert_eq!((request.id, request.command), (json!(7), Ok(Command::Continue)));
         let line = br#"{"execute": "slipway-reconnect", "arguments": {"function": 2}}"#;

@@ -1,5 +1,5 @@
-//! Section *VFIO_USER_DEVICE_FEATURE*, as far as it is about migration and whether a device runs;
-//! sections *VFIO_USER_MIG_DATA_READ* and *VFIO_USER_MIG_DATA_WRITE*.
+//! Section *VFIO_USER_DEVICE_FEATURE*, as far as it is about migration, whether a device runs, and
+//! the pages that it writes to; sections *VFIO_USER_MIG_DATA_READ* and *VFIO_USER_MIG_DATA_WRITE*.
 
 use crate::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -19,6 +19,14 @@ pub mod feature {
     pub const MIGRATION: u32 = 1;
     /// The number of the feature that [`super::DeviceState`] belongs to: the device's state.
     pub const DEVICE_STATE: u32 = 2;
+    /// The number of the feature that [`super::LogControl`] belongs to: the device begins to note
+    /// the pages that it writes to.
+    pub const LOG_START: u32 = 6;
+    /// The number of the feature by which the device stops noting pages. It has no data.
+    pub const LOG_STOP: u32 = 7;
+    /// The number of the feature that [`super::LogReport`] belongs to: the pages that the device
+    /// has written to since they were last reported.
+    pub const LOG_REPORT: u32 = 8;
 }
 
 /// Values of [`Migration::flags`] (`VFIO_MIGRATION_*` of `<linux/vfio.h>`).
@@ -82,6 +90,33 @@ pub struct DeviceState {
     pub data_fd: U32,
 }
 
+/// The start of the data of feature [`feature::LOG_START`], of a request only. Ranges follow, as
+/// many as it says.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogControl {
+    /// Bytes of a page that the client suggests.
+    pub page_size: U64,
+    /// The number of ranges. 0: all of the memory that the client has mapped.
+    pub num_ranges: U32,
+    /// Unused.
+    pub reserved: U32,
+}
+
+/// The start of the data of feature [`feature::LOG_REPORT`]. In the reply, a bit for each page of
+/// the range follows, in little-endian words of 64 bits, the first page's the lowest of the first
+/// word.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogReport {
+    /// The first I/O virtual address of the range.
+    pub iova: U64,
+    /// The bytes of the range.
+    pub length: U64,
+    /// Bytes of a page.
+    pub page_size: U64,
+}
+
 /// The start of request and reply of `VFIO_USER_MIG_DATA_READ`, and of the request of
 /// `VFIO_USER_MIG_DATA_WRITE`. Bytes of a device's state follow in the reply of the former and the
 /// request of the latter.
@@ -113,5 +148,6 @@ mod tests {
         assert_eq!(size_of::<Migration>(), 8);
         assert_eq!(size_of::<DeviceState>(), 8);
         assert_eq!(size_of::<MigrationData>(), 8);
+        assert_eq!((size_of::<LogControl>(), size_of::<LogReport>()), (16, 24));
     }
 }

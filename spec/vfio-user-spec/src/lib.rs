@@ -28,8 +28,6 @@
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
 //! only members that the client proposed. The host parses the text, not this crate.
 //!
-//! Not here: the device features that log DMA (`VFIO_DEVICE_FEATURE_DMA_LOGGING_*`).
-//!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]
 
@@ -49,7 +47,8 @@ pub use device::{
     SUB_REGION_LEN, SparseArea, SparseHeader, SubRegion, SubRegionFlags, capability, io_fd, region,
 };
 pub use device_feature::{
-    DeviceFeature, DeviceState, Migration, MigrationData, device_state, feature, migration,
+    DeviceFeature, DeviceState, LogControl, LogReport, Migration, MigrationData, device_state,
+    feature, migration,
 };
 pub use dma::{DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags};
 pub use header::{Command, HEADER_LEN, Header, flag};

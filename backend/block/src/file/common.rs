@@ -8,6 +8,7 @@ use rustix::fs::FileType;
 
 use super::job::Alignment;
 use super::open::{FileOptions, capacity, failed, file_type, open, size};
+use super::thin::Thin;
 use crate::users::Users;
 use crate::{Geometry, OpenError};
 
@@ -23,6 +24,8 @@ pub(crate) struct Common {
     /// See [`FileOptions::witness`].
     pub(super) witness: Option<Arc<OwnedFd>>,
     pub users: Users,
+    /// The state of a file that keeps a reserve.
+    pub(super) thin: Option<Arc<Thin>>,
 }
 
 impl Common {
@@ -32,12 +35,29 @@ impl Common {
         let (fd, direct, shape) = (Arc::new(opened.fd), opened.direct, opened.geometry);
         // Through the page cache the processor copies, so nothing is pinned.
         let pin = options.pin && direct.is_some();
-        Ok(Self { fd, direct, shape, pin, witness: options.witness.clone(), users })
+        let thin = thin(&fd, path, options, shape.bytes())?;
+        Ok(Self { fd, direct, shape, pin, witness: options.witness.clone(), users, thin })
     }
 
     pub fn geometry(&self) -> Geometry {
         Geometry { blocks: self.users.blocks(), ..self.shape }
     }
+}
+
+/// Returns the state of a regular file that is to keep a reserve, or `None` for others.
+fn thin(
+    fd: &OwnedFd,
+    path: &Path,
+    options: &FileOptions,
+    bytes: u64,
+) -> Result<Option<Arc<Thin>>, OpenError> {
+    let reserve = options.reserve.as_ref().filter(|_| !options.read_only);
+    let Some(reserve) = reserve else { return Ok(None) };
+    if file_type(fd, path)? != FileType::RegularFile {
+        return Ok(None);
+    }
+    let thin = Thin::new(fd, bytes, reserve).map_err(failed(path, "look for the data of"))?;
+    Ok(Some(Arc::new(thin)))
 }
 
 /// Returns the present size in bytes of the file or device at `path`.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use io_uring::{cqueue, opcode, squeue, types};
 use slipway_ram::{Fault, Span};
 
+use super::thin::Begun;
 use crate::aligned::Aligned;
 use crate::uring::{Next, Work, refused, uring_fd};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
@@ -81,6 +82,8 @@ pub(super) struct FileJob {
     /// The ring's number for the registered memory that all of its spans lie in.
     pinned: Option<u16>,
     step: Step,
+    /// The change of what the file holds, if the file keeps a reserve.
+    begun: Option<Begun>,
 }
 
 impl FileJob {
@@ -98,9 +101,20 @@ impl FileJob {
             Operation::Flush => Step::Sync,
             Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
         };
-        let mut job = Self { request, start, len, done: 0, pinned, step };
+        let mut job = Self { request, start, len, done: 0, pinned, step, begun: None };
         job.choose(target);
         job
+    }
+
+    /// Makes the job one of a file that keeps a reserve, if `begun` is given. Blocks that read as
+    /// zeros are holes of such a file.
+    pub fn in_thin(mut self, begun: Option<Begun>) -> Self {
+        let zeroes = matches!(self.request.operation, Operation::WriteZeroes | Operation::Discard);
+        if begun.is_some() && zeroes {
+            self.step = Step::Punch;
+        }
+        self.begun = begun;
+        self
     }
 
     /// Chooses the best of the methods that the file supports, for an operation with several.
@@ -222,6 +236,12 @@ impl FileJob {
     fn failed(&mut self, errno: i32, target: &mut Target) -> Next {
         match (errno, &self.step) {
             (libc::EINTR | libc::EAGAIN, _) => return Next::Again,
+            // Zeros that are written would take space.
+            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch)
+                if self.begun.is_some() =>
+            {
+                return Next::Done(Err(DiskError::Unsupported));
+            }
             (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch) => {
                 target.lacks_punch_hole = true;
             }
@@ -293,6 +313,9 @@ impl Work for FileJob {
             && error != DiskError::Cancelled
         {
             target.lost = Some(error);
+        }
+        if let (Ok(()), Some(begun)) = (result, &self.begun) {
+            begun.succeed();
         }
         if let Step::Bounce(buffer, _) = self.step {
             keep(target, buffer);

@@ -28,12 +28,15 @@
 //! so there is no eventfd to clear on the hot path and no wake-up to lose.
 
 mod common;
+mod copy;
 mod job;
 mod open;
 mod pinned;
+mod target;
+mod thin;
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,11 +45,15 @@ use crate::uring::{Engine, give_up};
 use crate::{BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use job::{FileJob, Target};
 use pinned::Pinned;
+use thin::Begun;
 
 pub(crate) use common::{Common, cut, measure, set_size};
-pub(crate) use open::{failed, file_type};
+pub(crate) use open::{failed, file_type, identity};
+pub(crate) use target::CopyTarget;
 
+pub use copy::FileContent;
 pub use open::{FileOptions, create_sparse};
+pub use thin::Reserve;
 
 /// A disk in a regular file or on a block device.
 ///
@@ -56,6 +63,9 @@ pub use open::{FileOptions, create_sparse};
 ///   once, and a flush that then succeeded would hide the loss.
 /// - Write Zeroes and Discard use fallocate(2), and write zeros if the file system lacks it.
 /// - A file that shrinks under the disk gives errors, never stale bytes.
+/// - A file that keeps a reserve ([`FileOptions::reserve`]) is not written where it has a hole
+///   while less is free. Write Zeroes and Discard make holes in it, or fail with
+///   [`DiskError::Unsupported`] if the file system has none.
 /// - Past `RLIMIT_FSIZE` the kernel sends `SIGXFSZ`, which kills a process that does not ignore it.
 /// - Dropping the disk waits for requests in the kernel, since they use the spans' memory.
 pub struct FileDisk {
@@ -95,9 +105,19 @@ impl FileDisk {
     /// long as nobody has written to it, and for the same device.
     ///
     /// # Errors
-    /// Those of fstat(2).
+    /// The errors of fstat(2).
     pub fn identity(&self) -> std::io::Result<BaseIdentity> {
-        Ok(open::identity(&self.common.fd)?)
+        Ok(identity(&self.common.fd)?)
+    }
+
+    /// Returns the open file, which is locked as long as anybody holds it.
+    pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.common.fd)
+    }
+
+    /// Returns the content of a regular file, which has this path, for copies; `None` for a device.
+    pub(crate) fn content(&self, path: &Path) -> Option<FileContent> {
+        FileContent::of(&self.common, path)
     }
 
     /// Returns whether data bypasses the host's page cache.
@@ -124,15 +144,28 @@ impl FileDisk {
         let share = self.common.users.share();
         while share.has_room(&self.engine, &self.waiting) && self.engine.has_place() {
             let Some(request) = self.waiting.pop_front() else { return };
-            match self.immediate(&request) {
-                Some(result) => completions.push(complete(request, result)),
-                None => {
+            if let Some(result) = self.immediate(&request) {
+                completions.push(complete(request, result));
+                continue;
+            }
+            match self.begin(&request) {
+                Err(error) => completions.push(complete(request, Err(error))),
+                Ok(begun) => {
                     let number = self.number(&request);
                     let job = FileJob::new(request, number, &self.geometry, &self.engine.target);
-                    self.engine.start(job, completions);
+                    self.engine.start(job.in_thin(begun), completions);
                 }
             }
         }
+    }
+
+    /// Begins an admitted request on a file that keeps a reserve.
+    fn begin(&self, request: &Request) -> Result<Option<Begun>, DiskError> {
+        let Some(thin) = &self.common.thin else { return Ok(None) };
+        let block = u64::from(self.geometry.block_size);
+        let start = request.lba.saturating_mul(block);
+        let bytes = start..start.saturating_add(u64::from(request.blocks) * block);
+        thin.begin(&self.common.fd, request.operation, bytes)
     }
 
     /// Returns the ring's number for the registered memory of the request, or `None` if the memory

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
+use slipway_space::Space;
 
 use super::job::Alignment;
+use super::thin::Reserve;
 use crate::check::is_block_size;
 use crate::{BaseIdentity, Geometry, OpenError};
 
@@ -29,12 +31,22 @@ pub struct FileOptions {
     /// A descriptor that the kernel holds until every request of this disk has ended, even if the
     /// process is killed: a process that waits for a lock on it learns when they have.
     pub witness: Option<Arc<OwnedFd>>,
+    /// The part of the file system that this file leaves to others as it grows. `None`: it takes
+    /// what it can get. Ignored for devices and for files that are only read.
+    pub reserve: Option<Reserve>,
 }
 
 impl Default for FileOptions {
-    /// Writable, 512-byte blocks, direct where possible, nothing pinned.
+    /// Writable, 512-byte blocks, direct where possible, nothing pinned, no reserve.
     fn default() -> Self {
-        Self { read_only: false, block_size: 512, direct: true, pin: false, witness: None }
+        Self {
+            read_only: false,
+            block_size: 512,
+            direct: true,
+            pin: false,
+            witness: None,
+            reserve: None,
+        }
     }
 }
 
@@ -46,8 +58,11 @@ pub(super) struct Opened {
 }
 
 /// Returns a closure that makes an [`OpenError::File`] of a failed system call.
-pub(crate) fn failed(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
-    move |errno| OpenError::File { path: path.to_owned(), action, source: errno.into() }
+pub(crate) fn failed<E: Into<std::io::Error>>(
+    path: &Path,
+    action: &'static str,
+) -> impl FnOnce(E) -> OpenError {
+    move |error| OpenError::File { path: path.to_owned(), action, source: error.into() }
 }
 
 pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, OpenError> {
@@ -126,7 +141,7 @@ pub(crate) fn file_type(fd: &OwnedFd, path: &Path) -> Result<FileType, OpenError
 
 /// See [`FileDisk::identity`](crate::FileDisk::identity). A device node's own timestamps change for
 /// other reasons, so only the device number counts.
-pub(super) fn identity(fd: &OwnedFd) -> Result<BaseIdentity, Errno> {
+pub(crate) fn identity(fd: &OwnedFd) -> Result<BaseIdentity, Errno> {
     let stat = rustix::fs::fstat(fd)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => Ok([stat.st_rdev, u64::MAX, 0, 0]),
@@ -182,12 +197,8 @@ pub fn create_sparse(path: &Path, bytes: u64) -> Result<(), OpenError> {
 
 /// Returns the capacity in bytes of the empty file system of `directory`, or `u64::MAX` if the file
 /// system does not report it.
-pub(super) fn capacity(directory: &Path) -> Result<u64, Errno> {
-    let stat = rustix::fs::statvfs(directory)?;
-    match stat.f_blocks.saturating_mul(stat.f_frsize) {
-        0 => Ok(u64::MAX),
-        bytes => Ok(bytes),
-    }
+pub(super) fn capacity(directory: &Path) -> std::io::Result<u64> {
+    Ok(Space::at(directory)?.size)
 }
 
 #[cfg(test)]

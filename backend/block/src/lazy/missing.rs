@@ -25,8 +25,13 @@ const MOST_UNANSWERED: usize = MOST_WANTED / 2;
 const MOST_HEARD: usize = 64;
 /// Time from a connection's end, or a failed attempt, to the next attempt.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Longest time that a read waits for its blocks. A guest's driver waits longer for a command, and
-/// sends a command that failed once more.
+/// Longest pause after the fetcher has refused the image, which each refusal doubles. A read waits
+/// for longer.
+const MOST_PAUSE: Duration = Duration::from_secs(10);
+/// Longest time that a read waits for its blocks. Must stay below the guest's time for an NVMe
+/// command, after which its driver resets the controller: 30 s by Linux's default
+/// (`nvme_core.io_timeout`). The fetcher repeats a failed request for some 4 s before it says that
+/// it cannot. A driver sends a failed command a few times more.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A read that waits for blocks.
@@ -55,6 +60,8 @@ pub(super) struct Missing {
     link: Link,
     /// The earliest time of the next attempt to connect.
     again: Duration,
+    /// The fetcher's refusals since it had the image.
+    refusals: u32,
     alarm: Alarm,
 }
 
@@ -67,7 +74,7 @@ impl Missing {
         let alarm = Alarm::new(clock).map_err(|errno| OpenError::Wake(errno.into()))?;
         let there = Blocks::new(bytes.div_ceil(BLOCK));
         let (waiting, wanted, again) = (Vec::new(), Vec::new(), Duration::ZERO);
-        Ok(Self { there, bytes, waiting, wanted, link, again, alarm })
+        Ok(Self { there, bytes, waiting, wanted, link, again, refusals: 0, alarm })
     }
 
     /// Returns the timer's descriptor, to be watched beside the connection.
@@ -136,11 +143,18 @@ impl Missing {
     /// Ends the connection. Each read asks anew for what it lacks.
     pub fn lose(&mut self, wake: &OwnedFd) {
         self.link.lose(wake);
-        self.again = self.alarm.now() + AGAIN;
+        self.again = self.alarm.now() + self.pause();
         self.wanted.clear();
         for read in &mut self.waiting {
             read.asked = read.missing;
         }
+    }
+
+    /// Returns the pause after a connection. A fetcher that refuses an image usually does so until
+    /// somebody has pulled it again, and each attempt has it look for the image.
+    fn pause(&self) -> Duration {
+        let doublings = self.refusals.saturating_sub(1).min(7);
+        (AGAIN * 2_u32.pow(doublings)).min(MOST_PAUSE)
     }
 
     /// Ends the read `tag` if it waits. Returns whether it did. Blocks that it wanted come even so.
@@ -181,7 +195,14 @@ impl Missing {
         let within = |extent: Extent| extent.end() <= bytes;
         match (Answer::decode(message), self.link.is_open()) {
             (Some(Answer::Whole), _) => self.there.fill(),
-            (Some(Answer::Open), false) => self.link.open(),
+            (Some(Answer::Open), false) => {
+                self.refusals = 0;
+                self.link.open();
+            }
+            (Some(Answer::Refused(_)), _) => {
+                self.refusals = self.refusals.saturating_add(1);
+                return false;
+            }
             (Some(Answer::Have(extent)), true) if within(extent) => {
                 let blocks = self.whole_blocks(extent);
                 self.there.mark(blocks);

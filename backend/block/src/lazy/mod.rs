@@ -44,7 +44,8 @@ const MOST_BYTES: u64 = 1 << 40;
 /// - A read waits until its blocks are there, for 20 s at most; then it fails with ETIMEDOUT.
 /// - A read fails with EIO if the fetcher cannot get blocks that it lacks. Submitted again, it asks
 ///   again.
-/// - While reads wait and there is no connection to the fetcher, one is tried every 100 ms.
+/// - While reads wait and there is no connection to the fetcher, one is tried every 100 ms; after
+///   the fetcher has refused the image again, with pauses that double up to 10 s.
 pub struct LazyDisk<D = FileDisk> {
     inner: D,
     /// Readable if the inner disk's descriptor, the connection or the timer is.
@@ -229,8 +230,13 @@ impl ImageFile {
     ) -> Result<Self, OpenError> {
         let block_size = options.block_size;
         let witness = options.witness.clone();
-        let options =
-            FileOptions { read_only: true, block_size, direct: false, pin: false, witness };
+        let options = FileOptions {
+            read_only: true,
+            block_size,
+            direct: false,
+            witness,
+            ..FileOptions::default()
+        };
         let common = Common::open(path, &options)?;
         let bytes = measure(&common.fd, path)?;
         if bytes != common.geometry().bytes() {

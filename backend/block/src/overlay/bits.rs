@@ -1,7 +1,7 @@
 //! A bitmap of any size that takes memory only where bits are set.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::SeekFrom;
@@ -93,9 +93,19 @@ impl Bits {
     pub fn of(
         len: u64,
         record: Lasting,
-        (file, start): (&OwnedFd, u64),
+        place: (&OwnedFd, u64),
     ) -> std::io::Result<Option<(Self, u64)>> {
-        let mut bits = Self { record: Some(record), ..Self::new(len)? };
+        let read = Self::read(len, place)?;
+        Ok(read.map(|(bits, ones)| (Self { record: Some(record), ..bits }, ones)))
+    }
+
+    /// Reads the bits of a record, as [`Bits::of`], into a bitmap without a record. The bitmap that
+    /// stores its changes there may be in use.
+    ///
+    /// # Errors
+    /// Those of [`Bits::of`].
+    pub fn read(len: u64, (file, start): (&OwnedFd, u64)) -> std::io::Result<Option<(Self, u64)>> {
+        let mut bits = Self::new(len)?;
         let words = bits.own.words_mut();
         let end = start + (words.len() * 8) as u64;
         let (mut at, mut ones) = (start, 0);
@@ -201,7 +211,7 @@ fn parts(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 /// Returns the first offset from `at` on that holds data, or `None` if there is none.
-fn next_data(file: &OwnedFd, at: u64) -> std::io::Result<Option<u64>> {
+fn next_data(file: impl AsFd, at: u64) -> std::io::Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => Ok(Some(data)),
         Err(Errno::NXIO) => Ok(None),

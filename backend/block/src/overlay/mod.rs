@@ -5,9 +5,10 @@
 //! that concerns both base and layer is cut into requests to the base and copies from the layer
 //! (`read`).
 //! Written data lies in this process's memory, or in a file from which a successor goes on
-//! (`store`).
+//! (`store`), and of which any thread can copy it (`copy`).
 
 mod bits;
+mod copy;
 mod layer;
 mod points;
 mod read;
@@ -20,12 +21,15 @@ use slipway_ram::Span;
 
 use crate::budget::Budget;
 use crate::check::{admit, complete};
-use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Spent};
+use crate::{
+    BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Spent,
+};
 use layer::Layer;
 use read::{Read, Room};
 use store::Store;
 
-pub use store::{BaseIdentity, overlay_file};
+pub use copy::OverlayContent;
+pub use store::overlay_file;
 
 #[cfg(test)]
 pub(crate) use points::testing;
@@ -71,7 +75,8 @@ impl<D: Disk> OverlayDisk<D> {
 
     /// Opens an overlay whose content lies in `file`, which [`overlay_file`] made in this process
     /// or in a predecessor of it. The overlay has the content that the predecessor left, wherever
-    /// it was killed. `identity` is the base's. Nobody else may use the file.
+    /// it was killed. `identity` is the base's. Nobody else may use the file, except for a copy
+    /// ([`OverlayContent`]).
     ///
     /// # Errors
     /// [`OpenError::Kept`] if the file was not made by [`overlay_file`], is of another version, or

@@ -25,10 +25,7 @@ use slipway_ram::Lasting;
 
 use super::bits::{Bits, Touched, bytes_of};
 use crate::memory::{Anonymous, FIXED, memory_file, page_size, sealed_len};
-use crate::{Geometry, OpenError};
-
-/// The identity of a base: equal for the same unchanged base, otherwise without meaning.
-pub type BaseIdentity = [u64; 4];
+use crate::{BaseIdentity, Geometry, OpenError};
 
 /// The first word of the head: "SLIPOVER".
 const MAGIC: u64 = u64::from_be_bytes(*b"SLIPOVER");
@@ -166,6 +163,33 @@ impl Store {
     /// Returns the number of pages of memory that are held beside the data. It only grows.
     pub fn map_pages(&self) -> u64 {
         self.blocks.held_pages() + self.pages.held_pages() + self.head_pages
+    }
+}
+
+/// The maps of a layer in a file, read by system calls: the layer itself may be in use.
+pub(super) struct Maps {
+    /// See [`Store::blocks`].
+    pub blocks: Bits,
+    /// See [`Store::pages`].
+    pub pages: Bits,
+    /// The offset in the file of the layer's first byte.
+    pub data: u64,
+}
+
+impl Maps {
+    /// Reads the maps of the layer in `file`, which is of a disk of this shape.
+    ///
+    /// # Errors
+    /// The errors of reading the file; `InvalidData` if a map goes beyond the disk.
+    pub fn read(geometry: &Geometry, file: &OwnedFd) -> io::Result<Self> {
+        let layout = Layout::of(geometry)?;
+        let map = |len, start| -> io::Result<Bits> {
+            let read = Bits::read(len, (file, start))?;
+            read.map(|(bits, _)| bits).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        };
+        let blocks = map(geometry.blocks, layout.blocks)?;
+        let pages = map(geometry.bytes().div_ceil(page_size() as u64), layout.pages)?;
+        Ok(Self { blocks, pages, data: layout.data })
     }
 }
 

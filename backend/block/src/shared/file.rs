@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Medium;
 use crate::file::{Common, cut, measure, set_size};
 use crate::ram::whole_blocks;
-use crate::{Disk, FileDisk, FileOptions, Geometry, OpenError};
+use crate::{Disk, FileContent, FileDisk, FileOptions, Geometry, OpenError};
 
 pub(super) struct FileMedium {
     path: PathBuf,
@@ -31,6 +31,10 @@ impl Medium for FileMedium {
 
     fn open(self: Arc<Self>, read_only: bool) -> Result<Box<dyn Disk>, OpenError> {
         Ok(Box::new(FileDisk::over(Arc::clone(&self.common), read_only)?))
+    }
+
+    fn content(&self) -> Option<FileContent> {
+        FileContent::of(&self.common, &self.path)
     }
 
     fn resize(&self, bytes: Option<u64>) -> Result<(), OpenError> {

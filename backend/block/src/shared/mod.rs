@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::choice::is_namespace;
 use crate::ram::whole_blocks;
-use crate::{Disk, FileOptions, Geometry, OpenError};
+use crate::{Disk, FileContent, FileOptions, Geometry, OpenError};
 
 use file::FileMedium;
 use lazy::LazyMedium;
@@ -45,6 +45,11 @@ trait Medium: Send + Sync {
 
     /// See [`SharedDisk::memory`].
     fn memory(&self) -> Option<&OwnedFd> {
+        None
+    }
+
+    /// See [`SharedDisk::content`].
+    fn content(&self) -> Option<FileContent> {
         None
     }
 }
@@ -104,6 +109,11 @@ impl SharedDisk {
     /// this process as long as a process holds the memfd.
     pub fn memory(&self) -> Option<&OwnedFd> {
         self.0.memory()
+    }
+
+    /// Returns the content of a regular file, for copies, or `None` for another medium.
+    pub fn content(&self) -> Option<FileContent> {
+        self.0.content()
     }
 
     /// Returns the shape that a disk opened now would have.

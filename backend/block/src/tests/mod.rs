@@ -6,11 +6,13 @@ mod lazy;
 mod memory;
 mod overlay;
 mod overlay_budget;
+mod overlay_copy;
 mod overlay_kept;
 mod overlay_reads;
 mod passthrough;
 mod pinned;
 mod shared;
+mod thin;
 
 use slipway_ram::Span;
 

@@ -136,7 +136,6 @@ impl PacketPort {
             address_len: 0,
             address: [0; 8],
         };
-        set(&socket, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership)?;
         // SAFETY: all zeros is a valid address.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
@@ -145,6 +144,8 @@ impl PacketPort {
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: an address of this length.
         check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+        // Last: an interface that is seen to receive for this port has a port that takes it.
+        set(&socket, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership)?;
         Ok(Self {
             socket,
             memory: Span::heap(BATCH * ROOM),

@@ -3,7 +3,13 @@
 //! A new page has its number in `slipway_nvme_spec::log::LogId`, its arm in `Home::fill_log`, in
 //! `event_type` the event that reading it unmasks, if any, and its bits of LPA in `identify`. State
 //! that the page alone has is also a field in `persist::state`, so that a successor of the
-//! controller reports it, and the version there counts up.
+//! controller reports it:
+//! - With a new version there, the next daemon refuses to start while the keeper has endpoints of
+//!   the last one (`JOURNAL_VERSION`): their sandboxes must end first.
+//! - A field that may be missing has `#[serde(default)]` and leaves the version, as in `features`.
+//!   An older build then refuses the state, whose field it does not know.
+//!
+//! A saved counter is as of the last snapshot: `kill -9` loses what was counted since.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;

@@ -27,15 +27,24 @@ struct Subject {
 
 impl IoEngine {
     /// Lets every disk work, within the rest of the turn's bytes for disks that copy, and ends
-    /// requests. Returns whether a request has ended, or more work waits.
+    /// requests. If the bytes run out, the next turn begins with the namespace after the last one
+    /// that had some. Returns whether a request has ended, or more work waits.
     pub fn drive_disks(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         let mut left = std::mem::take(&mut self.bytes_left);
-        for namespace in self.namespaces.driven() {
+        let mut last = None;
+        for (place, namespace) in self.namespaces.driven().enumerate() {
+            let before = left;
             match &mut self.tracer {
                 None => namespace.drive(&mut left, &mut completions),
                 Some(tracer) => tracer.drive(namespace, &mut left, &mut completions),
             }
+            if left == 0 && before > 0 {
+                last = Some(place);
+            }
+        }
+        if let Some(place) = last {
+            self.namespaces.begin_after(place);
         }
         self.behind = left == 0 && self.namespaces.driven().any(|one| one.has_waiting());
         let busy = self.behind || !completions.is_empty();

@@ -55,7 +55,9 @@ use crate::queue_state::{CompletionState, DoorbellState, QueueStates, Submission
 
 /// The mark of an NVMe controller's state.
 const KIND: &str = "slipway-nvme";
-/// Version of the format. A state of another version is refused.
+/// Version of the format. A state of another version is refused. Part of
+/// [`JOURNAL_VERSION`](crate::JOURNAL_VERSION). A new field needs a new version or
+/// `#[serde(default)]`; the head of `admin::logs` says what each costs.
 pub(crate) const VERSION: u32 = 4;
 /// Longest state that is parsed, in bytes. A full state has about half of this.
 pub(crate) const MAX_LEN: usize = 1 << 20;

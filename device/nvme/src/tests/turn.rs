@@ -11,8 +11,9 @@ use slipway_pci::{Function, Progress, TurnLength};
 use slipway_ram::Span;
 use zerocopy::IntoBytes;
 
-use super::rig::{Held, Random, Rig, Setup, ram};
+use super::rig::{Held, Random, Rig, Setup, namespace, ram};
 use crate::driver::{admin, io};
+use crate::namespace::Namespaces;
 use crate::turn::Quota;
 
 /// Returns a rig whose controller shares its thread.
@@ -136,6 +137,45 @@ fn the_admin_queue_waits_for_no_data() {
     rig.driver.identify_controller().unwrap();
     assert_eq!(rig.reap(1).len(), 0, "it ended long before");
     assert_eq!(polls(&mut rig).iter().sum::<usize>(), 1);
+}
+
+#[test]
+fn a_namespace_waits_for_no_long_command_of_another() {
+    let mut setup = Setup::new().alone();
+    setup.disks = vec![ram(8 << 20, 512), ram(1 << 20, 512)];
+    let mut rig = setup.rig();
+    rig.controller().set_turn(TurnLength::Short);
+    let verify = rig.driver.submit(1, io(NvmOpcode::Verify, 1, 0, 8192)).unwrap();
+    let buffer = rig.buffer(8192);
+    // Too large to go at once.
+    let read = rig.with_data(io(NvmOpcode::Read, 2, 0, 16), buffer, 8192);
+    let read = rig.driver.submit(1, read).unwrap();
+    let mut ended = Vec::new();
+    while rig.controller().poll().is_busy() {
+        ended.extend(rig.reap(1).iter().map(|entry| entry.id.get()));
+    }
+    assert_eq!(ended, [read, verify]);
+}
+
+#[test]
+fn turns_begin_after_the_namespace_with_which_the_last_one_ended() {
+    let three = [1, 2, 3].map(|nsid| namespace(nsid, ram(1 << 16, 512), 1));
+    let mut all = Namespaces::new(three.into());
+    let order = |all: &mut Namespaces| all.driven().map(|one| one.nsid).collect::<Vec<_>>();
+    assert_eq!(order(&mut all), [1, 2, 3]);
+    all.begin_after(0);
+    assert_eq!(order(&mut all), [2, 3, 1]);
+    all.begin_after(1);
+    assert_eq!(order(&mut all), [1, 2, 3]);
+    let two = all.detach(2).unwrap();
+    all.leave(two, Box::new(|_| {}), 0);
+    all.begin_after(1);
+    assert_eq!(order(&mut all), [2, 1, 3], "one that leaves has its turn, too");
+    all.begin_after(0);
+    assert_eq!(order(&mut all), [1, 3, 2]);
+    all.begin_after(1);
+    assert!(all.settle().is_empty());
+    assert_eq!(order(&mut all), [1, 3]);
 }
 
 #[test]

@@ -53,6 +53,26 @@ fn waiting() -> Vec<u8> {
     [&first[..], &GENERATION, &rest].concat()
 }
 
+/// The end of the addresses below the PCI window, at which a guest's memory may go on.
+const LOW: u64 = 3 << 30;
+
+/// Returns the instructions of a guest that writes a word to every `step` bytes of its memory, from
+/// 2 MiB to `bytes` or [`LOW`], then [`BYTE`], and runs on.
+fn touching(bytes: u64, step: u32) -> Vec<u8> {
+    let end = bytes.min(LOW) as u32;
+    let mut code = vec![0x66, 0xba, 0xf8, 0x03]; // mov dx, 0x3f8
+    code.extend([0xbf, 0x00, 0x00, 0x20, 0x00]); // mov edi, 0x200000
+    code.extend([0x89, 0x3f]); // next: mov [edi], edi
+    code.extend([0x81, 0xc7]); // add edi, step
+    code.extend(step.to_le_bytes());
+    code.extend([0x81, 0xff]); // cmp edi, end
+    code.extend(end.to_le_bytes());
+    code.extend([0x72, 0xf0]); // jb next
+    code.extend([0xb0, BYTE, 0xee]); // mov al, 1; out dx, al
+    code.extend([0xf3, 0x90, 0xeb, 0xfc]); // again: pause; jmp again
+    code
+}
+
 /// Bytes of an ELF header, and of a program header (*System V ABI*, ELF-64 object file format).
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
@@ -76,6 +96,12 @@ pub fn elf() -> Vec<u8> {
 /// writes [`FORK_BYTE`] and halts. It is for `slipway-vmm`.
 pub fn waiting_elf() -> Vec<u8> {
     elf_of(&waiting())
+}
+
+/// Returns the kernel file of a guest that writes a word to every `step` bytes of its memory of
+/// `bytes` bytes below the PCI window, then writes [`BYTE`], and runs on.
+pub fn touching_elf(bytes: u64, step: u32) -> Vec<u8> {
+    elf_of(&touching(bytes, step))
 }
 
 fn elf_of(code: &[u8]) -> Vec<u8> {
@@ -182,6 +208,15 @@ mod tests {
         assert_eq!((code[18], target(18)), (0x74, 14));
         assert_eq!((code[25], target(25)), (0xeb, 24));
         assert_eq!((code[14..16].to_vec(), code[24]), (vec![0xf3, 0x90], 0xf4));
+    }
+
+    #[test]
+    fn a_guest_that_touches_its_memory_jumps_where_it_should() {
+        let code = touching(8 << 30, 4096);
+        let target = |at: usize| at as i64 + 2 + i64::from(code[at + 1] as i8);
+        assert_eq!((code[9..11].to_vec(), code[23], target(23)), (vec![0x89, 0x3f], 0x72, 9));
+        assert_eq!(code[19..23], 0xc000_0000_u32.to_le_bytes());
+        assert_eq!((code[28], code[30], target(30)), (0xf3, 0xeb, 28));
     }
 
     #[test]

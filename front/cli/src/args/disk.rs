@@ -37,7 +37,8 @@ impl FromStr for DiskArg {
             "file" => {
                 let (path, pin) =
                     plain.strip_suffix(":pin").map_or((plain, false), |path| (path, true));
-                Kind::File(v1::FileDisk { path: absolute(path)?, read_only, pin, device: None })
+                let path = absolute(path)?;
+                Kind::File(v1::FileDisk { path, read_only, pin, ..Default::default() })
             }
             "overlay" => {
                 Kind::Overlay(v1::OverlayDisk { base_path: absolute(rest)?, limit_bytes: 0 })
@@ -144,7 +145,7 @@ mod tests {
         assert_eq!(kind("ram:1M"), Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
         let file = v1::FileDisk { path: "/a".into(), read_only: true, ..Default::default() };
         assert_eq!(kind("file:/a:ro"), Kind::File(file));
-        let file = v1::FileDisk { path: "/a".into(), read_only: false, pin: true, device: None };
+        let file = v1::FileDisk { path: "/a".into(), pin: true, ..Default::default() };
         assert_eq!(kind("file:/a:pin"), Kind::File(file));
         let named =
             |read_only| Kind::Named(v1::NamedDiskReference { name: "data".into(), read_only });

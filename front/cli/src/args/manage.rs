@@ -65,7 +65,8 @@ pub struct UpdateArgs {
           required_unless_present = "memory")]
     pub cpus: Option<u32>,
     /// Memory, as 512M or 2G: from what it began with to its --max-memory, in blocks of 2 MiB or
-    /// more; what its programs use cannot be taken away. Of a container of a pod: its limit
+    /// more; what its programs use cannot be taken away. Of a container of a pod: its limit, for
+    /// which the pod's memory grows, as far as there is room, and shrinks
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// As JSON

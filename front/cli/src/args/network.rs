@@ -51,9 +51,9 @@ pub struct NetworkArgs {
     /// made]
     #[arg(long, value_name = "POOL", conflicts_with_all = ["network_namespace", "nic", "queues"])]
     pub vf: Option<String>,
-    /// Make the container's TCP sockets devices: among sandboxes of its network and programs of the
-    /// host that policy lets it reach, bytes go past both kernels, by the node's socket engine
-    /// (`slipway socket engine`; SLIPWAY_SOCKET says where it is)
+    /// Make the TCP sockets of the sandbox's containers devices: among sandboxes of its network and
+    /// programs of the host that policy lets it reach, bytes go past both kernels, by the node's
+    /// socket engine (`slipway socket engine`; SLIPWAY_SOCKET says where it is)
     #[arg(long)]
     pub sockets: bool,
 }

@@ -11,8 +11,9 @@ use crate::volume::VolumeArg;
 
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Image: a reference ("debian:12"), or a digest in the cache
-    pub image: String,
+    /// Image: a reference ("debian:12"), or a digest in the cache; none with a snapshot (--from)
+    #[arg(required_unless_present = "from")]
+    pub image: Option<String>,
     /// Command and arguments instead of the image's
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<String>,
@@ -33,8 +34,9 @@ pub struct RunArgs {
     pub machine: MachineArgs,
     /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
     /// the same memory, CPUs, kernel and kind of network. "auto": with one that the node makes
-    /// after the first start
-    #[arg(long, value_name = "TEMPLATE", conflicts_with = "pod")]
+    /// after the first start. Or go on with a snapshot (`slipway snapshot`, without an image): the
+    /// container runs on from where it was saved, with the snapshot's machine, settings and volumes
+    #[arg(long, value_name = "TEMPLATE|SNAPSHOT", conflicts_with = "pod")]
     pub from: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -118,7 +120,7 @@ pub struct MachineArgs {
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
     /// The most memory that `slipway update --memory` can give it, rounded up to whole 128M beside
-    /// --memory; on slipway-vmm only [default: --memory]
+    /// --memory; on slipway-vmm only [default: --memory; of a pod on slipway-vmm: twice that]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub max_memory: Option<u64>,
     /// The most memory of the host that what containers write to their roots may take, all

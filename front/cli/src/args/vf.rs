@@ -125,7 +125,8 @@ pub struct VfNumberArgs {
 
 #[derive(Debug, Args)]
 pub struct DevicePluginArgs {
-    /// Names of pools [default: all pools of disks, those that are made later too]
+    /// Names of pools, and "sockets" for the socket functions of the settings' pod_sockets
+    /// [default: all, those that are made later too]
     pub pools: Vec<String>,
     /// Kubelet's directory for device plugins
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins",

@@ -191,7 +191,11 @@ fn endpoint(
         socket_path: std::path::absolute(socket)?.to_string_lossy().into_owned(),
         owner: None,
         nvme: Some(v1::NvmeController {
-            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk.clone()) }],
+            namespaces: vec![v1::Namespace {
+                nsid: 1,
+                disk: Some(disk.clone()),
+                ..Default::default()
+            }],
             doorbells: doorbells.into(),
             ..Default::default()
         }),

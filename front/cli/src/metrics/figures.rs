@@ -146,6 +146,12 @@ impl Figures {
         let help = "Writes to an endpoint's overlays that failed for want of memory";
         let refused = of_endpoints(|one| one.refused_writes);
         counters(to, ("endpoint_overlays_refused_writes", help), refused)?;
+        let help = "Writes to disks in files that failed to leave space of their file system free";
+        let refused = self.endpoints.iter().map(|one| {
+            let all = one.namespaces.iter().map(|namespace| namespace.refused_writes);
+            ([("endpoint", one.id.as_str())], all.sum::<u64>())
+        });
+        counters(to, ("endpoint_disks_refused_writes", help), refused)?;
         let all = |value: u64| [([], value)];
         let plane_v1::OverlayMemory { held_bytes, limit_bytes, refused_writes } = self.overlays;
         gauges(to, ("overlays", "Memory that all overlays hold", bytes), all(held_bytes))?;
@@ -293,6 +299,9 @@ mod tests {
         let overlays = plane_v1::OverlayMemory { held_bytes: 3, limit_bytes: 4, refused_writes: 5 };
         let endpoint =
             plane_v1::Endpoint { id: "e".into(), overlays: Some(overlays), ..Default::default() };
+        let disk =
+            |refused_writes| plane_v1::NamespaceStatus { refused_writes, ..Default::default() };
+        let endpoint = plane_v1::Endpoint { namespaces: vec![disk(4), disk(3)], ..endpoint };
         let switch = plane_v1::Switch { name: "net".into(), ports: vec![port] };
         Figures {
             status: v1::StatusReply { version: "1.2".into(), ..Default::default() },
@@ -321,6 +330,7 @@ mod tests {
             "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
             "slipway_endpoint_overlays_bytes{endpoint=\"e\"} 3",
             "slipway_endpoint_overlays_refused_writes_total{endpoint=\"e\"} 5",
+            "slipway_endpoint_disks_refused_writes_total{endpoint=\"e\"} 7",
             "slipway_overlays_bytes 3",
             "slipway_overlays_limit_bytes 4",
             "slipway_overlays_refused_writes_total 6",

@@ -86,7 +86,7 @@ fn request(socket: &Path) -> v1::CreateEndpointRequest {
         id: ID.to_owned(),
         socket_path: socket.to_string_lossy().into_owned(),
         nvme: Some(v1::NvmeController {
-            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk) }],
+            namespaces: vec![v1::Namespace { nsid: 1, disk: Some(disk), ..Default::default() }],
             doorbells: DoorbellMode::Mapped.into(),
             ..Default::default()
         }),

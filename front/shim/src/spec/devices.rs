@@ -9,6 +9,10 @@ use slipway_sandbox_api::v1::{self, volume_spec::Source};
 use super::oci::{Device, DeviceRule, Linux};
 
 const BLOCK: &str = "b";
+/// The directory with the block devices that the host's kernel knows, by their numbers.
+const DEVICES: &str = "/sys/dev/block";
+/// The directory with their device nodes.
+const NODES: &str = "/dev";
 
 /// Returns the volumes that stand for the devices of a container.
 ///
@@ -35,8 +39,10 @@ pub fn volumes(linux: &Linux, privileged: bool) -> Result<Vec<v1::VolumeSpec>, S
 }
 
 fn volume(linux: &Linux, device: &Device, number: usize) -> Result<v1::VolumeSpec, String> {
-    let host = on_host(device.major, device.minor)
-        .map_err(|why| format!("the host's device for {}: {why}", device.path))?;
+    let (devices, nodes) = (Path::new(DEVICES), Path::new(NODES));
+    let host = on_host(devices, nodes, (device.major, device.minor)).map_err(|why| {
+        format!("the host's device for {}: {why}: attach it, or leave it out", device.path)
+    })?;
     Ok(v1::VolumeSpec {
         // With a dot, which no pool's name has: functions are called POOL-N.
         name: format!("device.{number}"),
@@ -64,14 +70,15 @@ fn concerns(rule: &DeviceRule, device: &Device) -> bool {
     kind && is(rule.major, device.major) && is(rule.minor, device.minor)
 }
 
-/// Finds a block device of the host by its numbers.
-fn on_host(major: i64, minor: i64) -> Result<PathBuf, String> {
+/// Finds the node of a block device of the host by its numbers, major and minor.
+fn on_host(devices: &Path, nodes: &Path, (major, minor): (i64, i64)) -> Result<PathBuf, String> {
     let none = |why: String| format!("no block device {major}:{minor} ({why})");
-    let known = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent"));
+    let known = std::fs::read_to_string(devices.join(format!("{major}:{minor}/uevent")));
     let known = known.map_err(|error| none(error.to_string()))?;
     let name = known.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-    let path = Path::new("/dev").join(name.ok_or_else(|| none("it has no name".to_owned()))?);
-    let found = std::fs::metadata(&path).map_err(|error| none(error.to_string()))?;
+    let path = nodes.join(name.ok_or_else(|| none("it has no name".to_owned()))?);
+    let found = std::fs::metadata(&path);
+    let found = found.map_err(|error| none(format!("{}: {error}", path.display())))?;
     let number =
         rustix::fs::makedev(u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
     match found.file_type().is_block_device() && found.rdev() == number {
@@ -100,6 +107,43 @@ mod tests {
         assert_eq!(volumes(&both, true), Ok(Vec::new()));
         let missing = volumes(&linux(json!([disk]), json!([])), true).unwrap_err();
         assert!(missing.starts_with("the host's device for /dev/xvda: no block device 4095:1"));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_named_in_one_line() {
+        for (major, minor) in [(4095, 1), (0, 0), (-1, 0), (8, -1), (i64::MAX, i64::MIN)] {
+            let all = json!([{"allow": true, "access": "rwm"}]);
+            let disk = json!([{"path": "/dev/xvdb", "type": "b", "major": major,
+                               "minor": minor}]);
+            let error = volumes(&linux(disk, all), false).unwrap_err();
+            let wanted =
+                format!("the host's device for /dev/xvdb: no block device {major}:{minor} (");
+            assert!(error.starts_with(&wanted), "{error}");
+            assert!(error.ends_with("): attach it, or leave it out"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_its_node_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let (devices, nodes) = (dir.path().join("block"), dir.path().join("dev"));
+        std::fs::create_dir_all(devices.join("8:16")).unwrap();
+        std::fs::create_dir(&nodes).unwrap();
+        let event = |text: &str| std::fs::write(devices.join("8:16/uevent"), text).unwrap();
+        let refusal = || on_host(&devices, &nodes, (8, 16)).unwrap_err();
+        event("MAJOR=8\nMINOR=16\n");
+        assert_eq!(refusal(), "no block device 8:16 (it has no name)");
+        event("MAJOR=8\nMINOR=16\nDEVNAME=sdb\nDEVTYPE=disk\n");
+        let node = nodes.join("sdb");
+        assert!(refusal().starts_with(&format!("no block device 8:16 ({}: ", node.display())));
+        // Neither a file nor another device stands for it.
+        std::fs::write(&node, "").unwrap();
+        let another = format!("no block device 8:16 ({} is another one)", node.display());
+        assert_eq!(refusal(), another);
+        std::fs::remove_file(&node).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &node).unwrap();
+        assert_eq!(refusal(), another);
     }
 
     #[test]

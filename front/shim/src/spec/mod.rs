@@ -3,14 +3,24 @@
 //! Kernel file systems and namespaces need no translation: a microVM has its own. A wish that
 //! cannot be honoured, and that decides what a container can see or reach, is an error: one line
 //! with the next step. `docs/containerd.md` lists both, and what is ignored.
+//!
+//! A new annotation has its name here, in `sizes` if it stands for an amount, or in a module of its
+//! own. [`run_spec`] reads it for a container with a sandbox of its own, [`pod_spec`] for a pod,
+//! and [`restored_spec`] if a container that begins with a checkpoint may have another value than
+//! the saved one. It has a row in `docs/containerd.md`.
 
+mod confinement;
+mod control_group;
 mod devices;
 mod mounts;
 mod namespaces;
 mod oci;
 mod pod;
+mod restored;
+mod sandbox;
 mod security;
 mod sizes;
+mod sockets;
 mod template;
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,12 +28,17 @@ use std::path::{Component, Path, PathBuf};
 
 use slipway_sandbox_api::v1;
 
-pub use self::mounts::{Container, OPTIONS as MOUNT_OPTIONS, read as read_copy, refused};
+pub use self::mounts::{
+    Container, OPTIONS as MOUNT_OPTIONS, asks_for_sockets, plain_parts, read as read_copy, refused,
+};
 pub use self::namespaces::PodNamespaces;
 pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
+pub use self::restored::{check_restored, restored_spec};
+pub use self::sandbox::{MOST_RESOLVER, pod_of_sandbox};
 use self::sizes::{CPUS, LAYERS, MAX_CPUS, MAX_MEMORY};
+pub use self::sockets::{add_sockets, wants_sockets};
 pub use self::template::{AUTO, TEMPLATE, begin_with};
 use crate::ttrpc::Failure;
 
@@ -33,11 +48,14 @@ const NETWORK: &str = "dev.slipway.network";
 const LABEL_NAMESPACE: &str = "dev.slipway.containerd.namespace";
 /// The label with the container's id.
 const LABEL_ID: &str = "dev.slipway.containerd.id";
+/// The annotations with the name of a pod and of its namespace.
+const POD_NAME: &str = "io.kubernetes.cri.sandbox-name";
+const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
 /// Annotations of containerd's with Kubernetes' names of a pod or a container, and the labels for
 /// them.
 const KUBERNETES: [(&str, &str); 3] = [
-    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
-    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+    (POD_NAMESPACE, "io.kubernetes.pod.namespace"),
+    (POD_NAME, "io.kubernetes.pod.name"),
     ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
 ];
 
@@ -125,6 +143,7 @@ pub fn exec_spec(json: &[u8]) -> Result<v1::ExecSpec, String> {
     let process: Process =
         serde_json::from_slice(json).map_err(|error| format!("the process: {error}"))?;
     command(&process.args)?;
+    confinement::check_process(&process)?;
     let size = process.console_size.as_ref();
     Ok(v1::ExecSpec {
         command: process.args.clone(),
@@ -154,11 +173,23 @@ pub struct Update {
 /// # Errors
 /// It asks for something else.
 pub fn update(json: &[u8]) -> Result<Update, Failure> {
+    update_by(json, sizes::memory_of_limit)
+}
+
+/// Translates an update of a pod as a whole, whose limits are the sums of its containers'.
+///
+/// # Errors
+/// It asks for something else.
+pub fn pod_update(json: &[u8]) -> Result<Update, Failure> {
+    update_by(json, pod::memory_of_limit)
+}
+
+fn update_by(json: &[u8], memory_of: fn(&Resources) -> u64) -> Result<Update, Failure> {
     let resources: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
     let update = Update {
         cpus: sizes::cpus_of_limit(&resources),
-        memory_bytes: sizes::memory_of_limit(&resources),
+        memory_bytes: memory_of(&resources),
         placement: sizes::placement(&resources),
     };
     if update == Update::default() {
@@ -186,24 +217,10 @@ fn limit(limit: &oci::Rlimit) -> v1::Limit {
 }
 
 fn check_rest(oci: &Oci) -> Result<(), String> {
-    check_control_group(&oci.linux.cgroups_path)?;
+    control_group::check(&oci.linux.cgroups_path)?;
+    sizes::check_huge_pages(&oci.linux.resources)?;
+    confinement::check(oci)?;
     check_hooks(oci)
-}
-
-/// Refuses a control group that no container can have. VMMs are in groups of Slipway's, but a group
-/// that is wrong is a mistake of whoever asks for the container.
-fn check_control_group(path: &str) -> Result<(), String> {
-    let is_unit = || match path.split(':').collect::<Vec<_>>()[..] {
-        [slice, _, name] => (slice.is_empty() || slice.ends_with(".slice")) && !name.is_empty(),
-        _ => false,
-    };
-    if path.is_empty() || is_plain_path(Path::new(path)) || is_unit() {
-        return Ok(());
-    }
-    Err(format!(
-        "the control group {path:?} is wrong: it is an absolute path, as /kubepods/pod1/one, or a \
-         unit of systemd's, as kubepods-pod1.slice:cri:one"
-    ))
 }
 
 /// Returns whether a path is absolute and leads nowhere up.

@@ -3,14 +3,15 @@
 //! File systems of the kernel are the guest's own, and so is the memory that a pod shares. Files of
 //! the host are copied where a copy does: those that tell a container its name and the names of
 //! others, and Kubernetes' secrets and settings. All else of the host is shared with the guest, by
-//! a process of the sandbox's own. Some mounts stand for functions of pools: by them kubelet says
+//! a process of the sandbox's own; `emptyDir` volumes are among it here, and `empty_dirs` has them
+//! be directories of the guest. Some mounts stand for functions of pools: by them kubelet says
 //! which ones `slipway device-plugin` has given to a container, since mounts reach this program
 //! through every containerd without a setting. [`plan`] decides.
 
 use std::path::{Component, Path};
 
 use slipway_sandbox_api::copies::Copies;
-use slipway_sandbox_api::functions::MOUNTS as FUNCTIONS;
+use slipway_sandbox_api::functions::{MOUNTS as FUNCTIONS, SOCKETS};
 use slipway_sandbox_api::v1;
 
 use super::oci::Mount;
@@ -95,7 +96,9 @@ pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a
         let is_hidden = || shared.iter().any(|share| place.starts_with(share));
         match origin {
             Origin::Guest => {}
-            Origin::Function => plan.functions.extend(function(mount)),
+            Origin::Function => {
+                plan.functions.extend(function(mount).filter(|one| one.pool != SOCKETS));
+            }
             Origin::Copy if !is_hidden() => plan.copies.push(mount),
             Origin::Copy | Origin::Share => {
                 // A later mount takes the place of an earlier one.
@@ -114,6 +117,13 @@ fn function(mount: &Mount) -> Option<v1::PoolFunction> {
     // Functions have one name each.
     let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number)?;
     Some(v1::PoolFunction { pool: pool.to_owned(), number, name: String::new() })
+}
+
+/// Returns whether a container of a pod asks for the pod's socket function, by a mount that
+/// [`plan`] has checked.
+pub fn asks_for_sockets(mounts: &[Mount]) -> bool {
+    let bound = mounts.iter().filter(|mount| is_bind(&mount.kind, &mount.options));
+    bound.filter_map(function).any(|one| one.pool == SOCKETS)
 }
 
 /// Names the devices of functions for the container, which does not choose their numbers: POOL-0,
@@ -239,7 +249,7 @@ fn last_parts(path: &str) -> Vec<&str> {
 }
 
 /// Returns the parts of an absolute path, or none if it leads upwards.
-fn plain_parts(path: &str) -> Vec<&str> {
+pub fn plain_parts(path: &str) -> Vec<&str> {
     let parts = Path::new(path).components().skip(1);
     let plain = parts.map(|part| match part {
         Component::Normal(part) => part.to_str(),
@@ -363,6 +373,10 @@ mod tests {
             let refused = plan(std::slice::from_ref(&wrong), MEMBER).unwrap_err();
             assert!(refused.contains("slipway.dev/POOL"), "{wrong:?}: {refused}");
         }
+        let sockets = [of("fast.1"), of("sockets.7")];
+        assert_eq!(plan(&sockets, MEMBER).unwrap().functions.len(), 1);
+        assert!(asks_for_sockets(&sockets) && !asks_for_sockets(&mounts));
+        assert!(plan(&[at("fast.1", "sockets.7")], MEMBER).is_err());
         let elsewhere = mount("/var/lib/x/fast.1", &format!("{FUNCTIONS}fast.1"), &["rbind"]);
         assert!(plan(&[elsewhere], MEMBER).is_err());
         let alone = plan(&[of("fast.1")], ALONE).unwrap_err();

@@ -52,6 +52,8 @@ pub struct Process {
     pub capabilities: Option<Capabilities>,
     pub rlimits: Vec<Rlimit>,
     pub no_new_privileges: bool,
+    pub apparmor_profile: String,
+    pub selinux_label: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -98,6 +100,8 @@ pub struct Linux {
     pub masked_paths: Vec<String>,
     pub readonly_paths: Vec<String>,
     pub seccomp: Option<slipway_seccomp::Profile>,
+    /// The label of SELinux that what is mounted has.
+    pub mount_label: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -127,6 +131,18 @@ pub struct Resources {
     pub cpu: Option<Cpu>,
     pub pids: Option<Pids>,
     pub devices: Vec<DeviceRule>,
+    #[serde(rename = "hugepageLimits")]
+    pub huge_pages: Vec<HugePages>,
+}
+
+/// A limit of the huge pages of one size.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct HugePages {
+    /// The size of a page, as "2MB".
+    pub page_size: String,
+    /// The limit, bytes.
+    pub limit: u64,
 }
 
 /// A rule of the device control group.

@@ -6,25 +6,30 @@ use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{NETWORK, check_control_group, check_hooks, mounts, namespaces, process_spec};
+use super::{NETWORK, check_rest, control_group, mounts, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
-const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
+pub const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
 /// The annotations with the sums of the containers' CPU quotas, their period, and their shares.
-const POD_QUOTA: &str = "io.kubernetes.cri.sandbox-cpu-quota";
-const POD_PERIOD: &str = "io.kubernetes.cri.sandbox-cpu-period";
-const POD_SHARES: &str = "io.kubernetes.cri.sandbox-cpu-shares";
+pub const POD_QUOTA: &str = "io.kubernetes.cri.sandbox-cpu-quota";
+pub const POD_PERIOD: &str = "io.kubernetes.cri.sandbox-cpu-period";
+pub const POD_SHARES: &str = "io.kubernetes.cri.sandbox-cpu-shares";
 /// The memory that a pod has beyond its containers', for the guest's kernel and agent, bytes.
 const OVERHEAD: u64 = 128 << 20;
 /// The CPU shares that stand for one CPU.
 const SHARES: u32 = 1024;
 
 /// Translates a pod's sandbox: it has no process, so only its size, network and name count. The
-/// caller adds name and labels. `node` has the defaults of the node.
+/// caller adds name and labels. `node` has the defaults of the node, and `default_group` is the
+/// control group that containerd names for a pod without a parent.
 ///
 /// # Errors
 /// One line that names what cannot be honoured, and says what to do.
-pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String> {
+pub fn pod_spec(
+    oci: &Oci,
+    node: &v1::StatusReply,
+    default_group: &str,
+) -> Result<v1::RunSpec, String> {
     let network_namespace = namespaces::of_pod(&oci.linux)?;
     let network = oci.annotations.get(NETWORK).cloned().unwrap_or_default();
     if !network.is_empty() && !network_namespace.is_empty() {
@@ -33,18 +38,29 @@ pub fn pod_spec(oci: &Oci, node: &v1::StatusReply) -> Result<v1::RunSpec, String
              {NETWORK}={network:?} too: leave out one of them"
         ));
     }
-    check_control_group(&oci.linux.cgroups_path)?;
-    check_hooks(oci)?;
+    check_rest(oci)?;
+    let control_group = match node.places_pods {
+        true => control_group::of_pod(&oci.linux.cgroups_path, default_group)?,
+        false => String::new(),
+    };
+    // kubelet's limit of a pod's group is that of its containers and 160 MiB (the RuntimeClass's
+    // overhead): 128 MiB for the guest, and 32 MiB for the VMM. A larger guest would exceed it.
+    let (memory_bytes, least_memory_bytes) = match control_group.is_empty() {
+        true => (memory(oci, node.memory_bytes)?, 0),
+        false => (memory(oci, 0)?, memory(oci, node.memory_bytes)?),
+    };
     Ok(v1::RunSpec {
         makes_pod: true,
         hostname: oci.hostname.clone(),
-        memory_bytes: memory(oci, node.memory_bytes)?,
+        memory_bytes,
+        least_memory_bytes,
         cpus: cpus(oci, node.cpus)?,
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
         network,
         network_namespace,
+        control_group,
         security: security(oci),
         ..v1::RunSpec::default()
     })
@@ -113,8 +129,14 @@ fn security(oci: &Oci) -> Option<v1::Security> {
     (!sysctls.is_empty()).then(|| v1::Security { sysctls: copied(), ..v1::Security::default() })
 }
 
-/// Returns a pod's memory, bytes: what its containers may use and [`OVERHEAD`], and at least that
-/// of any sandbox of the node. 0 stands for the latter.
+/// Returns the memory of a pod whose containers have such a limit together, bytes; 0 if there is
+/// none.
+pub(super) fn memory_of_limit(resources: &Resources) -> u64 {
+    sizes::memory_limit(resources).map_or(0, |limit| limit.saturating_add(OVERHEAD))
+}
+
+/// Returns a pod's memory, bytes: what its containers may use and [`OVERHEAD`], and at least
+/// `least`. 0 stands for that of any sandbox of the node.
 fn memory(oci: &Oci, least: u64) -> Result<u64, String> {
     if let Some(bytes) = sizes::annotated_memory(&oci.annotations, MEMORY)? {
         return Ok(bytes);

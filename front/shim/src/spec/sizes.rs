@@ -58,6 +58,20 @@ pub fn memory_limit(resources: &Resources) -> Option<u64> {
     limit.and_then(|limit| u64::try_from(limit).ok()).filter(|limit| *limit > 0)
 }
 
+/// Refuses limits of huge pages that let a container have some. kubelet names a limit of 0 for each
+/// size of pages that its node has.
+///
+/// # Errors
+/// One line that names the limit.
+pub fn check_huge_pages(resources: &Resources) -> Result<(), String> {
+    let Some(limit) = resources.huge_pages.iter().find(|one| one.limit > 0) else { return Ok(()) };
+    Err(format!(
+        "the limit of {} bytes of huge pages of {:?} cannot be given: a microVM has none of the \
+         host's; leave it out (hugepages-2Mi, hugepages-1Gi), and have a limit of memory instead",
+        limit.limit, limit.page_size
+    ))
+}
+
 fn size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -154,6 +168,24 @@ mod tests {
 
     fn cpu(value: Value) -> Resources {
         serde_json::from_value(json!({ "cpu": value })).unwrap()
+    }
+
+    #[test]
+    fn huge_pages_are_refused_and_none_of_them_are_taken() {
+        let check = |limits: Value| {
+            check_huge_pages(&serde_json::from_value(json!({"hugepageLimits": limits})).unwrap())
+        };
+        let none = |size: &str| json!({"pageSize": size, "limit": 0});
+        assert_eq!(check_huge_pages(&Resources::default()), Ok(()));
+        assert_eq!(check(json!([])), Ok(()));
+        assert_eq!(check(json!([none("2MB"), none("1GB"), {"pageSize": "64KB"}])), Ok(()));
+        for (size, limit) in [("1GB", 1 << 30), ("2MB\n", u64::MAX)] {
+            let error = check(json!([none("2MB"), {"pageSize": size, "limit": limit}]));
+            let error = error.unwrap_err();
+            let named = format!("the limit of {limit} bytes of huge pages of {size:?} cannot");
+            assert!(error.starts_with(&named) && !error.contains('\n'), "{error}");
+            assert!(error.contains("limit of memory instead"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use slipway_sandbox_api::v1::{self, run_in, run_out};
 use tokio::sync::{mpsc, watch};
@@ -23,11 +24,24 @@ pub const VMM: u32 = 4711;
 #[derive(Default)]
 pub struct Fake {
     runs: Mutex<Vec<v1::RunSpec>>,
-    calls: Mutex<Vec<String>>,
+    calls: Arc<Mutex<Vec<String>>>,
+    imports: Mutex<Vec<v1::ImportSnapshotRequest>>,
     /// Set while it does not answer when it is asked about a sandbox.
     pub is_silent: AtomicBool,
     /// Set if it is a daemon that knows functions of pools.
     pub gives_functions: AtomicBool,
+    /// Set if it is a daemon that gives containers directories of the guest.
+    pub makes_empty_dirs: AtomicBool,
+    /// Set while it has not made the snapshots that are to be removed.
+    pub makes_snapshots: AtomicBool,
+    /// Set while it is at work on snapshots that are to be removed.
+    pub removes_snapshots: AtomicBool,
+    /// Set if it copies no snapshot into a directory.
+    pub lacks_room: AtomicBool,
+    /// Set if what ends does so for want of memory.
+    pub out_of_memory: Arc<AtomicBool>,
+    /// The processes of every container; `None` if it is a daemon that lists none.
+    pids: Mutex<Option<Vec<u32>>>,
     /// The output of everything that runs, at its end.
     last_words: Mutex<Vec<u8>>,
     /// The ends of all that was started, by name; `None` while it runs.
@@ -42,7 +56,9 @@ impl Fake {
         let service = v1::sandboxes_server::SandboxesServer::from_arc(Arc::clone(&fake));
         let templates = v1::templates_server::TemplatesServer::new(Templates);
         let server = tonic::transport::Server::builder().add_service(service);
-        let server = server.add_service(templates);
+        let snapshots = Snapshots(Arc::clone(&fake));
+        let snapshots = v1::snapshots_server::SnapshotsServer::new(snapshots);
+        let server = server.add_service(templates).add_service(snapshots);
         tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
         fake
     }
@@ -55,6 +71,11 @@ impl Fake {
     /// Returns the other calls, in order.
     pub fn calls(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()
+    }
+
+    /// Returns the snapshots that were to be copied in, in order.
+    pub fn imports(&self) -> Vec<v1::ImportSnapshotRequest> {
+        self.imports.lock().unwrap().clone()
     }
 
     /// Ends `name`, and all that runs in it before.
@@ -72,6 +93,11 @@ impl Fake {
     /// Has everything that is started from here on print `words` at its end.
     pub fn prints(&self, words: &[u8]) {
         *self.last_words.lock().unwrap() = words.to_vec();
+    }
+
+    /// Has every container these processes from here on.
+    pub fn lists(&self, pids: &[u32]) {
+        *self.pids.lock().unwrap() = Some(pids.to_vec());
     }
 
     fn note(&self, call: String) {
@@ -102,6 +128,19 @@ fn out(kind: run_out::Kind) -> Result<v1::RunOut, Status> {
     Ok(v1::RunOut { kind: Some(kind) })
 }
 
+/// Notes the sizes that the terminal of `name` gets.
+async fn note_sizes(
+    mut messages: Streaming<v1::RunIn>,
+    name: String,
+    calls: Arc<Mutex<Vec<String>>>,
+) {
+    while let Some(Ok(message)) = messages.next().await {
+        if let Some(run_in::Kind::Resize(v1::Size { rows, columns })) = message.kind {
+            calls.lock().unwrap().push(format!("resize {name} {rows} {columns}"));
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl v1::sandboxes_server::Sandboxes for Fake {
     type RunStream = Output<v1::RunOut>;
@@ -112,9 +151,12 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     type SnoopGuestStream = Output<v1::GuestReport>;
 
     async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
-        let first = request.into_inner().next().await.unwrap()?;
+        let mut messages = request.into_inner();
+        let first = messages.next().await.unwrap()?;
         let Some(run_in::Kind::Run(spec)) = first.kind else { panic!("{first:?}") };
         let (name, mut ended) = self.begin(spec);
+        tokio::spawn(note_sizes(messages, name.clone(), Arc::clone(&self.calls)));
+        let out_of_memory = Arc::clone(&self.out_of_memory);
         let words = self.last_words.lock().unwrap().clone();
         let (sender, receiver) = mpsc::channel(4);
         tokio::spawn(async move {
@@ -123,7 +165,9 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             sender.send(out(run_out::Kind::Started(v1::Started::default()))).await.unwrap();
             let status = ended.wait_for(Option::is_some).await.unwrap().unwrap();
             let termination_message = "said".to_owned();
-            let exit = v1::Exit { status, termination_message, ..Default::default() };
+            let out_of_memory = out_of_memory.load(Ordering::Relaxed);
+            let exit =
+                v1::Exit { status, termination_message, out_of_memory, ..Default::default() };
             // The test may be over.
             let _ = sender.send(out(run_out::Kind::Stdout(words))).await;
             let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
@@ -165,12 +209,20 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         }))
     }
 
+    async fn pids(&self, _: Request<v1::Name>) -> Reply<v1::PidsReply> {
+        match self.pids.lock().unwrap().clone() {
+            Some(pids) => Ok(Response::new(v1::PidsReply { pids })),
+            None => Err(Status::unimplemented("pids")),
+        }
+    }
+
     async fn status(&self, _: Request<v1::Empty>) -> Reply<v1::StatusReply> {
         Ok(Response::new(v1::StatusReply {
             memory_bytes: 256 << 20,
             cpus: 1,
             version: "0.0.1".to_owned(),
             gives_functions: self.gives_functions.load(Ordering::Relaxed),
+            makes_empty_dirs: self.makes_empty_dirs.load(Ordering::Relaxed),
             ..Default::default()
         }))
     }
@@ -237,6 +289,54 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         _: Request<v1::SnoopGuestRequest>,
     ) -> Reply<Self::SnoopGuestStream> {
         Err(Status::unimplemented("snoop"))
+    }
+}
+
+/// The snapshots of the daemon, which notes the calls among the others.
+struct Snapshots(Arc<Fake>);
+
+#[tonic::async_trait]
+impl v1::snapshots_server::Snapshots for Snapshots {
+    async fn create(&self, request: Request<v1::CreateSnapshotRequest>) -> Reply<v1::Snapshot> {
+        let v1::CreateSnapshotRequest { sandbox, name } = request.into_inner();
+        self.0.note(format!("save {sandbox} {name}"));
+        Ok(Response::new(v1::Snapshot { name, sandbox, ..Default::default() }))
+    }
+
+    async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::SnapshotList> {
+        Err(Status::unimplemented("list"))
+    }
+
+    async fn remove(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        self.0.note(format!("forget {}", request.into_inner().name));
+        while self.0.removes_snapshots.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        match self.0.makes_snapshots.load(Ordering::Relaxed) {
+            true => Err(Status::failed_precondition("it is being made")),
+            false => Ok(Response::new(v1::Empty {})),
+        }
+    }
+
+    async fn export(&self, request: Request<v1::ExportSnapshotRequest>) -> Reply<v1::Empty> {
+        let v1::ExportSnapshotRequest { name, path } = request.into_inner();
+        self.0.note(format!("export {name} {path}"));
+        match self.0.lacks_room.load(Ordering::Relaxed) {
+            true => Err(Status::internal("no space left")),
+            false => Ok(Response::new(v1::Empty {})),
+        }
+    }
+
+    async fn import(&self, request: Request<v1::ImportSnapshotRequest>) -> Reply<v1::Snapshot> {
+        let request = request.into_inner();
+        self.0.imports.lock().unwrap().push(request.clone());
+        let v1::ImportSnapshotRequest { path, name, .. } = request;
+        self.0.note(format!("import {path} {name}"));
+        if !Path::new(&path).is_dir() {
+            return Err(Status::invalid_argument("there is no snapshot"));
+        }
+        let (memory_bytes, cpus) = (256 << 20, 1);
+        Ok(Response::new(v1::Snapshot { name, memory_bytes, cpus, ..Default::default() }))
     }
 }
 

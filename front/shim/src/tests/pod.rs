@@ -107,8 +107,14 @@ fn member() -> Value {
 }
 
 fn pod_of(config: Value) -> Result<v1::RunSpec, String> {
-    let node = v1::StatusReply { memory_bytes: 256 << 20, cpus: 2, ..Default::default() };
-    pod_spec(&serde_json::from_value(config).unwrap(), &node)
+    pod_on(config, true)
+}
+
+/// Translates a pod for a node whose pods have control groups of their own, or have not.
+fn pod_on(config: Value, places_pods: bool) -> Result<v1::RunSpec, String> {
+    let (memory_bytes, cpus) = (256 << 20, 2);
+    let node = v1::StatusReply { memory_bytes, cpus, places_pods, ..Default::default() };
+    pod_spec(&serde_json::from_value(config).unwrap(), &node, "/k8s.io/pod")
 }
 
 fn member_of(config: Value) -> Result<v1::RunSpec, String> {
@@ -152,6 +158,40 @@ fn a_pods_memory_is_its_containers_and_its_kernels() {
     assert_eq!(pod_of(config).unwrap().memory_bytes, (1024 + 128) << 20);
     let refused = annotated(&[(POD_MEMORY, "much")]).unwrap_err();
     assert!(refused.contains(POD_MEMORY), "{refused}");
+}
+
+#[test]
+fn a_pod_with_a_control_group_has_no_more_memory_than_its_limits() {
+    let on = |places_pods: bool, path: &str, limit: &str| {
+        let mut config = pod();
+        config["linux"]["cgroupsPath"] = json!(path);
+        config["annotations"][POD_MEMORY] = json!(limit);
+        let run = pod_on(config, places_pods).unwrap();
+        (run.control_group, run.memory_bytes >> 20)
+    };
+    let asked = |path: &str, limit: &str| on(true, path, limit);
+    assert_eq!(on(false, "/kubepods/pod1/pod", "1048576"), (String::new(), 256));
+    assert_eq!(asked("/k8s.io/pod", "1048576"), (String::new(), 256));
+    assert_eq!(asked("/kubepods/pod1/pod", "1048576"), ("/kubepods/pod1/pod".to_owned(), 129));
+    assert_eq!(asked("a.slice:cri:pod", "0"), ("/a.slice/cri-pod.scope".to_owned(), 0));
+}
+
+#[test]
+fn a_pod_that_qemu_takes_out_of_its_group_has_the_nodes_least_memory() {
+    let least = |path: &str, annotation: &str, value: &str| {
+        let mut config = pod();
+        config["linux"]["cgroupsPath"] = json!(path);
+        config["annotations"][annotation] = json!(value);
+        pod_of(config).unwrap().least_memory_bytes >> 20
+    };
+    let path = "/kubepods/pod1/pod";
+    assert_eq!(least(path, POD_MEMORY, "1048576"), 256);
+    assert_eq!(least(path, POD_MEMORY, "536870912"), 512 + 128);
+    // The annotation is the least, too. Without limits the memory is the node's, and without a
+    // group `memory_bytes` has the node's least already.
+    assert_eq!(least(path, MEMORY, "192M"), 192);
+    assert_eq!(least(path, POD_MEMORY, "0"), 0);
+    assert_eq!(least("/k8s.io/pod", POD_MEMORY, "1048576"), 0);
 }
 
 #[test]
@@ -203,6 +243,15 @@ fn an_update_names_what_changes() {
     assert_eq!((limits, placement.unwrap().cpus.as_str()), (none, "0-1"));
     assert_eq!(both(json!({"cpu": {"shares": 2}})).1, None);
     assert!(member_update(b"[").is_err());
+}
+
+#[test]
+fn an_update_of_a_pod_leaves_its_guest_the_memory_that_it_needs() {
+    let update = |json: &[u8]| crate::spec::pod_update(json).unwrap();
+    assert_eq!(update(br#"{"memory": {"limit": 335544320}}"#).memory_bytes, 448 << 20);
+    let faster = update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#);
+    assert_eq!((faster.memory_bytes, faster.cpus), (0, 2));
+    assert!(crate::spec::pod_update(b"{}").is_err());
 }
 
 #[test]

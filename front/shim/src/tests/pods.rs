@@ -1,18 +1,22 @@
 //! Tests of a pod's shim against a daemon that runs nothing: several tasks, and how they end.
 
+#[path = "running.rs"]
+mod running;
+
 use serde_json::json;
 use slipway_sandbox_api::v1::{self, run_in};
 
+use super::calls::Calls;
 use super::fake::{Fake, VMM};
 use super::*;
 use crate::io::Paths;
 
 /// A shim of the pod "pod" with its daemon, and containerd's end of its events.
-struct Shim {
-    service: Arc<Service>,
-    daemon: Arc<Fake>,
+pub(super) struct Shim {
+    pub(super) service: Arc<Service>,
+    pub(super) daemon: Arc<Fake>,
     seen: Arc<Seen>,
-    dir: tempfile::TempDir,
+    pub(super) dir: tempfile::TempDir,
 }
 
 /// The events of tasks, as "topic container".
@@ -32,6 +36,7 @@ impl Handler for Seen {
         let id = match envelope.topic.as_str() {
             "/tasks/create" => of::<cd::TaskCreate>(&event).container_id,
             "/tasks/start" => of::<cd::TaskStart>(&event).container_id,
+            "/tasks/oom" => of::<cd::TaskOom>(&event).container_id,
             "/tasks/exit" => of::<cd::TaskExit>(&event).container_id,
             "/tasks/delete" => of::<cd::TaskDelete>(&event).container_id,
             other => panic!("{other}"),
@@ -45,8 +50,14 @@ fn of<M: Message + Default>(event: &cd::Any) -> M {
     M::decode(event.value.as_slice()).unwrap()
 }
 
+impl Calls for Shim {
+    fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+}
+
 impl Shim {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let daemon = Fake::serve(dir.path());
         let (socket, seen) = (dir.path().join("events.sock"), Arc::new(Seen::default()));
@@ -63,25 +74,10 @@ impl Shim {
             events: Arc::new(Events::new("k8s.io", Some(socket))),
             tasks: Tasks::default(),
             reads: Arc::new(Semaphore::new(MOST_READS)),
+            form: Form::Version1,
             end: Notify::new(),
         });
         Self { service, daemon, seen, dir }
-    }
-
-    async fn call<R: Message + Default>(
-        &self,
-        method: &str,
-        message: &impl Message,
-    ) -> Result<R, Failure> {
-        let (handler, payload) = (Arc::clone(&self.service), message.encode_to_vec());
-        let answer = handler.call(SERVICE.to_owned(), method.to_owned(), payload).await?;
-        Ok(R::decode(answer.as_slice()).unwrap())
-    }
-
-    /// Calls a method of a task.
-    async fn on<R: Message + Default>(&self, method: &str, id: &str) -> Result<R, Failure> {
-        let request = cd::ProcessRequest { id: id.into(), exec_id: String::new() };
-        self.call(method, &request).await
     }
 
     /// Returns the process of a task that the answer of a method names.
@@ -99,10 +95,20 @@ impl Shim {
     }
 
     async fn create(&self, id: &str, annotations: serde_json::Value) -> Result<(), Failure> {
+        let network = json!({"type": "network", "path": "/run/netns/cni-1"});
+        self.create_in(id, annotations, network).await
+    }
+
+    /// Creates a pod or a container with this network namespace.
+    async fn create_in(
+        &self,
+        id: &str,
+        annotations: serde_json::Value,
+        network: serde_json::Value,
+    ) -> Result<(), Failure> {
         let bundle = self.dir.path().join(id);
         std::fs::create_dir_all(&bundle).unwrap();
-        let namespaces = json!([{"type": "pid"}, {"type": "ipc"},
-                                {"type": "network", "path": "/run/netns/cni-1"}]);
+        let namespaces = json!([{"type": "pid"}, {"type": "ipc"}, network]);
         let config = json!({
             "process": {"args": ["/pause"]}, "hostname": "web", "annotations": annotations,
             "linux": {"namespaces": namespaces, "sysctl": {"net.ipv4.ping_group_range": "0 9"}}
@@ -114,7 +120,7 @@ impl Shim {
     }
 
     /// Creates and starts the pod.
-    async fn pod(&self) -> Arc<Task> {
+    pub(super) async fn pod(&self) -> Arc<Task> {
         self.create("pod", annotations("sandbox")).await.unwrap();
         self.on::<cd::StartResponse>("Start", "pod").await.unwrap();
         self.service.tasks.find("pod").unwrap()
@@ -125,14 +131,14 @@ impl Shim {
         self.begin(Self::made(pod, id, Paths::default())).await;
     }
 
-    async fn begin(&self, task: Task) {
+    pub(super) async fn begin(&self, task: Task) {
         let id = task.id.clone();
         self.service.tasks.reserve(&id).unwrap().fill(Arc::new(task));
         self.on::<cd::StartResponse>("Start", &id).await.unwrap();
     }
 
     /// Makes a container of the pod.
-    fn made(pod: &Arc<Task>, id: &str, paths: Paths) -> Task {
+    pub(super) fn made(pod: &Arc<Task>, id: &str, paths: Paths) -> Task {
         let run = v1::RunSpec { pod: pod.name.clone(), name: id.into(), ..Default::default() };
         Task {
             id: id.into(),
@@ -147,11 +153,12 @@ impl Shim {
             paused: Default::default(),
             private: None,
             copies: std::sync::Mutex::default(),
+            snapshot: Default::default(),
             message: None,
         }
     }
 
-    async fn status(&self, id: &str) -> u32 {
+    pub(super) async fn status(&self, id: &str) -> u32 {
         self.on::<cd::WaitResponse>("Wait", id).await.unwrap().exit_status
     }
 
@@ -164,7 +171,7 @@ impl Shim {
         cd::Metrics::decode(stats.stats.unwrap().value.as_slice()).unwrap()
     }
 
-    async fn events(&self) -> Vec<String> {
+    pub(super) async fn events(&self) -> Vec<String> {
         self.service.events.drain(Duration::from_secs(60)).await;
         self.seen.0.lock().unwrap().clone()
     }
@@ -316,6 +323,15 @@ async fn a_daemon_that_knows_no_functions_of_pools_is_not_asked_for_them() {
     assert!(refused.message.ends_with("start the daemon again"), "{refused}");
     shim.daemon.gives_functions.store(true, Ordering::Relaxed);
     shim.service.daemon.check_functions().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_daemon_says_whether_it_gives_containers_directories_of_the_guest() {
+    let shim = Shim::new();
+    for makes in [false, true] {
+        shim.daemon.makes_empty_dirs.store(makes, Ordering::Relaxed);
+        assert_eq!(shim.service.daemon.makes_empty_dirs().await, Ok(makes));
+    }
 }
 
 #[tokio::test]

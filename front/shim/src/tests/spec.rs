@@ -191,8 +191,16 @@ fn what_cannot_be_honoured_is_named() {
         ("/linux/namespaces", namespaces(&["network", "pid", "ipc", "user"]), "user namespaces"),
         ("/linux/namespaces", path, "/run/netns/x"),
         ("/linux/devices", json!([{"path": "/dev/fuse"}]), "/dev/fuse"),
+        (
+            "/linux/resources/hugepageLimits",
+            json!([{"pageSize": "2MB", "limit": 4 << 20}]),
+            "4194304 bytes of huge pages of \"2MB\"",
+        ),
         ("/hooks", json!({"prestart": [{"path": "/bin/x"}]}), "prestart"),
         ("/linux/seccomp", json!({"defaultAction": "SCMP_ACT_NOTIFY"}), "SCMP_ACT_NOTIFY"),
+        ("/process/apparmorProfile", json!("k8s-nginx"), "AppArmor profile \"k8s-nginx\""),
+        ("/process/selinuxLabel", json!("u:r:slipway_own_t:s0"), "u:r:slipway_own_t:s0"),
+        ("/linux/mountLabel", json!("u:r:slipway_own_t:s0"), "linux.mountLabel"),
         ("/process/args", json!([]), "no program"),
     ];
     for (pointer, value, wanted) in cases {
@@ -211,6 +219,10 @@ fn further_processes_and_updates() {
     assert_eq!(security.capabilities.unwrap().names, USUAL);
     assert!(security.masked.is_none() && security.seccomp.is_empty());
     assert!(exec_spec(b"{}").is_err() && exec_spec(b"no").is_err());
+    let mut confined = process.clone();
+    confined["apparmorProfile"] = json!("k8s-nginx");
+    let refused = exec_spec(&serde_json::to_vec(&confined).unwrap()).unwrap_err();
+    assert!(refused.contains("k8s-nginx"), "{refused}");
     let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes, placement: None });
     assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), size(2, 0));
     assert_eq!(update(br#"{"memory": {"limit": 1073741824}}"#), size(0, 1 << 30));

@@ -1,13 +1,19 @@
 //! Tests of remote snapshots, with images that a list has in place of a registry.
 
-use std::collections::HashSet;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+mod pulls;
 
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
 use tonic::Code;
 
 use super::*;
+use crate::images::{NotPulled, Size};
 use crate::service::tests::Served;
+use crate::staging::IMAGE;
 
 /// A cache of images without content. `slipway-image`'s own tests have a registry.
 #[derive(Default)]
@@ -20,16 +26,40 @@ pub struct Shelf {
     is_lazy: AtomicBool,
     /// Set if no registry answers.
     is_away: AtomicBool,
+    /// Set if images need the memory of large ones.
+    needs_memory: AtomicBool,
+    /// The pulls at work, of usual and of large images, and the most of them so far.
+    at_work: [AtomicUsize; 2],
+    most: [AtomicUsize; 2],
     /// Set if files of images cannot be copied.
     is_large: AtomicBool,
     /// Set if a sandbox uses all images.
     is_used: AtomicBool,
+    /// Registries whose pulls do not end, unless the images need the memory of large ones and do
+    /// not have it.
+    stuck: Mutex<HashSet<String>>,
+    /// Notified when they are others.
+    released: Notify,
 }
 
 impl Shelf {
     /// Returns the requests since the last call.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    /// Keeps the pulls from these registries from ending, and has all others end.
+    fn stick(&self, registries: &[&str]) {
+        *self.stuck.lock().unwrap() = registries.iter().map(|name| (*name).to_owned()).collect();
+        self.released.notify_waiters();
+    }
+
+    fn is_stuck(&self, reference: &Reference) -> bool {
+        self.stuck.lock().unwrap().contains(reference.registry())
+    }
+
+    fn has_asked(&self, request: &str) -> bool {
+        self.asked.lock().unwrap().iter().any(|asked| asked == request)
     }
 
     fn ask(&self, reference: &Reference, what: &str) {
@@ -48,12 +78,29 @@ impl Images for Shelf {
         Ok(self.names.lock().unwrap().contains(&reference.to_string()))
     }
 
-    async fn pull(&self, reference: &Reference, whole: bool) -> Result<Option<Pulled>, String> {
+    async fn pull(
+        &self,
+        reference: &Reference,
+        whole: bool,
+        size: Size,
+    ) -> Result<Option<Pulled>, NotPulled> {
         self.ask(reference, if whole { "whole" } else { "lazily" });
-        // Another call may come meanwhile.
-        tokio::task::yield_now().await;
+        let kind = usize::from(size == Size::Large);
+        let at_work = self.at_work[kind].fetch_add(1, Ordering::SeqCst) + 1;
+        self.most[kind].fetch_max(at_work, Ordering::SeqCst);
+        // Other calls may come meanwhile.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        self.at_work[kind].fetch_sub(1, Ordering::SeqCst);
         if self.is_away.load(Ordering::SeqCst) {
-            return Err("the registry does not answer".to_owned());
+            return Err(NotPulled::Failed("the registry does not answer".to_owned()));
+        }
+        if size == Size::Usual && self.needs_memory.load(Ordering::SeqCst) {
+            return Err(NotPulled::TooLarge("more than 256 MiB".to_owned()));
+        }
+        while self.is_stuck(reference) {
+            self.released.notified().await;
         }
         if !whole && !self.is_lazy.load(Ordering::SeqCst) {
             return Ok(None);
@@ -175,12 +222,14 @@ async fn layers_of_a_lazy_image_are_there_without_files() {
         reference,
         digest: digest(100).to_string(),
         layers: vec![digest(1).to_string()],
-        whole: false,
+        is_top: false,
     };
     assert_eq!(image_json(&served, 1), image);
     image.layers.push(digest(2).to_string());
-    image.whole = true;
+    image.is_top = true;
     assert_eq!(image_json(&served, 2), image);
+    // The name that the shim, and ledgers of earlier builds, have for it.
+    assert_eq!(serde_json::to_value(&image).unwrap()["whole"], true);
     assert!(!served.snapshots().join("1/fs/etc").exists());
     assert!(served.snapshots().join("2/fs/etc/passwd").is_file());
 
@@ -282,18 +331,30 @@ async fn what_is_on_unpacked_layers_is_unpacked_too() {
 }
 
 #[tokio::test]
-async fn calls_for_one_image_share_a_pull() {
-    let shelf = Arc::new(Shelf::default());
-    shelf.is_lazy.store(true, Ordering::SeqCst);
-    let pulls = Pulls::new(Arc::clone(&shelf) as Arc<dyn Images>);
-    let reference: Reference = format!("{APP}@{}", digest(1)).parse().unwrap();
-    let both = tokio::join!(pulls.pull(&reference, false), pulls.pull(&reference, false));
-    assert!(both.0.is_ok() && both.0 == both.1);
-    pulls.pull(&reference, false).await.unwrap();
-    assert_eq!(shelf.asked().len(), 1);
-    pulls.forget(&reference);
-    pulls.pull(&reference, false).await.unwrap();
-    assert_eq!(shelf.asked().len(), 1);
+async fn an_unused_image_is_removed_while_another_one_is_pulled() {
+    let mut served = Served::new().await;
+    served.shelf.is_lazy.store(true, Ordering::SeqCst);
+    let base = served.unpack(&app(), 0, "").await.unwrap().unwrap();
+    served.shelf.stick(&["slow.test"]);
+    let labels = labels_of("slow", "slow.test/app", 104, &[5, 6]).into_iter().collect();
+    let wanted = crate::v1::CreateRequest {
+        key: "k8s.io/104/extract-0-ab_c slow".into(),
+        labels,
+        ..Default::default()
+    };
+    let mut client = served.client.clone();
+    let unpacked = tokio::spawn(async move { client.prepare(wanted).await.map(drop) });
+    while !served.shelf.has_asked("slow.test/app lazily") {
+        tokio::task::yield_now().await;
+    }
+    served.remove(&base).await.unwrap();
+    assert!(served.shelf.has_asked("registry.test/app forget"));
+    assert!(!served.shelf.has_asked("slow.test/app forget"), "its snapshot is about to be there");
+    assert_eq!(served.shelf.names(), 0);
+    served.shelf.stick(&[]);
+    let unpacked = unpacked.await.unwrap().unwrap_err();
+    assert_eq!(unpacked.code(), Code::AlreadyExists, "{unpacked}");
+    assert_eq!(served.shelf.names(), 1);
 }
 
 #[test]

@@ -60,17 +60,16 @@ impl Functions {
         sockets: Vec<OwnedFd>,
         saved: &[FunctionState],
     ) -> Result<Self, String> {
-        let text = |error: slipway_vmm::Error| error.to_string();
         check(machine, saved, sockets.len())?;
         let mut all = BTreeMap::new();
         for (FunctionState { number, name, state }, socket) in saved.iter().zip(sockets) {
             let attached = Attached::succeed(machine, device_of(*number), *number, socket, state);
-            all.insert(*number, Function::new(name.clone(), attached.map_err(text)?));
+            all.insert(*number, Function::new(name.clone(), attached?));
         }
-        machine.route_interrupts().map_err(text)?;
+        machine.route_interrupts()?;
         // Each has its interrupts from here on.
         for (FunctionState { number, state, .. }, function) in saved.iter().zip(all.values()) {
-            function.attached.load(*number, state).map_err(text)?;
+            function.attached.load(*number, state)?;
         }
         Self::of(machine, all)
     }

@@ -29,12 +29,15 @@ impl Process {
     /// Checks that a command can be carried out while the machine is saved.
     pub(super) fn permits(&self, command: &Command) -> Result<(), String> {
         match command {
-            Command::Save | Command::Continue | Command::Stop => self.saves.is_free(),
+            Command::Save { .. } => self.saves.is_free().and(self.saves.copies_nothing()),
+            Command::Continue | Command::Stop => self.saves.is_free(),
+            Command::CopyAhead if !self.saves.freezes() => self.saves.copies_nothing(),
             Command::PowerDown
             | Command::Plug { .. }
             | Command::PlugCpu { .. }
             | Command::Unplug { .. }
             | Command::RequestMemory { .. }
+            | Command::CopyAhead
                 if self.saves.freezes() =>
             {
                 Err("the machine was saved: let it go on before".into())
@@ -43,9 +46,16 @@ impl Process {
         }
     }
 
-    /// Begins to save the machine into `file`.
-    pub(super) fn save(&mut self, id: &Value, file: Option<OwnedFd>) -> Result<(), String> {
-        let file = save::check_file(file)?;
+    /// Begins to save the machine into the first file, and its memory into the second, if there is
+    /// one; with `rest` only what was written to since it was copied ahead.
+    pub(super) fn save(
+        &mut self,
+        id: &Value,
+        files: Vec<OwnedFd>,
+        rest: bool,
+    ) -> Result<(), String> {
+        let rest = rest.then(|| self.saves.written()).transpose()?;
+        let (file, pages) = save::check_files(files)?;
         if self.running.cpus.is_running() || !self.running.cpus.are_parked() {
             return Err("the guest runs: stop it before it is saved".into());
         }
@@ -57,24 +67,40 @@ impl Process {
             plugged_cpus: self.hot_cpus.save(),
         };
         let (saver, functions) = (self.running.saver(), self.functions.named());
-        self.saves.begin(id.clone(), Job { saver, functions, parts, file })
+        self.saves.begin(id.clone(), Job { saver, functions, parts, file, pages, rest })
     }
 
-    /// Uses what a thread has saved or let go on.
+    /// Begins to copy the memory into the pipe that came, while the guest runs.
+    pub(super) fn copy_ahead(&mut self, id: &Value, files: Vec<OwnedFd>) -> Result<(), String> {
+        let pages = save::check_pipe(files)?;
+        let (chassis, functions) = (self.running.chassis.clone(), self.functions.named());
+        self.saves.copy_ahead(id.clone(), chassis, functions, pages)
+    }
+
+    /// Uses what threads have copied, saved or let go on.
     pub(super) fn finish_save(&mut self) {
-        match self.saves.take() {
-            Some(Finished::Saved(id, outcome)) => {
-                self.answer(&id, outcome.map(|bytes| json!({ "bytes": bytes })));
+        while let Some(finished) = self.saves.take() {
+            match finished {
+                Finished::Copied(id, outcome) => {
+                    let outcome = outcome.map(|(written, last)| {
+                        self.saves.keep(written);
+                        json!({ "last": last })
+                    });
+                    self.answer(&id, outcome);
+                }
+                Finished::Saved(id, outcome) => {
+                    self.answer(&id, outcome.map(|bytes| json!({ "bytes": bytes })));
+                }
+                Finished::Started(id, Ok(())) => {
+                    self.ports.go_on();
+                    self.memory.go_on();
+                    self.running.cpus.resume();
+                    self.saves.forget();
+                    self.answer(&id, Ok(json!({})));
+                    self.tell(&qmp::event("RESUME", json!({})));
+                }
+                Finished::Started(id, Err(reason)) => self.answer(&id, Err(reason)),
             }
-            Some(Finished::Started(id, Ok(()))) => {
-                self.ports.go_on();
-                self.memory.go_on();
-                self.running.cpus.resume();
-                self.answer(&id, Ok(json!({})));
-                self.tell(&qmp::event("RESUME", json!({})));
-            }
-            Some(Finished::Started(id, Err(reason))) => self.answer(&id, Err(reason)),
-            None => {}
         }
     }
 }

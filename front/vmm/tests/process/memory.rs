@@ -159,8 +159,7 @@ fn plugged_memory_is_part_of_a_saved_machine() {
     request(&mut client, 3 * BLOCK);
     client.execute("stop");
     let state = place.path("state");
-    client.send_with(&json!({ "execute": "slipway-save" }), File::create(&state).unwrap().as_fd());
-    let saved = client.answer();
+    let saved = client.save(&[File::create(&state).unwrap().as_fd()]);
     assert!(saved["return"]["bytes"].is_u64(), "{saved}");
     let refused =
         client.ask(r#"{"execute": "slipway-memory", "arguments": {"device": 0, "bytes": 0}}"#);

@@ -36,6 +36,41 @@ guest!(reads_a_controller:
     "jmp 2b"
 );
 
+// Writes a word to every 16th page from 2 MiB to 16 MiB, and zeros to the page behind the first of
+// them. Then prints each number's low byte.
+guest!(fills_and_counts:
+    "mov edi, 0x200ffc"
+    "3: mov dword ptr [edi], edi"
+    "add edi, 0x10000"
+    "cmp edi, 0x1000000"
+    "jb 3b"
+    "mov dword ptr [0x201000], 0"
+    "xor ecx, ecx"
+    "mov dx, 0x3f8"
+    "2: inc ecx"
+    "mov al, cl"
+    "out dx, al"
+    "jmp 2b"
+);
+
+// Prints each number's low byte, after a while each, and writes the number to one of 16 pages in
+// turn before.
+guest!(writes_and_counts:
+    "xor ecx, ecx"
+    "mov dx, 0x3f8"
+    "2: inc ecx"
+    "mov eax, ecx"
+    "and eax, 15"
+    "shl eax, 12"
+    "mov [eax + 0x200000], ecx"
+    "mov ebx, 0x100"
+    "3: dec ebx"
+    "jnz 3b"
+    "mov al, cl"
+    "out dx, al"
+    "jmp 2b"
+);
+
 /// A machine that runs, what it prints, and a client of its control socket.
 struct Vm {
     _running: Running,
@@ -72,8 +107,7 @@ impl Vm {
     }
 
     fn save(&mut self, file: BorrowedFd<'_>) -> Value {
-        self.client.send_with(&json!({ "execute": "slipway-save" }), file);
-        self.client.answer()
+        self.client.save(&[file])
     }
 
     /// Returns a copy of the guest's memory.
@@ -153,6 +187,109 @@ fn several_processes_go_on_from_one_file() {
     assert_eq!(paused.client.execute("query-status")["running"], false);
     paused.client.execute("cont");
     follow(&paused.read(10), last);
+}
+
+#[test]
+fn memory_comes_through_a_pipe_and_a_reader_that_goes_away_ends_the_save_alone() {
+    if !has_kvm("memory_comes_through_a_pipe_and_a_reader_that_goes_away_ends_the_save_alone") {
+        return;
+    }
+    let place = Place::new();
+    let mut command = vmm(&place.kernel(fills_and_counts()));
+    command.args(["--hotplug-memory", "128"]);
+    let mut vm = Vm::start(command, memory(64 + 128), &place.path("control"));
+    let mut last = follow(&vm.read(10), 0);
+    last = follow(&vm.stop(), last);
+    let state = place.path("state");
+    let file = File::create(&state).unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    for files in [[&file; 2].as_slice(), &[&file; 3]] {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        refused(&vm.client.save(&files), "a pipe for the memory");
+    }
+    drop(reader);
+    refused(&vm.client.save(&[file.as_fd(), writer.as_fd()]), "Broken pipe");
+    vm.client.execute("cont");
+    last = follow(&vm.read(10), last);
+    last = follow(&vm.stop(), last);
+    let file = File::create(&state).unwrap();
+    let (answer, pages) = vm.client.save_with_memory(file.as_fd());
+    assert_eq!(answer["return"]["bytes"], file.metadata().unwrap().len(), "{answer}");
+    for offset in (0x20_0000u64..0x100_0000).step_by(0x1_0000) {
+        let found = pages.binary_search_by_key(&offset, |(offset, _)| *offset).unwrap();
+        assert_eq!(pages[found].1[0xffc..], (offset as u32 + 0xffc).to_le_bytes());
+    }
+    assert!(pages.iter().all(|(offset, _)| *offset != 0x20_1000), "touched, and zeros");
+    // All other pages are zeros: another machine goes on with these.
+    let copy = memory(64 + 128);
+    for (offset, page) in &pages {
+        assert_eq!(rustix::io::pwrite(&copy, page, *offset).unwrap(), page.len());
+    }
+    let whole = |file: &OwnedFd| {
+        let mut bytes = vec![0; 64 << 20];
+        assert_eq!(rustix::io::pread(file, &mut bytes, 0).unwrap(), bytes.len());
+        bytes
+    };
+    assert!(whole(&copy) == whole(&vm.memory), "the bytes of the guest's memory");
+    let mut fork = restore(&state);
+    fork.args(["--hotplug-memory", "128"]);
+    let mut fork = Vm::start(fork, copy, &place.path("control-1"));
+    follow(&fork.read(10), last);
+    vm.client.execute("cont");
+    follow(&vm.read(10), last);
+}
+
+#[test]
+fn what_is_written_after_memory_was_copied_ahead_comes_with_the_save() {
+    if !has_kvm("what_is_written_after_memory_was_copied_ahead_comes_with_the_save") {
+        return;
+    }
+    let place = Place::new();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let disk = place.path("disk");
+    let server = ramdisk::serve(disk.to_str().unwrap(), &reactor).unwrap();
+    let mut command = vmm(&place.kernel(writes_and_counts()));
+    command.arg("--function").arg(&disk);
+    let mut vm = Vm::start(command, memory(64), &place.path("control"));
+    let mut last = follow(&vm.read(10), 0);
+    let file = File::create(place.path("state")).unwrap();
+    let nothing = json!({ "execute": "slipway-save", "arguments": { "rest": true } });
+    refused(&vm.client.ask(&nothing.to_string()), "not copied ahead");
+    refused(&vm.client.ask(r#"{"execute": "slipway-copy-ahead"}"#), "needs a pipe");
+    let whole = |file: &OwnedFd| {
+        let mut bytes = vec![0; 64 << 20];
+        assert_eq!(rustix::io::pread(file, &mut bytes, 0).unwrap(), bytes.len());
+        bytes
+    };
+    for _ in 0..2 {
+        let copy = memory(64);
+        assert!(vm.client.copy_ahead(copy.as_fd()) >= 2);
+        // The guest goes on, and writes.
+        last = follow(&vm.read(300), last);
+        last = follow(&vm.stop(), last);
+        let (answer, pages) = vm.client.save_rest(file.as_fd(), copy.as_fd());
+        assert!(answer["return"]["bytes"].is_u64(), "{answer}");
+        assert!((1..64).contains(&pages), "{pages} of 16384 pages");
+        assert!(whole(&copy) == whole(&vm.memory), "the bytes of the guest's memory");
+        vm.client.execute("cont");
+        last = follow(&vm.read(10), last);
+        refused(&vm.client.ask(&nothing.to_string()), "not copied ahead");
+    }
+    // A save that fails has taken the bits of pages that its reader never had.
+    let copy = memory(64);
+    vm.client.copy_ahead(copy.as_fd());
+    last = follow(&vm.read(300), last);
+    last = follow(&vm.stop(), last);
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    drop(reader);
+    vm.client.send_with(&nothing, &[file.as_fd(), writer.as_fd()]);
+    refused(&vm.client.answer(), "writing the memory");
+    let (answer, _) = vm.client.save_rest(file.as_fd(), copy.as_fd());
+    assert!(answer["return"]["bytes"].is_u64(), "{answer}");
+    assert!(whole(&copy) == whole(&vm.memory), "the bytes of the guest's memory");
+    vm.client.execute("cont");
+    follow(&vm.read(10), last);
+    server.close();
 }
 
 #[test]

@@ -35,14 +35,14 @@ impl Qmp {
         place.insert("driver".to_owned(), driver.into());
         place.insert("id".to_owned(), name.into());
         let arguments = Some(Value::Object(place));
-        let command = Command { name: "device_add", arguments, descriptor: None };
+        let command = Command { name: "device_add", arguments, descriptors: Vec::new() };
         self.execute_within(&command, timeout).await.map(drop)
     }
 
     /// Has the VMM ask its guest to give up a CPU or a function.
     pub(crate) async fn unplug(&self, name: &str, timeout: Duration) -> Result<()> {
         let arguments = Some(json!({ "id": name }));
-        let command = Command { name: "device_del", arguments, descriptor: None };
+        let command = Command { name: "device_del", arguments, descriptors: Vec::new() };
         self.execute_within(&command, timeout).await.map(drop)
     }
 

@@ -13,6 +13,11 @@ use crate::{Error, Result};
 /// The name of a port of QEMU's for one more function, before its number.
 pub(crate) const PORT: &str = "port-";
 
+/// The command of `slipway-vmm` that saves its machine.
+pub(crate) const SAVE: &str = "slipway-save";
+/// The command of `slipway-vmm` that copies the memory of its machine while the guest runs.
+pub(crate) const COPY_AHEAD: &str = "slipway-copy-ahead";
+
 /// A port of QEMU's root bus that has no function yet.
 #[derive(Debug, PartialEq)]
 pub(crate) struct FreePort {
@@ -32,7 +37,7 @@ impl Qmp {
         let command = Command {
             name: "slipway-reconnect",
             arguments: Some(json!({ "function": index })),
-            descriptor: Some(connection),
+            descriptors: vec![connection],
         };
         self.execute_within(&command, timeout).await.map(drop)
     }
@@ -47,19 +52,35 @@ impl Qmp {
         let command = Command {
             name: "device_add",
             arguments: Some(json!({ "driver": "vfio-user-pci", "id": name })),
-            descriptor: Some(connection),
+            descriptors: vec![connection],
         };
         let answer = self.execute_within(&command, timeout).await?;
         let unknown = || Error::Control("device_add did not answer with a function".into());
         message::function(&answer).ok_or_else(unknown)
     }
 
-    /// Has `slipway-vmm` write the state of its machine to `file`. Returns the number of bytes.
-    pub(crate) async fn save(&self, file: OwnedFd, timeout: Duration) -> Result<u64> {
-        let command = Command { name: "slipway-save", arguments: None, descriptor: Some(file) };
+    /// Has `slipway-vmm` write the state of its machine to `file`, and then its memory to the pipe
+    /// `pages`, if there is one; with `rest` only what was written to since it was copied ahead.
+    /// Returns the number of bytes of the state.
+    pub(crate) async fn save(
+        &self,
+        file: OwnedFd,
+        (pages, rest): (Option<OwnedFd>, bool),
+        timeout: Duration,
+    ) -> Result<u64> {
+        let descriptors = std::iter::once(file).chain(pages).collect();
+        // A VMM of an earlier version knows no argument.
+        let arguments = rest.then(|| json!({ "rest": true }));
+        let command = Command { name: SAVE, arguments, descriptors };
         let answer = self.execute_within(&command, timeout).await?;
         let bytes = answer.get("bytes").and_then(Value::as_u64);
-        bytes.ok_or_else(|| Error::Control("slipway-save did not answer with a number".into()))
+        bytes.ok_or_else(|| Error::Control(format!("{SAVE} did not answer with a number")))
+    }
+
+    /// Has `slipway-vmm` write the memory of its machine to the pipe `pages`, while the guest runs.
+    pub(crate) async fn copy_ahead(&self, pages: OwnedFd, timeout: Duration) -> Result<()> {
+        let command = Command { name: COPY_AHEAD, arguments: None, descriptors: vec![pages] };
+        self.execute_within(&command, timeout).await.map(drop)
     }
 
     /// Finds a port of QEMU's for one more function.
@@ -90,7 +111,7 @@ impl Qmp {
         let socket = json!({ "type": "unix", "path": socket });
         let device =
             json!({ "driver": "vfio-user-pci", "id": name, "bus": port.id, "socket": socket });
-        let add = Command { name: "device_add", arguments: Some(device), descriptor: None };
+        let add = Command { name: "device_add", arguments: Some(device), descriptors: Vec::new() };
         self.execute_within(&add, timeout).await?;
         Ok(format!("0000:{:02x}:00.0", port.bus))
     }
@@ -112,6 +133,12 @@ impl Qmp {
     pub(crate) fn take_lost_functions(&self) -> Option<BTreeSet<usize>> {
         let mut state = self.shared.state();
         if state.closed.is_some() { None } else { Some(std::mem::take(&mut state.lost)) }
+    }
+
+    /// Returns the numbers of the functions that were reported broken for good. A VMM tells each
+    /// new client of those before it answers the first command after `qmp_capabilities`.
+    pub(crate) fn broken_functions(&self) -> BTreeSet<usize> {
+        self.shared.state().broken.clone()
     }
 }
 

@@ -28,7 +28,7 @@ impl Qmp {
         timeout: Duration,
     ) -> Result<()> {
         let arguments = Some(json!({ "device": device, "bytes": bytes }));
-        let command = Command { name: COMMAND, arguments, descriptor: None };
+        let command = Command { name: COMMAND, arguments, descriptors: Vec::new() };
         self.execute_within(&command, timeout).await.map(drop)
     }
 }

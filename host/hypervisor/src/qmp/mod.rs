@@ -11,7 +11,9 @@
 //!   told so of every function that has none, so that the loss may happen while there is no client.
 //!   With `"final": true` the function is broken for good; this is logged once for each function
 //!   until another is plugged in its place, whatever the VMM repeats;
-//! - `slipway-memory` and `SLIPWAY_MEMORY_CHANGED` are about hot-plug memory.
+//! - `slipway-memory` and `SLIPWAY_MEMORY_CHANGED` are about hot-plug memory;
+//! - `slipway-save` saves the machine into a file, and writes its memory to a pipe if both come
+//!   with the command; `slipway-copy-ahead` writes most of the memory before, while the guest runs.
 //!
 //! The peer may be a VMM that its guest took over: lines are capped, unknown ids are ignored, and
 //! data that violate QMP end the channel with an error, never with a panic or an endless wait.
@@ -35,7 +37,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::task::JoinHandle;
 
-pub(crate) use functions::PORT;
+pub(crate) use functions::{COPY_AHEAD, PORT, SAVE};
 
 use crate::{Error, Result, ShutdownReason, VmEvent};
 use message::{Answer, Message, parse};
@@ -49,6 +51,9 @@ const EVENT_BACKLOG: usize = 64;
 
 /// The pause after which a command with a descriptor is sent again to a VMM that does not read.
 const SEND_AGAIN: Duration = Duration::from_millis(10);
+
+/// The most descriptors of a command.
+const MOST_FILES: usize = 2;
 
 /// A QMP connection.
 pub(crate) struct Qmp {
@@ -171,7 +176,7 @@ impl Qmp {
         let (id, answer) = self.register(command)?;
         // Withdraws the registration if this future is dropped at its deadline.
         let _withdraw = Withdraw { shared: &self.shared, id };
-        let sent = self.send(command.line(id).as_bytes(), command.descriptor.as_ref()).await;
+        let sent = self.send(command.line(id).as_bytes(), &command.descriptors).await;
         sent.map_err(|error| Error::Control(error.to_string()))?;
         match answer.await {
             Ok(Ok(value)) => Ok(value),
@@ -180,23 +185,23 @@ impl Qmp {
         }
     }
 
-    /// Sends a line, with a descriptor attached to its first byte if there is one.
-    async fn send(&self, line: &[u8], descriptor: Option<&OwnedFd>) -> std::io::Result<()> {
+    /// Sends a line, with the descriptors attached to its first byte.
+    async fn send(&self, line: &[u8], descriptors: &[OwnedFd]) -> std::io::Result<()> {
         let mut writer = self.writer.lock().await;
-        let sent = match descriptor {
-            Some(descriptor) => self.send_with(line, descriptor).await?,
-            None => 0,
+        let sent = match descriptors {
+            [] => 0,
+            _ => self.send_with(line, descriptors).await?,
         };
         writer.write_all(&line[sent..]).await
     }
 
-    /// Sends the beginning of a line together with a descriptor. Returns the number of bytes sent.
-    async fn send_with(&self, line: &[u8], descriptor: &OwnedFd) -> std::io::Result<usize> {
+    /// Sends the beginning of a line together with descriptors. Returns the number of bytes sent.
+    async fn send_with(&self, line: &[u8], descriptors: &[OwnedFd]) -> std::io::Result<usize> {
         let Some(socket) = &self.socket else {
             return Err(std::io::ErrorKind::Unsupported.into());
         };
         loop {
-            match send_once(socket, line, descriptor) {
+            match send_once(socket, line, descriptors) {
                 Err(Errno::AGAIN) => tokio::time::sleep(SEND_AGAIN).await,
                 sent => return Ok(sent?),
             }
@@ -256,18 +261,18 @@ impl Drop for Qmp {
 struct Command<'a> {
     name: &'a str,
     arguments: Option<Value>,
-    descriptor: Option<OwnedFd>,
+    descriptors: Vec<OwnedFd>,
 }
 
 impl<'a> Command<'a> {
     /// Returns a command without arguments.
     fn named(name: &'a str) -> Self {
-        Self { name, arguments: None, descriptor: None }
+        Self { name, arguments: None, descriptors: Vec::new() }
     }
 
     /// Returns whether this is `device_add` with the connection of a function.
     fn plugs_function(&self) -> bool {
-        self.name == "device_add" && self.descriptor.is_some()
+        self.name == "device_add" && !self.descriptors.is_empty()
     }
 
     fn line(&self, id: u64) -> String {
@@ -279,12 +284,12 @@ impl<'a> Command<'a> {
     }
 }
 
-/// Sends bytes and a descriptor without waiting. Returns the number of bytes sent.
-fn send_once(socket: &Foreign, bytes: &[u8], descriptor: &OwnedFd) -> Result<usize, Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends bytes and descriptors without waiting. Returns the number of bytes sent.
+fn send_once(socket: &Foreign, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<usize, Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor.as_fd()];
-    // The space is that of one descriptor.
+    // No command has more than there is space for.
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)

@@ -141,6 +141,7 @@ async fn lost_functions_are_told_once_until_the_channel_ends() {
     qmp.execute("query-status", LIMIT).await.unwrap();
     assert_eq!(qmp.lost_functions().await, Some(BTreeSet::from([0, 2])));
     assert_eq!(qmp.take_lost_functions(), Some(BTreeSet::new()));
+    assert_eq!(qmp.broken_functions(), BTreeSet::from([5]));
     let (lost, stopped) = tokio::join!(qmp.lost_functions(), async {
         tokio::time::timeout(Duration::from_millis(1), qmp.execute("stop", LIMIT)).await
     });

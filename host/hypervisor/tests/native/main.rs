@@ -6,7 +6,7 @@
 mod program;
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -205,6 +205,35 @@ fn a_function_is_connected_again_whoever_the_launcher_is() {
     drop(first);
 }
 
+#[test]
+fn a_function_that_broke_while_no_launcher_ran_is_known_to_the_next() {
+    if is_missing("a_function_that_broke_while_no_launcher_ran_is_known_to_the_next") {
+        return;
+    }
+    let directory = directory();
+    let native = SlipwayVmm::new(vmm(directory.path()), directory.path());
+    let servers = ["one", "two"].map(|name| Server::new(directory.path().join(name)));
+    let spec = spec(directory.path(), &servers.each_ref().map(|server| server.path.clone()));
+    let (record, first, mut second) = and_dies(async {
+        let vm = native.launch(&spec).await.unwrap();
+        let both = meanwhile(|| (servers[0].accept("hello 0"), servers[1].accept("hello 1")));
+        assert_eq!(vm.broken_functions(), Vec::<PathBuf>::new());
+        vm.detach();
+        (vm.record(), both.0, both.1)
+    });
+    second.write_all(b"!").unwrap();
+    // The program closes the connection when it has noted that the function is broken.
+    assert_eq!(second.read(&mut [0]).unwrap(), 0);
+    let left = left(&spec, record);
+    and_dies(async {
+        let vm = native.adopt(&left).await.unwrap();
+        assert_eq!(vm.broken_functions(), [servers[1].path.clone()]);
+        vm.quit().await.unwrap();
+        vm.wait().await;
+    });
+    drop(first);
+}
+
 /// The CPUs that the program of these tests says it has: numbers, and whether they are there.
 const CPUS: [(u32, bool); 2] = [(0, true), (1, false)];
 
@@ -267,4 +296,45 @@ fn a_function_that_nobody_serves_is_named_before_anything_starts() {
     let error = and_dies(native.launch(&spec)).err().expect("no program").to_string();
     assert!(error.starts_with("cannot start /nowhere/slipway-vmm"), "{error}");
     assert_eq!(fs::read_dir(&spec.run_dir).unwrap().count(), 0);
+}
+
+#[test]
+fn a_machine_is_saved_with_its_memory_and_without() {
+    if is_missing("a_machine_is_saved_with_its_memory_and_without") {
+        return;
+    }
+    let directory = directory();
+    let native = SlipwayVmm::new(vmm(directory.path()), directory.path());
+    let spec = spec(directory.path(), &[]);
+    and_dies(async {
+        let vm = native.launch(&spec).await.unwrap();
+        assert_eq!(vm.save().await.unwrap(), b"state");
+        let (tell, told) = std::sync::mpsc::channel();
+        let keep = move |offset: u64, page: &[u8]| {
+            tell.send((offset, page.to_vec())).map_err(std::io::Error::other)
+        };
+        let state = vm.save_with_memory(MEMORY, Box::new(keep)).await.unwrap();
+        assert_eq!(state, b"state");
+        assert_eq!(told.iter().collect::<Vec<_>>(), [(4096, vec![7; 4096])]);
+        // Most of it ahead, in two rounds.
+        let (tell, told) = std::sync::mpsc::channel();
+        for rest in [false, true] {
+            let tell = tell.clone();
+            let keep = Box::new(move |offset: u64, page: &[u8]| {
+                tell.send((offset, page[0])).map_err(std::io::Error::other)
+            });
+            match rest {
+                false => vm.copy_ahead(MEMORY, keep).await.unwrap(),
+                true => assert_eq!(vm.save_rest(MEMORY, keep).await.unwrap(), b"state"),
+            }
+        }
+        drop(tell);
+        assert_eq!(told.iter().collect::<Vec<_>>(), [(8192, 5), (8192, 6), (4096, 8)]);
+        // A page behind the memory.
+        let none = |_: u64, _: &[u8]| -> std::io::Result<()> { panic!("it was taken") };
+        let refused = vm.save_with_memory(4096, Box::new(none)).await.unwrap_err().to_string();
+        assert!(refused.contains("with a page at 4096"), "{refused}");
+        vm.quit().await.unwrap();
+        vm.wait().await;
+    });
 }

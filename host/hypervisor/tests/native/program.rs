@@ -10,10 +10,12 @@ use std::sync::{Arc, Mutex};
 use rustix::net::RecvFlags;
 use slipway_peer::Bin;
 
-/// The functions without a connection, and the client of the control channel.
+/// The functions without a connection, those that are broken for good, and the client of the
+/// control channel.
 #[derive(Default)]
 struct State {
     lost: BTreeSet<usize>,
+    broken: BTreeSet<usize>,
     client: Option<UnixStream>,
 }
 
@@ -24,46 +26,51 @@ fn tell(client: &mut UnixStream, message: &serde_json::Value) {
     let _ = client.write_all(format!("{message}\n").as_bytes());
 }
 
-fn lost(index: usize) -> serde_json::Value {
-    serde_json::json!({ "event": "SLIPWAY_FUNCTION_LOST", "data": { "function": index } })
+fn lost(index: usize, is_final: bool) -> serde_json::Value {
+    let data = serde_json::json!({ "function": index, "reason": "none", "final": is_final });
+    serde_json::json!({ "event": "SLIPWAY_FUNCTION_LOST", "data": data })
 }
 
-/// Says `word` over a function's connection, and reports its end.
+/// Says `word` over a function's connection, and reports its end. A server that says anything
+/// breaks the function.
 fn use_function(shared: &Shared, index: usize, word: &str, mut connection: UnixStream) {
     connection.write_all(format!("{word} {index}").as_bytes()).unwrap();
     let shared = Arc::clone(shared);
     std::thread::spawn(move || {
-        let _ = connection.read(&mut [0]);
+        let is_final = connection.read(&mut [0]).is_ok_and(|bytes| bytes > 0);
         let mut state = shared.lock().unwrap();
-        state.lost.insert(index);
+        match is_final {
+            true => state.broken.insert(index),
+            false => state.lost.insert(index),
+        };
         if let Some(client) = &mut state.client {
-            tell(client, &lost(index));
+            tell(client, &lost(index, is_final));
         }
     });
 }
 
-/// Reads a line, and the descriptor that came with it. Returns `None` at the end.
-fn read_line(client: &UnixStream) -> Option<(serde_json::Value, Option<OwnedFd>)> {
-    let (mut line, mut descriptor) = (Vec::new(), None);
+/// Reads a line, and the descriptors that came with it. Returns `None` at the end.
+fn read_line(client: &UnixStream) -> Option<(serde_json::Value, Vec<OwnedFd>)> {
+    let (mut line, mut descriptors) = (Vec::new(), Vec::new());
     while line.last() != Some(&b'\n') {
         let mut byte = [0];
         let parts = &mut [IoSliceMut::new(&mut byte)];
         let received = slipway_peer::receive(client, parts, &Bin::new(), RecvFlags::empty());
         let received = received.ok().filter(|received| received.bytes == 1)?;
-        if let Some(file) = received.files.first() {
+        for file in &received.files {
             assert!(line.is_empty(), "it comes with the first byte");
-            descriptor = Some(file.as_fd().try_clone_to_owned().unwrap());
+            descriptors.push(file.as_fd().try_clone_to_owned().unwrap());
         }
         line.push(byte[0]);
     }
-    Some((serde_json::from_slice(&line).unwrap(), descriptor))
+    Some((serde_json::from_slice(&line).unwrap(), descriptors))
 }
 
 /// Serves one client of the control channel.
 fn serve(shared: &Shared, client: &UnixStream) {
     let mut writer = client.try_clone().unwrap();
     tell(&mut writer, &serde_json::json!({ "QMP": { "version": {}, "capabilities": [] } }));
-    while let Some((request, descriptor)) = read_line(client) {
+    while let Some((request, mut descriptors)) = read_line(client) {
         let mut state = shared.lock().unwrap();
         let mut value = serde_json::json!({});
         match request["execute"].as_str().unwrap() {
@@ -73,7 +80,7 @@ fn serve(shared: &Shared, client: &UnixStream) {
             "slipway-reconnect" => {
                 let index = request["arguments"]["function"].as_u64().unwrap() as usize;
                 assert!(state.lost.remove(&index), "{index} is not lost");
-                let connection = UnixStream::from(descriptor.unwrap());
+                let connection = UnixStream::from(descriptors.remove(0));
                 use_function(shared, index, "again", connection);
             }
             "query-hotpluggable-cpus" => {
@@ -85,7 +92,7 @@ fn serve(shared: &Shared, client: &UnixStream) {
             }
             "device_add" => {
                 let arguments = &request["arguments"];
-                if let Some(connection) = descriptor {
+                if let Some(connection) = descriptors.pop() {
                     assert_eq!(arguments["driver"], "vfio-user-pci");
                     assert_eq!(arguments["id"], "more");
                     use_function(shared, 2, "hello", UnixStream::from(connection));
@@ -97,6 +104,24 @@ fn serve(shared: &Shared, client: &UnixStream) {
                         (&"cpu".into(), &1.into())
                     );
                 }
+            }
+            "slipway-copy-ahead" => {
+                let mut pages = File::from(descriptors.pop().unwrap());
+                let round = (u64::MAX - 1).to_le_bytes();
+                let record = |byte| [&8192u64.to_le_bytes()[..], &[byte; 4096], &round].concat();
+                pages.write_all(&[record(5), record(6), vec![0xff; 8]].concat()).unwrap();
+            }
+            "slipway-save" => {
+                let rest = request["arguments"]["rest"] == true;
+                let byte = if rest { 8 } else { 7 };
+                let mut files = descriptors.into_iter().map(File::from);
+                files.next().unwrap().write_all(b"state").unwrap();
+                if let Some(mut pages) = files.next() {
+                    let stream = [&4096u64.to_le_bytes()[..], &[byte; 4096], &[0xff; 8]].concat();
+                    // A reader that does not like it is gone.
+                    let _ = pages.write_all(&stream);
+                }
+                value = serde_json::json!({ "bytes": 5 });
             }
             "device_del" => {
                 let data = serde_json::json!({ "device": request["arguments"]["id"] });
@@ -114,7 +139,8 @@ fn serve(shared: &Shared, client: &UnixStream) {
         }
         tell(&mut writer, &serde_json::json!({ "return": value, "id": request["id"] }));
         if request["execute"] == "qmp_capabilities" {
-            state.lost.iter().for_each(|index| tell(&mut writer, &lost(*index)));
+            state.lost.iter().for_each(|index| tell(&mut writer, &lost(*index, false)));
+            state.broken.iter().for_each(|index| tell(&mut writer, &lost(*index, true)));
             state.client = Some(writer.try_clone().unwrap());
         }
     }

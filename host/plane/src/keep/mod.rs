@@ -1,11 +1,12 @@
 //! Endpoints and named disks that outlive the daemon: the parts of each that lie with the keeper,
 //! and how the next daemon finds them.
 //!
-//! Each kept endpoint has a shelf of [`KEPT_SLOTS`] slots. The first slot holds its memory: the
-//! layout's version, a description of its present state, the endpoint's session, the controller's
-//! journal. The content of its disks in memory, overlays included, lies on the shelf as well. The
-//! last shelf holds the named disks, two slots each, and the shelves before it the memory that
-//! sandboxes have of the pool (`slipway_pool`).
+//! The keeper is a table of numbered slots, each for one descriptor. A *shelf* is a run of
+//! [`KEPT_SLOTS`] of them that is filled and emptied as one. Each kept endpoint has a shelf. Its
+//! first slot holds the endpoint's memory: the layout's version, a description of its present
+//! state, the endpoint's session, the controller's journal. The content of its disks in memory,
+//! overlays included, lies on the shelf as well. The last shelf holds the named disks, two slots
+//! each, and the shelves before it the memory that sandboxes have of the pool (`slipway_pool`).
 //!
 //! A change (a disk attached, detached or resized, a limit) is described first and made then. A
 //! successor that is started in between makes what is described; its controller tells the guest of
@@ -133,10 +134,11 @@ impl Keep {
         let memory = files.remove(&0).ok_or(Unknown::Damaged)?;
         let memory = Lasting::of(memory).map_err(|_| Unknown::Damaged)?;
         let rest = layout::check(&memory, layout::endpoint())?;
-        let place =
-            KeptPlace::new(number, (self.shelf(number), &rest), self.witness.clone(), files);
+        let place = KeptPlace::new(number, self.shelf(number), &rest, self.witness.clone(), files);
         let mut place = place.ok_or(Unknown::Damaged)?;
-        place.load().ok_or(Unknown::Damaged)?;
+        if !place.load() {
+            return Err(Unknown::Damaged);
+        }
         self.endpoints.take(number);
         Ok(place)
     }
@@ -163,7 +165,7 @@ impl Keep {
         let made = fresh("slipway-endpoint", Self::endpoint_len(), layout::endpoint());
         let made = made.and_then(|(memory, rest)| {
             let shelf = self.shelf(number);
-            let place = KeptPlace::new(number, (shelf, &rest), self.witness.clone(), Files::new());
+            let place = KeptPlace::new(number, shelf, &rest, self.witness.clone(), Files::new());
             let mut place = place.ok_or_else(short)?;
             place.describe(request)?;
             put(&place.shelf, &memory)?;

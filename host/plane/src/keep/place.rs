@@ -23,6 +23,7 @@ pub struct Description {
     /// The request that would make the endpoint as it is now, with its present disks.
     #[prost(message, optional, tag = "1")]
     pub request: Option<v1::CreateEndpointRequest>,
+    /// The endpoint's limits, if they were changed since it was made.
     #[prost(message, optional, tag = "2")]
     pub limits: Option<v1::Limits>,
     /// The slots of the contents of disks in memory, by namespace.
@@ -45,6 +46,7 @@ impl Description {
 
 /// The place where one endpoint is kept.
 pub struct KeptPlace {
+    /// The number of the endpoint's shelf.
     pub(super) number: u32,
     pub(super) shelf: Shelf,
     stored: Snapshots,
@@ -53,32 +55,46 @@ pub struct KeptPlace {
     /// The journal of the controller or network function.
     pub journal: Lasting,
     /// The descriptors that a predecessor left, by slot.
-    found: BTreeMap<u32, OwnedFd>,
+    left_descriptors: BTreeMap<u32, OwnedFd>,
     witness: Arc<OwnedFd>,
 }
 
 impl KeptPlace {
-    /// Makes a place in `memory`, which is the part after the head. `found` holds the descriptors
-    /// that a predecessor left on the shelf.
+    /// Makes a place in `memory`, which is the part after the head. `left_descriptors` holds what a
+    /// predecessor left on the shelf.
     pub(super) fn new(
         number: u32,
-        (shelf, memory): (Shelf, &Lasting),
+        shelf: Shelf,
+        memory: &Lasting,
         witness: Arc<OwnedFd>,
-        found: BTreeMap<u32, OwnedFd>,
+        left_descriptors: BTreeMap<u32, OwnedFd>,
     ) -> Option<Self> {
         let (stored, rest) = memory.split(DESCRIPTION_LEN)?;
         let (session, journal) = rest.split(KEPT_LEN)?;
         let stored = Snapshots::new(&stored)?;
         let description = Description::default();
-        Some(Self { number, shelf, stored, description, session, journal, found, witness })
+        Some(Self {
+            number,
+            shelf,
+            stored,
+            description,
+            session,
+            journal,
+            left_descriptors,
+            witness,
+        })
     }
 
-    /// Reads the description that a predecessor stored. Returns `None` if there is no valid one.
-    pub(super) fn load(&mut self) -> Option<()> {
-        self.description = Description::decode(self.stored.load()?.as_slice()).ok()?;
-        self.description.request.is_some().then_some(())
+    /// Reads the description that a predecessor stored. Returns whether there is a valid one.
+    pub(super) fn load(&mut self) -> bool {
+        let stored = self.stored.load();
+        let read = stored.and_then(|stored| Description::decode(stored.as_slice()).ok());
+        let Some(description) = read.filter(|read| read.request.is_some()) else { return false };
+        self.description = description;
+        true
     }
 
+    /// Returns the number of the endpoint's shelf.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -143,8 +159,8 @@ impl KeptPlace {
     /// here.
     ///
     /// # Errors
-    /// As [`KeptPlace::limit`], or the content cannot be kept. It may be on the shelf even so,
-    /// until the namespace is [detached](Self::detach).
+    /// As [`KeptPlace::limit`], and those of [`KeptPlace::put_content`]. Nothing is kept of the
+    /// namespace then, so that another attempt may have another content.
     pub fn attach(
         &mut self,
         namespace: v1::Namespace,
@@ -153,11 +169,16 @@ impl KeptPlace {
         if let Some(file) = content {
             self.put_content(namespace.nsid, file)?;
         }
+        let nsid = namespace.nsid;
         let device = namespace.disk.as_ref().and_then(device::of);
-        self.change(|description| {
-            description.devices.extend(device.map(|device| (namespace.nsid, device)));
+        let described = self.change(|description| {
+            description.devices.extend(device.map(|device| (nsid, device)));
             description.namespaces().push(namespace);
-        })
+        });
+        if described.is_err() {
+            self.clear_content(nsid);
+        }
+        described
     }
 
     /// Removes these namespaces from the description.
@@ -171,9 +192,20 @@ impl KeptPlace {
             description.devices.retain(|nsid, _| !nsids.contains(nsid));
             slots.extend(nsids.iter().filter_map(|nsid| description.contents.remove(nsid)));
         })?;
-        // An error means that the keeper is gone, and then it holds nothing.
-        slots.into_iter().for_each(|slot| drop(self.shelf.clear(slot)));
+        slots.into_iter().for_each(|slot| self.clear_slot(slot));
         Ok(())
+    }
+
+    /// Takes the content of a disk off the shelf. The stored description does not have it.
+    fn clear_content(&mut self, nsid: u32) {
+        if let Some(slot) = self.description.contents.remove(&nsid) {
+            self.clear_slot(slot);
+        }
+    }
+
+    fn clear_slot(&self, slot: u32) {
+        // An error means that the keeper is gone, and then it holds nothing.
+        let _ = self.shelf.clear(slot);
     }
 
     /// Changes the description and stores it. One that is too long is not stored, and the endpoint
@@ -203,9 +235,10 @@ impl KeptPlace {
         Err(too_long())
     }
 
-    /// Returns the part of the place that the vfio-user endpoint uses.
-    pub fn kept(&mut self) -> Kept {
-        let found = std::mem::take(&mut self.found);
+    /// Returns the parts of the place that the vfio-user endpoint uses, with the descriptors that a
+    /// predecessor left and no [disk](Self::predecessor_disk) has taken.
+    pub fn session_parts(&mut self) -> Kept {
+        let found = std::mem::take(&mut self.left_descriptors);
         Kept { shelf: self.shelf.clone(), memory: self.session.clone(), found }
     }
 
@@ -218,17 +251,23 @@ impl KeptPlace {
     ///
     /// # Errors
     /// The content of the disk is missing, and a new content would make it another disk.
-    pub fn found(&mut self, nsid: u32) -> Result<Lasts, Error> {
+    pub fn predecessor_disk(&mut self, nsid: u32) -> Result<Lasts, Error> {
         let device = self.description.devices.get(&nsid).copied();
         let lasts = Lasts { device, ..self.lasts() };
         let Some(slot) = self.description.contents.get(&nsid) else { return Ok(lasts) };
-        let content = self.found.remove(slot);
+        let content = self.left_descriptors.remove(slot);
         let lost = || Error::Resources(format!("the content of namespace {nsid} was not kept"));
         Ok(Lasts { content: Some(content.ok_or_else(lost)?), ..lasts })
     }
 
-    /// Leaves the content of a disk in memory on the shelf. The description is not stored before
-    /// [`KeptPlace::store`].
+    /// Leaves the content of a disk in memory on the shelf, unless that of namespace `nsid` is
+    /// there already, from a predecessor. The slot is in the stored description only after
+    /// [`KeptPlace::store`] or the next change, so that one store does for all disks of an
+    /// endpoint. A successor that comes before makes the disk anew, which no client has used.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the endpoint has as many disks in memory as its shelf has slots for;
+    /// [`Error::Resources`] if the keeper is gone.
     pub fn put_content(&mut self, nsid: u32, file: &OwnedFd) -> Result<(), Error> {
         let known = &mut self.description.contents;
         if known.contains_key(&nsid) {
@@ -257,7 +296,7 @@ pub fn endpoint_parts(
     place: Option<&mut KeptPlace>,
 ) -> std::io::Result<EndpointParts> {
     match place {
-        Some(place) => EndpointParts::kept(config, place.kept()),
+        Some(place) => EndpointParts::kept(config, place.session_parts()),
         None => Ok(EndpointParts::new(config)),
     }
 }
@@ -284,37 +323,65 @@ mod tests {
         };
         let memory = Lasting::new("test", DESCRIPTION_LEN + KEPT_LEN + 4096).unwrap();
         let witness = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
-        let parts = (Shelf::new(keeper, 0..KEPT_SLOTS), &memory);
-        (KeptPlace::new(0, parts, witness, BTreeMap::new()).unwrap(), memory)
+        let shelf = Shelf::new(keeper, 0..KEPT_SLOTS);
+        (KeptPlace::new(0, shelf, &memory, witness, BTreeMap::new()).unwrap(), memory)
+    }
+
+    /// Returns a request whose description has some more than `len` bytes.
+    fn request(len: usize) -> v1::CreateEndpointRequest {
+        let nvme = v1::NvmeController { serial: "x".repeat(len), ..Default::default() };
+        v1::CreateEndpointRequest { nvme: Some(nvme), ..Default::default() }
+    }
+
+    /// Stores the longest request that fits, and returns its `len`.
+    fn fill(place: &mut KeptPlace) -> usize {
+        let mut len = DESCRIPTION_LEN / 2;
+        while place.describe(&request(len)).is_err() {
+            len -= 1;
+        }
+        len
     }
 
     #[test]
     fn a_change_that_is_too_long_to_be_kept_leaves_what_was_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (mut place, memory) = place(dir.path());
-        let request = |len| {
-            let nvme = v1::NvmeController { serial: "x".repeat(len), ..Default::default() };
-            v1::CreateEndpointRequest { nvme: Some(nvme), ..Default::default() }
-        };
-        // The longest one that fits.
-        let mut len = DESCRIPTION_LEN / 2;
-        while place.describe(&request(len)).is_err() {
-            len -= 1;
-        }
+        let len = fill(&mut place);
         let limits = v1::Limits { commands_per_second: 1, ..Default::default() };
         let count = || memory.words()[0].load(Ordering::Relaxed);
         let changes = count();
         assert!(matches!(place.limit(limits), Err(Error::Invalid(_))));
-        let namespace = v1::Namespace { nsid: 1, disk: None };
+        let namespace = v1::Namespace { nsid: 1, ..Default::default() };
         assert!(matches!(place.attach(namespace, None), Err(Error::Invalid(_))));
         assert_eq!(count(), changes, "something else was stored meanwhile");
         // A successor reads what was stored.
         place.description = Description::default();
-        place.load().unwrap();
+        assert!(place.load());
         assert_eq!((place.request(), place.limits()), (request(len), None));
         place.describe(&request(len - 64)).unwrap();
         place.limit(limits).unwrap();
-        place.load().unwrap();
+        assert!(place.load());
         assert_eq!(place.limits(), Some(limits));
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_be_kept_leaves_no_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut place, _memory) = place(dir.path());
+        let len = fill(&mut place);
+        let namespace = || v1::Namespace { nsid: 1, ..Default::default() };
+        let content = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let (first, second) = (content(), content());
+        assert!(matches!(place.attach(namespace(), Some(&first)), Err(Error::Invalid(_))));
+        assert!(place.description.contents.is_empty());
+        place.describe(&request(len - 64)).unwrap();
+        place.attach(namespace(), Some(&second)).unwrap();
+        // A successor finds the second one alone.
+        drop(place);
+        let keeper = Keeper::connect(&dir.path().join("keeper")).unwrap();
+        let taken = keeper.take(std::time::Duration::from_secs(60)).unwrap();
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let found: Vec<_> = taken.iter().map(|(_, file)| inode(file)).collect();
+        assert_eq!(found, [inode(&second)]);
     }
 }

@@ -96,7 +96,8 @@ pub(super) fn request(
             });
         }
         Some(Kind::Nvme(template)) => {
-            let namespaces = vec![v1::Namespace { nsid: 1, disk: template.disk.clone() }];
+            let namespaces =
+                vec![v1::Namespace { nsid: 1, disk: template.disk.clone(), ..Default::default() }];
             let doorbells = v1::nvme_controller::DoorbellMode::Rung.into();
             let overlay_bytes = template.layers_bytes;
             let rest = v1::NvmeController::default();

@@ -11,6 +11,7 @@ use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
+use slipway_plane_api::v1::plane_server::Plane as Calls;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::Client;
 pub use slipway_vfio_user_client::Registers;
@@ -40,7 +41,11 @@ impl Rig {
     pub fn request(&self, id: &str, disks: Vec<v1::disk::Kind>) -> v1::CreateEndpointRequest {
         let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
         let namespaces = (1..).zip(disks);
-        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+        let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace {
+            nsid,
+            disk: disk(kind),
+            ..Default::default()
+        });
         v1::CreateEndpointRequest {
             virtio_net: None,
             memory: None,
@@ -80,6 +85,20 @@ pub fn connect_driver(socket: &Path) -> (Arena, Registers) {
     map.add(BASE, region).unwrap();
     let arena = Arena::new(map.memory(), BASE, MEMORY);
     (arena, Registers::new(client, PATIENCE))
+}
+
+/// Copies a disk by the interface's call.
+pub fn copy(
+    rig: &Rig,
+    endpoint: &str,
+    nsid: u32,
+    path: &Path,
+) -> Result<v1::CopyDiskReply, tonic::Status> {
+    let (endpoint_id, path) = (endpoint.to_owned(), path.to_string_lossy().into_owned());
+    let request = tonic::Request::new(v1::CopyDiskRequest { endpoint_id, nsid, path });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let service = rig.plane.service();
+    runtime.block_on(service.copy_disk(request)).map(tonic::Response::into_inner)
 }
 
 pub fn ram(size_bytes: u64) -> v1::disk::Kind {

@@ -101,7 +101,11 @@ fn request(dir: &Path) -> v1::CreateEndpointRequest {
     };
     let disk = |kind| Some(v1::Disk { block_size: 0, kind: Some(kind) });
     let namespaces = (1..).zip([ram, file, overlay, image]);
-    let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace { nsid, disk: disk(kind) });
+    let namespaces = namespaces.map(|(nsid, kind)| v1::Namespace {
+        nsid,
+        disk: disk(kind),
+        ..Default::default()
+    });
     v1::CreateEndpointRequest {
         virtio_net: None,
         memory: None,

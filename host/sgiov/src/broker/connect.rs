@@ -1,7 +1,6 @@
 //! The beginning of connections.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use slipway_ring::cross::{Side, Tail};
 use slipway_sgiov_spec::Address;
@@ -11,17 +10,10 @@ use slipway_sgiov_spec::table::Place;
 use super::connection::{Bells, Connection, End};
 use super::links::{self, Party};
 use super::sharing::Bell;
-use super::{Broker, Errno, Outcome, lack};
+use super::{Broker, Errno, Outcome};
 use crate::accounts::{Account, Held, Resource};
 use crate::address::specific;
-use crate::namespace::Namespace;
 use crate::peer::NamespaceId;
-use crate::remote::Remote;
-
-/// The time for which the measured memory of a namespace's links counts, for each link of the
-/// engine. Measuring examines all of them, in less than 1 µs each, so that it takes a tenth of the
-/// engine's time at most for a tenant.
-const MEASURE: Duration = Duration::from_micros(10);
 
 /// The two parties of a connection to make, each with its address.
 pub struct Pair {
@@ -110,58 +102,6 @@ impl Broker {
         if let Some(client) = self.clients.get_mut(client) {
             client.entries.insert(end.entry);
         }
-    }
-
-    /// Returns the listener at `to` as seen from a network namespace: in the namespace itself, or
-    /// in the one other namespace that has the address. Returns `None` if there is none.
-    fn route(&mut self, namespace: u32, to: &Address) -> Option<u32> {
-        // To a namespace its own address belongs to no other.
-        let own = |space: &mut Namespace| space.has(&to.ip);
-        if to.is_loopback() || self.namespaces.get_mut(namespace).is_some_and(own) {
-            return self.listeners.find(namespace, to);
-        }
-        let mut spaces = self.listeners.namespaces(to);
-        spaces.retain(|number| self.namespaces.get_mut(*number).is_some_and(own));
-        let tenant =
-            |number: u32| self.namespaces.get(number).and_then(|space| space.tenant.as_ref());
-        let name = |number: u32| tenant(number).map(|tenant| tenant.name.as_str());
-        spaces.retain(|number| self.policy.allows(name(namespace), name(*number), to));
-        // If two namespaces have the same address, only the kernel knows which one is meant.
-        let [one] = spaces[..] else { return None };
-        self.listeners.find(one, to)
-    }
-
-    /// Returns whether a connection to `to` can come from `wanted`, the source that a program asks
-    /// for. It must be an address of the program's namespace, since the acceptor trusts it.
-    fn may_come_from(&mut self, namespace: u32, to: &Address, wanted: &Address) -> bool {
-        let Some(space) = self.namespaces.get_mut(namespace) else { return false };
-        let stays = |space: &mut Namespace| to.is_loopback() || space.has(&to.ip);
-        wanted.is_unspecified()
-            || (wanted.is_loopback() && stays(space))
-            || (!wanted.is_loopback() && space.has(&wanted.ip))
-    }
-
-    /// Returns the connector's address with a port of its own, which is in use until
-    /// [`crate::namespace::Namespaces::release`].
-    pub(super) fn source(
-        &mut self,
-        namespace: u32,
-        to: &Address,
-        wanted: Address,
-    ) -> Result<Address, Errno> {
-        let space = self.namespaces.get_mut(namespace).ok_or(Errno::INVAL)?;
-        let ip = match () {
-            () if !wanted.is_unspecified() => wanted.ip,
-            () if to.as_v4().is_some() && to.is_loopback() => Address::v4([127, 0, 0, 1], 0).ip,
-            () if to.is_loopback() => to.ip,
-            () if space.has(&to.ip) => to.ip,
-            () => space.source(to).ok_or(Errno::HOSTUNREACH)?,
-        };
-        let from = match wanted.port {
-            0 => space.ports.choose(ip, *to),
-            port => Some(Address { ip, port }).filter(|from| space.ports.take(*from, *to)),
-        };
-        from.ok_or(Errno::ADDRNOTAVAIL)
     }
 
     /// Makes a connection with entries in both families' tables, all of it or nothing.
@@ -272,50 +212,7 @@ impl Broker {
         family(pair.connector.0).or_else(|| family(pair.acceptor.0))
     }
 
-    /// Checks that a tenant may have `wanted` more endpoints.
-    fn is_within_limits(&mut self, namespace: u32, wanted: u32) -> Result<(), Errno> {
-        let Some(space) = self.namespaces.get(namespace) else { return Ok(()) };
-        let Some(tenant) = &space.tenant else { return Ok(()) };
-        let sockets = tenant.sockets.is_none_or(|most| space.endpoints + wanted <= most);
-        let limit = tenant.memory;
-        let fits = sockets && limit.is_none_or(|most| self.memory_of(namespace) < most);
-        fits.then_some(()).ok_or(super::LIMITED)
-    }
-
-    /// Returns the size in bytes of the arenas that a namespace's families share. The number is at
-    /// most [`MEASURE`] for each link of the engine old, so that a tenant whose memory is limited
-    /// does not keep the engine from the requests of others.
-    fn memory_of(&mut self, namespace: u32) -> u64 {
-        let now = Instant::now();
-        let measured = self.namespaces.get(namespace).and_then(|space| space.measured);
-        if let Some((bytes, _)) = measured.filter(|(_, until)| now < *until) {
-            return bytes;
-        }
-        let (bytes, examined) = self.measure(namespace);
-        if let Some(space) = self.namespaces.get_mut(namespace) {
-            space.measured = Some((bytes, now + MEASURE * examined));
-        }
-        bytes
-    }
-
-    /// Asks the kernel for the size in bytes of a namespace's arenas. Returns the number of links
-    /// that were examined as well: all of the engine's.
-    fn measure(&self, namespace: u32) -> (u64, u32) {
-        let is_its = |party: Party| match party {
-            Party::Family(number) => {
-                self.families.get(number).is_some_and(|family| family.namespace == namespace)
-            }
-            Party::Engine | Party::Gone => false,
-        };
-        self.links.iter().fold((0, 0), |(bytes, examined), (_, link)| {
-            let its = link.ends.iter().any(|end| is_its(end.party));
-            let stat = its.then(|| rustix::fs::fstat(&*link.file).ok()).flatten();
-            let blocks = stat.map_or(0, |stat| stat.st_blocks.unsigned_abs());
-            (bytes + blocks * 512, examined + 1)
-        })
-    }
-
-    /// Writes the entry of one end into its family's table.
+    /// Writes the entry of one end into its family's table, which has room for it.
     fn grant(&mut self, number: u32, side: Side) {
         let Some(connection) = self.connections.get(number) else { return };
         let Some(link) = self.links.get(connection.link) else { return };
@@ -330,7 +227,8 @@ impl Broker {
             link: link.ends[side as usize].number,
         };
         let Some(family) = self.families.get_mut(family) else { return };
-        let Some(entry) = family.take_entry(number, side) else { return };
+        // `check_room` has seen it, and nothing has taken an entry since then.
+        let entry = family.take_entry(number, side).expect("the table has room for the entry");
         family.table.grant(entry, place);
         if let Some(connection) = self.connections.get_mut(number) {
             connection.end_mut(side).entry = entry;
@@ -348,49 +246,6 @@ impl Broker {
             return false;
         };
         a.peer.is_as(&b.peer)
-    }
-
-    /// Returns a link between the two parties that has room, or makes one.
-    fn link_between(&mut self, a: Party, b: Party, account: &Arc<Account>) -> Result<u32, Errno> {
-        if let Some(link) = self.links.with_room(a, b) {
-            return Ok(link);
-        }
-        let free = |party: Party, but: Option<u16>| match party {
-            Party::Family(number) => self
-                .families
-                .get(number)
-                .and_then(|family| family.free_link(but))
-                .ok_or(Errno::NOBUFS),
-            Party::Engine | Party::Gone => Ok(0),
-        };
-        let first = free(a, None)?;
-        let second = free(b, (a == b).then_some(first))?;
-        let ends =
-            [links::End { party: a, number: first }, links::End { party: b, number: second }];
-        let held = [
-            account.hold(Resource::Descriptors, links::DESCRIPTORS)?,
-            account.hold(Resource::Mappings, 1)?,
-        ];
-        let supplied = match &mut self.remote {
-            Some(remote) if a == Party::Engine || b == Party::Engine => remote.arena().transpose(),
-            _ => Ok(None),
-        };
-        let supplied = supplied.map_err(lack)?;
-        let link = self.links.add(ends, supplied.clone(), held).map_err(lack);
-        if link.is_err()
-            && let (Some(remote), Some(arena)) = (&mut self.remote, &supplied)
-        {
-            remote.arena_gone(arena);
-        }
-        let link = link?;
-        for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
-            if let Party::Family(number) = end.party
-                && let Some(family) = self.families.get_mut(number)
-            {
-                family.set_link(end.number, Some((link, side)));
-            }
-        }
-        Ok(link)
     }
 
     /// Returns the answer that gives a process its side of a connection.
@@ -436,4 +291,4 @@ impl Broker {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use slipway_ring::cross::{Arena, Region, Regions, Side};
 
-use crate::accounts::Held;
+use super::{Broker, Errno, lack};
+use crate::accounts::{Account, Held, Resource};
+use crate::remote::Remote;
 use crate::slab::Slab;
 use crate::table::Table;
 
@@ -257,5 +259,54 @@ impl Links {
     pub fn idle(&self, for_long: std::time::Duration) -> Vec<u32> {
         let is_idle = |link: &Link| link.idle.is_some_and(|since| since.elapsed() >= for_long);
         self.all.iter().filter(|(_, link)| is_idle(link)).map(|(number, _)| number).collect()
+    }
+}
+
+impl Broker {
+    /// Returns a link between the two parties that has room, or makes one.
+    pub(super) fn link_between(
+        &mut self,
+        a: Party,
+        b: Party,
+        account: &Arc<Account>,
+    ) -> Result<u32, Errno> {
+        if let Some(link) = self.links.with_room(a, b) {
+            return Ok(link);
+        }
+        let free = |party: Party, but: Option<u16>| match party {
+            Party::Family(number) => self
+                .families
+                .get(number)
+                .and_then(|family| family.free_link(but))
+                .ok_or(Errno::NOBUFS),
+            Party::Engine | Party::Gone => Ok(0),
+        };
+        let first = free(a, None)?;
+        let second = free(b, (a == b).then_some(first))?;
+        let ends = [End { party: a, number: first }, End { party: b, number: second }];
+        let held = [
+            account.hold(Resource::Descriptors, DESCRIPTORS)?,
+            account.hold(Resource::Mappings, 1)?,
+        ];
+        let supplied = match &mut self.remote {
+            Some(remote) if a == Party::Engine || b == Party::Engine => remote.arena().transpose(),
+            _ => Ok(None),
+        };
+        let supplied = supplied.map_err(lack)?;
+        let link = self.links.add(ends, supplied.clone(), held).map_err(lack);
+        if link.is_err()
+            && let (Some(remote), Some(arena)) = (&mut self.remote, &supplied)
+        {
+            remote.arena_gone(arena);
+        }
+        let link = link?;
+        for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
+            if let Party::Family(number) = end.party
+                && let Some(family) = self.families.get_mut(number)
+            {
+                family.set_link(end.number, Some((link, side)));
+            }
+        }
+        Ok(link)
     }
 }

@@ -11,6 +11,7 @@
 //! - `greeting`: processes that have connected and not attached yet; `proof`: whether a process has
 //!   the kernel's listening socket that it claims;
 //! - `attach`, `listen`, `connect`, `exec`: the requests; `finish`: how endpoints end;
+//! - `route`: the listener that an address means; `tenant_limits`: what policy lets a tenant have;
 //! - `remote`: connections to other nodes and to guests; `guests`: their socket functions;
 //! - `sharing`: the eventfds of connections' ends; `sweep`: memory of idle sockets; `report`: the
 //!   report for people.
@@ -28,8 +29,10 @@ mod listen;
 mod proof;
 mod remote;
 mod report;
+mod route;
 mod sharing;
 mod sweep;
+mod tenant_limits;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};

@@ -152,18 +152,12 @@ impl Broker {
         from: Address,
         to: Address,
     ) -> Result<(u32, Line), Errno> {
-        let mut there = self.listeners.namespaces(&to);
-        there.retain(|number| {
-            let space = self.namespaces.get_mut(*number);
-            space.is_some_and(|space| !to.is_loopback() && space.has(&to.ip))
-        });
-        let tenants = &self.namespaces;
-        let name = |number: u32| tenants.get(number).and_then(|space| space.tenant.as_ref());
-        there.retain(|number| {
-            let owner = name(*number).map(|owner| owner.name.as_str());
-            owner == Some(tenant) || self.policy.allows(Some(tenant), owner, &to)
-        });
-        let [namespace] = there[..] else { return Err(Errno::PROTONOSUPPORT) };
+        let owner = if to.is_loopback() { None } else { self.owner(&to) };
+        let namespace = owner.ok_or(Errno::PROTONOSUPPORT)?;
+        let name = self.tenant(namespace);
+        if name != Some(tenant) && !self.policy.allows(Some(tenant), name, &to) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
         self.enqueue(namespace, from, to)
     }
 

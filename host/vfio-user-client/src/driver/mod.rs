@@ -4,18 +4,21 @@
 mod registers;
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_vfio_user_spec::{
-    Command, DmaMap, Header, IrqInfo, RegionAccess, RegionFlags, RegionInfo, U32, flag, irq,
+    Command, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, RegionAccess, RegionFlags, RegionInfo,
+    U32, flag, irq,
 };
 use zerocopy::IntoBytes;
 
 use crate::client::{ROOM, copy_read, described, interrupt};
+use crate::remote::duplicate;
+use crate::told::set_unmask;
 use crate::{
     Client, ClientError, FunctionError, IrqDescription, RegionDescription, RemoteFunction, Window,
 };
@@ -34,6 +37,33 @@ impl Client {
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &address)?;
         Self::negotiate(socket, timeout)
+    }
+
+    /// Negotiates on a connected stream socket.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
+        Self::begin(socket, timeout, None)
+    }
+
+    /// Asks for the description of the device.
+    pub fn device_info(&mut self) -> Result<DeviceInfo, ClientError> {
+        self.ask(Command::DeviceGetInfo, &DeviceInfo::request())
+    }
+
+    /// Removes a map. When this returns, the device does not access the memory any more.
+    pub fn unmap(&mut self, iova: u64, len: u64) -> Result<(), ClientError> {
+        let request = DmaUnmap::new(iova, len);
+        self.call(Command::DmaUnmap, request.as_bytes(), &[]).map(drop)
+    }
+
+    /// Resets the device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn reset(&mut self) -> Result<(), ClientError> {
+        self.call(Command::DeviceReset, &[], &[]).map(drop)
     }
 
     /// Makes a wait for a reply look for it again and again for `time` before the thread sleeps:
@@ -214,6 +244,40 @@ impl RemoteFunction {
         }
         // It is memory, so closing it never waits.
         Ok(Some((file.into_owned(), described.file_offset)))
+    }
+
+    /// Permits the function to read and write RAM, as [`RemoteFunction::map`] does.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn map_ram(
+        &self,
+        iova: u64,
+        len: u64,
+        file: BorrowedFd<'_>,
+        offset: u64,
+    ) -> Result<(), FunctionError> {
+        self.map(iova, len, file, offset, true)
+    }
+
+    /// Takes memory back: exactly what one [`RemoteFunction::map`] gave. When this returns without
+    /// an error, a connected function does not access the memory any more. A server whose
+    /// connection ended is held to nothing: its process may still have the memory mapped.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn unmap(&self, iova: u64, len: u64) -> Result<(), FunctionError> {
+        let undo = |client: &mut Client| client.unmap(iova, len).map(drop);
+        self.tell(undo, |told| drop(told.ram.remove(&iova)))
+    }
+
+    /// Sets the eventfd that unmasks the interrupt pin (a resample eventfd of KVM), or none.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`], [`FunctionError::Broken`].
+    pub fn unmask_pin_by(&self, file: Option<BorrowedFd<'_>>) -> Result<(), FunctionError> {
+        let kept = file.map(duplicate).transpose()?;
+        self.tell(|client| set_unmask(client, file), |told| told.unmask = kept)
     }
 
     /// Removes the routes of MSI-X vectors.

@@ -3,6 +3,7 @@
 use slipway_vfio_user_spec::device_state;
 
 use super::{FunctionError, Link, RemoteFunction, lock};
+use crate::migration::PAGE;
 use crate::{Client, ClientError, MAX_STATE};
 
 /// A snapshot or a migration, step by step:
@@ -73,6 +74,43 @@ impl RemoteFunction {
         // An interrupt may have been lost on the way. A driver tolerates one more.
         lock(&self.inner).told.raise_vectors();
         Ok(())
+    }
+
+    /// Has the function note the pages of RAM that it writes to, of all that is mapped. A function
+    /// that runs goes on. A log belongs to a connection: another one has none.
+    ///
+    /// # Errors
+    /// As for [`RemoteFunction::stop`].
+    pub fn log_writes(&self) -> Result<(), FunctionError> {
+        self.perform(Client::start_log)
+    }
+
+    /// Ends the log of [`RemoteFunction::log_writes`].
+    ///
+    /// # Errors
+    /// As for [`RemoteFunction::stop`].
+    pub fn end_log(&self) -> Result<(), FunctionError> {
+        self.perform(Client::stop_log)
+    }
+
+    /// Returns the pages that the function has written to since they were last reported, as
+    /// [`Client::report_log`] does. Each message has the whole patience, since the function becomes
+    /// quiet for each, and accesses of other threads come in between.
+    ///
+    /// # Errors
+    /// [`FunctionError::Refused`] if there is no log, as after the loss of a connection, with
+    /// which the log is lost. As for [`RemoteFunction::stop`].
+    pub fn report_log(&self, iova: u64, pages: usize) -> Result<Vec<u64>, FunctionError> {
+        let mut words = Vec::with_capacity(pages.div_ceil(64));
+        while words.len() * 64 < pages {
+            let done = words.len() * 64;
+            let part = self.perform(|client| {
+                let count = client.most_reported().min(pages - done);
+                client.report_log(iova + done as u64 * PAGE, count)
+            })?;
+            words.extend(part);
+        }
+        Ok(words)
     }
 
     /// Carries out `request` so that a connection made meanwhile, or afterwards, finds the function

@@ -1,38 +1,49 @@
 //! The task of an endpoint: a listening socket, a function, and at most one client.
 //!
-//! Over 500 lines: the states of one task, each with its steps.
+//! | event | `Listening` | `Connected` | `Draining` |
+//! |---|---|---|---|
+//! | a connection waits | a client is connected: `Connected` | it is accepted and refused | it waits |
+//! | the client's socket is ready | | the session has a turn | |
+//! | the client ends, or has to | | `Draining` | |
+//! | the client needs a thread | | the endpoint moves to one ([`Residence`]) | |
+//! | the function is quiet, or late | | | the device is renewed: `Listening` |
+//! | a backend wakes, a deadline passes | a poll | a poll, unless a request quiesces | |
+//! | [`Control::relocate`] | the endpoint moves | it moves, on its home | it moves, on its home |
+//! | [`Control::close`] | it ends, by way of `Ended` | `Draining` | it ends when it has drained |
 
-mod connection;
+mod connected;
+mod construction;
+mod draining;
 mod entrance;
+mod facts;
+mod listening;
 mod ready;
+mod residence;
+mod wakes;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use slipway_pci::Function;
-use slipway_peer::{Foreign, Peer};
 use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
-use crate::channel::Channel;
 use crate::control::{Gone, Shared};
 use crate::device::Device;
 use crate::keeping::Keeping;
-use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
-use crate::listener::Listener;
-use crate::run_state::RunState;
-use crate::server::{MAX_HELD, MAX_HELD_BYTES, Session, SessionTurn};
-use crate::stats::{ClientInfo, add};
-use crate::{Config, Control, EndpointParts, kept, slots};
-use connection::Connection;
-use entrance::{Entrance, listen};
-use ready::{BELL, CLIENT, CONTROL, FIRST_WAKE, Ready, UNMASK};
-use slipway_vfio_user_wire::Wire;
+use crate::lane::Doors;
+use crate::server::{MAX_HELD, MAX_HELD_BYTES};
+use crate::stats::add;
+use crate::{Config, Control};
+use connected::{Connection, Outcome};
+use draining::Draining;
+use entrance::Entrance;
+use facts::{Facts, Looks, Sleep};
+use listening::Acceptor;
+use ready::{BELL, CLIENT, CONTROL, Ready, UNMASK};
+use residence::Residence;
+use wakes::Wakes;
 
-/// The interval at which a function that does not become quiet is asked again.
-const RECHECK: Duration = Duration::from_millis(1);
 /// The pause after an error, before accepting again or renewing the device.
 const RETRY: Duration = Duration::from_millis(100);
 /// The reason for which clients are disconnected if interrupts would have to be written to their
@@ -66,9 +77,7 @@ pub struct Endpoint {
     config: Arc<Config>,
     state: EndpointState,
     device: Device,
-    wakes: Vec<OwnedFd>,
-    /// The reactor watches `wakes`: it does while the function is polled, which clears them.
-    wakes_watched: bool,
+    wakes: Wakes,
     entrance: Entrance,
     home: Handle,
     residence: Residence,
@@ -86,150 +95,12 @@ enum EndpointState {
     Listening,
     Connected(Connection),
     /// Cleaning up after a client.
-    Draining {
-        deadline: Instant,
-        retry_at: Instant,
-        /// The client had a thread of its own.
-        private: bool,
-    },
+    Draining(Draining),
     /// The endpoint has ended, except for requests that the function still holds.
     Ended,
 }
 
-/// The reactor that the endpoint is on.
-#[derive(Clone, Copy)]
-enum Residence {
-    /// Its home, or a reactor of its own for as long as its client needs one.
-    Returning,
-    /// On the way to a reactor of its own, for its client.
-    Moving {
-        /// The endpoint slept in the step in which it left, so it stays on the new reactor.
-        slept: bool,
-    },
-    /// A reactor of its own, for good.
-    Staying,
-}
-
 impl Endpoint {
-    /// Binds the socket at once; clients are served once the endpoint is added to a reactor.
-    ///
-    /// `home` is that reactor: the endpoint returns to it from a thread of its own. `wakes` are
-    /// duplicates of the backends' wake descriptors: when one is readable the function is polled,
-    /// which clears it.
-    ///
-    /// # Errors
-    /// The socket cannot be bound (the text holds its path), or the function's doorbells do not fit
-    /// its doorbell registers.
-    pub fn new(
-        config: Config,
-        parts: EndpointParts,
-        function: Box<dyn Function>,
-        wakes: Vec<OwnedFd>,
-        home: &Handle,
-    ) -> std::io::Result<Self> {
-        let mut parts = parts;
-        let kept = parts.kept.take();
-        let device = Device::new(parts, function)?;
-        let (listener, kept) = listen(&config, kept, &device.bin)?;
-        let around = (wakes, home);
-        let mut endpoint = Self::with(config, device, listener, around)?;
-        if let Some((parts, keeping)) = kept {
-            endpoint.resume(*parts, keeping)?;
-        }
-        Ok(endpoint)
-    }
-
-    /// Makes an endpoint on a Unix socket that another party made, named and listens on. The
-    /// socket's path in `config` is ignored.
-    ///
-    /// # Errors
-    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell registers.
-    pub fn on(
-        socket: OwnedFd,
-        config: Config,
-        parts: EndpointParts,
-        function: Box<dyn Function>,
-        home: &Handle,
-    ) -> std::io::Result<Self> {
-        let listener = Listener::given(socket, &parts.bin)?;
-        Self::with(config, Device::new(parts, function)?, listener, (Vec::new(), home))
-    }
-
-    fn with(
-        config: Config,
-        device: Device,
-        listener: Listener,
-        (wakes, home): (Vec<OwnedFd>, &Handle),
-    ) -> std::io::Result<Self> {
-        let path = config.location.socket();
-        let shut = listener.shut()?.map(|socket| (socket, path));
-        let is_open = shut.is_none();
-        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, shut)?);
-        device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
-        Ok(Self {
-            config: Arc::new(config),
-            state: EndpointState::Listening,
-            device,
-            wakes,
-            wakes_watched: false,
-            entrance: Entrance { listener, is_open, watched: is_open, retry_at: None },
-            home: home.clone(),
-            residence: Residence::Returning,
-            began: Instant::now(),
-            kept: None,
-            lanes: Doors::default(),
-            _gone: Gone::new(&shared),
-            shared,
-        })
-    }
-
-    /// Continues with the client that a predecessor had, if there is one.
-    fn resume(&mut self, mut parts: kept::Parts, mut keeping: Keeping) -> std::io::Result<()> {
-        let socket = parts.found.remove(&slots::CLIENT);
-        let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
-            if keeping.holds() {
-                self.device.run = RunState::Held;
-                // The predecessor may have been killed before it had cleared everything.
-                keeping.release();
-            }
-            self.kept = Some(Box::new(keeping));
-            return Ok(());
-        };
-        let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
-        let channel = Channel::new(wire, self.config.remote_deadline);
-        let live = self.shared.live.clone();
-        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
-        let around = (&mut self.device, &mut parts);
-        let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
-        let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
-        self.device.pace.kick();
-        self.state = EndpointState::Connected(Connection::new(session, Instant::now()));
-        Ok(())
-    }
-
-    /// Has other reactors poll the function's lanes, if it has lanes: one lane for each home, as
-    /// far as there are lanes. Call it before the endpoint is added to its reactor. The lanes end
-    /// with the endpoint, wherever the endpoint is then. A client of such an endpoint cannot have
-    /// message-only memory above [`Config::remote_threshold`], for which all of the function would
-    /// have to move.
-    ///
-    /// # Errors
-    /// No descriptors are left, or a reactor has ended. The endpoint cannot be used then.
-    pub fn spread(&mut self, homes: Vec<LaneHome>) -> std::io::Result<()> {
-        let doors = homes.iter().map(|_| Door::new());
-        self.lanes = Doors(doors.collect::<Result<_, _>>()?);
-        let home = Waker::from(Arc::new(Home(self.shared.clone())));
-        let lanes = self.device.function.take_lanes(home, self.lanes.wakers());
-        self.device.has_lanes = !lanes.is_empty();
-        for ((lane, home), door) in lanes.into_iter().zip(homes).zip(&self.lanes.0) {
-            let (pace, period) = (self.device.pace.beside(), self.config.sweep_period);
-            let entrance = (door.clone(), home.wakes);
-            let task = LaneTask::new(lane, entrance, pace, period, &self.shared);
-            home.reactor.add(Box::new(task)).map_err(std::io::Error::other)?;
-        }
-        Ok(())
-    }
-
     /// Returns a handle to the endpoint for other threads.
     pub fn control(&self) -> Control {
         Control(self.shared.clone())
@@ -244,44 +115,16 @@ impl Endpoint {
             }
             let Some((socket, peer)) = self.entrance.listener.accept()? else { return Ok(()) };
             if self.config.admits(peer.uid) && matches!(self.state, EndpointState::Listening) {
-                self.connect(socket, peer, context)?;
+                let (config, live) = (&self.config, &self.shared.live);
+                let (device, kept) = (&mut self.device, &mut self.kept);
+                let mut acceptor = Acceptor { config, device, kept, live };
+                if let Some(connection) = acceptor.connect((socket, peer), context)? {
+                    self.state = EndpointState::Connected(connection);
+                }
             } else {
                 add(&self.shared.live.refused, 1);
             }
         }
-        Ok(())
-    }
-
-    fn connect(
-        &mut self,
-        socket: Foreign,
-        peer: Peer,
-        context: &mut Context<'_>,
-    ) -> std::io::Result<()> {
-        if !slipway_peer::eventfd::can_raise() {
-            add(&self.shared.live.refused, 1);
-            self.shared.live.disconnected(NO_INTERRUPTS);
-            return Ok(());
-        }
-        // The failure was that of an earlier client.
-        let _ = self.device.sink.failure.take();
-        if let Some(kept) = self.kept.as_mut().filter(|_| !self.device.is_held()) {
-            kept.connect(&socket, peer)?;
-        }
-        context.watch(socket.as_fd(), Interest::Read, CLIENT)?;
-        let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
-        let channel = Channel::new(wire, self.config.remote_deadline);
-        let live = self.shared.live.clone();
-        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
-        let mut session = Session::new(channel, self.config.clone(), live);
-        // An endpoint that has served a client returns home first, so this changes nothing.
-        let _ = session.settle_on_thread(&mut self.device, false);
-        if self.device.is_held() {
-            session.released = self.kept.take_if(|kept| kept.may_resume(peer.uid));
-        } else {
-            session.kept = self.kept.take();
-        }
-        self.state = EndpointState::Connected(Connection::new(session, context.now()));
         Ok(())
     }
 
@@ -290,17 +133,14 @@ impl Endpoint {
     /// looks.
     fn client_leaves(&self) -> bool {
         let EndpointState::Connected(connection) = &self.state else { return false };
-        connection.session.channel.with(|wire| wire.is_hung_up())
+        connection.is_hung_up()
     }
 
     fn disconnect(&mut self, why: &str, context: &mut Context<'_>) {
-        let EndpointState::Connected(Connection { session, private, .. }) = &mut self.state else {
-            return;
-        };
-        let private = *private;
-        session.channel.hang_up();
-        if let Some(mut kept) = session.kept.take().or(session.released.take()).or(self.kept.take())
-        {
+        let EndpointState::Connected(connection) = &mut self.state else { return };
+        // The session or the endpoint has the state for a successor, never both: the session of a
+        // client that is kept, or that may resume a held function, takes it from the endpoint.
+        if let Some(mut kept) = connection.end().or_else(|| self.kept.take()) {
             if !self.device.is_held() {
                 kept.disconnect();
             }
@@ -310,74 +150,42 @@ impl Endpoint {
         context.unwatch(CLIENT);
         self.device.unroute();
         self.shared.live.disconnected(why);
-        let now = context.now();
-        let deadline = now + self.config.reply_deadline;
-        self.state = EndpointState::Draining { deadline, retry_at: now, private };
+        let draining = Draining::new(context.now(), self.config.reply_deadline);
+        self.state = EndpointState::Draining(draining);
     }
 
-    /// Serves the client. Returns false if the client must move to a thread of its own.
+    /// Serves the client. Returns false if the endpoint must move to a thread of its own for it.
     fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
-        let now = context.now();
-        let EndpointState::Connected(Connection { session, since, more, private, .. }) =
-            &mut self.state
-        else {
-            return true;
-        };
-        if session.is_pending() && ready.client {
-            // The socket is not watched for input now, so this is a hang-up or an error.
-            self.disconnect("the client hung up while a request waited", context);
-            return true;
-        }
-        let late = now.duration_since(*since) >= self.config.handshake_deadline;
-        if late && !session.is_negotiated() {
-            self.disconnect("the client did not negotiate in time", context);
-            return true;
-        }
-        let kept = *private && session.channel.has_kept();
-        if !(ready.client || ready.output || *more || kept || session.is_pending()) {
-            return true;
-        }
-        match session.turn(&mut self.device, now) {
-            Ok(SessionTurn::Move) => return false,
-            Ok(turn) => *more = turn == SessionTurn::More,
-            Err(end) => self.disconnect(&end.to_string(), context),
+        let EndpointState::Connected(connection) = &mut self.state else { return true };
+        match connection.step(&mut self.device, &self.config, (ready, context.now())) {
+            Outcome::Stays => {}
+            Outcome::Ends(why) => self.disconnect(&why, context),
+            Outcome::Moves if self.residence == Residence::OwnForGood => self.settle(true, context),
+            Outcome::Moves => {
+                self.residence = Residence::MovingForClient { slept: false };
+                return false;
+            }
         }
         true
     }
 
     /// Takes the new home that the endpoint was told to move to, if any. Returns whether to move
     /// there now.
-    fn relocates(&mut self, context: &Context<'_>) -> bool {
+    fn relocates(&mut self) -> bool {
         let Some(home) = self.shared.take_home() else { return false };
         self.home = home;
         // On a thread of its own, the endpoint moves when its client disconnects, or never.
-        !self.is_private() && !self.stays(context) && !self.shared.is_closing()
+        self.residence == Residence::Home && !self.shared.is_closing()
     }
 
-    /// Returns whether the endpoint has a thread of its own for good.
-    fn stays(&self, context: &Context<'_>) -> bool {
-        context.is_alone() || matches!(self.residence, Residence::Staying)
-    }
-
-    /// Returns whether the client, or the one that is being cleaned up after, has a thread of its
-    /// own.
-    fn is_private(&self) -> bool {
-        match &self.state {
-            EndpointState::Connected(connection) => connection.private,
-            EndpointState::Draining { private, .. } => *private,
-            EndpointState::Listening | EndpointState::Ended => false,
-        }
-    }
-
-    /// Answers the client that needs a thread of its own: this is that thread if `private`, or it
+    /// Answers the client that needs a thread of its own: this is that thread if `moved`, or it
     /// could not be started.
-    fn settle(&mut self, private: bool, context: &mut Context<'_>) {
+    fn settle(&mut self, moved: bool, context: &mut Context<'_>) {
         let EndpointState::Connected(connection) = &mut self.state else { return };
-        if private {
+        if moved {
             self.shared.live.moved();
         }
-        (connection.more, connection.private) = (true, private);
-        if let Err(end) = connection.session.settle_on_thread(&mut self.device, private) {
+        if let Err(end) = connection.settle(&mut self.device, moved) {
             self.disconnect(&end.to_string(), context);
         }
     }
@@ -389,18 +197,11 @@ impl Endpoint {
     /// Events are checked separately: closing and poking are events, and so is room for output,
     /// which only a message creates.
     fn is_only_served(&self) -> bool {
-        let EndpointState::Connected(Connection { session, more, private, .. }) = &self.state
-        else {
-            return false;
-        };
+        let EndpointState::Connected(connection) = &self.state else { return false };
         self.device.mapped.is_some()
-            && !more
-            && !private
+            && connection.is_quiet()
             && self.entrance.retry_at.is_none()
             && self.entrance.watched
-            && session.is_negotiated()
-            && !session.is_pending()
-            && !session.is_quiescing()
             && self.device.runs()
     }
 
@@ -408,12 +209,12 @@ impl Endpoint {
     fn poll_device(&mut self, ready: Ready, now: Instant) {
         let wanted = match &self.state {
             _ if !self.device.runs() => false,
-            EndpointState::Connected(connection) if connection.session.is_quiescing() => false,
+            EndpointState::Connected(connection) if connection.is_quiescing() => false,
             EndpointState::Connected(_) => {
                 ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
             }
             EndpointState::Listening => ready.wake || self.device.pace.is_due(now),
-            EndpointState::Draining { .. } | EndpointState::Ended => false,
+            EndpointState::Draining(_) | EndpointState::Ended => false,
         };
         if wanted {
             self.device.pass_event();
@@ -421,29 +222,15 @@ impl Endpoint {
         }
     }
 
-    /// Cleans up after the last client. Returns `None` until that is done, then whether that client
-    /// had a thread of its own.
-    fn drain(&mut self, context: &mut Context<'_>) -> Option<bool> {
-        let now = context.now();
-        let EndpointState::Draining { deadline, retry_at, private } = &mut self.state else {
-            return None;
-        };
-        if now < *retry_at {
-            return None;
-        }
-        if !self.device.is_held() && !self.device.function.quiesce() && now < *deadline {
-            return None;
-        }
-        let private = *private;
-        if self.device.renew().is_err() {
-            // There is no memory for new doorbells, and the old client could still ring the old
-            // ones.
-            *retry_at = now + RETRY;
-            return None;
+    /// Cleans up after the last client, if there was one. Returns whether that has just been done.
+    fn drain(&mut self, now: Instant) -> bool {
+        let EndpointState::Draining(draining) = &mut self.state else { return false };
+        if !draining.step(&mut self.device, now) {
+            return false;
         }
         self.shared.live.mapped(&self.device.map);
         self.state = EndpointState::Listening;
-        Some(private)
+        true
     }
 
     /// Unmasks the pin for the client, after the poll that may have deasserted it.
@@ -451,20 +238,6 @@ impl Endpoint {
         if !self.device.unmask_pin() {
             // Watching the eventfd further would only keep this thread busy.
             context.unwatch(UNMASK);
-        }
-    }
-
-    /// Watches the backends' descriptors while the function is polled, or becomes quiet. One that
-    /// stays readable would keep the thread busy otherwise.
-    fn watch_wakes(&mut self, context: &mut Context<'_>) {
-        let runs = self.device.runs();
-        if runs != self.wakes_watched {
-            self.wakes_watched = runs;
-            let wanted = if runs { Interest::Read } else { Interest::None };
-            for (token, _) in (FIRST_WAKE..).zip(&self.wakes) {
-                // It was watched before, so changing the interest does not fail.
-                let _ = context.rewatch(token, wanted);
-            }
         }
     }
 
@@ -487,7 +260,7 @@ impl Endpoint {
                 None => context.unwatch(BELL),
             }
         }
-        self.watch_wakes(context);
+        self.wakes.watch(self.device.runs(), context);
         self.entrance.watch(self.admits(), context);
         if let EndpointState::Connected(connection) = &mut self.state {
             connection.watch(context);
@@ -525,51 +298,55 @@ impl Endpoint {
         Step::Leave
     }
 
-    /// Returns the step that the endpoint requires next.
+    /// Returns the step that the endpoint requires next. Polls the function before it sleeps.
     fn next(&mut self, context: &Context<'_>) -> Step {
         let now = context.now();
-        let (pending, quiescing, more, handshake) = match &self.state {
-            EndpointState::Listening | EndpointState::Ended => (false, false, false, None),
-            EndpointState::Connected(Connection { session, since, more, .. }) => {
-                let handshake =
-                    (!session.is_negotiated()).then(|| *since + self.config.handshake_deadline);
-                (session.is_pending(), session.is_quiescing(), *more, handshake)
+        let mut facts = Facts { quiescing: !self.device.runs(), ..Facts::default() };
+        let mut connected = false;
+        match &self.state {
+            EndpointState::Listening | EndpointState::Ended => {}
+            EndpointState::Connected(connection) => {
+                connection.add_to(&mut facts);
+                connected = true;
             }
-            EndpointState::Draining { retry_at, .. } => {
-                return Step::Idle(Some((*retry_at).max(now + RECHECK)));
-            }
+            EndpointState::Draining(draining) => return draining.next(now),
+        }
+        let pace = &self.device.pace;
+        facts.busy = pace.is_busy().then(|| pace.busy_step());
+        facts.hot = connected && pace.is_hot(now, context.poll_budget());
+        if let Some(step) = facts.at_once() {
+            return step;
+        }
+        let is_polled = !facts.quiescing;
+        let Some(looks) = self.last_look(connected && is_polled, now) else { return Step::Busy };
+        let handshake = match &self.state {
+            EndpointState::Connected(connection) => connection.handshake(&self.config),
+            _ => None,
         };
-        let quiescing = quiescing || !self.device.runs();
-        let connected = matches!(self.state, EndpointState::Connected(_));
-        let hot = connected && self.device.pace.is_hot(now, context.poll_budget());
-        if !quiescing && more && !pending {
-            return Step::Busy;
+        let deadline = self.device.pace.deadline().filter(|_| is_polled);
+        let (pending, retry) = (facts.pending, self.entrance.retry_at);
+        Sleep { pending, looks, deadline, handshake, retry }.step(now)
+    }
+
+    /// Tells the function of a client that it will not be polled, and polls it once more if only
+    /// its doorbells' changes are looked at from now on. Returns the looks at the doorbells during
+    /// the sleep, or `None` if there is work and the endpoint must not sleep.
+    fn last_look(&mut self, may_poll: bool, now: Instant) -> Option<Looks> {
+        if !may_poll {
+            return Some(Looks::None);
         }
-        if !quiescing && self.device.pace.is_busy() {
-            return self.device.pace.busy_step();
+        if self.device.rest(now) {
+            return None;
         }
-        if !quiescing && hot {
-            return Step::Looking;
-        }
-        if connected && !quiescing && self.device.rest(now) {
-            return Step::Busy;
+        if self.device.mapped.is_none() {
+            return Some(Looks::None);
         }
         let period = self.config.sweep_period;
-        let mapped = connected && !quiescing && self.device.mapped.is_some();
-        let sweep = if mapped { self.device.pace.next_sweep(now, period) } else { None };
-        let sleeps = mapped && sweep.is_none();
-        if sleeps {
-            self.device.pace.note_doorbells();
-            if self.device.poll(now) {
-                return Step::Busy;
-            }
+        if let Some(at) = self.device.pace.next_sweep(now, period) {
+            return Some(Looks::At(at));
         }
-        let recheck = pending.then(|| now + RECHECK);
-        let retry = self.entrance.retry_at;
-        let deadline = self.device.pace.deadline().filter(|_| !quiescing);
-        let times = [deadline, sweep, recheck, handshake, retry];
-        let until = times.into_iter().flatten().min();
-        if sleeps { Step::Sweep(period, until) } else { Step::Idle(until) }
+        self.device.pace.note_doorbells();
+        (!self.device.poll(now)).then_some(Looks::Sweep(period))
     }
 }
 
@@ -584,18 +361,14 @@ impl Task for Endpoint {
         }
         self.device.note_unmasking();
         self.device.note_bell();
-        for (token, wake) in (FIRST_WAKE..).zip(&self.wakes) {
-            context.watch(wake.as_fd(), Interest::Read, token)?;
-        }
-        self.wakes_watched = true;
+        self.wakes.arrive(context)?;
         if let EndpointState::Connected(connection) = &mut self.state {
             connection.arrive(context)?;
-            connection.more = true;
         }
-        if let Residence::Moving { slept } = self.residence {
-            let moved = !self.shared.move_failed.swap(false, Ordering::AcqRel);
-            let stays = moved && slept;
-            self.residence = if stays { Residence::Staying } else { Residence::Returning };
+        let moving = matches!(self.residence, Residence::MovingForClient { .. });
+        let moved = moving && !self.shared.move_failed.swap(false, Ordering::AcqRel);
+        self.residence = self.residence.arrived(moved, context.is_alone());
+        if moving {
             self.settle(moved, context);
         }
         Ok(())
@@ -615,7 +388,7 @@ impl Task for Endpoint {
             if self.shared.take_poke() {
                 self.device.pace.kick();
             }
-            if self.relocates(context) {
+            if self.relocates() {
                 return Step::Leave;
             }
         }
@@ -631,11 +404,7 @@ impl Task for Endpoint {
         // The client comes first: a new connection is refused only if the old client is really
         // still connected.
         if !self.serve(ready, context) {
-            if !self.stays(context) {
-                self.residence = Residence::Moving { slept: false };
-                return Step::Leave;
-            }
-            self.settle(true, context);
+            return Step::Leave;
         }
         // Before the poll that looks for the event's reason.
         if ready.bell {
@@ -645,11 +414,12 @@ impl Task for Endpoint {
         if ready.unmask {
             self.unmask_pin(context);
         }
-        if let Some(private) = self.drain(context) {
+        if self.drain(now) {
             if self.shared.is_closing() {
                 return self.end();
             }
-            if private && !self.stays(context) {
+            if self.residence == Residence::OwnForClient {
+                self.residence = Residence::Home;
                 return Step::Leave;
             }
         }
@@ -674,7 +444,7 @@ impl Task for Endpoint {
             let _ = last.spawn(move || drop(self));
             return;
         }
-        let Residence::Moving { slept } = &mut self.residence else {
+        let Residence::MovingForClient { slept } = &mut self.residence else {
             // If the home reactor has ended, the endpoint is dropped, as it would be there.
             let home = self.home.clone();
             let _ = home.add(self);

@@ -86,6 +86,12 @@ impl States {
         Some(Self(Arc::new(Snapshots::new(&own)?)))
     }
 
+    /// Returns states that have this much room, for tests of a lack of it.
+    #[cfg(test)]
+    pub fn within(memory: &Lasting) -> Option<Self> {
+        Some(Self(Arc::new(Snapshots::new(memory)?)))
+    }
+
     /// Stores a state. Returns false if it is too long.
     #[must_use]
     pub fn store(&self, state: &SessionState) -> bool {

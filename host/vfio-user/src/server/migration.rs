@@ -16,6 +16,8 @@
 //! Memory maps, interrupt routes and eventfds belong to the connection, and are in no state.
 //! Registers can be accessed in every state. Writes to a stopped function have their effects when
 //! it runs, and those to a function in RESUMING are lost.
+//!
+//! The features that log writes to the client's memory are in `log`.
 
 use rustix::io::Errno;
 use slipway_vfio_user_spec::{
@@ -67,6 +69,9 @@ impl Session {
                 let states = Migration { flags: U64::new(migration::STOP_COPY) };
                 reply(flags, room, states.as_bytes())
             }
+            (feature::SET, feature::LOG_START) => self.start_log(device, (flags, data)),
+            (feature::SET, feature::LOG_STOP) => self.stop_log(device, flags),
+            (feature::GET, feature::LOG_REPORT) => self.report_log(device, (flags, room), data),
             (feature::GET, _) => reply(flags, room, state_of(device.run.code()).as_bytes()),
             (feature::SET, _) => {
                 let wanted: DeviceState = exactly(data)?;
@@ -92,6 +97,8 @@ impl Session {
         match number {
             feature::MIGRATION if migrates => feature::GET,
             feature::DEVICE_STATE if migrates || resumes => feature::GET | feature::SET,
+            feature::LOG_START | feature::LOG_STOP if migrates => feature::SET,
+            feature::LOG_REPORT if migrates => feature::GET,
             _ => 0,
         }
     }
@@ -272,7 +279,7 @@ fn data_header(len: usize) -> MigrationData {
 }
 
 /// Returns a reply with a feature's data, if the client has room for it.
-fn reply(flags: u32, room: usize, data: &[u8]) -> Result<Answer, Errno> {
+pub(super) fn reply(flags: u32, room: usize, data: &[u8]) -> Result<Answer, Errno> {
     let len = size_of::<DeviceFeature>() + data.len();
     if room < len {
         return Err(Errno::INVAL);

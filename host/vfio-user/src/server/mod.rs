@@ -3,9 +3,9 @@
 //! Requests are grouped by file: [`info`] (the device's description),
 //! [`io_fds`] (what a client writes without messages), [`irqs`], [`dma`] (client
 //! memory), [`access`] (registers), [`migration`] (stopping the function, and its state),
-//! [`resume`] (functions that outlive a connection). A request that cannot be answered yet is
-//! [`Pending`]; later messages wait behind it, since commands are processed in order (section
-//! *Command Concurrency*).
+//! [`log`] (the pages of client memory that the function writes to), [`resume`] (functions that
+//! outlive a connection). A request that cannot be answered yet is [`Pending`]; later messages wait
+//! behind it, since commands are processed in order (section *Command Concurrency*).
 
 mod access;
 mod dma;
@@ -13,6 +13,7 @@ mod info;
 mod io_fds;
 mod irqs;
 mod kept;
+mod log;
 mod migration;
 mod resume;
 
@@ -66,6 +67,8 @@ enum Waiting {
     Reset,
     /// A change of the function's state waits for requests in flight.
     Quiet(migration::Transition),
+    /// A log of writes to the client's memory begins, or is reported, without requests in flight.
+    Log(log::Log),
     /// The rest of a message's writes waits for the next turn.
     Turn(access::Rest),
     /// The session waits to move to a thread of its own before message-only memory is mapped.
@@ -138,6 +141,12 @@ impl Session {
         }
     }
 
+    /// Returns whether the session runs on a thread of its own, for its message-only memory.
+    #[inline]
+    pub(crate) fn is_private(&self) -> bool {
+        self.private
+    }
+
     /// Returns whether version and capabilities have been negotiated.
     pub(crate) fn is_negotiated(&self) -> bool {
         self.negotiated.is_some()
@@ -159,7 +168,10 @@ impl Session {
     /// Returns whether a request is quiescing the function. A poll would end the quiescence.
     pub(crate) fn is_quiescing(&self) -> bool {
         let waiting = self.pending.as_ref().map(|pending| &pending.waiting);
-        matches!(waiting, Some(Waiting::Unmap(_) | Waiting::Reset | Waiting::Quiet(_)))
+        matches!(
+            waiting,
+            Some(Waiting::Unmap(_) | Waiting::Reset | Waiting::Quiet(_) | Waiting::Log(_))
+        )
     }
 
     /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
@@ -364,6 +376,7 @@ impl Session {
             Waiting::Unmap(unmap) => self.resume_unmap(device, unmap, now >= deadline),
             Waiting::Reset => self.resume_reset(device, now >= deadline),
             Waiting::Quiet(transition) => self.walk(device, transition, now >= deadline),
+            Waiting::Log(log) => self.log(device, log, now >= deadline),
             Waiting::Turn(rest) => self.go_on(device, rest, now),
             waiting @ Waiting::Thread(_) => Ok(Answer::Later(waiting)),
         };

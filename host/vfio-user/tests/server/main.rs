@@ -14,6 +14,7 @@ mod isolation;
 mod kept_memory;
 mod lifecycle;
 mod lingering;
+mod log;
 mod migration;
 mod qemu;
 mod region_info;

@@ -1,16 +1,19 @@
 //! Saves a machine whose guest is stopped, and makes successors of it.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use kvm_bindings::kvm_clock_data;
+use slipway_machine::pages::END;
 
 use super::{Chassis, Machine, Running};
 use crate::board::Board;
 use crate::cpus::CpuSaver;
 use crate::loader::put;
 use crate::memory::GuestRam;
+use crate::pages::Zeros;
 use crate::state::{FunctionState, Identity, MachineState, OwnState, Saved, Shown};
-use crate::{Error, Result, layout};
+use crate::{Error, Result, layout, pages};
 
 /// The parts of a machine's identity beside its memory and its functions.
 #[derive(Clone)]
@@ -78,6 +81,15 @@ impl Saver {
         let identity = self.traits.identity(self.chassis.ram(), numbers);
         Saved { identity, machine }.encode()
     }
+
+    /// Writes the guest's memory to `to`: the stream of [`slipway_machine::pages`]. Nothing changes
+    /// the memory of a machine that was saved.
+    ///
+    /// # Errors
+    /// The error of writing, or of a system call.
+    pub fn write_pages(&self, to: &mut impl Write) -> io::Result<()> {
+        pages::write(self.chassis.ram(), Zeros::Skip, to, &END)
+    }
 }
 
 impl Machine {
@@ -85,16 +97,16 @@ impl Machine {
     /// board, clock, and a VM generation ID of its own. Functions are restored afterwards, and then
     /// interrupts are routed ([`Machine::route_interrupts`]).
     pub(super) fn take_over(&mut self, saved: &MachineState, generation: &[u8; 16]) -> Result<()> {
-        let routes = self.interrupts().routes();
+        let routes = self.chassis.interrupts().routes();
         routes.collect();
-        self.interrupts().restore(&saved.interrupts)?;
+        self.chassis.interrupts().restore(&saved.interrupts)?;
         self.board.restore(&saved.board, Arc::clone(&self.output))?;
         self.present |= saved.board.plugged_cpus();
         (self.shows_configuration, self.is_copy) = (saved.shows_configuration, true);
-        put(&self.ram().memory(), layout::GENERATION_ID, generation)?;
+        put(&self.chassis.ram().memory(), layout::GENERATION_ID, generation)?;
         // Without flags the clock goes on from this value, whatever time has passed meanwhile.
         let clock = kvm_clock_data { clock: saved.clock, ..Default::default() };
-        self.vm().set_clock(&clock).map_err(Error::kvm("set its clock"))
+        self.chassis.vm().set_clock(&clock).map_err(Error::kvm("set its clock"))
     }
 
     /// Tells KVM of all interrupt routes of a machine that goes on from a saved state, in one
@@ -103,6 +115,6 @@ impl Machine {
     /// # Errors
     /// [`Error::Kvm`].
     pub fn route_interrupts(&self) -> Result<()> {
-        self.interrupts().routes().tell()
+        self.chassis.interrupts().routes().tell()
     }
 }

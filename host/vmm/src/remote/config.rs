@@ -21,15 +21,6 @@ const COMMAND: std::ops::Range<usize> = register::COMMAND..register::COMMAND + 2
 /// The largest BAR.
 const MAX_BAR: u64 = 256 << 20;
 
-/// The effect of a write beyond the register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing.
-    None,
-    /// The function was reset.
-    Reset,
-}
-
 /// Configuration space as bytes.
 type Space = Box<[u8; CONFIG_SIZE]>;
 
@@ -163,19 +154,19 @@ impl Config {
         }
     }
 
-    /// Writes as the guest asks for.
-    pub fn store(&self, function: &RemoteFunction, offset: u16, from: &[u8]) -> Action {
+    /// Writes as the guest asks for. Returns whether that has reset the function.
+    pub fn store(&self, function: &RemoteFunction, offset: u16, from: &[u8]) -> bool {
         let start = usize::from(offset);
         let resets = self.express.is_some_and(|at| express::asks_for_reset(at, start, from));
         if self.vendor.iter().any(|&(first, last)| (first..last).contains(&start)) {
             let _ = function.write(region::CONFIG, offset.into(), from);
-            return Action::None;
+            return false;
         }
         if start >= register::END && !self.is_msix_control(start) {
             let _ = function.write(region::CONFIG, offset.into(), from);
             if resets {
                 self.reset(function);
-                return Action::Reset;
+                return true;
             }
             // Which bits the server has taken, it alone knows.
             let mut now = vec![0; from.len()];
@@ -185,12 +176,12 @@ impl Config {
                     state.bytes[at] = byte;
                 }
             }
-            return Action::None;
+            return false;
         }
         let mut state = lock(&self.state);
         self.overlay(&mut state.bytes, (start..CONFIG_SIZE).zip(from.iter().copied()));
         self.pass_on(function, &mut state, start);
-        Action::None
+        false
     }
 
     fn is_msix_control(&self, at: usize) -> bool {

@@ -8,8 +8,8 @@
 //!   the server shares.
 //! - `saved` stops a function and moves its state to another server's.
 //!
-//! A server that does not answer holds up the CPU whose guest asked it, for as long as the patience
-//! at most; then its function is broken, and reads as all ones.
+//! A server that does not answer holds up the CPU whose guest asked it, for
+//! [`FUNCTION_PATIENCE`] at most; then its function is broken, and reads as all ones.
 
 mod config;
 mod saved;
@@ -18,9 +18,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use rustix::event::EventfdFlags;
+use slipway_machine::FUNCTION_PATIENCE;
 use slipway_vfio_user_client::{ConnectionState, Continuity, FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
 use vmm_sys_util::eventfd::EventFd;
@@ -28,13 +27,9 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::hot_memory::HotMemory;
 use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
-use crate::{Chassis, Error, Machine, Result};
-use config::{Action, Config};
+use crate::{Chassis, Error, Machine, Result, eventfd};
+use config::Config;
 pub use saved::MAX_STATE;
-
-/// The longest time that an access waits for the function's server, a restart of the server
-/// included.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The most MSI-X vectors of a function that reach the guest.
 const MAX_VECTORS: u32 = 2048;
@@ -75,7 +70,7 @@ impl Attached {
     /// [`Error::Function`], [`Error::Config`].
     pub fn new(machine: &Machine, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let attached = Self::connect(machine.chassis(), number, index, socket)?;
-        machine.pci().add(Arc::clone(&attached.slot))?;
+        machine.chassis().pci().add(Arc::clone(&attached.slot))?;
         Ok(attached)
     }
 
@@ -99,23 +94,24 @@ impl Attached {
 
     fn connect(machine: &Chassis, number: u8, index: usize, socket: OwnedFd) -> Result<Self> {
         let failed = |reason: &dyn ToString| Error::Function { index, reason: reason.to_string() };
-        let function = RemoteFunction::new(socket, PATIENCE).map_err(|error| failed(&error))?;
+        let function = RemoteFunction::new(socket, FUNCTION_PATIENCE);
+        let function = function.map_err(|error| failed(&error))?;
         let function = Arc::new(function);
         let ram = machine.ram();
         // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
         for part in ram.parts().iter().chain(ram.hot_memory().iter().map(HotMemory::devices)) {
-            let mapped = function.map_ram(part.start, part.len, ram.file(), part.offset);
+            let mapped = function.map(part.start, part.len, ram.file(), part.offset, true);
             mapped.map_err(|error| failed(&error))?;
         }
         if let Some(shared) = ram.shared() {
             let part = shared.part();
-            let mapped = function.map_read_only(part.start, part.len, shared.file(), part.offset);
+            let mapped = function.map(part.start, part.len, shared.file(), part.offset, false);
             mapped.map_err(|error| failed(&error))?;
         }
         let config = Config::read(&function).map_err(|error| failed(&error))?;
         let mut pin = None;
         if config.has_pin() && function.pin().count > 0 {
-            let eventfd = new_eventfd()?;
+            let eventfd = eventfd::new()?;
             function.route_pin(Some(eventfd.as_fd())).map_err(|error| failed(&error))?;
             pin = Some(eventfd);
         }
@@ -182,26 +178,14 @@ impl Attached {
     }
 }
 
-fn new_eventfd() -> Result<OwnedFd> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    rustix::event::eventfd(0, flags).map_err(Error::system("eventfd"))
-}
-
 /// Makes the eventfd of a vector, and gives it to the server.
 fn wire(function: &RemoteFunction, vector: u16) -> Option<EventFd> {
     if u32::from(vector) >= function.vectors().count.min(MAX_VECTORS) {
         return None;
     }
-    let eventfd = new_eventfd().ok()?;
+    let eventfd = eventfd::new().ok()?;
     function.route(vector.into(), &[eventfd.as_fd()]).ok()?;
-    Some(eventfd_of(eventfd))
-}
-
-/// Wraps an eventfd in the type that KVM's interface takes.
-fn eventfd_of(file: OwnedFd) -> EventFd {
-    use std::os::fd::{FromRawFd, IntoRawFd};
-    // SAFETY: ownership of an open descriptor passes on.
-    unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
+    Some(eventfd::of(eventfd))
 }
 
 /// Returns the registers whose writes KVM can pass to the server.
@@ -217,7 +201,7 @@ fn notifications(function: &RemoteFunction) -> Vec<Notification> {
             }
             let file = place.event.as_fd();
             let known = eventfds.entry(file.as_raw_fd()).or_insert_with(|| {
-                file.try_clone_to_owned().ok().map(|file| Arc::new(eventfd_of(file)))
+                file.try_clone_to_owned().ok().map(|file| Arc::new(eventfd::of(file)))
             });
             if let Some(eventfd) = known {
                 let eventfd = Arc::clone(eventfd);
@@ -234,7 +218,7 @@ impl Backend for Arc<Remote> {
     }
 
     fn config_write(&self, offset: u16, from: &[u8]) {
-        if self.config.store(&self.function, offset, from) == Action::Reset {
+        if self.config.store(&self.function, offset, from) {
             self.interrupts.set_inta(self.number, false);
         }
     }

@@ -135,7 +135,7 @@ fn a_plugged_function_answers_where_the_guest_puts_it_until_it_is_ejected() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
     let (machine, _console) = machine(events(), 1);
-    let _rng = own::rng(&machine).unwrap();
+    let _rng = own::rng(machine.chassis()).unwrap();
     let (board, chassis) = (machine.board(), machine.chassis());
     let bus = Accesses(board);
     assert_eq!(board.slots().functions, plug::FIRST_FUNCTION..plug::FIRST_FUNCTION + SLOTS);

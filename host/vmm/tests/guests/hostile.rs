@@ -164,8 +164,8 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     code[6..10].copy_from_slice(&ACCESSES.to_le_bytes());
     let (machine, console) = crate::common::machine(&code, 1);
     let stream = UnixStream::connect(socket).unwrap();
-    let console_function = own::console(&machine).unwrap();
-    let rng = own::rng(&machine).unwrap();
+    let console_function = own::console(machine.chassis()).unwrap();
+    let rng = own::rng(machine.chassis()).unwrap();
     let mut function = Attached::new(&machine, 4, 0, stream.into()).unwrap();
     machine.board().function_present(4);
     let running = machine.start(|| ()).unwrap();

@@ -99,8 +99,8 @@ impl Plugging {
     /// Starts the guest with two blocks plugged.
     fn start() -> Self {
         let (machine, console) = hot_memory(touches_both_blocks(), vec![REGION]);
-        let device = Arc::new(own::memory(&machine).unwrap().pop().unwrap());
-        let memory = machine.ram().memory();
+        let device = Arc::new(own::memory(machine.chassis()).unwrap().pop().unwrap());
+        let memory = machine.chassis().ram().memory();
         // The guest's polls of this byte make no page later.
         memory.write(0xc000, &[0]).unwrap();
         let arena = Arena::new(memory, 32 << 20, 1 << 20);

@@ -1,7 +1,8 @@
 //! Finding and executing the program.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::Metadata;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 
 use super::seccomp::Filter;
 use super::user::User;
-use super::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use super::{Failure, NOT_EXECUTABLE, NOT_FOUND, foreign};
 
 /// A program's arguments and environment in the kernel's form.
 pub struct Program {
@@ -90,7 +91,10 @@ impl Program {
                 self.failure(NOT_FOUND, "its interpreter was not found")
             }
             Errno::NOENT => self.failure(NOT_FOUND, "no such file or directory"),
-            Errno::NOEXEC => self.failure(NOT_EXECUTABLE, "exec format error"),
+            Errno::NOEXEC => {
+                let reason = foreign::reason(Path::new(OsStr::from_bytes(path.as_bytes())));
+                self.failure(NOT_EXECUTABLE, reason.as_deref().unwrap_or("exec format error"))
+            }
             Errno::TOOBIG => self.failure(NOT_EXECUTABLE, "argument list too long"),
             Errno::ACCESS => self.failure(NOT_EXECUTABLE, "permission denied"),
             other => self.failure(NOT_EXECUTABLE, &other.to_string()),

@@ -55,13 +55,23 @@ pub fn write_etc(names: Option<&Names>) -> Result<()> {
         }
         std::fs::create_dir("/etc").context("creating /etc")?;
     }
+    let files = etc(names);
+    files.iter().try_for_each(|(path, content)| replace(path, content))
+}
+
+/// Returns the paths and contents of `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf` in a
+/// container with the host name of this thread's UTS namespace.
+pub fn etc(names: Option<&Names>) -> [(&'static str, String); 3] {
     let uname = rustix::system::uname();
     let hostname = uname.nodename().to_string_lossy();
-    replace("/etc/hostname", &format!("{hostname}\n"))?;
     let addresses = names.map_or(&[][..], |names| &names.addresses);
-    replace("/etc/hosts", &hosts(&hostname, addresses))?;
     // Without a reachable name server, the image's own list would only make lookups wait.
-    replace("/etc/resolv.conf", &names.map(resolv_conf).unwrap_or_default())
+    let servers = names.map(resolv_conf).unwrap_or_default();
+    [
+        ("/etc/hostname", format!("{hostname}\n")),
+        ("/etc/hosts", hosts(&hostname, addresses)),
+        ("/etc/resolv.conf", servers),
+    ]
 }
 
 /// Returns the content of resolv.conf. With ndots:0, names of one label are looked up as they are,

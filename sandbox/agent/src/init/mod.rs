@@ -17,9 +17,11 @@
 pub mod channel;
 mod credentials;
 mod dev;
+mod empty_dirs;
 mod environment;
 mod execute;
 mod files;
+mod foreign;
 mod hidden;
 mod holder;
 mod limits;
@@ -40,10 +42,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use prost::Message;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, pidfd_open, set_dumpable_behavior};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
-use slipway_agent_protocol::v1::{File, Names, Paths, ProcessSpec, Share};
+use slipway_agent_protocol::v1::{EmptyDir, File, Names, Paths, ProcessSpec, Share};
 
 use channel::{Channel, Report};
 use credentials::Rights;
+pub use files::etc as files_of_etc;
 pub use terminal::size as window_size;
 
 /// The first argument with which this program runs as `container-init`.
@@ -146,6 +149,12 @@ pub struct ContainerSpec {
     /// The path of that file in the container.
     #[prost(string, tag = "32")]
     pub message_path: String,
+    /// The directories of the sandbox to mount, which have been made.
+    #[prost(message, repeated, tag = "33")]
+    pub empty_dirs: Vec<EmptyDir>,
+    /// The directory on which they are mounted.
+    #[prost(string, tag = "34")]
+    pub empty_dirs_at: String,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

@@ -14,7 +14,10 @@ use rustix::mount::{
 
 use slipway_agent_protocol::v1::Share;
 
-use super::{ContainerSpec, Device, VolumeSpec, dev, files, hidden, shares, sockets, tree, volume};
+use super::{
+    ContainerSpec, Device, VolumeSpec, dev, empty_dirs, files, hidden, shares, sockets, tree,
+    volume,
+};
 use crate::{copies, machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
@@ -42,7 +45,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         path => Some(tree::clone(Path::new(path))?),
     };
     let root = assemble(spec)?;
-    let shares = shares::open_all(&spec.shares)?;
+    let mounts = open_mounts(spec)?;
     pivot(&root)?;
     files::write_etc(spec.names.as_ref())?;
     // Before anything is mounted on the root: a link of the image leads into the image only.
@@ -57,8 +60,8 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     for spec in &spec.volumes {
         volume::publish(spec)?;
     }
-    for (share, tree) in spec.shares.iter().zip(shares) {
-        shares::attach(share, &tree)?;
+    for (share, tree) in &mounts {
+        shares::attach(share, tree)?;
     }
     if let Some(message) = message {
         let (path, file) = (spec.message_path.clone(), true);
@@ -70,6 +73,16 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
+}
+
+/// Returns the mounts of the host's files and of directories of the sandbox, detached, in the order
+/// in which they are attached: a mount comes before those below it.
+fn open_mounts(spec: &ContainerSpec) -> Result<Vec<(Share, OwnedFd)>> {
+    let shares = spec.shares.iter().cloned().zip(shares::open_all(&spec.shares)?);
+    let dirs = empty_dirs::open_all(Path::new(&spec.empty_dirs_at), &spec.empty_dirs)?;
+    let mut all: Vec<_> = shares.chain(dirs).collect();
+    all.sort_by_key(|(share, _)| Path::new(&share.path).components().count());
+    Ok(all)
 }
 
 /// Returns the sandbox's device nodes, for a container that has `volumes` beside them. The device

@@ -84,10 +84,18 @@ fn image() -> &'static Path {
             ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\n"),
             ("etc/group", "root:x:0:\nada:x:1000:\naudio:x:29:ada\n"),
             ("bin/data", "no program\n"),
+            // An ELF header of s390x. Its type is none, so that no emulator of this host takes it.
+            ("bin/foreign", "\x7fELF\x02\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\x16"),
+            ("bin/foreign-script", "#!/bin/foreign -e\n"),
+            ("bin/unknown", "no program\n"),
             ("etc/resolv.conf", "nameserver 192.0.2.1\n"),
         ];
         for (path, content) in files {
             std::fs::write(root.join(path), content).unwrap();
+        }
+        for program in ["bin/foreign", "bin/foreign-script", "bin/unknown"] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(root.join(program), mode).unwrap();
         }
         let image = directory.join("image.erofs");
         run(Command::new("mkfs.erofs").arg("--all-root").arg(&image).arg(&root));
@@ -298,11 +306,15 @@ impl Drop for Sandbox {
         }
         let _ = std::fs::remove_dir(&containers);
         let _ = std::fs::remove_dir(&self.cgroup);
+        let mounted = self.directory.path().join("empty-dirs");
+        if mounted.exists() {
+            let _ = rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::DETACH);
+        }
     }
 }
 
 async fn connect(socket: &Path) -> AgentClient<Channel> {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(100);
     loop {
         let socket = socket.to_owned();
         let connector = tower::service_fn(move |_| {

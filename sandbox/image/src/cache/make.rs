@@ -5,19 +5,18 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tempfile::{NamedTempFile, TempPath};
 
-use super::index::{Index, Record, sync_dir};
-use super::lock::WorkLock;
-use super::{Cache, Image, now, remove_file};
+use super::index::{Record, sync_dir};
+use super::turn::{Taken, Turn, Work, check_names};
+use super::{Cache, Image, now, origins, remove_file};
 use crate::manifest::Plan;
 use crate::resolve;
 use crate::root::layout::Layout;
 use crate::root::merge::Merger;
-use crate::source::registry::{Access, Registry};
+use crate::source::registry::{Access, Origin, Registry};
 use crate::source::{
     Fetcher, Source, Spool, archive, blocking, folder, layers, layout, name_from_path,
 };
@@ -25,8 +24,6 @@ use crate::{Digest, Error, Event, Progress, Reference, Result};
 
 /// The number of layers that are fetched at once, as in docker.
 const CONCURRENT_LAYERS: usize = 3;
-/// The interval for checking whether another process has finished the same image.
-const LOCK_POLL: Duration = Duration::from_millis(100);
 /// The bytes of file data between two [`Event::Building`].
 const BUILD_STEP: u64 = 4 << 20;
 
@@ -35,16 +32,8 @@ pub(crate) struct Files {
     pub image: TempPath,
     /// The bytes of the image's file.
     pub size_bytes: u64,
-    /// The map of the missing data of a lazily pulled image.
-    pub map: Option<TempPath>,
-}
-
-/// The outcome of asking for the right to make an image.
-pub(crate) enum Turn {
-    /// The image is in the cache already.
-    There(Box<Image>),
-    /// Nobody else makes the image while this lock is held.
-    Ours(WorkLock),
+    /// The map of the missing data of a lazily pulled image, and the repository that has them.
+    pub map: Option<(TempPath, Origin)>,
 }
 
 /// The condition under which [`Cache::ensure`] asks the registry.
@@ -59,22 +48,13 @@ pub enum PullPolicy {
     Never,
 }
 
-/// The behaviour of [`Cache::import`] for a name that another image has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Taken {
-    /// Refuses the import, since the maker of an archive chose the names in it.
-    #[default]
-    Refuse,
-    /// Takes the name from the other image, which stays in the cache without it.
-    Replace,
-}
-
 impl Cache {
     /// Pulls the image that `reference` names now, unless exactly this image is in the cache, and
     /// gives it that name.
     ///
-    /// If another task or process makes the same image, this waits for it. Dropping the future
-    /// stops the download; a build that has begun runs to its end in its thread.
+    /// If another task or process fetches the same image from the same repository, this waits for
+    /// it. Dropping the future stops the download; a build that has begun runs to its end in its
+    /// thread.
     ///
     /// # Errors
     /// Most of [`Error`]. Nothing is left in the cache then.
@@ -230,85 +210,24 @@ impl Cache {
         names: (Vec<Reference>, Taken),
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
-        let lock = match self.turn(&plan.digest, &names, &*progress).await? {
+        let (digest, origin) = (plan.digest, fetcher.origin());
+        let turn = |work| self.turn(work, &digest, origin.as_ref(), &names, &*progress);
+        let fetching = match turn(Work::Fetch).await? {
             Turn::There(image) => return Ok(*image),
             Turn::Ours(lock) => lock,
         };
         let layers = self.fetch(&plan, &fetcher, &progress).await?;
+        let building = match turn(Work::Build).await? {
+            Turn::There(image) => return Ok(*image),
+            Turn::Ours(lock) => lock,
+        };
         let cache = self.clone();
         blocking(move || {
-            // The lock is held to the end, even if the caller stops waiting.
-            let _lock = lock;
+            // The locks are held to the end, even if the caller stops waiting.
+            let _locks = (fetching, building);
             cache.build(&plan, &layers, (&names.0, names.1), &*progress)
         })
         .await
-    }
-
-    /// Returns the image if it is in the cache, and adds `names` to it. Otherwise takes the lock
-    /// for making it.
-    pub(crate) async fn turn(
-        &self,
-        digest: &Digest,
-        names: &(Vec<Reference>, Taken),
-        progress: &dyn Progress,
-    ) -> Result<Turn> {
-        let there = |image| {
-            progress.event(Event::Finished(digest));
-            Turn::There(Box::new(image))
-        };
-        if let Some(image) = self.adopt(digest, names).await? {
-            return Ok(there(image));
-        }
-        let lock = self.lock_work(digest, progress).await?;
-        // The previous holder of the lock may have made the image.
-        Ok(self.adopt(digest, names).await?.map_or(Turn::Ours(lock), there))
-    }
-
-    /// Adds `names` to the image and returns it. Returns `None` if the image is not in the cache.
-    /// Names that must not be taken are an error in any case, so that they are refused before
-    /// layers are fetched.
-    async fn adopt(
-        &self,
-        digest: &Digest,
-        (names, taken): &(Vec<Reference>, Taken),
-    ) -> Result<Option<Image>> {
-        let (cache, digest, names, taken) = (self.clone(), *digest, names.clone(), *taken);
-        blocking(move || cache.adopt_now(&digest, &names, taken)).await
-    }
-
-    fn adopt_now(
-        &self,
-        digest: &Digest,
-        names: &[Reference],
-        taken: Taken,
-    ) -> Result<Option<Image>> {
-        let mut locked = self.lock_index()?;
-        check_names(&locked.index, digest, names, taken)?;
-        let record = locked.index.images.get_mut(digest);
-        let Some(record) = record.filter(|record| !self.is_lost(digest, record)) else {
-            return Ok(None);
-        };
-        record.last_used = now();
-        for name in names {
-            locked.index.references.insert(name.clone(), *digest);
-        }
-        locked.save()?;
-        Ok(self.image(&locked.index, digest))
-    }
-
-    async fn lock_work(&self, digest: &Digest, progress: &dyn Progress) -> Result<WorkLock> {
-        let path = self.work_lock_path(digest);
-        let mut told = false;
-        loop {
-            if let Some(lock) = WorkLock::try_take(&path)? {
-                return Ok(lock);
-            }
-            if !told {
-                progress.event(Event::Waiting(digest));
-                told = true;
-            }
-            tokio::time::sleep(LOCK_POLL).await;
-        }
     }
 
     /// Fetches all layers into unnamed files, lowest first.
@@ -416,14 +335,21 @@ impl Cache {
         // built.
         check_names(&locked.index, &plan.digest, names, taken)?;
         let (path, map_path) = (self.image_path(&plan.digest), self.map_path(&plan.digest));
+        let origins_path = self.origins_path(&plan.digest);
         let persist = |file: TempPath, path: &Path| {
             file.persist(path).map_err(|e| Error::io("create", path, e.error))
         };
         let lazy = files.map.is_some();
         match files.map {
-            Some(map) => persist(map, &map_path)?,
+            Some((map, origin)) => {
+                persist(map, &map_path)?;
+                origins::write(&origins_path, &[origin])?;
+            }
             // The map of an image whose file was lost may still be there.
-            None => remove_file(&map_path)?,
+            None => {
+                remove_file(&map_path)?;
+                remove_file(&origins_path)?;
+            }
         }
         persist(files.image, &path)?;
         sync_dir(&self.inner.dir)?;
@@ -442,19 +368,10 @@ impl Cache {
         if let Err(e) = locked.save() {
             let _ = remove_file(&path);
             let _ = remove_file(&map_path);
+            let _ = remove_file(&origins_path);
             return Err(e);
         }
         self.image(&locked.index, &plan.digest)
             .ok_or_else(|| Error::Unknown(plan.digest.to_string()))
-    }
-}
-
-/// Refuses names that belong to other images than `digest`, unless `taken` allows to take them.
-fn check_names(index: &Index, digest: &Digest, names: &[Reference], taken: Taken) -> Result<()> {
-    let of_others = |name: &&Reference| index.references.get(name).is_some_and(|d| d != digest);
-    let lost: Vec<_> = names.iter().filter(of_others).map(Reference::familiar).collect();
-    match taken == Taken::Replace || lost.is_empty() {
-        true => Ok(()),
-        false => Err(Error::NamesTaken { names: lost.join(", ") }),
     }
 }

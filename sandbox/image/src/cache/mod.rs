@@ -1,10 +1,11 @@
 //! Images as files, kept by digest.
 //!
 //! The cache's folder has `index.json` (see [`index`]), one `HEX.erofs` per image, `index.lock`,
-//! and `work/` for images that are being made: `HEX.lock`, held by the maker of that image, and the
-//! unfinished `HEX-RANDOM.erofs`. Layers are in unnamed files. So a crash leaves unfinished files
-//! in `work/` whose lock is free; the next [`Cache::open`] removes them. An image that was pulled
-//! lazily has a `HEX.map` beside its file until the file is complete (`lazy`).
+//! and `work/` for images that are being made: `HEX-PLACE.fetch`, held while that image is fetched
+//! from a repository (`turn`), `HEX.lock`, held while it is built, and the unfinished
+//! `HEX-RANDOM.erofs`. Layers are in unnamed files. So a crash leaves unfinished files in `work/`
+//! whose lock is free; the next [`Cache::open`] removes them. An image that was pulled lazily has a
+//! `HEX.map` (`lazy`) and a `HEX.origins` beside its file until the file is complete.
 //!
 //! Only the owner has access to any of it, with folders of mode 0700 and files of 0600 (`private`):
 //! images hold secrets of the users who built them, and a lock that others can open is a lock that
@@ -17,10 +18,14 @@
 mod index;
 mod lock;
 mod make;
+pub(crate) mod origins;
 mod private;
+mod turn;
 
-pub(crate) use make::{Files, Turn};
-pub use make::{PullPolicy, Taken};
+pub(crate) use make::Files;
+pub use make::PullPolicy;
+pub use turn::Taken;
+pub(crate) use turn::{Turn, Work};
 
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
@@ -32,7 +37,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::{Digest, Error, ImageConfig, Limits, Reference, Result};
-use index::{Index, LockedIndex, Record};
+use index::{Index, Latest, LockedIndex, Record};
 use lock::WorkLock;
 
 /// The shortest time between two uses of an image that are both written to the index, which takes
@@ -127,6 +132,7 @@ pub struct Cache {
 struct Inner {
     dir: PathBuf,
     limits: Limits,
+    latest: Arc<Latest>,
 }
 
 impl Cache {
@@ -137,7 +143,8 @@ impl Cache {
     /// [`Error::Io`] if the folder cannot be created or written, [`Error::ForeignCache`] if it
     /// belongs to another user, [`Error::BadIndex`].
     pub fn open(dir: impl Into<PathBuf>, limits: Limits) -> Result<Self> {
-        let cache = Self { inner: Arc::new(Inner { dir: dir.into(), limits }) };
+        let inner = Inner { dir: dir.into(), limits, latest: Arc::default() };
+        let cache = Self { inner: Arc::new(inner) };
         let work = cache.work_dir();
         private::make(&cache.inner.dir)?;
         private::make(&work)?;
@@ -145,6 +152,12 @@ impl Cache {
         cache.clear_work()?;
         cache.clear_images()?;
         Ok(cache)
+    }
+
+    /// Returns a handle of the same folder with other limits.
+    pub fn with_limits(&self, limits: Limits) -> Self {
+        let (dir, latest) = (self.inner.dir.clone(), Arc::clone(&self.inner.latest));
+        Self { inner: Arc::new(Inner { dir, limits, latest }) }
     }
 
     /// Returns the cache's folder.
@@ -163,7 +176,7 @@ impl Cache {
     /// [`Error::Ambiguous`]; [`Error::BadReference`] if `name` cannot be a name; [`Error::Io`],
     /// [`Error::BadIndex`].
     pub fn get(&self, name: &str) -> Result<Option<Image>> {
-        let index = Index::read(&self.inner.dir)?;
+        let index = self.inner.latest.read(&self.inner.dir)?;
         let found = find(&index, name)?;
         Ok(found.and_then(|digest| self.image(&index, &digest)))
     }
@@ -174,7 +187,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`], [`Error::BadIndex`].
     pub fn list(&self) -> Result<Vec<Image>> {
-        let index = Index::read(&self.inner.dir)?;
+        let index = self.inner.latest.read(&self.inner.dir)?;
         let digests = index.images.keys();
         let mut images: Vec<_> = digests.filter_map(|d| self.image(&index, d)).collect();
         images.sort_by_key(|i| (i.references.is_empty(), i.references.first().cloned(), i.digest));
@@ -305,6 +318,7 @@ impl Cache {
         for digest in digests {
             remove_file(&self.image_path(digest))?;
             remove_file(&self.map_path(digest))?;
+            remove_file(&self.origins_path(digest))?;
         }
         Ok(())
     }
@@ -325,7 +339,8 @@ impl Cache {
         let record = locked.index.images.get_mut(digest).filter(|_| is_ours);
         record.ok_or_else(|| Error::Unknown(digest.to_string()))?.lazy = false;
         locked.save()?;
-        remove_file(&self.map_path(digest))
+        remove_file(&self.map_path(digest))?;
+        remove_file(&self.origins_path(digest))
     }
 
     fn image(&self, index: &Index, digest: &Digest) -> Option<Image> {
@@ -364,6 +379,11 @@ impl Cache {
         self.inner.dir.join(format!("{}.map", digest.hex()))
     }
 
+    /// Returns the path of the list of repositories that have a lazily pulled image.
+    pub(crate) fn origins_path(&self, digest: &Digest) -> PathBuf {
+        self.inner.dir.join(format!("{}.origins", digest.hex()))
+    }
+
     fn work_dir(&self) -> PathBuf {
         self.inner.dir.join("work")
     }
@@ -377,7 +397,10 @@ impl Cache {
         for path in listing(&self.work_dir())? {
             let name = path.file_name().and_then(|name| name.to_str());
             let hex = name.and_then(|name| name.split(['-', '.']).next());
+            let is_lock = name.is_some_and(turn::is_fetch_lock);
             match hex.and_then(|hex| format!("sha256:{hex}").parse::<Digest>().ok()) {
+                // A lock's file is removed with the lock, if that can be taken.
+                Some(_) if is_lock => drop(WorkLock::try_take(&path)?),
                 Some(digest) => {
                     let lock_path = self.work_lock_path(&digest);
                     let lock = WorkLock::try_take(&lock_path)?;
@@ -404,7 +427,8 @@ impl Cache {
             let record = locked.index.images.get(&digest);
             let is_leftover = match kind {
                 "erofs" => record.is_none(),
-                "map" => !record.is_some_and(|record| record.lazy),
+                "map" | "origins" => !record.is_some_and(|record| record.lazy),
+                "origins-new" => true,
                 _ => false,
             };
             if is_leftover {

@@ -16,7 +16,8 @@ pub(super) fn make(dir: &Path) -> Result<()> {
 pub(super) fn close_files(dir: &Path) -> Result<()> {
     // A lock's file needs more than another mode; `slipway_lock` handles it.
     let ours = |name: &str| {
-        [".erofs", ".map"].iter().any(|end| name.ends_with(end)) || name.starts_with("index.json")
+        [".erofs", ".map", ".origins"].iter().any(|end| name.ends_with(end))
+            || name.starts_with("index.json")
     };
     slipway_private::close_files(dir, ours).map_err(of_cache)
 }

@@ -14,14 +14,14 @@ use rustix::io::Errno;
 use slipway_lazy_spec::Extent;
 
 use super::budget::Budget;
-use super::fetch::{Partial, Settings};
+use super::partial::{Partial, Settings};
 use crate::root::erofs::pick::{Bounds, Content, Picked, Way, pick};
 use crate::root::tree::Piece;
 use crate::source::blocking;
 use crate::{Access, Cache, Digest, Error, Image, Reference, Result, Silent};
 
 /// The most that is copied.
-const BOUNDS: Bounds = Bounds { entries: 10_000, bytes: 64 << 20 };
+const BOUNDS: Bounds = Bounds { entries: 10_000, bytes: 64 << 20, names: 256 << 20 };
 /// The bytes that are copied at once.
 const PIECE: usize = 128 << 10;
 
@@ -34,8 +34,10 @@ impl Cache {
     /// Copied are the content of regular files, links as links, modes and owners; extended
     /// attributes, times, devices, FIFOs and sockets are left out. A path is followed through links
     /// within the image, and these links are copied, too. A path that is missing in the image is
-    /// skipped. No link below `into` is followed. In all at most 10,000 files of 64 MiB are copied.
-    /// `access` is for the registry that the image was pulled from.
+    /// skipped. No link below `into` is followed. In all at most 10,000 files of 64 MiB are copied,
+    /// and at most 256 MiB of names are read to find them.
+    /// `access` returns the access to a registry: the image may have been pulled from another one
+    /// than the caller knows.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is no such image, [`Error::TooLarge`], [`Error::Io`]; the errors
@@ -45,7 +47,7 @@ impl Cache {
         digest: &Digest,
         paths: &[&str],
         into: &Path,
-        access: &Access,
+        access: impl Fn(&Reference) -> Access + Send + 'static,
     ) -> Result<()> {
         let image = self.get_aside(&digest.to_string()).await?;
         let image = image.ok_or_else(|| Error::Unknown(digest.to_string()))?;
@@ -70,13 +72,12 @@ impl Cache {
         &self,
         image: Image,
         picked: &BTreeMap<Way, Picked>,
-        access: &Access,
+        access: impl Fn(&Reference) -> Access + Send + 'static,
     ) -> Result<()> {
         let extents: Vec<Extent> = picked.values().flat_map(extents).collect();
-        let (cache, access) = (self.clone(), access.clone());
+        let cache = self.clone();
         let missing = blocking(move || {
-            let (budget, progress) = (Budget::new(), Arc::new(Silent));
-            let access = |_: &Reference| access.clone();
+            let (budget, progress) = (Budget::of_one(), Arc::new(Silent));
             let settings = Settings { have_dir: None, access: &access, budget, progress };
             let partial = match Partial::open(&cache, &image, settings) {
                 Ok(partial) => partial,
@@ -88,7 +89,7 @@ impl Cache {
             };
             let spans = extents.iter().flat_map(|extent| partial.overlapping(*extent));
             let spans: Vec<usize> = spans.collect();
-            // The node's fetcher may have written some of them, and its bits are elsewhere.
+            // The node's fetcher may have written some of them. Its presence bitmap is elsewhere.
             partial.find(spans.iter().copied())?;
             let members = spans.iter().map(|span| partial.members.of_span(*span));
             let mut members: Vec<u32> = members.collect();

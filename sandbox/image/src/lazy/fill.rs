@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 
 use super::budget::Urgency;
-use super::fetch::Partial;
+use super::partial::Partial;
 use super::stamp::Stamp;
 use crate::source::blocking;
 use crate::{Error, Result};
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// The most requests of one image at once.
 const MOST_REQUESTS: usize = 8;
 /// The most requests of one image at once for what nobody waits for.
-const MOST_AHEAD: usize = 2;
+const MOST_AHEAD_REQUESTS: usize = 2;
 /// The first and the longest pause after such a request has failed.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
@@ -31,6 +31,8 @@ pub(crate) struct Filling {
     whole: watch::Sender<bool>,
     /// The number of connections that use the image.
     connections: AtomicUsize,
+    /// The room for the image's chunks.
+    _chunks: OwnedSemaphorePermit,
 }
 
 /// A connection's use of an image. While there is one, failed requests are repeated.
@@ -81,7 +83,7 @@ enum Look {
 }
 
 /// The state of requests for what nobody waits for.
-struct Ahead {
+struct AheadRequests {
     requests: usize,
     /// The last pause; zero after a success.
     pause: Duration,
@@ -89,16 +91,17 @@ struct Ahead {
     until: Option<Instant>,
 }
 
-impl Ahead {
+impl AheadRequests {
     fn goes_on(&mut self) {
         (self.pause, self.until) = (Duration::ZERO, None);
     }
 }
 
 impl Filling {
-    pub(crate) fn new(partial: Partial) -> Arc<Self> {
+    pub(crate) fn new(partial: Partial, chunks: OwnedSemaphorePermit) -> Arc<Self> {
+        let (partial, connections) = (Arc::new(partial), AtomicUsize::new(0));
         let (whole, _) = watch::channel(false);
-        Arc::new(Self { partial: Arc::new(partial), whole, connections: AtomicUsize::new(0) })
+        Arc::new(Self { partial, whole, connections, _chunks: chunks })
     }
 
     /// Counts a connection.
@@ -108,8 +111,14 @@ impl Filling {
         Use(Arc::clone(self))
     }
 
-    fn is_used(&self) -> bool {
+    /// Returns whether there is a connection.
+    pub(crate) fn is_used(&self) -> bool {
         self.connections.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns whether the file has everything, durably.
+    pub(crate) fn is_whole(&self) -> bool {
+        *self.whole.borrow()
     }
 
     /// Returns whether the image's files are still the ones that are being filled. Blocks.
@@ -121,7 +130,8 @@ impl Filling {
         let Some(image) = partial.cache.get(&partial.digest.to_string())? else { return Ok(false) };
         let map_path = partial.cache.map_path(&partial.digest);
         match Stamp::of(&image.erofs_path, &map_path) {
-            Ok(stamp) => Ok(stamp == partial.stamp),
+            // A repository that was added is one more to ask: the image is opened again.
+            Ok(stamp) => Ok(stamp == partial.stamp && partial.has_all_origins()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(e) => Err(Error::io("read", &map_path, e)),
         }
@@ -149,7 +159,7 @@ impl Filling {
     /// are being fetched: one whose requests ahead fail is not counted until the next success.
     pub(crate) async fn fill(self: Arc<Self>, busy: Arc<watch::Sender<usize>>) {
         let mut counted = Some(Busy::new(&busy));
-        let mut ahead = Ahead { requests: 0, pause: Duration::ZERO, until: None };
+        let mut ahead = AheadRequests { requests: 0, pause: Duration::ZERO, until: None };
         let mut flights = FuturesUnordered::new();
         while !self.partial.is_complete() {
             while flights.len() < MOST_REQUESTS
@@ -208,11 +218,11 @@ impl Filling {
     }
 
     /// Returns whether a request for what nobody waits for may begin.
-    fn starts_ahead(&self, ahead: &Ahead) -> bool {
-        ahead.requests < MOST_AHEAD && ahead.until.is_none() && !self.partial.is_wanted()
+    fn starts_ahead(&self, ahead: &AheadRequests) -> bool {
+        ahead.requests < MOST_AHEAD_REQUESTS && ahead.until.is_none() && !self.partial.is_wanted()
     }
 
-    fn landed(&self, ahead: &mut Ahead, urgency: Urgency, outcome: Result<()>) {
+    fn landed(&self, ahead: &mut AheadRequests, urgency: Urgency, outcome: Result<()>) {
         ahead.requests -= usize::from(urgency == Urgency::Ahead);
         match (urgency, outcome) {
             // The registry answers again.
@@ -223,7 +233,7 @@ impl Filling {
     }
 
     /// Begins a pause. Of failures without a success between them, the first is logged.
-    fn ahead_failed(&self, ahead: &mut Ahead, error: &Error) {
+    fn ahead_failed(&self, ahead: &mut AheadRequests, error: &Error) {
         if ahead.pause.is_zero() {
             let image = self.partial.digest.short();
             tracing::warn!(%image, %error, "the rest of an image is fetched later");

@@ -21,7 +21,8 @@ pub(crate) fn index(data: &[u8]) {
     let mut merger = Merger::new(&limits);
     let mut indexes = Vec::new();
     for _ in 0..2 {
-        let Ok(Some(mut index)) = Index::parse(data, LAYER, &limits) else { return };
+        let index = Index::parse(data, LAYER, &limits, merger.budget());
+        let Ok(Some(mut index)) = index else { return };
         let mut end = 0;
         for chunk in &index.chunks {
             assert!(chunk.at == end && chunk.bytes > 0, "{chunk:?} follows {end}");

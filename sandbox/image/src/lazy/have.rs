@@ -1,5 +1,5 @@
-//! The spans of a lazily pulled image that its file has: one bit each, in a file of the run
-//! directory.
+//! The presence bitmap of a lazily pulled image: one bit for each span that its file has, in a file
+//! of the run directory.
 //!
 //! A bit is written after the data of its span, so a fetcher that is killed loses nothing but what
 //! it was about to write. The head of the file names the map and the boot that the bits belong to,
@@ -28,8 +28,8 @@ pub(crate) struct Have {
 }
 
 impl Have {
-    /// Opens the bits at `path`, of the map with this identity and `count` spans. Begins with zeros
-    /// if the file is missing, of another map or damaged.
+    /// Opens the bitmap at `path`, of the map with this identity and `count` spans. Begins with
+    /// zeros if the file is missing, of another map or damaged.
     ///
     /// # Errors
     /// The file cannot be opened, read or written.
@@ -46,7 +46,7 @@ impl Have {
         Ok(Self::of(Some(file), bits, count))
     }
 
-    /// Reads the bits at `path` as [`open`](Self::open) does, and changes nothing.
+    /// Reads the bitmap at `path` as [`open`](Self::open) does, and changes nothing.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -59,7 +59,7 @@ impl Have {
         Ok(Self::of(None, bits.unwrap_or_else(|| zeros(count)), count))
     }
 
-    /// Makes bits in memory alone, all zero.
+    /// Makes a bitmap in memory alone, all zero.
     pub(crate) fn in_memory(count: usize) -> Self {
         Self::of(None, zeros(count), count)
     }
@@ -135,7 +135,7 @@ fn head(map: &Digest, count: usize) -> Vec<u8> {
     [&MAGIC[..], &numbers[0], &numbers[1], &map.bytes()].concat()
 }
 
-/// Returns the bits in `file`. Returns `None` if they are of another map, or not whole.
+/// Returns the bits of the bitmap in `file`. Returns `None` if it is of another map, or not whole.
 fn read_bits(file: &File, map: &Digest, count: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bits = zeros(count);
     if file.metadata()?.len() != (HEAD + bits.len()) as u64 {

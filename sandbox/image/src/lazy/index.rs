@@ -10,6 +10,7 @@ use super::MOST_MEMBER;
 use super::toc::{self, TocEntry};
 use crate::digest::DigestReader;
 use crate::manifest::Layer;
+use crate::root::budget::{self, Budget};
 use crate::root::merge::{MergeError, Merger};
 use crate::root::read::{Entry, What, add_xattr};
 use crate::root::tree::{Data, Meta, NodeKind, Piece, show};
@@ -21,6 +22,11 @@ pub(crate) const MOST_FOOTER: u64 = 51;
 const GZIP: [u8; 4] = [0x1f, 0x8b, 8, 4];
 /// The name of the index in the layer as a tar archive.
 const TOC_NAME: &[u8] = b"stargz.index.json";
+/// The fewest bytes of a chunk that is not its file's last one: a block of an image. So the chunks
+/// that a read concerns are not much more than its blocks.
+const LEAST_CHUNK: u64 = 4 << 10;
+/// The memory of a chunk. The list of chunks is twice as long as it must be at most.
+const CHUNK: usize = 2 * size_of::<Chunk>();
 /// The empty file behind the data that a container soon needs, in the root of a layer.
 const PREFETCH_LANDMARK: &str = ".prefetch.landmark";
 /// The empty file of a layer without such data.
@@ -96,12 +102,19 @@ pub(crate) struct Chunk {
 
 impl Index {
     /// Reads the index of `layer`. Returns `None` if it cannot serve for fetching the layer lazily,
-    /// although the layer may be a good one: chunks without SHA-256 digests or beyond
-    /// [`MOST_MEMBER`], and names that were no UTF-8 and lost bytes in JSON.
+    /// although the layer may be a good one: chunks without SHA-256 digests, beyond [`MOST_MEMBER`]
+    /// or shorter than [`LEAST_CHUNK`], members that would have to be uncompressed to more bytes
+    /// than the layer may have, and names that were no UTF-8 and lost bytes in JSON. What the index
+    /// takes is counted in `budget` as it grows.
     ///
     /// # Errors
     /// [`Error::DigestMismatch`], [`Error::BadLayer`], [`Error::TooLarge`].
-    pub(crate) fn read(layer: &Layer, toc: &Toc, limits: &Limits) -> Result<Option<Self>> {
+    pub(crate) fn read(
+        layer: &Layer,
+        toc: &Toc,
+        limits: &Limits,
+        budget: &mut Budget,
+    ) -> Result<Option<Self>> {
         let bad = |reason: String| Error::bad_layer(layer.digest, format!("its index {reason}"));
         let mut member = GzDecoder::new(toc.member.as_slice());
         let mut header = Header::new_old();
@@ -115,7 +128,7 @@ impl Index {
             return Err(Error::too_large(format!("layer {}", layer.digest), reason));
         }
         let mut json = DigestReader::new(member.take(size));
-        let parsed = Self::parse(&mut json, toc.offset, limits);
+        let parsed = Self::parse(&mut json, toc.offset, limits, budget);
         // A wrong digest explains a document that cannot be parsed, so it is checked first.
         io::copy(&mut json, &mut io::sink()).map_err(|e| bad(format!("is unreadable: {e}")))?;
         if json.count() != size {
@@ -137,24 +150,34 @@ impl Index {
         json: impl Read,
         toc: u64,
         limits: &Limits,
+        budget: &mut Budget,
     ) -> Result<Option<Self>, MergeError> {
-        let mut maker = Maker::new(toc, limits);
+        let mut maker = Maker::new(toc, limits, budget);
         toc::read(json, &mut |entry| maker.take(entry))?;
         maker.finish()
     }
 }
 
 impl Merger<'_> {
-    /// Merges a layer of `stored` bytes by its index, which then has no files any more.
+    /// Merges a layer of `stored` bytes by its index, which was counted in this merger's budget and
+    /// has no files afterwards.
     pub(crate) fn apply_index(&mut self, index: &mut Index, stored: u64) -> Result<(), MergeError> {
-        let kept = size_of_val(index.chunks.as_slice());
-        self.apply_entries(std::mem::take(&mut index.entries), stored, kept)
+        let entries = std::mem::take(&mut index.entries);
+        // A file counts with its first chunk.
+        let files = entries.iter().filter(|entry| has_data(entry)).count();
+        let further = index.chunks.len().saturating_sub(files);
+        self.apply_entries(entries, stored, further)
     }
+}
+
+fn has_data(entry: &Entry) -> bool {
+    matches!(&entry.what, What::Node(NodeKind::File(data)) if data.len > 0)
 }
 
 /// The maker of an [`Index`] from the entries of a document.
 struct Maker<'a> {
     limits: &'a Limits,
+    budget: &'a mut Budget,
     /// The offset of the index, at which the data of files ends.
     toc: u64,
     index: Index,
@@ -176,9 +199,9 @@ struct Open {
 }
 
 impl<'a> Maker<'a> {
-    fn new(toc: u64, limits: &'a Limits) -> Self {
+    fn new(toc: u64, limits: &'a Limits, budget: &'a mut Budget) -> Self {
         let index = Index::default();
-        Self { limits, toc, index, count: 0, len: 0, open: None, is_unfit: false }
+        Self { limits, budget, toc, index, count: 0, len: 0, open: None, is_unfit: false }
     }
 
     fn take(&mut self, entry: TocEntry) -> Result<(), MergeError> {
@@ -187,6 +210,16 @@ impl<'a> Maker<'a> {
             let limit = self.limits.entries;
             return Err(MergeError::TooLarge(format!("more than {limit} files and chunks")));
         }
+        let (files, chunks) = (self.index.entries.len(), self.index.chunks.len());
+        self.add(entry)?;
+        let files = self.index.entries[files..].iter();
+        let files: usize = files.map(|file| budget::WAITING + budget::waiting(file)).sum();
+        let chunks = (self.index.chunks.len() - chunks) * CHUNK;
+        self.budget.take(files + chunks).map_err(MergeError::TooLarge)
+    }
+
+    /// Adds a file, a chunk or both.
+    fn add(&mut self, entry: TocEntry) -> Result<(), MergeError> {
         if entry.kind == "chunk" {
             return self.chunk(&entry).map_err(|reason| self.last_is_bad(&reason));
         }
@@ -266,6 +299,7 @@ impl<'a> Maker<'a> {
         if bytes == 0 || bytes > left {
             return Err(format!("a chunk of {bytes} bytes where {left} are missing"));
         }
+        self.is_unfit |= bytes < LEAST_CHUNK.min(left);
         open.done += bytes;
         let at = self.len;
         self.len += bytes;
@@ -299,9 +333,20 @@ impl<'a> Maker<'a> {
         }
     }
 
+    /// Returns the bytes that all members are uncompressed to, each up to the end of its last
+    /// chunk. A small layer can claim any number of them: what is before a chunk in its member may
+    /// be nothing but bytes to skip.
+    fn inflated(&self) -> u64 {
+        let chunks = self.index.chunks.iter();
+        let mut ends: Vec<_> = chunks.map(|c| (c.stream, c.inner + c.bytes)).collect();
+        ends.sort_unstable();
+        let members = ends.chunk_by(|one, other| one.0 == other.0);
+        members.filter_map(|member| member.last()).map(|(_, end)| end).sum()
+    }
+
     fn finish(mut self) -> Result<Option<Index>, MergeError> {
         self.close()?;
-        if self.is_unfit {
+        if self.is_unfit || self.inflated() > self.limits.layer_bytes(self.toc) {
             return Ok(None);
         }
         let Index { chunks, prefetch, .. } = &mut self.index;

@@ -93,7 +93,8 @@ struct Header {
 /// Returns the spans of an image: `data` are the places of the files' data in the image's file, in
 /// ascending order, and `indexes` the indexes of the layers.
 pub(crate) fn spans(tree: &Tree, data: &[(Id, u64)], indexes: &[Index]) -> Vec<Span> {
-    let mut spans = Vec::new();
+    let chunks = indexes.iter().map(|index| index.chunks.len());
+    let mut spans = Vec::with_capacity(chunks.sum());
     for &(id, place) in data {
         let NodeKind::File(file) = &tree.inode(id).kind else { continue };
         let Some(index) = indexes.get(file.layer as usize) else { continue };
@@ -137,20 +138,37 @@ impl Map {
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
     }
 
-    /// Writes all but the digest at the end.
-    pub(crate) fn encode(&self, mut out: impl Write) -> io::Result<()> {
-        let header = serde_json::to_vec(&Header {
+    fn header(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&Header {
             reference: self.reference.clone(),
             plain_http: self.plain_http,
             bytes: self.bytes,
             layers: self.layers.clone(),
-        })?;
+        })
+    }
+
+    /// Returns whether [`read`](Self::read) takes a map as long as this one.
+    pub(crate) fn fits(&self, limits: &Limits) -> bool {
+        let Ok(header) = self.header() else { return false };
+        let records = (self.spans.len() as u64).saturating_mul(RECORD as u64);
+        let bytes = records.saturating_add(START + header.len() as u64);
+        bytes <= most_bytes(limits) && header.len() as u64 <= limits.document_bytes
+    }
+
+    /// Writes all but the digest at the end.
+    pub(crate) fn encode(&self, mut out: impl Write) -> io::Result<()> {
+        let header = self.header()?;
         let len = u32::try_from(header.len()).map_err(io::Error::other)?;
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&len.to_le_bytes())?;
         out.write_all(&header)?;
         self.spans.iter().try_for_each(|span| out.write_all(&span.encode()))
+    }
+
+    /// Returns the most spans of a map whose file has `bytes` bytes.
+    pub(crate) fn most_spans(bytes: u64) -> u64 {
+        bytes / RECORD as u64
     }
 
     /// Reads the map at `path`. Reads no more than [`Limits`] allow for the metadata of an image.
@@ -179,7 +197,7 @@ impl Map {
         bytes: u64,
         limits: &Limits,
     ) -> Result<(Self, Digest), String> {
-        if bytes > limits.metadata_bytes.saturating_add(limits.document_bytes) {
+        if bytes > most_bytes(limits) {
             return Err(format!("it has {bytes} bytes, more than the limits allow"));
         }
         let unreadable = |e: io::Error| e.to_string();
@@ -272,6 +290,11 @@ impl Span {
             digest: digest.into(),
         }
     }
+}
+
+/// Returns the most bytes of a map without the digest at its end.
+fn most_bytes(limits: &Limits) -> u64 {
+    limits.metadata_bytes.saturating_add(limits.document_bytes)
 }
 
 fn bad(path: &Path, reason: String) -> Error {
@@ -383,5 +406,23 @@ mod tests {
         let limits = Limits { document_bytes: 10, ..Limits::default() };
         let found = Map::parse(&bytes[..], bytes.len() as u64, &limits).unwrap_err();
         assert!(found.contains("its header"), "{found}");
+    }
+
+    #[test]
+    fn a_map_fits_if_it_would_be_read() {
+        let mut bytes = Vec::new();
+        map().encode(&mut bytes).unwrap();
+        let (all, header) = (bytes.len() as u64, map().header().unwrap().len() as u64);
+        let cases = [
+            (header, all - header, true),
+            (header, all - header - 1, false),
+            (header - 1, all, false),
+            (all, 0, true),
+        ];
+        for (document_bytes, metadata_bytes, fits) in cases {
+            let limits = Limits { document_bytes, metadata_bytes, ..Limits::default() };
+            assert_eq!(map().fits(&limits), fits, "{limits:?}");
+            assert_eq!(Map::parse(&bytes[..], all, &limits).is_ok(), fits, "{limits:?}");
+        }
     }
 }

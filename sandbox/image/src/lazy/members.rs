@@ -1,13 +1,21 @@
 //! The gzip members of an image's layers that hold its spans. A member is what can be fetched by
 //! itself: a span is read from the beginning of its member on.
 
+use super::MOST_MEMBER;
 use super::map::{Map, Span};
 
-/// The most compressed bytes of a member that are needed: of [`MOST_MEMBER`](super::MOST_MEMBER)
+/// The most compressed bytes of a member that are needed: of [`MOST_MEMBER`]
 /// uncompressed ones that are stored as they are. A fetcher has them in memory.
 pub(crate) const MOST_STREAM: u64 = 72 << 20;
 /// The most bytes between two members that one request skips over.
 const GAP: u64 = 64 << 10;
+/// The most members of one request. With [`MOST_MEMBER`] uncompressed bytes of all of them, it
+/// bounds the work that one answer of a registry makes.
+const MOST_TOGETHER: usize = 4096;
+
+/// The most memory that the members take for each span of the map. The list of members is twice as
+/// long as it must be at most.
+pub(crate) const BYTES_PER_SPAN: usize = 2 * size_of::<Member>() + 2 * size_of::<u32>();
 
 /// A gzip member.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +25,8 @@ pub(crate) struct Member {
     /// The offset in the layer's blob.
     pub stream: u64,
     pub bytes: u64,
+    /// The uncompressed bytes up to the end of the last span.
+    inflated: u32,
     /// The range of the member's spans in [`Members::order`].
     first: u32,
     count: u32,
@@ -36,6 +46,8 @@ pub(crate) struct Members {
     order: Vec<u32>,
     /// The member of each span.
     of_span: Vec<u32>,
+    /// The bytes of each layer that are fetched first.
+    prefetch: Vec<u64>,
 }
 
 /// A range of a layer's blob.
@@ -65,21 +77,25 @@ impl Members {
         let mut end = 0;
         for (at, number) in order.iter().enumerate() {
             let Span { layer, stream, stream_bytes, inner, bytes, .. } = *span(number);
+            let reaches = inner + bytes;
+            let inflated = u32::try_from(reaches).unwrap_or(u32::MAX);
             match all.last_mut().filter(|last| (last.layer, last.stream) == (layer, stream)) {
                 Some(_) if inner < end => return Err("chunks that overlap".into()),
                 Some(last) => {
                     last.bytes = last.bytes.max(stream_bytes);
+                    last.inflated = inflated;
                     last.count += 1;
                 }
                 None => {
-                    let first = at as u32;
-                    all.push(Member { layer, stream, bytes: stream_bytes, first, count: 1 });
+                    let (first, bytes) = (at as u32, stream_bytes);
+                    all.push(Member { layer, stream, bytes, inflated, first, count: 1 });
                 }
             }
-            end = inner + bytes;
+            end = reaches;
             of_span[*number as usize] = (all.len() - 1) as u32;
         }
-        Ok(Self { all, order, of_span })
+        let prefetch = map.layers.iter().map(|layer| layer.prefetch).collect();
+        Ok(Self { all, order, of_span, prefetch })
     }
 
     /// Returns the number of members.
@@ -102,8 +118,15 @@ impl Members {
         self.of_span[span]
     }
 
+    /// Returns whether a member is in the part of its layer that is to be fetched first.
+    pub(crate) fn is_prefetched(&self, member: u32) -> bool {
+        let member = self.get(member);
+        member.stream < self.prefetch[member.layer as usize]
+    }
+
     /// Returns `first` and the members after it that one request of at most `most` bytes fetches,
-    /// up to the first one that does not fit. A member that is longer than `most` is alone.
+    /// up to the first one that does not fit. A member that is longer than `most` is alone. All
+    /// together have at most [`MOST_MEMBER`] uncompressed bytes.
     pub(crate) fn batch(
         &self,
         first: u32,
@@ -112,10 +135,13 @@ impl Members {
     ) -> Vec<u32> {
         let begin = self.get(first);
         let (mut batch, mut end) = (vec![first], begin.end());
+        let mut inflated = u64::from(begin.inflated);
         for next in first + 1..self.len() {
             let member = self.get(next);
+            inflated += u64::from(member.inflated);
             let is_near = member.layer == begin.layer && member.stream <= end.saturating_add(GAP);
-            if !is_near || member.end() - begin.stream > most || !fits(next) {
+            let is_much = inflated > MOST_MEMBER || batch.len() == MOST_TOGETHER;
+            if !is_near || is_much || member.end() - begin.stream > most || !fits(next) {
                 break;
             }
             end = end.max(member.end());
@@ -201,6 +227,21 @@ mod tests {
         assert_eq!(batch(2, 1 << 20), [2], "the next one is of another layer");
         assert_eq!(members.batch(0, 1 << 20, |_| false), [0]);
         assert_eq!(members.range(&[0, 1]), Some(Range { layer: 0, from: 100, bytes: 100 }));
+    }
+
+    #[test]
+    fn a_request_has_a_bounded_number_of_members_and_uncompressed_bytes() {
+        let most = u64::MAX;
+        let half = MOST_MEMBER / 2;
+        let large = |at: u64| span(at * half, (0, at * 50, 50, half - 10, 10));
+        let members = Members::of(&map((0..5).map(large).collect())).unwrap();
+        assert_eq!(members.batch(0, most, |_| true), [0, 1]);
+        assert_eq!(members.batch(4, most, |_| true), [4]);
+        let small = |at: u64| span(at * 4096, (0, at * 50, 50, 0, 10));
+        let spans = (0..MOST_TOGETHER as u64 + 1).map(small).collect();
+        let members = Members::of(&map(spans)).unwrap();
+        assert_eq!(members.batch(0, most, |_| true).len(), MOST_TOGETHER);
+        assert_eq!(members.batch(1, most, |_| true).len(), MOST_TOGETHER);
     }
 
     #[test]

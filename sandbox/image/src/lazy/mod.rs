@@ -16,7 +16,6 @@
 
 pub(crate) mod budget;
 mod extract;
-pub(crate) mod fetch;
 mod fill;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
@@ -24,11 +23,15 @@ mod have;
 pub(crate) mod index;
 pub(crate) mod map;
 mod members;
+mod origins;
+pub(crate) mod partial;
 mod pull;
+mod refused;
 mod request;
 mod rest;
 pub(crate) mod serve;
 mod stamp;
+mod state;
 mod toc;
 
 pub use serve::serve;

@@ -5,34 +5,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
+use super::budget::MOST_CHUNKS_OF_IMAGE;
 use super::index::{Index, MOST_FOOTER, Toc, footer};
-use super::map::{Map, MapLayer, spans};
-use super::members::Members;
-use crate::cache::{Files, Turn};
+use super::map::{Map, MapLayer, Span, spans};
+use super::members::{BYTES_PER_SPAN, Members};
+use crate::cache::{Files, Turn, Work};
 use crate::manifest::{Layer, Plan};
 use crate::root::layout::Layout;
-use crate::root::merge::Merger;
+use crate::root::merge::{MergeError, Merger};
 use crate::source::blocking;
-use crate::source::registry::{Access, Registry};
-use crate::{Cache, Error, Event, Image, Progress, Reference, Result, Taken};
+use crate::source::registry::{Access, Origin, Registry};
+use crate::{Cache, Error, Event, Image, Limits, Progress, Reference, Result, Taken};
 
 /// The number of indexes that are fetched at once.
 const CONCURRENT_INDEXES: usize = 3;
-
-/// The origin of a lazily pulled image.
-struct Origin {
-    reference: Reference,
-    plain_http: bool,
-}
+/// The memory that a chunk takes in the image's map and in the lists of members.
+const MAPPED: usize = size_of::<Span>() + BYTES_PER_SPAN;
 
 impl Cache {
     /// Pulls the image that `reference` names now without the data of its files, which a process
     /// that fetches brings later, and gives it that name. Returns the image as it is if it is in
     /// the cache. Returns `None` if it cannot be pulled so, because a layer is no eStargz layer
-    /// with digests for all of its data, or because the registry does not send parts of layers:
-    /// [`pull`](Self::pull) may do then.
+    /// with digests for all of its data, or because the registry does not send parts of layers, or
+    /// not in time: [`pull`](Self::pull) may do then.
     ///
-    /// If another task or process makes the same image, this waits for it.
+    /// If another task or process fetches the same image from the same repository, this waits for
+    /// it.
     ///
     /// # Errors
     /// Most of [`Error`]. Nothing is left in the cache then.
@@ -45,17 +43,23 @@ impl Cache {
         let (plan, registry) = self.resolve(reference, access, &*progress).await?;
         // The registry decides which image a tag stands for, and the user asked this registry.
         let names = (vec![reference.clone()], Taken::Replace);
-        let lock = match self.turn(&plan.digest, &names, &*progress).await? {
+        let (digest, origin) = (plan.digest, registry.origin());
+        let turn = |work| self.turn(work, &digest, Some(&origin), &names, &*progress);
+        let fetching = match turn(Work::Fetch).await? {
             Turn::There(image) => return Ok(Some(*image)),
             Turn::Ours(lock) => lock,
         };
-        let most = self.limits().index_bytes();
-        let Some(tocs) = fetch(&registry, &plan.layers, most).await? else { return Ok(None) };
-        let origin = Origin { reference: reference.clone(), plain_http: access.plain_http };
+        let Some(tocs) = fetch(&registry, &plan.layers, self.limits()).await? else {
+            return Ok(None);
+        };
+        let building = match turn(Work::Build).await? {
+            Turn::There(image) => return Ok(Some(*image)),
+            Turn::Ours(lock) => lock,
+        };
         let cache = self.clone();
         blocking(move || {
-            // The lock is held to the end, even if the caller stops waiting.
-            let _lock = lock;
+            // The locks are held to the end, even if the caller stops waiting.
+            let _locks = (fetching, building);
             cache.build_without_data(&plan, tocs, origin, &*progress)
         })
         .await
@@ -74,8 +78,12 @@ impl Cache {
         let mut merger = Merger::new(self.limits());
         let (mut indexes, mut layers) = (Vec::new(), Vec::new());
         for (layer, toc) in plan.layers.iter().zip(tocs) {
-            let Some(mut index) = Index::read(layer, &toc, self.limits())? else { return Ok(None) };
-            merger.apply_index(&mut index, layer.size).map_err(|e| e.of(&layer.digest))?;
+            let index = Index::read(layer, &toc, self.limits(), merger.budget())?;
+            let Some(mut index) = index else { return Ok(None) };
+            let mapped = merger.budget().take(index.chunks.len() * MAPPED);
+            let mapped = mapped.map_err(MergeError::TooLarge);
+            let merged = mapped.and_then(|()| merger.apply_index(&mut index, layer.size));
+            merged.map_err(|e| e.of(&layer.digest))?;
             let (digest, bytes, prefetch) = (layer.digest, layer.size, index.prefetch);
             layers.push(MapLayer { digest, bytes, prefetch });
             indexes.push(index);
@@ -83,11 +91,12 @@ impl Cache {
         let tree = merger.finish();
         let layout = Layout::of(&tree, plan.digest.uuid());
         let layout = layout.map_err(|reason| Error::bad_document(name.familiar(), reason))?;
-        let Origin { reference, plain_http } = origin;
+        let Origin { reference, plain_http } = origin.clone();
         let (bytes, spans) = (layout.bytes(), spans(&tree, layout.data(), &indexes));
         let content = Map { reference, plain_http, bytes, layers, spans };
-        if Members::of(&content).is_err() {
-            // Chunks overlap, and a process that fetches would refuse the map.
+        let has_too_many = content.spans.len() as u64 > MOST_CHUNKS_OF_IMAGE;
+        if has_too_many || Members::of(&content).is_err() || !content.fits(self.limits()) {
+            // Chunks overlap or are too many, and a process that fetches would refuse the map.
             return Ok(None);
         }
         let image = self.work_file(&plan.digest, ".erofs")?;
@@ -97,7 +106,7 @@ impl Cache {
         let image = image.into_temp_path();
         let map = self.work_file(&plan.digest, ".map")?.into_temp_path();
         content.write(&map)?;
-        let files = Files { image, size_bytes: bytes, map: Some(map) };
+        let files = Files { image, size_bytes: bytes, map: Some((map, origin)) };
         let image = self.commit(files, plan, (&[name][..], Taken::Replace))?;
         progress.event(Event::Finished(&plan.digest));
         Ok(Some(image))
@@ -121,9 +130,24 @@ impl From<Error> for Miss {
     }
 }
 
+/// Fetches the indexes of `layers`. Returns `None` if the image cannot be fetched lazily, or its
+/// indexes do not come in time.
+async fn fetch(
+    registry: &Arc<Registry>,
+    layers: &[Layer],
+    limits: &Limits,
+) -> Result<Option<Vec<Toc>>> {
+    let all = fetch_all(registry, layers, limits.index_bytes());
+    tokio::time::timeout(limits.indexes_time, all).await.unwrap_or(Ok(None))
+}
+
 /// Fetches the indexes of `layers`, of at most `most` compressed bytes in all. Returns `None` if
 /// the image cannot be fetched lazily.
-async fn fetch(registry: &Arc<Registry>, layers: &[Layer], most: u64) -> Result<Option<Vec<Toc>>> {
+async fn fetch_all(
+    registry: &Arc<Registry>,
+    layers: &[Layer],
+    most: u64,
+) -> Result<Option<Vec<Toc>>> {
     if layers.iter().any(|layer| layer.toc.is_none()) {
         return Ok(None);
     }

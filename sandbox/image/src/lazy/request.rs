@@ -8,9 +8,10 @@ use std::time::Duration;
 use flate2::bufread::MultiGzDecoder;
 use sha2::{Digest as _, Sha256};
 
-use super::budget::Urgency;
-use super::fetch::{Partial, State};
+use super::budget::{Room, Urgency};
 use super::map::Span;
+use super::members::Member;
+use super::partial::Partial;
 use crate::source::blocking;
 use crate::{Digest, Error, Event, Result};
 
@@ -57,20 +58,57 @@ impl Partial {
         // The blob, and the longest span of these members.
         let spans = members.iter().flat_map(|member| self.members.spans(*member));
         let longest = spans.map(|span| self.span(*span).bytes).max().unwrap_or(0);
-        let _room = self.budget.room(range.bytes + longest, urgency).await;
+        let (origin, _room) = self.room(range.bytes + longest, urgency).await;
         let layer = self.map.layers[range.layer as usize].digest;
-        let blob = self.registry.blob_range(&layer, range.from, range.bytes).await?;
+        let blob = self.origins.blob_range(origin, &layer, range.from, range.bytes).await?;
         let (partial, members) = (Arc::clone(self), members.to_vec());
-        blocking(move || partial.unpack(&members, range.from, &blob)).await
+        // It goes away with this future, whose thread then works for nobody.
+        let requester = Arc::new(());
+        let waits = Arc::downgrade(&requester);
+        let waits = move || waits.strong_count() > 0;
+        let unpack = move || partial.unpack(&members, range.from, &blob, waits);
+        let unpacked = blocking(unpack).await;
+        if unpacked.is_err() {
+            self.origins.failed(origin);
+        }
+        unpacked
+    }
+
+    /// Waits for room for a request of `bytes` bytes. Returns it with the number of the repository
+    /// to ask: if other requests have all room of a registry for long, the next one.
+    pub(crate) async fn room(&self, bytes: u64, urgency: Urgency) -> (usize, Room<'_>) {
+        let mut room = self.share.room(bytes, urgency).await;
+        let number = loop {
+            let (number, patience) = self.origins.turn();
+            let Some(patience) = patience else {
+                room.of_registry(number).await;
+                break number;
+            };
+            match tokio::time::timeout(patience, room.of_registry(number)).await {
+                Ok(()) => break number,
+                Err(_) => self.origins.failed(number),
+            }
+        };
+        room.of_whole().await;
+        (number, room)
     }
 
     /// Writes the spans of the members that are in `blob`, which begins at offset `from` of the
-    /// layer's. Returns the first error; spans that are right are written nevertheless.
-    fn unpack(&self, members: &[u32], from: u64, blob: &[u8]) -> Result<()> {
+    /// layer's. Each member is uncompressed from its own bytes alone. Returns the first error;
+    /// spans that are right are written nevertheless. Ends before the next member once `waits`
+    /// returns `false`.
+    pub(crate) fn unpack(
+        &self,
+        members: &[u32],
+        from: u64,
+        blob: &[u8],
+        waits: impl Fn() -> bool,
+    ) -> Result<()> {
         let mut outcome = Ok(());
-        for member in members {
-            let begin = (self.members.get(*member).stream - from) as usize;
-            let unpacked = match blob.get(begin..) {
+        for member in members.iter().take_while(|_| waits()) {
+            let Member { stream, bytes, .. } = *self.members.get(*member);
+            let begin = (stream - from) as usize;
+            let unpacked = match blob.get(begin..begin.saturating_add(bytes as usize)) {
                 Some(stream) => self.unpack_member(*member, stream),
                 None => Err(self.bad_member(*member, "the registry sends too little of it")),
             };
@@ -86,7 +124,7 @@ impl Partial {
         let (mut at, mut data) = (0, Vec::new());
         let mut outcome = Ok(());
         for number in self.members.spans(member) {
-            if self.lock().have.has(*number as usize) {
+            if self.lock().have().has(*number as usize) {
                 continue;
             }
             let span = self.span(*number);
@@ -100,7 +138,7 @@ impl Partial {
             }
             let written = self.file.write_all_at(&data, span.image);
             written.map_err(|e| Error::io("write", &self.path, e))?;
-            self.lock().have.set(*number as usize);
+            self.lock().set(*number as usize);
         }
         outcome
     }
@@ -118,35 +156,22 @@ impl Partial {
     }
 
     /// Tells those who wait for members that are there now. Returns the others.
-    fn land(&self, members: Vec<u32>) -> Vec<u32> {
+    fn land(&self, mut members: Vec<u32>) -> Vec<u32> {
         let mut state = self.lock();
-        let (there, left): (Vec<_>, Vec<_>) =
-            members.into_iter().partition(|member| self.is_there(&state, *member));
-        for number in there {
-            state.flying.remove(&number);
-            tell(&mut state, number, true);
-            let member = self.members.get(number);
-            let index = member.layer as usize;
-            state.done[index] += member.bytes;
-            self.progress.event(Event::LayerBytes { index, done: state.done[index] });
-        }
-        left
+        members.retain(|member| match state.land(&self.members, *member) {
+            Some((index, done)) => {
+                self.progress.event(Event::LayerBytes { index, done });
+                false
+            }
+            None => true,
+        });
+        members
     }
 
     /// Ends a request for members that are still missing.
     fn give_up(&self, members: &[u32], urgency: Urgency) {
         let mut state = self.lock();
-        for member in members {
-            state.flying.remove(member);
-            match urgency {
-                Urgency::Wanted => tell(&mut state, *member, false),
-                // They were not waited for when the request began.
-                Urgency::Ahead if state.waiters.contains_key(member) => {
-                    state.queue.push_back(*member);
-                }
-                Urgency::Ahead => {}
-            }
-        }
+        members.iter().for_each(|member| state.give_up(*member, urgency));
     }
 
     /// Marks spans whose data is in the file already, whoever wrote it.
@@ -163,7 +188,7 @@ impl Partial {
                 at += room as u64;
             }
             if Digest::from(<[u8; 32]>::from(hash.finalize())) == span.digest {
-                self.lock().have.set(number);
+                self.lock().set(number);
             }
         }
         Ok(())
@@ -184,13 +209,5 @@ fn read_span(
     match passed == skipped && read as u64 == bytes {
         true => Ok(()),
         false => Err(io::Error::other("it ends early")),
-    }
-}
-
-/// Tells those who wait for a member whether it is there.
-fn tell(state: &mut State, member: u32, there: bool) {
-    for waiter in state.waiters.remove(&member).into_iter().flatten() {
-        // The receiver may have gone.
-        let _ = waiter.send(there);
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::budget::{Budget, Urgency};
-use super::fetch::{Partial, Settings, have_dir, have_path};
 use super::have::Have;
 use super::map::Map;
+use super::partial::{Partial, Settings, have_dir, have_path};
 use super::stamp::Stamp;
 use crate::source::blocking;
 use crate::{Access, Cache, Digest, Error, Event, Image, Progress, Reference, Result};
@@ -55,7 +55,7 @@ impl Cache {
         let meter = progress.clone();
         let partial = blocking(move || {
             slipway_private::make_folder(&dir)?;
-            let budget = Budget::new();
+            let budget = Budget::of_one();
             let (have_dir, access) = (Some(dir.as_path()), &access);
             let settings = Settings { have_dir, access, budget, progress: meter };
             Partial::open(&cache, &image, settings)

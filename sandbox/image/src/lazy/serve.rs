@@ -1,14 +1,15 @@
 //! The fetcher's process: connections of disks, and the images that they use.
 //!
 //! A connection is a task of its own, which sleeps on its peer alone. A peer can have
-//! [`MOST_WANTED`] ranges unanswered, and one answer that it does not receive.
+//! [`MOST_WANTED`] ranges unanswered, and one answer that it does not receive. An image is in
+//! memory until it is whole.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram as StdDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -19,13 +20,15 @@ use slipway_lock::Lock;
 use slipway_peer::{Bin, Peer};
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixListener, UnixStream};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::budget::Budget;
-use super::fetch::{Partial, Settings, have_dir};
 use super::fill::{Filling, Use};
+use super::map::Map;
+use super::partial::{Partial, Settings, have_dir};
+use super::refused::Refused;
 use super::stamp::Stamp;
 use crate::source::blocking;
 use crate::{Access, Cache, Digest, Error, Image, Reference, Result, Silent};
@@ -36,6 +39,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const TAKEOVER: Duration = Duration::from_secs(10);
 /// The pause between two looks at such a fetcher, and after accept(2) has failed.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The longest wait for the memory of images that are dropped.
+const DROPPED: Duration = Duration::from_secs(5);
 /// The connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The most connections. Further ones wait to be accepted.
@@ -75,7 +80,7 @@ pub(crate) async fn serve_until_idle(
     let listener = listen(&path).map_err(|e| Error::io("listen at", &path, e))?;
     let have_dir = have_dir(run_dir);
     slipway_private::make_folder(&have_dir)?;
-    let fetcher = Arc::new(Fetcher::new(cache, have_dir, Box::new(access)));
+    let fetcher = Arc::new(Fetcher::new(cache, have_dir, Box::new(access), Budget::new()));
     accept(&fetcher, &listener, idle).await;
     // The next fetcher finds no socket once it has the lock.
     let _ = std::fs::remove_file(&path);
@@ -159,18 +164,22 @@ async fn accept(fetcher: &Arc<Fetcher>, listener: &UnixListener, idle: Duration)
     }
 }
 
-type GetAccess = Box<dyn Fn(&Reference) -> Access + Send + Sync>;
+pub(crate) type GetAccess = Box<dyn Fn(&Reference) -> Access + Send + Sync>;
 
 /// The images that are being fetched, by digest.
-struct Fetcher {
+pub(crate) struct Fetcher {
     cache: Cache,
     have_dir: PathBuf,
     access: GetAccess,
     budget: Arc<Budget>,
     /// The number of images that are being fetched.
     busy: Arc<watch::Sender<usize>>,
-    images: Mutex<HashMap<Digest, Fetched>>,
+    images: Mutex<HashMap<Digest, Arc<Slot>>>,
+    refused: Refused,
 }
+
+/// An image, or its lack. It is locked while the image is opened, which may take seconds.
+type Slot = tokio::sync::Mutex<Option<Fetched>>;
 
 /// An image and the task that fetches it.
 struct Fetched {
@@ -186,28 +195,43 @@ impl Drop for Fetched {
 }
 
 /// The state of an image in the cache.
-enum Opened {
+pub(crate) enum Opened {
     /// Parts of it are missing.
     Lazy(Use),
     Whole,
 }
 
 impl Fetcher {
-    fn new(cache: Cache, have_dir: PathBuf, access: GetAccess) -> Self {
+    pub(crate) fn new(
+        cache: Cache,
+        have_dir: PathBuf,
+        access: GetAccess,
+        budget: Arc<Budget>,
+    ) -> Self {
         Self {
             cache,
             have_dir,
             access,
-            budget: Budget::new(),
+            budget,
             busy: Arc::new(watch::Sender::new(0)),
-            images: Mutex::new(HashMap::new()),
+            images: Mutex::default(),
+            refused: Refused::default(),
         }
     }
 
+    fn images(&self) -> MutexGuard<'_, HashMap<Digest, Arc<Slot>>> {
+        // No code that may panic leaves a half-made change under this lock.
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Opens the image of a disk that reads the file with this device and inode, and begins to
-    /// fetch it.
-    async fn open(self: &Arc<Self>, digest: Digest, file: (u64, u64)) -> Result<Opened> {
-        let mut images = self.images.lock().await;
+    /// fetch it. Waits for others that open the same image.
+    ///
+    /// # Errors
+    /// There is no such image, its file is another one, or there is no room for it.
+    pub(crate) async fn open(self: &Arc<Self>, digest: Digest, file: (u64, u64)) -> Result<Opened> {
+        let slot = Arc::clone(self.images().entry(digest).or_default());
+        let mut slot = slot.lock().await;
         let unknown = || Error::Unknown(digest.to_string());
         let image = self.cache.get_aside(&digest.to_string()).await?.ok_or_else(unknown)?;
         let path = image.erofs_path.clone();
@@ -219,7 +243,7 @@ impl Fetcher {
         if !image.lazy {
             return Ok(Opened::Whole);
         }
-        if let Some(fetched) = images.get(&digest) {
+        if let Some(fetched) = &*slot {
             let filling = Arc::clone(&fetched.filling);
             let is_of = filling.partial.stamp.is_of(file) && !fetched.task.is_finished();
             if is_of && blocking(move || filling.is_same()).await? {
@@ -227,7 +251,8 @@ impl Fetcher {
             }
         }
         // The image was removed and pulled again, or its task has ended.
-        images.remove(&digest);
+        *slot = None;
+        let chunks = self.room(&image).await?;
         let fetcher = Arc::clone(self);
         let partial = blocking(move || {
             let settings = Settings {
@@ -243,16 +268,54 @@ impl Fetcher {
         if !partial.stamp.is_of(file) {
             return Err(Error::Unknown(digest.to_string()));
         }
-        let filling = Filling::new(partial);
+        let filling = Filling::new(partial, chunks);
         let task = tokio::spawn(Arc::clone(&filling).fill(Arc::clone(&self.busy)));
         let one = filling.connect();
-        images.insert(digest, Fetched { filling, task });
+        *slot = Some(Fetched { filling, task });
         Ok(Opened::Lazy(one))
     }
 
-    /// Forgets images that are whole. Connections that use them still have them.
-    async fn forget(&self) {
-        self.images.lock().await.retain(|_, fetched| !fetched.task.is_finished());
+    /// Takes room for the chunks of an image that is to be fetched. If there is none, images that
+    /// no disk uses make some: the rest of them is fetched with their next sandbox.
+    async fn room(&self, image: &Image) -> Result<OwnedSemaphorePermit> {
+        let path = self.cache.map_path(&image.digest);
+        let map =
+            blocking(move || std::fs::metadata(&path).map_err(|e| Error::io("look at", &path, e)));
+        let chunks = Map::most_spans(map.await?.len());
+        let mut room = self.budget.try_chunks(chunks);
+        if room.is_none() {
+            // The tasks of images that are dropped end soon.
+            let dropped = self.keep(|one| one.filling.is_used());
+            let patience = if dropped { DROPPED } else { Duration::ZERO };
+            room = tokio::time::timeout(patience, self.budget.chunks(chunks)).await.ok().flatten();
+        }
+        room.ok_or_else(|| {
+            let reason = format!(
+                "the fetcher has no room for its {chunks} chunks beside those of other images that \
+                 are being fetched: wait, or fetch it with `slipway image pull`"
+            );
+            Error::too_large(format!("image {}", image.digest.short()), reason)
+        })
+    }
+
+    /// Forgets images that are whole, removed, or could not be opened. Connections that use them
+    /// still have them.
+    fn forget(&self) {
+        self.keep(|one| !one.task.is_finished() && !one.filling.is_whole());
+    }
+
+    /// Keeps the images for which `stays` holds, and those that somebody opens. Returns whether
+    /// others were dropped.
+    fn keep(&self, stays: impl Fn(&Fetched) -> bool) -> bool {
+        let mut images = self.images();
+        let before = images.len();
+        images.retain(|_, slot| {
+            // References are made under the lock of all images, so without another one nobody
+            // opens the image.
+            let Some(slot) = Arc::get_mut(slot) else { return true };
+            slot.get_mut().as_ref().is_some_and(&stays)
+        });
+        images.len() < before
     }
 }
 
@@ -269,36 +332,61 @@ async fn attend(fetcher: Arc<Fetcher>, stream: UnixStream) {
     // A connection without a greeting keeps the fetcher there.
     let Ok(Some(message)) = connection.receive().await else { return };
     let Some(hello) = Hello::decode(&message) else { return };
-    let _ = match fetcher.open(hello.digest.into(), (hello.device, hello.inode)).await {
-        Ok(Opened::Lazy(image)) => serve_disk(&connection, &image).await,
+    let digest = Digest::from(hello.digest);
+    let opened = fetcher.open(digest, (hello.device, hello.inode)).await;
+    if opened.is_ok() {
+        fetcher.refused.forget(digest);
+    }
+    let _ = match opened {
+        Ok(Opened::Lazy(image)) => match serve_disk(&connection, image).await {
+            Ok(true) => {
+                // Nothing of the image is in memory while its disk stays.
+                fetcher.forget();
+                wait_for_end(&connection).await
+            }
+            ended => ended.map(drop),
+        },
         Ok(Opened::Whole) => tell_whole(&connection).await,
         Err(error) => {
-            tracing::error!(%error, "a disk of an image is refused");
+            if fetcher.refused.is_first(digest) {
+                tracing::error!(image = %digest.short(), %error, "a disk of an image is refused");
+            }
             connection.send(Answer::Refused(error.to_string().as_bytes())).await
         }
     };
-    fetcher.forget().await;
+    fetcher.forget();
 }
 
 /// Tells a disk that its image is whole, and waits until it hangs up.
 async fn tell_whole(connection: &Connection) -> io::Result<()> {
     connection.send(Answer::Whole).await?;
-    while connection.receive().await?.is_some() {}
+    wait_for_end(connection).await
+}
+
+/// Waits until a disk hangs up that was told that its image is whole, and answers what it wanted
+/// before it knew.
+async fn wait_for_end(connection: &Connection) -> io::Result<()> {
+    while let Some(message) = connection.receive().await? {
+        if let Some(Want(extent)) = Want::decode(&message) {
+            connection.send(Answer::Have(extent)).await?;
+        }
+    }
     Ok(())
 }
 
-/// Answers a disk until it hangs up, or nothing is fetched for it any more: it connects again then,
-/// and the image is looked for again.
-async fn serve_disk(connection: &Connection, image: &Use) -> io::Result<()> {
+/// Answers a disk until its image is whole, and returns `true` then. Returns `false` when the disk
+/// hangs up, or nothing is fetched for it any more: it connects again then, and the image is looked
+/// for again.
+async fn serve_disk(connection: &Connection, image: Use) -> io::Result<bool> {
     let (partial, mut whole) = (image.partial(), image.whole());
     let bytes = partial.map.bytes;
     let mut wanted = FuturesUnordered::new();
     let mut told = false;
     connection.send(Answer::Open).await?;
-    loop {
+    while !told || !wanted.is_empty() {
         tokio::select! {
             message = connection.receive() => {
-                let Some(message) = message? else { return Ok(()) };
+                let Some(message) = message? else { return Ok(false) };
                 match Want::decode(&message) {
                     Some(Want(extent)) if extent.end() <= bytes && wanted.len() < MOST_WANTED => {
                         wanted.push(async move { (extent, partial.want(extent).await) });
@@ -308,7 +396,7 @@ async fn serve_disk(connection: &Connection, image: &Use) -> io::Result<()> {
             }
             Some((extent, found)) = wanted.next() => {
                 if found.is_none() && partial.is_closed() {
-                    return Ok(());
+                    return Ok(false);
                 }
                 connection.send(answer(extent, found)).await?;
             }
@@ -318,6 +406,7 @@ async fn serve_disk(connection: &Connection, image: &Use) -> io::Result<()> {
             }
         }
     }
+    Ok(true)
 }
 
 async fn become_true(value: &mut watch::Receiver<bool>) {

@@ -1,9 +1,10 @@
 //! The JSON document of an eStargz layer's index, read entry by entry: a small document may have
 //! very many entries.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read};
 
 use serde::Deserialize;
 use serde::de::{
@@ -11,6 +12,10 @@ use serde::de::{
 };
 
 use crate::root::merge::MergeError;
+
+/// The most bytes of an entry in the document, and of what is before, between and after entries. A
+/// file with the most attributes that an image can have takes less than half of it.
+const MOST_ENTRY: usize = 1 << 20;
 
 /// One entry: a file of the layer, or a further chunk of the file before it. Absent values are
 /// zeros and empty texts.
@@ -88,9 +93,10 @@ type Take<'a> = dyn FnMut(TocEntry) -> Result<(), MergeError> + 'a;
 
 /// Reads the document `json`, and gives every entry to `take`.
 pub(crate) fn read(json: impl Read, take: &mut Take<'_>) -> Result<(), MergeError> {
-    let mut failed = None;
-    let mut reader = serde_json::Deserializer::from_reader(BufReader::new(json));
-    let document = Document { take, failed: &mut failed };
+    let (mut failed, left) = (None, Cell::new(MOST_ENTRY));
+    let metered = Metered { json, left: &left };
+    let mut reader = serde_json::Deserializer::from_reader(BufReader::new(metered));
+    let document = Document { take, failed: &mut failed, left: &left };
     let read = document.deserialize(&mut reader).and_then(|()| reader.end());
     match (failed, read) {
         (Some(reason), _) => Err(reason),
@@ -99,10 +105,32 @@ pub(crate) fn read(json: impl Read, take: &mut Take<'_>) -> Result<(), MergeErro
     }
 }
 
+/// A reader of a document that fails before an entry takes much memory.
+struct Metered<'a, R> {
+    json: R,
+    /// The bytes that may be read until the next entry begins.
+    left: &'a Cell<usize>,
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::Error::other(format!("an entry of more than {MOST_ENTRY} bytes")));
+        }
+        let most = buffer.len().min(left);
+        let read = self.json.read(&mut buffer[..most])?;
+        self.left.set(left - read);
+        Ok(read)
+    }
+}
+
 struct Document<'a, 'b> {
     take: &'a mut Take<'b>,
     /// The error of `take`, which serde's errors cannot carry.
     failed: &'a mut Option<MergeError>,
+    /// The bytes that [`Metered`] may read, set anew by each entry.
+    left: &'a Cell<usize>,
 }
 
 impl<'de> DeserializeSeed<'de> for Document<'_, '_> {
@@ -163,6 +191,7 @@ impl<'de> Visitor<'de> for Entries<'_, '_, '_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         while let Some(entry) = seq.next_element::<TocEntry>()? {
+            self.0.left.set(MOST_ENTRY);
             if let Err(reason) = (self.0.take)(entry) {
                 *self.0.failed = Some(reason);
                 return Err(A::Error::custom("refused"));
@@ -175,6 +204,25 @@ impl<'de> Visitor<'de> for Entries<'_, '_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_entry_takes_a_bounded_part_of_its_document() {
+        let entries = |name: usize, count: usize| {
+            let one = format!(r#"{{"name":"{}"}}"#, "x".repeat(name));
+            let all = vec![one; count].join(",");
+            let json = format!(r#"{{"version":1,"entries":[{all}]}}"#);
+            let mut found = 0;
+            let outcome = read(json.as_bytes(), &mut |_| {
+                found += 1;
+                Ok(())
+            });
+            outcome.map(|()| found)
+        };
+        assert_eq!(entries(MOST_ENTRY / 2, 10), Ok(10));
+        let Err(MergeError::Bad(reason)) = entries(2 * MOST_ENTRY, 1) else { panic!("it is read") };
+        assert!(reason.contains("an entry of more than 1048576 bytes"), "{reason}");
+        assert!(entries(2, 2 * MOST_ENTRY / 12).is_ok());
+    }
 
     #[test]
     fn times() {

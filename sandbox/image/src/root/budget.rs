@@ -30,6 +30,10 @@ const ATTRIBUTES: usize = node::<Vec<u8>, Vec<u8>>();
 /// An attribute, beside its bytes.
 const ATTRIBUTE: usize = node::<Vec<u8>, Vec<u8>>() / NODE_ENTRIES;
 
+/// An entry that waits to be merged, beside its content. The list of them is twice as long as it
+/// must be at most.
+pub(crate) const WAITING: usize = 2 * size_of::<Entry>();
+
 /// A folder that no layer describes, with the longest name.
 pub(crate) const MISSING_FOLDER: usize = INODE + FOLDER + NAME + MAX_NAME;
 
@@ -79,6 +83,17 @@ pub(crate) fn entry(entry: &Entry) -> usize {
         What::HardLink(_) | What::Whiteout | What::Opaque => 0,
     };
     name(entry.path.len()) + inode
+}
+
+/// Returns the bytes that the content of an entry takes which waits to be merged.
+pub(crate) fn waiting(entry: &Entry) -> usize {
+    let what = match &entry.what {
+        // It has no names yet.
+        What::Node(NodeKind::Directory(_)) | What::Whiteout | What::Opaque => 0,
+        What::Node(kind) => content(kind),
+        What::HardLink(target) => heap(target),
+    };
+    heap(&entry.path) + attributes(&entry.meta.xattrs) + what
 }
 
 /// Returns the bytes of a name of `len` bytes in a folder.

@@ -98,20 +98,30 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
+    /// Returns the memory that counts as held for the root.
+    pub(crate) fn budget(&mut self) -> &mut Budget {
+        &mut self.budget
+    }
+
     /// Merges the entries of a layer of changes whose data is elsewhere. `stored` are the layer's
-    /// bytes, which limit the size of its files, and `kept` the bytes of memory that the caller
-    /// keeps for the layer, which count as metadata.
+    /// bytes, which limit the size of its files. `further` are the chunks of files beside the first
+    /// one of each, which count as files do. The caller has counted the entries as waiting in
+    /// [`budget`](Self::budget).
     pub(crate) fn apply_entries(
         &mut self,
-        entries: impl IntoIterator<Item = Entry>,
+        entries: Vec<Entry>,
         stored: u64,
-        kept: usize,
+        further: usize,
     ) -> Result<(), MergeError> {
         self.begin(stored);
-        self.budget.take(kept).map_err(MergeError::TooLarge)?;
+        let many = format!("more than {} files and chunks", self.limits.entries);
+        self.count(further).map_err(|_| MergeError::TooLarge(many))?;
+        let list = entries.len() * budget::WAITING;
         for entry in entries {
+            self.budget.give_back(budget::waiting(&entry) as u64);
             self.take(entry, true)?;
         }
+        self.budget.give_back(list as u64);
         self.layers += 1;
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::manifest::Layer;
 use crate::spool::Spooler;
 use crate::{Digest, Error, Limits, Reference, Result};
 use layout::Local;
-use registry::Registry;
+use registry::{Origin, Registry};
 
 /// An image that is not in a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +107,14 @@ pub(crate) struct Spool {
 }
 
 impl Fetcher {
+    /// Returns the repository that the image comes from. Returns `None` if it is on this machine.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        match self {
+            Self::Registry(registry) => Some(registry.origin()),
+            Self::Local(_) | Self::Ready(_) => None,
+        }
+    }
+
     /// Returns the manifest or index with this digest, of at most `size` bytes, checked.
     pub(crate) async fn manifest(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         match self {

@@ -182,9 +182,13 @@ async fn leftovers_of_a_crash_go_and_those_of_the_living_stay() {
     std::fs::write(dir.path().join(format!("{unlisted}.erofs")), "whole").unwrap();
     std::fs::write(dir.path().join("index.json.new"), "{").unwrap();
     std::fs::write(work.join(format!("{alive}-aB3.erofs")), "half").unwrap();
-    let lock = slipway_lock::Lock::try_take(&work.join(format!("{alive}.lock"))).unwrap();
+    let (dead_fetch, fetch) = (format!("{dead}-01ef.fetch"), format!("{alive}-01ef.fetch"));
+    std::fs::write(work.join(dead_fetch), "").unwrap();
+    let lock = |name: &str| slipway_lock::Lock::try_take(&work.join(name)).unwrap();
+    let lock = (lock(&format!("{alive}.lock")), lock(&fetch));
     let cache = open(dir.path());
-    assert_eq!(files(&work), [format!("{alive}-aB3.erofs"), format!("{alive}.lock")]);
+    let living = [fetch, format!("{alive}-aB3.erofs"), format!("{alive}.lock")];
+    assert_eq!(files(&work), living);
     assert!(!dir.path().join("index.json.new").exists());
     assert!(!dir.path().join(format!("{unlisted}.erofs")).exists());
     assert_eq!(cache.list().unwrap(), std::slice::from_ref(&image));

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use tar::EntryType;
 
 use super::support::*;
-use crate::lazy::MOST_MEMBER;
 use crate::lazy::index::{Footer, Index, MOST_FOOTER, Toc, footer};
 use crate::manifest::Layer;
 use crate::root::Form;
-use crate::root::merge::{MergeError, Merger};
+use crate::root::budget::Budget;
+use crate::root::merge::Merger;
 use crate::{Digest, Error, Limits};
 
 /// An eStargz layer under construction.
@@ -143,11 +143,22 @@ impl Stargz {
 
 /// Reads the index of a layer as a lazy pull does.
 fn read(blob: &Blob, digest: Digest, limits: &Limits) -> crate::Result<Option<Index>> {
+    read_in(blob, digest, limits, &mut Budget::new(limits))
+}
+
+/// Reads the index of a layer beside what other layers take.
+fn read_in(
+    blob: &Blob,
+    digest: Digest,
+    limits: &Limits,
+    budget: &mut Budget,
+) -> crate::Result<Option<Index>> {
     let bytes = &blob.bytes;
     let footer = footer(&bytes[bytes.len() - MOST_FOOTER as usize..]).unwrap();
     let end = bytes.len() - footer.bytes as usize;
     let member = bytes[footer.toc as usize..end].to_vec();
-    Index::read(&layer(blob), &Toc { offset: footer.toc, digest, member }, limits)
+    let toc = Toc { offset: footer.toc, digest, member };
+    Index::read(&layer(blob), &toc, limits, budget)
 }
 
 fn layer(blob: &Blob) -> Layer {
@@ -204,13 +215,13 @@ fn an_index_merges_as_its_layer_does() {
         .file("keep", "kept", 4)
         .entry(EntryType::Link, "kept-too", "keep")
         .dir("opq/")
-        .file("opq/below", "below", 2)
+        .file("opq/below", "below", 5)
         .file("opq/empty", "", 2)
         .entry(EntryType::Symlink, "lib", "usr/lib")
         .end();
     let upper = Stargz::new()
         .entry(EntryType::Regular, "etc/.wh.gone", "")
-        .file("keep", "changed", 3)
+        .file("keep", "changed", 100)
         .entry(EntryType::Regular, "opq/.wh..wh..opq", "")
         .file("opq/above", "2", 100)
         .file("lib/libx", &big, 4096)
@@ -221,7 +232,8 @@ fn an_index_merges_as_its_layer_does() {
     let mut merger = Merger::new(&limits);
     let (mut layers, mut tars) = (Vec::new(), Vec::new());
     for (blob, digest) in [&lower, &upper] {
-        let mut index = read(blob, *digest, &limits).unwrap().unwrap();
+        let index = read_in(blob, *digest, &limits, merger.budget());
+        let mut index = index.unwrap().unwrap();
         merger.apply_index(&mut index, blob.bytes.len() as u64).unwrap();
         layers.push(virtual_layer(blob, &index));
         let mut tar = Vec::new();
@@ -241,14 +253,15 @@ fn an_index_merges_as_its_layer_does() {
 fn chunks_and_their_members() {
     let (blob, digest) = Stargz::new()
         .packed(&[("first", "1")])
-        .file("big", &"x".repeat(10), 4)
+        .file("big", &"x".repeat(10_000), 4096)
         .file(".prefetch.landmark", "\u{f}", 1)
         .file("later", "later", 100)
         .file("d/.prefetch.landmark", "a file as any other", 100)
         .end();
     let index = read(&blob, digest, &Limits::default()).unwrap().unwrap();
     let sizes: Vec<_> = index.chunks.iter().map(|chunk| (chunk.at, chunk.bytes)).collect();
-    assert_eq!(sizes, [(0, 1), (1, 4), (5, 4), (9, 2), (11, 5), (16, 19)]);
+    let expected = [(0, 1), (1, 4096), (4097, 4096), (8193, 1808), (10_001, 5), (10_006, 19)];
+    assert_eq!(sizes, expected);
     assert_eq!((index.chunks[0].stream, index.chunks[0].inner), (0, 512));
     for pair in index.chunks.windows(2) {
         assert!(pair[0].stream + pair[0].stream_bytes <= pair[1].stream, "{pair:?}");
@@ -271,7 +284,9 @@ fn a_gap_behind_a_member_is_not_fetched() {
         r#"{{"version":1,"entries":[{{"name":"x","type":"reg","size":1,"offset":512,
         "chunkDigest":"{digest}"}}]}}"#
     );
-    let index = Index::parse(toc.as_bytes(), 1 << 40, &Limits::default()).unwrap().unwrap();
+    let limits = Limits::default();
+    let index = Index::parse(toc.as_bytes(), 1 << 40, &limits, &mut Budget::new(&limits));
+    let index = index.unwrap().unwrap();
     assert!(index.chunks[0].stream_bytes < 128 << 10, "{index:?}");
 }
 
@@ -284,10 +299,10 @@ fn attributes() {
         { "name": "c", "type": "char", "devMajor": 1, "devMinor": 3 },
         { "name": "b", "type": "block", "devMajor": 8, "devMinor": 1 },
     ] });
-    let mut index =
-        Index::parse(toc.to_string().as_bytes(), 100, &Limits::default()).unwrap().unwrap();
     let limits = Limits::default();
     let mut merger = Merger::new(&limits);
+    let index = Index::parse(toc.to_string().as_bytes(), 100, &limits, merger.budget());
+    let mut index = index.unwrap().unwrap();
     merger.apply_index(&mut index, 100).unwrap();
     let tree = merger.finish();
     assert_eq!(show(&tree, &[in_file(b"")]), ["b b 8,1", "c c 1,3", "f f "]);
@@ -296,160 +311,6 @@ fn attributes() {
     assert_eq!((meta.mode, meta.uid, meta.gid, meta.mtime), (0o4751, 7, 8, 1_566_297_043));
     let xattrs: Vec<_> = meta.xattrs.iter().collect();
     assert_eq!(xattrs, [(&b"user.k".to_vec(), &b"v\n\0".to_vec())]);
-}
-
-/// Parses and merges an index of `entries` with its data before the offset 1000.
-fn merged(entries: Value, limits: &Limits) -> Result<Option<Index>, MergeError> {
-    let toc = json!({ "version": 1, "entries": entries }).to_string();
-    let mut index = Index::parse(toc.as_bytes(), 1000, limits)?;
-    if let Some(index) = &mut index {
-        Merger::new(limits).apply_index(index, 1000)?;
-    }
-    Ok(index)
-}
-
-#[track_caller]
-fn bad(entries: Value, reason: &str) {
-    match merged(entries, &Limits::default()) {
-        Err(MergeError::Bad(found)) => assert!(found.contains(reason), "{found}"),
-        other => panic!("{other:?} instead of '{reason}'"),
-    }
-}
-
-fn reg(more: Value) -> Value {
-    let mut entry = json!({ "name": "x", "type": "reg", "size": 10, "offset": 512,
-        "chunkDigest": Digest::of(b"x").to_string() });
-    for (key, value) in more.as_object().unwrap() {
-        entry[key] = value.clone();
-    }
-    entry
-}
-
-fn chunk(more: Value) -> Value {
-    let mut entry = reg(json!({ "type": "chunk", "chunkOffset": 4, "offset": 600 }));
-    entry.as_object_mut().unwrap().remove("size");
-    for (key, value) in more.as_object().unwrap() {
-        entry[key] = value.clone();
-    }
-    entry
-}
-
-#[test]
-fn names_and_links_that_climb() {
-    for name in ["../x", "a/../../x", "..", "a/.."] {
-        bad(json!([reg(json!({ "name": name }))]), "climbs out");
-        bad(json!([{ "name": "y", "type": "hardlink", "linkName": name }]), "climbs out");
-    }
-    bad(json!([reg(json!({ "name": "a\0b" }))]), "NUL");
-    let up = json!({ "name": "s", "type": "symlink", "linkName": ".." });
-    bad(json!([up, reg(json!({ "name": "s/x" }))]), "climbs out");
-    bad(json!([{ "name": "s", "type": "symlink" }]), "usable target");
-    bad(json!([{ "name": "l", "type": "hardlink", "linkName": "x" }]), "missing");
-    bad(json!([reg(json!({ "name": "./" }))]), "root is not a folder");
-    bad(json!([{ "name": "x", "type": "socket" }]), "unknown type 'socket'");
-    bad(json!([{ "name": "x" }]), "unknown type ''");
-    bad(json!([{ "name": "x", "type": "dir", "xattrs": { "user.k": "?" } }]), "base64");
-    bad(json!([{ "name": "x", "type": "dir", "xattrs": { "user.\0": "" } }]), "Linux would not");
-}
-
-#[test]
-fn chunks_that_lie() {
-    let first = || reg(json!({ "chunkSize": 4 }));
-    assert!(merged(json!([first(), chunk(json!({}))]), &Limits::default()).unwrap().is_some());
-    bad(json!([first()]), "no data from 4 on");
-    bad(json!([first(), { "name": "d", "type": "dir" }, chunk(json!({}))]), "no data from 4 on");
-    bad(json!([chunk(json!({}))]), "no data is missing");
-    bad(json!([reg(json!({})), chunk(json!({ "chunkOffset": 10 }))]), "where 0 are missing");
-    bad(json!([{ "name": "d", "type": "dir" }, chunk(json!({}))]), "no data is missing");
-    for at in [0, 3, 5, 10, u64::MAX] {
-        bad(
-            json!([first(), chunk(json!({ "chunkOffset": at }))]),
-            "where the data so far ends at 4",
-        );
-    }
-    bad(json!([reg(json!({ "chunkOffset": 1 }))]), "where the data so far ends at 0");
-    for size in [7, 100, u64::MAX] {
-        bad(json!([first(), chunk(json!({ "chunkSize": size }))]), "where 6 are missing");
-    }
-    bad(json!([reg(json!({ "chunkSize": 11 }))]), "where 10 are missing");
-    for offset in [1000, 1001, u64::MAX] {
-        bad(json!([reg(json!({ "offset": offset }))]), "not before the index");
-        let landmark = json!({ "name": ".prefetch.landmark", "offset": offset });
-        bad(json!([reg(landmark)]), "not before the index");
-    }
-    bad(json!([reg(json!({ "offset": 0 }))]), "without an offset");
-    let half = json!({ "size": u64::MAX, "chunkSize": 1 });
-    bad(json!([reg(json!({})), reg(half)]), "64 bits");
-}
-
-#[test]
-fn documents_that_are_none() {
-    let parse = |toc: &str| match Index::parse(toc.as_bytes(), 1000, &Limits::default()) {
-        Err(MergeError::Bad(reason)) => reason,
-        other => panic!("{toc}: {other:?}"),
-    };
-    for toc in
-        ["", "{", "[]", "null", r#"{"version":1,"entries":{}}"#, r#"{"version":1,"entries":[]}x"#]
-    {
-        assert!(parse(toc).contains("its index"), "{toc}");
-    }
-    for (toc, reason) in [
-        ("{}", "missing field `version`"),
-        (r#"{"version":1}"#, "missing field `entries`"),
-        (r#"{"version":2,"entries":[]}"#, "version 2 is not known"),
-        (r#"{"version":1,"entries":[],"entries":[]}"#, "duplicate field"),
-        (r#"{"version":1,"entries":[{"size":-1}]}"#, "-1"),
-        (r#"{"version":1,"entries":[{"uid":4294967296}]}"#, "4294967296"),
-        (r#"{"version":1,"entries":[{"offset":1e3}]}"#, "floating point"),
-    ] {
-        let found = parse(toc);
-        assert!(found.contains(reason), "{reason}: {found}");
-    }
-    assert!(
-        Index::parse(&br#"{"entries":[],"x":[{}],"version":1}"#[..], 0, &Limits::default()).is_ok()
-    );
-}
-
-/// Such a layer may be pulled as a whole.
-#[test]
-fn layers_that_only_a_whole_pull_gets() {
-    let limits = Limits::default();
-    for entry in [
-        reg(json!({ "chunkDigest": "" })),
-        reg(json!({ "chunkDigest": "sha512:00" })),
-        reg(json!({ "innerOffset": MOST_MEMBER })),
-        reg(json!({ "innerOffset": u64::MAX })),
-        reg(json!({ "size": MOST_MEMBER + 1 })),
-        reg(json!({ "name": "not \u{fffd} UTF-8" })),
-        json!({ "name": "l", "type": "symlink", "linkName": "\u{fffd}" }),
-    ] {
-        assert!(merged(json!([entry]), &limits).unwrap().is_none(), "{entry}");
-    }
-}
-
-#[test]
-fn limits_of_indexes() {
-    let too_large = |entries: Value, limits: &Limits, reason: &str| match merged(entries, limits) {
-        Err(MergeError::TooLarge(found)) => assert!(found.contains(reason), "{found}"),
-        other => panic!("{other:?} instead of '{reason}'"),
-    };
-    let few = Limits { entries: 2, ..Limits::default() };
-    let empty = || json!({ "name": "x", "type": "dir" });
-    too_large(json!([empty(), empty(), empty()]), &few, "more than 2 files and chunks");
-    let file = Limits { image_uncompressed: 9, ..Limits::default() };
-    too_large(json!([reg(json!({}))]), &file, "file data");
-    let ratio = Limits { ratio_floor: 9, ratio: 0, ..Limits::default() };
-    too_large(json!([reg(json!({}))]), &ratio, "mostly empty");
-    // The memory of chunks counts, too.
-    let entries = (0..10).map(|at| match at {
-        0 => reg(json!({ "chunkSize": 1 })),
-        at => chunk(json!({ "chunkOffset": at, "chunkSize": 1 })),
-    });
-    let entries = Value::from(entries.collect::<Vec<_>>());
-    let small = Limits { metadata_bytes: 500, ..Limits::default() };
-    too_large(entries.clone(), &small, "names and attributes");
-    let large = Limits { metadata_bytes: 5000, ..Limits::default() };
-    assert!(merged(entries, &large).unwrap().is_some());
 }
 
 #[test]
@@ -487,7 +348,9 @@ fn members_that_are_no_index() {
         (member(&other), "'other.json'"),
     ] {
         let toc = Toc { offset: 100, digest, member };
-        let error = Index::read(&layer(&blob), &toc, &Limits::default()).unwrap_err();
+        let limits = Limits::default();
+        let error = Index::read(&layer(&blob), &toc, &limits, &mut Budget::new(&limits));
+        let error = error.unwrap_err();
         assert!(matches!(error, Error::BadLayer { .. }), "{error}");
         assert!(error.to_string().contains(reason), "{reason}: {error}");
     }

@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slipway_lazy_spec::Extent;
 
 use super::parts::{CHUNK, anonymous, extent, noise, pulled};
 use super::support::*;
-use crate::lazy::budget::Urgency;
-use crate::lazy::map::Span;
-use crate::{Access, Digest, Error, Image};
+use crate::lazy::budget::{Budget, Urgency};
+use crate::lazy::map::{Map, Span};
+use crate::lazy::partial::have_dir;
+use crate::lazy::serve::{Fetcher, Opened};
+use crate::{Access, Digest, Error, Image, Reference};
 
 #[tokio::test]
 async fn wanted_members_come_before_the_prefetch_part_and_that_before_the_rest() {
@@ -131,6 +134,61 @@ async fn a_chunk_of_another_digest_is_refused() {
     assert!(!partial.is_complete());
 }
 
+/// Otherwise a hostile layer could have the rest of an answer uncompressed once for each member.
+#[tokio::test]
+async fn a_member_is_not_looked_for_in_the_bytes_of_the_next_one() {
+    let mut pulled = pulled().await;
+    let spans = &mut pulled.map.spans;
+    let at = spans.iter().position(|span| span.bytes == CHUNK as u64).unwrap();
+    let next = spans[at + 1];
+    assert_eq!((spans[at].inner, next.inner, next.bytes), (0, 0, CHUNK as u64));
+    (spans[at].inner, spans[at].digest) = (CHUNK as u64, next.digest);
+    pulled.map.write(&pulled.cache.map_path(&pulled.image.digest)).unwrap();
+    let partial = pulled.partial();
+    let members = [at, at + 1].map(|span| partial.members.of_span(span));
+    let error = partial.fetch_all(&members).await.unwrap_err();
+    assert!(matches!(error, Error::BadLayer { .. }), "{error}");
+    assert_eq!(partial.missing(), pulled.map.spans.len() - 1);
+    pulled.assert_written(&next);
+}
+
+#[tokio::test]
+async fn nothing_is_uncompressed_for_nobody() {
+    let pulled = pulled().await;
+    let partial = pulled.partial();
+    let from = partial.members.get(0).stream;
+    // The members are not in these bytes, which is noticed only if somebody waits.
+    assert!(partial.unpack(&[0], from, b"", || false).is_ok());
+    let error = partial.unpack(&[0], from, b"", || true).unwrap_err();
+    assert!(error.to_string().contains("too little"), "{error}");
+}
+
+#[tokio::test]
+async fn images_without_disks_make_room_for_others() {
+    let pulled = pulled().await;
+    let other = pulled.another().await;
+    // None of the two becomes whole.
+    pulled.registry.hold(true);
+    let map = std::fs::metadata(pulled.cache.map_path(&pulled.image.digest)).unwrap();
+    let chunks = Map::most_spans(map.len());
+    let budget = Budget::of_chunks(chunks);
+    let _half = budget.try_chunks(chunks).unwrap();
+    let have_dir = have_dir(&pulled.run_dir());
+    slipway_private::make_folder(&have_dir).unwrap();
+    let fetcher = Fetcher::new(pulled.cache.clone(), have_dir, Box::new(anonymous), budget);
+    let fetcher = Arc::new(fetcher);
+    let open = async |image: &Image| {
+        let file = std::fs::metadata(&image.erofs_path).unwrap();
+        fetcher.open(image.digest, (file.dev(), file.ino())).await
+    };
+    let Ok(Opened::Lazy(used)) = open(&pulled.image).await else { panic!("it is refused") };
+    let refused = open(&other).await.map(|_| ());
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+    drop(used);
+    assert!(matches!(open(&other).await, Ok(Opened::Lazy(_))));
+    pulled.registry.hold(false);
+}
+
 #[tokio::test]
 async fn a_fetcher_goes_on_where_the_last_one_was_killed() {
     let pulled = pulled().await;
@@ -192,8 +250,8 @@ async fn files_are_copied_out_of_an_image() {
     let pulled = pulled().await;
     let copy = async |paths: &[&str]| {
         let into = tempfile::tempdir().unwrap();
-        let access = Access::default();
-        pulled.cache.extract(&pulled.image.digest, paths, into.path(), &access).await.unwrap();
+        let digest = &pulled.image.digest;
+        pulled.cache.extract(digest, paths, into.path(), anonymous).await.unwrap();
         tree_of(into.path())
     };
     let tree = copy(&["/etc/passwd", "missing/x", "etc/passwd/x", "data/pipe"]).await;
@@ -220,6 +278,20 @@ async fn files_are_copied_out_of_an_image() {
 }
 
 #[tokio::test]
+async fn a_copy_uses_the_login_of_the_registry_that_it_asks() {
+    let pulled = pulled().await;
+    let (into, asked) = (tempfile::tempdir().unwrap(), Arc::new(Mutex::new(Vec::new())));
+    let log = Arc::clone(&asked);
+    let access = move |reference: &Reference| {
+        log.lock().unwrap().push(reference.clone());
+        Access::default()
+    };
+    // Files get their owners only if root copies them.
+    let _ = pulled.cache.extract(&pulled.image.digest, &["etc/passwd"], into.path(), access).await;
+    assert_eq!(*asked.lock().unwrap(), [pulled.registry.reference("1")]);
+}
+
+#[tokio::test]
 async fn copies_follow_no_link_of_the_host_and_replace_files() {
     if !rustix::process::geteuid().is_root() {
         let test = "copies_follow_no_link_of_the_host_and_replace_files";
@@ -227,15 +299,15 @@ async fn copies_follow_no_link_of_the_host_and_replace_files() {
     }
     let pulled = pulled().await;
     let (into, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (digest, access) = (pulled.image.digest, Access::default());
+    let digest = pulled.image.digest;
     std::os::unix::fs::symlink(elsewhere.path(), into.path().join("etc")).unwrap();
-    let copied = pulled.cache.extract(&digest, &["etc/passwd"], into.path(), &access).await;
+    let copied = pulled.cache.extract(&digest, &["etc/passwd"], into.path(), anonymous).await;
     assert!(matches!(copied, Err(Error::Io { .. })));
     assert!(tree_of(elsewhere.path()).is_empty());
     let target = elsewhere.path().join("target");
     std::fs::write(&target, "precious").unwrap();
     std::os::unix::fs::symlink(&target, into.path().join("first")).unwrap();
-    pulled.cache.extract(&digest, &["first"], into.path(), &access).await.unwrap();
+    pulled.cache.extract(&digest, &["first"], into.path(), anonymous).await.unwrap();
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
     let copy = into.path().join("first");
     let meta = std::fs::symlink_metadata(&copy).unwrap();

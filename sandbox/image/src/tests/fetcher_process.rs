@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -13,9 +14,9 @@ use slipway_lazy_spec::{Answer, Extent, Hello, MOST, MOST_WANTED, Want};
 use tokio::task::JoinHandle;
 
 use super::parts::{CHUNK, Pulled, anonymous, extent, pulled};
-use crate::Result;
-use crate::lazy::fetch::{have_dir, have_path};
+use crate::lazy::partial::{have_dir, have_path};
 use crate::lazy::serve::serve_until_idle;
+use crate::{Access, Image, Reference, Result};
 
 /// The time after which a test counts as waiting for ever.
 const FOR_EVER: Duration = Duration::from_secs(60);
@@ -24,22 +25,37 @@ const LONG: Duration = Duration::from_secs(3600);
 
 impl Pulled {
     fn serve(&self, idle: Duration) -> JoinHandle<Result<()>> {
+        self.serve_with(idle, anonymous)
+    }
+
+    fn serve_with(
+        &self,
+        idle: Duration,
+        access: impl Fn(&Reference) -> Access + Send + Sync + 'static,
+    ) -> JoinHandle<Result<()>> {
         let (cache, run_dir) = (self.cache.clone(), self.run_dir());
-        tokio::spawn(async move { serve_until_idle(cache, &run_dir, anonymous, idle).await })
+        tokio::spawn(async move { serve_until_idle(cache, &run_dir, access, idle).await })
     }
 
     /// Connects as a disk of the image.
     fn disk(&self) -> Disk {
+        self.disk_of(&self.image)
+    }
+
+    fn disk_of(&self, image: &Image) -> Disk {
         let disk = Disk::connect(&self.run_dir());
-        disk.send(&self.hello().encode());
+        disk.send(&hello(image).encode());
         disk
     }
 
     fn hello(&self) -> Hello {
-        let file = std::fs::metadata(&self.image.erofs_path).unwrap();
-        let digest = self.image.digest.bytes();
-        Hello { digest, device: file.dev(), inode: file.ino() }
+        hello(&self.image)
     }
+}
+
+fn hello(image: &Image) -> Hello {
+    let file = std::fs::metadata(&image.erofs_path).unwrap();
+    Hello { digest: image.digest.bytes(), device: file.dev(), inode: file.ino() }
 }
 
 /// A connection of a disk.
@@ -133,6 +149,30 @@ async fn equal_wants_are_one_request_and_the_image_becomes_whole() {
     // Whoever comes later is told at once.
     let later = pulled.disk();
     assert_eq!(Answer::decode(&later.receive().unwrap()), Some(Answer::Whole));
+    fetcher.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_opened_while_another_one_is_being_opened() {
+    let pulled = pulled().await;
+    let other = pulled.another().await;
+    let ((enter, entered), (release, released)) = (mpsc::channel(), mpsc::channel::<()>());
+    let channels = Mutex::new((enter, released));
+    // The first image's access does not come before it is released.
+    let fetcher = pulled.serve_with(LONG, move |reference| {
+        if reference.to_string().ends_with(":1") {
+            let channels = channels.lock().unwrap();
+            channels.0.send(()).unwrap();
+            let _ = channels.1.recv();
+        }
+        Access::default()
+    });
+    let first = pulled.disk();
+    entered.recv_timeout(FOR_EVER).unwrap();
+    let second = pulled.disk_of(&other).opened();
+    drop(release);
+    first.opened();
+    drop(second);
     fetcher.abort();
 }
 

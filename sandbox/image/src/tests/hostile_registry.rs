@@ -368,6 +368,21 @@ async fn a_registry_that_stalls_or_drips_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_layer_that_drips_is_given_up() {
+    let digest = Digest::of(b"x");
+    let drips = Answer::Hostile("200 OK", How::Drips);
+    let hostile = Hostile::start(vec![(digest.to_string(), drips)]);
+    let limits = Limits { rate_time: Duration::from_secs(1), ..limits() };
+    let registry = hostile.registry(&limits);
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
+    let read = async { while receiver.recv().await.is_some() {} };
+    let fed = async { tokio::join!(registry.feed(digest, sender), read).0 };
+    let ended = tokio::time::timeout(FOR_EVER, fed).await.expect("it waits for the registry");
+    let text = ended.unwrap_err().to_string();
+    assert!(text.contains("too slowly") && text.contains(&digest.to_string()), "{text}");
+}
+
+#[tokio::test]
 async fn what_a_registry_says_does_nothing_to_a_terminal() {
     let told = "{\"errors\":[{\"code\":\"X\x7f\",\"message\":\
         \"\\u001b[2J\\u009b31m\\u202e\\r\\nslipway: fine\"}]}";

@@ -161,12 +161,12 @@ fn layers() -> [(Blob, Option<Digest>); 2] {
         .dir("etc/")
         .file("etc/gone", "gone", 100)
         .file("etc/old", &big, 4096)
-        .file("keep", "kept", 3)
+        .file("keep", "kept", 100)
         .entry(EntryType::Link, "kept-too", "keep")
         .file("two", "of two names", 100)
         .entry(EntryType::Link, "two-too", "two")
         .dir("opq/")
-        .file("opq/below", "below", 2)
+        .file("opq/below", "below", 100)
         .entry(EntryType::Symlink, "lib", "usr/lib")
         .file(".no.prefetch.landmark", "\u{f}", 1)
         .end();
@@ -379,6 +379,26 @@ async fn hostile_layers_leave_nothing() {
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
     assert!(cache.list().unwrap().is_empty() && files(dir.path()).is_empty());
     assert!(tree_of(&dir.path().join("work")).is_empty());
+}
+
+/// Each index is small enough, and so are all chunks, but not with the map that is made of them.
+#[tokio::test]
+async fn the_memory_of_all_layers_chunks_is_limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(Ranges::Sent);
+    let data = "x".repeat(500 * 4096);
+    let layer = |name: &str| Stargz::new().file(name, &data, 4096).end();
+    server.put(&["a", "b", "c"].map(|name| {
+        let (blob, toc) = layer(name);
+        (blob, Some(toc))
+    }));
+    let limits = |metadata_bytes| Limits { metadata_bytes, ..Limits::default() };
+    let cache = Cache::open(dir.path(), limits(400_000)).unwrap();
+    let error = server.pull_lazy(&cache).await.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("400000 bytes of memory"), "{error}");
+    let cache = Cache::open(dir.path(), limits(800_000)).unwrap();
+    assert!(server.pull_lazy(&cache).await.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@ use tar::EntryType;
 use super::estargz::Stargz;
 use super::support::*;
 use crate::lazy::budget::Budget;
-use crate::lazy::fetch::{Partial, Settings, have_dir};
 use crate::lazy::map::{Map, Span};
+use crate::lazy::partial::{Partial, Settings, have_dir};
 use crate::{Access, Cache, Digest, Image, Limits, Reference, Silent};
 
 /// A registry that sends parts of blobs.
@@ -41,7 +41,7 @@ pub struct State {
 }
 
 impl Registry {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let registry = Self { host, ..Self::default() };
@@ -57,12 +57,12 @@ impl Registry {
         registry
     }
 
-    fn reference(&self) -> Reference {
-        format!("{}/app:1", self.host).parse().unwrap()
+    pub fn reference(&self, tag: &str) -> Reference {
+        format!("{}/app:{tag}", self.host).parse().unwrap()
     }
 
-    /// Adds an image of `layers`, with the digests of their indexes, under the tag `1`.
-    fn put(&self, layers: &[(Blob, Digest)]) {
+    /// Adds an image of `layers`, with the digests of their indexes.
+    pub fn put(&self, tag: &str, layers: &[(Blob, Digest)]) {
         let blobs: Vec<_> = layers.iter().map(|(blob, _)| blob.clone()).collect();
         let config = config_json("amd64", &blobs);
         let layer = |(blob, toc): &(Blob, Digest)| {
@@ -78,7 +78,20 @@ impl Registry {
         for bytes in blobs.into_iter().map(|blob| blob.bytes).chain([config.into_bytes()]) {
             documents.insert(Digest::of(&bytes).to_string(), bytes);
         }
-        documents.insert("1".into(), manifest.into_bytes());
+        documents.insert(tag.into(), manifest.into_bytes());
+    }
+
+    async fn pull_lazy(&self, cache: &Cache, tag: &str) -> Image {
+        let (reference, access) = (self.reference(tag), Access::default());
+        let image = cache.pull_lazy(&reference, &access, Arc::new(Silent)).await;
+        image.unwrap().expect("all layers are eStargz")
+    }
+
+    /// Starts another registry with the same images.
+    pub fn copy(&self) -> Self {
+        let copy = Self::start();
+        copy.documents.lock().unwrap().clone_from(&self.documents.lock().unwrap());
+        copy
     }
 
     pub fn hold(&self, held: bool) {
@@ -180,12 +193,10 @@ pub async fn pulled() -> Pulled {
         .entry(EntryType::Symlink, "way", "data")
         .entry(EntryType::Fifo, "data/pipe", "")
         .end();
-    registry.put(&[lower, upper]);
+    registry.put("1", &[lower, upper]);
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().join("images"), Limits::default()).unwrap();
-    let reference = registry.reference();
-    let image = cache.pull_lazy(&reference, &Access::default(), Arc::new(Silent)).await;
-    let image = image.unwrap().expect("all layers are eStargz");
+    let image = registry.pull_lazy(&cache, "1").await;
     let map = Map::read(&cache.map_path(&image.digest), &Limits::default()).unwrap();
     registry.state.asked.lock().unwrap().clear();
     Pulled { registry, dir, cache, image, map }
@@ -204,12 +215,23 @@ impl Pulled {
         self.dir.path().join("run")
     }
 
+    /// Pulls another image into the same cache, by the tag `2`.
+    pub async fn another(&self) -> Image {
+        self.registry.put("2", &[Stargz::new().file("other", "of another image", 100).end()]);
+        self.registry.pull_lazy(&self.cache, "2").await
+    }
+
     /// Opens the image as a fetcher does.
     pub fn partial(&self) -> Arc<Partial> {
+        self.partial_with(Budget::new())
+    }
+
+    /// Opens the image as a fetcher with this budget does.
+    pub fn partial_with(&self, budget: Arc<Budget>) -> Arc<Partial> {
         let have_dir = have_dir(&self.run_dir());
         slipway_private::make_folder(&have_dir).unwrap();
         let (have_dir, access) = (Some(have_dir.as_path()), &anonymous);
-        let (budget, progress) = (Budget::new(), Arc::new(Silent));
+        let progress = Arc::new(Silent);
         let settings = Settings { have_dir, access, budget, progress };
         Arc::new(Partial::open(&self.cache, &self.image, settings).unwrap())
     }

@@ -76,7 +76,7 @@ async fn looking_something_up_waits_for_no_lock() {
     let looking = std::thread::spawn(move || {
         let _ = sender.send((cache.get("app").unwrap().unwrap(), cache.list().unwrap()));
     });
-    let (found, listed) = receiver.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+    let (found, listed) = receiver.recv_timeout(std::time::Duration::from_secs(100)).unwrap();
     assert_eq!((&found, listed.as_slice()), (&image, std::slice::from_ref(&image)));
     drop(held);
     looking.join().unwrap();

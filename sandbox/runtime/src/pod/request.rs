@@ -14,12 +14,13 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
         (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
-        (spec.queues != 0 || !spec.socket_engine.is_empty(), "queues and a socket engine"),
+        (spec.queues != 0, "queues"),
         (!spec.nic.is_empty(), "a kind of network interface"),
         (spec.interrupt_interval_ns != 0, "an interval between interrupts"),
         (!spec.network_namespace.is_empty(), "a network namespace"),
         (spec.security.as_ref().is_some_and(|one| !one.sysctls.is_empty()), "kernel settings"),
         (!spec.template.is_empty(), "a template"),
+        (!spec.control_group.is_empty(), "a control group of the host"),
         (spec.makes_pod, "pods"),
     ];
     match asked.iter().find(|(is_asked, _)| *is_asked) {
@@ -74,9 +75,12 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         disks: None,
         volumes: Vec::new(),
         functions: Vec::new(),
+        sockets: None,
         shares: Vec::new(),
+        empty_dirs: Vec::new(),
         remove: spec.remove,
         shares_processes: spec.shares_processes,
+        processes_of: spec.processes_of.clone(),
     })
 }
 
@@ -96,16 +100,17 @@ pub(super) fn limits(asked: Option<&Resources>) -> Result<Limits> {
     Ok(Limits { memory_bytes, cpu_quota_us, cpu_weight, pids })
 }
 
-/// Refuses a limit of memory that the pod's microVM cannot give, so that nobody counts on it.
-pub(super) fn fits(Limits { memory_bytes, .. }: Limits, pod_bytes: u64) -> Result<()> {
+/// Refuses a limit of memory above the most that the pod's microVM can have, so that nobody counts
+/// on it.
+pub(super) fn fits(Limits { memory_bytes, .. }: Limits, most: u64) -> Result<()> {
     // The greatest number takes a limit away.
-    if memory_bytes <= pod_bytes || memory_bytes == u64::MAX {
+    if memory_bytes <= most || memory_bytes == u64::MAX {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "a limit of {} MiB is more than the {} MiB of the pod's microVM; `slipway update POD \
-         --memory` gives one with --max-memory more",
+        "a limit of {} MiB is more than the {} MiB that the pod's microVM can have; begin such a \
+         pod with more, or a larger --max-memory",
         memory_bytes >> 20,
-        pod_bytes >> 20
+        most >> 20
     )))
 }

@@ -1,5 +1,6 @@
 //! The functions of a pod at the pools that they are of.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use slipway_plane_api::functions::{self, POD};
@@ -8,7 +9,7 @@ use tonic::{Code, Status};
 
 use super::vm;
 use crate::node::Node;
-use crate::record::{Given, Record, Wish};
+use crate::record::{Given, GivenNic, Record, Wish};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
@@ -19,14 +20,21 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// Takes a function for the pod's VMM. Waits for one that is being reset, and for one that another
 /// pod has: an orchestrator may give it to the next pod before the sandbox of the last has ended.
-pub(super) async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<vf_v1::Lease> {
+/// `nic` is the interface that the function is to be.
+pub(super) async fn take(
+    node: &Node,
+    sandbox: &Sandbox,
+    wish: &Wish,
+    nic: Option<&GivenNic>,
+) -> Result<vf_v1::Lease> {
     let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
     let gone = || sandbox.wrong_state("it has no microVM");
     let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
     let client = vf_v1::Client {
         user: Some(plane_v1::Owner { uid, gid: uid }),
         memory: Some(memory.into()),
-        ..Default::default()
+        mac: nic.map(|nic| nic.mac.clone()).unwrap_or_default(),
+        addresses: nic.map(addresses).unwrap_or_default(),
     };
     let request = vf_v1::TakeRequest {
         pool: wish.pool.clone(),
@@ -46,6 +54,11 @@ pub(super) async fn take(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<
         }
         tokio::time::sleep(AGAIN).await;
     }
+}
+
+/// Returns the addresses that an interface may send from; none stands for any.
+fn addresses(nic: &GivenNic) -> Vec<String> {
+    nic.addresses.iter().map(|(address, _)| address.clone()).collect()
 }
 
 /// Returns whether a function that was refused may be ready soon.
@@ -116,6 +129,11 @@ pub fn endpoints(record: &Record) -> impl Iterator<Item = &str> {
     plugged(record).map(|given| given.id.as_str()).filter(|id| !id.is_empty())
 }
 
+/// Returns the sockets of the functions that a guest has.
+pub fn sockets(record: &Record) -> impl Iterator<Item = PathBuf> {
+    plugged(record).map(|given| given.socket.clone())
+}
+
 /// Takes back the functions of all pods that are gone, and those that no guest has.
 pub async fn reconcile(node: &Node) {
     let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
@@ -152,7 +170,7 @@ fn owner(sandbox: &str, number: u32) -> String {
     format!("{POD}:{}", owner_id(sandbox, number))
 }
 
-fn refused(status: &Status) -> Error {
+pub(super) fn refused(status: &Status) -> Error {
     Error::Plane(status.message().to_owned())
 }
 

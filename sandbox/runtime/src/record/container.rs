@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Placement, Process, SandboxState, Share, Volume, Wish};
+use super::{EmptyDir, Placement, Process, SandboxState, Share, Volume, Wish};
 
 /// The image of a container and its first process.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The image's name as the user gave it; empty for a pod, which has no image.
     pub image: String,
@@ -73,17 +73,27 @@ pub struct Added {
     /// Files and block devices of the host that the container has as block devices.
     #[serde(default)]
     pub volumes: Vec<Volume>,
-    /// Functions of pools that the container has as block devices.
+    /// Functions of pools that the container has as block devices, or its pod as interfaces.
     #[serde(default)]
     pub functions: Vec<Wish>,
+    /// The engine whose socket function the container asked for.
+    #[serde(default)]
+    pub sockets: Option<PathBuf>,
     /// Directories and files of the host in the container.
     #[serde(default)]
     pub shares: Vec<Share>,
+    /// Directories of the pod's guest in the container.
+    #[serde(default)]
+    pub empty_dirs: Vec<EmptyDir>,
     /// Set if the container is removed when it has ended.
     pub remove: bool,
     /// Set if the container is in the PID namespace that such containers of the pod share.
     #[serde(default)]
     pub shares_processes: bool,
+    /// The name of the container of the pod in whose PID namespace the container is; empty: as
+    /// `shares_processes` says.
+    #[serde(default)]
+    pub processes_of: String,
 }
 
 /// The limits of a container in a pod, as in cgroup2. 0: no limit.

@@ -1,9 +1,11 @@
-//! The functions of pools that a sandbox has: one as its interface, others as disks of a pod's
-//! containers.
+//! The functions of pools that a sandbox has: one as its interface, others as disks and further
+//! interfaces that the containers of a pod ask for.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+use super::Record;
 
 /// The pool of virtual functions that a sandbox has its interface of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +36,8 @@ pub struct Wish {
     pub pool: String,
     /// The function's number in the pool.
     pub number: u32,
-    /// The name of the block device in the container, `/dev/slipway/NAME`.
+    /// The name of the block device in the container, `/dev/slipway/NAME`; unused if the function
+    /// is an interface.
     pub name: String,
 }
 
@@ -58,4 +61,47 @@ pub struct Given {
     /// Its PCI address in the guest; empty: the guest does not have it.
     #[serde(default)]
     pub address: String,
+    /// The interface that it is, or `None` if it is a disk.
+    #[serde(default)]
+    pub nic: Option<GivenNic>,
+}
+
+/// The socket function that a pod was given for its containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenSockets {
+    /// The socket of the engine that serves it.
+    pub engine: PathBuf,
+    /// The VMM's name of the device, which it may have as soon as this is recorded.
+    pub device: String,
+    /// Its PCI address in the guest; empty: the guest does not have it.
+    pub address: String,
+    /// Set once the guest's engine serves.
+    pub serves: bool,
+}
+
+impl Record {
+    /// Returns whether the machine of a pod has room for a socket function that it does not begin
+    /// with. The machine of a template has none, and neither has a fork's.
+    pub fn has_socket_slot(&self) -> bool {
+        let boots = self.pod && self.template.is_none() && self.saves.is_none();
+        boots && self.socket_slot && self.sockets.is_none()
+    }
+}
+
+/// A function of a pool as a further network interface of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenNic {
+    /// The switch that it is on. A network's switch has the network's name.
+    pub switch: String,
+    /// The MAC address of the interface in the guest; empty: the function's own.
+    pub mac: String,
+    /// The function's own MAC address, once the guest has it.
+    pub own_mac: String,
+    /// The pod's addresses in the network of the switch, with the lengths of its prefixes. Empty
+    /// if no network is on the switch.
+    pub addresses: Vec<(String, u32)>,
+    /// The largest packet in bytes.
+    pub mtu: u32,
+    /// The interface's name in the guest; empty: it is not configured.
+    pub interface: String,
 }

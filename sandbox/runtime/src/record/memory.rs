@@ -15,12 +15,29 @@ pub struct MemoryBounds {
     pub granted_bytes: u64,
     /// The memory that the control group has room for beside the guest's.
     pub overhead_bytes: u64,
+    /// The size that a user gave the sandbox while it ran; 0: none. Updates of a pod's containers
+    /// give back no memory below it.
+    #[serde(default)]
+    pub chosen_bytes: u64,
+    /// Set if the caller named `max_bytes`, also as none beside `boot_bytes`.
+    #[serde(default)]
+    pub is_named: bool,
 }
 
 impl MemoryBounds {
     /// Returns the bounds of a sandbox that begins with `bytes`, and can have `max_bytes`.
     pub fn new(bytes: u64, max_bytes: u64) -> Self {
-        Self { boot_bytes: bytes, max_bytes, granted_bytes: bytes, overhead_bytes: 0 }
+        Self { boot_bytes: bytes, max_bytes, granted_bytes: bytes, ..Self::default() }
+    }
+
+    /// Returns the bounds with at least so many bytes at the start.
+    pub fn at_least(self, bytes: u64) -> Self {
+        Self {
+            boot_bytes: self.boot_bytes.max(bytes),
+            max_bytes: self.max_bytes.max(bytes),
+            granted_bytes: self.granted_bytes.max(bytes),
+            ..self
+        }
     }
 
     /// Returns the bytes that the sandbox can be given beside what it begins with.

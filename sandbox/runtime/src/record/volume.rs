@@ -1,12 +1,14 @@
 //! The record of a volume.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use slipway_plane_api::v1 as plane_v1;
 
 /// A block volume of a sandbox.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
     /// The volume's name; the container finds it at `/dev/slipway/NAME` if it has no path.
     pub name: String,
@@ -31,6 +33,39 @@ pub struct Volume {
     /// The host's device that `path` led to when the volume was checked; `None`: a regular file.
     #[serde(default)]
     pub host_device: Option<HostDevice>,
+    /// The device and inode number of the regular file that `path` led to when the volume was
+    /// checked; `None`: not known, or no such file.
+    #[serde(default)]
+    pub file: Option<(u64, u64)>,
+    /// The size and time of change of that file when a snapshot was made that refers to it and does
+    /// not copy it; `None`: there is no such snapshot, or an earlier version made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<FileStamp>,
+    /// Set if what the guest writes is kept in memory, over the file, and lost with the sandbox.
+    #[serde(default)]
+    pub overlay: bool,
+}
+
+/// The size and time of change of a regular file of the host. If one of them differs later, the
+/// file has another content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStamp {
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The time of the last change of its content, in seconds since the epoch.
+    pub modified_s: i64,
+    /// The nanoseconds of that time.
+    pub modified_ns: i64,
+}
+
+impl From<&Metadata> for FileStamp {
+    fn from(status: &Metadata) -> Self {
+        Self {
+            size_bytes: status.size(),
+            modified_s: status.mtime(),
+            modified_ns: status.mtime_nsec(),
+        }
+    }
 }
 
 /// A device of the host, told from others that had or get its name.
@@ -82,6 +117,7 @@ mod tests {
         let host_device = Some(HostDevice { number: 0x810, sequence: 7 });
         let json = serde_json::to_string(&Volume { host_device, ..volume }).unwrap();
         let volume: Volume = serde_json::from_str(&json).unwrap();
-        assert_eq!(volume.host_device, host_device);
+        assert_eq!((volume.host_device, volume.stamp), (host_device, None));
+        assert!(!json.contains("stamp"), "{json}");
     }
 }

@@ -8,6 +8,7 @@ use tonic::Streaming;
 use super::forward;
 use crate::record::SandboxState;
 use crate::running::GUEST_END;
+use crate::snapshot::LONGEST;
 use crate::stdio::{self, Input};
 use crate::target::Target;
 use crate::{Error, pause, pod, v1};
@@ -105,6 +106,8 @@ pub(super) async fn stop(target: &Target, patience: Duration) -> Result<(), Erro
 /// container's process has ended, or after the time that it has. A guest that does not answer has
 /// no more time than one whose container does not end.
 async fn stop_own(target: &Target, patience: Duration) {
+    // A guest that is being saved hears nothing until that is done.
+    let _ = tokio::time::timeout(LONGEST, target.container.pausing.read()).await;
     let signal = target.look(|settings| settings.stop_signal);
     for (signal, patience) in [(signal, patience), (libc::SIGKILL as u32, KILLED)] {
         let asked = async {

@@ -32,25 +32,34 @@ fn word(state: SandboxState, paused: bool) -> String {
     word.to_owned()
 }
 
-/// Returns a sandbox's entry in the list. Its state is the announced one, which decides whether
-/// calls are allowed.
+/// Returns a sandbox's entry in the list. Its state and those of its containers are the announced
+/// ones, which decide whether calls are allowed.
 pub(super) fn summary(sandbox: &Sandbox) -> v1::Sandbox {
-    sandbox.look(|record| summary_of(record, sandbox.state()))
+    let announced = sandbox.added();
+    let state_of = |added: &Added| {
+        let container = announced.iter().find(|container| container.name == added.name);
+        container.map_or(added.state, |container| container.state())
+    };
+    sandbox.look(|record| summary_of(record, sandbox.state(), state_of))
 }
 
-fn container(added: &Added) -> v1::Container {
+fn container(added: &Added, state: SandboxState) -> v1::Container {
     v1::Container {
         name: added.name.clone(),
         image: added.settings.image.clone(),
         command: command(&added.settings),
-        state: word(added.state, added.paused),
+        state: word(state, added.paused),
         created_ns: added.created_ns,
         exit_status: added.exit_status.unwrap_or(0),
         reason: added.reason.clone(),
     }
 }
 
-fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
+fn summary_of(
+    record: &Record,
+    state: SandboxState,
+    state_of: impl Fn(&Added) -> SandboxState,
+) -> v1::Sandbox {
     // A sandbox that has ended has released its addresses.
     let holds = state.is_live();
     let network = record.network.as_ref().filter(|_| holds);
@@ -75,6 +84,6 @@ fn summary_of(record: &Record, state: SandboxState) -> v1::Sandbox {
         memory_bytes: record.memory_bytes,
         max_memory_bytes: record.memory.max_bytes,
         pod: record.pod,
-        containers: record.added.iter().map(container).collect(),
+        containers: record.added.iter().map(|added| container(added, state_of(added))).collect(),
     }
 }

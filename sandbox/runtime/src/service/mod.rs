@@ -2,9 +2,11 @@
 
 mod control;
 mod exec;
+mod groups;
 mod list;
 mod logs;
 mod report;
+pub(crate) mod snapshots;
 pub(crate) mod templates;
 
 use std::pin::Pin;
@@ -358,7 +360,13 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let target = self.node.target(&request.into_inner().name)?;
         let container = if target.is_own() { "" } else { &target.container.name };
         let sandbox = &target.sandbox;
-        let guest = sandbox.agent()?.stats(container).await?;
+        let agent = sandbox.agent()?;
+        let mut guest = agent.stats(container).await?;
+        if target.is_own() && target.has_process().is_ok() {
+            // Earlier agents and guests without control groups have no counts of the container's.
+            let of_container = agent.stats(&target.container.name).await;
+            guest.machine.group = of_container.ok().and_then(|stats| stats.machine.group);
+        }
         let pid = sandbox.vm().map(|vm| vm.record().pid);
         let usage = sandbox.lane.run(move || pid.map_or((0, 0), crate::proc::usage));
         let (vmm_cpu_ns, vmm_resident_bytes) = usage.await;
@@ -381,7 +389,21 @@ impl v1::sandboxes_server::Sandboxes for Service {
             layers_bytes: layers.held_bytes,
             layers_limit_bytes: layers.limit_bytes,
             layers_refused_writes: layers.refused_writes,
+            group: machine.group.map(groups::group),
         }))
+    }
+
+    async fn pids(&self, request: Request<v1::Name>) -> Reply<v1::PidsReply> {
+        let target = self.node.target(&request.into_inner().name)?;
+        target.has_process()?;
+        let listed = target.sandbox.agent()?.processes(&target.container.name).await?;
+        match listed {
+            Some(pids) => Ok(Response::new(v1::PidsReply { pids })),
+            None => Err(Status::unimplemented(
+                "the sandbox's agent is of an earlier version, which lists no processes: start \
+                 the sandbox anew",
+            )),
+        }
     }
 
     async fn figures(&self, _: Request<v1::Empty>) -> Reply<v1::FiguresReply> {
@@ -410,6 +432,8 @@ impl v1::sandboxes_server::Sandboxes for Service {
             memory_bytes: self.node.config.memory_bytes,
             cpus: self.node.config.cpus,
             gives_functions: true,
+            makes_empty_dirs: true,
+            places_pods: self.node.config.pod_cgroups != Some(false),
         }))
     }
 }

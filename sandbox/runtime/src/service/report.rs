@@ -63,11 +63,10 @@ async fn tell_start(target: &Target, sender: &Sender) -> bool {
 
 /// Returns whether the container's process, or the pod, runs or ran.
 fn has_run(target: &Target) -> bool {
-    target.sandbox.look(|record| match record.added(&target.container.name) {
-        _ if target.is_own() => record.timeline.stage("container").is_some(),
-        Some(added) => added.started_ns.is_some(),
-        None => false,
-    })
+    match target.is_own() {
+        true => target.sandbox.look(|record| record.timeline.stage("container").is_some()),
+        false => target.look_added(|added| added.is_some_and(|added| added.started_ns.is_some())),
+    }
 }
 
 /// Returns the stages of a sandbox's start. A container that was added to a pod has none.

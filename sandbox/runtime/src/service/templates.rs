@@ -31,14 +31,23 @@ impl v1::templates_server::Templates for TemplateService {
     }
 
     async fn list(&self, _: Request<v1::Empty>) -> Result<Response<v1::TemplateList>, Status> {
-        let templates = self.0.templates.list().await.iter().map(describe).collect();
+        let all = self.0.templates.list().await;
+        let templates = all.iter().filter(|one| one.snapshot.is_none()).map(describe).collect();
         Ok(Response::new(v1::TemplateList { templates }))
     }
 
     async fn remove(&self, request: Request<v1::Name>) -> Result<Response<v1::Empty>, Status> {
-        self.0.templates.remove(&request.into_inner().name).await?;
+        remove(&self.0, &request.into_inner().name).await?;
         Ok(Response::new(v1::Empty {}))
     }
+}
+
+async fn remove(node: &Node, name: &str) -> Result<()> {
+    if node.templates.is_other(name, false).await? {
+        let what = format!("{name} is a snapshot: `slipway snapshot rm {name}` removes it");
+        return Err(Error::Invalid(what));
+    }
+    node.templates.remove(name).await
 }
 
 /// Saves a machine as a template. Returns when that is done, or the machine has ended without it.

@@ -113,7 +113,7 @@ fn is_file(kind: FileType) -> std::result::Result<bool, &'static str> {
 }
 
 /// Checks that `path` can be mounted on: absolute, with plain names only.
-fn check_path(path: &str) -> std::result::Result<(), &'static str> {
+pub(crate) fn check_path(path: &str) -> std::result::Result<(), &'static str> {
     let mut parts = Path::new(path).components();
     if parts.next() != Some(Component::RootDir) {
         return Err("the path in the container is not an absolute one");

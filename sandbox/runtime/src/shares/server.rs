@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_hypervisor::{GuestMemory, Helper, HelperFiles, HelperSpec, Tree};
+use slipway_hypervisor::{Helper, HelperFiles, HelperSpec, Tree};
 
 use super::{DIRECTORY, TAG, socket};
 use crate::cgroup;
@@ -21,8 +21,7 @@ use crate::node::Node;
 use crate::proc::{self, Owned};
 use crate::record::{ClientMemory, MountedTree, Record, Share, ShareServer, TreeIdentity};
 use crate::sandbox::Sandbox;
-use crate::templates::apart;
-use crate::{Error, Result, sockets};
+use crate::{Error, Result, memory, sockets};
 
 /// The program that serves shares.
 const PROGRAM: &str = "slipway-fs";
@@ -138,7 +137,7 @@ async fn start(
     });
     let listener = listener.await?;
     let file = match &record.template {
-        Some(_) => Some(complete(node, memory).await?),
+        Some(_) => Some(memory::complete(node, memory).await?),
         None => None,
     };
     let helper = HelperSpec {
@@ -159,17 +158,6 @@ async fn start(
         }
     });
     Ok(files)
-}
-
-/// Returns the file of a fork's memory. The VMM has no descriptor of it that the process could map,
-/// and the template's bytes that the pool has not copied would be missing there.
-///
-/// # Errors
-/// The errors of [`GuestMemory::complete`].
-async fn complete(node: &Node, memory: ClientMemory) -> Result<OwnedFd> {
-    let path = node.config.pool_socket();
-    // Not in the sandbox's lane: a copy of a whole template holds up the files of others there.
-    apart(move || Ok(GuestMemory::complete(&path, memory.file)?)).await
 }
 
 fn arguments(

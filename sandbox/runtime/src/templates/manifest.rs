@@ -1,20 +1,20 @@
-//! The description of a template, which is kept beside its state as JSON.
+//! The description of a template or snapshot, which is kept beside its state as JSON.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use slipway_hypervisor::CpuTemplate;
 
-use crate::boot::Needs;
-use crate::record::{Nic, Record};
+use crate::record::{BootRecord, MOST_ASKED, Needs, Nic, Origin, Record, Settings, Volume};
 use crate::{Error, Result};
 
 /// The version of the layout of a template's directory.
 const VERSION: u32 = 2;
-/// The most bytes of a manifest.
-pub(crate) const MOST_MANIFEST: u64 = 64 << 10;
+/// The most bytes of a manifest. That of a snapshot has the command line and environment of its
+/// container.
+pub(crate) const MOST_MANIFEST: u64 = MOST_ASKED as u64 + (64 << 10);
 
-/// The description of a template.
+/// The description of a template or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
@@ -34,6 +34,52 @@ pub(crate) struct Manifest {
     pub machine_sha256: String,
     /// SHA-256 of the memory's file, holes as zeros, in hexadecimal digits.
     pub memory_sha256: String,
+    /// The container of a snapshot. `None`: it is a template, which has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Snapshot>,
+}
+
+/// The container of a snapshot, and what a sandbox needs to go on with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Snapshot {
+    /// The name of the sandbox that was saved.
+    pub sandbox: String,
+    /// The traits of the sandbox that those have which begin with the snapshot.
+    pub origin: Origin,
+    /// The image and the first process.
+    pub settings: Settings,
+    /// Set if the container's processes were stopped by its user.
+    pub paused: bool,
+    /// The number of virtual CPUs when it was saved.
+    pub cpus: u32,
+    /// The most bytes of host memory that the volatile layer holds.
+    pub layers_bytes: u64,
+    /// The user's own guest kernel, or `None` for the node's.
+    pub kernel: Option<PathBuf>,
+    /// The accelerator: "auto" or "kvm".
+    pub accelerator: String,
+    /// The block volumes. The path of one with an overlay is the name of its file beside this
+    /// description.
+    pub volumes: Vec<Volume>,
+    /// The files of the disks beside this description.
+    pub files: Vec<DiskFile>,
+    /// For how long the sandbox stood still to be saved, in ns.
+    pub paused_ns: u64,
+}
+
+/// A file with the content of a disk, which is sparse.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskFile {
+    /// Its name, beside the description.
+    pub name: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The bytes of its pages that are not zeros.
+    pub data_bytes: u64,
+    /// SHA-256 of these pages, in hexadecimal digits.
+    pub sha256: String,
 }
 
 /// The machine of a template or a sandbox, as far as a fork cannot differ from its template.
@@ -82,6 +128,7 @@ impl Manifest {
             touched_bytes: saved.touched_bytes,
             machine_sha256: saved.machine_sha256,
             memory_sha256: saved.memory_sha256,
+            snapshot: None,
         }
     }
 
@@ -91,21 +138,28 @@ impl Manifest {
     /// [`Error::Template`]: it is of another version, of another template, or no manifest.
     pub(crate) fn parse(json: &[u8], name: &str) -> Result<Self> {
         let no = |why: String| Error::Template { name: name.to_owned(), why };
-        #[derive(Deserialize)]
-        struct Version {
-            version: u32,
-        }
-        let unclear = |error: serde_json::Error| no(format!("its manifest is damaged: {error}"));
-        let Version { version } = serde_json::from_slice(json).map_err(unclear)?;
-        if version != VERSION {
-            let why = format!("it has layout {version}, this version reads {VERSION}");
-            return Err(no(why));
-        }
-        let manifest: Self = serde_json::from_slice(json).map_err(unclear)?;
+        let manifest = Self::parse_any(json).map_err(no)?;
         if manifest.name != name {
             return Err(no(format!("its manifest is that of {:?}", manifest.name)));
         }
         Ok(manifest)
+    }
+
+    /// Parses the manifest of a template of any name.
+    ///
+    /// # Errors
+    /// The reason: it is of another version, or no manifest.
+    pub(crate) fn parse_any(json: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let unclear = |error: serde_json::Error| format!("its manifest is damaged: {error}");
+        let Version { version } = serde_json::from_slice(json).map_err(unclear)?;
+        if version != VERSION {
+            return Err(format!("it has layout {version}, this version reads {VERSION}"));
+        }
+        serde_json::from_slice(json).map_err(unclear)
     }
 }
 
@@ -147,11 +201,18 @@ impl Shape {
             initramfs: initramfs.to_owned(),
             needs,
             memory_bytes: record.memory_bytes,
-            cpus: record.cpus,
+            cpus: record.boot_cpus,
             max_cpus: record.max_cpus,
             cpu_template: cpu_template.to_string(),
             interface,
         }
+    }
+
+    /// Returns the files that the guest booted.
+    pub(crate) fn booted(&self) -> BootRecord {
+        let Self { kernel, initramfs, cpu_template, .. } = self;
+        let (kernel, initramfs) = (kernel.clone(), initramfs.clone());
+        BootRecord { kernel, initramfs, cpu_template: cpu_template.clone() }
     }
 
     /// Checks that a sandbox of shape `wanted` can be a fork of a template of this shape. A fork
@@ -228,6 +289,7 @@ pub(crate) mod tests {
             touched_bytes: 4096,
             machine_sha256: "a".to_owned(),
             memory_sha256: "b".to_owned(),
+            snapshot: None,
         }
     }
 

@@ -2,17 +2,26 @@
 //! sandboxes begin.
 //!
 //! A template is a directory with a [manifest], the state of the machine with its functions, and
-//! the pages of its memory that its guest had touched. It has no image, no container and no network
+//! the pages of its memory that its guest had touched. A snapshot is one with a container, and so
+//! with the content of its disks (the module `snapshot`). A template has no container, no network
 //! address: the module `save` makes it of a pod without containers, before the host has given that
 //! a name, the time, or random numbers. A *fork* is a sandbox whose machine begins with that state
 //! (the module `fork`). Its guest finds its drivers in place; it gets its disks, its addresses and
 //! its identity like one that has booted.
 
 mod automatic;
+mod images;
 pub(crate) mod manifest;
+mod memories;
 pub(crate) mod pages;
 mod store;
 
 pub(crate) use automatic::{AUTO, Automatic, PREFIX, check_chosen, is_automatic};
-pub(crate) use manifest::{Boots, Interface, Manifest, Saved, Shape};
-pub(crate) use store::{Template, Templates, Unfinished, apart, digest};
+pub(crate) use images::images_of_snapshots;
+pub(crate) use manifest::{
+    Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,
+};
+pub(crate) use store::{
+    MACHINE, MANIFEST, MEMORY, Template, Templates, Unfinished, apart, create_file, digest,
+    read_manifest,
+};

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use sha2::{Digest, Sha256};
+use slipway_ram::next_data;
 
 /// The bytes that are read at once.
 const PIECE: usize = 1 << 20;
@@ -18,8 +20,23 @@ const PAGE: usize = 4096;
 /// # Errors
 /// Those of reading and writing.
 pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<(u64, String)> {
+    copy_pages_if(from, len, to, |_| Ok(()))
+}
+
+/// Copies pages as [`copy_pages`] does. Calls `allow` with the number of a page's bytes before each
+/// page is written. An error of `allow` ends the copy.
+///
+/// # Errors
+/// Those of reading and writing, and of `allow`.
+pub(crate) fn copy_pages_if(
+    from: &File,
+    len: u64,
+    to: &File,
+    mut allow: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<(u64, String)> {
     let mut copied = 0;
     let digest = visit(from, len, |at, page| {
+        allow(page.len() as u64)?;
         copied += page.len() as u64;
         to.write_all_at(page, at)
     })?;
@@ -36,38 +53,47 @@ fn for_each_page(
     len: u64,
     mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
+    let end = usize::try_from(len).map_err(io::Error::other)?;
     let (mut at, mut piece) = (0, vec![0; PIECE]);
-    while let Some(from) = next_data(file, at)?.filter(|from| *from < len) {
-        at = from / PAGE as u64 * PAGE as u64;
-        let most = usize::try_from(len - at).map_or(PIECE, |left| left.min(PIECE));
-        let read = file.read_at(&mut piece[..most], at)?;
+    while let Some(data) = next_data(file.as_fd(), at, end)? {
+        at = data.start / PAGE * PAGE;
+        let most = (end - at).min(PIECE);
+        let read = file.read_at(&mut piece[..most], at as u64)?;
         if read == 0 {
             break;
         }
         for page in piece[..read].chunks(PAGE) {
             if page.iter().any(|byte| *byte != 0) {
-                each(at, page)?;
+                each(at as u64, page)?;
             }
-            at += page.len() as u64;
+            at += page.len();
         }
     }
     Ok(())
 }
 
-/// Returns the place of the next bytes of a sparse file from `at` on (lseek(2), SEEK_DATA).
-fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
-    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
-        Ok(from) => Ok(Some(from)),
-        Err(rustix::io::Errno::NXIO) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
 /// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
 /// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
 /// zeros.
+///
+/// # Errors
+/// Those of reading.
 pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
     visit(file, len, |_, _| Ok(()))
+}
+
+/// Returns the number of bytes in the pages among the first `len` bytes of `file` that have bytes
+/// other than zeros, and their [digest](digest_pages).
+///
+/// # Errors
+/// Those of reading.
+pub(crate) fn measure_pages(file: &File, len: u64) -> io::Result<(u64, String)> {
+    let mut bytes = 0;
+    let digest = visit(file, len, |_, page| {
+        bytes += page.len() as u64;
+        Ok(())
+    })?;
+    Ok((bytes, digest))
 }
 
 /// Calls `each` as [`for_each_page`] does, and returns the digest of the pages.
@@ -115,6 +141,7 @@ mod tests {
         to.read_exact_at(&mut two, 0).unwrap();
         assert!(one == two);
         assert!(to.metadata().unwrap().blocks() * 512 < MIB);
+        assert_eq!(measure_pages(&from, 4 * MIB).unwrap(), (copied, digest.clone()));
         let digests = [&from, &to].map(|file| digest_pages(file, 4 * MIB).unwrap());
         assert_eq!(digests, [digest.clone(), digest]);
         to.write_all_at(b"x", 3 * MIB).unwrap();

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -20,14 +20,23 @@ use sha2::{Digest, Sha256};
 use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
-use super::Manifest;
 use super::manifest::MOST_MANIFEST;
+use super::memories::Memories;
 use super::pages::digest_pages;
+use super::{DiskFile, Manifest};
 use crate::lock::lock;
 use crate::{Error, Result, name};
 
+/// The name of the file with the machine's state.
+pub(crate) const MACHINE: &str = "machine";
+/// The name of the file with the memory.
+pub(crate) const MEMORY: &str = "memory";
+/// The name of the file with the description.
+pub(crate) const MANIFEST: &str = "template.json";
+/// The name of the file with the digest of the image of a snapshot that is being made.
+pub(super) const IMAGE: &str = "image";
 /// The end of the name of a directory that is being filled.
-const UNFINISHED: &str = ".unfinished";
+pub(super) const UNFINISHED: &str = ".unfinished";
 
 /// A template that forks begin with.
 pub(crate) struct Template {
@@ -52,12 +61,15 @@ pub(crate) struct Templates {
     busy: Arc<Mutex<BTreeSet<String>>>,
     /// The templates that were asked for, by their names.
     loaded: Mutex<BTreeMap<String, Loaded>>,
+    /// The memories that the pool has of these. Locked while it loads or removes one.
+    memories: tokio::sync::Mutex<Memories>,
 }
 
 impl Templates {
     /// Returns the templates in the directory `dir`, which need not exist.
     pub(crate) fn new(dir: PathBuf, plane: PlaneClient) -> Self {
-        Self { dir, plane, busy: Arc::default(), loaded: Mutex::default() }
+        let (busy, loaded) = (Arc::default(), Mutex::default());
+        Self { dir, plane, busy, loaded, memories: tokio::sync::Mutex::default() }
     }
 
     /// Removes what earlier daemons left half made.
@@ -102,11 +114,36 @@ impl Templates {
         let (dir, its) = (self.dir.join(name), name.to_owned());
         let path = memory(&dir);
         let template = apart(move || check(&dir, &its)).await?;
-        let (name, path) = (template.memory.to_string(), path.to_string_lossy().into_owned());
-        let request = plane_v1::AddTemplateRequest { name, path };
-        let added = self.plane.clone().add_template(request).await;
-        added.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        self.add_memory(&template.memory, &path).await?;
         Ok(template)
+    }
+
+    /// Has the pool load a memory, unless it has it of another template.
+    async fn add_memory(&self, memory: &TemplateName, path: &Path) -> Result<()> {
+        let mut memories = self.memories.lock().await;
+        let (name, path) = (memory.to_string(), path.to_string_lossy().into_owned());
+        if !memories.has(&name) {
+            let request = plane_v1::AddTemplateRequest { name: name.clone(), path };
+            let added = self.plane.clone().add_template(request).await;
+            added.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        }
+        memories.add(name);
+        Ok(())
+    }
+
+    /// Has the pool remove the memory of a template, unless another one has it too.
+    async fn drop_memory(&self, Template { manifest, memory, .. }: &Template) {
+        let mut memories = self.memories.lock().await;
+        let name = memory.to_string();
+        if !memories.remove(&name) {
+            return;
+        }
+        // A pool that keeps it has less memory for others, and no fork begins with it.
+        let request = plane_v1::RemoveTemplateRequest { name };
+        if let Err(status) = self.plane.clone().remove_template(request).await {
+            let (template, error) = (manifest.name.as_str(), status.message());
+            tracing::warn!(template, error, "its memory is kept");
+        }
     }
 
     /// Returns the manifests of all templates, by name. Damaged ones are left out, and logged.
@@ -140,13 +177,26 @@ impl Templates {
         if let Some(loaded) = loaded
             && let Some(template) = &*loaded.lock().await
         {
-            let request = plane_v1::RemoveTemplateRequest { name: template.memory.to_string() };
-            // A pool that keeps it has less memory for others, and no fork begins with it.
-            if let Err(status) = self.plane.clone().remove_template(request).await {
-                tracing::warn!(template = name, error = status.message(), "its memory is kept");
-            }
+            self.drop_memory(template).await;
         }
         removed
+    }
+
+    /// Returns whether there is a template or snapshot of this name that is of the other kind.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is no name.
+    pub(crate) async fn is_other(&self, name: &str, snapshot: bool) -> Result<bool> {
+        name::check_template(name)?;
+        let (dir, its) = (self.place(name), name.to_owned());
+        let read = apart(move || read_manifest(&dir, &its)).await;
+        // One that cannot be read is of neither kind.
+        Ok(read.is_ok_and(|manifest| manifest.snapshot.is_some() != snapshot))
+    }
+
+    /// Returns the directory of a template's files.
+    pub(crate) fn place(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
     /// Makes the directory for a new template.
@@ -215,6 +265,11 @@ pub(crate) struct Unfinished {
 }
 
 impl Unfinished {
+    /// Returns the directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Returns the path of the file for the machine's state.
     pub(crate) fn machine(&self) -> PathBuf {
         machine(&self.dir)
@@ -223,6 +278,11 @@ impl Unfinished {
     /// Returns the path of the file for the memory.
     pub(crate) fn memory(&self) -> PathBuf {
         memory(&self.dir)
+    }
+
+    /// Returns the path of another file.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
     /// Writes the manifest and gives the directory its name, once all of it is on disk.
@@ -234,10 +294,16 @@ impl Unfinished {
         let failed = |path: &PathBuf| Error::file("cannot write", path.clone());
         let json = serde_json::to_vec_pretty(manifest).map_err(std::io::Error::from);
         fs::write(&path, json.map_err(failed(&path))?).map_err(failed(&path))?;
-        for path in [&path, &self.machine(), &self.memory(), &self.dir] {
-            File::open(path).and_then(|file| file.sync_all()).map_err(failed(path))?;
+        let disks = manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files);
+        let disks = disks.map(|disk| self.file(&disk.name));
+        let own = [path, self.machine(), self.memory()];
+        for path in own.iter().cloned().chain(disks).chain([self.dir.clone()]) {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(failed(&path))?;
         }
-        fs::rename(&self.dir, &self.place).map_err(failed(&self.place))
+        fs::rename(&self.dir, &self.place).map_err(failed(&self.place))?;
+        // The description names the image now.
+        let _ = fs::remove_file(self.place.join(IMAGE));
+        Ok(())
     }
 }
 
@@ -249,18 +315,22 @@ impl Drop for Unfinished {
 }
 
 fn machine(dir: &Path) -> PathBuf {
-    dir.join("machine")
+    dir.join(MACHINE)
 }
 
 fn memory(dir: &Path) -> PathBuf {
-    dir.join("memory")
+    dir.join(MEMORY)
 }
 
 fn manifest_path(dir: &Path) -> PathBuf {
-    dir.join("template.json")
+    dir.join(MANIFEST)
 }
 
-fn read_manifest(dir: &Path, name: &str) -> Result<Manifest> {
+/// Reads the description of the template `name` in its directory `dir`.
+///
+/// # Errors
+/// [`Error::NoTemplate`], [`Error::Template`], [`Error::File`].
+pub(crate) fn read_manifest(dir: &Path, name: &str) -> Result<Manifest> {
     let path = manifest_path(dir);
     let file = match File::open(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -311,8 +381,31 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     if digest != manifest.memory_sha256 {
         return Err(no("its file \"memory\" was changed"));
     }
+    for disk in manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files) {
+        check_disk(dir, disk)?.map_err(|why| no(&why))?;
+    }
     let memory = TemplateName::new(&digest).ok_or_else(|| no("its digest is no name"))?;
     Ok(Template { manifest, machine: Arc::new(state), memory, learnt: AtomicBool::new(false) })
+}
+
+/// Checks the file of a disk. Returns the reason if it is not as it was written.
+fn check_disk(dir: &Path, disk: &DiskFile) -> Result<std::result::Result<(), String>> {
+    if disk.name.contains('/') || disk.name.starts_with('.') {
+        return Ok(Err(format!("{:?} is no name of a file of its", disk.name)));
+    }
+    let path = dir.join(&disk.name);
+    let failed = |error| Error::file("cannot read", &path)(error);
+    let file = File::open(&path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.len() != disk.bytes {
+        return Ok(Err(format!("its file {:?} has another length", disk.name)));
+    }
+    let sound = digest_pages(&file, disk.bytes).map_err(failed)? == disk.sha256;
+    Ok(if sound { Ok(()) } else { Err(format!("its file {:?} was changed", disk.name)) })
+}
+
+/// Creates a file of a template, for root's eyes only, to be written and read.
+pub(crate) fn create_file(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Returns SHA-256 of `bytes`, in hexadecimal digits.

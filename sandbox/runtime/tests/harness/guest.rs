@@ -30,8 +30,38 @@ pub struct Guest {
     pub refuses: Option<String>,
     /// The bytes of its memory, of 1 GiB, that it calls available.
     pub available: u64,
+    /// The counts of its container's control group.
+    pub group: Option<v1::GroupStats>,
+    /// The processes that it names.
+    pub pids: Vec<u32>,
     /// The guest answers the request to shut down once this is `true`; `None`: at once.
     pub writes_back: Option<watch::Receiver<bool>>,
+    /// The guest's answers to updates of limits; `None`: it makes each at once.
+    pub limits: Option<Arc<LimitCalls>>,
+}
+
+/// Updates of limits: those that came, and the one up to which they are answered. Those that ask
+/// for [`REFUSED`] bytes of memory are refused.
+#[derive(Default)]
+pub struct LimitCalls {
+    pub came: watch::Sender<u32>,
+    pub answered: watch::Sender<u32>,
+}
+
+/// A limit of memory that the guest refuses, bytes.
+pub const REFUSED: u64 = 300 << 20;
+
+impl LimitCalls {
+    async fn take(&self, request: &v1::UpdateContainerRequest) -> Result<(), Status> {
+        self.came.send_modify(|count| *count += 1);
+        let number = *self.came.borrow();
+        let _ = self.answered.subscribe().wait_for(|most| *most >= number).await;
+        let bytes = request.resources.as_ref().map_or(0, |limits| limits.memory_bytes);
+        match bytes == REFUSED {
+            true => Err(Status::failed_precondition("it uses more")),
+            false => Ok(()),
+        }
+    }
 }
 
 pub fn stage(name: &str) -> v1::GuestStage {
@@ -167,10 +197,18 @@ impl Agent for Guest {
         self.answer().await
     }
 
-    async fn stats(&self, _: Request<v1::StatsRequest>) -> Reply<v1::StatsReply> {
+    async fn stats(&self, request: Request<v1::StatsRequest>) -> Reply<v1::StatsReply> {
+        let of_container = !request.into_inner().container_id.is_empty();
         let mut reply = self.answer::<v1::StatsReply>().await?;
         reply.get_mut().memory_total_bytes = 1 << 30;
         reply.get_mut().memory_available_bytes = self.available;
+        reply.get_mut().group = self.group.clone().filter(|_| of_container);
+        Ok(reply)
+    }
+
+    async fn processes(&self, _: Request<v1::ProcessesRequest>) -> Reply<v1::ProcessesReply> {
+        let mut reply = self.answer::<v1::ProcessesReply>().await?;
+        reply.get_mut().pids = self.pids.clone();
         Ok(reply)
     }
 
@@ -180,12 +218,19 @@ impl Agent for Guest {
 
     async fn update_container(
         &self,
-        _: Request<v1::UpdateContainerRequest>,
+        request: Request<v1::UpdateContainerRequest>,
     ) -> Reply<v1::UpdateContainerReply> {
+        if let Some(limits) = &self.limits {
+            limits.take(request.get_ref()).await?;
+        }
         self.answer().await
     }
 
     async fn freeze(&self, _: Request<v1::FreezeRequest>) -> Reply<v1::FreezeReply> {
+        self.answer().await
+    }
+
+    async fn rejoin(&self, _: Request<v1::RejoinRequest>) -> Reply<v1::RejoinReply> {
         self.answer().await
     }
 

@@ -21,8 +21,9 @@ use slipway_image::{Cache, ImageConfig, Limits};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::boot::{Boot, BootFiles, Needs};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
+use slipway_runtime::v1::snapshots_server::SnapshotsServer;
 use slipway_runtime::v1::{self, run_in, run_out};
-use slipway_runtime::{Config, Node, Parts, SandboxClient, Service};
+use slipway_runtime::{Config, Node, Parts, SandboxClient, Service, SnapshotService};
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -84,8 +85,12 @@ impl Daemon {
 
     /// Makes a client with a connection of its own.
     pub async fn another(&self) -> SandboxClient {
-        let socket = config(self.dir.path()).socket();
-        SandboxClient::new(slipway_plane_api::connect(&socket).await.unwrap())
+        SandboxClient::new(self.channel().await)
+    }
+
+    /// Makes a connection of its own to the daemon.
+    pub async fn channel(&self) -> tonic::transport::Channel {
+        slipway_plane_api::connect(&config(self.dir.path()).socket()).await.unwrap()
     }
 
     pub fn sandbox_dir(&self, id: &str) -> PathBuf {
@@ -265,10 +270,12 @@ async fn serve(
     };
     let listener = UnixListener::bind(config.socket()).unwrap();
     let node = Node::open(config, parts).await.unwrap();
+    let snapshots = SnapshotsServer::new(SnapshotService(Arc::clone(&node)));
     let service = SandboxesServer::new(Service::new(node, false));
     let _ = serves.send(());
     tonic::transport::Server::builder()
         .add_service(service)
+        .add_service(snapshots)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
             let _ = stopped.await;
         })

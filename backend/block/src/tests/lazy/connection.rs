@@ -106,21 +106,39 @@ fn messages_that_break_the_protocol_end_the_connection() {
 }
 
 #[test]
-fn a_read_fails_in_time_if_the_image_is_refused_again_and_again() {
+fn a_refused_image_is_asked_for_with_longer_pauses_and_its_read_fails_in_time() {
     let rig = Rig::new(64 * BLOCK);
     let mut disk = rig.disk();
     submit(&mut disk, 1, 0..1);
-    for _ in 0..200 {
-        let fetcher = rig.accept().unwrap();
-        fetcher.say(&Answer::Refused(b"no such image"));
+    let refuse = || rig.accept().unwrap().say(&Answer::Refused(b"no such image"));
+    for doublings in 0..7 {
+        refuse();
         assert!(polled(&mut disk).is_empty());
-        rig.clock.advance(AGAIN);
-        let ended = polled(&mut disk);
-        if !ended.is_empty() {
-            return assert_eq!(ended, [(1, Err(DiskError::Io(libc::ETIMEDOUT)))]);
-        }
+        let pause = AGAIN * 2_u32.pow(doublings);
+        rig.clock.advance(pause - MILLISECOND);
+        assert!(polled(&mut disk).is_empty() && rig.accept().is_none(), "{pause:?}");
+        rig.clock.advance(MILLISECOND);
+        assert!(polled(&mut disk).is_empty());
     }
-    panic!("the read still waits after 20 s");
+    refuse();
+    assert!(polled(&mut disk).is_empty());
+    // The pauses so far were 12.7 s, and the next one is 10 s.
+    rig.clock.advance(Duration::from_millis(7300) - MILLISECOND);
+    assert!(polled(&mut disk).is_empty());
+    rig.clock.advance(MILLISECOND);
+    assert_eq!(polled(&mut disk), [(1, Err(DiskError::Io(libc::ETIMEDOUT)))]);
+    submit(&mut disk, 2, 0..1);
+    rig.clock.advance(Duration::from_millis(2700) - MILLISECOND);
+    assert!(polled(&mut disk).is_empty() && rig.accept().is_none());
+    rig.clock.advance(MILLISECOND);
+    assert!(polled(&mut disk).is_empty());
+    let fetcher = rig.welcome(&mut disk);
+    assert_eq!(fetcher.wants(), [(0, 1)]);
+    // A fetcher that had the image is asked again soon.
+    drop(fetcher);
+    assert!(polled(&mut disk).is_empty());
+    rig.clock.advance(AGAIN);
+    assert!(polled(&mut disk).is_empty() && rig.accept().is_some());
 }
 
 /// With the machine's own clock: a thread that sleeps is woken to connect.

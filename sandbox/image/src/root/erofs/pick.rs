@@ -23,6 +23,9 @@ pub(crate) struct Bounds {
     pub entries: usize,
     /// The most bytes of all files.
     pub bytes: u64,
+    /// The most bytes of the names that are read to find files. A folder on several paths counts
+    /// with each of them, and with at least a block.
+    pub names: u64,
 }
 
 /// A chosen file, folder or link.
@@ -59,7 +62,7 @@ pub(crate) fn pick(
     bounds: Bounds,
 ) -> Result<BTreeMap<Way, Picked>, String> {
     let volume = Volume::open(file)?;
-    let mut picker = Picker { volume, bounds, bytes: 0, picked: BTreeMap::new() };
+    let mut picker = Picker { volume, bounds, bytes: 0, names: 0, picked: BTreeMap::new() };
     for path in paths {
         picker.path(path)?;
     }
@@ -71,6 +74,8 @@ struct Picker<'a> {
     bounds: Bounds,
     /// The bytes of all files so far.
     bytes: u64,
+    /// The bytes of names that were read so far.
+    names: u64,
     picked: BTreeMap<Way, Picked>,
 }
 
@@ -177,18 +182,22 @@ impl Picker<'_> {
         Ok(())
     }
 
-    fn find(&self, folder: u64, name: &[u8]) -> Result<Option<u64>, String> {
+    fn find(&mut self, folder: u64, name: &[u8]) -> Result<Option<u64>, String> {
         let inode = self.volume.inode(folder)?;
         let found = self.names(&inode)?.into_iter().find(|(other, _)| other == name);
         Ok(found.map(|(_, number)| number))
     }
 
     /// Returns the names in a folder, with the numbers of their inodes.
-    fn names(&self, inode: &Inode) -> Result<Vec<(Vec<u8>, u64)>, String> {
+    fn names(&mut self, inode: &Inode) -> Result<Vec<(Vec<u8>, u64)>, String> {
         if inode.size > MAX_FOLDER {
             return Err("a folder that is too long".into());
         }
         let (pieces, block) = (self.volume.pieces(inode)?, self.volume.block());
+        self.names += inode.size.max(1).next_multiple_of(block);
+        if self.names > self.bounds.names {
+            return Err(format!("paths through folders of more than {} bytes", self.bounds.names));
+        }
         let mut names = Vec::new();
         for at in (0..inode.size).step_by(block as usize) {
             let bytes = self.volume.range(&pieces, at, block.min(inode.size - at))?;

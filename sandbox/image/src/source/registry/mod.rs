@@ -6,6 +6,8 @@
 //! A layer is a stream, which its reader cuts off.
 
 mod http;
+mod origin;
+mod pace;
 mod token;
 
 use std::io;
@@ -16,10 +18,13 @@ use base64::Engine;
 use reqwest::header::HeaderValue;
 use reqwest::{Response, StatusCode, Url};
 use tokio::sync::{Mutex, mpsc};
+use tokio::time::Instant;
 
 use super::reason;
 use crate::{Digest, Error, Limits, Reference, Result, manifest};
 use http::{Ask, Failure};
+pub(crate) use origin::Origin;
+use pace::Pace;
 
 /// The most bytes before a part of a blob that are read and dropped if the registry sends the whole
 /// blob instead.
@@ -117,10 +122,14 @@ pub(crate) struct Registry {
     /// The URL of the image's part of the API, with a slash at its end.
     base: Url,
     reference: Reference,
+    /// As in [`Access`].
+    plain_http: bool,
     credentials: Credentials,
     /// The authorization for the registry itself, once the registry has requested one.
     authorization: Mutex<Option<HeaderValue>>,
     document_time: Duration,
+    /// That of a layer, from its beginning.
+    pace: Pace,
 }
 
 impl Registry {
@@ -147,10 +156,22 @@ impl Registry {
             http: http.map_err(|e| failed(reason(&e)))?,
             base: Url::parse(&base).map_err(|e| failed(e.to_string()))?,
             reference: reference.clone(),
+            plain_http: access.plain_http,
             credentials: access.credentials.clone(),
             authorization: Mutex::new(authorization),
             document_time: limits.document_time,
+            pace: Pace::new(limits),
         })
+    }
+
+    /// Returns the image's repository.
+    pub(crate) fn origin(&self) -> Origin {
+        Origin { reference: self.reference.clone(), plain_http: self.plain_http }
+    }
+
+    /// Makes the error of a registry that has not answered within the caller's time.
+    pub(crate) fn late(&self) -> Error {
+        self.failure("does not answer in time".into())
     }
 
     /// Returns the document with this digest, or without a digest the one that the reference names.
@@ -236,10 +257,15 @@ impl Registry {
     ) -> Result<()> {
         let (path, what) = (format!("blobs/{digest}"), format!("layer {digest}"));
         let mut answer = self.in_time(self.get(&path, Ask::Whole, &what)).await?;
+        let mut pace = self.pace.clone();
         loop {
+            let begun = Instant::now();
             let chunk = match answer.chunk().await {
                 Ok(None) => return Ok(()),
-                Ok(Some(chunk)) => Ok(chunk.to_vec()),
+                Ok(Some(chunk)) => match pace.goes_on(chunk.len(), begun.elapsed()) {
+                    true => Ok(chunk.to_vec()),
+                    false => Err(self.failure(format!("sends {what} too slowly ({pace})"))),
+                },
                 Err(e) => Err(self.error(e)),
             };
             let failure = chunk.as_ref().err().map(ToString::to_string);
@@ -320,7 +346,7 @@ impl Registry {
     async fn within<T>(&self, time: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         match tokio::time::timeout(time, work).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(self.failure("does not answer in time".into())),
+            Err(_) => Err(self.late()),
         }
     }
 

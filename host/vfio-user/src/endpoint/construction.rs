@@ -1,0 +1,146 @@
+//! How an endpoint is made: anew, with what a predecessor left, and with lanes.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use slipway_pci::Function;
+use slipway_reactor::Handle;
+use slipway_vfio_user_wire::Wire;
+
+use super::connected::Connection;
+use super::entrance::{Entrance, listen};
+use super::residence::Residence;
+use super::wakes::Wakes;
+use super::{Endpoint, EndpointState};
+use crate::channel::Channel;
+use crate::control::{Gone, Shared};
+use crate::device::Device;
+use crate::keeping::Keeping;
+use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
+use crate::listener::Listener;
+use crate::run_state::RunState;
+use crate::server::Session;
+use crate::stats::ClientInfo;
+use crate::{Config, EndpointParts, kept, slots};
+
+impl Endpoint {
+    /// Binds the socket at once; clients are served once the endpoint is added to a reactor.
+    ///
+    /// `home` is that reactor: the endpoint returns to it from a thread of its own. `wakes` are
+    /// duplicates of the backends' wake descriptors: when one is readable the function is polled,
+    /// which clears it.
+    ///
+    /// # Errors
+    /// The socket cannot be bound (the text holds its path), or the function's doorbells do not fit
+    /// its doorbell registers.
+    pub fn new(
+        config: Config,
+        parts: EndpointParts,
+        function: Box<dyn Function>,
+        wakes: Vec<OwnedFd>,
+        home: &Handle,
+    ) -> std::io::Result<Self> {
+        let mut parts = parts;
+        let kept = parts.kept.take();
+        let device = Device::new(parts, function)?;
+        let (listener, kept) = listen(&config, kept, &device.bin)?;
+        let around = (wakes, home);
+        let mut endpoint = Self::with(config, device, listener, around)?;
+        if let Some((parts, keeping)) = kept {
+            endpoint.resume(*parts, keeping)?;
+        }
+        Ok(endpoint)
+    }
+
+    /// Makes an endpoint on a Unix socket that another party made, named and listens on. The
+    /// socket's path in `config` is ignored.
+    ///
+    /// # Errors
+    /// `socket` is no such socket, or the function's doorbells do not fit its doorbell registers.
+    pub fn on(
+        socket: OwnedFd,
+        config: Config,
+        parts: EndpointParts,
+        function: Box<dyn Function>,
+        home: &Handle,
+    ) -> std::io::Result<Self> {
+        let listener = Listener::given(socket, &parts.bin)?;
+        Self::with(config, Device::new(parts, function)?, listener, (Vec::new(), home))
+    }
+
+    fn with(
+        config: Config,
+        device: Device,
+        listener: Listener,
+        (wakes, home): (Vec<OwnedFd>, &Handle),
+    ) -> std::io::Result<Self> {
+        let path = config.location.socket();
+        let shut = listener.shut()?.map(|socket| (socket, path));
+        let is_open = shut.is_none();
+        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, shut)?);
+        device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
+        Ok(Self {
+            config: Arc::new(config),
+            state: EndpointState::Listening,
+            device,
+            wakes: Wakes::new(wakes),
+            entrance: Entrance { listener, is_open, watched: is_open, retry_at: None },
+            home: home.clone(),
+            residence: Residence::Home,
+            began: Instant::now(),
+            kept: None,
+            lanes: Doors::default(),
+            _gone: Gone::new(&shared),
+            shared,
+        })
+    }
+
+    /// Continues with the client that a predecessor had, if there is one.
+    fn resume(&mut self, mut parts: kept::Parts, mut keeping: Keeping) -> std::io::Result<()> {
+        let socket = parts.found.remove(&slots::CLIENT);
+        let (Some(socket), Some(peer)) = (socket, keeping.client()) else {
+            if keeping.holds() {
+                self.device.run = RunState::Held;
+                // The predecessor may have been killed before it had cleared everything.
+                keeping.release();
+            }
+            self.kept = Some(Box::new(keeping));
+            return Ok(());
+        };
+        let wire = Wire::new(socket, &self.device.bin, self.config.max_queued_bytes);
+        let channel = Channel::new(wire, self.config.remote_deadline);
+        let live = self.shared.live.clone();
+        live.connected(ClientInfo { pid: peer.pid, uid: peer.uid, private: false });
+        let around = (&mut self.device, &mut parts);
+        let session = Session::resume_kept(channel, self.config.clone(), live, keeping, around);
+        let session = session.map_err(|end| std::io::Error::other(end.to_string()))?;
+        self.device.pace.kick();
+        self.state = EndpointState::Connected(Connection::new(session, Instant::now()));
+        Ok(())
+    }
+
+    /// Has other reactors poll the function's lanes, if it has lanes: one lane for each home, as
+    /// far as there are lanes. Call it before the endpoint is added to its reactor. The lanes end
+    /// with the endpoint, wherever the endpoint is then. A client of such an endpoint cannot have
+    /// message-only memory above [`Config::remote_threshold`], for which all of the function would
+    /// have to move.
+    ///
+    /// # Errors
+    /// No descriptors are left, or a reactor has ended. The endpoint cannot be used then.
+    pub fn spread(&mut self, homes: Vec<LaneHome>) -> std::io::Result<()> {
+        let doors = homes.iter().map(|_| Door::new());
+        self.lanes = Doors(doors.collect::<Result<_, _>>()?);
+        let home = Waker::from(Arc::new(Home(self.shared.clone())));
+        let lanes = self.device.function.take_lanes(home, self.lanes.wakers());
+        self.device.has_lanes = !lanes.is_empty();
+        for ((lane, home), door) in lanes.into_iter().zip(homes).zip(&self.lanes.0) {
+            let (pace, period) = (self.device.pace.beside(), self.config.sweep_period);
+            let entrance = (door.clone(), home.wakes);
+            let task = LaneTask::new(lane, entrance, pace, period, &self.shared);
+            home.reactor.add(Box::new(task)).map_err(std::io::Error::other)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! Updates of the limits of a pod's container, and of the pod's microVM with them.
+//!
+//! If the limits of all containers need more than the microVM has, and it has room, it is given
+//! memory and then CPUs before the limit is raised. If anything fails, the microVM gets its size
+//! back. A limit that is lowered is lowered first. Memory that no limit needs any more then goes
+//! back to the host, in a task of its own: as far as it is free, and within a bound of time.
+//!
+//! The update of a pod in its own control group waits for that task: kubelet lowers the limit of
+//! the group above after the update, and the kernel would end a VMM that has more.
+//!
+//! Updates of the containers of one pod take turns, with each other and with `slipway update` of
+//! the pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slipway_agent_protocol::v1 as agent_v1;
+
+use super::change;
+use super::request::{fits, limits};
+use crate::node::Node;
+use crate::record::{Limits, Record, SandboxState};
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::v1::Resources;
+use crate::{Error, Result, cpus, resize};
+
+/// The memory that a pod's guest has beside its containers' limits, bytes: for its kernel and its
+/// agent. containerd's shim makes pods with as much.
+const OVERHEAD: u64 = 128 << 20;
+/// The period of a CPU limit, microseconds.
+const PERIOD_US: u64 = 100_000;
+/// The longest time that a guest may take to follow a change of its memory.
+const LONGEST: Duration = Duration::from_secs(60);
+
+impl Node {
+    /// Changes limits of a container that was added and runs, and before that the size of its pod's
+    /// microVM if the limits need more. Waits for its turn. The change goes on to its end if the
+    /// caller stops waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], also if the pod cannot have as much memory; [`Error::WrongState`] if the
+    /// container does not run; [`Error::Agent`] if it uses more memory than that, or the guest or
+    /// the VMM refuses. Limits have not changed then, and the microVM is given its size back.
+    pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
+        let asked = limits(Some(asked))?;
+        if asked == Limits::default() {
+            return Err(Error::Invalid("the update names no limit".to_owned()));
+        }
+        check_runs(target)?;
+        let updated = self.guests.spawn(take_turn(target.clone(), asked)).await;
+        updated.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
+    }
+}
+
+/// Makes an update when its turn comes. A task gives back the memory that the update set free.
+async fn take_turn(target: Target, asked: Limits) -> Result<()> {
+    let turn = target.sandbox.wait_to_change_size().await;
+    if !update(&target, asked).await? || target.sandbox.look(spare).is_none() {
+        return Ok(());
+    }
+    // The task waits for a turn of its own.
+    drop(turn);
+    let giving = tokio::spawn(give_back(Arc::clone(&target.sandbox)));
+    if target.sandbox.look(waits) {
+        giving.await.map_err(|error| Error::Agent(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Returns whether an update of a pod's limits ends only after memory went back to the host.
+fn waits(record: &Record) -> bool {
+    !record.control_group.is_empty()
+}
+
+fn check_runs(target: &Target) -> Result<()> {
+    match target.container.state() {
+        SandboxState::Running => Ok(()),
+        _ => Err(target.wrong_state("the limits of a container that runs can be changed")),
+    }
+}
+
+/// Makes an update. Returns whether the pod's containers may use less memory than before.
+async fn update(target: &Target, asked: Limits) -> Result<bool> {
+    check_runs(target)?;
+    let (sandbox, name) = (&target.sandbox, &target.container.name);
+    let plan = sandbox.look(|record| Plan::new(record, name, asked))?;
+    let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    let limited = async {
+        plan.grow(sandbox).await?;
+        limit(target, asked).await
+    };
+    if let Err(error) = limited.await {
+        undo(sandbox, before).await;
+        return Err(error);
+    }
+    Ok(plan.lowers)
+}
+
+/// Sets the limits in the guest, and records them.
+async fn limit(target: &Target, asked: Limits) -> Result<()> {
+    let id = target.container.name.clone();
+    let request = agent_v1::UpdateContainerRequest { id, resources: Some(asked.into()) };
+    let agent = target.sandbox.agent()?;
+    agent.call(|mut client| async move { client.update_container(request).await }).await?;
+    change(target, |added| added.limits = added.limits.changed_by(asked)).await;
+    Ok(())
+}
+
+/// Gives a pod's microVM the size back that it had before an update which failed.
+async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
+    let now = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    let mut undone = Ok(());
+    if now.1 > cpus {
+        undone = cpus::change_to(sandbox, cpus).await;
+    }
+    if now.0 > memory {
+        undone = undone.and(resize::change_to(sandbox, memory, LONGEST).await);
+    }
+    if let Err(error) = undone {
+        tracing::warn!(sandbox = sandbox.name, %error, "it keeps something of a failed update");
+    }
+}
+
+/// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
+/// is free.
+async fn give_back(sandbox: Arc<Sandbox>) {
+    let _turn = sandbox.wait_to_change_size().await;
+    // Another update may have come first.
+    let Some(bytes) = sandbox.look(spare) else { return };
+    if let Err(error) = resize::change_to(&sandbox, bytes, LONGEST).await {
+        tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
+    }
+}
+
+/// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
+/// it began with or a user gave it.
+fn spare(record: &Record) -> Option<u64> {
+    let needed = Sums::of(record, "", Limits::default()).memory.saturating_add(OVERHEAD);
+    let bounds = &record.memory;
+    let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
+    (kept < record.memory_bytes).then_some(kept)
+}
+
+/// The sums of the limits of a pod's live containers. Those without a limit do not count.
+struct Sums {
+    memory: u64,
+    quota_us: u64,
+}
+
+impl Sums {
+    /// Adds up the limits, those of the container `name` as `asked` changes them.
+    fn of(record: &Record, name: &str, asked: Limits) -> Self {
+        let live = record.added.iter().filter(|one| one.state.is_live());
+        let all = live.map(|one| match one.name == name {
+            true => one.limits.changed_by(asked),
+            false => one.limits,
+        });
+        let zero = Self { memory: 0, quota_us: 0 };
+        all.fold(zero, |sums, one| Self {
+            memory: sums.memory.saturating_add(one.memory_bytes),
+            quota_us: sums.quota_us.saturating_add(one.cpu_quota_us),
+        })
+    }
+}
+
+/// The changes of a pod's microVM for an update of a container's limits.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    /// The memory that it is given, bytes; `None`: it has enough.
+    memory: Option<u64>,
+    /// The memory without which the limits cannot be, bytes.
+    least: u64,
+    /// The number of CPUs that it is given; `None`: it has enough, or has no room for others.
+    cpus: Option<u32>,
+    /// Set if the containers' limits of memory are lowered.
+    lowers: bool,
+}
+
+impl Plan {
+    /// Plans an update of the container `name`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the microVM cannot have as much memory.
+    fn new(record: &Record, name: &str, asked: Limits) -> Result<Self> {
+        let (has, most) = (record.memory_bytes, record.memory.max_bytes.max(record.memory_bytes));
+        fits(asked, most)?;
+        let before = Sums::of(record, name, Limits::default());
+        let after = Sums::of(record, name, asked);
+        let raises = after.memory > before.memory;
+        // Limits that were too large together from the start are their user's choice.
+        if raises && after.memory > most && before.memory <= most {
+            return Err(Error::Invalid(format!(
+                "with that, the limits of the pod's containers would be {} MiB together, more than \
+                 the {} MiB that its microVM can have; begin such a pod with more, or a larger \
+                 --max-memory",
+                after.memory >> 20,
+                most >> 20
+            )));
+        }
+        let wanted = after.memory.saturating_add(OVERHEAD).min(most);
+        let cpus = u32::try_from(after.quota_us.div_ceil(PERIOD_US)).unwrap_or(u32::MAX);
+        let cpus = cpus.min(record.max_cpus);
+        Ok(Self {
+            memory: Some(wanted).filter(|wanted| raises && *wanted > has),
+            least: after.memory.min(most),
+            cpus: Some(cpus).filter(|cpus| after.quota_us > before.quota_us && *cpus > record.cpus),
+            // A limit that is lifted needs no less than before.
+            lowers: after.memory < before.memory && asked.memory_bytes != u64::MAX,
+        })
+    }
+
+    /// Gives the microVM what the limits need.
+    ///
+    /// # Errors
+    /// [`Error::Agent`] with what it cannot have.
+    async fn grow(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
+        if let Some(memory) = self.memory
+            && let Err(error) = resize::change_to(sandbox, memory, LONGEST).await
+        {
+            if sandbox.look(|record| record.memory_bytes) < self.least {
+                return Err(cannot(&format!("{} MiB of memory", memory >> 20), error));
+            }
+            tracing::warn!(sandbox = sandbox.name, %error, "little is left beside its limits");
+        }
+        let Some(cpus) = self.cpus else { return Ok(()) };
+        let grown = cpus::change_to(sandbox, cpus).await;
+        grown.map_err(|error| cannot(&format!("{cpus} CPUs"), error))
+    }
+}
+
+/// Returns the error of an update for which a microVM cannot have `what`. Sizes that `error` names
+/// are those of a moment: the microVM is given its size back.
+fn cannot(what: &str, error: Error) -> Error {
+    let reason = match error {
+        Error::Memory { reason, .. } | Error::Cpus { reason, .. } => reason,
+        other => other.to_string(),
+    };
+    Error::Agent(format!("the limits stay, since the pod's microVM cannot have {what}: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::{Added, MemoryBounds};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Makes the record of a pod of 192 MiB, with room for 448, and a container for each limit.
+    fn pod(limits_mib: &[u64]) -> Record {
+        let added = |(at, mib): (usize, &u64)| {
+            let limits = Limits { memory_bytes: mib * MIB, ..Limits::default() };
+            Added { limits, ..added_of(&format!("c{at}"), SandboxState::Running) }
+        };
+        Record {
+            pod: true,
+            memory_bytes: 192 * MIB,
+            memory: MemoryBounds::new(192 * MIB, 448 * MIB),
+            max_cpus: 4,
+            added: limits_mib.iter().enumerate().map(added).collect(),
+            ..record_of(SandboxState::Running)
+        }
+    }
+
+    fn memory(mib: u64) -> Limits {
+        Limits { memory_bytes: mib * MIB, ..Limits::default() }
+    }
+
+    /// Returns what an update of `c0` gives the microVM, the least that it needs, both in MiB, and
+    /// whether the limits are lowered.
+    fn planned(record: &Record, asked: Limits) -> (u64, u64, bool) {
+        let plan = Plan::new(record, "c0", asked).unwrap();
+        (plan.memory.unwrap_or(0) / MIB, plan.least / MIB, plan.lowers)
+    }
+
+    #[test]
+    fn a_microvm_grows_for_its_limits_and_itself_within_its_room() {
+        assert_eq!(planned(&pod(&[32]), memory(64)), (0, 64, false));
+        assert_eq!(planned(&pod(&[64]), memory(96)), (224, 96, false));
+        assert_eq!(planned(&pod(&[64]), memory(320)), (448, 320, false));
+        assert_eq!(planned(&pod(&[64]), memory(400)), (448, 400, false), "the room is its end");
+        assert_eq!(planned(&pod(&[64, 100, 0]), memory(100)), (328, 200, false), "all count");
+        assert_eq!(planned(&pod(&[96]), memory(48)), (0, 48, true));
+        let lifted = Limits { memory_bytes: u64::MAX, ..Limits::default() };
+        assert_eq!(planned(&pod(&[96]), lifted), (0, 0, false));
+        let fixed = Record { memory: MemoryBounds::new(192 * MIB, 192 * MIB), ..pod(&[64]) };
+        assert_eq!(planned(&fixed, memory(96)), (0, 96, false), "without room it stays");
+    }
+
+    #[test]
+    fn an_update_waits_for_memory_if_kubelet_limits_the_group() {
+        assert!(!waits(&pod(&[64])));
+        assert!(waits(&Record { control_group: "/kubepods/pod1/one".to_owned(), ..pod(&[64]) }));
+    }
+
+    #[test]
+    fn an_ended_container_does_not_count() {
+        let mut record = pod(&[64, 300]);
+        record.added[1].state = SandboxState::Exited;
+        assert_eq!(planned(&record, memory(320)), (448, 320, false));
+        record.memory_bytes = 448 * MIB;
+        assert_eq!(spare(&record), Some(192 * MIB));
+    }
+
+    #[test]
+    fn limits_beyond_the_room_are_refused_with_its_size() {
+        let refused =
+            |record: &Record, mib| Plan::new(record, "c0", memory(mib)).unwrap_err().to_string();
+        let one = refused(&pod(&[64]), 449);
+        assert!(one.contains("449 MiB is more than the 448 MiB"), "{one}");
+        let sum = refused(&pod(&[64, 200]), 249);
+        assert!(sum.contains("449 MiB together, more than the 448 MiB"), "{sum}");
+        // Limits that were too large from the start may be changed within the pod's memory.
+        assert_eq!(planned(&pod(&[64, 400]), memory(96)), (448, 448, false));
+    }
+
+    #[test]
+    fn cpus_come_for_quotas_as_far_as_there_is_room() {
+        let cpus = |quota_us| {
+            let asked = Limits { cpu_quota_us: quota_us, ..Limits::default() };
+            Plan::new(&pod(&[64]), "c0", asked).unwrap().cpus
+        };
+        assert_eq!((cpus(50_000), cpus(100_000)), (None, None));
+        assert_eq!((cpus(100_001), cpus(900_000)), (Some(2), Some(4)));
+        assert_eq!(cpus(u64::MAX), None, "a quota that is lifted");
+        let fixed = Record { max_cpus: 1, ..pod(&[64]) };
+        let asked = Limits { cpu_quota_us: 200_000, ..Limits::default() };
+        assert_eq!(Plan::new(&fixed, "c0", asked).unwrap().cpus, None);
+    }
+
+    #[test]
+    fn a_pod_keeps_what_it_began_with_what_a_user_gave_it_and_what_limits_need() {
+        let with = |limits: &[u64], has: u64, chosen: u64| {
+            let mut record = pod(limits);
+            record.memory_bytes = has * MIB;
+            record.memory.chosen_bytes = chosen * MIB;
+            spare(&record).map(|bytes| bytes / MIB)
+        };
+        assert_eq!(with(&[48], 448, 0), Some(192));
+        assert_eq!(with(&[48, 100], 448, 0), Some(276));
+        assert_eq!(with(&[48], 448, 384), Some(384));
+        assert_eq!(with(&[48], 192, 0), None);
+        assert_eq!(with(&[320], 448, 0), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! The socket function of a pod that is added once a container asks for it. One that a pod begins
+//! with is that of the module `sockets`.
+//!
+//! Its sockets have addresses of one of Slipway's networks: those that the pod has itself, or else
+//! those of the first network interface of a pool that has some. An interface that another plugin
+//! of CNI made has none: nobody on this node knows that no other pod has them.
+//!
+//! The pod has the function until its VMM ends. Containers that ask later have it too.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use slipway_plane_api::{network_v1, v1 as plane_v1};
+use tonic::Code;
+
+use super::{free, vm};
+use crate::node::Node;
+use crate::record::{GivenSockets, Network, Record};
+use crate::sandbox::Sandbox;
+use crate::sockets::{self, Place};
+use crate::target::Target;
+use crate::{Error, Result};
+
+/// The longest time in which the guest's engine is started again, since the guest's kernel has not
+/// found the function yet. A guest under emulation on a busy host takes seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The time between two attempts.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Checks that a new container of a pod can have the sockets of the engine at `engine`, and returns
+/// that path. Returns `None` if `engine` is empty: the container asks for none.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check(engine: &str, record: &Record) -> Result<Option<PathBuf>> {
+    if engine.is_empty() {
+        return Ok(None);
+    }
+    if record.sockets.is_some() || record.has_socket_slot() {
+        return Ok(Some(engine.into()));
+    }
+    let name = &record.name;
+    Err(Error::Invalid(match record.template {
+        Some(_) => format!(
+            "pod {name} began with a template, and has no room for a socket function: make it \
+             without (the annotation dev.slipway.template, --from)"
+        ),
+        None => format!(
+            "pod {name} has no room for a socket function: set `pod_sockets` in the node's \
+             settings, start the daemon again, and make the pod again"
+        ),
+    }))
+}
+
+/// Gives a pod the socket function that a container of it asks for, unless it has one. When this
+/// returns, programs can attach to the guest's engine.
+///
+/// # Errors
+/// [`Error::Sockets`] if no engine serves the function; [`Error::Invalid`] if the pod has no
+/// addresses for it; [`Error::Network`]; [`Error::Hypervisor`] if the VMM does not take it;
+/// [`Error::Agent`] if the guest's engine does not serve; [`Error::WrongState`] if the pod has
+/// ended; [`Error::File`] if the record is not saved.
+pub async fn join(node: &Node, target: &Target) -> Result<()> {
+    let (sandbox, name) = (&target.sandbox, &target.container.name);
+    let engine = sandbox.look(|record| {
+        let asked = record.added(name).and_then(|added| added.sockets.clone());
+        asked.filter(|_| record.sockets.is_none())
+    });
+    let Some(engine) = engine else { return Ok(()) };
+    let _turn = sandbox.functions.lock().await;
+    let given = sandbox.look(|record| record.given_sockets.clone());
+    let is_there = given.as_ref().is_some_and(|given| !given.address.is_empty());
+    // A daemon was killed while it gave the function.
+    if let Some(given) = given.filter(|_| !is_there) {
+        withdraw(sandbox, &given.device).await;
+    }
+    if !is_there {
+        give(node, sandbox, &engine).await?;
+    }
+    start(sandbox).await
+}
+
+/// Has the engine serve a function, and the VMM give it to the guest.
+async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
+    sockets::check(engine).await?;
+    let record = sandbox.record();
+    let place = place(node, &record).await?;
+    let gone = || sandbox.wrong_state("it has no microVM");
+    let uid = record.vmm_uid.ok_or_else(gone)?;
+    let memory = plane_v1::ClientMemory::from(record.client_memory.ok_or_else(gone)?);
+    let function = sockets::function(engine, &record.name, &place, &memory)?;
+    let vm = vm(sandbox)?;
+    let mut device = String::new();
+    let recorded = sandbox.update(|record| {
+        record.plugs = record.plugs.wrapping_add(1);
+        // Each attempt has a name of its own: a VMM that was slow may have the one before.
+        device = format!("sockets-{}", record.plugs);
+        let (engine, device) = (engine.to_owned(), device.clone());
+        record.given_sockets = Some(GivenSockets { engine, device, ..GivenSockets::default() });
+    });
+    recorded.await?;
+    let plugged = async {
+        let socket = sockets::path(node, &sandbox.id);
+        // Held until the VMM is connected; its connection keeps the function then.
+        let served = sockets::serve_at(engine, socket, uid, function).await?;
+        let address = vm.plug(&device, &served.socket).await?;
+        Ok::<_, Error>(address)
+    };
+    let address = match plugged.await {
+        Ok(address) => address,
+        Err(error) => {
+            withdraw(sandbox, &device).await;
+            return Err(error);
+        }
+    };
+    let vmm = vm.record();
+    let saved = sandbox.update(|record| {
+        record.vm = Some(vmm);
+        if let Some(given) = &mut record.given_sockets {
+            given.address = address;
+        }
+    });
+    saved.await
+}
+
+/// Frees the slot that a function may have in the machine, and takes it out of the pod's record in
+/// memory.
+async fn withdraw(sandbox: &Sandbox, device: &str) {
+    if let Some(vm) = sandbox.vm() {
+        free(sandbox, &*vm, device).await;
+    }
+    sandbox.note(|record| record.given_sockets = None);
+}
+
+/// Has the guest run its engine on the function, unless it does.
+async fn start(sandbox: &Sandbox) -> Result<()> {
+    let serves = |record: &Record| record.given_sockets.as_ref().is_some_and(|one| one.serves);
+    if sandbox.look(serves) {
+        return Ok(());
+    }
+    let begun = Instant::now();
+    loop {
+        vm(sandbox)?;
+        match sockets::start(&sandbox.agent()?).await {
+            Ok(()) => break,
+            // The guest's engine ends where its kernel has not found the function.
+            Err(Error::Agent(_)) if begun.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    let saved = sandbox.update(|record| {
+        if let Some(given) = &mut record.given_sockets {
+            given.serves = true;
+        }
+    });
+    saved.await
+}
+
+/// Returns the place of a pod in one of Slipway's networks.
+///
+/// # Errors
+/// [`Error::Invalid`] if it has none; [`Error::Network`].
+async fn place(node: &Node, record: &Record) -> Result<Place> {
+    if let Some(place) = record.network.as_ref().and_then(own)
+        && is_network(node, &place.network).await?
+    {
+        return Ok(place);
+    }
+    of_interface(record).ok_or_else(|| {
+        Error::Invalid(format!(
+            "pod {} has no address in a network of Slipway's, which its sockets would have: give \
+             it a network interface of a pool on one too (slipway.dev/POOL), or one by slipway-cni \
+             with \"function\": true",
+            record.name
+        ))
+    })
+}
+
+/// Returns the place that a pod has if its own interface is in a network: its switch has the
+/// network's name, whether slipway-cni or the daemon has put it there.
+fn own(network: &Network) -> Option<Place> {
+    let addresses = network.addresses();
+    let place = Place { network: network.switch.clone(), addresses };
+    (!place.addresses.is_empty()).then_some(place)
+}
+
+async fn is_network(node: &Node, name: &str) -> Result<bool> {
+    let request = network_v1::GetNetworkRequest { name: name.to_owned() };
+    match node.networks.clone().get_network(request).await {
+        Ok(_) => Ok(true),
+        Err(status) if status.code() == Code::NotFound => Ok(false),
+        Err(status) => Err(Error::Network(Box::new(status))),
+    }
+}
+
+/// Returns the place of the first interface of a pool that is in a network.
+fn of_interface(record: &Record) -> Option<Place> {
+    let nics = record.functions.iter().filter_map(|given| given.nic.as_ref());
+    let mut placed = nics.filter(|nic| !nic.interface.is_empty() && !nic.addresses.is_empty());
+    let nic = placed.next()?;
+    let addresses = nic.addresses.iter().map(|(address, _)| address.clone()).collect();
+    Some(Place { network: nic.switch.clone(), addresses })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{given, pod};
+    use super::*;
+    use crate::record::{Given, GivenNic, Needs};
+
+    fn roomy() -> Record {
+        Record { socket_slot: true, ..pod(0) }
+    }
+
+    #[test]
+    fn a_pod_that_boots_has_room_for_sockets_if_the_node_gives_it() {
+        let why = |record: &Record| check("/e", record).map_err(|error| error.to_string());
+        assert_eq!(why(&roomy()).unwrap(), Some(PathBuf::from("/e")));
+        assert_eq!((super::super::plug_slots(&roomy()), Needs::of(&roomy()).sockets), (2, true));
+        assert!(why(&pod(8)).unwrap_err().contains("`pod_sockets`"));
+        let fork = Record { template: Some("web".into()), ..roomy() };
+        assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
+        assert!(!Needs::of(&fork).sockets);
+        // A socket function that a pod begins with is for all of its containers.
+        let begins = Record { sockets: Some("/other".into()), ..pod(0) };
+        assert!(why(&begins).unwrap().is_some() && !begins.has_socket_slot());
+        assert_eq!(check("", &pod(0)).unwrap(), None);
+    }
+
+    #[test]
+    fn sockets_have_the_addresses_of_an_interface_that_the_guest_uses() {
+        let nic = |number, switch: &str, interface: &str, addresses: &[&str]| {
+            let addresses = addresses.iter().map(|&one| (one.to_owned(), 24)).collect();
+            let (switch, interface) = (switch.to_owned(), interface.to_owned());
+            let nic = Some(GivenNic { switch, interface, addresses, ..GivenNic::default() });
+            Given { nic, ..given("nics", number, "0000:00:06.0") }
+        };
+        let functions = vec![
+            given("fast", 0, "0000:00:07.0"),
+            nic(0, "plain", "eth1", &[]),
+            nic(1, "early", "", &["10.1.0.2"]),
+            nic(2, "back", "eth2", &["10.2.0.2", "fd00::2"]),
+        ];
+        let record = Record { functions, ..roomy() };
+        let addresses = vec!["10.2.0.2".to_owned(), "fd00::2".to_owned()];
+        assert_eq!(of_interface(&record), Some(Place { network: "back".into(), addresses }));
+        assert_eq!(of_interface(&roomy()), None);
+        assert_eq!(own(&Network::default()), None);
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_version_has_no_room_for_sockets() {
+        let record = pod(1);
+        assert_eq!((record.socket_slot, record.given_sockets), (false, None));
+    }
+}

@@ -1,0 +1,334 @@
+//! A sandbox that begins with a snapshot: its machine, its container and its disks are those of the
+//! snapshot, and its names and addresses are its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::disks::copy_now;
+use crate::node::Node;
+use crate::record::{LAYER, Placement, Record, Settings, Store, Volume};
+use crate::sandbox::Sandbox;
+use crate::templates::{AUTO, Manifest, Snapshot, Template, apart};
+use crate::v1::RunSpec;
+use crate::{Error, Result, network};
+
+/// Returns the snapshot with which a sandbox is to begin, or `None` if it boots, or begins with a
+/// template, or there is none of this name.
+///
+/// # Errors
+/// [`Error::Template`] if its files are not as they were written.
+pub(crate) async fn chosen(node: &Node, spec: &RunSpec) -> Result<Option<Arc<Template>>> {
+    if spec.template.is_empty() || spec.template == AUTO {
+        return Ok(None);
+    }
+    match node.templates.get(&spec.template).await {
+        Ok(template) => Ok(template.manifest.snapshot.is_some().then_some(template)),
+        // The caller checks that, after what is wrong with the request.
+        Err(Error::NoTemplate(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Completes the request for a sandbox that begins with a snapshot by the machine of that.
+///
+/// # Errors
+/// [`Error::Invalid`] if it asks for what the snapshot has already, or for what cannot be added.
+pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest) -> Result<RunSpec> {
+    let Some(snapshot) = &manifest.snapshot else { return Ok(asked.clone()) };
+    if let Some(what) = asked_too_much(asked) {
+        return Err(Error::Invalid(format!(
+            "{} is a snapshot, whose container goes on: leave out {what}",
+            manifest.name
+        )));
+    }
+    let shape = &manifest.shape;
+    let mut spec = RunSpec {
+        memory_bytes: shape.memory_bytes,
+        cpus: shape.cpus,
+        max_cpus: shape.max_cpus,
+        kernel: snapshot.kernel.as_ref().map_or_else(String::new, |path| text(path)),
+        accelerator: snapshot.accelerator.clone(),
+        ..asked.clone()
+    };
+    if spec.layers_bytes == 0 {
+        // Volumes are overlays in memory, too: a guest may fill them, as it could before.
+        let volumes = snapshot.files.iter().filter(|file| file.name != LAYER);
+        let volumes = volumes.map(|file| file.bytes).fold(0, u64::saturating_add);
+        spec.layers_bytes = snapshot.layers_bytes.saturating_add(volumes);
+    }
+    match &shape.interface {
+        None if spec.network.is_empty() => spec.network = network::NONE.to_owned(),
+        None => {}
+        Some(interface) => {
+            (spec.nic, spec.queues) = (interface.nic.as_str().to_owned(), interface.queues);
+        }
+    }
+    Ok(spec)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Returns the first part of a request that a sandbox which begins with a snapshot cannot have.
+/// Every field is named here: it is used, or refused if it is set.
+fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
+    let RunSpec {
+        // The sandbox has these.
+        template: _,
+        name: _,
+        hostname: _,
+        detach: _,
+        remove: _,
+        labels: _,
+        network: _,
+        mac: _,
+        addresses: _,
+        publish: _,
+        wait_network: _,
+        network_namespace: _,
+        layers_bytes: _,
+        placement: _,
+        control_group: _,
+        least_memory_bytes: _,
+        // A size alone asks for no terminal: clients always tell theirs.
+        rows: _,
+        columns: _,
+        // The snapshot has the others.
+        pod,
+        makes_pod,
+        shares_processes,
+        processes_of,
+        termination_message_path,
+        resources,
+        image,
+        image_digest,
+        command,
+        entrypoint,
+        env,
+        cwd,
+        user,
+        limits,
+        security,
+        terminal,
+        stdin,
+        privileged,
+        read_only,
+        memory_bytes,
+        max_memory_bytes,
+        cpus,
+        max_cpus,
+        kernel,
+        accelerator,
+        nic,
+        queues,
+        interrupt_interval_ns,
+        emulated_nic,
+        vf_pool,
+        socket_engine,
+        volumes,
+        shares,
+        files,
+        functions,
+        empty_dirs,
+    } = asked;
+    let has_message = !termination_message_path.is_empty();
+    let joins = *shares_processes || !processes_of.is_empty();
+    let of_pod = joins || resources.is_some() || has_message || !empty_dirs.is_empty();
+    let process = !(env.is_empty() && cwd.is_empty() && user.is_empty() && limits.is_empty());
+    let sizes = *memory_bytes > 0 || *max_memory_bytes > 0 || *cpus > 0 || *max_cpus > 0;
+    let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
+    let parts = [
+        (*makes_pod || !pod.is_empty(), "the pod"),
+        (of_pod, "what only containers of pods have"),
+        (!image.is_empty() || !image_digest.is_empty(), "the image"),
+        (!command.is_empty() || entrypoint.is_some(), "the command"),
+        (process || security.is_some(), "the settings of its process"),
+        (*terminal || *stdin, "the terminal and standard input"),
+        (*privileged || *read_only, "--privileged and --read-only"),
+        (sizes || !kernel.is_empty(), "memory, CPUs and kernel"),
+        (!accelerator.is_empty(), "the accelerator"),
+        (kind || emulated_nic.is_some(), "the kind of its interface"),
+        (!volumes.is_empty(), "volumes"),
+        (!shares.is_empty(), "directories of the host"),
+        (!files.is_empty(), "files"),
+        (!functions.is_empty(), "functions of pools"),
+        (!socket_engine.is_empty(), "--sockets"),
+        (!vf_pool.is_empty(), "the pool of functions"),
+    ];
+    parts.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
+}
+
+/// Returns the settings of the container.
+///
+/// # Errors
+/// [`Error::NoImage`] if its image is gone.
+pub(crate) async fn settings(snapshot: &Snapshot, placement: Placement) -> Result<Settings> {
+    let (path, image) = (snapshot.settings.image_path.clone(), snapshot.settings.image.clone());
+    if !apart(move || Ok(path.exists())).await? {
+        return Err(Error::NoImage(image));
+    }
+    Ok(Settings { placement, ..snapshot.settings.clone() })
+}
+
+/// Completes the record of a new sandbox, whose files are in `store`, by what the snapshot has.
+pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Record {
+    let own = |volume: &Volume| match volume.overlay {
+        true => Volume { path: store.dir().join(&volume.path), ..volume.clone() },
+        false => volume.clone(),
+    };
+    Record {
+        origin: Some(snapshot.origin.clone()),
+        volumes: snapshot.volumes.iter().map(own).collect(),
+        paused: snapshot.paused,
+        cpus: snapshot.cpus,
+        ..record
+    }
+}
+
+/// Gives a new sandbox the files of the snapshot's disks: links to them, which nobody writes to, or
+/// copies if it is on another file system.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) async fn link(node: &Node, sandbox: &Sandbox, template: &Template) -> Result<()> {
+    let Manifest { name, snapshot, .. } = &template.manifest;
+    let (from, to) = (node.templates.place(name), sandbox.store.dir().to_owned());
+    let files = snapshot.iter().flat_map(|one| &one.files);
+    let names: Vec<_> = files.map(|file| file.name.clone()).collect();
+    apart(move || names.iter().try_for_each(|name| link_one(&from.join(name), &to.join(name))))
+        .await
+}
+
+fn link_one(from: &Path, to: &Path) -> Result<()> {
+    match std::fs::hard_link(from, to) {
+        Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => {
+            copy_now(from.to_owned(), to.to_owned())
+        }
+        linked => linked.map_err(Error::file("cannot create", to)),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::{Device, Needs, Origin, SandboxState};
+    use crate::templates::manifest::tests::manifest;
+
+    /// Returns a snapshot with a volume of its own, and one of the host.
+    pub(crate) fn snapshot() -> Snapshot {
+        let record = record_of(SandboxState::Running);
+        let volume = |name: &str, overlay| Volume {
+            name: name.to_owned(),
+            path: if overlay { format!("volume-{name}").into() } else { "/data".into() },
+            scratch_bytes: None,
+            read_only: !overlay,
+            mount_point: String::new(),
+            block_size: 0,
+            device: Device::Namespace,
+            device_path: String::new(),
+            host_device: None,
+            file: None,
+            stamp: None,
+            overlay,
+        };
+        Snapshot {
+            sandbox: "one".to_owned(),
+            origin: Origin { disks: "0123456789ab".into(), slots: 1, needs: Needs::default() },
+            settings: record.settings,
+            paused: false,
+            cpus: 2,
+            layers_bytes: 32 << 20,
+            kernel: None,
+            accelerator: "kvm".to_owned(),
+            volumes: vec![volume("own", true), volume("shared", false)],
+            files: Vec::new(),
+            paused_ns: 1,
+        }
+    }
+
+    #[test]
+    fn a_request_gets_the_machine_of_its_snapshot() {
+        let mut manifest = manifest("web");
+        manifest.snapshot = Some(snapshot());
+        let spec = complete(&RunSpec::default(), &manifest).unwrap();
+        assert_eq!((spec.memory_bytes, spec.cpus, spec.max_cpus), (128 << 20, 1, 2));
+        assert_eq!((spec.nic.as_str(), spec.network.as_str()), ("virtio", ""));
+        assert_eq!((spec.layers_bytes, spec.accelerator.as_str()), (32 << 20, "kvm"));
+        let asked = RunSpec { layers_bytes: 64 << 20, ..RunSpec::default() };
+        assert_eq!(complete(&asked, &manifest).unwrap().layers_bytes, 64 << 20);
+        let mut alone = manifest.clone();
+        alone.shape.interface = None;
+        assert_eq!(complete(&asked, &alone).unwrap().network, "none");
+        let refused = |asked: RunSpec| complete(&asked, &manifest).unwrap_err().to_string();
+        let image = RunSpec { image: "debian:12".to_owned(), ..RunSpec::default() };
+        assert!(refused(image).ends_with("goes on: leave out the image"));
+        let command = RunSpec { command: vec!["true".to_owned()], ..RunSpec::default() };
+        assert!(refused(command).contains("the command"));
+        assert!(refused(RunSpec { cpus: 1, ..RunSpec::default() }).contains("CPUs"));
+        assert!(refused(RunSpec { makes_pod: true, ..RunSpec::default() }).contains("pod"));
+    }
+
+    #[test]
+    fn what_a_snapshot_has_is_not_passed_over() {
+        let mut manifest = manifest("web");
+        manifest.snapshot = Some(snapshot());
+        let asked = |change: fn(&mut RunSpec)| {
+            let mut spec = RunSpec::default();
+            change(&mut spec);
+            complete(&spec, &manifest).map_err(|error| error.to_string())
+        };
+        let refused = |change: fn(&mut RunSpec), what: &str| {
+            let error = asked(change).unwrap_err();
+            assert!(error.ends_with(&format!("leave out {what}")), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        };
+        refused(|spec| spec.terminal = true, "the terminal and standard input");
+        refused(|spec| spec.stdin = true, "the terminal and standard input");
+        refused(|spec| spec.nic = "e1000".to_owned(), "the kind of its interface");
+        refused(|spec| spec.queues = 2, "the kind of its interface");
+        refused(|spec| spec.interrupt_interval_ns = 1, "the kind of its interface");
+        refused(|spec| spec.emulated_nic = Some(Default::default()), "the kind of its interface");
+        refused(|spec| spec.accelerator = "tcg".to_owned(), "the accelerator");
+        refused(|spec| spec.pod = "web".to_owned(), "the pod");
+        refused(|spec| spec.shares_processes = true, "what only containers of pods have");
+        refused(|spec| spec.processes_of = "a".into(), "what only containers of pods have");
+        refused(
+            |spec| spec.resources = Some(Default::default()),
+            "what only containers of pods have",
+        );
+        refused(
+            |spec| spec.termination_message_path = "/m".to_owned(),
+            "what only containers of pods have",
+        );
+        let own = asked(|spec| {
+            (spec.rows, spec.columns, spec.wait_network) = (24, 80, true);
+            spec.placement = Some(Default::default());
+            spec.network_namespace = "/run/netns/a".to_owned();
+        });
+        let own = own.unwrap();
+        assert!(own.wait_network && own.placement.is_some() && own.rows == 24);
+    }
+
+    #[test]
+    fn a_record_has_links_to_the_disks_that_were_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "ba9876543210");
+        let new = record(record_of(SandboxState::Created), &snapshot(), &store);
+        let paths: Vec<_> = new.volumes.iter().map(|volume| volume.path.clone()).collect();
+        assert_eq!(paths, [store.dir().join("volume-own"), "/data".into()]);
+        assert_eq!((new.cpus, new.disks_id()), (2, "0123456789ab"));
+    }
+
+    #[test]
+    fn a_file_is_linked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        std::fs::write(&from, "x").unwrap();
+        link_one(&from, &to).unwrap();
+        std::fs::remove_file(&from).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), b"x");
+        assert!(link_one(&from, &to).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! The disks of a sandbox that is being saved.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use slipway_plane_api::v1 as plane_v1;
+
+use crate::node::Node;
+use crate::record::{LAYER, Record, Volume};
+use crate::templates::pages::{copy_pages, measure_pages};
+use crate::templates::{DiskFile, Unfinished, create_file};
+use crate::{Error, Result, function};
+
+/// Returns the name of the file of a volume's content.
+pub(super) fn file_of(volume: &str) -> String {
+    format!("volume-{volume}")
+}
+
+/// Waits for the copies of the disks of a sandbox, at most until the deadline. The plane ends a
+/// copy that is given up once its file is removed.
+///
+/// # Errors
+/// Those of the copies; [`Error::WrongState`] after the deadline.
+pub(super) async fn within<T>(
+    deadline: Duration,
+    record: &Record,
+    copies: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let copied = tokio::time::timeout(deadline, copies).await;
+    copied.unwrap_or_else(|_| {
+        let (name, state) = (record.name.clone(), record.state.as_str().to_owned());
+        let late = format!("its disks were not copied within {} s", deadline.as_secs());
+        let advice =
+            format!("{late}, so no snapshot is made; check that its volumes' disks answer");
+        Err(Error::WrongState { name, state, advice })
+    })
+}
+
+/// Copies the content of the disks of a sandbox that stands still: of its volatile layer, and of
+/// the volumes that it can write. The plane copies them from what it has open: no path is opened
+/// here, which may lead to another file by now, or to none that can be opened. Returns the volumes
+/// of those that begin with the snapshot: with an overlay over the copy, by the name of its file,
+/// or as they are if they are read-only.
+///
+/// # Errors
+/// [`Error::Plane`], [`Error::File`].
+pub(super) async fn copy(
+    node: &Node,
+    record: &Record,
+    unfinished: &Unfinished,
+) -> Result<Vec<Volume>> {
+    copy_disk(node, record, function::VOLATILE_NSID, unfinished.file(LAYER)).await?;
+    let mut volumes = Vec::new();
+    for (nsid, volume) in (function::FIRST_VOLUME_NSID..).zip(&record.volumes) {
+        if volume.read_only && !volume.overlay {
+            volumes.push(volume.clone());
+            continue;
+        }
+        let name = file_of(&volume.name);
+        copy_disk(node, record, nsid, unfinished.file(&name)).await?;
+        let path = PathBuf::from(name);
+        let copied = Volume { path, scratch_bytes: None, file: None, ..volume.clone() };
+        volumes.push(Volume { overlay: true, ..copied });
+    }
+    Ok(volumes)
+}
+
+async fn copy_disk(node: &Node, record: &Record, nsid: u32, path: PathBuf) -> Result<()> {
+    let (endpoint_id, path) = (record.id.clone(), path.to_string_lossy().into_owned());
+    let request = plane_v1::CopyDiskRequest { endpoint_id, nsid, path };
+    let copied = node.plane.clone().copy_disk(request).await;
+    copied.map(drop).map_err(|status| Error::Plane(status.message().to_owned()))
+}
+
+/// Copies a file of the node's own directories with its holes. May take a while.
+///
+/// # Errors
+/// [`Error::File`].
+pub(super) fn copy_now(from: PathBuf, to: PathBuf) -> Result<()> {
+    let opened = File::open(&from).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (len, file) = opened.map_err(Error::file("cannot read", from))?;
+    let copied = create_file(&to).and_then(|to| {
+        to.set_len(len)?;
+        copy_pages(&file, len, &to)
+    });
+    copied.map(drop).map_err(Error::file("cannot write", to))
+}
+
+/// Returns the names of the files of a snapshot whose volumes these are, in their order.
+pub(super) fn names(volumes: &[Volume]) -> impl Iterator<Item = String> {
+    let copies = volumes.iter().filter(|volume| volume.overlay);
+    let names = copies.map(|volume| file_of(&volume.name));
+    std::iter::once(LAYER.to_owned()).chain(names)
+}
+
+/// Returns the bytes of those of a sandbox's volumes that are overlays, whose `files` were copied.
+pub(super) fn overlays(volumes: &[Volume], files: &[DiskFile]) -> u64 {
+    let names: Vec<_> =
+        volumes.iter().filter(|one| one.overlay).map(|one| file_of(&one.name)).collect();
+    files.iter().filter(|file| names.contains(&file.name)).map(|file| file.bytes).sum()
+}
+
+/// Describes the files of a snapshot whose volumes these are. May take a while.
+///
+/// # Errors
+/// [`Error::File`].
+pub(super) fn measure(volumes: &[Volume], unfinished: &Unfinished) -> Result<Vec<DiskFile>> {
+    let described = names(volumes).map(|name| {
+        let path = unfinished.file(&name);
+        let measured = File::open(&path).and_then(|file| {
+            let bytes = file.metadata()?.len();
+            let (data_bytes, sha256) = measure_pages(&file, bytes)?;
+            Ok(DiskFile { name, bytes, data_bytes, sha256 })
+        });
+        measured.map_err(Error::file("cannot read", path))
+    });
+    described.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::SandboxState;
+    use crate::snapshot::begin::tests::snapshot;
+
+    #[tokio::test]
+    async fn copies_are_given_up_at_the_deadline() {
+        let record = record_of(SandboxState::Running);
+        let done = within(Duration::from_secs(60), &record, async { Ok(7) }).await;
+        assert_eq!(done.unwrap(), 7);
+        let never = std::future::pending::<Result<()>>();
+        let late = within(Duration::ZERO, &record, never).await.unwrap_err().to_string();
+        assert!(late.contains(&record.name) && late.contains("not copied within"), "{late}");
+        assert!(!late.contains('\n'), "{late}");
+    }
+
+    #[test]
+    fn a_file_is_copied_with_its_holes_and_never_over_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        let file = create_file(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(b"bytes", 33 << 20).unwrap();
+        copy_now(from.clone(), to.clone()).unwrap();
+        let copy = File::open(&to).unwrap();
+        let status = copy.metadata().unwrap();
+        assert_eq!((status.len(), status.mode() & 0o777), (64 << 20, 0o600));
+        assert!(status.blocks() * 512 < 1 << 20);
+        let mut bytes = [0; 5];
+        copy.read_exact_at(&mut bytes, 33 << 20).unwrap();
+        assert_eq!(&bytes, b"bytes");
+        assert!(copy_now(from, to).unwrap_err().to_string().contains("cannot write"));
+    }
+
+    #[test]
+    fn volumes_that_are_overlays_count_once_however_often_they_are_forked() {
+        let file = |name: &str, bytes| DiskFile {
+            name: name.to_owned(),
+            bytes,
+            data_bytes: 0,
+            sha256: String::new(),
+        };
+        let files = [file(LAYER, 1), file("volume-a", 20), file("volume-b", 300)];
+        let [own, _] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
+        let volume = |name: &str, overlay| Volume { name: name.to_owned(), overlay, ..own.clone() };
+        assert_eq!(overlays(&[volume("a", true), volume("b", false)], &files), 20);
+        assert_eq!(overlays(&[volume("a", false), volume("b", false)], &files), 0);
+    }
+}

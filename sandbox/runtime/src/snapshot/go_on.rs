@@ -1,0 +1,44 @@
+//! The container of a sandbox that began with a snapshot goes on.
+
+use std::sync::Arc;
+
+use slipway_agent_protocol::v1 as agent_v1;
+
+use crate::agent::Agent;
+use crate::carrier::Carrier;
+use crate::configure::configure;
+use crate::record::Record;
+use crate::running::Carry;
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::{Result, network};
+
+/// Gives the guest the sandbox's own random numbers, time, names and addresses, and then has its
+/// container go on. Returns the task that carries the container's output from there.
+///
+/// # Errors
+/// [`Error::Agent`](crate::Error::Agent) with the agent's message; those of
+/// [`Carrier::attach`].
+pub(crate) async fn go_on(
+    sandbox: &Arc<Sandbox>,
+    agent: &Agent,
+    record: &Record,
+    network: Option<network::Configuring>,
+    log_bytes: u64,
+) -> Result<Carry> {
+    configure(agent, record).await?;
+    if let Some(network) = network {
+        network.done().await?;
+    }
+    let own = Target::own(Arc::clone(sandbox));
+    let request = agent_v1::RejoinRequest {
+        id: own.container.name.clone(),
+        hostname: record.hostname.clone(),
+        names: network::names(record),
+        frozen: record.paused,
+    };
+    agent.call(|mut client| async move { client.rejoin(request).await }).await?;
+    let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
+    own.end_lost_input();
+    Ok(carrier.carry(&own, agent))
+}

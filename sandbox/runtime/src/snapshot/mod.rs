@@ -1,0 +1,396 @@
+//! Snapshots: sandboxes that are saved while they run, each with its container and its disks.
+//!
+//! A snapshot is kept beside the templates, and a sandbox begins with it as with a template
+//! (`fork`). Most of the memory of the one that is saved is copied while it runs. Then it stands
+//! still ([`create`]): the agent stops its container's processes, the VMM saves the machine and the
+//! rest of its memory, and the content of its disks is copied. Then it goes on. A sandbox that
+//! begins with a snapshot ([`begin`]) has links to the files of the disks and writes over them in
+//! memory, so that the snapshot can be removed. Its container goes on ([`go_on`]) once the guest
+//! has the sandbox's names, addresses and random numbers. A snapshot can be [moved] to another
+//! node, as a directory of the host (`folder`).
+
+pub(crate) mod begin;
+mod disks;
+mod folder;
+pub(crate) mod go_on;
+pub(crate) mod host_files;
+pub(crate) mod moved;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slipway_hypervisor::{PageSink, Vm};
+
+use crate::agent::Agent;
+use crate::container::OWN;
+use crate::node::Node;
+use crate::pause::freeze;
+use crate::record::{Device, Origin, Record, ShareServer, Volume};
+use crate::running::or_end;
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::templates::pages::measure_pages;
+use crate::templates::{
+    Boots, Manifest, Saved, Shape, Snapshot, Unfinished, apart, check_chosen, create_file, digest,
+};
+use crate::{Error, Result, memory, name, pod_functions};
+
+/// The time within which a VMM that was saved goes on.
+const RESUME: Duration = Duration::from_secs(20);
+/// The pause between two attempts to have it go on.
+const AGAIN: Duration = Duration::from_millis(50);
+/// The pause between attempts after that time.
+const LATER: Duration = Duration::from_secs(5);
+/// The longest time that copies of the disks may take: meanwhile the sandbox stands still.
+const DISKS: Duration = Duration::from_secs(120);
+/// The longest time for which a sandbox stands still to be saved, with its disks.
+pub(crate) const LONGEST: Duration = Duration::from_secs(240);
+
+/// Saves the running sandbox `named` as the snapshot `name`. The sandbox goes on. Returns when all
+/// of the snapshot is on disk.
+///
+/// # Errors
+/// [`Error::Invalid`] if the sandbox cannot be saved, with the reason; [`Error::TemplateTaken`];
+/// [`Error::WrongState`] if its container does not run; the error of the step that failed. Nothing
+/// of a snapshot is left then.
+pub(crate) async fn create(node: &Node, named: &str, name: &str) -> Result<Manifest> {
+    name::check_template(name)?;
+    check_chosen(name)?;
+    let sandbox = node.find(named)?;
+    if let Some(why) = sandbox.look(cannot_save) {
+        let what = format!("sandbox {} cannot be saved as a snapshot: {why}", sandbox.name);
+        return Err(Error::Invalid(what));
+    }
+    let volumes = sandbox.look(|record| record.volumes.clone());
+    let volumes = host_files::identify(&sandbox.looks, volumes).await?;
+    // The image is noted while the sandbox has it: it may be removed before the save ends.
+    let image = sandbox.look(|record| record.settings.image_digest.clone());
+    let unfinished = node.templates.begin_snapshot(name, &image).await?;
+    let stood = stand_still(node, (&sandbox, volumes), &unfinished).await?;
+    let parts = describe(node, &stood.record, stood.volumes, stood.paused).await?;
+    let its = name.to_owned();
+    apart(move || finish(unfinished, &stood.record, &its, &stood.machine, parts)).await
+}
+
+/// A sandbox that was saved and goes on.
+struct Stood {
+    /// Its record when it stood still.
+    record: Record,
+    /// The machine's state.
+    machine: Vec<u8>,
+    /// The volumes of those that begin with the snapshot.
+    volumes: Vec<Volume>,
+    /// For how long it stood still.
+    paused: Duration,
+}
+
+/// Has a sandbox with these volumes stand still while the files of its snapshot are written. It
+/// goes on afterwards in any case: if it does not at once, a task tries on.
+///
+/// # Errors
+/// [`Error::WrongState`] if its container does not run; the error of the step that failed.
+async fn stand_still(
+    node: &Node,
+    (sandbox, volumes): (&Arc<Sandbox>, Vec<Volume>),
+    unfinished: &Unfinished,
+) -> Result<Stood> {
+    let own = Target::own(Arc::clone(sandbox));
+    // No process begins meanwhile, nobody else pauses the container, and the agent does not
+    // configure the interface: in a fork it would do so, too.
+    let _turn = own.container.pausing.write().await;
+    let _size = sandbox.change_size()?;
+    let _network = sandbox.configuring.lock().await;
+    let agent = sandbox.agent()?;
+    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    let record = Record { volumes, ..sandbox.record() };
+    if let Some(memory) = record.client_memory.filter(|_| record.template.is_some()) {
+        memory::complete(node, memory).await?;
+    }
+    let memory = copy_ahead(&*vm, &record, unfinished).await?;
+    let noted = sandbox.update(|record| record.saving = true).await;
+    let begun = Instant::now();
+    // Also if the record was not written, the VMM is told to go on: it notes writes until then.
+    let saved = match noted {
+        Ok(()) => save(node, &record, (&*vm, &agent), (unfinished, memory)).await,
+        Err(error) => Err(error),
+    };
+    let resumed = resume(sandbox, &*vm, &agent).await;
+    let paused = begun.elapsed();
+    if resumed.is_err() {
+        tokio::spawn(resume_later(Arc::clone(sandbox), vm, agent));
+    }
+    let (machine, volumes) = match (saved, resumed) {
+        (Ok(saved), Ok(())) => saved,
+        (Err(error), Ok(())) | (Ok(_), Err(error)) => return Err(error),
+        (Err(first), Err(second)) => {
+            let name = &sandbox.name;
+            let what = format!("{first}; and {name} does not go on yet: {second}");
+            return Err(Error::Agent(what));
+        }
+    };
+    Ok(Stood { record, machine, volumes, paused })
+}
+
+/// Tries to have a sandbox go on until it does, or ends.
+async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
+    loop {
+        tokio::time::sleep(LATER).await;
+        // Not amid the next save, which has it go on, too.
+        let _turn = sandbox.own.pausing.write().await;
+        if !sandbox.state().is_live() || sandbox.look(|record| !record.saving) {
+            return;
+        }
+        match resume(&sandbox, &*vm, &agent).await {
+            Ok(()) | Err(Error::VmEnded(_)) => return,
+            Err(error) => {
+                tracing::warn!(sandbox = sandbox.name, %error, "it stands still after a save");
+            }
+        }
+    }
+}
+
+/// The reason for which a sandbox without a record of what it booted cannot be saved.
+const EARLIER: &str = "an earlier version of Slipway started it";
+
+/// Returns the first part of a sandbox that no snapshot has.
+fn cannot_save(record: &Record) -> Option<&'static str> {
+    let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
+    let of_host =
+        |volume: &Volume| volume.host_device.is_some() && !volume.read_only && !volume.overlay;
+    let shares = !record.shares.is_empty() || record.share_server != ShareServer::None;
+    let reasons = [
+        (record.pod, "it is a pod"),
+        (record.booted.is_none(), EARLIER),
+        (record.sockets.is_some(), "it has a socket function"),
+        (shares, "it has directories of the host"),
+        (own_device, "a volume of its has a device of its own"),
+        (
+            record.volumes.iter().any(of_host),
+            "it writes to a block device of the host, whose content cannot be copied",
+        ),
+        (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
+        (record.shared_root.is_some(), "its root is in shared pages"),
+        (record.emulated_nic.is_some(), "its interface is the VMM's own"),
+    ];
+    reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
+}
+
+/// The file of a snapshot's memory.
+struct MemoryFile {
+    file: Arc<File>,
+    /// The file has all pages but those that were written to since they were copied.
+    ahead: bool,
+}
+
+impl MemoryFile {
+    /// Returns what writes pages into the file.
+    fn sink(&self) -> PageSink {
+        let file = Arc::clone(&self.file);
+        Box::new(move |at, page: &[u8]| file.write_all_at(page, at))
+    }
+}
+
+/// Makes the file of the memory, and copies most of the memory while the sandbox runs. If its VMM
+/// cannot tell what is written meanwhile, the file is left empty.
+///
+/// # Errors
+/// [`Error::VmEnded`]; those of making the file.
+async fn copy_ahead(vm: &dyn Vm, record: &Record, unfinished: &Unfinished) -> Result<MemoryFile> {
+    let path = unfinished.memory();
+    let failed = Error::file("cannot create", &path);
+    let file = create_file(&path).and_then(|file| {
+        file.set_len(record.memory_bytes)?;
+        Ok(file)
+    });
+    let mut memory = MemoryFile { file: Arc::new(file.map_err(failed)?), ahead: false };
+    let copied = tokio::select! {
+        copied = vm.copy_ahead(record.memory_bytes, memory.sink()) => copied,
+        ended = vm.wait() => return Err(Error::vm_ended(&ended)),
+    };
+    match copied {
+        Ok(()) => memory.ahead = true,
+        Err(error) => {
+            tracing::warn!(sandbox = record.name, %error, "no memory is copied ahead of a save");
+            // A page that was copied may be zeros by now, which are not copied.
+            let file = Arc::clone(&memory.file);
+            let bytes = record.memory_bytes;
+            apart(move || {
+                let emptied = file.set_len(0).and_then(|()| file.set_len(bytes));
+                emptied.map_err(Error::file("cannot write", &path))
+            })
+            .await?;
+        }
+    }
+    Ok(memory)
+}
+
+/// Stops a sandbox, and copies its memory and its disks. Returns the machine's state, and the
+/// volumes of those that begin with the snapshot. The sandbox stands still when this returns.
+async fn save(
+    node: &Node,
+    record: &Record,
+    (vm, agent): (&dyn Vm, &Agent),
+    (unfinished, memory): (&Unfinished, MemoryFile),
+) -> Result<(Vec<u8>, Vec<Volume>)> {
+    if !record.paused {
+        or_end(vm, freeze(agent, OWN, true)).await?;
+    }
+    vm.pause().await?;
+    let (bytes, sink) = (record.memory_bytes, memory.sink());
+    let machine = match memory.ahead {
+        true => vm.save_rest(bytes, sink).await?,
+        false => vm.save_with_memory(bytes, sink).await?,
+    };
+    let volumes = disks::copy(node, record, unfinished);
+    let volumes = disks::within(DISKS, record, volumes).await?;
+    Ok((machine, volumes))
+}
+
+/// Has a sandbox go on that was stopped to be saved, however far that came.
+///
+/// # Errors
+/// The error of the step that failed. The record still says that the sandbox is being saved then,
+/// so that the next daemon tries again.
+pub(crate) async fn resume(sandbox: &Sandbox, vm: &dyn Vm, agent: &Agent) -> Result<()> {
+    resume_vm(vm).await?;
+    if sandbox.look(|record| !record.paused) {
+        or_end(vm, freeze(agent, OWN, false)).await?;
+    }
+    sandbox.update(|record| record.saving = false).await
+}
+
+/// Has a VMM go on. One that still saves refuses for a moment.
+///
+/// # Errors
+/// [`Error::Hypervisor`] with the refusal after [`RESUME`]; [`Error::VmEnded`].
+pub(crate) async fn resume_vm(vm: &dyn Vm) -> Result<()> {
+    let until = Instant::now() + RESUME;
+    loop {
+        let resumed = tokio::select! {
+            resumed = vm.resume() => resumed,
+            ended = vm.wait() => return Err(Error::vm_ended(&ended)),
+        };
+        match resumed {
+            Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
+            resumed => return Ok(resumed?),
+        }
+    }
+}
+
+/// Describes the machine and the container of a sandbox that was saved. The files of the disks are
+/// left out.
+async fn describe(
+    node: &Node,
+    record: &Record,
+    volumes: Vec<Volume>,
+    paused: Duration,
+) -> Result<(Shape, Snapshot)> {
+    let needs = record.booted_needs();
+    let earlier = || Error::Invalid(format!("sandbox {}: {EARLIER}", record.name));
+    let booted = record.booted.as_ref().ok_or_else(earlier)?;
+    let (kernel, initramfs) = (&booted.kernel, &booted.initramfs);
+    let cpu_template = node.config.cpu_template()?;
+    let mut shape = Shape::of(record, &Boots { needs, kernel, initramfs, cpu_template });
+    // The settings may have changed since.
+    shape.cpu_template.clone_from(&booted.cpu_template);
+    let slots = pod_functions::plug_slots(record);
+    let snapshot = Snapshot {
+        sandbox: record.name.clone(),
+        origin: Origin { disks: record.disks_id().to_owned(), slots, needs },
+        settings: record.settings.clone(),
+        paused: record.paused,
+        cpus: record.cpus,
+        layers_bytes: record.layers_bytes,
+        kernel: record.kernel.clone(),
+        accelerator: record.accelerator.clone(),
+        volumes,
+        files: Vec::new(),
+        paused_ns: u64::try_from(paused.as_nanos()).unwrap_or(u64::MAX),
+    };
+    Ok((shape, snapshot))
+}
+
+/// Writes the machine's state, and gives the snapshot its description and its name.
+fn finish(
+    unfinished: Unfinished,
+    record: &Record,
+    name: &str,
+    machine: &[u8],
+    (shape, mut snapshot): (Shape, Snapshot),
+) -> Result<Manifest> {
+    let path = unfinished.machine();
+    let written = create_file(&path).and_then(|file| file.write_all_at(machine, 0));
+    written.map_err(Error::file("cannot write", &path))?;
+    let machine_sha256 = digest(machine);
+    let path = unfinished.memory();
+    let measured =
+        std::fs::File::open(&path).and_then(|file| measure_pages(&file, record.memory_bytes));
+    let (touched_bytes, memory_sha256) = measured.map_err(Error::file("cannot read", &path))?;
+    snapshot.files = disks::measure(&snapshot.volumes, &unfinished)?;
+    // Forks are given the room of their volumes once more.
+    let counted = disks::overlays(&record.volumes, &snapshot.files);
+    snapshot.layers_bytes = snapshot.layers_bytes.saturating_sub(counted);
+    let saved = Saved { touched_bytes, machine_sha256, memory_sha256 };
+    let mut manifest = Manifest::new(record, name, shape, saved);
+    manifest.snapshot = Some(snapshot);
+    unfinished.finish(&manifest)?;
+    Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::record::{HostDevice, MemoryBounds, Needs, SandboxState, Share};
+
+    #[test]
+    fn what_no_snapshot_has_is_named() {
+        let booted = crate::templates::manifest::tests::shape().booted();
+        let record = || Record { booted: Some(booted.clone()), ..record_of(SandboxState::Running) };
+        let earlier = record_of(SandboxState::Running);
+        assert_eq!(cannot_save(&earlier), Some(EARLIER));
+        assert_eq!(cannot_save(&record()), None);
+        let why = |change: fn(&mut Record)| {
+            let mut record = record();
+            change(&mut record);
+            cannot_save(&record).unwrap()
+        };
+        assert!(why(|record| record.pod = true).contains("a pod"));
+        assert!(why(|record| record.sockets = Some("/s".into())).contains("socket function"));
+        assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
+        assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
+        assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
+        let volume = |read_only, overlay, device| Volume {
+            name: "v".to_owned(),
+            path: "/dev/sdb".into(),
+            scratch_bytes: None,
+            read_only,
+            mount_point: String::new(),
+            block_size: 0,
+            device,
+            device_path: String::new(),
+            host_device: Some(HostDevice { number: 1, sequence: 2 }),
+            file: None,
+            stamp: None,
+            overlay,
+        };
+        let with = |volume| cannot_save(&Record { volumes: vec![volume], ..record() });
+        assert!(with(volume(false, false, Device::Namespace)).unwrap().contains("block device"));
+        assert!(with(volume(true, false, Device::Function)).unwrap().contains("of its own"));
+        assert_eq!(with(volume(true, false, Device::Namespace)), None);
+        assert_eq!(with(volume(false, true, Device::Namespace)), None);
+    }
+
+    #[test]
+    fn a_fork_of_a_fork_knows_the_disks_of_the_first() {
+        let mut record = record_of(SandboxState::Running);
+        assert_eq!(record.disks_id(), record.id);
+        let needs = Needs { bridge: true, ..Default::default() };
+        record.template = Some("web".to_owned());
+        assert_eq!(record.booted_needs(), Needs::of_template());
+        record.origin = Some(Origin { disks: "ffffffffffff".to_owned(), slots: 1, needs });
+        assert_eq!((record.disks_id(), record.booted_needs()), ("ffffffffffff", needs));
+    }
+}

@@ -1,0 +1,85 @@
+//! The stages of a start on the sandbox's timeline.
+//!
+//! A new stage has its name in `starts::STAGES`, so that the metrics count it (an assertion fails
+//! in debug builds otherwise), in the drawing and the steps of `docs/walks/sandbox.md`, and in
+//! `palette.rs` of `front/bench` if it is to have a fixed colour. What it makes on the host is in
+//! the sandbox's record on disk before it is made, and `life::release` gives it back.
+
+use slipway_plane_api::v1 as plane_v1;
+use slipway_telemetry::monotonic_ns;
+
+use crate::agent::Hello;
+use crate::node::Node;
+use crate::sandbox::Sandbox;
+use crate::{Error, Result, network, starts};
+
+/// The recorder of stages on the sandbox's timeline.
+pub(crate) struct Stages<'a> {
+    sandbox: &'a Sandbox,
+}
+
+impl<'a> Stages<'a> {
+    /// Makes the recorder of a sandbox.
+    pub(crate) fn of(sandbox: &'a Sandbox) -> Self {
+        Self { sandbox }
+    }
+
+    /// Runs the stage `name`, one of those that `starts` knows. Returns [`Error::Stopped`] instead
+    /// if the sandbox is being stopped.
+    pub(crate) async fn run<T>(
+        &self,
+        name: &'static str,
+        stage: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if self.sandbox.is_stopping() {
+            return Err(Error::Stopped);
+        }
+        self.sandbox.enter(name);
+        let start = monotonic_ns();
+        let outcome = stage.await;
+        self.record(name, start, monotonic_ns());
+        outcome
+    }
+
+    /// Records a stage in memory; the record's next update saves it.
+    fn record(&self, name: &'static str, start_ns: u64, end_ns: u64) {
+        debug_assert!(starts::knows(name), "stage {name:?} is not in starts::STAGES");
+        self.sandbox.note(|record| record.timeline.record(name, start_ns, end_ns));
+    }
+}
+
+/// Records the stages that the guest measured, on the host's clock. The kernel's stage begins when
+/// the VMM runs, since the kernel's own clock begins only after the loader. The agent's stage ends
+/// when the host has its answer. The network's stage is left out: the code that waits for the
+/// network records it.
+pub(crate) fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
+    sandbox.note(|record| {
+        for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
+            let (start, end) = match stage.name {
+                "kernel" => (booted.min(stage.start_ns), stage.end_ns),
+                "agent" => (stage.start_ns, hello.at_ns),
+                _ => (stage.start_ns, stage.end_ns),
+            };
+            if record.timeline.stage(stage.name).is_none() {
+                record.timeline.record(stage.name, start, end);
+            }
+        }
+    });
+}
+
+/// Records how long the plane took to map the guest's memory, by the plane's own clock. The image
+/// is a backend of the function and is never mapped for DMA: its stage is empty by design, and is
+/// recorded so that a comparison with FastIOV's figure shows it.
+pub(crate) async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
+    let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
+    let reply = node.plane.clone().get_endpoint(request).await;
+    let endpoint = reply.map_err(|status| Error::Plane(status.message().to_owned()))?.into_inner();
+    let Some(times) = endpoint.times else { return Ok(()) };
+    if times.client_attached_ns > 0 {
+        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns);
+    }
+    let start = times.first_dma_map_ns;
+    stages.record("dma-ram", start, start.saturating_add(times.dma_map_total_ns));
+    stages.record("dma-image", start, start);
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Updates of limits of a pod's containers, and what they do to the pod's microVM.
+//!
+//! Needs root, for the control groups of sandboxes.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use harness::guest::{Guest, LimitCalls, REFUSED};
+use harness::{Daemon, Guests, LONG, run_with, spec};
+use slipway_runtime::v1::{self, run_out};
+use tokio::task::JoinHandle;
+
+const MIB: u64 = 1 << 20;
+
+/// A running pod of 128 MiB with a container `c`, whose limit is 32 MiB.
+struct Pod {
+    daemon: Daemon,
+    name: String,
+    limits: Arc<LimitCalls>,
+    _replies: [tonic::Streaming<v1::RunOut>; 2],
+}
+
+/// Starts a sandbox or a container.
+async fn started(daemon: &Daemon, spec: v1::RunSpec) -> tonic::Streaming<v1::RunOut> {
+    let mut replies = run_with(daemon.client.clone(), spec).await.unwrap().into_inner();
+    let first = replies.message().await.unwrap().unwrap();
+    assert!(matches!(first.kind, Some(run_out::Kind::Created(_))), "{first:?}");
+    replies
+}
+
+impl Pod {
+    /// Starts one with the settings' room, or room up to so many MiB.
+    async fn new(name: &str, most_mib: u64) -> Self {
+        let limits = Arc::<LimitCalls>::default();
+        let calls = Arc::clone(&limits);
+        let guests: Guests = Arc::new(move |listener, _| {
+            let (available, limits) = (900 * MIB, Some(Arc::clone(&calls)));
+            Guest { prints: 4096, available, limits, ..Guest::default() }.speak(listener);
+        });
+        let daemon = Daemon::with(guests).await;
+        let pod = v1::RunSpec {
+            name: name.to_owned(),
+            makes_pod: true,
+            detach: true,
+            memory_bytes: 128 * MIB,
+            max_memory_bytes: most_mib * MIB,
+            ..v1::RunSpec::default()
+        };
+        let pod = started(&daemon, pod).await;
+        daemon.wait_state(name, "running").await;
+        let resources = Some(v1::Resources { memory_bytes: 32 * MIB, ..Default::default() });
+        let member = v1::RunSpec { pod: name.to_owned(), resources, ..spec("c") };
+        let member = started(&daemon, member).await;
+        let pod = Self { daemon, name: name.to_owned(), limits, _replies: [pod, member] };
+        pod.wait("its container runs", |pod| pod.containers[0].state == "running").await;
+        pod
+    }
+
+    async fn state(&self) -> v1::Sandbox {
+        self.daemon.state(&self.name).await
+    }
+
+    async fn wait(&self, what: &str, done: impl Fn(&v1::Sandbox) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let state = self.state().await;
+            if done(&state) {
+                return;
+            }
+            assert!(begun.elapsed() < LONG, "not: {what}: {state:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn wait_memory(&self, mib: u64) {
+        self.wait("its memory", |pod| pod.memory_bytes == mib * MIB).await;
+    }
+
+    /// Begins an update of the container's limit.
+    fn update(&self, bytes: u64) -> JoinHandle<Result<(), String>> {
+        let mut client = self.daemon.client.clone();
+        let resources = Some(v1::Resources { memory_bytes: bytes, ..Default::default() });
+        let name = format!("{}/c", self.name);
+        let request = v1::UpdateRequest { name, resources, ..Default::default() };
+        tokio::spawn(async move {
+            let updated = client.update(request).await;
+            updated.map(drop).map_err(|status| status.message().to_owned())
+        })
+    }
+
+    /// Waits until so many updates have come to the guest.
+    async fn came(&self, count: u32) {
+        let mut came = self.limits.came.subscribe();
+        tokio::time::timeout(LONG, came.wait_for(|came| *came >= count)).await.unwrap().unwrap();
+    }
+
+    /// Has the guest answer so many updates.
+    fn answer(&self, count: u32) {
+        self.limits.answered.send_replace(count);
+    }
+}
+
+#[tokio::test]
+async fn memory_comes_before_a_limit_and_goes_after_it() {
+    let pod = Pod::new("order", 512).await;
+    let grown = pod.update(256 * MIB);
+    pod.came(1).await;
+    assert_eq!(pod.state().await.memory_bytes, 384 * MIB, "before the guest has the limit");
+    pod.answer(1);
+    grown.await.unwrap().unwrap();
+    let lowered = pod.update(48 * MIB);
+    pod.came(2).await;
+    assert_eq!(pod.state().await.memory_bytes, 384 * MIB, "as long as the limit needs it");
+    pod.answer(2);
+    lowered.await.unwrap().unwrap();
+    // 48 MiB and what its guest needs.
+    pod.wait_memory(176).await;
+}
+
+#[tokio::test]
+async fn a_limit_that_the_guest_refuses_changes_nothing() {
+    let pod = Pod::new("undone", 512).await;
+    pod.answer(u32::MAX);
+    let said = pod.update(REFUSED).await.unwrap().unwrap_err();
+    assert!(said.contains("it uses more"), "{said}");
+    assert_eq!(pod.state().await.memory_bytes, 128 * MIB);
+    let said = pod.update(513 * MIB).await.unwrap().unwrap_err();
+    assert!(said.contains("513 MiB is more than the 512 MiB"), "{said}");
+}
+
+#[tokio::test]
+async fn memory_that_a_vmm_does_not_give_refuses_the_limit() {
+    // The VMM claims all, so the guest is never seen to have what was asked for.
+    let pod = Pod::new("claims-all", 512).await;
+    pod.answer(u32::MAX);
+    let said = pod.update(256 * MIB).await.unwrap().unwrap_err();
+    assert!(said.contains("the pod's microVM cannot have 384 MiB of memory"), "{said}");
+    assert_eq!(*pod.limits.came.borrow(), 0, "the guest was asked for the limit");
+}
+
+#[tokio::test]
+async fn updates_at_once_take_turns() {
+    let pod = Pod::new("turns", 512).await;
+    let first = pod.update(256 * MIB);
+    pod.came(1).await;
+    let second = pod.update(64 * MIB);
+    pod.answer(u32::MAX);
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    pod.wait_memory(192).await;
+}
+
+#[tokio::test]
+async fn pods_have_the_settings_room_and_keep_what_a_user_gives_them() {
+    let pod = Pod::new("default", 0).await;
+    pod.answer(u32::MAX);
+    assert_eq!(pod.state().await.max_memory_bytes, 256 * MIB);
+    let request = v1::UpdateRequest {
+        name: "default".to_owned(),
+        memory_bytes: 240 * MIB,
+        ..Default::default()
+    };
+    pod.daemon.client.clone().update(request).await.unwrap();
+    pod.update(200 * MIB).await.unwrap().unwrap();
+    pod.wait_memory(256).await;
+    pod.update(16 * MIB).await.unwrap().unwrap();
+    pod.wait_memory(240).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_names_its_size_as_the_most_has_no_room() {
+    let pod = Pod::new("fixed", 128).await;
+    pod.answer(u32::MAX);
+    assert_eq!(pod.state().await.max_memory_bytes, 128 * MIB);
+    pod.update(128 * MIB).await.unwrap().unwrap();
+    let said = pod.update(129 * MIB).await.unwrap().unwrap_err();
+    assert!(said.contains("129 MiB is more than the 128 MiB"), "{said}");
+}

@@ -1,0 +1,267 @@
+#!/usr/bin/env bash
+# Snapshots: a sandbox is saved while it runs, and goes on; others begin with its container. Each has what it had
+# written, and from there on disks, addresses, a name and random numbers of its own. With QEMU a snapshot is refused in
+# one line. In a network namespace of the test's own.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/counts.sh
+. "$here/counts.sh"
+need_network_node "$@"
+start_keeper
+
+in_sandbox() { timeout 60 "$slipway" exec "$1" -- "${@:2}"; }
+# says PATTERN COMMAND... : the command of slipway fails with one line, which matches.
+says() {
+    local said
+    said=$(timeout 120 "$slipway" "${@:2}" 2>&1 </dev/null) && fail "no error: slipway ${*:2}: $said"
+    [ "$(wc -l <<<"$said")" = 1 ] || fail "more than a line: slipway ${*:2}: $said"
+    grep -qiE -- "$1" <<<"$said" || fail "slipway ${*:2}: $said"
+}
+snapshots() { "$slipway" snapshot ls --json | python3 -c 'import json, sys
+for one in json.load(sys.stdin): print(one["name"], one["sandbox"], one["memory_bytes"] >> 20, *one["volumes"])'; }
+templates=$SLIPWAY_DATA_DIR/templates
+
+if [ "${SLIPWAY_VMM:-}" != native ]; then
+    export SLIPWAY_VMM=qemu
+    start_daemon
+    timeout 300 "$slipway" run --detach --name parent --network none "$image" -- sleep 10000 >/dev/null || fail "run: $(explain)"
+    says 'qemu|slipway-vmm' snapshot create parent one
+    says 'qemu|slipway-vmm' fork parent
+    says 'no snapshot "one"' run --from one
+    [ "$(in_sandbox parent echo on)" = on ] || fail "the sandbox does not go on: $(explain)"
+    [ "$("$slipway" ps --quiet)" = parent ] || fail "a sandbox is left: $("$slipway" ps)"
+    [ -z "$(ls "$templates" 2>/dev/null)$(snapshots)" ] || fail "left: $(ls "$templates")"
+    ok "with QEMU a snapshot is refused, the sandbox goes on, and nothing is left"
+    skip "slipway-vmm on KVM (SLIPWAY_VMM=native): lab/kvm-host --test $test_name SLIPWAY"
+fi
+start_daemon
+
+# Says back each line that it is told.
+echoes='
+import socket, threading
+server = socket.create_server(("0.0.0.0", 80), backlog=16)
+def serve(client):
+    try:
+        while data := client.recv(4096): client.sendall(data)
+    except OSError: pass
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+'
+# One connection for good. Its state is in /talk.
+talks='
+import os, socket, time
+talk, count = socket.create_connection(("peer", 80), 60), 0
+talk.settimeout(120)
+def say(text):
+    with open("/talk.new", "w") as file: file.write(text + "\n")
+    os.rename("/talk.new", "/talk")
+try:
+    while True:
+        line, told = b"%d\n" % count, b""
+        talk.sendall(line)
+        while len(told) < len(line):
+            more = talk.recv(64)
+            if not more: raise EOFError
+            told += more
+        count += 1
+        say("goes %d" % count if told == line else "wrong")
+        time.sleep(0.3)
+except TimeoutError: say("hung")
+except Exception as error: say("cut by " + type(error).__name__)
+'
+# shellcheck disable=SC2016 # for the shell of the sandbox
+counts='python3 -c "$0" & n=0
+while :; do
+    n=$((n + 1)); read -r uuid </proc/sys/kernel/random/uuid
+    echo $n >/count; echo $n >/data/count; echo "$n $uuid"
+    sleep 0.2
+done'
+
+mkdir "$work/shared"
+timeout 120 "$slipway" run --detach --name peer --wait-network -v "$work/shared:/shared" "$image" -- python3 -c "$echoes" >/dev/null ||
+    fail "run peer: $(explain)"
+timeout 120 "$slipway" run --detach --name parent --wait-network --volume data:16M:/data "$image" -- sh -c "$counts" "$talks" >/dev/null ||
+    fail "run parent: $(explain)"
+
+# shellcheck disable=SC2016
+in_file() { in_sandbox "$1" sh -c 'until read -r n <"$0"; do :; done; echo "$n"' "$2"; }
+talk_is() { in_sandbox "$1" cat /talk | grep -qE "$2"; }
+talk_beyond() { [ "$(in_sandbox "$1" sed -n 's/^goes //p' /talk)" -gt "$2" ]; }
+talks_on() { wait_until 60 talk_beyond "$1" "$(in_sandbox "$1" sed -n 's/^goes //p' /talk)" || fail "$1: $(in_sandbox "$1" cat /talk)"; }
+
+# In the root and in the volume, past the guest's cache.
+# shellcheck disable=SC2016
+blobs='for at in /blob /data/blob; do dd if=$at bs=64k iflag=direct 2>/dev/null | sha256sum; done'
+wait_until 60 talk_is parent '^goes ' || fail "no connection: $(explain)"
+in_sandbox parent sh -c 'for at in /blob /data/blob; do dd if=/dev/urandom of=$at bs=64k count=32 conv=fsync 2>/dev/null || exit; done' ||
+    fail "blobs: $(explain)"
+blob=$(in_sandbox parent sh -c "$blobs")
+# A line that was on its way to the log when the sandbox was saved may be in none.
+before=$(last parent)
+[ "$(timeout 120 "$slipway" snapshot create parent s 2>"$work/pause")" = s ] || fail "snapshot create: $(cat "$work/pause") $(explain)"
+after=$(last parent)
+grep -q '^slipway: parent stood still for [0-9]* ms$' "$work/pause" || fail "the pause: $(cat "$work/pause")"
+[ "$(snapshots)" = "s parent 256 data" ] || fail "snapshots: $(snapshots)"
+"$slipway" template ls --json | grep -q '"s"' && fail "template ls has a snapshot"
+counts_on parent
+talks_on parent
+ok "a running sandbox is saved and goes on, and so does its connection: $(cat "$work/pause")"
+say "$("$slipway" snapshot ls | tail -n 1)"
+
+for name in one two; do
+    begin=$EPOCHREALTIME
+    [ "$(timeout 120 "$slipway" run --detach --from s --name "$name")" = "$name" ] || fail "run $name: $(explain)"
+    say "a fork in $(((${EPOCHREALTIME/./} - ${begin/./}) / 1000)) ms"
+done
+counts_on one two parent
+for name in one two; do
+    sequence "$name" "$before" $((after + 3))
+    for file in /count /data/count; do
+        [ "$(in_file "$name" "$file")" -ge "$before" ] || fail "$file of $name: $(in_file "$name" "$file"), before: $before"
+    done
+    [ "$(in_sandbox "$name" sh -c "$blobs")" = "$blob" ] || fail "the files of $name differ"
+done
+sequence parent 1 1
+ok "two forks go on from the counter in root, volume and output, and all that was written is there"
+
+# shellcheck disable=SC2016
+who='read -r mac </sys/class/net/eth0/address; set -- $(ip -o -4 address show dev eth0)
+    grep -q "^${4%/*}[[:space:]]$(hostname)\$" /etc/hosts && echo "$(hostname) $mac ${4%/*}"'
+lines=$(for name in parent one two; do in_sandbox "$name" sh -c "$who"; done)
+[ "$(cut -d ' ' -f 1 <<<"$lines" | tr '\n' ' ')" = "parent one two " ] || fail "names: $lines"
+for field in 2 3; do
+    [ "$(cut -d ' ' -f $field <<<"$lines" | sort -u | wc -l)" = 3 ] || fail "two are alike: $lines"
+done
+# Each line of output has a number of the kernel's generator. The program may have drawn that of a fork's first line before
+# the sandbox was saved: then it is the parent's of the same count. All others differ, and so do those of new processes.
+for name in parent one two; do
+    "$slipway" logs "$name" | grep ' ' >"$work/drawn-$name" || fail "no output of $name"
+    in_sandbox "$name" cat /proc/sys/kernel/random/uuid >>"$work/drawn" || fail "exec in $name: $(explain)"
+done
+alike=$(python3 - "$work" <<'END'
+import collections, sys
+parent, *forks = ([tuple(line.split()) for line in open(f"{sys.argv[1]}/drawn-{name}")] for name in ("parent", "one", "two"))
+for fork in forks:
+    if fork[0] in parent: del fork[0]
+drawn = [number for lines in (parent, *forks) for _, number in lines] + open(f"{sys.argv[1]}/drawn").read().split()
+assert len(drawn) > 6, drawn
+print(*[number for number, times in collections.Counter(drawn).items() if times > 1])
+END
+) || fail "random numbers: $(cat "$work"/drawn*)"
+[ -z "$alike" ] || fail "random numbers that came twice: $alike"
+ok "parent and forks differ in host name, MAC address, addresses, /etc/hosts and random numbers"
+
+for name in one two; do
+    wait_until 60 talk_is "$name" '^(cut|hung|wrong)' || fail "the connection of $name: $(in_sandbox "$name" cat /talk)"
+    talk_is "$name" '^cut by (Connection|BrokenPipe)' || fail "the connection of $name: $(in_sandbox "$name" cat /talk)"
+done
+talks_on parent
+in_sandbox one ping -c 1 -W 20 parent >/dev/null || fail "one does not reach parent: $(explain)"
+in_sandbox parent ping -c 1 -W 20 two >/dev/null || fail "parent does not reach two: $(explain)"
+in_sandbox two ping -c 1 -W 20 one >/dev/null || fail "two does not reach one: $(explain)"
+in_sandbox one python3 -c 'import socket
+with socket.create_connection(("peer", 80), 60) as talk:
+    talk.sendall(b"again")
+    assert talk.recv(16) == b"again"' || fail "one does not reach peer: $(explain)"
+ok "the forks' copies of the connection are cut, the parent's goes on, and they reach each other by name"
+
+in_sandbox one sh -c 'echo one >/mine && echo one >/data/mine && sync' || fail "one writes: $(explain)"
+for name in two parent; do
+    in_sandbox "$name" sh -c '[ ! -e /mine ] && [ ! -e /data/mine ]' || fail "$name sees what one wrote"
+done
+ok "a write in a fork is seen by that fork alone"
+
+vmms_are() { echo "$(vmm_of parent),$(vmm_of one),$(vmm_of two)"; }
+vmms=$(vmms_are)
+end_daemon KILL
+start_daemon
+for name in parent one two; do wait_until 60 is_state "$name" running || fail "after SIGKILL: $("$slipway" ps; explain)"; done
+counts_on parent one two
+[ "$("$slipway" snapshot rm s)" = s ] || fail "snapshot rm: $(explain)"
+[ -z "$(snapshots)$(ls "$templates")" ] || fail "left: $(ls "$templates")"
+end_daemon TERM
+start_daemon
+for name in parent one two; do wait_until 60 is_state "$name" running || fail "after SIGTERM: $("$slipway" ps; explain)"; done
+counts_on parent one two
+[ "$vmms" = "$(vmms_are)" ] || fail "other VMMs: $("$slipway" ps; explain)"
+for name in one two; do
+    sequence "$name" "$before" $((after + 3))
+    [ "$(in_sandbox "$name" sh -c "$blobs")" = "$blob" ] || fail "the files of $name differ after two daemons"
+done
+talks_on parent
+ok "the forks outlive two daemons, one of them killed, and the snapshot"
+"$slipway" rm --force one two >/dev/null || fail "rm: $(explain)"
+
+[ "$(timeout 120 "$slipway" fork parent --count 3 --name f 2>"$work/pause" | sort | tr '\n' ' ')" = "f-1 f-2 f-3 " ] ||
+    fail "fork: $(cat "$work/pause") $(explain)"
+grep -q '^slipway: parent stood still for [0-9]* ms$' "$work/pause" || fail "the pause: $(cat "$work/pause")"
+[ -z "$(snapshots)$(ls "$templates")" ] || fail "left: $(ls "$templates")"
+counts_on f-1 f-2 f-3 parent
+[ "$(timeout 120 "$slipway" fork f-1 --name g 2>/dev/null)" = g ] || fail "a fork of a fork: $(explain)"
+counts_on g f-1
+[ "$(in_sandbox g sh -c "hostname; $blobs")" = "g
+$blob" ] || fail "a fork of a fork: $(explain)"
+"$slipway" rm --force f-1 f-2 f-3 g >/dev/null || fail "rm: $(explain)"
+grep -q 'no memory is copied ahead' "$work/daemon.log" && fail "memory was copied in a pause: $(explain)"
+ok "three forks of a running sandbox by one command, and a fork of a fork"
+
+timeout 120 "$slipway" snapshot create parent s >/dev/null 2>&1 || fail "snapshot create: $(explain)"
+"$slipway" run --rm --from s --name front >"$work/front" 2>&1 & client=$!
+speaks() { grep -qE '^[0-9]+ ' "$work/front"; }
+wait_until 60 speaks || fail "a fork in the foreground: $(cat "$work/front") $(explain)"
+"$slipway" kill front >/dev/null || fail "kill: $(explain)"
+wait "$client"
+[ $? = 137 ] || fail "the status of a fork in the foreground: $(cat "$work/front")"
+ok "a fork in the foreground shows its output, and its exit status"
+
+timeout 120 "$slipway" pod create pod >/dev/null || fail "pod create: $(explain)"
+says 'pod' snapshot create pod t
+says 'director|share' snapshot create peer t
+says 'nothing' snapshot create nothing t
+says '"s"' snapshot create parent s
+says 'leave the image and the command out' run --from s "$image" -- true
+says 'leave --memory out' run --from s --memory 512M
+says 'leave --volume out' run --from s --volume more:1M
+says 'no snapshot "nothing"' run --from nothing
+says 'snapshot rm' template rm s
+[ "$(snapshots)" = "s parent 256 data" ] || fail "snapshots: $(snapshots)"
+[ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
+ok "what cannot be saved, and what a snapshot has already, is refused in one line"
+
+# flip FILE: changes a byte of a file of the snapshot, and changes it back: the first of JSON, and one of the first data of
+# any other.
+flip() { python3 -c 'import os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+at = 0 if sys.argv[1].endswith(".json") else os.lseek(file, 0, os.SEEK_DATA) + 64
+os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 0xff]), at)' "$templates/s/$1" || fail "cannot change $1"; }
+# The next daemon has checked nothing yet.
+end_daemon TERM
+start_daemon
+files=("$templates"/s/*)
+for file in "${files[@]##*/}"; do
+    flip "$file"
+    says 'changed|damaged|length|no snapshot "s"' run --detach --from s --name never
+    flip "$file"
+done
+[ ${#files[@]} -ge 4 ] || fail "only ${#files[@]} files: ${files[*]}"
+[ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
+[ "$(timeout 120 "$slipway" run --detach --rm --from s --name whole)" = whole ] || fail "a fork of a whole snapshot: $(explain)"
+"$slipway" rm --force whole >/dev/null || fail "rm: $(explain)"
+"$slipway" snapshot rm s >/dev/null || fail "snapshot rm: $(explain)"
+ok "a snapshot with a changed byte in any of its ${#files[@]} files is refused"
+
+# Killed while it is saved: the next daemon has the sandbox go on, and no file of the snapshot.
+"$slipway" snapshot create parent cut >/dev/null 2>&1 & client=$!
+wait_until 60 test -d "$templates/cut.unfinished" || fail "no snapshot begins: $(explain)"
+end_daemon KILL
+wait "$client" 2>/dev/null
+start_daemon
+wait_until 60 is_state parent running || fail "after SIGKILL: $("$slipway" ps; explain)"
+counts_on parent
+talks_on parent
+sequence parent 1 1
+[ -z "$(snapshots)$(ls "$templates")" ] || fail "left: $(ls "$templates")"
+ok "a snapshot that was cut leaves nothing, and its sandbox goes on"
+"$slipway" rm --force --all >/dev/null || fail "rm: $(explain)"
+left=$(leftovers)
+[ -z "$left" ] || fail "left: $left"
