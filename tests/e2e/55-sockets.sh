@@ -11,6 +11,9 @@ for program in ip python3 curl; do command -v "$program" >/dev/null || skip "$pr
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
 library=${SLIPWAY_LIBRARY:-$(dirname "$(readlink -f "$slipway")")/libslipway.so}
 [ -f "$library" ] || fail "$library is not built; \`make build\` builds it"
+# Images with no other shared library than the C library are common: busybox's, distroless ones.
+others=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -v -e '^libc\.so' -e '^ld-linux')
+[ -z "$others" ] || fail "$library needs other libraries than the C library: $others"
 ip link set lo up
 export SLIPWAY_SOCKET=$work/engine.sock
 started=()
