@@ -1,9 +1,9 @@
 //! Links the library's unwinder statically.
 //!
-//! Rust's standard library asks the linker for the shared library `gcc_s`. Many small images lack it
-//! (busybox's, distroless ones), and no program could start there with `libslipway.so` in
-//! `LD_PRELOAD`. A linker script of that name, which is found before the system's library, names the
-//! static archives of the same functions. The C library remains the only shared one.
+//! Rust's standard library asks the linker for the shared library `gcc_s`. Many small images lack
+//! it (busybox's, distroless ones), and no program could start there with `libslipway.so` in
+//! `LD_PRELOAD`. A linker script of that name, which is found before the system's library, names
+//! the static archives of the same functions. The C library remains the only shared one.
 
 use std::path::PathBuf;
 
