@@ -6,7 +6,7 @@
 //! something.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A limited number of something, and how many each client has.
@@ -28,6 +28,16 @@ pub struct Share {
     client: IpAddr,
 }
 
+/// Returns the address that stands for the client at `address`. An IPv4 client of a dual-stack
+/// socket is the same client. All loopback addresses are one, since each program of the host can
+/// use any of them.
+pub fn client_at(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(own) if own.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+        other => other,
+    }
+}
+
 impl Shares {
     /// Makes `total` units, all of them free.
     pub fn new(total: usize) -> Arc<Self> {
@@ -39,10 +49,10 @@ impl Shares {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one unit for `client`. Returns `None` if the client has as many as it may.
-    pub fn take(self: &Arc<Self>, client: IpAddr) -> Option<Share> {
-        // An IPv4 client of a dual-stack socket is the same client.
-        let client = client.to_canonical();
+    /// Takes one unit for the client at `address` ([`client_at`]). Returns `None` if the client has
+    /// as many as it may.
+    pub fn take(self: &Arc<Self>, address: IpAddr) -> Option<Share> {
+        let client = client_at(address);
         let mut taken = self.lock();
         let has = taken.by.get(&client).copied().unwrap_or(0);
         if has >= self.total.saturating_sub(taken.all) {
@@ -92,5 +102,15 @@ mod tests {
         assert_eq!(all(&shares, 4).len(), 32);
         assert!(shares.lock().by.is_empty() && shares.lock().all == 0);
         assert!(Shares::new(0).take([10, 0, 0, 1].into()).is_none());
+    }
+
+    #[test]
+    fn loopback_addresses_are_one_client() {
+        let shares = Shares::new(64);
+        let addresses = (0..=255_u8).map(|last| IpAddr::from([127, 3, 0, last]));
+        let taken: Vec<_> = addresses.filter_map(|address| shares.take(address)).collect();
+        assert_eq!(taken.len(), 32);
+        assert!(shares.take("::ffff:127.0.0.1".parse().unwrap()).is_none());
+        assert!(shares.take([10, 0, 0, 1].into()).is_some());
     }
 }

@@ -3,6 +3,10 @@
 //! One task serves all clients of a port and waits for none of them: a datagram for which a socket
 //! has no room is lost, as on any network. Two buffers serve a port, however many pairs it has.
 //!
+//! A client that has as many pairs as it may ([`Shares`]) loses the one that was not answered for
+//! the longest time. So a program that opens pairs without end, from however many ports and
+//! loopback addresses, keeps nobody from the port.
+//!
 //! An answer leaves by the socket of the port. The kernel chooses the source address if that socket
 //! is bound to all addresses: it is the address that the client asked, except for loopback
 //! addresses other than 127.0.0.1 (docs/networks.md). The packet filter redirects datagrams to
@@ -16,10 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::net::UdpSocket;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::shares::Shares;
+use crate::shares::{Share, Shares, client_at};
 
 /// The time without an answer of the sandbox's after which a pair is forgotten. Datagrams of the
 /// client alone do not keep the pair, nor do errors; the next datagram makes a new pair.
@@ -28,14 +32,24 @@ const IDLE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(10);
 const MAX_DATAGRAM: usize = 65_535;
 
+/// A client and a socket to the sandbox.
+struct Pair {
+    far: Arc<UdpSocket>,
+    /// The time of the last answer, or that at which the pair was made.
+    heard: Instant,
+    /// The task that carries answers.
+    task: AbortHandle,
+    _share: Share,
+}
+
 /// The pairs of one port.
 pub struct Flows {
     /// The port's socket.
     near: UdpSocket,
     /// The address in the sandbox.
     to: SocketAddr,
-    /// Sockets to the sandbox, by the client whose datagrams they carry.
-    pairs: Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>,
+    /// The pairs, by the client whose datagrams they carry.
+    pairs: Mutex<HashMap<SocketAddr, Pair>>,
     /// The pairs that there may be.
     room: Arc<Shares>,
     /// The buffer for answers. A pair uses it for one answer and never while it waits.
@@ -78,27 +92,61 @@ impl Flows {
     /// `tasks` carries back, if the client has none.
     ///
     /// # Errors
-    /// The client has as many pairs as it may, or no descriptors are left.
+    /// The clients have all pairs that there may be, or no descriptors are left.
     async fn pair(
         self: &Arc<Self>,
         client: SocketAddr,
         tasks: &mut JoinSet<()>,
     ) -> io::Result<Arc<UdpSocket>> {
-        let known = lock(&self.pairs).get(&client).cloned();
+        let known = lock(&self.pairs).get(&client).map(|pair| pair.far.clone());
         if let Some(far) = known {
             return Ok(far);
         }
-        let share = self.room.take(client.ip());
-        let share = share.ok_or_else(|| io::Error::other("the client has too many pairs"))?;
+        let share = self.room_for(client.ip(), tasks).await;
+        let share = share.ok_or_else(|| io::Error::other("there is no room for one more client"))?;
         let far = Arc::new(connected(self.to).await?);
-        lock(&self.pairs).insert(client, far.clone());
         let (flows, back) = (self.clone(), far.clone());
-        tasks.spawn(async move {
+        let task = tasks.spawn(async move {
             until_idle(IDLE, || flows.carry_answer(&back, client)).await;
-            lock(&flows.pairs).remove(&client);
-            drop(share);
+            flows.forget(&back, client);
         });
+        let pair = Pair { far: far.clone(), heard: Instant::now(), task, _share: share };
+        lock(&self.pairs).insert(client, pair);
         Ok(far)
+    }
+
+    /// Takes the share of one more pair of the client at `address`, if need be in place of pairs
+    /// that it has. Returns `None` if it has none, and may have none.
+    async fn room_for(&self, address: IpAddr, tasks: &mut JoinSet<()>) -> Option<Share> {
+        loop {
+            if let Some(share) = self.room.take(address) {
+                return Some(share);
+            }
+            if !self.evict(client_at(address)) {
+                return None;
+            }
+            // The task of such a pair has a descriptor until the runtime has dropped it.
+            let _ = tasks.join_next().await;
+        }
+    }
+
+    /// Ends that pair of a client which was not answered for the longest time. Returns whether
+    /// there was one.
+    fn evict(&self, client: IpAddr) -> bool {
+        let mut pairs = lock(&self.pairs);
+        let its = pairs.iter().filter(|(at, _)| client_at(at.ip()) == client);
+        let oldest = its.min_by_key(|(_, pair)| pair.heard).map(|(at, _)| *at);
+        let Some(pair) = oldest.and_then(|at| pairs.remove(&at)) else { return false };
+        pair.task.abort();
+        true
+    }
+
+    /// Removes the pair with the socket `far`, unless it was ended and its client has another one.
+    fn forget(&self, far: &Arc<UdpSocket>, client: SocketAddr) {
+        let mut pairs = lock(&self.pairs);
+        if pairs.get(&client).is_some_and(|pair| Arc::ptr_eq(&pair.far, far)) {
+            pairs.remove(&client);
+        }
     }
 
     /// Waits for an answer from `far` and carries it to the client.
@@ -122,6 +170,9 @@ impl Flows {
     fn try_answer(&self, far: &UdpSocket, client: SocketAddr) -> io::Result<()> {
         let mut buffer = lock(&self.answer);
         let length = far.try_recv(&mut buffer)?;
+        if let Some(pair) = lock(&self.pairs).get_mut(&client) {
+            pair.heard = Instant::now();
+        }
         if let Err(error) = self.near.try_send_to(&buffer[..length], client) {
             self.lose(&error);
         }
@@ -173,6 +224,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     async fn bound(address: &str) -> (UdpSocket, SocketAddr) {
@@ -211,24 +264,46 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_without_room_are_counted() {
-        let (inside, to) = bound("127.0.0.2:0").await;
+        let (_inside, to) = bound("127.0.0.2:0").await;
         let (near, outside) = bound("127.0.0.1:0").await;
-        let flows = Flows::new(near, to, Shares::new(2));
+        let flows = Flows::new(near, to, Shares::new(0));
         let mut serving = JoinSet::new();
         serving.spawn(flows.clone().serve());
-        let (first, _) = bound("127.0.0.1:0").await;
-        let (second, _) = bound("127.0.0.1:0").await;
-        let mut buffer = [0; 16];
-        first.send_to(b"first", outside).await.unwrap();
-        assert_eq!(inside.recv_from(&mut buffer).await.unwrap().0, 5);
-        // One address has half of the room.
-        second.send_to(b"second", outside).await.unwrap();
+        let (client, _) = bound("127.0.0.1:0").await;
+        client.send_to(b"first", outside).await.unwrap();
         while flows.lost.load(Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
         }
-        first.send_to(b"third", outside).await.unwrap();
+        assert!(lock(&flows.pairs).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_client_without_room_loses_the_pair_that_was_not_answered_for_longest() {
+        let (inside, to) = bound("127.0.0.2:0").await;
+        let (near, outside) = bound("127.0.0.1:0").await;
+        // All loopback addresses together have half of the room.
+        let flows = Flows::new(near, to, Shares::new(4));
+        let mut serving = JoinSet::new();
+        serving.spawn(flows.clone().serve());
+        let mut buffer = [0; 16];
+        let [(first, its), (second, _), (third, other)] =
+            [bound("127.0.0.1:0").await, bound("127.0.0.1:0").await, bound("127.0.0.3:0").await];
+        first.send_to(b"first", outside).await.unwrap();
+        let (_, from) = inside.recv_from(&mut buffer).await.unwrap();
+        second.send_to(b"second", outside).await.unwrap();
+        inside.recv_from(&mut buffer).await.unwrap();
+        inside.send_to(b"answer", from).await.unwrap();
+        first.recv_from(&mut buffer).await.unwrap();
+        third.send_to(b"third", outside).await.unwrap();
         let (length, _) = inside.recv_from(&mut buffer).await.unwrap();
-        assert_eq!((&buffer[..length], lock(&flows.pairs).len()), (&b"third"[..], 1));
+        assert_eq!(&buffer[..length], b"third");
+        let left: HashSet<_> = lock(&flows.pairs).keys().copied().collect();
+        assert_eq!(left, HashSet::from([its, other]));
+        first.send_to(b"more", outside).await.unwrap();
+        assert_eq!(inside.recv_from(&mut buffer).await.unwrap(), (4, from));
+        second.send_to(b"again", outside).await.unwrap();
+        inside.recv_from(&mut buffer).await.unwrap();
+        assert_eq!((lock(&flows.pairs).len(), flows.lost.load(Ordering::Relaxed)), (2, 0));
     }
 
     #[tokio::test]
