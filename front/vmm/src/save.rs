@@ -266,7 +266,6 @@ fn copy_ahead(
 /// number of bytes of the file.
 fn save(job: Job) -> Result<usize, String> {
     let Job { saver, functions, mut parts, file, pages, rest } = job;
-    let all: Vec<_> = functions.iter().map(|function| Arc::clone(&function.attached)).collect();
     for Named { number, name, attached } in functions {
         let state = attached.save(number)?;
         parts.functions.push(FunctionState { number, name, state });
@@ -278,7 +277,7 @@ fn save(job: Job) -> Result<usize, String> {
         // Rust's runtime ignores SIGPIPE: a reader that goes away is an error.
         let mut pages = File::from(pages);
         let written = match rest {
-            Some(rest) => rest.copy_rest(&all, &mut pages),
+            Some(rest) => rest.copy_rest(&mut pages),
             None => saver.write_pages(&mut pages),
         };
         written.map_err(|error| format!("writing the memory: {error}"))?;

@@ -180,7 +180,7 @@ impl GuestRam {
     pub(crate) fn set_log(&self, vm: &VmFd, log: bool) -> Result<()> {
         let regions = self.map.regions();
         let own: Vec<_> = regions.iter().filter(|(start, _)| self.ram_at(*start)).collect();
-        own.iter().for_each(|(_, region)| region.end_log());
+        self.end_own_log();
         for (slot, part) in self.parts.iter().enumerate() {
             // SAFETY: as in `give_to`.
             unsafe { part.set_log(vm, slot, log) }?;
@@ -195,6 +195,11 @@ impl GuestRam {
             barrier.map_err(Error::system("waiting for the devices' threads"))?;
         }
         Ok(())
+    }
+
+    /// Ends the log of this process's writes. Without it nobody tells what was written to.
+    pub(crate) fn end_own_log(&self) {
+        self.map.regions().iter().for_each(|(_, region)| region.end_log());
     }
 
     /// Returns a bit for each page of each part that KVM or this process has written to since the
@@ -367,6 +372,8 @@ pub(crate) mod tests {
             let written = ram.take_written(&vm).unwrap();
             assert_eq!((written.len(), written[0].len()), (1, 256));
             assert_eq!(written[0][..3], [0, 2, 0]);
+            ram.end_own_log();
+            assert!(ram.take_written(&vm).is_err(), "KVM's part alone is not all");
             ram.set_log(&vm, false).unwrap();
             assert!(ram.take_written(&vm).is_err());
         }

@@ -8,7 +8,8 @@
 //!
 //! A round takes the bits of all three, and then copies the pages: a page that is written to
 //! meanwhile has its bit again. If a party has lost its log, as a server that took over has, every
-//! page is copied while the guest is stopped.
+//! page is copied while the guest is stopped. A function that comes ends this process's log
+//! ([`crate::remote::Attached::plug`]), so that is done, too, if the function goes before the save.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -35,7 +36,8 @@ pub struct Written {
 
 impl Written {
     /// Has all parties note what they write from the return on. Waits for the functions' servers,
-    /// so call it on a thread of its own.
+    /// so call it on a thread of its own. `functions` are all that there are, and no other may come
+    /// until this has returned.
     ///
     /// # Errors
     /// [`Error::Kvm`]; [`Error::Function`] with a server that has no log; [`Error::Memory`] of a
@@ -80,21 +82,18 @@ impl Written {
     }
 
     /// Writes the pages that were written to since they were last copied. The guest is stopped, and
-    /// `functions`, all of its functions behind sockets, are as well. If a party has lost its
-    /// log, or at another call, writes all pages.
+    /// all of its functions are as well. If a party has lost its log, or at another call, writes
+    /// all pages.
     ///
     /// # Errors
     /// The error of writing.
-    pub fn copy_rest(&self, functions: &[Arc<Attached>], to: &mut impl Write) -> io::Result<()> {
+    pub fn copy_rest(&self, to: &mut impl Write) -> io::Result<()> {
         let ram = self.chassis.ram();
-        let unknown = |why: &str| Err(Error::State(why.into()));
         // An earlier reader may have given up, and its bits were taken.
         let taken = if self.rest_taken.swap(true, Ordering::Relaxed) {
-            unknown("an earlier save has taken what was written to")
-        } else if self.knows(functions) {
-            self.take()
+            Err(Error::State("an earlier save has taken what was written to".into()))
         } else {
-            unknown("a function came meanwhile")
+            self.take()
         };
         match taken {
             Ok(written) => pages::write_some(ram, &written, to, &END),
@@ -115,13 +114,6 @@ impl Written {
             }
         }
         Ok(written)
-    }
-
-    /// Returns whether these are the functions whose writes are noted.
-    fn knows(&self, functions: &[Arc<Attached>]) -> bool {
-        let known =
-            |one: &Arc<Attached>| self.functions.iter().any(|(_, old)| Arc::ptr_eq(old, one));
-        functions.iter().all(known)
     }
 }
 

@@ -31,7 +31,9 @@ impl Process {
         match command {
             Command::Save { .. } => self.saves.is_free().and(self.saves.copies_nothing()),
             Command::Continue | Command::Stop => self.saves.is_free(),
-            Command::CopyAhead if !self.saves.freezes() => self.saves.copies_nothing(),
+            Command::CopyAhead | Command::Plug { .. } if !self.saves.freezes() => {
+                self.saves.copies_nothing()
+            }
             Command::PowerDown
             | Command::Plug { .. }
             | Command::PlugCpu { .. }
@@ -73,6 +75,7 @@ impl Process {
     /// Begins to copy the memory into the pipe that came, while the guest runs.
     pub(super) fn copy_ahead(&mut self, id: &Value, files: Vec<OwnedFd>) -> Result<(), String> {
         let pages = save::check_pipe(files)?;
+        self.functions.are_settled()?;
         let (chassis, functions) = (self.running.chassis.clone(), self.functions.named());
         self.saves.copy_ahead(id.clone(), chassis, functions, pages)
     }

@@ -98,6 +98,8 @@ impl Attached {
         let function = function.map_err(|error| failed(&error))?;
         let function = Arc::new(function);
         let ram = machine.ram();
+        // The server notes nothing of what it writes, and may be gone when that is asked for.
+        ram.end_own_log();
         // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
         for part in ram.parts().iter().chain(ram.hot_memory().iter().map(HotMemory::devices)) {
             let mapped = function.map(part.start, part.len, ram.file(), part.offset, true);
