@@ -12,8 +12,8 @@
 //! ([`crate::remote::Attached::plug`]), so that is done, too, if the function goes before the save.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use slipway_machine::pages::{END, ROUND, ROUNDS};
 
@@ -28,8 +28,8 @@ const FEW: usize = 256;
 /// waits for the functions' servers, so drop it on a thread of its own.
 pub struct Written {
     chassis: Chassis,
-    /// The functions behind sockets, with their numbers.
-    functions: Vec<(usize, Arc<Attached>)>,
+    /// The functions behind sockets, with their numbers. One that the guest ejects goes.
+    functions: Vec<(usize, Weak<Attached>)>,
     /// The rest was written to a reader, which may not have got all of it.
     rest_taken: AtomicBool,
 }
@@ -46,11 +46,12 @@ impl Written {
         if !chassis.ram().hot_memory().is_empty() {
             return Err(Error::Memory("hot-plug memory is not copied while its guest runs".into()));
         }
+        let all = functions.iter().map(|(number, one)| (*number, Arc::downgrade(one))).collect();
         // After an error, dropping it ends what was begun.
         let (chassis, rest_taken) = (chassis.clone(), AtomicBool::new(false));
-        let this = Self { chassis, functions, rest_taken };
-        for (number, attached) in &this.functions {
-            attached.set_log(*number, true)?;
+        let this = Self { chassis, functions: all, rest_taken };
+        for (number, attached) in functions {
+            attached.set_log(number, true)?;
         }
         this.chassis.ram().set_log(this.chassis.vm(), true)?;
         Ok(this)
@@ -108,9 +109,10 @@ impl Written {
     fn take(&self) -> Result<Vec<Vec<u64>>> {
         let ram = self.chassis.ram();
         let mut written = ram.take_written(self.chassis.vm())?;
+        let gone = || Error::State("a function went meanwhile".into());
         for (part, words) in ram.parts().iter().zip(&mut written) {
             for (number, attached) in &self.functions {
-                attached.take_written(*number, part, words)?;
+                attached.upgrade().ok_or_else(gone)?.take_written(*number, part, words)?;
             }
         }
         Ok(written)
@@ -121,7 +123,7 @@ impl Drop for Written {
     fn drop(&mut self) {
         // A function that is gone, or whose server is, notes nothing any more.
         for (number, attached) in &self.functions {
-            let _ = attached.set_log(*number, false);
+            let _ = attached.upgrade().map(|attached| attached.set_log(*number, false));
         }
         let _ = self.chassis.ram().set_log(self.chassis.vm(), false);
     }
