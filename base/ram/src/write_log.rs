@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The size in bytes of the pages whose writes are noted.
 pub const PAGE: usize = 4096;
+/// The words of a chunk: one stands for 128 MiB.
+const WORDS: usize = 512;
 
 /// Returns the numbers of the pages whose bits are set, ascending.
 pub fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
@@ -29,16 +31,62 @@ pub fn bits(words: &[u64]) -> impl Iterator<Item = usize> {
 #[derive(Default)]
 pub(crate) struct WriteLog {
     on: AtomicBool,
-    /// The words, made when the first log begins, and kept: 32 KiB for each GiB.
-    words: OnceLock<Box<[AtomicU64]>>,
+    /// Made when the first log begins, and kept.
+    bits: OnceLock<Bits>,
+}
+
+/// The bits of a mapping. The client chooses how large the mapping is. So a chunk of 4 KiB of bits
+/// is made by the first write to one of its pages, which takes as much of the client's memory.
+struct Bits {
+    /// The number of words, whether they are there or not.
+    words: usize,
+    chunks: Box<[Chunk]>,
+}
+
+#[derive(Default)]
+struct Chunk {
+    /// A bit may be set.
+    noted: AtomicBool,
+    words: OnceLock<Box<[AtomicU64; WORDS]>>,
+}
+
+impl Bits {
+    fn new(words: usize) -> Self {
+        let chunks = (0..words.div_ceil(WORDS)).map(|_| Chunk::default()).collect();
+        Self { words, chunks }
+    }
+
+    /// Returns a word, unless no page of its chunk was ever written to.
+    fn word(&self, number: usize) -> Option<&AtomicU64> {
+        self.chunks.get(number / WORDS)?.words.get().map(|words| &words[number % WORDS])
+    }
+}
+
+impl Chunk {
+    fn set(&self, number: usize, mask: u64) {
+        let words = self.words.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]));
+        // Pairs with the acquire in `take`: a thread that takes the bit sees the bytes.
+        words[number].fetch_or(mask, Ordering::Release);
+        if !self.noted.load(Ordering::Relaxed) {
+            self.noted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears all bits. A bit that another thread sets meanwhile may stay.
+    fn clear(&self) {
+        if self.noted.swap(false, Ordering::Relaxed)
+            && let Some(words) = self.words.get()
+        {
+            words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
 }
 
 impl WriteLog {
     /// Begins a log of a mapping of `len` bytes, in which no page was written to.
     pub fn begin(&self, len: usize) {
-        let make = || (0..len.div_ceil(PAGE).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let words = self.words.get_or_init(make);
-        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let bits = self.bits.get_or_init(|| Bits::new(len.div_ceil(PAGE).div_ceil(64)));
+        bits.chunks.iter().for_each(Chunk::clear);
         self.on.store(true, Ordering::Release);
     }
 
@@ -58,11 +106,12 @@ impl WriteLog {
 
     #[cold]
     fn set(&self, pages: Range<usize>) {
-        let Some(words) = self.words.get() else { return };
+        let Some(bits) = self.bits.get() else { return };
         for (number, mask) in masks(pages) {
-            if let Some(word) = words.get(number) {
-                // Pairs with the acquire in `take`: a thread that takes the bit sees the bytes.
-                word.fetch_or(mask, Ordering::Release);
+            if number < bits.words
+                && let Some(chunk) = bits.chunks.get(number / WORDS)
+            {
+                chunk.set(number % WORDS, mask);
             }
         }
     }
@@ -70,19 +119,18 @@ impl WriteLog {
     /// Adds the bits of `pages` to `into`, and clears them: whole words, or those up to the last
     /// one. Returns `false` if there is no log, or other pages or words than it has.
     pub fn take(&self, pages: Range<usize>, into: &mut [u64]) -> bool {
-        let Some(words) = self.words.get().filter(|_| self.on.load(Ordering::Acquire)) else {
+        let Some(bits) = self.bits.get().filter(|_| self.on.load(Ordering::Acquire)) else {
             return false;
         };
         let (first, last) = (pages.start / 64, pages.end.div_ceil(64));
         let whole = |page: usize| page.is_multiple_of(64);
-        let parted = !whole(pages.start) || !whole(pages.end) && last != words.len();
-        let Some(words) = words.get(first..last).filter(|_| !parted) else { return false };
-        if words.len() != into.len() {
+        let parted = !whole(pages.start) || !whole(pages.end) && last != bits.words;
+        if parted || last > bits.words || last.checked_sub(first) != Some(into.len()) {
             return false;
         }
-        for (word, into) in words.iter().zip(into) {
+        for (number, into) in (first..last).zip(into) {
             // Most words are 0, and then a load is all.
-            if word.load(Ordering::Relaxed) != 0 {
+            if let Some(word) = bits.word(number).filter(|word| word.load(Ordering::Relaxed) != 0) {
                 *into |= word.swap(0, Ordering::Acquire);
             }
         }
@@ -196,6 +244,31 @@ mod tests {
         let region = Region::remote(Arc::new(Nobody), 4096, crate::Permissions::READ_WRITE);
         assert!(!region.log_writes() && !region.take_written(0..1, &mut [0]));
         assert!(Memory::heap(4096).write(0, &[1]).is_ok());
+    }
+
+    #[test]
+    fn a_log_takes_memory_where_something_was_written() {
+        let (len, far) = (1 << 40, (1 << 30) / 4096 * 777);
+        let log = WriteLog::default();
+        log.begin(len);
+        let made = || {
+            let chunks = log.bits.get().unwrap().chunks.iter();
+            chunks.filter(|chunk| chunk.words.get().is_some()).count()
+        };
+        assert_eq!(made(), 0);
+        log.note(far * PAGE, 2 * PAGE);
+        log.note(len - 1, 1);
+        log.note(len, PAGE);
+        assert_eq!(made(), 2);
+        let (last, mut words) = (len / PAGE, [0; 2]);
+        assert!(log.take(far..far + 128, &mut words));
+        assert!(log.take(last - 64..last, &mut words[1..]));
+        assert_eq!(words, [3, 1 << 63]);
+        assert!(!log.take(last..last + 64, &mut words[1..]), "beyond the end");
+        log.note(far * PAGE, 1);
+        log.begin(len);
+        assert!(log.take(far..far + 64, &mut words[..1]));
+        assert_eq!(words[0], 3, "nothing was added");
     }
 
     #[test]

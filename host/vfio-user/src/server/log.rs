@@ -98,7 +98,7 @@ impl Session {
     fn log_quietly(&mut self, device: &Device, log: &Log) -> Result<Answer, Errno> {
         let regions = device.map.regions();
         let Some(report) = &log.report else {
-            // A bit for each page is written.
+            // As if each page had a bit to be cleared.
             let bytes = usize::try_from(self.mapped_bytes).unwrap_or(usize::MAX) / PAGE / 8;
             self.cost += bytes / BYTES_PER_COST;
             for (_, region) in &regions {
