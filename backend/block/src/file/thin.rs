@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use slipway_space::Space;
 
 use crate::{DiskError, Operation};
-use held::Held;
+use held::{Held, space};
 
 /// The most bytes that are granted between two looks at the free space.
 const STEP: u64 = 16 << 20;
@@ -149,7 +149,7 @@ impl Thin {
             Operation::Read | Operation::Flush => return Ok(None),
             Operation::Write if self.held.has(&bytes) => return Ok(None),
             Operation::Write => {
-                if !self.account.take(file.as_fd(), bytes.end - bytes.start) {
+                if !self.account.take(file.as_fd(), space(&bytes)) {
                     return Err(self.refuse());
                 }
                 let quiet = self.running.load(Ordering::SeqCst) == 0;
@@ -195,8 +195,13 @@ impl Begun {
     /// was made meanwhile, which may be in the same place and later.
     pub fn succeed(&self) {
         let Change::Data { after: Some(after) } = self.change else { return };
-        if self.thin.begun.load(Ordering::SeqCst) == after {
+        let is_last = || self.thin.begun.load(Ordering::SeqCst) == after;
+        if is_last() {
             self.thin.held.set(&self.bytes);
+            // A hole that began in between may have cleared the map already.
+            if !is_last() {
+                self.thin.held.clear(&self.bytes);
+            }
         }
     }
 }
@@ -204,7 +209,7 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         match self.change {
-            Change::Data { .. } => self.thin.account.end(self.bytes.end - self.bytes.start),
+            Change::Data { .. } => self.thin.account.end(space(&self.bytes)),
             Change::Hole => {
                 // A write that ended meanwhile may have been before the hole.
                 self.thin.held.clear(&self.bytes);
@@ -220,6 +225,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
+    /// Makes a file that keeps a reserve. All tests with the same one share an account.
     fn thin(reserve: u64) -> (std::fs::File, Arc<Thin>) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 * PAGE).unwrap();
@@ -242,8 +248,19 @@ mod tests {
     }
 
     #[test]
+    fn a_write_of_a_part_of_a_page_takes_the_page() {
+        let (file, thin) = thin(2);
+        let pending = || thin.account.pending.load(Ordering::SeqCst);
+        let write = |bytes| thin.begin(&file, Operation::Write, bytes).unwrap().unwrap();
+        let both = [write(512..1024), write(3 * PAGE - 1..3 * PAGE + 1)];
+        assert_eq!(pending(), 3 * PAGE);
+        drop(both);
+        assert_eq!(pending(), 0);
+    }
+
+    #[test]
     fn blocks_of_a_write_are_held_unless_a_hole_was_made_meanwhile() {
-        let (file, thin) = thin(1);
+        let (file, thin) = thin(3);
         let write = |page: u64| {
             let bytes = page * PAGE..(page + 1) * PAGE;
             thin.begin(&file, Operation::Write, bytes).unwrap()

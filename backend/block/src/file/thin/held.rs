@@ -81,6 +81,12 @@ impl Held {
     }
 }
 
+/// Returns the most space in bytes that a write of `bytes` takes: all pages that it touches.
+pub(super) fn space(bytes: &Range<u64>) -> u64 {
+    let pages = touched(bytes);
+    (pages.end - pages.start).saturating_mul(PAGE)
+}
+
 fn touched(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / PAGE..bytes.end.div_ceil(PAGE)
 }
