@@ -85,13 +85,28 @@ impl KeptPlace {
         })
     }
 
-    /// Reads the description that a predecessor stored. Returns whether there is a valid one.
+    /// Reads the description that a predecessor stored, and clears the contents that it does not
+    /// name. Returns whether there is a valid one.
     pub(super) fn load(&mut self) -> bool {
         let stored = self.stored.load();
         let read = stored.and_then(|stored| Description::decode(stored.as_slice()).ok());
         let Some(description) = read.filter(|read| read.request.is_some()) else { return false };
         self.description = description;
+        self.clear_unnamed();
         true
+    }
+
+    /// Clears the contents that a predecessor was killed over: it had not described them yet, or
+    /// not taken them off the shelf. Their memory would last as long as the endpoint.
+    fn clear_unnamed(&mut self) {
+        let named = |slot: &u32| self.description.contents.values().any(|taken| taken == slot);
+        let left = self.left_descriptors.keys().copied();
+        let unnamed: Vec<u32> =
+            left.filter(|slot| HOST_SLOTS.contains(slot) && !named(slot)).collect();
+        for slot in unnamed {
+            self.left_descriptors.remove(&slot);
+            self.clear_slot(slot);
+        }
     }
 
     /// Returns the number of the endpoint's shelf.
@@ -383,5 +398,30 @@ mod tests {
         let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
         let found: Vec<_> = taken.iter().map(|(_, file)| inode(file)).collect();
         assert_eq!(found, [inode(&second)]);
+    }
+
+    #[test]
+    fn a_successor_clears_content_that_no_namespace_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut place, _memory) = place(dir.path());
+        place.describe(&request(1)).unwrap();
+        let content = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let named = content();
+        let namespace = v1::Namespace { nsid: 1, ..Default::default() };
+        place.attach(namespace, Some(&named)).unwrap();
+        // A predecessor was killed between the changes of the description and of the shelf.
+        let other = HOST_SLOTS.end - 1;
+        place.shelf.put(other, content().as_fd()).unwrap();
+        place.left_descriptors =
+            BTreeMap::from([(HOST_SLOTS.start, content()), (other, content())]);
+        assert!(place.load());
+        assert!(place.predecessor_disk(1).unwrap().content.is_some());
+        assert!(place.left_descriptors.is_empty());
+        drop(place);
+        let keeper = Keeper::connect(&dir.path().join("keeper")).unwrap();
+        let taken = keeper.take(std::time::Duration::from_secs(60)).unwrap();
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        let found: Vec<_> = taken.iter().map(|(_, file)| inode(file)).collect();
+        assert_eq!(found, [inode(&named)]);
     }
 }
