@@ -289,6 +289,13 @@ fn what_is_written_after_memory_was_copied_ahead_comes_with_the_save() {
     assert!(whole(&copy) == whole(&vm.memory), "the bytes of the guest's memory");
     vm.client.execute("cont");
     follow(&vm.read(10), last);
+    // No function comes while memory is copied, here to a reader that takes none of it.
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    vm.client.send_with(&json!({ "execute": "slipway-copy-ahead" }), &[writer.as_fd()]);
+    drop(writer);
+    refused(&vm.client.plug("late", &disk), "is being copied");
+    drop(reader);
+    refused(&vm.client.answer(), "writing the memory");
     server.close();
 }
 
