@@ -7,9 +7,10 @@ mod harness;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use harness::Daemon;
 use harness::guest::Guest;
+use harness::{COPIES_FOR_EVER, Daemon, LONG};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use slipway_runtime::record::Settings;
@@ -44,6 +45,37 @@ async fn a_sandbox_that_cannot_be_saved_runs_on() {
     let left = std::fs::read_dir(daemon.dir.path().join("data/templates"));
     assert_eq!(left.map_or(0, Iterator::count), 0);
     daemon.remove("one").await;
+}
+
+/// Commands begin in a sandbox whose memory is copied ahead of a save. A VMM that its guest took
+/// over can have that last for minutes.
+#[tokio::test]
+async fn commands_begin_while_memory_is_copied_ahead() {
+    let guest = Guest { prints: 16, ..Guest::default() };
+    let guests = Arc::new(move |listener, _: &str| guest.clone().speak(listener));
+    let daemon = Daemon::with(guests).await;
+    let (_, mut replies) = daemon.run(COPIES_FOR_EVER).await;
+    tokio::spawn(async move { while let Ok(Some(_)) = replies.message().await {} });
+    daemon.wait_state(COPIES_FOR_EVER, "running").await;
+    let mut snapshots = SnapshotsClient::new(daemon.channel().await);
+    let (sandbox, name) = (COPIES_FOR_EVER.to_owned(), "saved".to_owned());
+    let create = v1::CreateSnapshotRequest { sandbox, name };
+    let save = tokio::spawn(async move { snapshots.create(create).await });
+    let memory = daemon.dir.path().join("data/templates/saved.unfinished/memory");
+    let copies = async {
+        while !memory.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, copies).await.expect("its memory is copied");
+    let (name, command) = (COPIES_FOR_EVER.to_owned(), vec!["x".to_owned()]);
+    let spec = v1::ExecSpec { name, command, ..Default::default() };
+    let first = v1::RunIn { kind: Some(v1::run_in::Kind::Exec(spec)) };
+    let mut client = daemon.another().await;
+    let begun = tokio::time::timeout(LONG, client.exec(tokio_stream::once(first))).await;
+    begun.expect("the command begins").unwrap();
+    daemon.remove(COPIES_FOR_EVER).await;
+    assert!(save.await.unwrap().is_err());
 }
 
 /// Fills a directory as an export of the snapshot "saved" does, whose container has this image.

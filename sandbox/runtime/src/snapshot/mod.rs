@@ -30,7 +30,6 @@ use crate::pause::freeze;
 use crate::record::{Device, Origin, Record, ShareServer, Volume};
 use crate::running::or_end;
 use crate::sandbox::Sandbox;
-use crate::target::Target;
 use crate::templates::pages::measure_pages;
 use crate::templates::{
     Boots, Manifest, Saved, Shape, Snapshot, Unfinished, apart, check_chosen, create_file, digest,
@@ -96,19 +95,23 @@ async fn stand_still(
     (sandbox, volumes): (&Arc<Sandbox>, Vec<Volume>),
     unfinished: &Unfinished,
 ) -> Result<Stood> {
-    let own = Target::own(Arc::clone(sandbox));
-    // No process begins meanwhile, nobody else pauses the container, and the agent does not
-    // configure the interface: in a fork it would do so, too.
-    let _turn = own.container.pausing.write().await;
-    let _size = sandbox.change_size()?;
+    // One save at a time, of a machine that keeps its size.
+    let _size = sandbox.wait_to_change_size().await;
+    // The agent does not configure the interface: in a fork it would do so, too.
     let _network = sandbox.configuring.lock().await;
-    let agent = sandbox.agent()?;
+    sandbox.agent()?;
     let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
-    let record = Record { volumes, ..sandbox.record() };
-    if let Some(memory) = record.client_memory.filter(|_| record.template.is_some()) {
+    let booted = sandbox.record();
+    if let Some(memory) = booted.client_memory.filter(|_| booted.template.is_some()) {
         memory::complete(node, memory).await?;
     }
-    let memory = copy_ahead(&*vm, &record, unfinished).await?;
+    let memory = copy_ahead(&*vm, &booted, unfinished).await?;
+    // From here on no process begins, and nobody else pauses the container. Not before: a guest
+    // may have its memory copied for minutes.
+    let _turn = sandbox.own.pausing.write().await;
+    // The container may have ended, or been paused, since.
+    let agent = sandbox.agent()?;
+    let record = Record { volumes, ..sandbox.record() };
     let noted = sandbox.update(|record| record.saving = true).await;
     let begun = Instant::now();
     // Also if the record was not written, the VMM is told to go on: it notes writes until then.
@@ -138,6 +141,7 @@ async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
     loop {
         tokio::time::sleep(LATER).await;
         // Not amid the next save, which has it go on, too.
+        let _size = sandbox.wait_to_change_size().await;
         let _turn = sandbox.own.pausing.write().await;
         if !sandbox.state().is_live() || sandbox.look(|record| !record.saving) {
             return;

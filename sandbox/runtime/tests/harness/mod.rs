@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_hypervisor::{
-    Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, MemoryDevice, Vm,
-    VmEvent, VmExit, VmRecord, VmSpec,
+    Accel, BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, LeftVm, MemoryDevice,
+    PageSink, Vm, VmEvent, VmExit, VmRecord, VmSpec,
 };
 use slipway_image::{Cache, ImageConfig, Limits};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
@@ -30,6 +30,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 /// A time that only a test that is stuck exceeds, even on a busy machine.
 pub const LONG: Duration = Duration::from_secs(300);
+
+/// The name of a sandbox whose VMM copies its memory ahead of a save for ever.
+pub const COPIES_FOR_EVER: &str = "copies-for-ever";
 
 const DIGEST: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
 const LAYER_BYTES: u64 = 1 << 20;
@@ -332,7 +335,8 @@ impl Hypervisor for StandIn {
             };
             let (killed, liar) = (watch::Sender::new(false), cpus::Liar::of(&spec.name));
             let memory = memory::HotMemory::of(spec);
-            Ok(Box::new(NoVm { record, killed, liar, memory }) as Box<dyn Vm>)
+            let copies_for_ever = spec.name == COPIES_FOR_EVER;
+            Ok(Box::new(NoVm { record, killed, liar, memory, copies_for_ever }) as Box<dyn Vm>)
         })
     }
 
@@ -351,6 +355,7 @@ struct NoVm {
     liar: Option<cpus::Liar>,
     /// Its hot-plug memory, if it has some.
     memory: Option<memory::HotMemory>,
+    copies_for_ever: bool,
 }
 
 impl NoVm {
@@ -409,6 +414,14 @@ impl Vm for NoVm {
 
     fn set_memory(&self, _: usize, bytes: u64) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
         self.hot(|memory| memory.ask(bytes))
+    }
+
+    fn copy_ahead(&self, _: u64, _: PageSink) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        if self.copies_for_ever {
+            return Box::pin(std::future::pending());
+        }
+        let none = slipway_hypervisor::Error::Control("no such call".into());
+        Box::pin(std::future::ready(Err(none)))
     }
 
     fn events(&self) -> broadcast::Receiver<VmEvent> {
