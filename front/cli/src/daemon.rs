@@ -192,6 +192,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.check_cgroups()?;
     config.check_functions()?;
     config.check_empty_dirs()?;
+    config.check_logs()?;
     check_layers(config)?;
     Ok(())
 }

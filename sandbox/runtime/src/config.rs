@@ -22,6 +22,9 @@ const MOST_SOCKETS: u32 = 1024;
 
 /// The smallest disk of a pod's `emptyDir` volumes in bytes.
 const LEAST_EMPTY_DIRS: u64 = 16 << 20;
+/// The smallest bound of the kept output of a pod's containers in bytes. Each of the most that it
+/// can have has room for two of the agent's pieces of output then.
+const LEAST_POD_LOGS: u64 = 128 << 20;
 
 /// Settings of a node. Every field has a default; a file needs to name only what differs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -91,6 +94,9 @@ pub struct Config {
     pub empty_dirs_bytes: u64,
     /// The most bytes that a container's kept output takes on disk.
     pub log_bytes: u64,
+    /// The most bytes that the kept output of a pod's containers takes on disk, together; at least
+    /// 128 MiB. Containers have their parts of it until they are removed.
+    pub pod_log_bytes: u64,
     /// The seconds without use after which the node removes an image that was made for containerd.
     /// 0: such images stay.
     pub containerd_images_unused_s: u64,
@@ -172,6 +178,7 @@ impl Default for Config {
             node_layers_bytes: 0,
             empty_dirs_bytes: 0,
             log_bytes: 256 << 20,
+            pod_log_bytes: 2 << 30,
             containerd_images_unused_s: 86_400,
             lazy_pulls: false,
             boot_timeout_s: 120,
@@ -316,6 +323,18 @@ impl Config {
         }
     }
 
+    /// Checks the bound of the kept output of a pod's containers.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is too little for as many containers as a pod can have.
+    pub fn check_logs(&self) -> Result<()> {
+        let (asked, least) = (self.pod_log_bytes, LEAST_POD_LOGS);
+        match asked < least {
+            true => Err(Error::Invalid(format!("pod_log_bytes = {asked}: at least {least}"))),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the path of the socket of the pool of memory.
     pub fn pool_socket(&self) -> PathBuf {
         self.run_dir.join("pool.sock")
@@ -415,5 +434,8 @@ mod tests {
     fn no_file_gives_the_defaults() {
         let config = Config::load(Path::new("/nonexistent/config.toml")).unwrap();
         assert_eq!(config.cpus, 1);
+        config.check_logs().unwrap();
+        let small = Config { pod_log_bytes: LEAST_POD_LOGS - 1, ..config };
+        assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));
     }
 }

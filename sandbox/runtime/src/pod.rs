@@ -9,6 +9,7 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
+mod output;
 mod request;
 mod update;
 
@@ -73,7 +74,12 @@ impl Node {
         let log = sandbox.store.added_log(&name);
         let container = Container::new(&name, log, SandboxState::Created);
         container.set_copies(copies);
-        enter(&sandbox, added, &container)?;
+        let (most, of_pod) = (self.config.log_bytes, self.config.pod_log_bytes);
+        let describe = |others: &[Added]| {
+            let log_bytes = output::part(others, most, of_pod);
+            Added { log_bytes, ..added }
+        };
+        enter(&sandbox, &container, describe)?;
         let target = Target { sandbox, container };
         if let Err(error) = target.sandbox.update(|_| {}).await {
             target.sandbox.forget_added(&target.container);
@@ -159,9 +165,14 @@ fn check_target(sandbox: &Sandbox, target: &str) -> Result<()> {
     )))
 }
 
-/// Enters a container into its pod's record and table, so that its name is taken.
-fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<()> {
-    let name = added.name.clone();
+/// Enters a container into its pod's record and table, so that its name is taken. `describe` makes
+/// the container's record beside those of the others.
+fn enter(
+    sandbox: &Sandbox,
+    container: &Arc<Container>,
+    describe: impl FnOnce(&[Added]) -> Added,
+) -> Result<()> {
+    let name = container.name.clone();
     let mut outcome = Ok(());
     sandbox.note(|record| {
         if record.added(&name).is_some() {
@@ -171,6 +182,7 @@ fn enter(sandbox: &Sandbox, added: Added, container: &Arc<Container>) -> Result<
             let name = record.name.clone();
             outcome = Err(Error::Busy { name, what: "containers", most: MOST_ADDED });
         } else {
+            let added = describe(&record.added);
             record.added.push(added);
             outcome = record::check_size(record);
             if outcome.is_err() {
@@ -285,7 +297,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let request = request.ok_or_else(gone)?;
     agent.check_process(request.process.as_ref())?;
     agent.call(|mut client| async move { client.create_container(request).await }).await?;
-    let carrier = Carrier::attach(target, &agent, node.config.log_bytes, Some(session)).await?;
+    let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     let start = agent_v1::StartContainerRequest { id: container.name.clone() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
     let carry = carrier.carry(target, &agent);
@@ -300,10 +312,16 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
 async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let agent = target.sandbox.agent()?;
     let session = agent.session(&target.sandbox.name)?;
-    let carrier = Carrier::attach(target, &agent, node.config.log_bytes, Some(session)).await?;
+    let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     target.end_lost_input();
     let carry = carrier.carry(target, &agent);
     Ok(Running { agent, carry })
+}
+
+/// Returns the most bytes of a container's kept output.
+fn log_bytes(node: &Node, target: &Target) -> u64 {
+    let most = node.config.log_bytes;
+    target.look_added(|added| added.map_or(most, |one| output::bytes(one, most)))
 }
 
 /// Waits for the end of the first process. Returns its exit status.

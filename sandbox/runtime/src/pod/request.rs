@@ -51,7 +51,8 @@ pub(crate) fn settings(
     })
 }
 
-/// Returns the record of a new container without its volumes, functions and shared directories.
+/// Returns the record of a new container without its volumes, functions, shared directories and
+/// part of the pod's kept output.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a name, a path or a limit that no container can have.
@@ -78,6 +79,7 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         sockets: None,
         shares: Vec::new(),
         empty_dirs: Vec::new(),
+        log_bytes: 0,
         remove: spec.remove,
         shares_processes: spec.shares_processes,
         processes_of: spec.processes_of.clone(),

@@ -85,6 +85,9 @@ pub struct Added {
     /// Directories of the pod's guest in the container.
     #[serde(default)]
     pub empty_dirs: Vec<EmptyDir>,
+    /// The most bytes of its kept output; 0: the node's setting for one container.
+    #[serde(default)]
+    pub log_bytes: u64,
     /// Set if the container is removed when it has ended.
     pub remove: bool,
     /// Set if the container is in the PID namespace that such containers of the pod share.
