@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use slipway_ram::next_data;
+use slipway_space::Space;
 
 use super::open::failed;
 use crate::OpenError;
@@ -26,6 +27,8 @@ pub(crate) struct CopyTarget<'a> {
     buffer: Vec<u8>,
     /// Set if the file had a name at first. A copy to a file that loses its name ends.
     named: bool,
+    /// The bytes of its file system that stay free.
+    reserve: u64,
     /// The number of bytes that were written.
     pub written: u64,
 }
@@ -38,7 +41,8 @@ impl<'a> CopyTarget<'a> {
     pub fn new(file: &'a File, path: &'a Path, bytes: u64) -> Result<Self, OpenError> {
         file.set_len(bytes).map_err(failed(path, "set the size of"))?;
         let named = has_name(file).map_err(failed(path, "look at"))?;
-        Ok(Self { file, path, buffer: vec![0; PIECE], named, written: 0 })
+        let reserve = Space::of(file).map_err(failed(path, "look at"))?.reserve();
+        Ok(Self { file, path, buffer: vec![0; PIECE], named, reserve, written: 0 })
     }
 
     /// Copies the data in `bytes` of the file `from` to the same place. Its holes and
@@ -65,8 +69,8 @@ impl<'a> CopyTarget<'a> {
     /// `unread` makes an error of a failed read.
     ///
     /// # Errors
-    /// The error that `unread` makes; [`OpenError::File`] if the target cannot be written, or was
-    /// removed.
+    /// The error that `unread` makes; [`OpenError::File`] if the target cannot be written, was
+    /// removed, or would leave less of its file system free than it has to.
     pub fn copy(
         &mut self,
         (from, start): (&File, u64),
@@ -77,6 +81,7 @@ impl<'a> CopyTarget<'a> {
         while at < bytes.end {
             self.check_wanted()?;
             let len = (bytes.end - at).min(PIECE as u64);
+            self.check_space(len)?;
             let piece = &mut self.buffer[..len as usize];
             from.read_exact_at(piece, start + (at - bytes.start)).map_err(&unread)?;
             let written = write_data(self.file, piece, at);
@@ -96,6 +101,19 @@ impl<'a> CopyTarget<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that the file system has space for `bytes` bytes beside those that stay free.
+    fn check_space(&self, bytes: u64) -> Result<(), OpenError> {
+        let space = Space::of(self.file).map_err(failed(self.path, "look at"))?;
+        if space.beyond(self.reserve) >= bytes {
+            return Ok(());
+        }
+        let what = format!(
+            "its disk has no more than the {} MiB that stay free: free some of its space",
+            self.reserve >> 20
+        );
+        Err(failed(self.path, "write")(io::Error::new(io::ErrorKind::StorageFull, what)))
     }
 }
 
@@ -143,6 +161,18 @@ mod tests {
         let mut target = CopyTarget::new(&unnamed, &path, 4096).unwrap();
         target.copy_data((&from, Path::new("from")), 0..4096).unwrap();
         assert_eq!(target.written, 4096);
+    }
+
+    #[test]
+    fn a_copy_leaves_a_part_of_its_disk_free() {
+        let [from, to] = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+        from.write_all_at(&[7; 4096], 0).unwrap();
+        let mut target = CopyTarget::new(&to, Path::new("to"), 4096).unwrap();
+        assert_eq!(target.reserve, Space::of(&to).unwrap().reserve());
+        target.reserve = u64::MAX;
+        let full = target.copy_data((&from, Path::new("from")), 0..4096).unwrap_err();
+        assert!(full.to_string().contains("stay free"), "{full}");
+        assert_eq!(target.written, 0);
     }
 
     #[test]

@@ -15,14 +15,18 @@ mod folder;
 pub(crate) mod go_on;
 pub(crate) mod host_files;
 pub(crate) mod moved;
+mod space;
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slipway_hypervisor::{PageSink, Vm};
+use slipway_hypervisor::{Error as HypervisorError, PageSink, Vm};
 
+use self::space::Allowance;
 use crate::agent::Agent;
 use crate::container::OWN;
 use crate::node::Node;
@@ -186,13 +190,27 @@ struct MemoryFile {
     file: Arc<File>,
     /// The file has all pages but those that were written to since they were copied.
     ahead: bool,
+    /// The bytes of its file system that stay free.
+    reserve: u64,
 }
 
 impl MemoryFile {
-    /// Returns what writes pages into the file.
+    /// Makes the file at `path`, of `bytes` bytes.
+    fn create(path: &Path, bytes: u64) -> io::Result<Self> {
+        let file = create_file(path)?;
+        file.set_len(bytes)?;
+        let reserve = Allowance::of(&file)?.reserve;
+        Ok(Self { file: Arc::new(file), ahead: false, reserve })
+    }
+
+    /// Returns what writes pages into the file. It fails with [`ErrorKind::StorageFull`] before it
+    /// takes the reserve.
     fn sink(&self) -> PageSink {
-        let file = Arc::clone(&self.file);
-        Box::new(move |at, page: &[u8]| file.write_all_at(page, at))
+        let (file, mut space) = (Arc::clone(&self.file), Allowance::keeping(self.reserve));
+        Box::new(move |at, page: &[u8]| {
+            space.take(&*file, page.len() as u64)?;
+            file.write_all_at(page, at)
+        })
     }
 }
 
@@ -200,21 +218,19 @@ impl MemoryFile {
 /// cannot tell what is written meanwhile, the file is left empty.
 ///
 /// # Errors
-/// [`Error::VmEnded`]; those of making the file.
+/// [`Error::VmEnded`]; those of making the file, or that its disk is full.
 async fn copy_ahead(vm: &dyn Vm, record: &Record, unfinished: &Unfinished) -> Result<MemoryFile> {
     let path = unfinished.memory();
     let failed = Error::file("cannot create", &path);
-    let file = create_file(&path).and_then(|file| {
-        file.set_len(record.memory_bytes)?;
-        Ok(file)
-    });
-    let mut memory = MemoryFile { file: Arc::new(file.map_err(failed)?), ahead: false };
+    let mut memory = MemoryFile::create(&path, record.memory_bytes).map_err(failed)?;
     let copied = tokio::select! {
         copied = vm.copy_ahead(record.memory_bytes, memory.sink()) => copied,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
     match copied {
         Ok(()) => memory.ahead = true,
+        // The sandbox need not stand still for a copy that cannot be made.
+        Err(error) if is_full(&error) => return Err(error.into()),
         Err(error) => {
             tracing::warn!(sandbox = record.name, %error, "no memory is copied ahead of a save");
             // A page that was copied may be zeros by now, which are not copied.
@@ -228,6 +244,12 @@ async fn copy_ahead(vm: &dyn Vm, record: &Record, unfinished: &Unfinished) -> Re
         }
     }
     Ok(memory)
+}
+
+/// Returns whether a page could not be kept for want of space.
+fn is_full(error: &HypervisorError) -> bool {
+    let full = |source: &io::Error| source.kind() == ErrorKind::StorageFull;
+    matches!(error, HypervisorError::System { source, .. } if full(source))
 }
 
 /// Stops a sandbox, and copies its memory and its disks. Returns the machine's state, and the
@@ -385,6 +407,22 @@ mod tests {
         assert!(with(volume(true, false, Device::Function)).unwrap().contains("of its own"));
         assert_eq!(with(volume(true, false, Device::Namespace)), None);
         assert_eq!(with(volume(false, true, Device::Namespace)), None);
+    }
+
+    #[test]
+    fn a_save_leaves_a_part_of_its_disk_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut memory = MemoryFile::create(&dir.path().join("memory"), 1 << 20).unwrap();
+        memory.reserve = 0;
+        memory.sink()(4096, &[7; 4096]).unwrap();
+        memory.reserve = u64::MAX;
+        let source = memory.sink()(8192, &[7; 4096]).unwrap_err();
+        let mut pages = [1; 8192];
+        memory.file.read_exact_at(&mut pages, 4096).unwrap();
+        assert!(pages[..4096] == [7; 4096] && pages[4096..] == [0; 4096]);
+        assert!(is_full(&HypervisorError::System { action: "keeping a page", source }));
+        let source = io::Error::from(ErrorKind::NotFound);
+        assert!(!is_full(&HypervisorError::System { action: "keeping a page", source }));
     }
 
     #[test]

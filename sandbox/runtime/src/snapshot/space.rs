@@ -1,5 +1,5 @@
-//! The free space of the file system that a snapshot is copied to, and the part of it that a copy
-//! leaves to others.
+//! The free space of the file system that a snapshot is written to, and the part of it that stays
+//! free for others.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -50,8 +50,8 @@ impl Allowance {
         }
         let full = || {
             let what = format!(
-                "the disk that it is copied to has no more than the {} MiB that stay free: free \
-                 some of its space",
+                "the disk of the copy has no more than the {} MiB that stay free: free some of its \
+                 space",
                 self.reserve >> 20
             );
             io::Error::new(io::ErrorKind::StorageFull, what)
