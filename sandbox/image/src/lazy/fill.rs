@@ -130,8 +130,9 @@ impl Filling {
         let Some(image) = partial.cache.get(&partial.digest.to_string())? else { return Ok(false) };
         let map_path = partial.cache.map_path(&partial.digest);
         match Stamp::of(&image.erofs_path, &map_path) {
-            // A repository that was added is one more to ask: the image is opened again.
-            Ok(stamp) => Ok(stamp == partial.stamp && partial.has_all_origins()),
+            // A repository that was added is one more to ask if those before give no data: the
+            // image is opened again.
+            Ok(stamp) => Ok(stamp == partial.stamp && partial.has_origins()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(e) => Err(Error::io("read", &map_path, e)),
         }

@@ -1,9 +1,13 @@
 //! Requests to the repositories that have a lazily pulled image. After one that fails, the next
 //! repository is asked.
+//!
+//! Anybody can add repositories to an image, which may send nothing. So the one that gave right
+//! data last is asked again after each other one that fails, and no repository is looked for while
+//! it gives some.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cache::origins;
 use crate::source::registry::{Origin, Registry};
@@ -13,6 +17,15 @@ use crate::{Access, Digest, Limits, Reference, Result};
 const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(120)];
 /// The most often that the least time is doubled.
 const MOST_DOUBLED: u32 = 5;
+
+/// The time without right data after which further repositories are looked for.
+const WORKS: Duration = Duration::from_secs(60);
+
+/// A repository that gave right data of an image.
+pub(crate) struct Good {
+    place: String,
+    at: Instant,
+}
 
 /// Clients of an image's repositories.
 pub(crate) struct Origins {
@@ -26,6 +39,10 @@ pub(crate) struct Origins {
 #[derive(Debug, Default)]
 struct State {
     current: usize,
+    /// The repository that gave right data last, and when.
+    good: Option<(usize, Instant)>,
+    /// The repository beside that one whose turn came last.
+    other: usize,
     /// The repositories that have failed since the last success.
     failures: usize,
     /// The times that all of them have failed, one after the other.
@@ -43,7 +60,15 @@ impl State {
         if number != self.current {
             return;
         }
-        self.current = (number + 1) % count;
+        let good = self.good.map(|(good, _)| good);
+        self.current = good.filter(|good| *good != number).unwrap_or_else(|| {
+            let after = |number: usize| (number + 1) % count;
+            self.other = after(self.other);
+            if good == Some(self.other) {
+                self.other = after(self.other);
+            }
+            self.other
+        });
         self.failures += 1;
         if self.failures == count {
             (self.failures, self.rounds) = (0, self.rounds.saturating_add(1));
@@ -91,6 +116,31 @@ impl Origins {
         origins::read(path) == self.listed
     }
 
+    /// Returns whether one of them gives right data.
+    pub(crate) fn work(&self) -> bool {
+        self.lock().good.is_some_and(|(_, at)| at.elapsed() < WORKS)
+    }
+
+    /// Notes that the repository with this number has given right data.
+    pub(crate) fn worked(&self, number: usize) {
+        let mut state = self.lock();
+        (state.good, state.failures) = (Some((number, Instant::now())), 0);
+    }
+
+    /// Returns the repository that gave right data last, and when.
+    pub(crate) fn good(&self) -> Option<Good> {
+        let (number, at) = self.lock().good?;
+        Some(Good { place: self.registries[number].origin().place(), at })
+    }
+
+    /// Begins with the repository that gave right data of the image before, if it is one of these.
+    pub(crate) fn go_on(&self, Good { place, at }: &Good) {
+        let mut all = self.registries.iter();
+        if let Some(number) = all.position(|registry| registry.origin().place() == *place) {
+            *self.lock() = State { current: number, good: Some((number, *at)), ..State::default() };
+        }
+    }
+
     /// Returns the registries of the repositories, in the order of their numbers.
     pub(crate) fn registries(&self) -> Vec<String> {
         let name = |registry: &Registry| registry.origin().reference.registry().to_owned();
@@ -125,9 +175,8 @@ impl Origins {
                 tokio::time::timeout(patience, part).await.unwrap_or_else(late)
             }
         };
-        match part {
-            Ok(_) => self.lock().failures = 0,
-            Err(_) => self.failed(number),
+        if part.is_err() {
+            self.failed(number);
         }
         part
     }
@@ -159,5 +208,28 @@ mod tests {
             state.fail(state.current, 2);
         }
         assert_eq!(state.patience(), PATIENCE[1]);
+        let mut alone = State::default();
+        alone.fail(0, 1);
+        assert_eq!(alone.current, 0);
+    }
+
+    #[test]
+    fn a_repository_that_gave_right_data_is_asked_every_other_time() {
+        for good in 0..4 {
+            let good_at = Some((good, Instant::now()));
+            let mut state = State { current: good, good: good_at, ..State::default() };
+            let mut asked = Vec::new();
+            for _ in 0..6 {
+                state.fail(state.current, 4);
+                asked.push(state.current);
+            }
+            assert_eq!([asked[1], asked[3], asked[5]], [good; 3]);
+            let mut others = [asked[0], asked[2], asked[4], good];
+            others.sort_unstable();
+            assert_eq!(others, [0, 1, 2, 3]);
+        }
+        let mut alone = State { good: Some((0, Instant::now())), ..State::default() };
+        alone.fail(0, 1);
+        assert_eq!(alone.current, 0);
     }
 }

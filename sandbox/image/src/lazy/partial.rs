@@ -45,7 +45,7 @@ pub(crate) struct Partial {
     pub(super) path: PathBuf,
     pub(super) file: File,
     have_path: Option<PathBuf>,
-    pub(super) origins: Origins,
+    pub(crate) origins: Origins,
     pub(super) share: Share,
     pub(super) progress: Arc<dyn Progress>,
     state: Mutex<State>,
@@ -119,6 +119,12 @@ impl Partial {
 
     pub(super) fn span(&self, number: u32) -> &Span {
         &self.map.spans[number as usize]
+    }
+
+    /// Returns whether the image can be fetched from the repositories that it has: they give data,
+    /// or there are no others that have pulled it by now.
+    pub(crate) fn has_origins(&self) -> bool {
+        self.origins.work() || self.has_all_origins()
     }
 
     /// Returns whether all repositories that have pulled the image by now are asked for it.

@@ -68,8 +68,9 @@ impl Partial {
         let waits = move || waits.strong_count() > 0;
         let unpack = move || partial.unpack(&members, range.from, &blob, waits);
         let unpacked = blocking(unpack).await;
-        if unpacked.is_err() {
-            self.origins.failed(origin);
+        match unpacked {
+            Ok(()) => self.origins.worked(origin),
+            Err(_) => self.origins.failed(origin),
         }
         unpacked
     }

@@ -251,7 +251,7 @@ impl Fetcher {
             }
         }
         // The image was removed and pulled again, or its task has ended.
-        *slot = None;
+        let good = slot.take().and_then(|fetched| fetched.filling.partial.origins.good());
         let chunks = self.room(&image).await?;
         let fetcher = Arc::clone(self);
         let partial = blocking(move || {
@@ -264,6 +264,7 @@ impl Fetcher {
             Partial::open(&fetcher.cache, &image, settings)
         });
         let partial = partial.await?;
+        good.iter().for_each(|good| partial.origins.go_on(good));
         // It may have been pulled again since the look at its file.
         if !partial.stamp.is_of(file) {
             return Err(Error::Unknown(digest.to_string()));
