@@ -71,10 +71,27 @@ pub(crate) async fn create(node: &Node, named: &str, name: &str) -> Result<Manif
     // The image is noted while the sandbox has it: it may be removed before the save ends.
     let image = sandbox.look(|record| record.settings.image_digest.clone());
     let unfinished = node.templates.begin_snapshot(name, &image).await?;
-    let stood = stand_still(node, (&sandbox, volumes), &unfinished).await?;
-    let parts = describe(node, &stood.record, stood.volumes, stood.paused).await?;
+    let saved = async {
+        let Stood { record, machine, volumes, paused } =
+            stand_still(node, (&sandbox, volumes), &unfinished).await?;
+        let parts = describe(node, &record, volumes, paused).await?;
+        Ok::<_, Error>((record, machine, parts))
+    };
+    let (record, machine, parts) = match saved.await {
+        Ok(saved) => saved,
+        Err(error) => {
+            // Freeing the space of a guest's memory takes a while, and this thread serves others.
+            let removed = apart(move || {
+                drop(unfinished);
+                Ok(())
+            });
+            // What is left, the next daemon removes.
+            let _ = removed.await;
+            return Err(error);
+        }
+    };
     let its = name.to_owned();
-    apart(move || finish(unfinished, &stood.record, &its, &stood.machine, parts)).await
+    apart(move || finish(unfinished, &record, &its, &machine, parts)).await
 }
 
 /// A sandbox that was saved and goes on.
