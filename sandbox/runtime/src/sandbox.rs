@@ -20,6 +20,8 @@ use crate::{Error, Result};
 
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
+/// The most updates of limits of one pod's containers at once, those that wait among them.
+const MOST_UPDATES: usize = 16;
 /// The most looks at the host's files for one sandbox at once.
 const MOST_LOOKS: usize = 4;
 
@@ -59,6 +61,7 @@ pub struct Sandbox {
     /// Set once a pod is asked to end.
     ending: watch::Sender<bool>,
     readers: Arc<Semaphore>,
+    updates: Arc<Semaphore>,
     /// Held while the agent configures the network interface.
     pub(crate) configuring: Arc<tokio::sync::Mutex<()>>,
     /// The snapshot that the sandbox begins with, until it has begun: another one may get its name.
@@ -111,6 +114,7 @@ impl Sandbox {
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             readers: Arc::new(Semaphore::new(MOST_READERS)),
+            updates: Arc::new(Semaphore::new(MOST_UPDATES)),
             configuring: Arc::default(),
             begins: Mutex::new(None),
             size: Arc::default(),
@@ -346,6 +350,20 @@ impl Sandbox {
             name: self.name.clone(),
             what: "readers of its kept output",
             most: MOST_READERS,
+        })
+    }
+
+    /// Returns a permit for one more update of limits, to be held until all of it is done. Its
+    /// guest may have it last for minutes, and its caller may ask anew meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the pod has as many as it may have.
+    pub(crate) fn update_of_limits(&self) -> Result<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.updates).try_acquire_owned();
+        place.map_err(|_| Error::Busy {
+            name: self.name.clone(),
+            what: "updates of limits",
+            most: MOST_UPDATES,
         })
     }
 

@@ -153,6 +153,31 @@ async fn updates_at_once_take_turns() {
     pod.wait_memory(192).await;
 }
 
+/// A guest that does not answer makes the daemon hold no more updates than there may be.
+#[tokio::test]
+async fn updates_that_wait_are_few() {
+    let pod = Pod::new("few", 512).await;
+    let first = pod.update(64 * MIB);
+    pod.came(1).await;
+    let others: Vec<_> = (0..100).map(|_| pod.update(64 * MIB)).collect();
+    let refused = async {
+        while others.iter().filter(|update| update.is_finished()).count() < 85 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, refused).await.expect("85 of them are refused");
+    pod.answer(u32::MAX);
+    first.await.unwrap().unwrap();
+    let mut made = 0;
+    for update in others {
+        match update.await.unwrap() {
+            Ok(()) => made += 1,
+            Err(said) => assert!(said.contains("few has 16 updates of limits"), "{said}"),
+        }
+    }
+    assert_eq!(made, 15);
+}
+
 #[tokio::test]
 async fn pods_have_the_settings_room_and_keep_what_a_user_gives_them() {
     let pod = Pod::new("default", 0).await;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::change;
 use super::request::{fits, limits};
@@ -40,28 +41,31 @@ impl Node {
     ///
     /// # Errors
     /// [`Error::Invalid`], also if the pod cannot have as much memory; [`Error::WrongState`] if the
-    /// container does not run; [`Error::Agent`] if it uses more memory than that, or the guest or
-    /// the VMM refuses. Limits have not changed then, and the microVM is given its size back.
+    /// container does not run; [`Error::Busy`] if too many updates wait; [`Error::Agent`] if it
+    /// uses more memory than that, or the guest or the VMM refuses. Limits have not changed then,
+    /// and the microVM is given its size back.
     pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
         let asked = limits(Some(asked))?;
         if asked == Limits::default() {
             return Err(Error::Invalid("the update names no limit".to_owned()));
         }
         check_runs(target)?;
-        let updated = self.guests.spawn(take_turn(target.clone(), asked)).await;
+        let place = target.sandbox.update_of_limits()?;
+        let updated = self.guests.spawn(take_turn(target.clone(), asked, place)).await;
         updated.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }
 }
 
 /// Makes an update when its turn comes. A task gives back the memory that the update set free.
-async fn take_turn(target: Target, asked: Limits) -> Result<()> {
+/// `place` is held until that is done.
+async fn take_turn(target: Target, asked: Limits, place: OwnedSemaphorePermit) -> Result<()> {
     let turn = target.sandbox.wait_to_change_size().await;
     if !update(&target, asked).await? || target.sandbox.look(spare).is_none() {
         return Ok(());
     }
     // The task waits for a turn of its own.
     drop(turn);
-    let giving = tokio::spawn(give_back(Arc::clone(&target.sandbox)));
+    let giving = tokio::spawn(give_back(Arc::clone(&target.sandbox), place));
     if target.sandbox.look(waits) {
         giving.await.map_err(|error| Error::Agent(error.to_string()))?;
     }
@@ -124,7 +128,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
 /// is free.
-async fn give_back(sandbox: Arc<Sandbox>) {
+async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
     let _turn = sandbox.wait_to_change_size().await;
     // Another update may have come first.
     let Some(bytes) = sandbox.look(spare) else { return };
