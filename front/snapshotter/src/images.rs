@@ -7,6 +7,8 @@ use slipway_image::{Access, Cache, Digest, Limits, Reference, Silent};
 use slipway_runtime::{Config, images_in_use};
 use tokio::runtime::Handle;
 
+use crate::staging::FETCH;
+
 /// An image that is in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
@@ -169,7 +171,12 @@ impl Images for NodeImages {
             let paths: Vec<_> = paths.iter().map(String::as_str).collect();
             // Each registry gets its own login: the image may be of another one than its name.
             let access = Access::from_docker_config;
-            cache.extract(&digest, &paths, &into, access).await.map_err(line)
+            let extract = cache.extract(&digest, &paths, &into, access);
+            // It goes on when nobody waits for it any more, and has the image's map in memory.
+            match tokio::time::timeout(FETCH, extract).await {
+                Ok(extracted) => extracted.map_err(line),
+                Err(_) => Err(format!("they did not come within {} s", FETCH.as_secs())),
+            }
         };
         self.apart(extract).await
     }

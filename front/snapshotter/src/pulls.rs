@@ -53,8 +53,8 @@ impl Pull {
     }
 }
 
-/// The places of pulls of one kind.
-struct Places {
+/// The places of pulls of one kind, or of other work with images.
+pub(crate) struct Places {
     all: Arc<Semaphore>,
     /// The most places of one registry.
     of_registry: usize,
@@ -63,10 +63,10 @@ struct Places {
 }
 
 /// A place of one pull, and of its registry.
-type Place = [OwnedSemaphorePermit; 2];
+pub(crate) type Place = [OwnedSemaphorePermit; 2];
 
 impl Places {
-    fn new(all: usize) -> Self {
+    pub(crate) fn new(all: usize) -> Self {
         let of_registry = all.div_ceil(2);
         Self { all: Arc::new(Semaphore::new(all)), of_registry, registries: Mutex::default() }
     }
@@ -74,8 +74,8 @@ impl Places {
     /// Takes a place for a pull from `registry`.
     ///
     /// # Errors
-    /// Other pulls have had all places for a minute.
-    async fn take(&self, registry: &str) -> Result<Place, NotPulled> {
+    /// Others have had all places for a minute.
+    pub(crate) async fn take(&self, registry: &str) -> Result<Place, NotPulled> {
         let place = tokio::time::timeout(PATIENCE, self.wait(registry)).await;
         place.ok().flatten().ok_or_else(|| {
             let patience = PATIENCE.as_secs();

@@ -2,6 +2,9 @@
 //!
 //! Such a directory may have the files of an image's volumes: up to 10,000. So it is removed by a
 //! thread that may block, also if the call that makes it is given up.
+//!
+//! Who copies files out of an image has the image's map in memory, a gigabyte at most, while its
+//! registry takes its time. So few copies are made at once, and one registry has half of them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,7 +17,8 @@ use tempfile::TempDir;
 use tokio::runtime::Handle;
 
 use crate::folders::{self, FILES};
-use crate::images::{Images, Pulled};
+use crate::images::{Images, NotPulled, Pulled};
+use crate::pulls::Places;
 use crate::record::Remote;
 use crate::refusal::{Refusal, Result};
 use crate::store::{Store, blocking};
@@ -24,18 +28,21 @@ pub const IMAGE: &str = "image.json";
 /// Files of a root by which containerd resolves users.
 const USERS: [&str; 2] = ["/etc/passwd", "/etc/group"];
 /// The longest time of fetching the files that containerd reads itself.
-const FETCH: Duration = Duration::from_secs(300);
+pub(crate) const FETCH: Duration = Duration::from_secs(300);
+/// The most images out of which files are copied at once. Others wait for a minute.
+const COPIES: usize = 4;
 
 /// Makes directories of remote snapshots of a store.
 pub struct Staging {
     store: Arc<Store>,
     images: Arc<dyn Images>,
+    copies: Places,
 }
 
 impl Staging {
     /// Makes directories for `store`, with files from `images`.
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
-        Self { store, images }
+        Self { store, images, copies: Places::new(COPIES) }
     }
 
     /// Makes the directory of a layer. That of the topmost layer has /etc/passwd, /etc/group and
@@ -80,19 +87,36 @@ impl Staging {
         reference: &Reference,
         pulled: &Pulled,
     ) -> Result<(), String> {
-        let paths: Vec<_> = USERS.map(str::to_owned).into_iter().collect();
-        let paths = [paths, pulled.volumes.clone()].concat();
-        let into = staged.join(FILES);
-        let fetch = self.images.extract(&pulled.digest, reference, &paths, &into);
-        let late = |_| Err(format!("they did not come within {} s", FETCH.as_secs()));
-        let fetched = tokio::time::timeout(FETCH, fetch).await.unwrap_or_else(late);
-        fetched.map_err(|why| {
+        let copied = self.copy(&staged.join(FILES), reference, pulled).await;
+        copied.map_err(|why| {
             format!("its files of users and volumes, which containerd copies: {why}")
         })?;
         // Before the ledger knows of the layer. The ledger's transactions must not wait for it.
         let dir = staged.to_owned();
         let synced = blocking(move || folders::sync(&dir).map_err(failed));
         synced.await.map_err(|error| error.to_string())
+    }
+
+    /// Copies the files that containerd reads itself below the directory `into`.
+    async fn copy(
+        &self,
+        into: &Path,
+        reference: &Reference,
+        pulled: &Pulled,
+    ) -> Result<(), String> {
+        let place = self.copies.take(reference.registry()).await.map_err(NotPulled::reason)?;
+        let paths: Vec<_> = USERS.map(str::to_owned).into_iter().collect();
+        let paths = [paths, pulled.volumes.clone()].concat();
+        let (images, digest) = (Arc::clone(&self.images), pulled.digest);
+        let (into, reference) = (into.to_owned(), reference.clone());
+        // In a task of its own: if this call is dropped, the copy keeps its place until it ends.
+        let copy = tokio::spawn(async move {
+            let _place = place;
+            images.extract(&digest, &reference, &paths, &into).await
+        });
+        let late = |_| Ok(Err(format!("they did not come within {} s", FETCH.as_secs())));
+        let copied = tokio::time::timeout(FETCH, copy).await.unwrap_or_else(late);
+        copied.unwrap_or_else(|error| Err(error.to_string()))
     }
 }
 

@@ -134,3 +134,34 @@ async fn a_large_image_keeps_no_usual_one_waiting_and_others_of_its_size_for_a_m
     let pulled = tokio::time::timeout(Duration::from_secs(1), pulls.pull(&other, false)).await;
     assert!(pulled.expect("a place").unwrap().is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn files_of_few_images_are_copied_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&root.path().join("root")).unwrap());
+    let shelf = Arc::new(Shelf::default());
+    shelf.stick(&["slow.test"]);
+    let staging = Arc::new(Staging::new(store, Arc::clone(&shelf) as Arc<dyn Images>));
+    let stage = |registry: &str, number: u8| {
+        let (staging, reference) = (Arc::clone(&staging), image_in(registry, number));
+        let pulled = Pulled { digest: digest(number), volumes: Vec::new() };
+        let remote = Remote {
+            reference: reference.to_string(),
+            digest: pulled.digest.to_string(),
+            layers: vec![digest(number).to_string()],
+            is_top: true,
+        };
+        async move { staging.stage(&remote, &reference, &pulled).await.map(drop) }
+    };
+    for number in 0..8 {
+        let task = tokio::spawn(stage("slow.test", number));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        // Nobody waits for it any more, and it has its place even so.
+        task.abort();
+    }
+    assert_eq!(shelf.asked().len(), 2);
+    let other = tokio::time::timeout(Duration::from_secs(1), stage("registry.test", 9)).await;
+    other.expect("a place").unwrap();
+    let why = stage("slow.test", 9).await.unwrap_err();
+    assert!(why.contains("have not ended within 60 s"), "{why}");
+}

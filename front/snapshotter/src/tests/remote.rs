@@ -35,8 +35,8 @@ pub struct Shelf {
     is_large: AtomicBool,
     /// Set if a sandbox uses all images.
     is_used: AtomicBool,
-    /// Registries whose pulls do not end, unless the images need the memory of large ones and do
-    /// not have it.
+    /// Registries whose pulls and copies do not end, unless the images need the memory of large
+    /// ones and do not have it.
     stuck: Mutex<HashSet<String>>,
     /// Notified when they are others.
     released: Notify,
@@ -118,6 +118,9 @@ impl Images for Shelf {
         into: &Path,
     ) -> Result<(), String> {
         self.ask(reference, &paths.join(" "));
+        while self.is_stuck(reference) {
+            self.released.notified().await;
+        }
         if self.is_large.load(Ordering::SeqCst) {
             return Err("more than 64 MiB".to_owned());
         }
