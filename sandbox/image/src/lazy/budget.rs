@@ -4,8 +4,8 @@
 //! MiB for what is fetched ahead: blobs, and for each request one uncompressed chunk, which is
 //! checked before it is written. A registry that answers slowly holds what its requests have taken.
 //! So the requests to one registry share half of this, and each image has a quarter: the requests
-//! of others go on. A request that needs more than an image's share takes none of it; of such
-//! requests there is one at a time.
+//! of others go on. A request that needs more than an image's share takes none of it: of such
+//! requests there are two at a time, one to a registry.
 //!
 //! Beside these, an image takes about 150 bytes for each chunk of its files while it is fetched.
 //! All images have room for 8,388,608 chunks together. One image has half of them at most: others
@@ -26,12 +26,13 @@ const IMAGE: u64 = MOST_STREAM / 4;
 const MOST_CHUNKS: u64 = 8 << 20;
 /// The most chunks of one image.
 pub(super) const MOST_CHUNKS_OF_IMAGE: u64 = MOST_CHUNKS / 2;
+/// The most requests at once that need more than an image's share, and those to one registry.
+const LARGE: usize = 2;
+const LARGE_OF_REGISTRY: usize = 1;
 
 /// Memory that the images of a process share.
 pub(crate) struct Budget {
     whole: Lanes,
-    /// Held by a request that needs more than an image's share.
-    large: Semaphore,
     /// The room of each registry that an image has a share of.
     registries: Mutex<HashMap<String, Weak<Lanes>>>,
     /// The bytes of the requests to a registry, and of those of an image.
@@ -60,8 +61,7 @@ impl Budget {
 
     fn with(shares: [u64; 2], most_chunks_of_image: u64) -> Arc<Self> {
         Arc::new(Self {
-            whole: Lanes::new(MOST_STREAM),
-            large: Semaphore::new(1),
+            whole: Lanes::new(MOST_STREAM, LARGE),
             registries: Mutex::default(),
             shares,
             chunks: Arc::new(Semaphore::new(2 * most_chunks_of_image as usize)),
@@ -78,13 +78,13 @@ impl Budget {
         let mut lanes_of = |registry: &str| {
             let lanes = known.get(registry).and_then(Weak::upgrade);
             lanes.unwrap_or_else(|| {
-                let lanes = Arc::new(Lanes::new(of_registry));
+                let lanes = Arc::new(Lanes::new(of_registry, LARGE_OF_REGISTRY));
                 known.insert(registry.to_owned(), Arc::downgrade(&lanes));
                 lanes
             })
         };
         let registries = registries.iter().map(|registry| lanes_of(registry.as_ref())).collect();
-        let image = Lanes::new(of_image);
+        let image = Lanes::new(of_image, LARGE);
         Share { budget: Arc::clone(self), registries, image, most: of_image }
     }
 
@@ -105,16 +105,17 @@ impl Budget {
     }
 }
 
-/// Room for requests: so many bytes for each urgency.
+/// Room for requests: so many bytes for each urgency, and so many large requests.
 struct Lanes {
     wanted: Semaphore,
     ahead: Semaphore,
+    large: Semaphore,
 }
 
 impl Lanes {
-    fn new(bytes: u64) -> Self {
-        let permits = units(bytes) as usize;
-        Self { wanted: Semaphore::new(permits), ahead: Semaphore::new(permits) }
+    fn new(bytes: u64, large: usize) -> Self {
+        let permits = || Semaphore::new(units(bytes) as usize);
+        Self { wanted: permits(), ahead: permits(), large: Semaphore::new(large) }
     }
 
     fn of(&self, urgency: Urgency) -> &Semaphore {
@@ -158,10 +159,7 @@ impl Share {
     pub(crate) async fn room(&self, bytes: u64, urgency: Urgency) -> Room<'_> {
         let units = (bytes <= self.most).then(|| units(bytes));
         let mut room = Room { share: self, urgency, units, permits: Vec::new() };
-        match units {
-            Some(_) => room.of_part(&self.image).await,
-            None => room.permits.extend(self.budget.large.acquire().await.ok()),
-        }
+        room.of_part(&self.image).await;
         room
     }
 }
@@ -182,9 +180,11 @@ impl<'a> Room<'a> {
     }
 
     async fn of_part(&mut self, part: &'a Lanes) {
-        if let Some(units) = self.units {
-            self.permits.extend(part.of(self.urgency).acquire_many(units).await.ok());
-        }
+        let permit = match self.units {
+            Some(units) => part.of(self.urgency).acquire_many(units).await,
+            None => part.large.acquire().await,
+        };
+        self.permits.extend(permit.ok());
     }
 }
 
@@ -216,6 +216,11 @@ mod tests {
         std::iter::from_fn(|| room(share, bytes, urgency).now_or_never()).take(1000).collect()
     }
 
+    /// Takes room for a request that needs more than an image's share, if there is some.
+    fn large(share: &Share) -> Option<Room<'_>> {
+        room(share, IMAGE + 1, Urgency::Wanted).now_or_never()
+    }
+
     // Outside a runtime: in one, a task's calls end as if there was no room after 128 of them.
     #[test]
     fn images_of_a_slow_registry_leave_room_to_those_of_others() {
@@ -245,12 +250,16 @@ mod tests {
         let shares: Vec<Share> = (0..9).map(|n| budget.share(&[format!("r{n}.example")])).collect();
         let held: Vec<_> = shares.iter().map(|one| fill(one, REQUEST, Urgency::Wanted)).collect();
         assert_eq!(held.iter().flatten().count() as u64, MOST_STREAM / REQUEST);
-        // A large request waits for none of them, and for the end of another large one.
-        let large = room(&shares[0], IMAGE + 1, Urgency::Wanted).now_or_never();
-        assert!(large.is_some());
-        assert!(room(&shares[1], u64::MAX, Urgency::Ahead).now_or_never().is_none());
-        drop(large);
-        assert!(room(&shares[1], u64::MAX, Urgency::Ahead).now_or_never().is_some());
+        // A large request waits for none of them, and for the end of other large ones: of one to
+        // its registry, and of two in all.
+        let first = large(&shares[0]);
+        assert!(first.is_some());
+        let same = budget.share(&["r0.example"]);
+        assert!(large(&same).is_none());
+        let second = large(&shares[1]);
+        assert!(second.is_some() && large(&shares[2]).is_none());
+        drop(first);
+        assert!(large(&same).is_some());
     }
 
     #[test]
