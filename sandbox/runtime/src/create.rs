@@ -25,6 +25,9 @@ use crate::{
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
 const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
+/// The part of the memory of all layers that the volumes of one sandbox that begins with a snapshot
+/// have unless more is asked for: one of so many.
+const FORKED_VOLUMES: u64 = 4;
 
 impl Node {
     /// Records a new sandbox.
@@ -47,7 +50,9 @@ impl Node {
     ) -> Result<Arc<Sandbox>> {
         let chosen = begin::chosen(self, spec).await?;
         let begins = chosen.as_deref();
-        let completed = begins.map(|one| begin::complete(spec, &one.manifest)).transpose()?;
+        let most = || layers::of_node(&self.config) / FORKED_VOLUMES;
+        let complete = |one: &Template| begin::complete(spec, &one.manifest, most());
+        let completed = begins.map(complete).transpose()?;
         let spec = completed.as_ref().unwrap_or(spec);
         pod_functions::refuse(spec)?;
         empty_dirs::refuse(spec)?;

@@ -29,11 +29,12 @@ pub(crate) async fn chosen(node: &Node, spec: &RunSpec) -> Result<Option<Arc<Tem
     }
 }
 
-/// Completes the request for a sandbox that begins with a snapshot by the machine of that.
+/// Completes the request for a sandbox that begins with a snapshot by the machine of that. Its
+/// volumes may hold as many bytes of memory as they have, but not more than `most` together.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it asks for what the snapshot has already, or for what cannot be added.
-pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest) -> Result<RunSpec> {
+pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Result<RunSpec> {
     let Some(snapshot) = &manifest.snapshot else { return Ok(asked.clone()) };
     if let Some(what) = asked_too_much(asked) {
         return Err(Error::Invalid(format!(
@@ -51,10 +52,11 @@ pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest) -> Result<RunSpec> 
         ..asked.clone()
     };
     if spec.layers_bytes == 0 {
-        // Volumes are overlays in memory, too: a guest may fill them, as it could before.
+        // Volumes are overlays in memory, too: a guest may fill them, as it could before. It may
+        // not take the memory of all sandboxes so, which nobody has asked for.
         let volumes = snapshot.files.iter().filter(|file| file.name != LAYER);
         let volumes = volumes.map(|file| file.bytes).fold(0, u64::saturating_add);
-        spec.layers_bytes = snapshot.layers_bytes.saturating_add(volumes);
+        spec.layers_bytes = snapshot.layers_bytes.saturating_add(volumes.min(most));
     }
     match &shape.interface {
         None if spec.network.is_empty() => spec.network = network::NONE.to_owned(),
@@ -214,6 +216,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
     use crate::record::{Device, Needs, Origin, SandboxState};
+    use crate::templates::DiskFile;
     use crate::templates::manifest::tests::manifest;
 
     /// Returns a snapshot with a volume of its own, and one of the host.
@@ -252,16 +255,16 @@ pub(crate) mod tests {
     fn a_request_gets_the_machine_of_its_snapshot() {
         let mut manifest = manifest("web");
         manifest.snapshot = Some(snapshot());
-        let spec = complete(&RunSpec::default(), &manifest).unwrap();
+        let spec = complete(&RunSpec::default(), &manifest, 0).unwrap();
         assert_eq!((spec.memory_bytes, spec.cpus, spec.max_cpus), (128 << 20, 1, 2));
         assert_eq!((spec.nic.as_str(), spec.network.as_str()), ("virtio", ""));
         assert_eq!((spec.layers_bytes, spec.accelerator.as_str()), (32 << 20, "kvm"));
         let asked = RunSpec { layers_bytes: 64 << 20, ..RunSpec::default() };
-        assert_eq!(complete(&asked, &manifest).unwrap().layers_bytes, 64 << 20);
+        assert_eq!(complete(&asked, &manifest, 0).unwrap().layers_bytes, 64 << 20);
         let mut alone = manifest.clone();
         alone.shape.interface = None;
-        assert_eq!(complete(&asked, &alone).unwrap().network, "none");
-        let refused = |asked: RunSpec| complete(&asked, &manifest).unwrap_err().to_string();
+        assert_eq!(complete(&asked, &alone, 0).unwrap().network, "none");
+        let refused = |asked: RunSpec| complete(&asked, &manifest, 0).unwrap_err().to_string();
         let image = RunSpec { image: "debian:12".to_owned(), ..RunSpec::default() };
         assert!(refused(image).ends_with("goes on: leave out the image"));
         let command = RunSpec { command: vec!["true".to_owned()], ..RunSpec::default() };
@@ -271,13 +274,31 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn volumes_have_a_bounded_part_of_the_memory_of_all_layers() {
+        let mut manifest = manifest("web");
+        let file = |name: &str, bytes| DiskFile {
+            name: name.to_owned(),
+            bytes,
+            data_bytes: 0,
+            sha256: String::new(),
+        };
+        let files = vec![file(LAYER, 1 << 30), file("volume-own", 8 << 20)];
+        manifest.snapshot = Some(Snapshot { files, ..snapshot() });
+        let with = |asked: u64, most: u64| {
+            let asked = RunSpec { layers_bytes: asked, ..RunSpec::default() };
+            complete(&asked, &manifest, most).unwrap().layers_bytes >> 20
+        };
+        assert_eq!([with(0, u64::MAX), with(0, 3 << 20), with(64 << 20, 0)], [40, 35, 64]);
+    }
+
+    #[test]
     fn what_a_snapshot_has_is_not_passed_over() {
         let mut manifest = manifest("web");
         manifest.snapshot = Some(snapshot());
         let asked = |change: fn(&mut RunSpec)| {
             let mut spec = RunSpec::default();
             change(&mut spec);
-            complete(&spec, &manifest).map_err(|error| error.to_string())
+            complete(&spec, &manifest, 0).map_err(|error| error.to_string())
         };
         let refused = |change: fn(&mut RunSpec), what: &str| {
             let error = asked(change).unwrap_err();
