@@ -61,6 +61,28 @@ pub(crate) fn have_path(dir: &Path, digest: &Digest) -> PathBuf {
     dir.join(format!("{}.have", digest.hex()))
 }
 
+/// Removes the presence bitmaps in `dir` whose images are not in the cache any more, or are whole.
+/// They are in memory, on a tmpfs. Blocks while the folder is read.
+pub(crate) fn remove_leftovers(dir: &Path, cache: &Cache) {
+    let of_image = |path: PathBuf| {
+        let hex = path.file_name()?.to_str()?.strip_suffix(".have")?;
+        let digest = format!("sha256:{hex}").parse::<Digest>().ok()?;
+        Some((path, digest))
+    };
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let all: Vec<_> = entries.filter_map(|entry| of_image(entry.path())).collect();
+    for (path, digest) in all {
+        // Looked for after the folder was read: an image is listed before it has a bitmap.
+        let stays = match cache.get(&digest.to_string()) {
+            Ok(image) => image.is_some_and(|image| image.lazy),
+            Err(_) => true,
+        };
+        if !stays && let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "a file of a removed image stays");
+        }
+    }
+}
+
 impl Partial {
     /// Opens an image that is marked lazy. Blocks while files are read.
     ///

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use super::budget::Budget;
 use super::fill::{Filling, Use};
 use super::map::Map;
-use super::partial::{Partial, Settings, have_dir};
+use super::partial::{Partial, Settings, have_dir, remove_leftovers};
 use super::refused::Refused;
 use super::stamp::Stamp;
 use crate::source::blocking;
@@ -255,6 +255,7 @@ impl Fetcher {
         let chunks = self.room(&image).await?;
         let fetcher = Arc::clone(self);
         let partial = blocking(move || {
+            remove_leftovers(&fetcher.have_dir, &fetcher.cache);
             let settings = Settings {
                 have_dir: Some(&fetcher.have_dir),
                 access: &*fetcher.access,

@@ -190,6 +190,29 @@ async fn images_without_disks_make_room_for_others() {
 }
 
 #[tokio::test]
+async fn nothing_is_kept_of_images_that_were_removed() {
+    let pulled = pulled().await;
+    pulled.registry.hold(true);
+    let have_dir = have_dir(&pulled.run_dir());
+    slipway_private::make_folder(&have_dir).unwrap();
+    let names = [Digest::of(b"removed"), pulled.image.digest].map(|digest| digest.hex());
+    let [removed, kept] = names.map(|hex| have_dir.join(format!("{hex}.have")));
+    let other = have_dir.join("other");
+    for path in [&removed, &other] {
+        std::fs::write(path, "").unwrap();
+    }
+    let (cache, budget) = (pulled.cache.clone(), Budget::new());
+    let fetcher = Arc::new(Fetcher::new(cache, have_dir, Box::new(anonymous), budget));
+    let file = std::fs::metadata(&pulled.image.erofs_path).unwrap();
+    for _ in 0..2 {
+        let opened = fetcher.open(pulled.image.digest, (file.dev(), file.ino())).await;
+        assert!(matches!(opened, Ok(Opened::Lazy(_))));
+        assert!(kept.exists() && other.exists() && !removed.exists());
+    }
+    pulled.registry.hold(false);
+}
+
+#[tokio::test]
 async fn a_fetcher_goes_on_where_the_last_one_was_killed() {
     let pulled = pulled().await;
     let partial = pulled.partial();
