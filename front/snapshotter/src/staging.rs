@@ -3,8 +3,8 @@
 //! Such a directory may have the files of an image's volumes: up to 10,000. So it is removed by a
 //! thread that may block, also if the call that makes it is given up.
 //!
-//! Who copies files out of an image has the image's map in memory, a gigabyte at most, while its
-//! registry takes its time. So few copies are made at once, and one registry has half of them.
+//! The files are copied with the image's map in memory, which takes up to a gigabyte, and for as
+//! long as its registry takes. So few copies are made at once, and one registry has half of them.
 
 use std::fs::File;
 use std::io::{self, Write};
