@@ -4,10 +4,13 @@
 //!
 //! `rustix` (statvfs(3) without a C library).
 
+mod allowance;
+
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+pub use allowance::Allowance;
 use rustix::fs::StatVfs;
 
 /// The bytes of a file system that large files leave free: records and logs need them.

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use slipway_ram::next_data;
-use slipway_space::Space;
+use slipway_space::Allowance;
 
 use super::open::failed;
 use crate::OpenError;
@@ -27,8 +27,7 @@ pub(crate) struct CopyTarget<'a> {
     buffer: Vec<u8>,
     /// Set if the file had a name at first. A copy to a file that loses its name ends.
     named: bool,
-    /// The bytes of its file system that stay free.
-    reserve: u64,
+    space: Allowance,
     /// The number of bytes that were written.
     pub written: u64,
 }
@@ -41,8 +40,8 @@ impl<'a> CopyTarget<'a> {
     pub fn new(file: &'a File, path: &'a Path, bytes: u64) -> Result<Self, OpenError> {
         file.set_len(bytes).map_err(failed(path, "set the size of"))?;
         let named = has_name(file).map_err(failed(path, "look at"))?;
-        let reserve = Space::of(file).map_err(failed(path, "look at"))?.reserve();
-        Ok(Self { file, path, buffer: vec![0; PIECE], named, reserve, written: 0 })
+        let space = Allowance::of(file).map_err(failed(path, "look at"))?;
+        Ok(Self { file, path, buffer: vec![0; PIECE], named, space, written: 0 })
     }
 
     /// Copies the data in `bytes` of the file `from` to the same place. Its holes and
@@ -81,7 +80,7 @@ impl<'a> CopyTarget<'a> {
         while at < bytes.end {
             self.check_wanted()?;
             let len = (bytes.end - at).min(PIECE as u64);
-            self.check_space(len)?;
+            self.space.take(self.file, len).map_err(failed(self.path, "write"))?;
             let piece = &mut self.buffer[..len as usize];
             from.read_exact_at(piece, start + (at - bytes.start)).map_err(&unread)?;
             let written = write_data(self.file, piece, at);
@@ -101,19 +100,6 @@ impl<'a> CopyTarget<'a> {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Checks that the file system has space for `bytes` bytes beside those that stay free.
-    fn check_space(&self, bytes: u64) -> Result<(), OpenError> {
-        let space = Space::of(self.file).map_err(failed(self.path, "look at"))?;
-        if space.beyond(self.reserve) >= bytes {
-            return Ok(());
-        }
-        let what = format!(
-            "its disk has no more than the {} MiB that stay free: free some of its space",
-            self.reserve >> 20
-        );
-        Err(failed(self.path, "write")(io::Error::new(io::ErrorKind::StorageFull, what)))
     }
 }
 
@@ -168,8 +154,7 @@ mod tests {
         let [from, to] = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
         from.write_all_at(&[7; 4096], 0).unwrap();
         let mut target = CopyTarget::new(&to, Path::new("to"), 4096).unwrap();
-        assert_eq!(target.reserve, Space::of(&to).unwrap().reserve());
-        target.reserve = u64::MAX;
+        target.space = Allowance::keeping(u64::MAX);
         let full = target.copy_data((&from, Path::new("from")), 0..4096).unwrap_err();
         assert!(full.to_string().contains("stay free"), "{full}");
         assert_eq!(target.written, 0);

@@ -15,7 +15,6 @@ mod folder;
 pub(crate) mod go_on;
 pub(crate) mod host_files;
 pub(crate) mod moved;
-mod space;
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -25,8 +24,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_hypervisor::{Error as HypervisorError, PageSink, Vm};
+use slipway_space::Allowance;
 
-use self::space::Allowance;
 use crate::agent::Agent;
 use crate::container::OWN;
 use crate::node::Node;

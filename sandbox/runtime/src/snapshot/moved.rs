@@ -5,7 +5,7 @@
 //! its name once each file has the digest that the description gives. A path that the description
 //! names beside its own files would be one of this host: the image's is replaced, and a snapshot
 //! with another one is refused. Sizes are bounded by those of this node ([`checks`]), and a copy
-//! leaves free space to others ([`Allowance`](super::space::Allowance)).
+//! leaves free space to others ([`Allowance`](slipway_space::Allowance)).
 
 mod checks;
 mod copy;

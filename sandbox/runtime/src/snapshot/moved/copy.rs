@@ -3,9 +3,9 @@
 use std::io::{self, Read, Write};
 
 use slipway_hypervisor::MAX_STATE_BYTES;
+use slipway_space::Allowance;
 
 use crate::snapshot::folder::Folder;
-use crate::snapshot::space::Allowance;
 use crate::templates::pages::copy_pages_if;
 use crate::templates::{DiskFile, MACHINE, MEMORY, Manifest, digest};
 use crate::{Error, Result};

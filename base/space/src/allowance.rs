@@ -1,33 +1,37 @@
-//! The free space of the file system that a snapshot is written to, and the part of it that stays
-//! free for others.
+//! The space that large files may take of their file system.
 
 use std::io;
 use std::os::fd::AsFd;
 
-use slipway_space::Space;
+use crate::Space;
 
 /// The most bytes that are written between two looks at the free space.
 const STEP: u64 = 16 << 20;
 
-/// The space that a copy may take.
-pub(super) struct Allowance {
+/// The space that a large file may take of its file system, which leaves a reserve to others.
+///
+/// Files that are written at the same time have allowances of their own: together they take up to
+/// 16 MiB each of the reserve.
+#[derive(Debug)]
+pub struct Allowance {
     /// The bytes that stay free.
-    pub(super) reserve: u64,
+    pub reserve: u64,
     /// The bytes that can be written before the next look.
     granted: u64,
 }
 
 impl Allowance {
-    /// Returns the space that a copy may take of the file system that `dir` is on.
+    /// Returns the space that a file may take of the file system that `dir`, a file or a folder, is
+    /// on.
     ///
     /// # Errors
     /// The errors of fstatvfs(3).
-    pub(super) fn of(dir: impl AsFd) -> io::Result<Self> {
+    pub fn of(dir: impl AsFd) -> io::Result<Self> {
         Ok(Self::keeping(Space::of(dir)?.reserve()))
     }
 
     /// Returns the space of a file system of which `reserve` bytes stay free.
-    pub(super) fn keeping(reserve: u64) -> Self {
+    pub fn keeping(reserve: u64) -> Self {
         Self { reserve, granted: 0 }
     }
 
@@ -35,7 +39,7 @@ impl Allowance {
     ///
     /// # Errors
     /// The errors of fstatvfs(3).
-    pub(super) fn left(&self, file: impl AsFd) -> io::Result<u64> {
+    pub fn left(&self, file: impl AsFd) -> io::Result<u64> {
         Ok(Space::of(file)?.beyond(self.reserve))
     }
 
@@ -44,14 +48,13 @@ impl Allowance {
     /// # Errors
     /// [`io::ErrorKind::StorageFull`] if less than the reserve would be free then; those of
     /// fstatvfs(3).
-    pub(super) fn take(&mut self, file: impl AsFd, bytes: u64) -> io::Result<()> {
+    pub fn take(&mut self, file: impl AsFd, bytes: u64) -> io::Result<()> {
         if self.granted < bytes {
-            self.granted = self.left(file)?.min(STEP);
+            self.granted = self.left(file)?.min(STEP.max(bytes));
         }
         let full = || {
             let what = format!(
-                "the disk of the copy has no more than the {} MiB that stay free: free some of its \
-                 space",
+                "the disk has no more than the {} MiB that stay free: free some of its space",
                 self.reserve >> 20
             );
             io::Error::new(io::ErrorKind::StorageFull, what)
@@ -66,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_ends_before_it_takes_the_reserve() {
+    fn a_file_ends_before_it_takes_the_reserve() {
         let file = tempfile::tempfile().unwrap();
         let mut space = Allowance::of(&file).unwrap();
         assert_eq!(space.reserve, Space::of(&file).unwrap().reserve());
