@@ -1,10 +1,12 @@
 //! Writes one layer to disk, uncompressed and in an unnamed file, with both of its digests checked
-//! and every limit enforced on the way.
+//! and every limit enforced on the way. A part of the disk stays free for others.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use slipway_space::Allowance;
 
 use crate::digest::{DigestReader, DigestWriter};
 use crate::manifest::Layer;
@@ -79,6 +81,9 @@ impl Spooler<'_> {
         };
         let file =
             tempfile::tempfile_in(self.dir).map_err(|e| Error::io("write to", self.dir, e))?;
+        let unwritten = |e: io::Error| Error::io("write to", self.dir, e);
+        let folder = File::open(self.dir).map_err(unwritten)?;
+        let mut space = Allowance::of(&folder).map_err(unwritten)?;
         let mut out = DigestWriter::new(file);
         let allowed = self.limits.layer_bytes(layer.size);
         let mut buffer = vec![0; CHUNK];
@@ -92,7 +97,8 @@ impl Spooler<'_> {
             };
             done += n as u64;
             self.check(done, n as u64, allowed, layer)?;
-            out.write_all(&buffer[..n]).map_err(|e| Error::io("write to", self.dir, e))?;
+            space.take(&folder, n as u64).map_err(unwritten)?;
+            out.write_all(&buffer[..n]).map_err(unwritten)?;
         }
         let (file, digest, _) = out.finish();
         Ok((file, digest))

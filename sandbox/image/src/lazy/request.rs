@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flate2::bufread::MultiGzDecoder;
 use sha2::{Digest as _, Sha256};
+use slipway_space::Allowance;
 
 use super::budget::{Room, Urgency};
 use super::map::Span;
@@ -70,6 +71,8 @@ impl Partial {
         let unpacked = blocking(unpack).await;
         match unpacked {
             Ok(()) => self.origins.worked(origin),
+            // The repository is not to blame.
+            Err(Error::NoSpace { .. } | Error::Io { .. }) => {}
             Err(_) => self.origins.failed(origin),
         }
         unpacked
@@ -96,8 +99,8 @@ impl Partial {
 
     /// Writes the spans of the members that are in `blob`, which begins at offset `from` of the
     /// layer's. Each member is uncompressed from its own bytes alone. Returns the first error;
-    /// spans that are right are written nevertheless. Ends before the next member once `waits`
-    /// returns `false`.
+    /// spans that are right are written nevertheless, as far as a part of the disk stays free for
+    /// others. Ends before the next member once `waits` returns `false`.
     pub(crate) fn unpack(
         &self,
         members: &[u32],
@@ -105,12 +108,14 @@ impl Partial {
         blob: &[u8],
         waits: impl Fn() -> bool,
     ) -> Result<()> {
+        let space = Allowance::of(&self.file);
+        let mut space = space.map_err(|e| Error::io("look at", &self.path, e))?;
         let mut outcome = Ok(());
         for member in members.iter().take_while(|_| waits()) {
             let Member { stream, bytes, .. } = *self.members.get(*member);
             let begin = (stream - from) as usize;
             let unpacked = match blob.get(begin..begin.saturating_add(bytes as usize)) {
-                Some(stream) => self.unpack_member(*member, stream),
+                Some(stream) => self.unpack_member(*member, stream, &mut space),
                 None => Err(self.bad_member(*member, "the registry sends too little of it")),
             };
             outcome = outcome.and(unpacked);
@@ -120,7 +125,7 @@ impl Partial {
 
     /// Writes the missing spans of one member, each once its digest is known to be right: what
     /// readers have been told of stays as it is. No more is uncompressed than they need.
-    fn unpack_member(&self, member: u32, stream: &[u8]) -> Result<()> {
+    fn unpack_member(&self, member: u32, stream: &[u8], space: &mut Allowance) -> Result<()> {
         let mut decoder = MultiGzDecoder::new(stream);
         let (mut at, mut data) = (0, Vec::new());
         let mut outcome = Ok(());
@@ -137,7 +142,8 @@ impl Partial {
                 outcome = outcome.and(Err(self.mismatch(member, span, actual)));
                 continue;
             }
-            let written = self.file.write_all_at(&data, span.image);
+            let written = space.take(&self.file, span.bytes);
+            let written = written.and_then(|()| self.file.write_all_at(&data, span.image));
             written.map_err(|e| Error::io("write", &self.path, e))?;
             self.lock().set(*number as usize);
         }

@@ -1,9 +1,11 @@
 //! A buffered writer at positions of a file that grow, which leaves whole blocks that are skipped
-//! as holes.
+//! as holes, and a part of the disk free.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+
+use slipway_space::Allowance;
 
 use super::format::BLOCK;
 
@@ -15,12 +17,14 @@ pub(super) struct Output<'a> {
     /// The position of the buffer's first byte.
     at: u64,
     buffer: Vec<u8>,
+    /// Set from the first write on.
+    space: Option<Allowance>,
 }
 
 impl<'a> Output<'a> {
     /// Makes a writer that begins at the position `at` of `file`.
     pub(super) fn new(file: &'a File, at: u64) -> Self {
-        Self { file, at, buffer: Vec::with_capacity(CHUNK) }
+        Self { file, at, buffer: Vec::with_capacity(CHUNK), space: None }
     }
 
     fn position(&self) -> u64 {
@@ -85,6 +89,11 @@ impl<'a> Output<'a> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        let space = match &mut self.space {
+            Some(space) => space,
+            none => none.insert(Allowance::of(self.file)?),
+        };
+        space.take(self.file, self.buffer.len() as u64)?;
         self.file.write_all_at(&self.buffer, self.at)?;
         self.at = self.position();
         self.buffer.clear();
