@@ -102,6 +102,13 @@ async fn a_repository_that_pulls_an_image_later_is_asked_for_it_too() {
     assert!(partial.is_complete());
     let asked = |registry: &Registry| registry.state.asked.lock().unwrap().len();
     assert!(asked(&second) > 0 && asked(first) > 0);
+    // After one more pull, the image is opened again, and goes on with the one that has its data.
+    let third = pulled.registry.copy();
+    pulled.cache.pull_lazy(&third.reference("1"), &access, Arc::new(Silent)).await.unwrap();
+    let next = pulled.partial();
+    assert_eq!(next.origins.turn().0, 0, "the newest is the first");
+    next.origins.go_on(&partial.origins.good().unwrap());
+    assert_eq!(next.origins.turn().0, 2, "the oldest");
     partial.finish().await.unwrap();
     let origins = pulled.cache.origins_path(&pulled.image.digest);
     assert!(!origins.exists(), "a whole image needs no registry");
