@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_switch::Exchange;
+
 use crate::common::Shared;
-use crate::exchange::Exchange;
+use crate::path::DataPath;
 use crate::{Counters, PartsError};
 
 /// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
 /// gone.
 #[derive(Clone)]
 pub struct Control {
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) exchange: Arc<Exchange<DataPath>>,
     pub(crate) shared: Arc<Shared>,
 }
 

@@ -13,11 +13,11 @@ use slipway_pci::{
     Notifications, Progress, StateError,
 };
 use slipway_ram::Memory;
+use slipway_switch::{Exchange, Exchanged};
 
 use crate::access::dword;
 use crate::common::Shared;
 use crate::eeprom::Wires;
-use crate::exchange::Exchange;
 use crate::moderation::Delays;
 use crate::parts::{DOORBELLS, TAILS};
 use crate::path::DataPath;
@@ -52,7 +52,7 @@ pub struct Device {
     pub(crate) phy: Phy,
     /// The link state that the driver was told last.
     pub(crate) link: bool,
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) exchange: Arc<Exchange<DataPath>>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) cleared: Cleared,
     /// The data path, while the port does not have it.

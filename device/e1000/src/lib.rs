@@ -13,9 +13,9 @@
 //!   It moves frames with the `path`: `transmit` (with `offload`) and `receive` (with `filter` and
 //!   `verify`), each on its `ring`.
 //!
-//! The path has one owner at a time (`exchange`). The function asks for it back, without waiting,
-//! when the device is reset or quiesced; everything else that registers change reaches the path as
-//! new `rules`. Heads are words that both sides share, and tails are doorbell cells
+//! The path has one owner at a time ([`slipway_switch::Exchange`]). The function asks for it back,
+//! without waiting, when the device is reset or quiesced; all else that registers change reaches
+//! the path as new `rules`. Heads are words that both sides share, and tails are doorbell cells
 //! ([`slipway_doorbells`]), which a VMM may store to without a message. A write of a tail wakes the
 //! switch only if the port sleeps. Both share the interrupt line (`interrupts`), too: whoever moved
 //! a frame or changed a register drives the pin, and no interrupt waits for another thread.
@@ -71,7 +71,6 @@ mod device;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
 mod eeprom;
-mod exchange;
 mod filter;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

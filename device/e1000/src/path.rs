@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use slipway_e1000_spec::csb as block;
 use slipway_ram::{Memory, View};
-use slipway_switch::{Abilities, Burst, Delivered, Pick};
+use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick};
 
 use crate::common::{Common, Shared};
 use crate::csb::Csb;
@@ -43,15 +43,6 @@ impl DataPath {
         };
         path.set_rules(rules);
         path
-    }
-
-    pub fn set_rules(&mut self, rules: Rules) {
-        self.transmitter.set_rules(rules.transmit);
-        self.receiver.set_rules(rules.receive);
-        if self.csb.as_ref().map(Csb::address) != rules.csb {
-            self.csb = rules.csb.map(Csb::new);
-        }
-        self.common.rules = rules;
     }
 
     /// Returns the transmitter's state for a successor. The caller has called [`DataPath::rest`]
@@ -206,9 +197,21 @@ impl DataPath {
     pub fn take_malformed(&mut self) -> u64 {
         self.transmitter.take_malformed()
     }
+}
 
-    /// Releases all memory, and gives back every descriptor that was not used.
-    pub fn rest(&mut self) {
+impl Exchanged for DataPath {
+    type Rules = Rules;
+
+    fn set_rules(&mut self, rules: Rules) {
+        self.transmitter.set_rules(rules.transmit);
+        self.receiver.set_rules(rules.receive);
+        if self.csb.as_ref().map(Csb::address) != rules.csb {
+            self.csb = rules.csb.map(Csb::new);
+        }
+        self.common.rules = rules;
+    }
+
+    fn rest(&mut self) {
         self.receiver.rest();
         self.transmitter.rest();
         if let Some(csb) = &mut self.csb {

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_switch::decorators::Timed;
-use slipway_switch::{Abilities, Burst, Delivered, LinkSetting, Pick, Port, Waker};
+use slipway_switch::{Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, Waker};
 
 use crate::common::Shared;
-use crate::exchange::Exchange;
 use crate::path::DataPath;
 
 /// The switch's end of a device; [`crate::Device::new`] makes both. It belongs to the switch's
@@ -19,7 +18,7 @@ use crate::path::DataPath;
 ///
 /// The port has timed work: the delays of interrupts for the frames that it moved.
 pub struct DevicePort {
-    exchange: Arc<Exchange>,
+    exchange: Arc<Exchange<DataPath>>,
     shared: Arc<Shared>,
     path: Option<Box<DataPath>>,
     /// `true` if the driver sees a carrier even when the port is gone.
@@ -30,7 +29,7 @@ pub struct DevicePort {
 }
 
 impl DevicePort {
-    pub(crate) fn new(exchange: Arc<Exchange>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(exchange: Arc<Exchange<DataPath>>, shared: Arc<Shared>) -> Self {
         Self { exchange, shared, path: None, stays_up: false, began: 0 }
     }
 }

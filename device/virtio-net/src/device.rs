@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::{Memory, Snapshots};
+use slipway_switch::{Exchange, Exchanged};
 use slipway_telemetry::Clock;
 use slipway_virtio::layout::{COMMON, Kind};
 use slipway_virtio::queue::Broken;
@@ -17,8 +18,8 @@ use zerocopy::IntoBytes;
 
 use crate::common::Rules;
 use crate::control::{Change, ControlQueue, execute};
+use crate::counters::Live;
 use crate::driven::Driven;
-use crate::exchange::Exchange;
 use crate::parts::FRAME_OVERHEAD;
 use crate::path::DataPath;
 use crate::registers::{features, offer};
@@ -46,7 +47,8 @@ pub struct Device {
     clock: Arc<dyn Clock>,
     pub(crate) settings: Settings,
     pub(crate) driven: Driven,
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) exchange: Arc<Exchange<DataPath>>,
+    live: Arc<Live>,
     /// The data path, while the port does not have it.
     pub(crate) path: Option<Box<DataPath>>,
     /// `true` while the port has the data path.
@@ -86,6 +88,7 @@ impl Device {
             settings: parts.settings,
             driven: Driven::new(parts.settings.mac, parts.settings.pairs),
             exchange: Arc::clone(&exchange),
+            live: Arc::default(),
             path: None,
             away: false,
             recalled: false,
@@ -102,7 +105,7 @@ impl Device {
 
     /// Returns a handle to the device for other threads.
     pub fn control(&self) -> Control {
-        Control(Arc::clone(&self.exchange))
+        Control { exchange: Arc::clone(&self.exchange), live: Arc::clone(&self.live) }
     }
 
     /// Returns whether the driver runs, and the device needs no reset and is in none.
@@ -146,7 +149,7 @@ impl Device {
     /// Brings the device into the state that the registers ask for, as far as the port allows.
     /// Never waits.
     fn advance(&mut self) {
-        if self.away && self.exchange.live.is_broken() {
+        if self.away && self.live.is_broken() {
             self.transport.need_reset();
         }
         self.fetch_path();
@@ -176,8 +179,7 @@ impl Device {
         if let Some(path) = self.exchange.take_back() {
             self.path = Some(path);
             (self.away, self.recalled) = (false, false);
-            self.exchange.settle();
-            if self.exchange.live.is_broken() {
+            if self.live.is_broken() {
                 self.transport.need_reset();
             }
         }
@@ -203,7 +205,7 @@ impl Device {
         let mut path = match self.path.take() {
             Some(path) => path,
             None => {
-                let (memory, live) = (self.memory.clone(), Arc::clone(&self.exchange.live));
+                let (memory, live) = (self.memory.clone(), Arc::clone(&self.live));
                 let pairs = usize::from(self.settings.pairs);
                 Box::new(DataPath::new(memory, rules.clone(), live, pairs))
             }
@@ -216,7 +218,7 @@ impl Device {
             return;
         }
         (self.changed, self.away) = (false, true);
-        self.exchange.settle();
+        self.live.set_broken(false);
         self.exchange.send(path);
         self.exchange.wake();
     }
@@ -255,7 +257,7 @@ impl Device {
     /// Takes a notification: wakes the port for a queue of frames. The poll that follows every
     /// write serves the control queue.
     fn notify(&mut self, queue: u64) {
-        self.exchange.live.notifications.add(1);
+        self.live.notifications.add(1);
         if self.away && queue < self.transport.registers.queues.len() as u64 {
             self.exchange.wake();
         }
@@ -389,7 +391,7 @@ impl Function for Device {
     }
 
     fn notified(&mut self, writes: u64) {
-        self.exchange.live.notifications.add(writes);
+        self.live.notifications.add(writes);
         if self.away {
             self.exchange.wake();
         }
@@ -446,16 +448,19 @@ impl Function for Device {
 /// A handle to a device for other threads. It is cheap to clone, and harmless after the device is
 /// gone.
 #[derive(Clone)]
-pub struct Control(Arc<Exchange>);
+pub struct Control {
+    exchange: Arc<Exchange<DataPath>>,
+    live: Arc<Live>,
+}
 
 impl Control {
     /// Returns the counts so far.
     pub fn counters(&self) -> Counters {
-        self.0.live.snapshot()
+        self.live.snapshot()
     }
 
     /// Returns whether the driver runs.
     pub fn is_up(&self) -> bool {
-        self.0.is_up()
+        self.exchange.is_up()
     }
 }

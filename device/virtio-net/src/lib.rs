@@ -14,13 +14,13 @@
 //!   It moves frames with the `path`: `transmit` and `receive` on top of [`slipway_virtio::queue`],
 //!   with `header` and `filter`.
 //!
-//! The path has one owner at a time. When the driver is ready, the function hands the path to the
-//! port (`exchange`). The function asks for it back, without waiting, when the device or a queue is
-//! reset, or when the function is quiesced because memory is about to be taken away. Only the
-//! switch's thread touches a frame: no lock, no allocation, no system call per packet. A
+//! The path has one owner at a time ([`slipway_switch::Exchange`]). When the driver is ready, the
+//! function hands it to the port. The function asks for it back, without waiting, when the device
+//! or a queue is reset, or when the function is quiesced because memory is about to be taken away.
+//! Only the switch's thread touches a frame: no lock, no allocation, no system call per packet. A
 //! notification of the driver is a trapped register write, by which the function wakes the switch.
-//! While the switch polls, it asks the driver for no notifications (`slipway_virtio` argues
-//! in `notify` why none is lost while the switch sleeps).
+//! While the switch polls, it asks the driver for no notifications (`slipway_virtio` argues in
+//! `notify` why none is lost while the switch sleeps).
 //!
 //! A hostile driver can harm only itself: an invalid frame is dropped and counted by cause
 //! ([`Counters`]); an invalid ring, descriptor or chain ends in DEVICE_NEEDS_RESET. Everything is
@@ -63,7 +63,6 @@ mod driven;
 #[cfg(any(test, feature = "driver"))]
 pub mod driver;
 mod equip;
-mod exchange;
 mod filter;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

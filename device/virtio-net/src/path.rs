@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use slipway_ram::{Memory, View};
-use slipway_switch::{Abilities, Burst, Delivered, Pick};
+use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick};
 use slipway_virtio::queue::Broken;
 
 use crate::common::{Common, Rules};
@@ -39,11 +39,6 @@ impl DataPath {
             broken: false,
             abilities,
         }
-    }
-
-    pub fn set_rules(&mut self, rules: Rules) {
-        self.abilities = abilities(rules.features);
-        self.common.rules = rules;
     }
 
     #[inline]
@@ -180,9 +175,17 @@ impl DataPath {
         }
         more
     }
+}
 
-    /// Releases all memory, and gives back every chain that was not used.
-    pub fn rest(&mut self) {
+impl Exchanged for DataPath {
+    type Rules = Rules;
+
+    fn set_rules(&mut self, rules: Rules) {
+        self.abilities = abilities(rules.features);
+        self.common.rules = rules;
+    }
+
+    fn rest(&mut self) {
         for receiver in self.receivers.iter_mut().flatten() {
             receiver.rest();
         }

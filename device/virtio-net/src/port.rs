@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use slipway_switch::{Abilities, Burst, Delivered, LinkSetting, Pick, Port, Waker};
+use slipway_switch::{Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, Waker};
 
-use crate::exchange::Exchange;
 use crate::path::DataPath;
 
 /// The switch's end of a device; [`crate::Device::new`] makes both. It belongs to the switch's
@@ -15,14 +14,14 @@ use crate::path::DataPath;
 /// function's next poll. The link is down when the port is gone, unless it was set to stay
 /// [`LinkSetting::Up`].
 pub struct DevicePort {
-    exchange: Arc<Exchange>,
+    exchange: Arc<Exchange<DataPath>>,
     path: Option<Box<DataPath>>,
     /// `true` if the driver sees a carrier even when the port is gone.
     stays_up: bool,
 }
 
 impl DevicePort {
-    pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
+    pub(crate) fn new(exchange: Arc<Exchange<DataPath>>) -> Self {
         Self { exchange, path: None, stays_up: false }
     }
 }

@@ -1,41 +1,53 @@
-//! Hands the data path over between function and port.
+//! Hands a device's data path over between the device's function and its port.
 //!
-//! The [`DataPath`] has one owner at a time: the function, while the device is reset or quiesced;
-//! the port, on the switch's thread, while the driver runs. Each side polls one word, and takes the
-//! lock of the slot only if that word is set. A holder of the lock only moves boxes. The function
-//! never waits: it asks for the path and finds it in a later poll or register access.
+//! The path has one owner at a time: the function, while the device is configured, reset or
+//! quiesced; the port, on the switch's thread, while the driver runs. Each side polls one word, and
+//! takes the lock of the slot only if that word is set. A holder of the lock only moves boxes. The
+//! function never waits: it asks for the path and finds it in a later poll or register access.
 //!
-//! New rules go to the port in the same way. The function gives them before a tail is stored that
-//! the driver wrote after them, and the port looks for rules after it has loaded the tail. So a
-//! tail is never used with older rules. A client that stores tails itself does so when it has had
-//! the answers to all earlier writes of registers; one that does not harms its own guest only.
+//! New rules go to the port in the same way. A function whose driver writes registers gives them
+//! before it stores a tail that the driver wrote after them, and its port looks for rules after it
+//! has loaded the tail. So a tail is never used with older rules. A client that stores tails itself
+//! does so when it has had the answers to all earlier writes of registers; one that does not harms
+//! its own guest only.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use slipway_switch::Waker;
+use crate::waker::Waker;
 
-use crate::path::DataPath;
-use crate::rules::Rules;
+/// A data path: the queues of a device and the state that moving a frame needs.
+pub trait Exchanged {
+    /// Settings of the path that may change while frames move.
+    type Rules;
 
-/// The place where function and port hand over the path.
-pub(crate) struct Exchange {
+    /// Takes new rules.
+    fn set_rules(&mut self, rules: Self::Rules);
+
+    /// Releases all guest memory, and gives back every buffer of the driver's that was not used.
+    fn rest(&mut self);
+}
+
+/// The place where function and port hand over a data path, and the state that both look at.
+pub struct Exchange<P: Exchanged> {
     /// `true` if the slot has something for the port.
     for_port: AtomicBool,
     /// `true` if the slot has the path for the function.
     for_function: AtomicBool,
-    /// `true` while the driver's rings run and the link is up.
+    /// The number of rules that the function gave, and how many of them the port follows by now.
+    asked: AtomicU32,
+    applied: AtomicU32,
+    /// `true` while the port may have frames and take some, as the function sees it.
     up: AtomicBool,
     /// The link state that the host set.
     link: AtomicBool,
-    slot: Mutex<Slot>,
+    slot: Mutex<Slot<P>>,
 }
 
-#[derive(Default)]
-struct Slot {
-    to_port: Option<Box<DataPath>>,
-    to_function: Option<Box<DataPath>>,
-    rules: Option<Rules>,
+struct Slot<P: Exchanged> {
+    to_port: Option<Box<P>>,
+    to_function: Option<Box<P>>,
+    rules: Option<P::Rules>,
     recalled: bool,
     waker: Option<Waker>,
     /// `true` if the port is gone.
@@ -45,28 +57,39 @@ struct Slot {
     abandoned: bool,
 }
 
-impl Slot {
+impl<P: Exchanged> Default for Slot<P> {
+    fn default() -> Self {
+        let (recalled, closed, abandoned) = (false, false, false);
+        let (to_port, to_function, rules, waker) = (None, None, None, None);
+        Self { to_port, to_function, rules, recalled, waker, closed, abandoned }
+    }
+}
+
+impl<P: Exchanged> Slot<P> {
     /// Puts the path where the function finds it. If the function is gone, drops the path and
     /// returns `false`.
-    fn give_back(&mut self, path: Box<DataPath>) -> bool {
+    fn give_back(&mut self, path: Box<P>) -> bool {
         let there = !self.abandoned;
         self.to_function = there.then_some(path);
         there
     }
 }
 
-impl Exchange {
+impl<P: Exchanged> Exchange<P> {
+    /// Makes an exchange without a path. The link is up, the function is not.
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             for_port: AtomicBool::new(false),
             for_function: AtomicBool::new(false),
+            asked: AtomicU32::new(0),
+            applied: AtomicU32::new(0),
             up: AtomicBool::new(false),
             link: AtomicBool::new(true),
             slot: Mutex::default(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slot> {
+    fn lock(&self) -> MutexGuard<'_, Slot<P>> {
         // Boxes are moved in single steps, so a panic leaves the slot whole.
         self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -74,7 +97,7 @@ impl Exchange {
     // The function's side.
 
     /// Gives the path to the port. If the port is gone, the path comes back at once.
-    pub fn send(&self, path: Box<DataPath>) {
+    pub fn send(&self, path: Box<P>) {
         let mut slot = self.lock();
         slot.recalled = false;
         if slot.closed {
@@ -102,20 +125,36 @@ impl Exchange {
     }
 
     /// Takes the path if it has come back.
-    pub fn take_back(&self) -> Option<Box<DataPath>> {
+    pub fn take_back(&self) -> Option<Box<P>> {
         if !self.for_function.swap(false, Ordering::AcqRel) {
             return None;
         }
         let mut slot = self.lock();
         // Drops rules that the port has not taken: the function has them, too.
         slot.rules = None;
+        self.settle();
         slot.to_function.take()
     }
 
-    /// Gives new rules to the port.
-    pub fn update(&self, rules: Rules) {
-        self.lock().rules = Some(rules);
+    /// Gives new rules to the port. [`Exchange::is_settled`] tells when the port follows them.
+    pub fn update(&self, rules: P::Rules) {
+        let mut slot = self.lock();
+        slot.rules = Some(rules);
+        // Under the lock, together with the rules: the side that takes the rules settles what was
+        // asked with them.
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        drop(slot);
         self.for_port.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the port follows the rules that were given last.
+    pub fn is_settled(&self) -> bool {
+        self.applied.load(Ordering::Acquire) == self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Marks all rules as followed. The caller has the lock, and the rules or the path.
+    fn settle(&self) {
+        self.applied.store(self.asked.load(Ordering::Relaxed), Ordering::Release);
     }
 
     /// Ends the function's side: the path is dropped, wherever it is, as soon as its owner can let
@@ -131,6 +170,7 @@ impl Exchange {
         self.wake();
     }
 
+    /// Sets whether the port may have frames and take some.
     pub fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::Release);
     }
@@ -158,7 +198,7 @@ impl Exchange {
 
     /// Takes what the slot has for the port, and gives the path back if it was recalled.
     #[cold]
-    pub fn serve(&self, path: &mut Option<Box<DataPath>>) {
+    pub fn serve(&self, path: &mut Option<Box<P>>) {
         // Before the look: a change that comes after the look sets the word again.
         self.for_port.store(false, Ordering::SeqCst);
         let mut slot = self.lock();
@@ -167,6 +207,7 @@ impl Exchange {
         }
         if let (Some(path), Some(rules)) = (path.as_mut(), slot.rules.take()) {
             path.set_rules(rules);
+            self.settle();
         }
         if std::mem::take(&mut slot.recalled)
             && let Some(mut path) = path.take()
@@ -181,10 +222,11 @@ impl Exchange {
     /// Takes new rules while frames of another port are delivered. Returns `false` if the function
     /// wants the path back, which must then not be used.
     #[cold]
-    pub fn serve_rules(&self, path: &mut DataPath) -> bool {
+    pub fn serve_rules(&self, path: &mut P) -> bool {
         let mut slot = self.lock();
         if let Some(rules) = slot.rules.take() {
             path.set_rules(rules);
+            self.settle();
         }
         if slot.to_port.is_none() && !slot.recalled {
             // Under the lock, so that no other post is missed.
@@ -194,7 +236,7 @@ impl Exchange {
     }
 
     /// Ends the port's side: the path goes back for good.
-    pub fn close(&self, path: Option<Box<DataPath>>) {
+    pub fn close(&self, path: Option<Box<P>>) {
         let mut slot = self.lock();
         slot.closed = true;
         slot.waker = None;
@@ -205,6 +247,7 @@ impl Exchange {
         }
     }
 
+    /// Returns whether the port may have frames and take some.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
     }
@@ -216,6 +259,7 @@ impl Exchange {
         self.link.store(up, Ordering::Release);
     }
 
+    /// Returns the link's state.
     pub fn link(&self) -> bool {
         self.link.load(Ordering::Acquire)
     }
