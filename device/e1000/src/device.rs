@@ -462,12 +462,8 @@ impl Function for Device {
         crate::state::save(self)
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = crate::state::restore(self, state);
-        if restored.is_err() {
-            self.reset();
-        }
-        restored
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        crate::state::restore(self, state)
     }
 
     /// A successor of a device that was killed begins as after a reset, since there is no journal.

@@ -471,16 +471,10 @@ impl Function for Controller {
         state::save(&self.home)
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
         // The last step of a reset may be due.
         self.advance();
-        let different = match state::take_over(&mut self.home, state, false) {
-            Ok(different) => different,
-            Err(error) => {
-                self.reset();
-                return Err(error);
-            }
-        };
+        let different = state::take_over(&mut self.home, state, false)?;
         self.home.deal_queues_quietly();
         different.into_iter().for_each(|nsid| self.home.namespace_changed(nsid));
         self.home.checkpoint(None);

@@ -187,7 +187,20 @@ pub trait Function: Send {
     ///
     /// # Errors
     /// [`StateError`]; every byte is checked as hostile input.
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError>;
+    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let restored = self.take_over(state);
+        if restored.is_err() {
+            self.reset();
+        }
+        restored
+    }
+
+    /// Does the work of [`Function::restore`], which resets the function after an error: until
+    /// then it may be in any state. Hosts call `restore`.
+    ///
+    /// # Errors
+    /// The errors of [`Function::restore`].
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError>;
 
     /// Goes on where a predecessor with the same journal and doorbell cells was killed, on a newly
     /// made function of the same configuration. The guest's memory is mapped and its interrupts are

@@ -289,27 +289,6 @@ impl Console {
             self.ports.iter_mut().for_each(Port::reset);
         }
     }
-
-    /// Implements [`Function::restore`]. The caller resets the device after an error.
-    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let (transport, ports) = state::load(state)?;
-        let mut pairs = ports.iter().zip(&self.ports);
-        let same = ports.len() == self.ports.len();
-        if !same || !pairs.all(|(saved, own)| saved.is_of(&own.settings)) {
-            return Err(StateError::Inconsistent("other ports".into()));
-        }
-        self.local.restore(transport)?;
-        let started = self.local.transport.registers.has_started();
-        let multiport = self.is_multiport();
-        if !ports.iter().all(|port| port.is_sound(started, multiport)) {
-            return Err(StateError::Inconsistent("a port that cannot be".into()));
-        }
-        for (port, saved) in self.ports.iter_mut().zip(ports) {
-            port.reset();
-            (port.dialogue, port.source) = (saved.dialogue, Source::resume(saved.taken));
-        }
-        Ok(())
-    }
 }
 
 impl Function for Console {
@@ -368,11 +347,23 @@ impl Function for Console {
 
     /// Takes over a saved state. The host's ends keep what the host has set on this device: a
     /// driver that was told otherwise is told so by the next polls.
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = self.take_over(state);
-        if restored.is_err() {
-            self.reset();
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let (transport, ports) = state::load(state)?;
+        let mut pairs = ports.iter().zip(&self.ports);
+        let same = ports.len() == self.ports.len();
+        if !same || !pairs.all(|(saved, own)| saved.is_of(&own.settings)) {
+            return Err(StateError::Inconsistent("other ports".into()));
         }
-        restored
+        self.local.restore(transport)?;
+        let started = self.local.transport.registers.has_started();
+        let multiport = self.is_multiport();
+        if !ports.iter().all(|port| port.is_sound(started, multiport)) {
+            return Err(StateError::Inconsistent("a port that cannot be".into()));
+        }
+        for (port, saved) in self.ports.iter_mut().zip(ports) {
+            port.reset();
+            (port.dialogue, port.source) = (saved.dialogue, Source::resume(saved.taken));
+        }
+        Ok(())
     }
 }

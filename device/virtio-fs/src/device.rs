@@ -180,13 +180,6 @@ impl Fs {
         }
         any
     }
-
-    /// Implements [`Function::restore`]. The caller resets the device after an error.
-    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let (transport, own) = crate::state::load(state)?;
-        own.check(self.session)?;
-        self.local.restore(transport)
-    }
 }
 
 fn config(tag: &str) -> Result<Config, PartsError> {
@@ -255,11 +248,9 @@ impl Function for Fs {
         crate::state::save(self.local.transport.save(), self.session, !self.flights.is_empty())
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = self.take_over(state);
-        if restored.is_err() {
-            self.reset();
-        }
-        restored
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let (transport, own) = crate::state::load(state)?;
+        own.check(self.session)?;
+        self.local.restore(transport)
     }
 }

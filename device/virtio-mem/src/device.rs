@@ -149,21 +149,6 @@ impl Mem {
             self.forget();
         }
     }
-
-    /// Takes over a saved state. After an error the device is as after a reset, or has plugged
-    /// blocks without a driver.
-    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let Loaded { transport, requested, plugged } =
-            crate::state::load(state, &self.region.geometry)?;
-        if self.region.blocks.plugged() != 0 {
-            return Err(StateError::Inconsistent("blocks are plugged already".into()));
-        }
-        self.local.restore(transport)?;
-        if !self.region.restore(&plugged, requested) {
-            return Err(StateError::Inconsistent("blocks that cannot be plugged".into()));
-        }
-        Ok(())
-    }
 }
 
 /// Reads the request in `chain`, all of it whatever its type.
@@ -236,11 +221,16 @@ impl Function for Mem {
         crate::state::save(self.local.transport.save(), &self.region)
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = self.take_over(state);
-        if restored.is_err() {
-            self.reset();
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let Loaded { transport, requested, plugged } =
+            crate::state::load(state, &self.region.geometry)?;
+        if self.region.blocks.plugged() != 0 {
+            return Err(StateError::Inconsistent("blocks are plugged already".into()));
         }
-        restored
+        self.local.restore(transport)?;
+        if !self.region.restore(&plugged, requested) {
+            return Err(StateError::Inconsistent("blocks that cannot be plugged".into()));
+        }
+        Ok(())
     }
 }

@@ -432,12 +432,8 @@ impl Function for Device {
         crate::state::save(self)
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let restored = crate::state::restore(self, state);
-        if restored.is_err() {
-            self.reset();
-        }
-        restored
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        crate::state::restore(self, state)
     }
 
     fn recover(&mut self) -> Result<(), StateError> {

@@ -125,12 +125,8 @@ impl Function for Pmem {
         crate::state::save(self.local.transport.save(), self.range())
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let loaded = crate::state::load(state, self.range());
-        let restored = loaded.and_then(|state| self.local.restore(state));
-        if restored.is_err() {
-            self.reset();
-        }
-        restored
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let transport = crate::state::load(state, self.range())?;
+        self.local.restore(transport)
     }
 }

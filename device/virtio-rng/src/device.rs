@@ -123,12 +123,8 @@ impl Function for Rng {
         encode(DEVICE, STATE_VERSION, self.local.transport.save(), Own {})
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let loaded = decode(DEVICE, STATE_VERSION, state);
-        let restored = loaded.and_then(|(transport, Own {})| self.local.restore(transport));
-        if restored.is_err() {
-            self.reset();
-        }
-        restored
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
+        let (transport, Own {}) = decode(DEVICE, STATE_VERSION, state)?;
+        self.local.restore(transport)
     }
 }

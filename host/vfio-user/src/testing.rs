@@ -298,7 +298,7 @@ impl Function for Scratch {
         self.registers.to_vec()
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), StateError> {
+    fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
         let unknown = || StateError::Unknown("not a scratch function's".into());
         *self.registers = state.try_into().map_err(|_| unknown())?;
         Ok(())
