@@ -4,28 +4,42 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Formats a report as JSON with a newline at the end.
-///
-/// # Errors
-/// None in practice; errors of serialisation are passed on.
-pub(crate) fn write(report: &impl Serialize) -> Result<String> {
-    Ok(serde_json::to_string(report)? + "\n")
-}
+/// A report that is saved as JSON.
+pub trait SavedReport: Serialize + DeserializeOwned {
+    /// The version of the format that is written, and the only one that is read.
+    const FORMAT: u32 = 1;
+    /// The kind of report, for errors.
+    const KIND: &'static str;
 
-/// Parses a report from JSON. `kind` is the kind of report for errors; the report's `format` must
-/// be `known`.
-///
-/// # Errors
-/// If `text` is no such report, or of another format version.
-pub(crate) fn read<R: DeserializeOwned>(
-    text: &str,
-    kind: &str,
-    known: u32,
-    format: impl Fn(&R) -> u32,
-) -> Result<R> {
-    let report: R =
-        serde_json::from_str(text).with_context(|| format!("not a report of {kind}"))?;
-    let format = format(&report);
-    ensure!(format == known, "a report of format {format}; this slipway reads format {known}");
-    Ok(report)
+    /// Returns the version of the format that this report was written in.
+    fn format(&self) -> u32;
+
+    /// Checks what the types of a parsed report do not.
+    ///
+    /// # Errors
+    /// The report contradicts itself.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Formats the report as JSON with a newline at the end.
+    ///
+    /// # Errors
+    /// None in practice; errors of serialisation are passed on.
+    fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string(self)? + "\n")
+    }
+
+    /// Parses a report from JSON.
+    ///
+    /// # Errors
+    /// If `text` is no such report, or of another format version, or contradicts itself.
+    fn from_json(text: &str) -> Result<Self> {
+        let report: Self =
+            serde_json::from_str(text).with_context(|| format!("not a report of {}", Self::KIND))?;
+        let (format, known) = (report.format(), Self::FORMAT);
+        ensure!(format == known, "a report of format {format}; this slipway reads format {known}");
+        report.check()?;
+        Ok(report)
+    }
 }

@@ -69,6 +69,7 @@ pub mod vmm;
 pub use bars::bars;
 pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};
 pub use duration::human;
+pub use json::SavedReport;
 pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject, measure};
 pub use program::{BENCH, slipway};
 pub use report::{Environment, StartupReport};

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::block::Described;
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
 
@@ -75,7 +75,7 @@ pub struct Run<L, M> {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement<L, M> {
-    /// Version of this format: [`Measurement::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -126,10 +126,10 @@ pub fn measure<L: Copy + Display, M>(
     take_turns(&mut All(subjects), &plan.loads, plan.rounds, before)
 }
 
-impl<L, M> Measurement<L, M> {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
-
+impl<L, M> Measurement<L, M>
+where
+    Self: SavedReport,
+{
     /// Makes a report of `turns`.
     pub fn new(
         environment: Environment,
@@ -159,22 +159,14 @@ impl<L: PartialEq, M: Measured> Measurement<L, M> {
     }
 }
 
-impl<L: Serialize + DeserializeOwned, M: Measured + Serialize + DeserializeOwned>
-    Measurement<L, M>
+impl<L, M> SavedReport for Measurement<L, M>
+where
+    L: Serialize + DeserializeOwned,
+    M: Measured + Serialize + DeserializeOwned,
 {
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
+    const KIND: &'static str = M::KIND;
 
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, M::KIND, Self::FORMAT, |report: &Self| report.format)
+    fn format(&self) -> u32 {
+        self.format
     }
 }

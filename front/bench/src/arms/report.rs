@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::slices;
 use crate::statistics::{Statistics, median, percentile, statistics, time_in};
@@ -104,7 +104,7 @@ pub struct ArmFigures {
 /// A measurement of starts by several ways, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmsReport {
-    /// Version of this format: [`ArmsReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -122,10 +122,22 @@ pub struct ArmsReport {
     pub rounds: Vec<ArmRound>,
 }
 
-impl ArmsReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
+impl SavedReport for ArmsReport {
+    const KIND: &'static str = "starts by several ways";
 
+    fn format(&self) -> u32 {
+        self.format
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let mut stages = self.rounds.iter().flat_map(|round| &round.timelines);
+        let backwards = stages.any(|one| one.stages.iter().any(|one| one.start_ns > one.end_ns));
+        anyhow::ensure!(!backwards, "a stage ends before it begins");
+        Ok(())
+    }
+}
+
+impl ArmsReport {
     /// Returns whether the sandboxes had no processors.
     pub fn is_hollow(&self) -> bool {
         self.environment.accelerator == "hollow"
@@ -187,29 +199,6 @@ impl ArmsReport {
 
     fn of(&self, arm: Arm) -> impl Iterator<Item = &ArmRound> + Clone {
         self.rounds.iter().filter(move |round| round.arm == arm)
-    }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> anyhow::Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> anyhow::Result<Self> {
-        let report: Self =
-            json::read(text, "starts by several ways", Self::FORMAT, |report: &Self| {
-                report.format
-            })?;
-        let mut stages = report.rounds.iter().flat_map(|round| &round.timelines);
-        let backwards = stages.any(|one| one.stages.iter().any(|one| one.start_ns > one.end_ns));
-        anyhow::ensure!(!backwards, "a stage ends before it begins");
-        Ok(report)
     }
 }
 

@@ -84,6 +84,7 @@ impl AttachReport {
 pub(crate) mod tests {
     use super::*;
     use crate::block::Described;
+    use crate::json::SavedReport;
     use crate::report::Environment;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject

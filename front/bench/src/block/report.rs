@@ -8,7 +8,7 @@ use super::{
     Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Run, Subject,
     Workload,
 };
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Fault, Turns};
@@ -25,7 +25,7 @@ pub struct Described {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockReport {
-    /// Version of this format: [`BlockReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -81,10 +81,15 @@ impl Measured {
     }
 }
 
-impl BlockReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
+impl SavedReport for BlockReport {
+    const KIND: &'static str = "disks";
 
+    fn format(&self) -> u32 {
+        self.format
+    }
+}
+
+impl BlockReport {
     /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
@@ -195,22 +200,6 @@ impl BlockReport {
         });
         let each: Vec<f64> = each.collect();
         (!each.is_empty()).then(|| median(each))
-    }
-
-    /// Formats the report as JSON, with one line for each run and a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> anyhow::Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> anyhow::Result<Self> {
-        json::read(text, "disks", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

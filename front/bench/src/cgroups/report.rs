@@ -61,6 +61,7 @@ impl CgroupReport {
 pub(crate) mod tests {
     use super::*;
     use crate::block::Described;
+    use crate::json::SavedReport;
     use crate::report::Environment;
 
     /// Makes a report of subjects with these total times in milliseconds, round by round. A subject

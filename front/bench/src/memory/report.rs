@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MemoryLoad;
 use crate::block::Described;
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
@@ -158,7 +158,7 @@ pub struct LeftOut {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// Version of this format: [`MemoryReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -253,10 +253,15 @@ fn left_out(subjects: &[Box<dyn MemorySubject>], loads: &[MemoryLoad]) -> Vec<Le
     loads.iter().flat_map(of_load).collect()
 }
 
-impl MemoryReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
+impl SavedReport for MemoryReport {
+    const KIND: &'static str = "memory";
 
+    fn format(&self) -> u32 {
+        self.format
+    }
+}
+
+impl MemoryReport {
     /// Makes a report of the results of [`measure_memory`].
     pub fn new(
         environment: Environment,
@@ -303,22 +308,6 @@ impl MemoryReport {
         };
         let all: Vec<f64> = self.runs.iter().filter(fits).filter_map(own).collect();
         (!all.is_empty()).then(|| median(all))
-    }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "memory", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

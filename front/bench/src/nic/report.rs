@@ -145,6 +145,7 @@ impl NicReport {
 pub(crate) mod tests {
     use super::*;
     use crate::block::Described;
+    use crate::json::SavedReport;
     use crate::report::Environment;
 
     /// Makes a report with these loads, of subjects with these rates, round by round, the same with

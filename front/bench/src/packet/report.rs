@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{FunctionCounts, PacketLoad};
 use crate::block::Described;
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
@@ -99,7 +99,7 @@ pub struct PacketRun {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PacketReport {
-    /// Version of this format: [`PacketReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -177,10 +177,15 @@ impl PacketFigures {
     }
 }
 
-impl PacketReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
+impl SavedReport for PacketReport {
+    const KIND: &'static str = "packets";
 
+    fn format(&self) -> u32 {
+        self.format
+    }
+}
+
+impl PacketReport {
     /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
@@ -232,22 +237,6 @@ impl PacketReport {
             sum.two.add(&work.two);
             Some(sum)
         })
-    }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "packets", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

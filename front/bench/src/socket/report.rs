@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::turn::turn;
 use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, SocketMeasured, Traffic, Way};
 use crate::block::Described;
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
@@ -42,7 +42,7 @@ pub struct SocketRun {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SocketReport {
-    /// Version of this format: [`SocketReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -201,10 +201,15 @@ fn per_byte(cost: Cost, turn: &SocketMeasured) -> f64 {
     cost.cpu_ns as f64 / turn.bytes as f64
 }
 
-impl SocketReport {
-    /// The version of the JSON that [`to_json`](Self::to_json) writes.
-    pub const FORMAT: u32 = 1;
+impl SavedReport for SocketReport {
+    const KIND: &'static str = "sockets";
 
+    fn format(&self) -> u32 {
+        self.format
+    }
+}
+
+impl SocketReport {
     /// Makes a report of `runs`.
     pub fn new(
         environment: Environment,
@@ -312,22 +317,6 @@ impl SocketReport {
             range: (least, most),
             spread: (most - least) / median(main).max(f64::MIN_POSITIVE),
         })
-    }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
-    /// Parses a report from JSON.
-    ///
-    /// # Errors
-    /// If `text` is no such report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "sockets", Self::FORMAT, |report: &Self| report.format)
     }
 }
 

@@ -95,6 +95,7 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
 pub(crate) mod tests {
     use super::*;
     use crate::block::Described;
+    use crate::json::SavedReport;
     use crate::report::Environment;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, try_join_all};
+use slipway_bench::SavedReport;
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, arms_plot, arms_table, compare_arms};
 use slipway_plane_api::network_v1;
 use slipway_runtime::{Config, SandboxClient, v1};
@@ -25,14 +26,6 @@ fn own() -> String {
 }
 
 impl Report for ArmsReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let hollow = if self.is_hollow() { "hollow sandboxes" } else { "sandboxes" };
         let what = format!("Starts of {} {hollow} at once, with and without a network", self.count);

@@ -33,14 +33,6 @@ pub fn attach(args: &AttachArgs) -> Result<i32> {
 }
 
 impl Report for AttachReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Virtual functions for many owners at once, hollow devices";
         reports::titled(what, &self.environment, self.plan.rounds, "turn", "")

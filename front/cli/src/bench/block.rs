@@ -49,14 +49,6 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
 }
 
 impl Report for BlockReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let rounds = self.plan.rounds;
         let what = format!("Commands on a disk: {}", self.disk);

@@ -40,14 +40,6 @@ pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
 }
 
 impl Report for CgroupReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Control groups, from request to a process inside";
         reports::titled(what, &self.environment, self.plan.rounds, "turn", "")

@@ -76,14 +76,6 @@ pub fn user(args: &MemoryUserArgs) -> Result<i32> {
 }
 
 impl Report for MemoryReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Recycled memory for sandboxes";
         reports::titled(what, &self.environment, self.plan.rounds, "turn", "")

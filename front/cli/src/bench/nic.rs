@@ -46,14 +46,6 @@ pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 impl Report for NicReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Traffic of sockets through guests' network interfaces";
         reports::titled(what, &self.environment, self.plan.rounds, "round", "")

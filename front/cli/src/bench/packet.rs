@@ -78,14 +78,6 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 impl Report for PacketReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Frames through switches";
         reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)

@@ -5,16 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use slipway_bench::{Environment, Fault};
+use slipway_bench::{Environment, Fault, SavedReport};
 
 use crate::args::ReportArgs;
 
 /// A report of one of the benchmarks.
-pub(super) trait Report: Sized {
-    /// Parses a report that [`Report::to_json`] wrote.
-    fn from_json(text: &str) -> Result<Self>;
-    /// Formats the report for a file.
-    fn to_json(&self) -> Result<String>;
+pub(super) trait Report: SavedReport {
     /// Returns the title of the picture: what was measured, and the conditions in further lines.
     fn title(&self) -> String;
     /// Draws the picture, as SVG.

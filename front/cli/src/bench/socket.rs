@@ -88,14 +88,6 @@ pub fn load(args: &SocketLoadArgs) -> Result<i32> {
 }
 
 impl Report for SocketReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "Bytes between two programs";
         reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)
@@ -119,14 +111,6 @@ impl Report for SocketReport {
 }
 
 impl Report for DrfReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         format!("Fair shares of simulated executors\n{}", self.environment.line())
     }

@@ -40,14 +40,6 @@ pub fn vmm(args: &VmmArgs) -> Result<i32> {
 }
 
 impl Report for VmmReport {
-    fn from_json(text: &str) -> Result<Self> {
-        Self::from_json(text)
-    }
-
-    fn to_json(&self) -> Result<String> {
-        self.to_json()
-    }
-
     fn title(&self) -> String {
         let what = "VMMs, from start to a guest's first byte";
         reports::titled(what, &self.environment, self.plan.rounds, "start", "")

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Mix;
 use super::engine::Engine;
 use super::script::{formula, script};
-use crate::json;
+use crate::json::SavedReport;
 use crate::report::Environment;
 
 /// The number of mixes that are measured at once: their executors are slow, so a core has time for
@@ -83,7 +83,7 @@ impl DrfCase {
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrfReport {
-    /// Version of this format: [`DrfReport::FORMAT`].
+    /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
     pub environment: Environment,
@@ -95,26 +95,15 @@ pub struct DrfReport {
     pub cases: Vec<DrfCase>,
 }
 
+impl SavedReport for DrfReport {
+    const KIND: &'static str = "shares";
+
+    fn format(&self) -> u32 {
+        self.format
+    }
+}
+
 impl DrfReport {
-    /// The version of the JSON that [`DrfReport::to_json`] writes.
-    pub const FORMAT: u32 = 1;
-
-    /// Parses a report that [`DrfReport::to_json`] wrote.
-    ///
-    /// # Errors
-    /// If `text` is no JSON, another kind of report, or of another format version.
-    pub fn from_json(text: &str) -> Result<Self> {
-        json::read(text, "shares", Self::FORMAT, |report: &Self| report.format)
-    }
-
-    /// Formats the report as JSON with a newline at the end.
-    ///
-    /// # Errors
-    /// None in practice; errors of serialisation are passed on.
-    pub fn to_json(&self) -> Result<String> {
-        json::write(self)
-    }
-
     /// Returns the greatest `off` over the cases whose names begin with `kind`, or 0 without any.
     pub fn worst(&self, kind: &str, off: impl Fn(&DrfCase) -> f64) -> f64 {
         let cases = self.cases.iter().filter(|case| case.name.starts_with(kind));
