@@ -2,6 +2,7 @@
 //!
 //! The frame is a private copy; its content is hostile all the same.
 
+use slipway_ethernet_spec::checksum::{fold, sum};
 use slipway_ethernet_spec::{HEADER, TAG, TYPE, ethertype, ipv4, ipv6, protocol};
 
 use crate::burst::{Offload, Segmentation};
@@ -29,31 +30,13 @@ mod udp {
     pub const HEADER: usize = 8;
 }
 
-/// Returns the sum of 16-bit words of the Internet checksum (RFC 1071), not folded yet.
-fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    // Any word size gives the same sum once it is folded.
-    let whole: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    whole + u64::from(u32::from_be_bytes(last))
-}
-
-/// Folds a sum into the checksum that goes into a header.
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    !(sum as u16)
-}
-
 /// Fills in a checksum at `offset` from `start`, where the frame holds the pseudo header's sum.
 /// Returns `None` if that lies beyond the frame.
 pub(crate) fn fill_checksum(frame: &mut [u8], (start, offset): (u16, u16)) -> Option<()> {
     let (start, offset) = (usize::from(start), usize::from(offset));
     let part = frame.get_mut(start..)?;
     // The checksum's own place is part of the sum.
-    let value = fold(sum(part));
+    let value = !fold(sum(part));
     // 0 would mean that a UDP datagram has no checksum (RFC 768); elsewhere both values are equal.
     let value = if value == 0 { 0xffff } else { value };
     part.get_mut(offset..offset + 2)?.copy_from_slice(&value.to_be_bytes());
@@ -159,7 +142,7 @@ impl Headers {
             let first = get(ip, ipv4::IDENTIFICATION);
             put(ip, ipv4::IDENTIFICATION, first.wrapping_add(number as u16));
             put(ip, ipv4::CHECKSUM, 0);
-            let value = fold(sum(&ip[..length]));
+            let value = !fold(sum(&ip[..length]));
             put(ip, ipv4::CHECKSUM, value);
         } else {
             put(ip, ipv6::PAYLOAD_LENGTH, above as u16);
@@ -195,7 +178,7 @@ impl Headers {
 
     /// Writes the pseudo header's sum to the checksum's place.
     fn begin_checksum(&self, header: &mut [u8], payload: usize) {
-        let value = !fold(self.pseudo(header, payload));
+        let value = fold(self.pseudo(header, payload));
         put(header, self.place(), value);
     }
 
@@ -204,7 +187,7 @@ impl Headers {
         // The transport header has an even length, so the payload's words are aligned with its
         // words.
         let all = self.pseudo(header, payload.len()) + sum(&header[self.transport..]);
-        let value = fold(all + sum(payload));
+        let value = !fold(all + sum(payload));
         put(header, self.place(), if value == 0 { 0xffff } else { value });
     }
 }

@@ -5,6 +5,7 @@
 //! only for a peer that cannot take the frame as it is.
 
 use slipway_e1000_spec::{Context, command, option};
+use slipway_ethernet_spec::checksum::{fold, sum};
 use slipway_ethernet_spec::{HEADER, TAG, TYPE, ipv4, ipv6};
 use slipway_switch::{Offload, Segmentation};
 
@@ -115,24 +116,6 @@ pub(crate) fn insert_tag(
         *start += TAG as u16;
     }
     true
-}
-
-/// Returns the sum of 16-bit words of the Internet checksum (RFC 1071), not folded yet.
-pub(crate) fn sum(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    // Any word size gives the same sum once it is folded.
-    let whole: u64 = words.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    whole + u64::from(u32::from_be_bytes(last))
-}
-
-/// Folds a sum into 16 bits, not complemented.
-pub(crate) fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    sum as u16
 }
 
 pub(crate) fn get(bytes: &[u8], at: usize) -> Option<u16> {

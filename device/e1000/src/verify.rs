@@ -1,10 +1,11 @@
 //! Checks the checksums of received frames (section 3.2.9).
 
 use slipway_e1000_spec::{receive_error, receive_status, rxcsum};
+use slipway_ethernet_spec::checksum::{fold, sum};
 use slipway_ethernet_spec::{TAG, TYPE, ethertype, ipv4, ipv6, protocol};
 use slipway_switch::{Burst, Pick};
 
-use crate::offload::{fold, get, sum};
+use crate::offload::get;
 
 /// Status and error bits of a receive descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,14 @@
 //! 8200 (IPv6), RFC 4861 (neighbour discovery). Frames are without preamble and frame check
 //! sequence, which software does not see.
 //!
-//! Everything here is a number, an offset or a small value; nothing reads memory. Not here: LLC
-//! frames, except that their type field is a length; 802.1ad, except its types; protocols above IP,
-//! except their numbers and parts of ICMPv6.
+//! Everything here is a number, an offset or a small value, except the Internet checksum. Not here:
+//! LLC frames, except that their type field is a length; 802.1ad, except its types; protocols above
+//! IP, except their numbers and parts of ICMPv6.
 //!
 //! No dependencies.
 #![no_std]
 
+pub mod checksum;
 mod mac;
 
 pub use mac::{BadMac, Mac};

@@ -4,10 +4,11 @@ use slipway_e1000_spec::{
     Context, Legacy, Transmit, command, csb, option, rctl, receive_error, receive_status, register,
     statistic,
 };
+use slipway_ethernet_spec::checksum::{fold, sum};
 use slipway_switch::{Mac, Offload, Segmentation, vnet};
 
 use super::rig::{Host, Setup, frame, pair};
-use crate::offload::{fold, get, sum};
+use crate::offload::get;
 
 /// Returns the sum of the pseudo header of an IPv4 packet with addresses 10.0.0.1 and 10.0.0.2.
 fn pseudo(protocol: u8, len: usize) -> u64 {
