@@ -1,5 +1,6 @@
 //! The contract between a device and a disk.
 
+use std::ops::DerefMut;
 use std::os::fd::BorrowedFd;
 
 use slipway_ram::Span;
@@ -211,67 +212,12 @@ pub trait Disk: Send {
     }
 }
 
-impl<D: Disk + ?Sized> Disk for Box<D> {
-    fn geometry(&self) -> Geometry {
-        (**self).geometry()
-    }
-
-    fn refresh(&mut self) -> Geometry {
-        (**self).refresh()
-    }
-
-    fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
-        (**self).submit(requests, completions);
-    }
-
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        (**self).transfer(operation, lba, blocks, spans)
-    }
-
-    fn expect(&self, operation: Operation, lba: u64, blocks: u32) {
-        (**self).expect(operation, lba, blocks);
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        (**self).poll(completions);
-    }
-
-    fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
-        (**self).cancel(tag, completions)
-    }
-
-    fn release(&mut self) {
-        (**self).release();
-    }
-
-    fn copies(&self, operation: Operation) -> bool {
-        (**self).copies(operation)
-    }
-
-    fn bounds_reads(&self) -> bool {
-        (**self).bounds_reads()
-    }
-
-    fn allow(&mut self, bytes: u64) {
-        (**self).allow(bytes);
-    }
-
-    fn spent(&mut self) -> Spent {
-        (**self).spent()
-    }
-
-    fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        (**self).wake_descriptor()
-    }
-}
-
-impl<D: Disk + ?Sized> Disk for &mut D {
+/// A pointer to a disk is a disk.
+impl<P> Disk for P
+where
+    P: DerefMut + Send,
+    P::Target: Disk,
+{
     fn geometry(&self) -> Geometry {
         (**self).geometry()
     }
