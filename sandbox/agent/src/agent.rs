@@ -1,7 +1,7 @@
 //! The agent's state: containers by id, and operations on the whole sandbox.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -16,6 +16,7 @@ use tonic::{Code, Status};
 
 use crate::cgroup::Cgroup;
 use crate::container::{Container, Places, check_process, hold_processes};
+use crate::lock::lock;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
@@ -304,10 +305,6 @@ async fn end(id: &str, container: &Container) {
     if let Err(error) = container.remove().await {
         log!("removing container {id}: {error}");
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn pid(process: &Process) -> u32 {

@@ -12,13 +12,14 @@ use std::ffi::CString;
 use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, Dev, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use slipway_agent_protocol::v1::EmptyDir;
 
+use crate::lock::lock;
 use crate::name;
 
 /// The most directories of a container.
@@ -69,7 +70,7 @@ fn make_all(at: &Path, disk: Option<Dev>, dirs: &[EmptyDir]) -> Result<()> {
     /// Held while a directory exists whose file system may not be mounted yet, or whose mode and
     /// owner may not be its own.
     static MAKING: Mutex<()> = Mutex::new(());
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _making = lock(&MAKING);
     for dir in dirs.iter().filter(|dir| path(at, &dir.name).is_none()) {
         let made = make_base(at).and_then(|()| match (dir.in_memory, disk) {
             (true, _) => make_in_memory(at, dir),

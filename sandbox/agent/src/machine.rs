@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
@@ -14,6 +14,7 @@ use rustix::system::{RebootCommand, reboot};
 use rustix::time::{ClockId, Timespec, clock_settime};
 use slipway_agent_protocol::v1::ConfigureRequest;
 
+use crate::lock::lock;
 use crate::log;
 use crate::stages::Stages;
 
@@ -256,7 +257,7 @@ pub fn messages() -> Result<&'static str> {
 fn mount_once(path: &'static str, options: &CStr) -> Result<&'static str> {
     /// Held while the directory exists and its file system may not be mounted yet.
     static MOUNTING: Mutex<()> = Mutex::new(());
-    let _mounting = MOUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _mounting = lock(&MOUNTING);
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(path),
         made => made.context(path)?,

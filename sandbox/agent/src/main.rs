@@ -62,6 +62,7 @@ mod file;
 mod group;
 mod init;
 mod kept;
+mod lock;
 mod machine;
 mod message;
 mod name;

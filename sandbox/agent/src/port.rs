@@ -20,7 +20,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -34,6 +34,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
+use crate::lock::lock;
 use crate::uevent;
 
 /// The client preface of HTTP/2 (RFC 9113, section 3.4).
@@ -201,10 +202,6 @@ impl Port {
             written => Ok(Some(written?)),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the name of the device node of the port called `name`. Returns `None` if there is no

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use prost::Message;
@@ -20,6 +20,7 @@ use crate::file::{AsyncFile, register};
 use crate::init::channel::{self, Report};
 use crate::init::{InitSpec, SUBCOMMAND};
 use crate::kept::Kept;
+use crate::lock::lock;
 use crate::reaper::{Exit, Reaper};
 
 /// The deadline for setting a process up. Mounts and look-ups take milliseconds, or minutes in a
@@ -127,7 +128,7 @@ impl Process {
 
     /// Runs the program, and returns once it executes. Returns `false` if it was started before.
     pub async fn start(&self) -> Result<bool, Failure> {
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let channel = lock(&self.channel).take();
         let Some(channel) = channel else { return Ok(false) };
         channel::go(channel.get_ref())
             .map_err(|_| anyhow::anyhow!("the process was ended before"))?;
@@ -165,12 +166,12 @@ impl Process {
 
     /// Returns the output that the host has not recorded yet.
     pub fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Returns the write side of standard input. Returns `None` if it is closed.
     pub fn stdin(&self) -> Option<Arc<AsyncFile>> {
-        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.stdin).clone()
     }
 
     /// Closes standard input. A terminal has no end of input: a program sees the end when the user
@@ -179,7 +180,7 @@ impl Process {
         if self.terminal.is_some() {
             return;
         }
-        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.stdin).take();
     }
 
     /// Returns the terminal's master side. Returns `None` if the process has no terminal.

@@ -5,11 +5,13 @@
 //! processes are dropped, since those are orphans.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, WaitOptions, WaitStatus};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+
+use crate::lock::lock;
 
 /// A receiver with `Some(status)` once the process has ended: 0 to 255, or 128 + n for signal n.
 pub type Exit = watch::Receiver<Option<u32>>;
@@ -32,7 +34,7 @@ pub struct Starting(Arc<Reaper>);
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        let mut table = self.0.table();
+        let mut table = lock(&self.0.0);
         table.starting -= 1;
         if table.starting == 0 {
             table.early.clear();
@@ -43,13 +45,13 @@ impl Drop for Starting {
 impl Reaper {
     /// Returns a guard to be held from before a process is started until it is watched.
     pub fn starting(self: &Arc<Self>) -> Starting {
-        self.table().starting += 1;
+        lock(&self.0).starting += 1;
         Starting(self.clone())
     }
 
     /// Returns a receiver of the exit status of `pid`, a child of this process.
     pub fn watch(&self, pid: Pid) -> Exit {
-        let mut table = self.table();
+        let mut table = lock(&self.0);
         if let Some(status) = table.early.remove(&pid) {
             return watch::channel(Some(status)).1;
         }
@@ -77,7 +79,7 @@ impl Reaper {
     }
 
     fn ended(&self, pid: Pid, status: u32) {
-        let mut table = self.table();
+        let mut table = lock(&self.0);
         match table.waiting.remove(&pid) {
             Some(sender) => {
                 sender.send_replace(Some(status));
@@ -87,10 +89,6 @@ impl Reaper {
             }
             None => {}
         }
-    }
-
-    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

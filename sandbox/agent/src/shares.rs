@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use slipway_agent_protocol::v1::Share;
 
+use crate::lock::lock;
 use crate::{log, machine};
 
 /// The directory where the device is mounted.
@@ -39,10 +40,6 @@ struct Mounts {
 }
 
 static MOUNTS: Mutex<Mounts> = Mutex::new(Mounts { device: false, users: BTreeMap::new() });
-
-fn mounts() -> MutexGuard<'static, Mounts> {
-    MOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns the path of a share.
 pub fn path(share: &Share) -> PathBuf {
@@ -79,7 +76,7 @@ fn hold_all(shares: &[Share]) -> Result<Held> {
 
 /// Mounts the device, unless it is mounted, and counts the entries as a container's.
 fn count(shares: &[Share]) -> Result<Held> {
-    let mut mounts = mounts();
+    let mut mounts = lock(&MOUNTS);
     if let (false, Some(first)) = (mounts.device, shares.first()) {
         machine::load_shares_modules();
         std::fs::create_dir_all(DIRECTORY).context(DIRECTORY)?;
@@ -131,7 +128,7 @@ impl Drop for Held {
 }
 
 fn release(entries: Vec<String>) {
-    let mut mounts = mounts();
+    let mut mounts = lock(&MOUNTS);
     for entry in entries {
         match mounts.users.get_mut(&entry) {
             Some(users) if *users > 1 => *users -= 1,

@@ -1,11 +1,13 @@
 //! Times at which the guest reached its stages, in CLOCK_BOOTTIME, which starts with the guest's
 //! kernel.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use rustix::time::{ClockId, clock_gettime};
 use slipway_agent_protocol::v1::GuestStage;
 use tokio::sync::watch;
+
+use crate::lock::lock;
 
 /// Returns the time since the kernel started, in ns.
 pub fn now() -> u64 {
@@ -76,21 +78,17 @@ impl Stages {
 
     /// Records that the host has requested the network interface.
     pub fn network_begins(&self) {
-        *self.network() = (Some(now()), None);
+        *lock(&self.network) = (Some(now()), None);
     }
 
     /// Records that the interface is usable.
     pub fn network_ends(&self) {
-        self.network().1 = Some(now());
-    }
-
-    fn network(&self) -> MutexGuard<'_, (Option<u64>, Option<u64>)> {
-        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.network).1 = Some(now());
     }
 
     /// Records the time of the first NVMe namespace, or that there was none in time.
     pub fn driver_ends(&self, at: Option<u64>) {
-        *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        *lock(&self.namespaces_at) = at;
     }
 
     /// Returns the stages that have ended.
@@ -98,11 +96,11 @@ impl Stages {
         let first = self.first_instruction;
         let stage =
             |name: &str, start_ns, end_ns| GuestStage { name: name.into(), start_ns, end_ns };
-        let namespaces_at = *self.namespaces_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespaces_at = *lock(&self.namespaces_at);
         let driver_from = self.modules_from.get().copied().unwrap_or(first);
         let driver = namespaces_at.map(|at| stage("vf-driver", driver_from.min(at), at));
         let agent = self.serving_at.get().map(|at| stage("agent", first, *at));
-        let (from, at) = *self.network();
+        let (from, at) = *lock(&self.network);
         let network = from.zip(at);
         let network = network.map(|(from, at)| stage("network", from, at));
         [Some(stage("kernel", 0, first)), driver, agent, network].into_iter().flatten().collect()

@@ -1,7 +1,9 @@
 //! Things by id, such as containers: an id is reserved while its thing is being made.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::lock::lock;
 
 /// The reason why an id is not reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +53,7 @@ impl<T> Table<T> {
     /// # Errors
     /// The id is not free, or the table is closed.
     pub fn reserve(&self, id: &str) -> Result<Reservation<'_, T>, Refused> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.closed {
             return Err(Refused::Closed);
         }
@@ -64,7 +66,7 @@ impl<T> Table<T> {
 
     /// Returns what is at `id`.
     pub fn get(&self, id: &str) -> Result<Arc<T>, Missing> {
-        match self.lock().entries.get(id) {
+        match lock(&self.0).entries.get(id) {
             Some(Some(thing)) => Ok(thing.clone()),
             Some(None) => Err(Missing::Reserved),
             None => Err(Missing::Unknown),
@@ -73,12 +75,12 @@ impl<T> Table<T> {
 
     /// Returns everything that the table has.
     pub fn all(&self) -> Vec<Arc<T>> {
-        self.lock().entries.values().flatten().cloned().collect()
+        lock(&self.0).entries.values().flatten().cloned().collect()
     }
 
     /// Frees `id` if `thing` is still at it. Something newer with the same id stays.
     pub fn remove_if_same(&self, id: &str, thing: &Arc<T>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if let Some(Some(there)) = state.entries.get(id)
             && Arc::ptr_eq(there, thing)
         {
@@ -88,12 +90,12 @@ impl<T> Table<T> {
 
     /// Drops the things for which `keep` returns `false`. Reserved ids stay reserved.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
-        self.lock().entries.retain(|_, thing| thing.as_deref().is_none_or(&keep));
+        lock(&self.0).entries.retain(|_, thing| thing.as_deref().is_none_or(&keep));
     }
 
     /// Takes everything out, each with its id. Reserved ids stay reserved.
     pub fn take(&self) -> Vec<(String, Arc<T>)> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let all = std::mem::take(&mut state.entries);
         let mut taken = Vec::with_capacity(all.len());
         for (id, thing) in all {
@@ -108,13 +110,8 @@ impl<T> Table<T> {
     /// Takes everything out, and lets nothing in any more: [`Reservation::fill`] fails for ids that
     /// are reserved now.
     pub fn close(&self) -> Vec<(String, Arc<T>)> {
-        self.lock().closed = true;
+        lock(&self.0).closed = true;
         self.take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No code under the lock panics half way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,7 +121,7 @@ impl<T> Reservation<'_, T> {
     /// # Errors
     /// The table was closed meanwhile. The caller has `thing` back and ends it.
     pub fn fill(mut self, thing: Arc<T>) -> Result<(), Arc<T>> {
-        let mut state = self.table.lock();
+        let mut state = lock(&self.table.0);
         if state.closed {
             return Err(thing);
         }
@@ -137,7 +134,7 @@ impl<T> Reservation<'_, T> {
 impl<T> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         if !self.filled {
-            self.table.lock().entries.remove(&self.id);
+            lock(&self.table.0).entries.remove(&self.id);
         }
     }
 }
