@@ -16,6 +16,7 @@ use slipway_rate::{Bucket, Rate};
 use slipway_ring::cross;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::link::{self, Hello, Name, Open};
+use slipway_warp::share::Ticket;
 
 use crate::backoff::Backoff;
 use crate::connection::{Around, Broken, Connection, Interest, Report};
@@ -26,7 +27,7 @@ use crate::identity::Identity;
 use crate::logs::Logs;
 use crate::renewal::Renewal;
 use crate::settings::{Cipher, Settings};
-use crate::shares::{ChosenTurn, Direction, Shares, View};
+use crate::shares::{Direction, Job, Served, Shares, View};
 use crate::socket::{self, Network};
 use crate::stream::End;
 
@@ -583,7 +584,7 @@ impl Links {
         for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
             let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
             // The connection may have waited for its way while its tenant sent elsewhere.
-            self.hold(turn.connection, began);
+            self.hold(turn.item.connection, began);
             let (some, ended) = self.serve(turn, began, now);
             worked |= some;
             began = ended;
@@ -593,12 +594,12 @@ impl Links {
 
     /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
     /// when the quantum ended.
-    fn serve(&mut self, turn: ChosenTurn, began: Instant, now: Instant) -> (bool, Instant) {
-        let (key, direction) = (turn.connection, turn.direction);
+    fn serve(&mut self, turn: Ticket<Job>, began: Instant, now: Instant) -> (bool, Instant) {
+        let Job { connection: key, direction } = turn.item;
         let (mut around, connections, _) = self.around(now);
         let Some(connection) = connections.get_mut(&key) else {
             let at = self.since_begin(began);
-            self.shares.done(turn, 0, Duration::ZERO, false, at);
+            self.shares.done(turn, Served::default(), at);
             return (false, began);
         };
         let moved = |connection: &Connection| match direction {
@@ -621,7 +622,7 @@ impl Links {
         let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
         let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
         let at = self.since_begin(ended);
-        self.shares.done(turn, bytes, busy, blocked, at);
+        self.shares.done(turn, Served { bytes, busy, blocked }, at);
         if direction == Direction::Out && bytes > 0 {
             self.count(key, bytes, now);
         }

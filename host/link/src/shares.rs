@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slipway_warp::Class;
 use slipway_warp::share::{
-    ChainId, ExecutorId, LimitedBy, ResourceId, Scheduler, TenantId, TenantOptions, Ticket,
+    self, ChainId, ExecutorId, LimitedBy, ResourceId, Scheduler, TenantId, TenantOptions, Ticket,
 };
 
 use crate::settings::Settings;
@@ -39,48 +39,63 @@ pub(crate) enum Direction {
     Out,
 }
 
+/// A connection that has or may have something to do in one direction.
 #[derive(Clone, Copy, Debug)]
-struct WaitingJob {
-    connection: u32,
-    direction: Direction,
-}
-
-/// A connection that was chosen, and the direction. The caller returns it by [`Shares::done`].
-#[must_use = "the core waits for it"]
-pub(crate) struct ChosenTurn {
+pub(crate) struct Job {
     pub(crate) connection: u32,
     pub(crate) direction: Direction,
-    ticket: Ticket<WaitingJob>,
+}
+
+/// The outcome of a turn: the bytes that it moved, and the time that it took.
+#[derive(Default)]
+pub(crate) struct Served {
+    pub(crate) bytes: u64,
+    pub(crate) busy: Duration,
+    /// `true` if the socket's send buffer is full.
+    pub(crate) blocked: bool,
 }
 
 /// The way to another engine.
 struct Way {
     resource: ResourceId,
     transport: ExecutorId,
-    /// Bytes per second that the settings say; `None` if the way is not paced.
-    rate: Option<u64>,
-    /// When a paced way has carried all that it was given.
-    free_at: Duration,
-    /// The end of the last turn, if the socket was full then: the time since counts as busy.
-    measured: Option<Duration>,
+    pace: Pace,
 }
 
-/// A connection's place in a queue.
-struct JobEnd {
+#[derive(Clone, Copy)]
+enum Pace {
+    /// The settings say how many bytes per second the way carries.
+    Rate {
+        per_second: u64,
+        /// The time at which the way has carried all that it was given.
+        free_at: Duration,
+    },
+    /// The kernel paces the way; its capacity is measured.
+    Kernel {
+        /// The end of the last turn, if the socket was full then: the time since counts as busy.
+        full_since: Option<Duration>,
+    },
+}
+
+/// A connection's jobs for the core, in one direction.
+struct CoreQueue {
     chain: ChainId,
-    queued: bool,
-    /// Bytes that the last quantum moved: the estimate for the next.
-    bytes: u64,
+    /// `true` if a job is queued, for the core or for the way, or being served.
+    has_job: bool,
+    /// Bytes that the last turn moved: the estimate for the next.
+    estimate: u64,
 }
 
 struct Member {
     tenant: TenantId,
+    /// The index in [`Shares::ways`].
     way: usize,
-    places: [JobEnd; 2],
-    /// The connection's chain in the queue of its way.
-    link: ChainId,
-    /// The ticket of the way that has chosen the connection, until the core has served it.
-    chosen: Option<Ticket<WaitingJob>>,
+    /// Indexed by [`Direction`].
+    queues: [CoreQueue; 2],
+    /// The connection's chain at its way.
+    way_chain: ChainId,
+    /// The job that a paced way has chosen, until the core has served it.
+    way_ticket: Option<Ticket<Job>>,
 }
 
 struct Tenant {
@@ -89,11 +104,12 @@ struct Tenant {
 }
 
 pub(crate) struct Shares {
-    scheduler: Scheduler<WaitingJob>,
+    scheduler: Scheduler<Job>,
     core: ResourceId,
-    /// Indexed by [`Direction`].
+    /// The executors of the core, indexed by [`Direction`].
     executors: [ExecutorId; 2],
     ways: Vec<Way>,
+    /// `true` if any way has a rate.
     paced: bool,
     members: HashMap<u32, Member>,
     tenants: HashMap<String, Tenant>,
@@ -106,19 +122,13 @@ impl Shares {
         let core = scheduler.add_resource("core", 1);
         let executors = [("open", Class::L), ("seal", Class::I)]
             .map(|(name, class)| scheduler.add_executor(name, class, core, GUESS));
-        let ways: Vec<_> = settings
+        let ways: Vec<Way> = settings
             .engine
             .iter()
-            .map(|peer| {
-                let rate = peer.bytes_per_second();
-                let resource = scheduler.add_resource(&peer.name, 1);
-                let guess = rate.unwrap_or(FAST);
-                let transport = scheduler.add_executor("transport", Class::Z, resource, guess);
-                Way { resource, transport, rate, free_at: Duration::ZERO, measured: None }
-            })
+            .map(|peer| Way::new(&mut scheduler, &peer.name, peer.bytes_per_second()))
             .collect();
-        let paced = ways.iter().any(|way| way.rate.is_some());
-        let (members, tenants, options) = Default::default();
+        let paced = ways.iter().any(|way| matches!(way.pace, Pace::Rate { .. }));
+        let (members, tenants, options) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self { scheduler, core, executors, ways, paced, members, tenants, options }
     }
 
@@ -146,14 +156,13 @@ impl Shares {
     pub(crate) fn join(&mut self, connection: u32, tenant: &str, way: usize) {
         let Some(transport) = self.ways.get(way).map(|way| way.transport) else { return };
         let Some(id) = self.tenant(tenant) else { return };
-        let open =
-            |scheduler: &mut Scheduler<WaitingJob>, executor| scheduler.open_free(id, &[executor]);
-        let chains = [self.executors[0], self.executors[1], transport]
-            .map(|executor| open(&mut self.scheduler, executor));
-        let [Ok(incoming), Ok(outgoing), Ok(link)] = chains else { return };
-        let place = |chain| JobEnd { chain, queued: false, bytes: 4096 };
-        let places = [place(incoming), place(outgoing)];
-        let member = Member { tenant: id, way, places, link, chosen: None };
+        let [open, seal] = self.executors;
+        let chains =
+            [open, seal, transport].map(|executor| self.scheduler.open_free(id, &[executor]));
+        let [Ok(incoming), Ok(outgoing), Ok(way_chain)] = chains else { return };
+        let queues =
+            [incoming, outgoing].map(|chain| CoreQueue { chain, has_job: false, estimate: 4096 });
+        let member = Member { tenant: id, way, queues, way_chain, way_ticket: None };
         self.members.insert(connection, member);
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.connections += 1;
@@ -170,103 +179,79 @@ impl Shares {
         Some(id)
     }
 
-    /// Removes a connection.
+    /// Removes a connection, and its tenant with the tenant's last connection.
     pub(crate) fn part(&mut self, connection: u32, now: Duration) {
         let Some(member) = self.members.remove(&connection) else { return };
-        if let Some(ticket) = member.chosen {
+        if let Some(ticket) = member.way_ticket {
             self.scheduler.failed(ticket, Duration::ZERO, now);
         }
-        let [incoming, outgoing] = member.places.map(|place| place.chain);
-        for chain in [incoming, outgoing, member.link] {
+        let [incoming, outgoing] = member.queues.map(|queue| queue.chain);
+        for chain in [incoming, outgoing, member.way_chain] {
             self.scheduler.close(chain);
         }
-        let Some((name, tenant)) =
-            self.tenants.iter_mut().find(|(_, tenant)| tenant.id == member.tenant)
-        else {
-            return;
-        };
+        let (id, mut all) = (member.tenant, self.tenants.values_mut());
+        let Some(tenant) = all.find(|tenant| tenant.id == id) else { return };
         tenant.connections -= 1;
         if tenant.connections == 0 {
-            let name = name.clone();
-            self.tenants.remove(&name);
-            self.scheduler.remove_tenant(member.tenant);
+            self.tenants.retain(|_, tenant| tenant.id != id);
+            self.scheduler.remove_tenant(id);
         }
     }
 
     /// Queues a connection that has or may have something to do.
     pub(crate) fn want(&mut self, connection: u32, direction: Direction) {
         let Some(member) = self.members.get_mut(&connection) else { return };
-        let (way, link) = (&self.ways[member.way], member.link);
-        let place = &mut member.places[direction as usize];
-        if std::mem::replace(&mut place.queued, true) {
+        let queue = &mut member.queues[direction as usize];
+        if std::mem::replace(&mut queue.has_job, true) {
             return;
         }
-        let paced = direction == Direction::Out && way.rate.is_some();
-        let chain = if paced { link } else { place.chain };
+        let chain = match self.ways[member.way].pace {
+            Pace::Rate { .. } if direction == Direction::Out => member.way_chain,
+            _ => queue.chain,
+        };
         // The chains exist as long as the connection.
-        let _ = self.scheduler.push(chain, place.bytes, WaitingJob { connection, direction });
+        let _ = self.scheduler.push(chain, queue.estimate, Job { connection, direction });
     }
 
-    /// Chooses the next connection. Returns `None` if no connection has anything to do that may be
-    /// done now.
-    pub(crate) fn next(&mut self, now: Duration) -> Option<ChosenTurn> {
+    /// Chooses the next connection, which the caller serves and returns by [`Shares::done`]: the
+    /// core waits for it. Returns `None` if no connection has anything to do that may be done now.
+    pub(crate) fn next(&mut self, now: Duration) -> Option<Ticket<Job>> {
         if self.paced {
             self.choose_for_ways(now);
         }
-        let ticket = self.scheduler.next(self.core, now)?;
-        let WaitingJob { connection, direction } = ticket.item;
-        Some(ChosenTurn { connection, direction, ticket })
+        self.scheduler.next(self.core, now)
     }
 
     /// Chooses a connection for each paced way that is free, and queues it for the core.
     fn choose_for_ways(&mut self, now: Duration) {
-        for way in self.ways.iter().filter(|way| way.rate.is_some() && way.free_at <= now) {
+        let is_free = |way: &&Way| matches!(way.pace, Pace::Rate { free_at, .. } if free_at <= now);
+        for way in self.ways.iter().filter(is_free) {
             // One connection at a time: the bytes that it sends say when the way is free again.
-            if let Some(ticket) = self.scheduler.next(way.resource, now) {
-                let job = ticket.item;
-                let Some(member) = self.members.get_mut(&job.connection) else {
-                    self.scheduler.failed(ticket, Duration::ZERO, now);
-                    continue;
-                };
-                let chain = member.places[Direction::Out as usize].chain;
-                let _ = self.scheduler.push(chain, ticket.bytes, job);
-                member.chosen = Some(ticket);
-            }
+            let Some(ticket) = self.scheduler.next(way.resource, now) else { continue };
+            let job = ticket.item;
+            let Some(member) = self.members.get_mut(&job.connection) else {
+                self.scheduler.failed(ticket, Duration::ZERO, now);
+                continue;
+            };
+            let chain = member.queues[Direction::Out as usize].chain;
+            let _ = self.scheduler.push(chain, ticket.bytes, job);
+            member.way_ticket = Some(ticket);
         }
     }
 
-    /// Ends a turn that moved `bytes` and took `busy`. `blocked` says that the socket's send buffer
-    /// is full.
-    pub(crate) fn done(
-        &mut self,
-        turn: ChosenTurn,
-        bytes: u64,
-        busy: Duration,
-        blocked: bool,
-        now: Duration,
-    ) {
-        let ChosenTurn { connection, direction, mut ticket } = turn;
-        ticket.bytes = bytes;
-        self.scheduler.done(ticket, bytes, busy.min(QUANTUM), now);
+    /// Ends a turn.
+    pub(crate) fn done(&mut self, mut turn: Ticket<Job>, served: Served, now: Duration) {
+        let Job { connection, direction } = turn.item;
+        turn.bytes = served.bytes;
+        self.scheduler.done(turn, served.bytes, served.busy.min(QUANTUM), now);
         let Some(member) = self.members.get_mut(&connection) else { return };
-        let place = &mut member.places[direction as usize];
-        place.queued = false;
-        if bytes > 0 {
-            place.bytes = bytes;
+        let queue = &mut member.queues[direction as usize];
+        queue.has_job = false;
+        if served.bytes > 0 {
+            queue.estimate = served.bytes;
         }
         if direction == Direction::Out {
-            let way = &mut self.ways[member.way];
-            match (member.chosen.take(), way.rate) {
-                (Some(mut ticket), Some(rate)) => {
-                    // At least 1 ns: for no time at all, the estimate of the bytes would stay
-                    // charged.
-                    let time = nanos(bytes, rate).max(Duration::from_nanos(1));
-                    way.free_at = way.free_at.max(now.saturating_sub(BURST)) + time;
-                    ticket.bytes = bytes;
-                    self.scheduler.failed(ticket, time, now);
-                }
-                _ => way.measure(&mut self.scheduler, member.tenant, bytes, blocked, now),
-            }
+            self.ways[member.way].sent(&mut self.scheduler, member, &served, now);
         }
     }
 
@@ -276,78 +261,92 @@ impl Shares {
             return None;
         }
         let member = self.members.get(&connection)?;
-        let way = &self.ways[member.way];
-        let waits = member.places[Direction::Out as usize].queued && member.chosen.is_none();
-        (waits && way.rate.is_some() && way.free_at > now).then_some(way.free_at)
+        let Pace::Rate { free_at, .. } = self.ways[member.way].pace else { return None };
+        let waits = member.queues[Direction::Out as usize].has_job && member.way_ticket.is_none();
+        (waits && free_at > now).then_some(free_at)
     }
 
     /// Returns the shares now, for display.
     pub(crate) fn view(&self, now: Duration) -> View {
         let shares = self.scheduler.shares(now);
-        let name = |id: TenantId| {
-            let found = self.tenants.iter().find(|(_, tenant)| tenant.id == id);
-            found.map_or_else(String::new, |(name, _)| name.clone())
-        };
-        let mut tenants: Vec<TenantShare> = shares
-            .tenants
-            .iter()
-            .map(|share| TenantShare {
-                tenant: name(share.tenant),
-                weight: share.weight,
-                cap: share.cap,
-                bytes: share.bytes,
-                rate: share.rate,
-                formula: share.formula,
-                resources: share.parts.clone(),
-                dominant: share.dominant,
-                dominant_by_formula: share.dominant_by_formula,
-                limited_by: match share.limited_by {
-                    LimitedBy::Resource(resource) => shares.resources[resource.index()].clone(),
-                    LimitedBy::Cap => "cap".into(),
-                    LimitedBy::Demand => "demand".into(),
-                },
-            })
-            .collect();
+        let tenants = shares.tenants.iter().map(|share| self.tenant_share(share, &shares));
+        let mut tenants: Vec<TenantShare> = tenants.collect();
         tenants.sort_by(|a, b| a.tenant.cmp(&b.tenant));
-        let rate = |resource: usize| {
-            let way = self.ways.iter().find(|way| way.resource.index() == resource);
-            way.and_then(|way| way.rate)
-        };
         let resources = shares.resources.iter().enumerate().map(|(at, name)| ResourceShare {
             name: name.clone(),
             used: tenants.iter().map(|tenant| tenant.resources[at]).sum(),
-            rate: rate(at),
+            rate: self.ways.iter().find_map(|way| match way.pace {
+                Pace::Rate { per_second, .. } if way.resource.index() == at => Some(per_second),
+                _ => None,
+            }),
         });
-        let executors = self
-            .executors
-            .into_iter()
-            .map(|id| (id, self.core))
-            .chain(self.ways.iter().map(|way| (way.transport, way.resource)));
-        let executors = executors.map(|(id, resource)| ExecutorCapacity {
+        let of_core = self.executors.into_iter().map(|id| (id, self.core));
+        let of_ways = self.ways.iter().map(|way| (way.transport, way.resource));
+        let executors = of_core.chain(of_ways).map(|(id, resource)| ExecutorCapacity {
             name: shares.capacities[id.index()].0.clone(),
             resource: shares.resources[resource.index()].clone(),
             capacity: shares.capacities[id.index()].1,
         });
-        let (resources, executors) = (resources.collect(), executors.collect());
-        View { resources, executors, tenants }
+        View { resources: resources.collect(), executors: executors.collect(), tenants }
+    }
+
+    fn tenant_share(&self, share: &share::Share, all: &share::Shares) -> TenantShare {
+        let found = self.tenants.iter().find(|(_, tenant)| tenant.id == share.tenant);
+        TenantShare {
+            tenant: found.map_or_else(String::new, |(name, _)| name.clone()),
+            weight: share.weight,
+            cap: share.cap,
+            bytes: share.bytes,
+            rate: share.rate,
+            formula: share.formula,
+            resources: share.parts.clone(),
+            dominant: share.dominant,
+            dominant_by_formula: share.dominant_by_formula,
+            limited_by: match share.limited_by {
+                LimitedBy::Resource(resource) => all.resources[resource.index()].clone(),
+                LimitedBy::Cap => "cap".into(),
+                LimitedBy::Demand => "demand".into(),
+            },
+        }
     }
 }
 
 impl Way {
-    /// Books the bytes of a way that is not paced, and measures its capacity while the socket is
-    /// full.
-    fn measure(
+    /// Makes a way that carries `rate` bytes per second; `None` leaves the pace to the kernel.
+    fn new(scheduler: &mut Scheduler<Job>, name: &str, rate: Option<u64>) -> Self {
+        let resource = scheduler.add_resource(name, 1);
+        let guess = rate.unwrap_or(FAST);
+        let transport = scheduler.add_executor("transport", Class::Z, resource, guess);
+        let paced = |per_second| Pace::Rate { per_second, free_at: Duration::ZERO };
+        let pace = rate.map_or(Pace::Kernel { full_since: None }, paced);
+        Self { resource, transport, pace }
+    }
+
+    /// Accounts for a turn in which `member` sent. The capacity of a way without a rate is measured
+    /// while the socket is full.
+    fn sent(
         &mut self,
-        scheduler: &mut Scheduler<WaitingJob>,
-        tenant: TenantId,
-        bytes: u64,
-        blocked: bool,
+        scheduler: &mut Scheduler<Job>,
+        member: &mut Member,
+        served: &Served,
         now: Duration,
     ) {
-        let since = self.measured.take().map(|before| now.saturating_sub(before));
-        self.measured = blocked.then_some(now);
-        if bytes > 0 {
-            scheduler.book(tenant, self.transport, bytes, since.unwrap_or_default(), now);
+        match &mut self.pace {
+            Pace::Rate { per_second, free_at } => {
+                let Some(mut ticket) = member.way_ticket.take() else { return };
+                // At least 1 ns: for no time at all, the estimate of the bytes would stay charged.
+                let time = nanos(served.bytes, *per_second).max(Duration::from_nanos(1));
+                *free_at = (*free_at).max(now.saturating_sub(BURST)) + time;
+                ticket.bytes = served.bytes;
+                scheduler.failed(ticket, time, now);
+            }
+            Pace::Kernel { full_since } => {
+                let busy = full_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+                *full_since = served.blocked.then_some(now);
+                if served.bytes > 0 {
+                    scheduler.book(member.tenant, self.transport, served.bytes, busy, now);
+                }
+            }
         }
     }
 }
