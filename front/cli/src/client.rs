@@ -264,9 +264,9 @@ pub async fn next_daemon(config: &Config) -> Result<SandboxClient> {
 
 /// Converts a status to the daemon's refusal, without the transport's wrapping, or to [`Lost`] if
 /// it is none.
-pub fn refused(status: &tonic::Status) -> anyhow::Error {
+pub fn refused(status: tonic::Status) -> anyhow::Error {
     // The transport's own errors have a source; the daemon's have none.
-    if std::error::Error::source(status).is_some() {
+    if std::error::Error::source(&status).is_some() {
         return Lost(status.message().to_owned()).into();
     }
     match status.message() {
@@ -278,6 +278,6 @@ pub fn refused(status: &tonic::Status) -> anyhow::Error {
 /// Returns the record of a sandbox, by its name or id.
 pub async fn record(client: &mut SandboxClient, name: &str) -> Result<Record> {
     let request = v1::Name { name: name.to_owned() };
-    let inspect = client.inspect(request).await.map_err(|status| refused(&status))?;
+    let inspect = client.inspect(request).await.map_err(refused)?;
     Ok(serde_json::from_str(&inspect.get_ref().json)?)
 }

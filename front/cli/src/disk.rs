@@ -16,12 +16,12 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
         DiskCommand::Create { name, disk, block_size } => {
             let disk = v1::Disk { block_size: block_size.unwrap_or(0), ..disk.disk() };
             let request = v1::CreateDiskRequest { name: name.clone(), disk: Some(disk) };
-            let reply = plane.create_disk(request).await.map_err(|status| refused(&status))?;
+            let reply = plane.create_disk(request).await.map_err(refused)?;
             crate::say!("{}", reply.into_inner().name);
         }
         DiskCommand::Ls { json } => {
             let reply = plane.list_disks(v1::ListDisksRequest {}).await;
-            let disks = reply.map_err(|status| refused(&status))?.into_inner().disks;
+            let disks = reply.map_err(refused)?.into_inner().disks;
             if *json {
                 let all: Vec<_> = disks.iter().map(as_json).collect();
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
@@ -38,13 +38,13 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
                 shrink: *shrink,
             };
             anyhow::ensure!(*size != Some(0), "a disk has at least one block");
-            let reply = plane.resize_disk(request).await.map_err(|status| refused(&status))?;
+            let reply = plane.resize_disk(request).await.map_err(refused)?;
             crate::say!("{}", reply.into_inner().size_bytes);
         }
         DiskCommand::Rm { names } => {
             for name in names {
                 let request = v1::RemoveDiskRequest { name: name.clone() };
-                plane.remove_disk(request).await.map_err(|status| refused(&status))?;
+                plane.remove_disk(request).await.map_err(refused)?;
                 crate::say!("{name}");
             }
         }

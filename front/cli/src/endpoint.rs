@@ -18,11 +18,11 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
     match command {
         EndpointCommand::Create(args) => {
             let reply = plane.create_endpoint(request(args)?).await;
-            crate::say!("{}", reply.map_err(|status| refused(&status))?.into_inner().socket_path);
+            crate::say!("{}", reply.map_err(refused)?.into_inner().socket_path);
         }
         EndpointCommand::Ls { json } => {
             let reply = plane.list_endpoints(v1::ListEndpointsRequest {}).await;
-            let endpoints = reply.map_err(|status| refused(&status))?.into_inner().endpoints;
+            let endpoints = reply.map_err(refused)?.into_inner().endpoints;
             if *json {
                 let all: Vec<_> = endpoints.iter().map(as_json).collect();
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
@@ -39,24 +39,24 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
                 disk: Some(disk.disk()),
                 nsid: nsid.unwrap_or(0),
             };
-            let reply = plane.attach_disk(request).await.map_err(|status| refused(&status))?;
+            let reply = plane.attach_disk(request).await.map_err(refused)?;
             crate::say!("{}", reply.into_inner().nsid);
         }
         EndpointCommand::Limit { endpoint, limits } => {
             let limits = limits_of(limits)?.unwrap_or_default();
             let (endpoint_id, limits) = (endpoint.clone(), Some(limits));
             let request = v1::LimitEndpointRequest { endpoint_id, limits };
-            plane.limit_endpoint(request).await.map_err(|status| refused(&status))?;
+            plane.limit_endpoint(request).await.map_err(refused)?;
             crate::say!("{endpoint}");
         }
         EndpointCommand::Detach { endpoint, disk } => {
-            plane.detach_disk(detach(endpoint, disk)).await.map_err(|status| refused(&status))?;
+            plane.detach_disk(detach(endpoint, disk)).await.map_err(refused)?;
             crate::say!("{disk}");
         }
         EndpointCommand::Rm { ids } => {
             for id in ids {
                 let request = v1::RemoveEndpointRequest { id: id.clone() };
-                plane.remove_endpoint(request).await.map_err(|status| refused(&status))?;
+                plane.remove_endpoint(request).await.map_err(refused)?;
                 crate::say!("{id}");
             }
         }

@@ -67,7 +67,7 @@ async fn save(
         }
     };
     spinner.finish_and_clear();
-    let saved = saved.map(tonic::Response::into_inner).map_err(|status| refused(&status));
+    let saved = saved.map(tonic::Response::into_inner).map_err(refused);
     if saved.as_ref().is_err_and(|error| error.is::<Lost>()) {
         // The daemon may have saved it before it went. If it has not, there is nothing to remove.
         let _ = remove(node, config, &name).await;
@@ -87,7 +87,7 @@ async fn remove_now(node: &NodeArgs, config: &Config, name: &str) -> Result<()> 
         next_daemon(config).await?;
     }
     let mut client = connect_snapshots(node, config).await?;
-    client.remove(named(name)).await.map_err(|status| refused(&status))?;
+    client.remove(named(name)).await.map_err(refused)?;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ pub async fn forward(node: &NodeArgs, config: &Config, args: &ForwardArgs) -> Re
     let mut client = connect(node, config).await?;
     // A name that is wrong is said now, not at the first connection.
     let named = v1::Name { name: args.name.clone() };
-    client.inspect(named).await.map_err(|status| refused(&status))?;
+    client.inspect(named).await.map_err(refused)?;
     let mut listeners = Vec::new();
     for forward in &args.ports {
         let listener = TcpListener::bind(forward.local).await;
@@ -43,7 +43,7 @@ async fn serve(
         let (mut client, name) = (client.clone(), name.clone());
         tokio::spawn(async move {
             if let Err(status) = carry(&mut client, &name, forward.port, stream).await {
-                crate::complain(&refused(&status).context(format!("connection of {peer}")));
+                crate::complain(&refused(status).context(format!("connection of {peer}")));
             }
         });
     }

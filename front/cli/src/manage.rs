@@ -18,7 +18,7 @@ pub fn named(name: &str) -> v1::Name {
 
 /// Returns all sandboxes, the oldest first.
 pub async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
-    let reply = client.list(v1::Empty {}).await.map_err(|status| refused(&status))?;
+    let reply = client.list(v1::Empty {}).await.map_err(refused)?;
     Ok(reply.into_inner().sandboxes)
 }
 
@@ -154,7 +154,7 @@ pub async fn logs(mut client: SandboxClient, config: &Config, args: &LogsArgs) -
 
 /// Prints why a sandbox failed, which its output cannot say.
 async fn tell_failure(mut client: SandboxClient, name: &str) -> Result<()> {
-    let reply = client.inspect(named(name)).await.map_err(|status| refused(&status))?;
+    let reply = client.inspect(named(name)).await.map_err(refused)?;
     let Some(sandbox) = reply.into_inner().sandbox else { return Ok(()) };
     let (state, reason) = match name.split_once('/') {
         None => (&sandbox.state, &sandbox.reason),
@@ -176,9 +176,9 @@ async fn print_logs(
     timestamps: bool,
     fresh_line: &mut [bool; 2],
 ) -> Result<()> {
-    let reply = client.logs(request.clone()).await.map_err(|status| refused(&status))?;
+    let reply = client.logs(request.clone()).await.map_err(refused)?;
     let mut records = reply.into_inner();
-    while let Some(record) = records.message().await.map_err(|status| refused(&status))? {
+    while let Some(record) = records.message().await.map_err(refused)? {
         let error = record.stream == 2;
         request.position = record.position + record.data.len() as u64;
         let data = if timestamps {
@@ -236,7 +236,7 @@ fn utc(time_ns: u64) -> String {
 pub async fn wait(mut client: SandboxClient, config: &Config, args: &NamesArg) -> Result<i32> {
     for name in &args.names {
         let exit = loop {
-            match client.wait(named(name)).await.map_err(|status| refused(&status)) {
+            match client.wait(named(name)).await.map_err(refused) {
                 Err(error) if error.is::<Lost>() && keeper::waits(config) => {
                     client = next_daemon(config).await?;
                 }
@@ -264,7 +264,7 @@ where
         match outcome {
             Ok(()) => crate::say!("{name}"),
             Err(error) => {
-                crate::complain(&refused(&error));
+                crate::complain(&refused(error));
                 status = 1;
             }
         }
@@ -335,7 +335,7 @@ pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
 pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
     let mut all = Vec::new();
     for name in &args.names {
-        let reply = client.inspect(named(name)).await.map_err(|status| refused(&status))?;
+        let reply = client.inspect(named(name)).await.map_err(refused)?;
         all.push(serde_json::from_str::<serde_json::Value>(&reply.into_inner().json)?);
     }
     crate::say!("{}", serde_json::to_string_pretty(&all)?);
@@ -345,7 +345,7 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
 /// Runs `slipway update`.
 pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
     let request = update_request(args)?;
-    let reply = client.update(request).await.map_err(|status| refused(&status))?;
+    let reply = client.update(request).await.map_err(refused)?;
     let sandbox = reply.into_inner().sandbox.unwrap_or_default();
     if args.json {
         crate::say!("{}", serde_json::to_string_pretty(&json(&sandbox))?);

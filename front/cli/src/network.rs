@@ -22,12 +22,12 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
                 mtu: mtu.unwrap_or(0),
                 internal: *internal,
             };
-            let made = networks.create_network(request).await.map_err(|status| refused(&status))?;
+            let made = networks.create_network(request).await.map_err(refused)?;
             crate::say!("{}", made.into_inner().name);
         }
         NetworkCommand::Ls { json } => {
             let reply = networks.list_networks(v1::ListNetworksRequest {}).await;
-            let all = reply.map_err(|status| refused(&status))?.into_inner().networks;
+            let all = reply.map_err(refused)?.into_inner().networks;
             if *json {
                 let all: Vec<_> = all.iter().map(as_json).collect();
                 crate::say!("{}", serde_json::to_string_pretty(&all)?);
@@ -44,7 +44,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
                 match networks.remove_network(request).await {
                     Ok(_) => crate::say!("{name}"),
                     Err(error) => {
-                        crate::complain(&refused(&error));
+                        crate::complain(&refused(error));
                         status = 1;
                     }
                 }
@@ -55,7 +55,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
             let mut all = Vec::new();
             for name in names {
                 let request = v1::GetNetworkRequest { name: name.clone() };
-                let reply = networks.get_network(request).await.map_err(|error| refused(&error))?;
+                let reply = networks.get_network(request).await.map_err(refused)?;
                 all.push(as_json(reply.get_ref()));
             }
             crate::say!("{}", serde_json::to_string_pretty(&all)?);

@@ -13,7 +13,7 @@ use crate::table::table;
 pub async fn pool(node: &NodeArgs, config: &Config, args: &PoolArgs) -> Result<i32> {
     let mut plane = connect_plane(node, config).await?;
     let reply = plane.get_pool(v1::GetPoolRequest {}).await;
-    let pool = reply.map_err(|status| refused(&status))?.into_inner().pool;
+    let pool = reply.map_err(refused)?.into_inner().pool;
     if args.json {
         crate::say!("{}", serde_json::to_string_pretty(&pool.as_ref().map(as_json))?);
         return Ok(0);

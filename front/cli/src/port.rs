@@ -75,7 +75,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PortArgs) -> Result<i32
         owner: owner.map(|owner| network_v1::PortOwner { uid: owner.uid, gid: owner.gid }),
     };
     let mut networks = connect_networks(node, config).await?;
-    let made = networks.create_port(request).await.map_err(|status| refused(&status))?;
+    let made = networks.create_port(request).await.map_err(refused)?;
     crate::say!("{}", made.into_inner().socket_path);
     Ok(0)
 }
@@ -88,7 +88,7 @@ async fn remove(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i3
         match networks.remove_port(request).await {
             Ok(_) => crate::say!("{name}"),
             Err(error) => {
-                crate::complain(&refused(&error));
+                crate::complain(&refused(error));
                 status = 1;
             }
         }
@@ -99,9 +99,9 @@ async fn remove(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i3
 async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
     let mut plane = connect_plane(node, config).await?;
     let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
-    let switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
+    let switches = reply.map_err(refused)?.into_inner().switches;
     let mut client = connect(node, config).await?;
-    let listed = client.list(sandbox_v1::Empty {}).await.map_err(|status| refused(&status))?;
+    let listed = client.list(sandbox_v1::Empty {}).await.map_err(refused)?;
     let sandboxes = listed.into_inner().sandboxes.into_iter();
     let names: HashMap<String, String> =
         sandboxes.map(|sandbox| (sandbox.network_function, sandbox.name)).collect();
@@ -157,7 +157,7 @@ async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i
         }),
     };
     let set = connect_plane(node, config).await?.set_port(request).await;
-    set.map_err(|status| refused(&status))?;
+    set.map_err(refused)?;
     crate::say!("{}", wanted.port);
     Ok(0)
 }

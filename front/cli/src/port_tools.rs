@@ -61,7 +61,7 @@ pub async fn impair(node: &NodeArgs, config: &Config, args: &ImpairArgs) -> Resu
     });
     let mut plane = connect_plane(node, config).await?;
     let request = v1::ImpairPortRequest { port: Some(port), impairment };
-    let reply = plane.impair_port(request).await.map_err(|status| refused(&status))?;
+    let reply = plane.impair_port(request).await.map_err(refused)?;
     let said = reply.get_ref().impairment.as_ref().map_or("as it is".to_owned(), describe);
     crate::say!("{}: {said}", args.port);
     Ok(0)
@@ -107,7 +107,7 @@ pub async fn capture(node: &NodeArgs, config: &Config, args: &CaptureArgs) -> Re
     let (mut captured, mut missed, mut told) = (0, 0, false);
     loop {
         let chunk = tokio::select! {
-            chunk = chunks.message() => chunk.map_err(|status| refused(&status))?,
+            chunk = chunks.message() => chunk.map_err(refused)?,
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted?;
                 None
@@ -145,7 +145,7 @@ async fn begin_capture(
         count: args.count.unwrap_or(0),
         direction: direction(args.direction).into(),
     };
-    let chunks = plane.capture_port(request).await.map_err(|status| refused(&status))?;
+    let chunks = plane.capture_port(request).await.map_err(refused)?;
     Ok(chunks.into_inner())
 }
 
@@ -158,7 +158,7 @@ pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result
         headers_per_second: args.lines,
         direction: direction(args.direction).into(),
     };
-    let reports = plane.trace_port(request).await.map_err(|status| refused(&status))?;
+    let reports = plane.trace_port(request).await.map_err(refused)?;
     let mut reports = reports.into_inner();
     let end = tokio::time::sleep(args.duration.unwrap_or(std::time::Duration::MAX));
     tokio::pin!(end);
@@ -171,7 +171,7 @@ pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result
                 interrupted?;
                 None
             }
-            report = reports.message() => report.map_err(|status| refused(&status))?,
+            report = reports.message() => report.map_err(refused)?,
         };
         let Some(report) = report else { break };
         for frame in &report.frames {

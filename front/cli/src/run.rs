@@ -303,7 +303,7 @@ async fn start_with(
 ) -> Result<Start> {
     let detach = spec.detach;
     let (sender, stream) = requests(run_in::Kind::Run(spec));
-    let replies = client.run(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let replies = client.run(stream).await.map_err(refused)?.into_inner();
     let mut name = String::new();
     let mut timeline = None;
     let mut sink = Counting { sink, bytes: 0 };
@@ -382,7 +382,7 @@ async fn rejoin(
         let (sender, stream) = requests(run_in::Kind::Rejoin(rejoin));
         let outcome = match client.attach(stream).await {
             Ok(replies) => carry(replies.into_inner(), sender, wishes, sink, |_| {}).await,
-            Err(status) => Err(refused(&status)),
+            Err(status) => Err(refused(status)),
         };
         match outcome {
             Err(error) if error.is::<Lost>() => {}
@@ -422,7 +422,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
     };
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
     let (sender, stream) = requests(run_in::Kind::Exec(spec));
-    let replies = client.exec(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let replies = client.exec(stream).await.map_err(refused)?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     Ok(exit.map_or(OWN_FAILURE, |exit| status(&args.name, &exit)))
 }
@@ -435,7 +435,7 @@ pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32>
     let process = &record.settings_of(name).process;
     let wishes = session::Wishes { stdin: process.stdin, tty: process.terminal };
     let (sender, stream) = requests(run_in::Kind::Attach(request));
-    let replies = client.attach(stream).await.map_err(|status| refused(&status))?.into_inner();
+    let replies = client.attach(stream).await.map_err(refused)?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     let _ = std::io::stdout().flush();
     Ok(exit.map_or(OWN_FAILURE, |exit| status(name, &exit)))

@@ -120,7 +120,7 @@ pub async fn carry(
     tokio::pin!(given_up);
     loop {
         let message = tokio::select! {
-            message = replies.message() => message.map_err(|status| refused(&status))?,
+            message = replies.message() => message.map_err(refused)?,
             // A process that reads no input blocks everything queued behind the input, signals
             // included.
             () = &mut given_up => bail!(

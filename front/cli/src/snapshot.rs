@@ -26,7 +26,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &SnapshotCommand
         SnapshotCommand::Rm { names } => {
             let mut client = connect_snapshots(node, config).await?;
             for name in names {
-                client.remove(named(name)).await.map_err(|status| refused(&status))?;
+                client.remove(named(name)).await.map_err(refused)?;
                 crate::say!("{name}");
             }
         }
@@ -50,7 +50,7 @@ async fn create(node: &NodeArgs, config: &Config, sandbox: &str, name: Option<&s
     let spinner = progress::waiting("saving the sandbox");
     let made = client.create(v1::CreateSnapshotRequest { sandbox, name }).await;
     spinner.finish_and_clear();
-    let snapshot = made.map_err(|status| refused(&status))?.into_inner();
+    let snapshot = made.map_err(refused)?.into_inner();
     tell_pause(&snapshot);
     crate::say!("{}", snapshot.name);
     Ok(())
@@ -68,7 +68,7 @@ async fn export(node: &NodeArgs, config: &Config, name: &str, dir: &Path) -> Res
         // Fails if something is in it, and then it is somebody's.
         let _ = std::fs::remove_dir(dir);
     }
-    exported.map_err(|status| refused(&status))?;
+    exported.map_err(refused)?;
     Ok(())
 }
 
@@ -92,7 +92,7 @@ async fn import(node: &NodeArgs, config: &Config, dir: &Path, name: Option<&str>
     let request = v1::ImportSnapshotRequest { path, name, image_digest: String::new() };
     let imported = client.import(request).await;
     spinner.finish_and_clear();
-    let snapshot = imported.map_err(|status| refused(&status))?.into_inner();
+    let snapshot = imported.map_err(refused)?.into_inner();
     // Fails if the reader has left, and then nobody wants to know.
     let _ = writeln!(std::io::stderr(), "slipway: {}", image_line(&snapshot));
     crate::say!("{}", snapshot.name);
@@ -121,7 +121,7 @@ async fn list(node: &NodeArgs, config: &Config) -> Result<Vec<v1::Snapshot>> {
     match client.list(v1::Empty {}).await {
         // A daemon of an earlier version, which has none.
         Err(status) if status.code() == tonic::Code::Unimplemented => Ok(Vec::new()),
-        listed => Ok(listed.map_err(|status| refused(&status))?.into_inner().snapshots),
+        listed => Ok(listed.map_err(refused)?.into_inner().snapshots),
     }
 }
 

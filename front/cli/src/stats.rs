@@ -63,7 +63,7 @@ async fn measure(
             Ok(reply) => rows.push((name, reply.into_inner())),
             // A sandbox that has just ended must not hide the figures of the others.
             Err(status) if names.is_empty() => tracing::debug!(%status, name, "no figures"),
-            Err(status) => crate::complain(&refused(&status)),
+            Err(status) => crate::complain(&refused(status)),
         }
     }
     Ok(rows)

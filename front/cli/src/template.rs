@@ -17,7 +17,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &TemplateCommand
             let mut client = connect_templates(node, config).await?;
             for name in names {
                 let request = v1::Name { name: name.clone() };
-                client.remove(request).await.map_err(|status| refused(&status))?;
+                client.remove(request).await.map_err(refused)?;
                 crate::say!("{name}");
             }
         }
@@ -33,14 +33,14 @@ async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> 
     let spinner = progress::waiting("booting a machine to save it");
     let made = client.create(request).await;
     spinner.finish_and_clear();
-    let template = made.map_err(|status| refused(&status))?.into_inner();
+    let template = made.map_err(refused)?.into_inner();
     crate::say!("{}", template.name);
     Ok(())
 }
 
 async fn list(node: &NodeArgs, config: &Config, json: bool) -> Result<()> {
     let mut client = connect_templates(node, config).await?;
-    let listed = client.list(v1::Empty {}).await.map_err(|status| refused(&status))?;
+    let listed = client.list(v1::Empty {}).await.map_err(refused)?;
     let all = listed.into_inner().templates;
     if json {
         let all: Vec<_> = all.iter().map(as_json).collect();

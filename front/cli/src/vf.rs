@@ -31,7 +31,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         VfCommand::Take { pool, owner, json } => {
             let (pool, owner) = (pool.clone(), owner.clone());
             let request = vf_v1::TakeRequest { pool, owner, client: None, number: None };
-            let reply = client.take(request).await.map_err(|status| refused(&status))?;
+            let reply = client.take(request).await.map_err(refused)?;
             let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
             if *json {
                 let lease = serde_json::json!({
@@ -44,27 +44,27 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         }
         VfCommand::Return { pool, owner } => {
             let request = vf_v1::ReturnRequest { pool: pool.clone(), owner: owner.clone() };
-            let reply = client.r#return(request).await.map_err(|status| refused(&status))?;
+            let reply = client.r#return(request).await.map_err(refused)?;
             crate::say!("{}", reply.into_inner().number);
         }
         VfCommand::Reconcile { kind, ids } => {
             let request = vf_v1::ReconcileRequest { kind: kind.clone(), ids: ids.clone() };
-            let reply = client.reconcile(request).await.map_err(|status| refused(&status))?;
+            let reply = client.reconcile(request).await.map_err(refused)?;
             reply.into_inner().returned.iter().for_each(|vf| crate::say!("{vf}"));
         }
         VfCommand::Drain(VfNumberArgs { pool, vf }) => {
             let request = vf_v1::DrainRequest { pool: pool.clone(), number: *vf };
-            client.drain(request).await.map_err(|status| refused(&status))?;
+            client.drain(request).await.map_err(refused)?;
             crate::say!("{pool}");
         }
         VfCommand::Resume(VfNumberArgs { pool, vf }) => {
             let request = vf_v1::ResumeRequest { pool: pool.clone(), number: *vf };
-            client.resume(request).await.map_err(|status| refused(&status))?;
+            client.resume(request).await.map_err(refused)?;
             crate::say!("{pool}");
         }
         VfCommand::Reset { pool, set } => {
             let request = vf_v1::ResetSetRequest { pool: pool.clone(), set: *set };
-            client.reset_set(request).await.map_err(|status| refused(&status))?;
+            client.reset_set(request).await.map_err(refused)?;
             crate::say!("{pool}");
         }
         VfCommand::Rm { pools } => {
@@ -75,7 +75,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         }
         VfCommand::Rebuild => {
             let reply = client.rebuild(vf_v1::RebuildRequest {}).await;
-            let moved_to = reply.map_err(|status| refused(&status))?.into_inner().moved_to;
+            let moved_to = reply.map_err(refused)?.into_inner().moved_to;
             crate::say!("the damaged ledger is now {moved_to}");
         }
     }
@@ -130,7 +130,7 @@ fn layers_of(disk: &v1::Disk, asked: Option<u64>, config: &Config) -> Result<u64
 /// A function cannot be made; the pool is removed then.
 async fn make(client: &mut VfClient, name: &str, template: vf_v1::Template) -> Result<()> {
     let request = vf_v1::CreatePoolRequest { name: name.to_owned(), template: Some(template) };
-    client.create_pool(request).await.map_err(|status| refused(&status))?;
+    client.create_pool(request).await.map_err(refused)?;
     let made = settled(client, name).await?;
     if let Some(vf) = made.vfs.iter().find(|vf| !vf.reason.is_empty()) {
         // The template is at fault: with the next daemon it would fail again.
@@ -176,18 +176,18 @@ pub async fn settled(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
 /// The daemon refuses or goes away.
 pub async fn remove(client: &mut VfClient, name: &str) -> Result<()> {
     let request = vf_v1::RemovePoolRequest { name: name.to_owned() };
-    client.remove_pool(request).await.map_err(|status| refused(&status))?;
+    client.remove_pool(request).await.map_err(refused)?;
     Ok(())
 }
 
 async fn pool(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
     let reply = client.get_pool(vf_v1::GetPoolRequest { name: name.to_owned() }).await;
-    Ok(reply.map_err(|status| refused(&status))?.into_inner())
+    Ok(reply.map_err(refused)?.into_inner())
 }
 
 async fn list(client: &mut VfClient, json: bool) -> Result<()> {
     let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
-    let pools = reply.map_err(|status| refused(&status))?.into_inner().pools;
+    let pools = reply.map_err(refused)?.into_inner().pools;
     if json {
         let all: Vec<_> = pools.iter().map(as_json).collect();
         crate::say!("{}", serde_json::to_string_pretty(&all)?);

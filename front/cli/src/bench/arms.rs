@@ -207,7 +207,7 @@ fn timeline(start: Start) -> Result<Timeline> {
 
 async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
     let request = v1::RemoveRequest { name, force: true };
-    client.remove(request).await.map_err(|status| refused(&status))?;
+    client.remove(request).await.map_err(refused)?;
     Ok(())
 }
 
@@ -227,9 +227,9 @@ impl Pool {
             name: own(),
             ..Default::default()
         };
-        networks.create_port(port).await.map_err(|status| refused(&status))?;
+        networks.create_port(port).await.map_err(refused)?;
         let request = network_v1::GetNetworkRequest { name: NETWORK.to_owned() };
-        let network = networks.get_network(request).await.map_err(|status| refused(&status))?;
+        let network = networks.get_network(request).await.map_err(refused)?;
         let mtu = network.into_inner().mtu;
         let mut pool = Self { networks, functions };
         // A network's switch has its name.
@@ -251,6 +251,6 @@ impl Pool {
         let pool = vf::remove(&mut self.functions, &own()).await;
         let request = network_v1::RemovePortRequest { name: own() };
         let port = self.networks.remove_port(request).await;
-        pool.and(port.map(drop).map_err(|status| refused(&status)))
+        pool.and(port.map(drop).map_err(refused))
     }
 }

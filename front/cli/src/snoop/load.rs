@@ -116,7 +116,7 @@ impl Sandbox {
             match self.sandboxes.snoop_guest(request).await {
                 Ok(reply) => return Ok(reply.into_inner()),
                 Err(_) if patience > 0 => patience -= 1,
-                Err(status) => return Err(refused(&status)),
+                Err(status) => return Err(refused(status)),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -124,7 +124,7 @@ impl Sandbox {
 
     async fn commands(&mut self) -> Result<u64> {
         let name = sandbox_v1::Name { name: self.name.clone() };
-        let stats = self.sandboxes.stats(name).await.map_err(|status| refused(&status))?;
+        let stats = self.sandboxes.stats(name).await.map_err(refused)?;
         let stats = stats.into_inner();
         Ok(stats.reads.saturating_add(stats.writes))
     }

@@ -37,13 +37,13 @@ pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result
     let interval_ms = u32::try_from(args.interval.as_millis()).unwrap_or(u32::MAX);
     let request =
         v1::SnoopRequest { id: target.endpoint, interval_ms, every: args.every.unwrap_or(0) };
-    let reply = plane.snoop(request).await.map_err(|status| refused(&status))?;
+    let reply = plane.snoop(request).await.map_err(refused)?;
     let mut session = Session::new(args, reply.into_inner());
     if target.is_sandbox && !args.no_guest {
         let request = sandbox_v1::SnoopGuestRequest { name: args.target().to_owned(), interval_ms };
         match sandboxes.snoop_guest(request).await {
             Ok(reply) => session.guest = Some(GuestStream::new(reply.into_inner())),
-            Err(status) => crate::complain(&refused(&status).context("no layers of the guest")),
+            Err(status) => crate::complain(&refused(status).context("no layers of the guest")),
         }
     }
     session.run().await
@@ -74,7 +74,7 @@ async fn resolve(
         Err(status) if status.code() == tonic::Code::NotFound => {
             bail!("there is no endpoint and no sandbox \"{name}\"")
         }
-        Err(status) => Err(refused(&status)),
+        Err(status) => Err(refused(status)),
     }
 }
 
@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
                 report = self.reports.message() => match report {
                     Ok(Some(report)) => self.show(&report)?,
                     Ok(None) => return Ok(None),
-                    Err(status) => return Ok(Some(refused(&status))),
+                    Err(status) => return Ok(Some(refused(status))),
                 },
             }
         }

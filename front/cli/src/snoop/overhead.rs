@@ -44,11 +44,11 @@ async fn in_dir(dir: &Path, cpus: Cpus, every: u32) -> Result<Vec<Load>> {
     let mut client = PlaneClient::new(plane.connect().await?);
     let socket = dir.join("cntrl");
     let created = client.create_endpoint(request(&socket)).await;
-    created.map_err(|status| refused(&status))?;
+    created.map_err(refused)?;
     let measured = rounds(&mut client, socket, cpus, every).await;
     let removed = client.remove_endpoint(v1::RemoveEndpointRequest { id: ID.into() }).await;
     let loads = measured?;
-    removed.map_err(|status| refused(&status))?;
+    removed.map_err(refused)?;
     Ok(loads)
 }
 
@@ -134,7 +134,7 @@ async fn rounds(
                 tokio::select! {
                     done = &mut running => break done?,
                     report = reports.message() => {
-                        let report = report.map_err(|status| refused(&status))?;
+                        let report = report.map_err(refused)?;
                         load.figures.add(&report.context("the daemon stopped reporting")?);
                     }
                 }
@@ -160,7 +160,7 @@ pub async fn start(
                 patience -= 1;
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            Err(status) => return Err(refused(&status)),
+            Err(status) => return Err(refused(status)),
         }
     }
 }

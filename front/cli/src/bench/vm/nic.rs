@@ -159,7 +159,7 @@ impl Interfaces {
 
     fn listed(&self, guest: &Guest) -> Result<v1::Sandbox> {
         let listed = self.node.wait(self.node.sandboxes().list(v1::Empty {}));
-        let listed = listed.map_err(|status| refused(&status))?.into_inner().sandboxes;
+        let listed = listed.map_err(refused)?.into_inner().sandboxes;
         listed.into_iter().find(|one| one.id == guest.id).context("the daemon has lost the guest")
     }
 
@@ -280,7 +280,7 @@ impl Interfaces {
         };
         self.port.replace(Some(name.clone()));
         let made = self.node.networks().create_port(request).await;
-        let socket = made.map_err(|status| refused(&status))?.into_inner().socket_path;
+        let socket = made.map_err(refused)?.into_inner().socket_path;
         let (to, load, times) = (function.mac, *load, self.times);
         let sent = tokio::task::spawn_blocking(move || {
             from_port(Path::new(&socket), to, &load, times, &flag)
@@ -289,7 +289,7 @@ impl Interfaces {
         let mut networks = self.node.networks();
         let removed = networks.remove_port(network_v1::RemovePortRequest { name }).await;
         let sent = sent??;
-        removed.map_err(|status| refused(&status))?;
+        removed.map_err(refused)?;
         self.port.replace(None);
         Ok(sent)
     }
@@ -298,7 +298,7 @@ impl Interfaces {
     /// count it.
     async fn work(&self, load: &NicLoad) -> Result<Option<NicWork>> {
         let reply = self.node.plane().list_switches(plane_v1::ListSwitchesRequest {}).await;
-        let switches = reply.map_err(|status| refused(&status))?.into_inner().switches;
+        let switches = reply.map_err(refused)?.into_inner().switches;
         let ports: Vec<_> = switches.into_iter().flat_map(|switch| switch.ports).collect();
         let mut all = NicWork::default();
         for member in &self.members[..load.ends.guests()] {

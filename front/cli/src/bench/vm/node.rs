@@ -225,7 +225,7 @@ impl Guest {
         let (sender, stream) = requests(run_in::Kind::Exec(spec));
         let _fed = input.map(|input| tokio::spawn(fed(sender.clone(), input)));
         let replies = self.node.sandboxes().exec(stream).await;
-        let mut replies = replies.map_err(|status| refused(&status))?.into_inner();
+        let mut replies = replies.map_err(refused)?.into_inner();
         let (mut out, mut errors) = (Vec::new(), Vec::new());
         loop {
             let kind = next(&mut replies).await?;
@@ -273,13 +273,13 @@ async fn fed(sender: mpsc::Sender<RunIn>, (input, end): Input) {
 }
 
 async fn next(replies: &mut Streaming<RunOut>) -> Result<Option<run_out::Kind>> {
-    let message = replies.message().await.map_err(|status| refused(&status))?;
+    let message = replies.message().await.map_err(refused)?;
     Ok(message.and_then(|message| message.kind))
 }
 
 async fn started(node: &Rc<Node>, spec: v1::RunSpec) -> Result<Guest> {
     let (sender, stream) = requests(run_in::Kind::Run(spec));
-    let replies = node.sandboxes().run(stream).await.map_err(|status| refused(&status))?;
+    let replies = node.sandboxes().run(stream).await.map_err(refused)?;
     let mut replies = replies.into_inner();
     let (mut name, mut id) = Default::default();
     loop {
@@ -317,7 +317,7 @@ impl SharedDisk {
         let file = plane_v1::disk::Kind::File(plane_v1::FileDisk { path, ..Default::default() });
         let disk = Some(plane_v1::Disk { block_size: 0, kind: Some(file) });
         let request = plane_v1::CreateDiskRequest { name: name.clone(), disk };
-        node.wait(node.plane().create_disk(request)).map_err(|status| refused(&status))?;
+        node.wait(node.plane().create_disk(request)).map_err(refused)?;
         Ok(Self { node: Rc::clone(node), name })
     }
 
@@ -331,7 +331,7 @@ impl SharedDisk {
             nsid: 0,
         };
         let attached = self.node.wait(self.node.plane().attach_disk(request));
-        let nsid = attached.map_err(|status| refused(&status))?.into_inner().nsid;
+        let nsid = attached.map_err(refused)?.into_inner().nsid;
         let script = format!(
             "for try in $(seq 300); do for d in /sys/class/nvme/nvme*/nvme*n*; do \
              if [ \"$(cat $d/nsid 2>/dev/null)\" = {nsid} ]; then \
