@@ -46,6 +46,7 @@ mod bars;
 pub mod block;
 pub mod cgroups;
 mod compare;
+mod cpu_time;
 mod duration;
 mod groups;
 mod json;

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::cpu_time::own_time;
+
 /// The time for which the machine is looked at before a turn.
 const LOOK: Duration = Duration::from_millis(50);
 /// The processors' time that an idle process may use during such a look.
@@ -222,12 +224,6 @@ fn busy_with_others() -> Option<f64> {
 pub fn busy_ns() -> Option<u64> {
     let ticks = Processors::read()?.busy;
     Some(ticks.saturating_mul(1_000_000_000) / rustix::param::clock_ticks_per_second().max(1))
-}
-
-/// Returns the processors' time that all threads of this process have used.
-pub(crate) fn own_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]

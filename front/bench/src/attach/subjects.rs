@@ -10,9 +10,9 @@ use tempfile::TempDir;
 
 use super::hollow::{Hollow, Memory};
 use super::{AttachLoad, AttachMeasured};
+use crate::cpu_time::own_time;
 use crate::measurement::Subject;
 use crate::statistics::percentile;
-use crate::turns::own_time;
 
 /// The number of VFs that a pool resets at once.
 const WORKERS: u32 = 16;

@@ -1,8 +1,8 @@
 //! The cost of processes: processor time, context switches, memory.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
+
+use crate::cpu_time::process_cpu_ns;
 
 /// Processor time and context switches of one or several processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub struct Cost {
 impl Cost {
     /// Returns the cost of process `pid` so far, or zero if the process is gone.
     pub fn of(pid: u32) -> Self {
-        Self { cpu_ns: cpu_ns(pid).unwrap_or(0), switches: switches(pid) }
+        Self { cpu_ns: process_cpu_ns(pid).unwrap_or(0), switches: switches(pid) }
     }
 
     /// Returns the sum of the costs of `pids` so far.
@@ -36,24 +36,6 @@ impl Cost {
             switches: self.switches.saturating_sub(before.switches),
         }
     }
-}
-
-/// Returns the processor time of all threads of `pid` up to this moment, ended threads included. It
-/// is read from the process's clock, which does not lag by a tick as files in /proc do.
-fn cpu_ns(pid: u32) -> Option<u64> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    #[allow(unsafe_code)] // rustix has the clock of another process in no safe form
-    // SAFETY: both functions write only to the valid places that they are given.
-    unsafe {
-        let mut clock = 0;
-        if libc::clock_getcpuclockid(pid as i32, &raw mut clock) != 0
-            || libc::clock_gettime(clock, &raw mut time) != 0
-        {
-            return None;
-        }
-    }
-    let time = Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?);
-    u64::try_from(time.as_nanos()).ok()
 }
 
 /// Returns the context switches of the present threads of `pid`.

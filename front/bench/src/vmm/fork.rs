@@ -21,8 +21,9 @@ use tempfile::TempDir;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::process::{own_cpu_ns, private_bytes, process_cpu_ns};
+use super::process::private_bytes;
 use super::{VmmLoad, VmmMeasured, stub};
+use crate::cpu_time::{own_time, process_cpu_ns};
 use crate::keeping::Keeping;
 use crate::measurement::Subject;
 
@@ -130,14 +131,15 @@ impl Fork {
 
     /// Starts a fork, and ends it when it has been measured.
     fn turn(&self, load: &VmmLoad, saved: &Saved) -> Result<VmmMeasured> {
-        let (begun, before) = (Instant::now(), own_cpu_ns());
+        let (begun, before) = (Instant::now(), own_time());
         let memory = self.source.memory(load.memory, saved, &self.topology)?;
         let spec = self.spec(memory, Some(Arc::clone(&saved.state)));
         self.runtime.block_on(async {
             let (vm, at) = start(&self.vmm, &spec, stub::FORK_BYTE).await?;
             let byte_ns = at.duration_since(begun).as_nanos() as u64;
             let pid = vm.record().pid.unsigned_abs();
-            let cpu_ns = Some(own_cpu_ns() - before + process_cpu_ns(pid)?);
+            let own_ns = (own_time() - before).as_nanos() as u64;
+            let cpu_ns = Some(own_ns + process_cpu_ns(pid)?);
             let private_bytes = Some(private_bytes(pid, load.memory)?);
             let end_ns = end(&*vm).await?;
             Ok(VmmMeasured { byte_ns, end_ns, private_bytes, cpu_ns, slot_ns: None })

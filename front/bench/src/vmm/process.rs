@@ -132,31 +132,6 @@ pub(super) fn private_bytes(id: u32, guest: u64) -> Result<u64> {
     Ok(private_dirty(&text, guest))
 }
 
-/// Returns the processor time in nanoseconds that this process has used.
-pub(super) fn own_cpu_ns() -> u64 {
-    nanoseconds(rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime))
-}
-
-/// Returns the processor time in nanoseconds that the process `id` has used, in user space and in
-/// the kernel, its guest's included.
-pub(super) fn process_cpu_ns(id: u32) -> Result<u64> {
-    let (mut clock, id) = (0, libc::pid_t::try_from(id)?);
-    #[allow(unsafe_code)] // rustix has no clocks of other processes
-    // SAFETY: the number is written during the call only.
-    let errno = unsafe { libc::clock_getcpuclockid(id, &raw mut clock) };
-    anyhow::ensure!(errno == 0, "the clock of process {id}: errno {errno}");
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    #[allow(unsafe_code)]
-    // SAFETY: the time is written during the call only.
-    let told = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    anyhow::ensure!(told == 0, "the clock of process {id}: {}", std::io::Error::last_os_error());
-    Ok(nanoseconds(Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }))
-}
-
-fn nanoseconds(time: Timespec) -> u64 {
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
-}
-
 /// Adds up the private dirty memory of a process (proc(5), `/proc/PID/smaps`), in bytes. Dirty
 /// pages of a program's file in the page cache are not the process's, and do not count. A mapping
 /// of an eighth of the guest's memory or more is the guest's, and does not count: VMMs map guest
@@ -193,6 +168,7 @@ fn range(word: &str) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu_time::process_cpu_ns;
 
     #[test]
     fn guest_memory_does_not_count() {

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 use slipway_hypervisor::Cage;
 use tempfile::TempDir;
 
-use super::process::{Started, private_bytes, process_cpu_ns};
+use super::process::{Started, private_bytes};
 use super::{VmmLoad, VmmMeasured, stub};
+use crate::cpu_time::process_cpu_ns;
 use crate::measurement::Subject;
 
 /// A VMM that can be measured.

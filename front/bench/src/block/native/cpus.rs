@@ -76,7 +76,7 @@ pub(crate) fn pinned<T: Send>(
 
 /// Returns the CPU time of all threads of process `pid` so far, ns. Returns `None` if the kernel
 /// does not count it or the process is gone. Threads that have ended are not included.
-pub(super) fn cpu_ns(pid: u32) -> Option<u64> {
+pub fn cpu_ns(pid: u32) -> Option<u64> {
     let mut sum = 0_u64;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()? {
         // A thread that has just ended has no file any more.

@@ -25,7 +25,7 @@ mod session;
 
 pub use bare::Bare;
 pub(crate) use cpus::pinned;
-pub use cpus::{Cpus, pin};
+pub use cpus::{Cpus, cpu_ns, pin};
 pub use function::load_function;
 pub use neighbour::{Neighbours, Pair};
 pub use pci::take;
