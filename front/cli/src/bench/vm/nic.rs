@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use slipway_bench::Subject;
+use slipway_bench::block::native::cpu_ns;
 use slipway_bench::nic::{
     Counted, Ends, NicLoad, NicMeasured, NicWork, Times, Traffic, receive, send,
 };
@@ -37,10 +38,19 @@ struct Member {
     guest: Guest,
     /// The guest's process on the host.
     vmm: u32,
-    /// The host's address for it, its own for the host and for another guest.
-    addresses: [IpAddr; 3],
+    addresses: Addresses,
     /// Its interface's function, if that is Slipway's.
     function: Option<Function>,
+}
+
+/// Where frames between a guest and its peers go.
+struct Addresses {
+    /// The host's, for the guest.
+    host: IpAddr,
+    /// The guest's, for the host.
+    guest: IpAddr,
+    /// The guest's, for another guest.
+    bridged: IpAddr,
 }
 
 /// A function of Slipway's that is a guest's interface.
@@ -100,10 +110,14 @@ impl Interfaces {
         }
         let segmentation = if load.segmentation { "on" } else { "off" };
         let script = format!("{} && ethtool -K eth0 tso {segmentation}", self.kind.setup);
-        for member in &self.members[..load.ends.guests()] {
+        for member in self.taking_part(load) {
             self.node.wait(member.guest.shell(&script, Duration::ZERO))?;
         }
         Ok(())
+    }
+
+    fn taking_part(&self, load: &NicLoad) -> &[Member] {
+        &self.members[..load.ends.guests()]
     }
 
     fn start(&mut self, cpus: u32, number: usize) -> Result<Member> {
@@ -136,8 +150,8 @@ impl Interfaces {
         let gateway = gateway.context("the guest has no default route")?.parse()?;
         let mac = listed.mac.parse().map_err(|error| anyhow!("{}: {error}", listed.mac))?;
         let function = Function { id: listed.network_function, network: listed.network, mac };
-        let (vmm, addresses) = (listed.vmm_pid, [gateway, address, address]);
-        Ok(Member { guest, vmm, addresses, function: Some(function) })
+        let addresses = Addresses { host: gateway, guest: address, bridged: address };
+        Ok(Member { guest, vmm: listed.vmm_pid, addresses, function: Some(function) })
     }
 
     fn start_with_tap(&mut self, model: &str, spec: v1::RunSpec, number: usize) -> Result<Member> {
@@ -148,7 +162,8 @@ impl Interfaces {
         let taps = self.taps.as_ref().context("no TAP interfaces")?;
         let at = number as u8;
         let (tap, mac, model) = (taps.name(at), taps.mac(at), model.to_owned());
-        let addresses = [taps.host(at), taps.guest(at), taps.bridged(at)];
+        let (host, guest, bridged) = (taps.host(at), taps.guest(at), taps.bridged(at));
+        let addresses = Addresses { host, guest, bridged };
         let emulated_nic = Some(v1::EmulatedNic { model, tap, mac });
         let guest = self.launch(v1::RunSpec { emulated_nic, queues: 0, ..spec }, number)?;
         let script = taps.take(at)?;
@@ -166,16 +181,15 @@ impl Interfaces {
     /// Carries the traffic. Returns what the sender and the receiver have counted, and the CPU time
     /// of the guests' VMMs from the sender's start to the receiver's end, ns.
     async fn carry(&self, load: &NicLoad) -> Result<(Counted, Counted, u64)> {
-        let [one, two] = match &self.members[..] {
-            [one] => [one, one],
-            [one, two, ..] => [one, two],
-            [] => bail!("there is no guest"),
+        let members = self.taking_part(load);
+        let (Some(one), Some(two)) = (members.first(), members.last()) else {
+            bail!("there is no guest");
         };
         let (stop, stopped) = oneshot::channel();
         let flag = Arc::new(AtomicBool::new(false));
         let receiver = async {
             let received = match load.ends {
-                Ends::GuestHost => self.receive_here(load, one.addresses[0]).await,
+                Ends::GuestHost => self.receive_here(load, one.addresses.host).await,
                 Ends::HostGuest | Ends::SwitchGuest => self.receive_in(one, load).await,
                 Ends::GuestGuest => self.receive_in(two, load).await,
             };
@@ -188,10 +202,10 @@ impl Interfaces {
             tokio::time::sleep(HEAD_START).await;
             let before = self.cpu_ns(load)?;
             let sent = match load.ends {
-                Ends::GuestHost => self.send_in(one, load, one.addresses[0], stopped).await,
-                Ends::GuestGuest => self.send_in(one, load, two.addresses[2], stopped).await,
-                Ends::HostGuest => self.send_here(load, one.addresses[1], Arc::clone(&flag)).await,
-                Ends::SwitchGuest => self.send_from_port(one, load, Arc::clone(&flag)).await,
+                Ends::GuestHost => self.send_in(one, load, one.addresses.host, stopped).await,
+                Ends::GuestGuest => self.send_in(one, load, two.addresses.bridged, stopped).await,
+                Ends::HostGuest => self.send_here(load, one.addresses.guest, &flag).await,
+                Ends::SwitchGuest => self.send_from_port(one, load, &flag).await,
             };
             anyhow::Ok((sent?, before))
         };
@@ -240,9 +254,9 @@ impl Interfaces {
         &self,
         load: &NicLoad,
         to: IpAddr,
-        flag: Arc<AtomicBool>,
+        flag: &Arc<AtomicBool>,
     ) -> Result<Counted> {
-        let (load, times) = (*load, self.times);
+        let (load, times, flag) = (*load, self.times, Arc::clone(flag));
         self.on_host(move || send(&load, to, times, &flag)).await
     }
 
@@ -266,7 +280,7 @@ impl Interfaces {
         &self,
         member: &Member,
         load: &NicLoad,
-        flag: Arc<AtomicBool>,
+        flag: &Arc<AtomicBool>,
     ) -> Result<Counted> {
         let function = member.function.as_ref().context("the interface is at no switch")?;
         let add = format!("ip addr replace {FROM_PORT}/32 dev eth0");
@@ -281,7 +295,7 @@ impl Interfaces {
         self.port.replace(Some(name.clone()));
         let made = self.node.networks().create_port(request).await;
         let socket = made.map_err(refused)?.into_inner().socket_path;
-        let (to, load, times) = (function.mac, *load, self.times);
+        let (to, load, times, flag) = (function.mac, *load, self.times, Arc::clone(flag));
         let sent = tokio::task::spawn_blocking(move || {
             from_port(Path::new(&socket), to, &load, times, &flag)
         });
@@ -301,7 +315,7 @@ impl Interfaces {
         let switches = reply.map_err(refused)?.into_inner().switches;
         let ports: Vec<_> = switches.into_iter().flat_map(|switch| switch.ports).collect();
         let mut all = NicWork::default();
-        for member in &self.members[..load.ends.guests()] {
+        for member in self.taking_part(load) {
             let Some(function) = &member.function else { return Ok(None) };
             let port = ports.iter().find(|port| port.name == function.id);
             let port = port.context("the switch has lost the guest's port")?;
@@ -318,8 +332,10 @@ impl Interfaces {
 
     /// Returns the CPU time that the VMMs of the guests that take part have used until now, ns.
     fn cpu_ns(&self, load: &NicLoad) -> Result<u64> {
-        let members = &self.members[..load.ends.guests()];
-        members.iter().map(|member| process_cpu_ns(member.vmm)).sum()
+        let of_vmm = |member: &Member| {
+            cpu_ns(member.vmm).context("the VMM has ended, or its CPU time is not counted")
+        };
+        self.taking_part(load).iter().map(of_vmm).sum()
     }
 }
 
@@ -356,7 +372,7 @@ impl Subject for Interfaces {
         let after = self.node.wait(self.work(load))?;
         let work = after.zip(before).map(|(after, before)| after.since(&before));
         if !self.kind.rest.is_empty() {
-            for member in &self.members[..load.ends.guests()] {
+            for member in self.taking_part(load) {
                 self.node.wait(member.guest.shell(self.kind.rest, Duration::ZERO))?;
             }
         }
@@ -407,19 +423,6 @@ fn pin(process: u32, processor: usize) -> Result<()> {
             .with_context(|| format!("running a guest on processor {processor}"))?;
     }
     Ok(())
-}
-
-/// Returns the CPU time of all threads of a process, ns.
-fn process_cpu_ns(process: u32) -> Result<u64> {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task"));
-    let mut all = 0;
-    for thread in threads.context("the guest's VMM has ended")? {
-        // A thread that has ended meanwhile has none.
-        let Ok(times) = std::fs::read_to_string(thread?.path().join("schedstat")) else { continue };
-        let time = times.split(' ').next().and_then(|time| time.parse::<u64>().ok());
-        all += time.context("the kernel does not count threads' CPU time (CONFIG_SCHED_INFO)")?;
-    }
-    Ok(all)
 }
 
 /// Parses the counts that a guest's end has printed.
