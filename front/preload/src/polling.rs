@@ -13,13 +13,14 @@ use crate::session;
 use crate::time::after;
 
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
-/// The longest sleeps in nanoseconds. The first is usual: another thread may drain the eventfd
-/// before this one sees it. The second applies where a wake-up may be lost.
-const AT_A_TIME: (u64, u64) = (1_000_000_000, 1_000_000);
+/// The longest sleep in nanoseconds: another thread may drain the eventfd before this one sees it.
+const LONGEST_SLEEP: u64 = 1_000_000_000;
+/// The longest sleep in nanoseconds where a wake-up may be lost.
+const LONGEST_UNSURE_SLEEP: u64 = 1_000_000;
 
 /// # Safety
 /// The contract of ppoll(2).
-unsafe fn set<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
+unsafe fn slice<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
     match usize::try_from(count) {
         Ok(0) => Ok(&mut []),
         Ok(count) if !fds.is_null() && count <= 1 << 20 => {
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
             Err(_) => Deadline::NEVER,
         };
         // SAFETY: the caller guarantees valid pointers.
-        return guard(|| unsafe { poll_both(set(fds, count)?, until, std::ptr::null()) }) as c_int;
+        return guard(|| unsafe { poll_both(slice(fds, count)?, until, std::ptr::null()) }) as c_int;
     }
     sys!(SYS_poll, fds, count, timeout) as c_int
 }
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn ppoll(
         // SAFETY: the caller guarantees valid pointers.
         let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
         // SAFETY: the caller guarantees valid pointers.
-        return guard(|| unsafe { poll_both(set(fds, count)?, until, mask) }) as c_int;
+        return guard(|| unsafe { poll_both(slice(fds, count)?, until, mask) }) as c_int;
     }
     // The system call writes the remaining time to the timeout; libc's function does not.
     // SAFETY: the caller guarantees that the pointer is valid if it is not null.
@@ -96,7 +97,7 @@ unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
 }
 
 /// Returns the events of `object` that `events` asks for.
-fn bits(object: &Ref, events: i16) -> i16 {
+fn ready_events(object: &Ref, events: i16) -> i16 {
     object.stream().map_or(0, |stream| stream.endpoint.ready() & (events | ALWAYS))
 }
 
@@ -110,7 +111,7 @@ fn look(set: &mut [pollfd]) -> usize {
     let mut ready = 0;
     for polled in set.iter_mut() {
         if let Some(object) = fds::stream(polled.fd) {
-            polled.revents = bits(&object, polled.events);
+            polled.revents = ready_events(&object, polled.events);
             ready += usize::from(polled.revents != 0);
         }
     }
@@ -126,16 +127,16 @@ fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Resu
         if ready > 0 || until.has_passed() {
             return Ok(ready + poll_kernel(set, Some(0), mask, false, None)?);
         }
-        let edge = edge(set);
+        let edge = watch_edges(set);
         if streams(set).next().is_some() && !arm(set) {
             continue;
         }
         let (longest, edge) = match &edge {
             Ok(edge) => (None, edge.as_ref()),
             // Without a descriptor for the shared eventfds' edges, the thread looks often.
-            Err(_) => (Some(AT_A_TIME.1), None),
+            Err(_) => (Some(LONGEST_UNSURE_SLEEP), None),
         };
-        let left = slice(set, until).into_iter().chain(longest).min();
+        let left = longest_sleep(set, until).into_iter().chain(longest).min();
         let others = poll_kernel(set, left, mask, true, edge)?;
         let ready = look(set);
         if ready + others > 0 {
@@ -170,9 +171,8 @@ fn spin(set: &mut [pollfd], until: Deadline) -> usize {
 }
 
 /// Returns the longest time to sleep, in nanoseconds; `None` is for ever.
-fn slice(set: &[pollfd], until: Deadline) -> Option<u64> {
-    let (usual, short) = AT_A_TIME;
-    let longest = if is_told_surely() { usual } else { short };
+fn longest_sleep(set: &[pollfd], until: Deadline) -> Option<u64> {
+    let longest = if is_told_surely() { LONGEST_SLEEP } else { LONGEST_UNSURE_SLEEP };
     match streams(set).next() {
         None => until.left(),
         Some(_) => Some(until.left().unwrap_or(longest).min(longest)),
@@ -191,7 +191,7 @@ fn arm(set: &[pollfd]) -> bool {
         wishes(&object, set[at].events, |endpoint, half, least| {
             endpoint.is_armed(half, least);
         });
-        nothing &= bits(&object, set[at].events) == 0;
+        nothing &= ready_events(&object, set[at].events) == 0;
     }
     nothing
 }
@@ -210,7 +210,7 @@ fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize
 
 /// Watches the edges of the shared eventfds in `set` from now on. Returns `None` if none are
 /// shared.
-fn edge(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
+fn watch_edges(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
     let mut edge = None;
     for (at, object) in streams(set) {
         let Some(stream) = object.stream().filter(|stream| stream.endpoint.is_shared()) else {
@@ -285,15 +285,14 @@ fn found(fd: c_int, sleep: bool) -> SetOwner {
     }
 }
 
-const READ: usize = 0;
-const WRITE: usize = 1;
-const EXCEPT: usize = 2;
-const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-/// The events of poll(2) that count for each of select(2)'s sets (its manual page).
-const COUNTS: [i16; 3] =
-    [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
-
+/// The sets of select(2): descriptors to read, to write, and with exceptions.
 type Sets = [*mut fd_set; 3];
+/// For each of [`Sets`], the events of poll(2) to ask for, and those that count (its manual page).
+const EVENTS: [(i16, i16); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
 
 /// Returns the word of a set that holds the bit of `fd`, and that bit. Sets may be longer than
 /// `fd_set`.
@@ -380,7 +379,7 @@ unsafe fn select_both(
     let mut polled = Vec::new();
     for fd in 0..count {
         let mut events = 0;
-        for (set, wanted) in sets.iter().zip(WANTED) {
+        for (set, (wanted, _)) in sets.iter().zip(EVENTS) {
             // SAFETY: the caller guarantees valid pointers.
             events |= if unsafe { is_in(*set, fd) } { wanted } else { 0 };
         }
@@ -394,14 +393,14 @@ unsafe fn select_both(
     }
     let mut ready = 0;
     for one in &polled {
-        for which in [READ, WRITE, EXCEPT] {
-            if one.events & WANTED[which] == 0 {
+        for (set, (wanted, counts)) in sets.into_iter().zip(EVENTS) {
+            if one.events & wanted == 0 {
                 continue;
             }
             // SAFETY: the caller guarantees valid pointers; the set is not null, since the bit was
             // in it.
-            let (place, bit) = unsafe { word(sets[which], one.fd) };
-            if one.revents & COUNTS[which] != 0 {
+            let (place, bit) = unsafe { word(set, one.fd) };
+            if one.revents & counts != 0 {
                 ready += 1;
             } else {
                 // SAFETY: the caller guarantees valid pointers.
