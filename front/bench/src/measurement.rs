@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::block::Described;
+use crate::compare::{time_row, time_table};
+use crate::duration::human;
 use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
@@ -156,6 +158,25 @@ impl<L: PartialEq, M: Measured> Measurement<L, M> {
     ) -> impl Iterator<Item = M> + Clone + 'a {
         let fits = move |run: &&Run<L, M>| run.subject == subject && run.load == *load;
         self.runs.iter().filter(fits).map(|run| run.measured)
+    }
+}
+
+impl<L: PartialEq + Display, M: Measured> Measurement<L, M> {
+    /// Formats a row for each load and subject that this report and `before` have, with the mean of
+    /// a time in ns. A difference counts as real if it exceeds half the 99 % confidence interval of
+    /// the means' difference (Welch).
+    pub(crate) fn compare_times(&self, before: &Self, time_ns: impl Fn(M) -> u64) -> String {
+        let mut rows = Vec::new();
+        for load in &self.plan.loads {
+            for subject in &self.subjects {
+                let times = |report: &Self| -> Vec<f64> {
+                    report.turns(load, &subject.name).map(|one| time_ns(one) as f64).collect()
+                };
+                let name = format!("{load} {}", subject.name);
+                rows.extend(time_row(name, &times(before), &times(self), |ns| human(ns as u64)));
+            }
+        }
+        time_table(&rows)
     }
 }
 

@@ -1,24 +1,12 @@
 //! Compares two reports of attachments.
 
 use super::AttachReport;
-use crate::compare::{time_row, time_table};
-use crate::duration::human;
 
 /// Formats a row for each load and subject that both reports have, with the mean time until all
 /// owners had their VFs. A difference counts as real if it exceeds half the 99 % confidence
 /// interval of the means' difference (Welch).
 pub fn compare_attaches(before: &AttachReport, now: &AttachReport) -> String {
-    let mut rows = Vec::new();
-    for load in &now.plan.loads {
-        for subject in &now.subjects {
-            let times = |report: &AttachReport| -> Vec<f64> {
-                report.turns(load, &subject.name).map(|one| one.all_ns as f64).collect()
-            };
-            let name = format!("{load} {}", subject.name);
-            rows.extend(time_row(name, &times(before), &times(now), |ns| human(ns as u64)));
-        }
-    }
-    time_table(&rows)
+    now.compare_times(before, |one| one.all_ns)
 }
 
 #[cfg(test)]
