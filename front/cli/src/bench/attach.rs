@@ -28,8 +28,7 @@ pub fn attach(args: &AttachArgs) -> Result<i32> {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(args))?)
 }
 
 impl Report for AttachReport {

@@ -44,8 +44,7 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
         let title = title.strip_suffix(reports::RANGES).unwrap_or(&title);
         write(path, &curves(&report, title)?)?;
     }
-    reports::complete(&report)?;
-    Ok(0)
+    reports::complete(&report)
 }
 
 impl Report for BlockReport {

@@ -35,8 +35,7 @@ pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(args))?)
 }
 
 impl Report for CgroupReport {

@@ -65,8 +65,7 @@ pub fn memory(args: &MemoryArgs) -> Result<i32> {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(args))?)
 }
 
 /// Runs the program that memory is given to.

@@ -41,8 +41,7 @@ pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
         subjects::list(&all, &loads(args)?);
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(node, args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(node, args))?)
 }
 
 impl Report for NicReport {

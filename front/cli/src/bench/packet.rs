@@ -73,8 +73,7 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
         subjects::list(&SUBJECTS, &loads(args)?);
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(args))?)
 }
 
 impl Report for PacketReport {

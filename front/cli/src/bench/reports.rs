@@ -86,12 +86,12 @@ pub(super) fn titled(
     format!("{what}\n{}\n{medians}", environment.line())
 }
 
-/// Returns an error if turns of a report failed, so that a script notices: the report and its
-/// picture show the other turns.
-pub(super) fn complete<R: Report>(report: &R) -> Result<()> {
+/// Returns the exit status for a report, or an error if turns of it failed, so that a script
+/// notices: the report and its picture show the other turns.
+pub(super) fn complete<R: Report>(report: &R) -> Result<i32> {
     let failed = report.faults().iter().filter(|fault| fault.failed).count();
     anyhow::ensure!(failed == 0, "{failed} turns failed: the table names them");
-    Ok(())
+    Ok(0)
 }
 
 fn read<R: Report>(path: &Path) -> Result<R> {

@@ -77,8 +77,7 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
         reports::show(&args.report, || shares(args))?;
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)?;
-    Ok(0)
+    reports::complete(&reports::show(&args.report, || run(args))?)
 }
 
 /// Runs one of the two programs of a load.
