@@ -25,9 +25,9 @@ use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Room for more memory is a multiple of this, in bytes.
-const UNIT: u64 = 128 << 20;
+const ROOM_UNIT: u64 = 128 << 20;
 /// The most bytes of room for more memory.
-const MOST: u64 = 256 << 30;
+const MOST_ROOM: u64 = 256 << 30;
 /// The number of the sandbox's device of hot-plug memory.
 const DEVICE: usize = 0;
 /// The time in which a guest that follows plugs or gives back at least one block more.
@@ -77,11 +77,11 @@ pub(crate) async fn change_to(
 
 /// Returns the most memory in bytes that a pod which begins with `begin` bytes can have by a
 /// setting of `percent`, with whole 128 MiB of room: `begin` if there is no room.
-pub(crate) fn of_pod(begin: u64, percent: u32, host: u64) -> u64 {
+pub(crate) fn most_of_pod(begin: u64, percent: u32, host: u64) -> u64 {
     let more = u64::from(percent.saturating_sub(100));
-    let wanted = (begin / 100).saturating_mul(more).min(MOST).next_multiple_of(UNIT);
+    let wanted = (begin / 100).saturating_mul(more).min(MOST_ROOM).next_multiple_of(ROOM_UNIT);
     let free = host.saturating_sub(begin);
-    begin + wanted.min(free - free % UNIT)
+    begin + wanted.min(free - free % ROOM_UNIT)
 }
 
 /// Returns the most memory in bytes that a new sandbox can have, which begins with `begin` bytes:
@@ -89,36 +89,30 @@ pub(crate) fn of_pod(begin: u64, percent: u32, host: u64) -> u64 {
 ///
 /// # Errors
 /// [`Error::Invalid`].
-pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
+pub(crate) fn most_of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
     if asked == 0 {
         return Ok(begin);
     }
-    let shown = asked / MIB;
+    let refuse =
+        |why: String| Err(Error::Invalid(format!("--max-memory of {} MiB{why}", asked / MIB)));
     if asked < begin {
-        return Err(Error::Invalid(format!(
-            "--max-memory of {shown} MiB is less than the {} MiB that the sandbox begins with",
-            begin / MIB
-        )));
+        let least = begin / MIB;
+        return refuse(format!(" is less than the {least} MiB that the sandbox begins with"));
     }
     if asked > host {
-        return Err(Error::Invalid(format!(
-            "--max-memory of {shown} MiB is more than this host has, {} MiB",
-            host / MIB
-        )));
+        return refuse(format!(" is more than this host has, {} MiB", host / MIB));
     }
     let room = asked - begin;
-    if room > MOST {
-        return Err(Error::Invalid(format!(
-            "--max-memory of {shown} MiB: at most {} GiB beside what the sandbox begins with",
-            MOST >> 30
-        )));
+    if room > MOST_ROOM {
+        let most = MOST_ROOM >> 30;
+        return refuse(format!(": at most {most} GiB beside what the sandbox begins with"));
     }
-    Ok(begin + room.next_multiple_of(UNIT))
+    Ok(begin + room.next_multiple_of(ROOM_UNIT))
 }
 
 /// Returns whether a sandbox gets the room for more memory that the node's settings give: a pod
 /// that names no most, and neither is a fork nor becomes a template. Room costs a guest with an
-/// e1000 64 MiB of what it begins with ([`words`]), so it has none.
+/// e1000 64 MiB of what it begins with ([`kernel_words`]), so it has none.
 pub(crate) fn takes_room(record: &Record) -> bool {
     let boots = record.template.is_none() && record.saves.is_none();
     record.pod && boots && !record.memory.is_named && !needs_low(record)
@@ -131,9 +125,11 @@ fn needs_low(record: &Record) -> bool {
 
 /// Returns the region of a machine for the memory that a sandbox can be given, in the node of its
 /// guest's other memory.
-pub(crate) fn regions(record: &Record) -> Vec<HotRegion> {
-    let region = HotRegion { bytes: record.memory.room(), node: 0 };
-    Some(region).filter(|region| region.bytes > 0).into_iter().collect()
+pub(crate) fn hot_regions(record: &Record) -> Vec<HotRegion> {
+    match record.memory.room() {
+        0 => Vec::new(),
+        bytes => vec![HotRegion { bytes, node: 0 }],
+    }
 }
 
 /// Returns the words on the kernel's command line of a guest with room for more memory:
@@ -141,12 +137,15 @@ pub(crate) fn regions(record: &Record) -> Vec<HotRegion> {
 ///   could not give back;
 /// - `swiotlb=noforce`: Linux sets aside 64 MiB for bounce buffers where memory may come above
 ///   4 GiB. Only an e1000, whose driver addresses 4 GiB, needs them.
-pub(crate) fn words(record: &Record) -> Vec<String> {
+pub(crate) fn kernel_words(record: &Record) -> Vec<String> {
     if record.memory.room() == 0 {
         return Vec::new();
     }
-    let words = ["memhp_default_state=online_movable", "swiotlb=noforce"];
-    words.into_iter().take(if needs_low(record) { 1 } else { 2 }).map(str::to_owned).collect()
+    let mut words = vec!["memhp_default_state=online_movable".to_owned()];
+    if !needs_low(record) {
+        words.push("swiotlb=noforce".to_owned());
+    }
+    words
 }
 
 /// Checks that the VMM of a sandbox can give it the memory that it has room for.
@@ -161,7 +160,61 @@ pub(crate) async fn check_vmm(node: &Node, record: &Record, spec: &VmSpec) -> Re
     Err(Error::Invalid(why.to_owned()))
 }
 
-fn check(record: &Record, wanted: u64) -> Result<()> {
+
+/// Records the memory that an adopted sandbox has, as its VMM lists it within what was granted, and
+/// limits the VMM's control group to that. The guest of a daemon that ended between two steps is
+/// asked to stay as it is.
+///
+/// # Errors
+/// [`Error::Hypervisor`] if the VMM does not answer, errors of control groups.
+pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
+    if sandbox.look(|record| record.memory.room()) == 0 {
+        return Ok(());
+    }
+    let bytes = settle(sandbox, vm).await?;
+    sandbox.note(|record| set_in_force(record, bytes));
+    Ok(())
+}
+
+/// Asks the guest to stay at what it has plugged, and limits the VMM's control group to that.
+/// Returns the sandbox's memory in bytes, at most what was granted.
+async fn settle(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
+    let MemoryDevice { requested, mut plugged, .. } = memory_device(vm).await?;
+    if requested != plugged {
+        vm.set_memory(DEVICE, plugged).await?;
+        // More may have come before that was asked for, and no more comes from now on.
+        plugged = plugged.max(memory_device(vm).await?.plugged);
+    }
+    let bytes = sandbox.look(|record| {
+        let bytes = record.memory.boot_bytes.saturating_add(plugged);
+        bytes.min(record.memory.granted_bytes)
+    });
+    limit_group(sandbox, bytes).await?;
+    Ok(bytes)
+}
+
+/// Records a size that is in force.
+fn set_in_force(record: &mut Record, bytes: u64) {
+    (record.memory_bytes, record.memory.granted_bytes) = (bytes, bytes);
+}
+
+/// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
+async fn limit_group(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
+    let (mut group, own) =
+        sandbox.look(|record| (cgroup::of(record), record.memory.overhead_bytes));
+    let bytes = guest_bytes.saturating_add(own);
+    sandbox.lane.run(move || group.limit_memory(bytes)).await.map_err(Error::Cgroup)
+}
+
+/// Returns the sandbox's device of hot-plug memory.
+async fn memory_device(vm: &dyn Vm) -> Result<MemoryDevice> {
+    let devices = vm.memory_devices().await?;
+    let missing = || Error::Agent("the VMM has no device of hot-plug memory".to_owned());
+    devices.into_iter().nth(DEVICE).ok_or_else(missing)
+}
+
+/// Checks that a sandbox can have `wanted` bytes.
+fn check_range(record: &Record, wanted: u64) -> Result<()> {
     let (name, least, most) = (&record.name, record.memory.boot_bytes, record.memory.max_bytes);
     let shown = wanted.div_ceil(MIB);
     if wanted < least {
@@ -181,61 +234,7 @@ fn check(record: &Record, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// Records the memory that an adopted sandbox has, as its VMM lists it within what was granted, and
-/// limits the VMM's control group to that. The guest of a daemon that ended between two steps is
-/// asked to stay as it is.
-///
-/// # Errors
-/// [`Error::Hypervisor`] if the VMM does not answer, errors of control groups.
-pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
-    if sandbox.look(|record| record.memory.room()) == 0 {
-        return Ok(());
-    }
-    let bytes = settle(sandbox, vm).await?;
-    sandbox.note(|record| set(record, bytes));
-    Ok(())
-}
-
-/// Asks the guest to stay at what it has plugged, and limits the VMM's control group to that.
-/// Returns the sandbox's memory in bytes, at most what was granted.
-async fn settle(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
-    let device = device(vm).await?;
-    let plugged = match device.requested == device.plugged {
-        true => device.plugged,
-        false => {
-            vm.set_memory(DEVICE, device.plugged).await?;
-            // More may have come before that was asked for, and no more comes from now on.
-            self::device(vm).await?.plugged.max(device.plugged)
-        }
-    };
-    let bytes = sandbox.look(|record| {
-        let bytes = record.memory.boot_bytes.saturating_add(plugged);
-        bytes.min(record.memory.granted_bytes)
-    });
-    limit(sandbox, bytes).await?;
-    Ok(bytes)
-}
-
-/// Records a size that is in force.
-fn set(record: &mut Record, bytes: u64) {
-    (record.memory_bytes, record.memory.granted_bytes) = (bytes, bytes);
-}
-
-/// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
-async fn limit(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
-    let (mut group, own) =
-        sandbox.look(|record| (cgroup::of(record), record.memory.overhead_bytes));
-    let bytes = guest_bytes.saturating_add(own);
-    sandbox.lane.run(move || group.limit_memory(bytes)).await.map_err(Error::Cgroup)
-}
-
-/// Returns the sandbox's device of hot-plug memory.
-async fn device(vm: &dyn Vm) -> Result<MemoryDevice> {
-    let devices = vm.memory_devices().await?;
-    let missing = || Error::Agent("the VMM has no device of hot-plug memory".to_owned());
-    devices.into_iter().nth(DEVICE).ok_or_else(missing)
-}
-
+/// A change of a running sandbox's memory.
 struct Change {
     sandbox: Arc<Sandbox>,
     agent: Agent,
@@ -246,13 +245,13 @@ impl Change {
     /// Checks a change to `wanted` bytes.
     fn of(sandbox: &Arc<Sandbox>, wanted: u64) -> Result<Self> {
         let (agent, vm) = (sandbox.agent()?, sandbox.vm());
-        sandbox.look(|record| check(record, wanted))?;
+        sandbox.look(|record| check_range(record, wanted))?;
         let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
         Ok(Self { sandbox: Arc::clone(sandbox), agent, vm })
     }
 
     async fn run(&self, wanted: u64, longest: Option<Duration>) -> Result<()> {
-        let change = self.change(wanted);
+        let change = self.ask(wanted);
         let changed = match longest {
             None => change.await,
             Some(longest) => tokio::time::timeout(longest, change).await.unwrap_or_else(|_| {
@@ -266,7 +265,7 @@ impl Change {
             // The limit stays as it was granted, and is recorded so.
             (Err(error), Err(_)) => return Err(self.has_now(None, error.to_string())),
         };
-        self.sandbox.update(|record| set(record, bytes)).await?;
+        self.sandbox.update(|record| set_in_force(record, bytes)).await?;
         match changed {
             Ok(None) => Ok(()),
             Ok(Some(reason)) => Err(self.has_now(Some(bytes), reason)),
@@ -282,8 +281,8 @@ impl Change {
 
     /// Has the guest follow. Returns the reason why it has another size than the wanted one, if it
     /// has.
-    async fn change(&self, wanted: u64) -> Result<Option<String>> {
-        let device = device(&*self.vm).await?;
+    async fn ask(&self, wanted: u64) -> Result<Option<String>> {
+        let device = memory_device(&*self.vm).await?;
         let begin = self.sandbox.look(|record| record.memory.boot_bytes);
         let target = wanted.saturating_sub(begin).next_multiple_of(device.block);
         if target > device.bytes {
@@ -308,7 +307,7 @@ impl Change {
         let before = self.sandbox.look(|record| record.memory.granted_bytes);
         if granted > before {
             self.sandbox.update(|record| record.memory.granted_bytes = granted).await?;
-            limit(&self.sandbox, granted).await?;
+            limit_group(&self.sandbox, granted).await?;
             cgroup::look_above(&self.sandbox, granted).await;
         }
         let plugged = self.follow(target).await?;
@@ -322,11 +321,11 @@ impl Change {
     /// more. Returns those that it has.
     async fn follow(&self, target: u64) -> Result<u64> {
         self.vm.set_memory(DEVICE, target).await?;
-        let mut plugged = device(&*self.vm).await?.plugged;
+        let mut plugged = memory_device(&*self.vm).await?.plugged;
         let mut changed = Instant::now();
         while plugged != target && changed.elapsed() < PATIENCE {
             tokio::time::sleep(LOOK).await;
-            let now = device(&*self.vm).await?.plugged;
+            let now = memory_device(&*self.vm).await?.plugged;
             // A guest that goes back and forth does not hold up the caller for ever.
             if now.abs_diff(target) < plugged.abs_diff(target) {
                 (plugged, changed) = (now, Instant::now());
@@ -355,7 +354,7 @@ mod tests {
 
     #[test]
     fn room_is_whole_units_within_the_host() {
-        let of = |begin: u64, most: u64| of_new(begin * MIB, most * MIB, 1 << 40);
+        let of = |begin: u64, most: u64| most_of_new(begin * MIB, most * MIB, 1 << 40);
         assert_eq!(of(256, 0).unwrap(), 256 * MIB);
         assert_eq!(of(256, 256).unwrap(), 256 * MIB);
         assert_eq!(of(256, 257).unwrap(), 384 * MIB);
@@ -363,14 +362,15 @@ mod tests {
         let refused = |outcome: Result<u64>| outcome.unwrap_err().to_string();
         assert!(refused(of(256, 255)).contains("255 MiB is less than the 256 MiB"));
         assert!(refused(of(256, 300 << 10)).contains("at most 256 GiB beside"));
-        let small = of_new(256 * MIB, 512 * MIB, 400 * MIB);
+        let small = most_of_new(256 * MIB, 512 * MIB, 400 * MIB);
         assert!(refused(small).contains("more than this host has, 400 MiB"));
-        assert!(refused(of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
+        assert!(refused(most_of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
     }
 
     #[test]
     fn a_pod_has_room_by_the_setting_within_the_host() {
-        let of = |begin: u64, percent, host: u64| of_pod(begin * MIB, percent, host * MIB) / MIB;
+        let of =
+            |begin: u64, percent, host: u64| most_of_pod(begin * MIB, percent, host * MIB) / MIB;
         assert_eq!(of(256, 200, 1 << 20), 512);
         assert_eq!(of(192, 200, 1 << 20), 448, "whole 128 MiB");
         for percent in [0, 99, 100] {
@@ -394,21 +394,21 @@ mod tests {
     #[test]
     fn a_machine_has_a_region_and_words_only_if_it_has_room() {
         let fixed = record(256, 256);
-        assert_eq!((regions(&fixed), words(&fixed)), (Vec::new(), Vec::new()));
+        assert_eq!((hot_regions(&fixed), kernel_words(&fixed)), (Vec::new(), Vec::new()));
         let grows = record(256, 1024);
-        assert_eq!(regions(&grows), [HotRegion { bytes: 768 * MIB, node: 0 }]);
-        assert_eq!(words(&grows), ["memhp_default_state=online_movable", "swiotlb=noforce"]);
+        assert_eq!(hot_regions(&grows), [HotRegion { bytes: 768 * MIB, node: 0 }]);
+        assert_eq!(kernel_words(&grows), ["memhp_default_state=online_movable", "swiotlb=noforce"]);
     }
 
     #[test]
     fn a_size_out_of_range_is_refused_with_the_range() {
-        check(&record(256, 1024), 256 * MIB).unwrap();
-        check(&record(256, 1024), 1024 * MIB).unwrap();
-        let refused = |wanted| check(&record(256, 1024), wanted).unwrap_err().to_string();
+        check_range(&record(256, 1024), 256 * MIB).unwrap();
+        check_range(&record(256, 1024), 1024 * MIB).unwrap();
+        let refused = |wanted| check_range(&record(256, 1024), wanted).unwrap_err().to_string();
         assert!(refused(1).contains("1 MiB of memory is too little for sandbox one: the 256 MiB"));
         assert!(refused(1024 * MIB + 1).contains("1025 MiB of memory is too much"));
         assert!(refused(u64::MAX).contains("at most 1024 MiB; `slipway run --max-memory`"));
-        let fixed = check(&record(256, 256), 512 * MIB).unwrap_err().to_string();
+        let fixed = check_range(&record(256, 256), 512 * MIB).unwrap_err().to_string();
         assert!(fixed.contains("at most 256 MiB"), "{fixed}");
     }
 

@@ -261,7 +261,8 @@ async fn begin_memory(
 /// There is no VMM for the pod, or its boot files cannot be made.
 async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
     let record = sandbox.record();
-    let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
+    let percent = node.config.pod_max_memory_percent;
+    let most = resize::most_of_pod(record.memory_bytes, percent, of_host());
     if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
         return Ok(());
     }
@@ -377,14 +378,14 @@ async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) ->
     Ok(VmSpec {
         name: record.name.clone(),
         memory,
-        hot_memory: resize::regions(record),
+        hot_memory: resize::hot_regions(record),
         shared: None,
         restore: None,
         cpus: record.boot_cpus,
         cpu_template: node.config.cpu_template()?,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
-        cmdline: resize::words(record),
+        cmdline: resize::kernel_words(record),
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
         plug_slots: pod_functions::plug_slots(record),
