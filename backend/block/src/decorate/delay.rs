@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slipway_telemetry::Clock;
 
-use crate::{Completion, Disk, Geometry, OpenError, Operation, Request, Spent};
+use crate::{Completion, Disk, OpenError, Request};
 
 /// A disk that hands each completion on no earlier than a fixed time after the submission.
 ///
@@ -90,17 +90,7 @@ fn descriptors(inner: &dyn Disk) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl<D: Disk> Disk for DelayDisk<D> {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn release(&mut self) {
-        self.inner.release();
-    }
-
-    fn refresh(&mut self) -> Geometry {
-        self.inner.refresh()
-    }
+    super::forward_to_inner!();
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         let due = self.clock.now() + self.delay;
@@ -121,22 +111,6 @@ impl<D: Disk> Disk for DelayDisk<D> {
         self.collect();
         self.hand_on(completions);
         cancelled
-    }
-
-    fn copies(&self, operation: Operation) -> bool {
-        self.inner.copies(operation)
-    }
-
-    fn bounds_reads(&self) -> bool {
-        self.inner.bounds_reads()
-    }
-
-    fn allow(&mut self, bytes: u64) {
-        self.inner.allow(bytes);
-    }
-
-    fn spent(&mut self) -> Spent {
-        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use crate::check::complete;
-use crate::{Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
+use crate::{Completion, Disk, DiskError, Operation, Request};
 
 /// A rule for which requests fail, and how.
 #[derive(Clone, Debug)]
@@ -73,17 +73,7 @@ impl<D: Disk> FaultDisk<D> {
 }
 
 impl<D: Disk> Disk for FaultDisk<D> {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn release(&mut self) {
-        self.inner.release();
-    }
-
-    fn refresh(&mut self) -> Geometry {
-        self.inner.refresh()
-    }
+    super::forward_to_inner!();
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         for request in requests.drain(..) {
@@ -101,22 +91,6 @@ impl<D: Disk> Disk for FaultDisk<D> {
 
     fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         self.inner.cancel(tag, completions)
-    }
-
-    fn copies(&self, operation: Operation) -> bool {
-        self.inner.copies(operation)
-    }
-
-    fn bounds_reads(&self) -> bool {
-        self.inner.bounds_reads()
-    }
-
-    fn allow(&mut self, bytes: u64) {
-        self.inner.allow(bytes);
-    }
-
-    fn spent(&mut self) -> Spent {
-        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slipway_telemetry::Clock;
 
-use crate::{Completion, Disk, Geometry, Operation, Request, Spent};
+use crate::{Completion, Disk, Operation, Request};
 
 /// The counters of one operation. Each is exact; read together, they may be from slightly different
 /// times.
@@ -114,17 +114,7 @@ impl<D: Disk> TraceDisk<D> {
 }
 
 impl<D: Disk> Disk for TraceDisk<D> {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn release(&mut self) {
-        self.inner.release();
-    }
-
-    fn refresh(&mut self) -> Geometry {
-        self.inner.refresh()
-    }
+    super::forward_to_inner!();
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         let submitted = self.clock.now();
@@ -151,22 +141,6 @@ impl<D: Disk> Disk for TraceDisk<D> {
         let cancelled = self.inner.cancel(tag, completions);
         self.count(&completions[before..]);
         cancelled
-    }
-
-    fn copies(&self, operation: Operation) -> bool {
-        self.inner.copies(operation)
-    }
-
-    fn bounds_reads(&self) -> bool {
-        self.inner.bounds_reads()
-    }
-
-    fn allow(&mut self, bytes: u64) {
-        self.inner.allow(bytes);
-    }
-
-    fn spent(&mut self) -> Spent {
-        self.inner.spent()
     }
 
     fn wake_descriptor(&self) -> Option<BorrowedFd<'_>> {
