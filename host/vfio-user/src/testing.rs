@@ -19,6 +19,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use slipway_doorbells::Doorbells;
 use slipway_pci::{
@@ -49,6 +50,20 @@ pub const NOTIFIED: usize = 3;
 pub const DOORBELLS: usize = 4;
 /// The PCI vendor and device identifiers.
 pub const IDENTIFIERS: (u16, u16) = (0x1234, 0x5c2a);
+/// A time limit far beyond the duration of any operation; a test that waits for it has failed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// The condition `what` does not hold within [`PATIENCE`].
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < limit, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Settings by which a test controls a running [`Scratch`] from outside, and its counters.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slipway_reactor::{Reactor, Settings};
@@ -13,8 +13,7 @@ use slipway_vfio_user::testing::{DOORBELLS, Knobs, Scratch};
 use slipway_vfio_user::{Config, Control, DoorbellMode, Endpoint, EndpointParts};
 use slipway_vfio_user_client::RemoteFunction;
 
-/// A time limit far beyond the duration of any operation; a test that waits for it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use slipway_vfio_user::testing::{PATIENCE, eventually};
 
 /// The variables that make a test of this binary the server of another one.
 const PATH: &str = "SLIPWAY_TEST_SERVE";
@@ -125,14 +124,6 @@ fn serve_for_another_test() {
     });
     // Ends with the test that wanted it, however that ends.
     let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
-}
-
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < limit, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 pub fn memory(len: u64) -> OwnedFd {

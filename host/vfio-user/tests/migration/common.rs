@@ -4,15 +4,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_pci::driver::{AccessError, RegisterAccess};
 use slipway_ram::{DmaMap, Memory, Permissions, Region};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 
-/// A time limit far beyond the duration of any operation; a test that waits for it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use slipway_vfio_user::testing::{PATIENCE, eventually};
+
 pub const MEMORY: u64 = 8 << 20;
 
 /// Memory that a driver and its functions share.
@@ -89,14 +89,5 @@ impl RegisterAccess for Registers {
             true => Err(AccessError("the function does not answer".into())),
             false => Ok(()),
         }
-    }
-}
-
-/// Waits until `condition` holds.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < limit, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 pub use rustix::io::Errno;
 use rustix::net::{
@@ -22,8 +21,7 @@ pub use slipway_vfio_user_spec as spec;
 pub use spec::{Command, Header, U32, U64};
 pub use zerocopy::{FromBytes, IntoBytes};
 
-/// A time limit far beyond the duration of any operation; a test that waits for it has failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use slipway_vfio_user::testing::{PATIENCE, eventually};
 
 pub struct Served {
     pub path: PathBuf,
@@ -101,15 +99,6 @@ pub fn connect(path: &std::path::Path) -> OwnedFd {
 pub fn skipped(test: &str, needs: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: needs {needs}");
-}
-
-/// Waits until `condition` holds.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < limit, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 pub struct Reply {
