@@ -156,7 +156,7 @@ async fn serves(node: &Node, id: &str, vmm: &VmRecord) -> Result<bool> {
             Ok(is_client || vmm.reconnects())
         }
         Err(status) if status.code() == tonic::Code::NotFound => Ok(false),
-        Err(status) => Err(Error::Plane(status.message().to_owned())),
+        Err(status) => Err(Error::plane(status)),
     }
 }
 

@@ -234,6 +234,19 @@ impl Error {
         move |source| Self::File { what, path, source }
     }
 
+    /// Makes an error of the plane's refusal.
+    pub(crate) fn plane(status: Status) -> Self {
+        Self::Plane(status.message().to_owned())
+    }
+
+    /// Converts the plane's answer to a request that removes something: it may be gone already.
+    pub(crate) fn unless_gone<T>(answer: Result<T, Status>) -> Result<()> {
+        match answer {
+            Err(status) if status.code() != Code::NotFound => Err(Self::plane(status)),
+            _ => Ok(()),
+        }
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Config { .. } | Self::Invalid(_) => Code::InvalidArgument,

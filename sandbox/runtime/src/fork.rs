@@ -75,7 +75,7 @@ pub(crate) async fn attach(
             let endpoint_id = endpoint_id.clone();
             let request = plane_v1::AttachDiskRequest { endpoint_id, nsid, disk };
             let attached = node.plane.clone().attach_disk(request).await;
-            attached.map_err(|status| Error::Plane(status.message().to_owned()))?;
+            attached.map_err(Error::plane)?;
         }
     }
     Ok(())

@@ -182,7 +182,7 @@ pub async fn serve(
             id,
         };
         let created = node.plane.clone().create_endpoint(request).await;
-        created.map_err(|status| Error::Plane(status.message().to_owned()))?;
+        created.map_err(Error::plane)?;
     }
     Ok(sockets(node, record).collect())
 }
@@ -195,12 +195,8 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
     let mut removed = Ok(());
     for id in ids(record) {
         let request = plane_v1::RemoveEndpointRequest { id };
-        match node.plane.clone().remove_endpoint(request).await {
-            Err(status) if status.code() != tonic::Code::NotFound => {
-                removed = removed.and(Err(Error::Plane(status.message().to_owned())));
-            }
-            _ => {}
-        }
+        let gone = Error::unless_gone(node.plane.clone().remove_endpoint(request).await);
+        removed = removed.and(gone);
     }
     removed
 }

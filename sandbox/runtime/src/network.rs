@@ -8,7 +8,7 @@ use std::time::Duration;
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_plane_api::{network_v1, v1 as plane_v1};
 use tokio::task::JoinHandle;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::agent::Agent;
 use crate::node::Node;
@@ -136,7 +136,7 @@ pub async fn isolate(node: &Node, sandbox: &Sandbox, spec: &RunSpec, mtu: u32) -
     let switch = isolated(&sandbox.id);
     let request = plane_v1::CreateSwitchRequest { name: switch.clone(), ..Default::default() };
     let made = node.plane.clone().create_switch(request).await;
-    made.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    made.map_err(Error::plane)?;
     let (queues, mac) = (spec.queues, ISOLATED_MAC.to_owned());
     let name = ISOLATED.to_owned();
     enter(node, sandbox, Network { name, switch, mac, mtu, queues, nic, ..Network::default() })
@@ -271,7 +271,7 @@ pub async fn serve(
         }),
     };
     let created = node.plane.clone().create_endpoint(request).await;
-    created.map_err(|status| Error::Plane(status.message().to_owned()))?;
+    created.map_err(Error::plane)?;
     Ok(Some(socket))
 }
 
@@ -281,12 +281,7 @@ pub async fn serve(
 /// The first failure. The rest is released even so.
 pub async fn release(node: &Node, record: &Record) -> Result<()> {
     let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
-    let removed = match node.plane.clone().remove_endpoint(request).await {
-        Err(status) if status.code() != Code::NotFound => {
-            Err(Error::Plane(status.message().to_owned()))
-        }
-        _ => Ok(()),
-    };
+    let removed = Error::unless_gone(node.plane.clone().remove_endpoint(request).await);
     if record.saves.is_some() {
         // Not there if its interface is in a network.
         let request = plane_v1::RemoveSwitchRequest { name: isolated(&record.id) };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use slipway_cgroup::Pool;
 use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
-use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient, vf_v1};
 use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
@@ -260,6 +260,24 @@ impl Node {
         let state = sandbox.state();
         state.is_live()
             && !(self.keeps && matches!(state, SandboxState::Running | SandboxState::Stopping))
+    }
+
+    /// Takes the functions of owners of this kind back from all but `ids`. `owners` names them in
+    /// the log, in the plural.
+    pub(crate) async fn reconcile_functions(&self, owners: &str, kind: &str, ids: Vec<String>) {
+        let request = vf_v1::ReconcileRequest { kind: kind.to_owned(), ids };
+        match self.functions.clone().reconcile(request).await {
+            Ok(reply) => {
+                let returned = reply.into_inner().returned;
+                if !returned.is_empty() {
+                    tracing::info!(?returned, "functions of {owners} that are gone");
+                }
+            }
+            Err(status) => {
+                let error = status.message();
+                tracing::warn!(error, "functions of {owners} that are gone stay");
+            }
+        }
     }
 
     /// Notifies watchers that a sandbox was created, ended or was removed.

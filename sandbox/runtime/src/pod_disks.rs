@@ -52,7 +52,7 @@ pub async fn attach(
         forget(target);
         // A number that was taken since it was chosen is no fault of the disk's.
         if status.code() != Code::AlreadyExists || races == 0 {
-            return Err(Error::Plane(status.message().to_owned()));
+            return Err(Error::plane(status));
         }
         races -= 1;
     }
@@ -89,12 +89,8 @@ async fn reserve(node: &Node, target: &Target, volumes: usize) -> Result<Disks> 
 /// among them.
 async fn used(node: &Node, function: &str) -> Result<Vec<u32>> {
     let request = plane_v1::GetEndpointRequest { id: function.to_owned() };
-    let found = node.plane.clone().get_endpoint(request).await.map_err(plane_error)?;
+    let found = node.plane.clone().get_endpoint(request).await.map_err(Error::plane)?;
     Ok(found.into_inner().namespaces.iter().map(|one| one.nsid).collect())
-}
-
-fn plane_error(status: Status) -> Error {
-    Error::Plane(status.message().to_owned())
 }
 
 /// Attaches the disk of the directories that the containers of a pod share, unless it is attached.
@@ -115,7 +111,7 @@ pub async fn attach_shared(node: &Node, sandbox: &Sandbox, disk: &plane_v1::Disk
         let Err(status) = attached else { return Ok(()) };
         sandbox.note(|record| record.empty_dirs.disk = None);
         if status.code() != Code::AlreadyExists || races == 0 {
-            return Err(plane_error(status));
+            return Err(Error::plane(status));
         }
         races -= 1;
     }
@@ -214,12 +210,7 @@ async fn attach_one(
 async fn detach_one(node: &Node, function: &str, nsid: u32) -> Result<()> {
     let namespace = Some(plane_v1::detach_disk_request::Namespace::Nsid(nsid));
     let request = plane_v1::DetachDiskRequest { endpoint_id: function.to_owned(), namespace };
-    match node.plane.clone().detach_disk(request).await {
-        Err(status) if status.code() != Code::NotFound => {
-            Err(Error::Plane(status.message().to_owned()))
-        }
-        _ => Ok(()),
-    }
+    Error::unless_gone(node.plane.clone().detach_disk(request).await)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ pub(crate) fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
 pub(crate) async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Result<()> {
     let request = plane_v1::GetEndpointRequest { id: id.to_owned() };
     let reply = node.plane.clone().get_endpoint(request).await;
-    let endpoint = reply.map_err(|status| Error::Plane(status.message().to_owned()))?.into_inner();
+    let endpoint = reply.map_err(Error::plane)?.into_inner();
     let Some(times) = endpoint.times else { return Ok(()) };
     if times.client_attached_ns > 0 {
         stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns);

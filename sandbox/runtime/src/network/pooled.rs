@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::node::Node;
 use crate::record::{FunctionPool, Network, Nic, Record, TakenFunction};
@@ -93,10 +93,6 @@ fn owner(record: &Record) -> String {
     format!("{KIND}:{}", record.id)
 }
 
-fn refused(status: &Status) -> Error {
-    Error::Plane(status.message().to_owned())
-}
-
 async fn lease(
     node: &Node,
     record: &Record,
@@ -113,7 +109,7 @@ async fn lease(
     let (name, owner) = (pool.name.clone(), owner(record));
     let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client), number: None };
     let lease = node.functions.clone().take(request).await;
-    let lease = lease.map_err(|status| refused(&status))?.into_inner();
+    let lease = lease.map_err(Error::plane)?.into_inner();
     if let Err(error) = serves(&lease, network, &pool.name) {
         give_back(node, record).await?;
         return Err(error);
@@ -149,10 +145,7 @@ fn serves(lease: &vf_v1::Lease, network: &Network, pool: &str) -> Result<()> {
 pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
     let Some((_, pool)) = pool(record) else { return Ok(()) };
     let request = vf_v1::ReturnRequest { pool: pool.name.clone(), owner: owner(record) };
-    match node.functions.clone().r#return(request).await {
-        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
-        _ => Ok(()),
-    }
+    Error::unless_gone(node.functions.clone().r#return(request).await)
 }
 
 /// Returns whether the function that the record names is still the sandbox's, or `true` if it names
@@ -171,24 +164,13 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
             Ok(vfs.any(|vf| vf.owner == owner && vf.socket_path == socket))
         }
         Err(status) if status.code() == Code::NotFound => Ok(false),
-        Err(status) => Err(refused(&status)),
+        Err(status) => Err(Error::plane(status)),
     }
 }
 
 /// Takes back the functions of all sandboxes but these, which are gone.
 pub async fn reconcile(node: &Node, ids: Vec<String>) {
-    let request = vf_v1::ReconcileRequest { kind: KIND.to_owned(), ids };
-    match node.functions.clone().reconcile(request).await {
-        Ok(reply) => {
-            let returned = reply.into_inner().returned;
-            if !returned.is_empty() {
-                tracing::info!(?returned, "functions of sandboxes that are gone");
-            }
-        }
-        Err(status) => {
-            tracing::warn!(error = status.message(), "functions of sandboxes that are gone stay");
-        }
-    }
+    node.reconcile_functions("sandboxes", KIND, ids).await;
 }
 
 #[cfg(test)]

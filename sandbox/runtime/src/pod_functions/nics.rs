@@ -15,7 +15,7 @@ use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_plane_api::{network_v1, vf_v1};
 use tonic::Code;
 
-use super::{find, is, pools};
+use super::{find, is};
 use crate::node::Node;
 use crate::record::{Given, GivenNic, Record, Wish};
 use crate::sandbox::Sandbox;
@@ -36,7 +36,7 @@ const LONGEST_NAME: usize = 15;
 pub(super) async fn place(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<Option<GivenNic>> {
     let request = vf_v1::GetPoolRequest { name: wish.pool.clone() };
     let pool = node.functions.clone().get_pool(request).await;
-    let template = pool.map_err(|status| pools::refused(&status))?.into_inner().template;
+    let template = pool.map_err(Error::plane)?.into_inner().template;
     let Some(vf_v1::template::Kind::Nic(nic)) = template.and_then(|template| template.kind) else {
         return Ok(None);
     };

@@ -50,7 +50,7 @@ pub(super) async fn take(
             Err(status) => status,
         };
         if begun.elapsed() >= PATIENCE || !comes_back(node, wish, &status).await {
-            return Err(refused(&status));
+            return Err(Error::plane(status));
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -90,10 +90,7 @@ fn is_passed_on(vf: &vf_v1::Vf) -> bool {
 /// Gives a function back. One that the pod does not have is no error.
 pub(super) async fn give_back(node: &Node, id: &str, pool: &str, number: u32) -> Result<()> {
     let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner: owner(id, number) };
-    match node.functions.clone().r#return(request).await {
-        Err(status) if status.code() != Code::NotFound => Err(refused(&status)),
-        _ => Ok(()),
-    }
+    Error::unless_gone(node.functions.clone().r#return(request).await)
 }
 
 /// Returns whether the functions that a guest has are still its pod's. Somebody else may have one
@@ -107,7 +104,7 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
         let pool = match node.functions.clone().get_pool(request).await {
             Ok(pool) => pool.into_inner(),
             Err(status) if status.code() == Code::NotFound => return Ok(false),
-            Err(status) => return Err(refused(&status)),
+            Err(status) => return Err(Error::plane(status)),
         };
         if !pool.vfs.iter().any(|vf| is_given(vf, given, &record.id)) {
             return Ok(false);
@@ -138,18 +135,7 @@ pub fn sockets(record: &Record) -> impl Iterator<Item = PathBuf> {
 pub async fn reconcile(node: &Node) {
     let live = node.list().into_iter().filter(|sandbox| sandbox.state().is_live());
     let ids = live.flat_map(|sandbox| sandbox.look(ids)).collect();
-    let request = vf_v1::ReconcileRequest { kind: POD.to_owned(), ids };
-    match node.functions.clone().reconcile(request).await {
-        Ok(reply) => {
-            let returned = reply.into_inner().returned;
-            if !returned.is_empty() {
-                tracing::info!(?returned, "functions of pods that are gone");
-            }
-        }
-        Err(status) => {
-            tracing::warn!(error = status.message(), "functions of pods that are gone stay");
-        }
-    }
+    node.reconcile_functions("pods", POD, ids).await;
 }
 
 /// Returns the ids of the owners that a pod is of the functions that its guest has.
@@ -168,10 +154,6 @@ fn owner_id(sandbox: &str, number: u32) -> String {
 
 fn owner(sandbox: &str, number: u32) -> String {
     format!("{POD}:{}", owner_id(sandbox, number))
-}
-
-pub(super) fn refused(status: &Status) -> Error {
-    Error::Plane(status.message().to_owned())
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ async fn copy_disk(node: &Node, record: &Record, nsid: u32, path: PathBuf) -> Re
     let (endpoint_id, path) = (record.id.clone(), path.to_string_lossy().into_owned());
     let request = plane_v1::CopyDiskRequest { endpoint_id, nsid, path };
     let copied = node.plane.clone().copy_disk(request).await;
-    copied.map(drop).map_err(|status| Error::Plane(status.message().to_owned()))
+    copied.map(drop).map_err(Error::plane)
 }
 
 /// Copies a file of the node's own directories with its holes. May take a while.

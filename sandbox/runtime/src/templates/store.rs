@@ -125,7 +125,7 @@ impl Templates {
         if !memories.has(&name) {
             let request = plane_v1::AddTemplateRequest { name: name.clone(), path };
             let added = self.plane.clone().add_template(request).await;
-            added.map_err(|status| Error::Plane(status.message().to_owned()))?;
+            added.map_err(Error::plane)?;
         }
         memories.add(name);
         Ok(())
