@@ -24,7 +24,7 @@ pub async fn device_plugin(config: &Config, args: &DevicePluginArgs) -> Result<i
     }
     let devices = list(&settings).await?;
     if args.json {
-        crate::say!("{}", serde_json::to_string_pretty(&as_json(&devices))?);
+        crate::out::json(&as_json(&devices))?;
     } else {
         let rows: Vec<_> = devices.keys().map(|pool| row(&devices, pool)).collect();
         let header = ["RESOURCE", "FUNCTIONS", "HEALTHY", "READY"];

@@ -23,8 +23,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
             let reply = plane.list_disks(v1::ListDisksRequest {}).await;
             let disks = reply.map_err(refused)?.into_inner().disks;
             if *json {
-                let all: Vec<_> = disks.iter().map(as_json).collect();
-                crate::say!("{}", serde_json::to_string_pretty(&all)?);
+                crate::out::json(&disks.iter().map(as_json).collect::<Vec<_>>())?;
             } else {
                 let rows: Vec<_> = disks.iter().map(row).collect();
                 let header = ["NAME", "KIND", "SIZE", "BLOCK", "USED BY", "PATH"];

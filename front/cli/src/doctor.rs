@@ -64,10 +64,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         daemon(config),
     ];
     if args.json {
-        crate::say!(
-            "{}",
-            serde_json::to_string_pretty(&findings.iter().map(json).collect::<Vec<_>>())?
-        );
+        crate::out::json(&findings.iter().map(json).collect::<Vec<_>>())?;
     } else {
         let rows: Vec<_> = findings.iter().map(row).collect();
         crate::out::print(format_args!("{}", table(["CHECK", "", "FOUND", "MEND IT WITH"], &rows)));

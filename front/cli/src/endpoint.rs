@@ -24,8 +24,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
             let reply = plane.list_endpoints(v1::ListEndpointsRequest {}).await;
             let endpoints = reply.map_err(refused)?.into_inner().endpoints;
             if *json {
-                let all: Vec<_> = endpoints.iter().map(as_json).collect();
-                crate::say!("{}", serde_json::to_string_pretty(&all)?);
+                crate::out::json(&endpoints.iter().map(as_json).collect::<Vec<_>>())?;
             } else {
                 let rows: Vec<_> = endpoints.iter().map(row).collect();
                 let header =

@@ -120,7 +120,7 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
             crate::say!("{}", cache.import(&source, name, taken, Fetch::new()).await?.digest);
         }
         ImageCommand::Ls { json: true } => {
-            crate::say!("{}", serde_json::to_string_pretty(&json(&images(config, &cache)?)?)?);
+            crate::out::json(&json(&images(config, &cache)?)?)?;
         }
         ImageCommand::Ls { json: false } => {
             crate::out::print(format_args!("{}", listing(&images(config, &cache)?)))

@@ -40,8 +40,7 @@ pub async fn ps(mut client: SandboxClient, args: &PsArgs) -> Result<i32> {
 /// They cannot be written as JSON.
 pub fn print_list(sandboxes: &[v1::Sandbox], as_json: bool) -> Result<()> {
     if as_json {
-        let all: Vec<_> = sandboxes.iter().map(json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        crate::out::json(&sandboxes.iter().map(json).collect::<Vec<_>>())?;
         return Ok(());
     }
     let mut rows = Vec::new();
@@ -338,7 +337,7 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
         let reply = client.inspect(named(name)).await.map_err(refused)?;
         all.push(serde_json::from_str::<serde_json::Value>(&reply.into_inner().json)?);
     }
-    crate::say!("{}", serde_json::to_string_pretty(&all)?);
+    crate::out::json(&all)?;
     Ok(0)
 }
 
@@ -348,7 +347,7 @@ pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32>
     let reply = client.update(request).await.map_err(refused)?;
     let sandbox = reply.into_inner().sandbox.unwrap_or_default();
     if args.json {
-        crate::say!("{}", serde_json::to_string_pretty(&json(&sandbox))?);
+        crate::out::json(&json(&sandbox))?;
     } else {
         crate::say!("{}", sandbox.name);
     }

@@ -29,8 +29,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
             let reply = networks.list_networks(v1::ListNetworksRequest {}).await;
             let all = reply.map_err(refused)?.into_inner().networks;
             if *json {
-                let all: Vec<_> = all.iter().map(as_json).collect();
-                crate::say!("{}", serde_json::to_string_pretty(&all)?);
+                crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
             } else {
                 let rows: Vec<_> = all.iter().map(row).collect();
                 let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
@@ -58,7 +57,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
                 let reply = networks.get_network(request).await.map_err(refused)?;
                 all.push(as_json(reply.get_ref()));
             }
-            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            crate::out::json(&all)?;
         }
     }
     Ok(0)

@@ -28,6 +28,12 @@ pub fn draw(text: std::fmt::Arguments<'_>) {
     }
 }
 
+/// Prints a value on standard output, as indented JSON.
+pub fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(format_args!("{}\n", serde_json::to_string_pretty(value)?));
+    Ok(())
+}
+
 /// Prints one line about an error on standard error, whoever worded the error.
 pub fn complain(error: &anyhow::Error) {
     eprintln!("slipway: {}", error_line(error));

@@ -15,7 +15,7 @@ pub async fn pool(node: &NodeArgs, config: &Config, args: &PoolArgs) -> Result<i
     let reply = plane.get_pool(v1::GetPoolRequest {}).await;
     let pool = reply.map_err(refused)?.into_inner().pool;
     if args.json {
-        crate::say!("{}", serde_json::to_string_pretty(&pool.as_ref().map(as_json))?);
+        crate::out::json(&pool.as_ref().map(as_json))?;
         return Ok(0);
     }
     match pool {

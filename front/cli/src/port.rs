@@ -50,8 +50,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PortCommand) ->
         }
     }
     if *json {
-        let all: Vec<_> = ports.iter().map(as_json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        crate::out::json(&ports.iter().map(as_json).collect::<Vec<_>>())?;
     } else if is_list {
         let rows: Vec<_> = ports.iter().map(address_row).collect();
         let header = ["NETWORK", "PORT", "NAME", "MAC", "ADDRESSES", "LINK", "SETTINGS"];
@@ -129,7 +128,7 @@ async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i
         };
         found.push(as_json(port));
     }
-    crate::say!("{}", serde_json::to_string_pretty(&found)?);
+    crate::out::json(&found)?;
     Ok(0)
 }
 

@@ -38,7 +38,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &SnapshotCommand
             let all = list(node, config).await?;
             let found = names.iter().map(|name| find(&all, name).map(as_json));
             let found = found.collect::<Result<Vec<_>>>()?;
-            crate::say!("{}", serde_json::to_string_pretty(&found)?);
+            crate::out::json(&found)?;
         }
     }
     Ok(0)
@@ -134,8 +134,7 @@ fn find<'a>(all: &'a [v1::Snapshot], name: &str) -> Result<&'a v1::Snapshot> {
 
 fn show(all: &[v1::Snapshot], json: bool) -> Result<()> {
     if json {
-        let all: Vec<_> = all.iter().map(as_json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
         return Ok(());
     }
     let rows: Vec<_> = all.iter().map(row).collect();

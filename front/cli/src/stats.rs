@@ -30,8 +30,7 @@ pub async fn stats(mut client: SandboxClient, args: &StatsArgs) -> Result<i32> {
     loop {
         let rows = measure(&mut client, &args.names).await?;
         if args.json {
-            let all: Vec<_> = rows.iter().map(stats_json).collect();
-            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            crate::out::json(&rows.iter().map(stats_json).collect::<Vec<_>>())?;
         } else {
             if args.follow && std::io::stdout().is_terminal() {
                 // Escape sequences: cursor home, clear the screen.

@@ -43,8 +43,7 @@ async fn list(node: &NodeArgs, config: &Config, json: bool) -> Result<()> {
     let listed = client.list(v1::Empty {}).await.map_err(refused)?;
     let all = listed.into_inner().templates;
     if json {
-        let all: Vec<_> = all.iter().map(as_json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
         return Ok(());
     }
     let rows: Vec<_> = all.iter().map(row).collect();

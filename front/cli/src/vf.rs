@@ -26,7 +26,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
             for name in pools {
                 all.push(as_json(&pool(&mut client, name).await?));
             }
-            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            crate::out::json(&all)?;
         }
         VfCommand::Take { pool, owner, json } => {
             let (pool, owner) = (pool.clone(), owner.clone());
@@ -37,7 +37,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
                 let lease = serde_json::json!({
                     "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
                 });
-                crate::say!("{}", serde_json::to_string_pretty(&lease)?);
+                crate::out::json(&lease)?;
             } else {
                 crate::say!("{number} {socket_path}");
             }
@@ -189,8 +189,7 @@ async fn list(client: &mut VfClient, json: bool) -> Result<()> {
     let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
     let pools = reply.map_err(refused)?.into_inner().pools;
     if json {
-        let all: Vec<_> = pools.iter().map(as_json).collect();
-        crate::say!("{}", serde_json::to_string_pretty(&all)?);
+        crate::out::json(&pools.iter().map(as_json).collect::<Vec<_>>())?;
     } else {
         let rows: Vec<_> = pools.iter().map(row).collect();
         let header =

@@ -161,7 +161,7 @@ impl PktgenRun {
                 "total": total,
                 "every": every,
             });
-            crate::say!("{}", serde_json::to_string_pretty(&all)?);
+            crate::out::json(&all)?;
         } else {
             crate::say!("{}", self.summary(&total));
         }

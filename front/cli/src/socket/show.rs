@@ -39,7 +39,7 @@ fn guests(report: &Report) -> String {
 pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
     let report = report(socket)?;
     if args.json {
-        crate::say!("{}", serde_json::to_string_pretty(&report)?);
+        crate::out::json(&report)?;
         return Ok(0);
     }
     let rows = report.families.iter().map(|family| {
