@@ -1,17 +1,21 @@
 //! The report for people.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "links")]
 use slipway_link::SharesView;
+use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Reply;
 use slipway_sgiov_spec::table::entry;
 
+use super::connection::End;
+use super::family::Family;
 use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::{ip, show};
+use crate::peer::NamespaceId;
 #[cfg(feature = "links")]
 use crate::remote::Remote;
 
@@ -58,7 +62,7 @@ pub struct Reloads {
 }
 
 /// A network namespace, or a tenant of guests.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
     /// The policy's name of it, or the kernel's, as `net:[4026531840]`.
     pub name: String,
@@ -128,137 +132,168 @@ pub struct ConnectionReport {
     pub received: u64,
 }
 
+/// The user and the network namespace whose families a report shows, or `None` for all of them.
+#[derive(Clone, Copy)]
+struct Scope(Option<(NamespaceId, u32)>);
+
+impl Scope {
+    fn has(self, family: &Family) -> bool {
+        self.0.is_none_or(|own| own == (family.peer.namespace, family.peer.uid))
+    }
+}
+
 impl Broker {
     pub(super) fn report_to(&mut self, client: u32) -> Result<Outcome, Errno> {
         let client = self.clients.get(client).ok_or(Errno::INVAL)?;
         let peer = &client.peer;
-        let only = (!client.administers).then_some((peer.namespace, peer.uid));
-        let json = serde_json::to_vec(&self.report(only)).map_err(lack)?;
+        let scope = Scope((!client.administers).then_some((peer.namespace, peer.uid)));
+        let json = serde_json::to_vec(&self.report(scope)).map_err(lack)?;
         let file = crate::sealed::write("slipway-report", &json).map_err(lack)?;
         let reply = Reply::Report { bytes: json.len() as u64 };
         Ok(Outcome::Answer(reply, vec![Arc::new(file)]))
     }
 
-    /// Makes the report: all of it for the administrator, or the part of one tenant and user.
-    fn report(&mut self, only: Option<(crate::peer::NamespaceId, u32)>) -> Report {
-        let shown = |family: &super::Family| {
-            only.is_none_or(|(space, uid)| family.peer.namespace == space && family.peer.uid == uid)
-        };
-        let mut report = Report {
-            links: if only.is_none() { self.links.iter().count() } else { 0 },
-            // An error quotes the policy.
-            reloads: if only.is_none() { self.reloads.clone() } else { Reloads::default() },
-            ..Report::default()
-        };
+    fn report(&mut self, scope: Scope) -> Report {
+        let families = self.families.iter().filter(|(_, family)| scope.has(family));
+        let families: Vec<(u32, FamilyReport)> =
+            families.map(|(_, family)| (family.namespace, self.family_report(family))).collect();
+        let listeners = self.listeners_in(scope);
+        let (connections, connections_in_all) = self.connections_in(scope);
+        let mut report = Report { listeners, connections, connections_in_all, ..Report::default() };
+        if scope.0.is_none() {
+            self.add_for_administrator(&mut report);
+        }
+        report.tenants.extend(self.tenants_of_families(scope, &families));
+        report.tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        report.families = families.into_iter().map(|(_, family)| family).collect();
+        report
+    }
+
+    /// Adds what only the administrator is told. The error of a reload quotes the policy.
+    fn add_for_administrator(&mut self, report: &mut Report) {
+        report.links = self.links.iter().count();
+        report.reloads = self.reloads.clone();
         #[cfg(feature = "guests")]
-        if only.is_none()
-            && let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref())
-        {
+        if let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref()) {
             report.guests = guests.report();
             report.tenants = tenants_of(&report.guests);
         }
-        let mut totals = std::collections::HashMap::<u32, (u64, u64)>::new();
-        for (_, family) in self.families.iter().filter(|(_, family)| shown(family)) {
-            let (sent, received) = family.totals();
-            let total = totals.entry(family.namespace).or_default();
-            *total = (total.0.wrapping_add(sent), total.1.wrapping_add(received));
-            report.families.push(FamilyReport {
-                pid: family.peer.pid,
-                program: program(family.peer.pid),
-                uid: family.peer.uid,
-                tenant: self.tenant_name(family.namespace),
-                processes: family.members.len(),
-                endpoints: family.entries().count(),
-                sent,
-                received,
-            });
+        #[cfg(feature = "links")]
+        {
+            report.shares = self.remote.as_mut().and_then(|remote| remote.shares());
         }
-        for (_, listener) in self.listeners.iter() {
-            let Some(family) = self.families.get(listener.family).filter(|family| shown(family))
-            else {
-                continue;
-            };
-            if report.listeners.len() >= LISTED {
-                break;
-            }
-            report.listeners.push(ListenerReport {
+    }
+
+    fn family_report(&self, family: &Family) -> FamilyReport {
+        let (sent, received) = family.totals();
+        FamilyReport {
+            pid: family.peer.pid,
+            program: program(family.peer.pid),
+            uid: family.peer.uid,
+            tenant: self.tenant_name(family.namespace),
+            processes: family.members.len(),
+            endpoints: family.entries().count(),
+            sent,
+            received,
+        }
+    }
+
+    /// Returns the listeners in `scope`, up to [`LISTED`] of them.
+    fn listeners_in(&self, scope: Scope) -> Vec<ListenerReport> {
+        let listeners = self.listeners.iter().filter_map(|(_, listener)| {
+            let family = self.families.get(listener.family).filter(|family| scope.has(family))?;
+            Some(ListenerReport {
                 address: show(&listener.at),
                 pid: family.peer.pid,
                 tenant: self.tenant_name(listener.namespace),
                 waiting: listener.queue.len(),
                 backlog: listener.backlog,
-            });
-        }
-        for number in self.of(only) {
-            let Some(connection) = self.connections.get(number) else { continue };
-            let ends = [
-                connection.end(connection.connector),
-                connection.end(connection.connector.other()),
-            ];
-            let family = |party: Party| match party {
-                Party::Family(number) => self.families.get(number),
-                Party::Engine | Party::Gone => None,
-            };
-            let [from, to] = ends.map(|end| family(end.party).filter(|_| !end.closed));
-            if ![from, to].into_iter().flatten().any(shown) {
-                continue;
-            }
-            report.connections_in_all += 1;
-            if report.connections.len() >= LISTED {
-                continue;
-            }
-            // The counters of a closed end are taken from the other end.
-            let word = |mine: usize, theirs: usize| match (from, to) {
-                (Some(family), _) => family.table.word(ends[0].entry, mine),
-                (None, Some(family)) => family.table.word(ends[1].entry, theirs),
-                (None, None) => 0,
-            };
-            report.connections.push(ConnectionReport {
-                from: show(&ends[0].local),
-                from_pid: from.map_or(0, |family| family.peer.pid),
-                to: show(&ends[1].local),
-                to_pid: to.map_or(0, |family| family.peer.pid),
-                sent: word(entry::SENT, entry::RECEIVED),
-                received: word(entry::RECEIVED, entry::SENT),
-            });
-        }
-        for (number, (sent, received)) in totals {
-            let name = self.tenant_name(number);
-            let Some(space) = self.namespaces.get_mut(number) else { continue };
-            let addresses = space.addresses();
-            let text =
-                |own: &[u8; 16]| ip(&slipway_sgiov_spec::Address { ip: *own, port: 0 }).to_string();
-            report.tenants.push(TenantReport {
-                name,
-                addresses: addresses.iter().map(text).collect(),
-                families: space.families,
-                endpoints: space.endpoints,
-                sent: sent.wrapping_add(if only.is_none() { space.past.0 } else { 0 }),
-                received: received.wrapping_add(if only.is_none() { space.past.1 } else { 0 }),
-            });
-        }
-        #[cfg(feature = "links")]
-        if only.is_none() {
-            report.shares = self.remote.as_mut().and_then(|remote| remote.shares());
-        }
-        report.tenants.sort_by(|a, b| a.name.cmp(&b.name));
-        report
+            })
+        });
+        listeners.take(LISTED).collect()
     }
 
-    /// Returns the connections of the families in a report. It does not look at all connections for
-    /// a report of few families, since any program may ask often.
-    fn of(&self, only: Option<(crate::peer::NamespaceId, u32)>) -> BTreeSet<u32> {
-        let Some((space, uid)) = only else {
+    /// Returns the connections in `scope`, up to [`LISTED`] of them, and the number of all.
+    fn connections_in(&self, scope: Scope) -> (Vec<ConnectionReport>, usize) {
+        let (mut listed, mut in_all) = (Vec::new(), 0);
+        for number in self.numbers_in(scope) {
+            let Some(connection) = self.connections.get(number) else { continue };
+            let connector = connection.connector;
+            let ends = [connector, connector.other()].map(|side| connection.end(side));
+            let families = ends.map(|end| match end.party {
+                Party::Family(number) if !end.closed => self.families.get(number),
+                _ => None,
+            });
+            if !families.into_iter().flatten().any(|family| scope.has(family)) {
+                continue;
+            }
+            in_all += 1;
+            if listed.len() < LISTED {
+                listed.push(connection_report(ends, families));
+            }
+        }
+        (listed, in_all)
+    }
+
+    /// Returns the numbers of the connections of the families in `scope`. It does not look at all
+    /// connections for a report of few families, since any program may ask often.
+    fn numbers_in(&self, scope: Scope) -> BTreeSet<u32> {
+        if scope.0.is_none() {
             return self.connections.iter().map(|(number, _)| number).collect();
+        }
+        let families = self.families.iter().filter(|(_, family)| scope.has(family));
+        families.flat_map(|(_, family)| family.entries().map(|(_, number, _)| number)).collect()
+    }
+
+    /// Returns the tenants of `families`, each of which has the number of its namespace with it.
+    fn tenants_of_families(
+        &mut self,
+        scope: Scope,
+        families: &[(u32, FamilyReport)],
+    ) -> Vec<TenantReport> {
+        let mut totals = HashMap::<u32, (u64, u64)>::new();
+        for (namespace, family) in families {
+            let (sent, received) = totals.entry(*namespace).or_default();
+            *sent = sent.wrapping_add(family.sent);
+            *received = received.wrapping_add(family.received);
+        }
+        let text = |own: &[u8; 16]| ip(&Address { ip: *own, port: 0 }).to_string();
+        let tenant = |(namespace, (sent, received)): (u32, (u64, u64))| {
+            let space = self.namespaces.get_mut(namespace)?;
+            let past = if scope.0.is_none() { space.past } else { (0, 0) };
+            Some(TenantReport {
+                name: space.name(),
+                addresses: space.addresses().iter().map(text).collect(),
+                families: space.families,
+                endpoints: space.endpoints,
+                sent: sent.wrapping_add(past.0),
+                received: received.wrapping_add(past.1),
+            })
         };
-        let shown =
-            |family: &&super::Family| family.peer.namespace == space && family.peer.uid == uid;
-        let families = self.families.iter().map(|(_, family)| family).filter(shown);
-        families.flat_map(|family| family.entries().map(|(_, number, _)| number)).collect()
+        totals.into_iter().filter_map(tenant).collect()
     }
 
     fn tenant_name(&self, namespace: u32) -> String {
         self.namespaces.get(namespace).map_or_else(String::new, crate::namespace::Namespace::name)
+    }
+}
+
+/// Reports a connection of which each end is open in one of `families`, or is not here.
+fn connection_report([from, to]: [&End; 2], families: [Option<&Family>; 2]) -> ConnectionReport {
+    // The counters of a closed end are taken from the other end.
+    let word = |mine: usize, theirs: usize| match families {
+        [Some(family), _] => family.table.word(from.entry, mine),
+        [None, Some(family)] => family.table.word(to.entry, theirs),
+        [None, None] => 0,
+    };
+    let [from_pid, to_pid] = families.map(|family| family.map_or(0, |family| family.peer.pid));
+    ConnectionReport {
+        from: show(&from.local),
+        from_pid,
+        to: show(&to.local),
+        to_pid,
+        sent: word(entry::SENT, entry::RECEIVED),
+        received: word(entry::RECEIVED, entry::SENT),
     }
 }
 
@@ -267,14 +302,8 @@ impl Broker {
 fn tenants_of(guests: &[crate::GuestReport]) -> Vec<TenantReport> {
     let mut tenants = std::collections::BTreeMap::<&str, TenantReport>::new();
     for guest in guests {
-        let tenant = tenants.entry(&guest.tenant).or_insert_with(|| TenantReport {
-            name: guest.tenant.clone(),
-            addresses: Vec::new(),
-            families: 0,
-            endpoints: 0,
-            sent: 0,
-            received: 0,
-        });
+        let new = || TenantReport { name: guest.tenant.clone(), ..TenantReport::default() };
+        let tenant = tenants.entry(&guest.tenant).or_insert_with(new);
         tenant.addresses.extend_from_slice(&guest.addresses);
         tenant.families += 1;
         tenant.endpoints += u32::try_from(guest.streams).unwrap_or(u32::MAX);
