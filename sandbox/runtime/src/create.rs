@@ -160,7 +160,7 @@ impl Node {
         let asked = if spec.cpus == 0 { self.config.cpus } else { spec.cpus };
         let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
         let memory_bytes = memory(spec.memory_bytes, self.config.memory_bytes)?;
-        let max_memory_bytes = resize::most_of_new(memory_bytes, spec.max_memory_bytes, of_host())?;
+        let max_memory_bytes = resize::of_new(memory_bytes, spec.max_memory_bytes, of_host())?;
         Ok(Record {
             settings,
             pod: spec.makes_pod,

@@ -77,7 +77,7 @@ pub(crate) async fn change_to(
 
 /// Returns the most memory in bytes that a pod which begins with `begin` bytes can have by a
 /// setting of `percent`, with whole 128 MiB of room: `begin` if there is no room.
-pub(crate) fn most_of_pod(begin: u64, percent: u32, host: u64) -> u64 {
+pub(crate) fn of_pod(begin: u64, percent: u32, host: u64) -> u64 {
     let more = u64::from(percent.saturating_sub(100));
     let wanted = (begin / 100).saturating_mul(more).min(MOST_ROOM).next_multiple_of(ROOM_UNIT);
     let free = host.saturating_sub(begin);
@@ -89,7 +89,7 @@ pub(crate) fn most_of_pod(begin: u64, percent: u32, host: u64) -> u64 {
 ///
 /// # Errors
 /// [`Error::Invalid`].
-pub(crate) fn most_of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
+pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
     if asked == 0 {
         return Ok(begin);
     }
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn room_is_whole_units_within_the_host() {
-        let of = |begin: u64, most: u64| most_of_new(begin * MIB, most * MIB, 1 << 40);
+        let of = |begin: u64, most: u64| of_new(begin * MIB, most * MIB, 1 << 40);
         assert_eq!(of(256, 0).unwrap(), 256 * MIB);
         assert_eq!(of(256, 256).unwrap(), 256 * MIB);
         assert_eq!(of(256, 257).unwrap(), 384 * MIB);
@@ -362,15 +362,14 @@ mod tests {
         let refused = |outcome: Result<u64>| outcome.unwrap_err().to_string();
         assert!(refused(of(256, 255)).contains("255 MiB is less than the 256 MiB"));
         assert!(refused(of(256, 300 << 10)).contains("at most 256 GiB beside"));
-        let small = most_of_new(256 * MIB, 512 * MIB, 400 * MIB);
+        let small = of_new(256 * MIB, 512 * MIB, 400 * MIB);
         assert!(refused(small).contains("more than this host has, 400 MiB"));
-        assert!(refused(most_of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
+        assert!(refused(of_new(MIB, u64::MAX, u64::MAX)).contains("at most 256 GiB"));
     }
 
     #[test]
     fn a_pod_has_room_by_the_setting_within_the_host() {
-        let of =
-            |begin: u64, percent, host: u64| most_of_pod(begin * MIB, percent, host * MIB) / MIB;
+        let of = |begin: u64, percent, host: u64| of_pod(begin * MIB, percent, host * MIB) / MIB;
         assert_eq!(of(256, 200, 1 << 20), 512);
         assert_eq!(of(192, 200, 1 << 20), 448, "whole 128 MiB");
         for percent in [0, 99, 100] {

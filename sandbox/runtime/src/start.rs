@@ -261,8 +261,7 @@ async fn begin_memory(
 /// There is no VMM for the pod, or its boot files cannot be made.
 async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
     let record = sandbox.record();
-    let percent = node.config.pod_max_memory_percent;
-    let most = resize::most_of_pod(record.memory_bytes, percent, of_host());
+    let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
     if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
         return Ok(());
     }
