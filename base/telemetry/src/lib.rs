@@ -1,4 +1,4 @@
-//! Time and what is learnt from it: clocks that tests can turn, timelines of stages.
+//! Time and what is learnt from it: clocks that tests can turn, timelines of stages, traces.
 //!
 //! - [`Clock`]: the time a device or a decorator sees; [`ManualClock`] is turned by hand, so that
 //!   device tests run in virtual time.
@@ -6,14 +6,16 @@
 //!   axis that all processes share.
 //! - [`Timeline`]: the stages of one start, on a shared time axis.
 //! - [`Histogram`]: counts of values by size, for percentiles.
+//! - [`trace`]: spans of calls and their parts, for OpenTelemetry.
 //!
 //! Dependencies: `serde`, since timelines and histograms are printed and kept as JSON; `rustix`
-//! for the kernel's clock.
+//! for the kernel's clock and random ids.
 #![allow(unsafe_code)] // reading the processor's time stamp counter
 
 mod clock;
 mod histogram;
 mod timeline;
+pub mod trace;
 mod tsc;
 
 pub use clock::{Clock, ManualClock, MonotonicClock, monotonic_ns};
