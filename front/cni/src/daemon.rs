@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use slipway_plane_api::{NetworkClient, network_v1 as v1};
+use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::network_v1::networks_client::NetworksClient;
+use slipway_plane_api::trace::Caller;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::configuration::Configuration;
@@ -17,16 +21,20 @@ const DATA_DIR: &str = "/var/lib/slipway";
 /// The longest time for a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The client of the networks. The runtime's place in its trace goes with each call.
+type Client = NetworksClient<InterceptedService<Channel, Caller>>;
+
 /// The daemon, by its directories.
 pub struct Daemon {
     run_dir: PathBuf,
     data_dir: PathBuf,
+    caller: Caller,
     runtime: tokio::runtime::Runtime,
 }
 
 /// A connection to the daemon.
 pub struct Connection<'a> {
-    client: NetworkClient,
+    client: Client,
     daemon: &'a Daemon,
 }
 
@@ -47,6 +55,7 @@ impl Daemon {
         Ok(Self {
             run_dir: dir(&configuration.run_dir, &environment.run_dir, RUN_DIR),
             data_dir: dir(&configuration.data_dir, &environment.data_dir, DATA_DIR),
+            caller: Caller::of(environment.trace.as_deref()),
             runtime,
         })
     }
@@ -73,7 +82,8 @@ impl Daemon {
                 ),
             )
         })?;
-        Ok(Connection { client: NetworkClient::new(channel), daemon: self })
+        let client = NetworksClient::with_interceptor(channel, self.caller.clone());
+        Ok(Connection { client, daemon: self })
     }
 }
 
@@ -82,7 +92,7 @@ impl Connection<'_> {
     ///
     /// # Errors
     /// [`Failure`] as of [`failure`].
-    pub fn call<T, F>(&self, call: impl FnOnce(NetworkClient) -> F) -> Result<T, Failure>
+    pub fn call<T, F>(&self, call: impl FnOnce(Client) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {

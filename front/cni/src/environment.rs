@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use slipway_plane_api::attachments;
+use slipway_plane_api::{attachments, trace};
 
 use crate::failure::{Code, Failure};
 
@@ -73,6 +73,8 @@ pub struct Environment {
     pub run_dir: Option<OsString>,
     /// As `run_dir`: the directory of the daemon's state.
     pub data_dir: Option<OsString>,
+    /// The runtime's place in its trace, if it says one.
+    pub trace: Option<OsString>,
 }
 
 impl Environment {
@@ -83,7 +85,10 @@ impl Environment {
     pub fn of(variables: impl Iterator<Item = (OsString, OsString)>) -> Result<Self, Failure> {
         let mut all = std::collections::BTreeMap::new();
         let ours = |name: &OsString| {
-            name.to_str().is_some_and(|n| n.starts_with("CNI_") || n.starts_with("SLIPWAY_"))
+            let is_ours = |name: &str| {
+                name.starts_with("CNI_") || name.starts_with("SLIPWAY_") || name == trace::VARIABLE
+            };
+            name.to_str().is_some_and(is_ours)
         };
         all.extend(variables.filter(|(name, value)| ours(name) && !value.is_empty()));
         let mut take = |name: &str| all.remove(std::ffi::OsStr::new(name));
@@ -109,6 +114,7 @@ impl Environment {
             path: take("CNI_PATH").unwrap_or_default(),
             run_dir: take("SLIPWAY_RUN_DIR"),
             data_dir: take("SLIPWAY_DATA_DIR"),
+            trace: take(trace::VARIABLE),
         };
         found.check()?;
         Ok(found)
@@ -168,10 +174,12 @@ mod tests {
     #[test]
     fn parameters_are_found() {
         let args = ("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME=web-1;X");
-        let found = parse(&[&ADD[..], &[args, ("CNI_PATH", "/a:/b")]].concat()).unwrap();
+        let more = [args, ("CNI_PATH", "/a:/b"), ("TRACEPARENT", "any"), ("TRACE", "other")];
+        let found = parse(&[&ADD[..], &more].concat()).unwrap();
         assert_eq!((found.command, found.name.as_str()), (Command::Add, "web-1"));
         assert_eq!((found.container.as_str(), found.interface.as_str()), ("c1", "eth0"));
         assert_eq!(found.path, "/a:/b");
+        assert_eq!(found.trace, Some(OsString::from("any")));
         // DEL needs no namespace, and the others no container.
         let mut del = ADD[..3].to_vec();
         del[0].1 = "DEL";

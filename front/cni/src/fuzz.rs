@@ -1,5 +1,7 @@
 //! The body of the fuzz target.
 
+use slipway_plane_api::trace::Caller;
+
 use crate::configuration::{Configuration, version};
 use crate::environment::Environment;
 use crate::failure::Failure;
@@ -9,7 +11,7 @@ use crate::ipam;
 const LONGEST: usize = 4096;
 
 /// Takes `data` for the environment's values, each up to a zero byte, and the configuration after
-/// them.
+/// them, which stands for the runtime's place in a trace as well.
 pub fn operation(data: &[u8]) {
     const NAMES: [&str; 5] =
         ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_ARGS"];
@@ -27,6 +29,7 @@ pub fn operation(data: &[u8]) {
         .collect();
     let input = parts.next().unwrap_or_default();
     let _ = version(input);
+    place_in_trace(input);
     if let Ok(chosen) = ipam::parse("any", input) {
         assert!(!chosen.addresses.is_empty());
     }
@@ -51,5 +54,15 @@ pub fn operation(data: &[u8]) {
             }
         }
         Err(failure) => one_line(&failure),
+    }
+}
+
+/// Makes the metadata of a place in a trace, which is read as it is written.
+fn place_in_trace(value: &[u8]) {
+    use std::os::unix::ffi::OsStrExt;
+    let request = Caller::of(Some(std::ffi::OsStr::from_bytes(value))).request(());
+    for (_, value) in request.metadata().clone().into_headers() {
+        let value = std::ffi::OsStr::from_bytes(value.as_bytes());
+        assert!(!Caller::of(Some(value)).request(()).metadata().is_empty());
     }
 }

@@ -14,6 +14,7 @@ pub mod attachments;
 pub mod device;
 pub mod functions;
 pub mod histogram;
+pub mod trace;
 
 /// Messages, client and server of the plane's service.
 #[allow(missing_docs)] // generated; the comments are in the .proto file

@@ -75,7 +75,7 @@ fn hexadecimal<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
 
 /// Returns a random id.
 fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
+    let mut bytes = [0_u8; N];
     // Fails only before the kernel has random bits, which it has when a program of a node runs.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     // Zeros stand for no id.
