@@ -103,6 +103,9 @@ pub struct NodeArgs {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a command in a new sandbox
+    ///
+    /// With TRACEPARENT in the environment (W3C Trace Context), as with `slipway exec` and `slipway
+    /// pod`, the daemon's trace of the start is a part of the caller's trace.
     #[command(visible_alias = "r")]
     Run(Box<RunArgs>),
     /// List sandboxes

@@ -19,6 +19,7 @@ use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
+use slipway_runtime::traces::{self, Collector};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::snapshots_server::SnapshotsServer;
 use slipway_runtime::v1::templates_server::TemplatesServer;
@@ -26,6 +27,7 @@ use slipway_runtime::{
     Config, Node, Parts, Service, SnapshotService, TemplateService, check_layers, layers_of_node,
     old_layers,
 };
+use slipway_telemetry::trace::Tracer;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -101,6 +103,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let Some(_locks) = locks else { return Ok(0) };
     raise_descriptor_limit();
     check_settings(&config)?;
+    let collector = Collector::find(&config, |name| std::env::var(name).ok())?;
     let listener = listen_unseen(&config)?;
     if let Err(error) = old_layers::close(&config.cache_dir()) {
         tracing::warn!(%error, "other users can lock volatile layers");
@@ -108,7 +111,7 @@ pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let plane = plane(&config, poll_budget, mode)?;
     let _pool = serve_pool(&config, &plane)?;
     let signals = Signals::catch()?;
-    let served = Served::open(&config, plane, mode).await?;
+    let served = Served::open(&config, plane, traces::start(collector), mode).await?;
     let networks = Arc::clone(&served.networks);
     serve_clients(served, &config, listener, mode, signals).await?;
     networks.close().await;
@@ -280,6 +283,7 @@ async fn open_node(
     config: &Config,
     (plane, functions): (&Plane, &VirtualFunctions),
     networks: &Arc<Networks>,
+    tracer: &Tracer,
     mode: Mode,
 ) -> Result<Arc<Node>> {
     let vmms = vmms(config)?;
@@ -292,6 +296,7 @@ async fn open_node(
         hypervisor: Arc::new(vmms),
         boot: Arc::new(Installed(config.clone())),
         images: image::cache(config)?,
+        tracer: tracer.clone(),
         keeps: mode.keeps(),
     };
     Ok(Node::open(config.clone(), parts).await?)
@@ -303,22 +308,24 @@ struct Served {
     functions: VirtualFunctions,
     networks: Arc<Networks>,
     node: Arc<Node>,
+    tracer: Tracer,
 }
 
 impl Served {
-    /// Opens what is served beside the plane.
-    async fn open(config: &Config, plane: Plane, mode: Mode) -> Result<Self> {
+    /// Opens what is served beside the plane. `tracer` records calls.
+    async fn open(config: &Config, plane: Plane, tracer: Tracer, mode: Mode) -> Result<Self> {
         // Beside the sockets: a reboot ends all owners, and empties this directory.
         let ledger = config.run_dir.join("vf.ledger");
         let functions = VirtualFunctions::open(plane.clone(), &functions_dir(config), &ledger);
         let networks = Arc::new(open_networks(config, &plane).await?);
-        let node = open_node(config, (&plane, &functions), &networks, mode).await?;
-        Ok(Self { plane, functions, networks, node })
+        let node = open_node(config, (&plane, &functions), &networks, &tracer, mode).await?;
+        Ok(Self { plane, functions, networks, node, tracer })
     }
 
     /// Returns the gRPC services.
     fn router(&self, mode: Mode) -> Router {
-        let networks = slipway_network::Service::new(Arc::clone(&self.networks));
+        let tracer = self.tracer.clone();
+        let networks = slipway_network::Service::new(Arc::clone(&self.networks), tracer);
         let sandboxes = Service::new(Arc::clone(&self.node), mode.ends_when_idle());
         tonic::transport::Server::builder()
             .initial_stream_window_size(slipway_plane_api::STREAM_WINDOW)
@@ -389,7 +396,7 @@ async fn end(served: Served, reason: Reason, socket: PathBuf, stop: watch::Sende
 
 /// Returns after [`IDLE`] without work and without connections.
 async fn idle(served: &Served, connections: &watch::Sender<usize>) {
-    let Served { plane, functions, networks, node } = served;
+    let Served { plane, functions, networks, node, .. } = served;
     let mut connected = connections.subscribe();
     let mut changes = node.changes();
     loop {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result, bail};
 use futures_util::future::join_all;
 use indicatif::ProgressBar;
+use slipway_plane_api::trace::Caller;
 use slipway_runtime::v1::{self, run_in};
 use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
@@ -303,7 +304,8 @@ async fn start_with(
 ) -> Result<Start> {
     let detach = spec.detach;
     let (sender, stream) = requests(run_in::Kind::Run(spec));
-    let replies = client.run(stream).await.map_err(refused)?.into_inner();
+    let request = Caller::of_environment().request(stream);
+    let replies = client.run(request).await.map_err(refused)?.into_inner();
     let mut name = String::new();
     let mut timeline = None;
     let mut sink = Counting { sink, bytes: 0 };
@@ -422,7 +424,8 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
     };
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
     let (sender, stream) = requests(run_in::Kind::Exec(spec));
-    let replies = client.exec(stream).await.map_err(refused)?.into_inner();
+    let request = Caller::of_environment().request(stream);
+    let replies = client.exec(request).await.map_err(refused)?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     Ok(exit.map_or(OWN_FAILURE, |exit| status(&args.name, &exit)))
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::{network_v1 as v1, trace};
+use slipway_telemetry::trace::{Call, Tracer};
 use tonic::{Request, Response, Status};
 
 use crate::{Networks, Result};
@@ -10,12 +11,13 @@ use crate::{Networks, Result};
 /// The implementation of `network.proto`.
 pub struct Service {
     networks: Arc<Networks>,
+    tracer: Tracer,
 }
 
 impl Service {
-    /// Makes a service for `networks`.
-    pub fn new(networks: Arc<Networks>) -> Self {
-        Self { networks }
+    /// Makes a service for `networks`. `tracer` records the calls about containers' interfaces.
+    pub fn new(networks: Arc<Networks>, tracer: Tracer) -> Self {
+        Self { networks, tracer }
     }
 
     /// Runs `work` to its end even if the client hangs up meanwhile, so that no operation is left
@@ -43,11 +45,21 @@ impl Networks {
         self: &Arc<Self>,
     ) -> Result<tonic::transport::Channel, tonic::transport::Error> {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        let service = v1::networks_server::NetworksServer::new(Service::new(Arc::clone(self)));
+        // Those who call by this channel record their own calls.
+        let service = Service::new(Arc::clone(self), Tracer::default());
+        let service = v1::networks_server::NetworksServer::new(service);
         let router = tonic::transport::Server::builder().add_service(service);
         let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
         tokio::spawn(router.serve_with_incoming(incoming));
         slipway_plane_api::over(ours).await
+    }
+}
+
+/// Adds a container's names to the span of a call.
+fn describe(call: &mut Call, container: Option<&v1::ContainerInterface>) {
+    if let Some(container) = container {
+        call.set("container.id", &container.container_id);
+        call.set("network.interface.name", &container.interface);
     }
 }
 
@@ -117,19 +129,30 @@ impl v1::networks_server::Networks for Service {
         &self,
         request: Request<v1::AttachRequest>,
     ) -> Result<Response<v1::Attachment>, Status> {
+        let mut call = trace::call(&self.tracer, "slipway.network.v1.Networks/Attach", &request);
         let request = request.into_inner();
-        self.complete(|networks| async move { networks.attach(&request).await }).await
+        describe(&mut call, request.container.as_ref());
+        call.set("container.name", &request.name);
+        let attached =
+            self.complete(|networks| async move { networks.attach(&request).await }).await;
+        trace::end(&mut call, attached.as_ref().err());
+        attached
     }
 
     async fn detach(
         &self,
         request: Request<v1::DetachRequest>,
     ) -> Result<Response<v1::DetachReply>, Status> {
+        let mut call = trace::call(&self.tracer, "slipway.network.v1.Networks/Detach", &request);
         let container = request.into_inner().container;
-        self.complete(|networks| async move {
-            networks.detach(container.as_ref()).await.map(|()| v1::DetachReply {})
-        })
-        .await
+        describe(&mut call, container.as_ref());
+        let detached = self
+            .complete(|networks| async move {
+                networks.detach(container.as_ref()).await.map(|()| v1::DetachReply {})
+            })
+            .await;
+        trace::end(&mut call, detached.as_ref().err());
+        detached
     }
 
     async fn check_attachment(

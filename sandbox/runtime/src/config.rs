@@ -151,6 +151,10 @@ pub struct Config {
     /// Further addresses and networks that sandboxes cannot reach; `network_allow` takes
     /// precedence.
     pub network_deny: Vec<String>,
+    /// The collector of OpenTelemetry that gets the traces of calls and starts, by OTLP over gRPC:
+    /// `http://HOST:4317`, or `unix:/PATH`. Empty: that of `OTEL_EXPORTER_OTLP_ENDPOINT` in the
+    /// daemon's environment, if there is one.
+    pub otlp_endpoint: String,
 }
 
 impl Default for Config {
@@ -197,6 +201,7 @@ impl Default for Config {
             network_reach: "all".into(),
             network_allow: Vec::new(),
             network_deny: Vec::new(),
+            otlp_endpoint: String::new(),
         }
     }
 }

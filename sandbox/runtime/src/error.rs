@@ -247,6 +247,11 @@ impl Error {
         }
     }
 
+    /// Returns the status of a call that fails with this error.
+    pub(crate) fn status(&self) -> Status {
+        Status::new(self.code(), self.to_string())
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Config { .. } | Self::Invalid(_) => Code::InvalidArgument,
@@ -267,6 +272,6 @@ impl Error {
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        Self::new(error.code(), error.to_string())
+        error.status()
     }
 }

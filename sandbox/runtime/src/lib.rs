@@ -37,6 +37,7 @@
 //! - `images` removes images that were made for containerd and that nothing uses any more;
 //! - `shares` has the process started that serves directories of the host to a sandbox;
 //! - `empty_dirs` gives containers of a pod directories of the guest, and the pod a disk for them;
+//! - [`traces`] sends the spans of calls and of the stages of starts to a collector;
 //! - `snoop` forwards the latencies of a guest's commands, as the guest reports them;
 //! - the plane is reached through `slipway-plane-api` only, the VMM through `slipway-hypervisor`,
 //!   the guest through the agent's protocol.
@@ -107,6 +108,7 @@ pub mod stdio;
 mod target;
 mod templates;
 pub mod time;
+pub mod traces;
 mod uids;
 pub mod volume;
 mod warm;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_telemetry::trace::Call;
+
 use crate::cgroup;
 use crate::error::MOST_MESSAGE;
 use crate::node::{Node, remove_files};
@@ -11,16 +13,17 @@ use crate::record::{Record, SandboxState, ShareServer};
 use crate::running::{Running, end};
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, function, network, pod_functions, save, sockets, warm};
+use crate::{Error, Result, function, network, pod_functions, save, sockets, traces, warm};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Starts a created sandbox. Returns at once; a task on the guests' thread runs the sandbox to
-    /// its end.
-    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
-        self.guests.spawn(live(Arc::clone(self), Arc::clone(sandbox)));
+    /// its end. `call` is the span of the call that starts it, which ends with the start.
+    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, call: Call) {
+        sandbox.set_trace(call.parent());
+        self.guests.spawn(live(Arc::clone(self), Arc::clone(sandbox), call));
     }
 
     /// Removes a sandbox and all of its files. With `force`, kills it first if it is live.
@@ -47,7 +50,7 @@ impl Node {
 }
 
 /// Runs a sandbox from its start to its end. The record tells how it ended.
-async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
     let saves = sandbox.look(|record| record.saves.clone());
     if let Some(name) = saves {
         let made = save::template(&node, &sandbox, &name).await;
@@ -56,6 +59,7 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
     }
     let ended = match start(&node, &sandbox).await {
         Ok(running) => {
+            traces::end(&mut call, None);
             sandbox.look(|record| node.starts.succeeded(&record.timeline));
             warm::make_later(&node, &sandbox);
             running.wait(&sandbox).await
@@ -64,7 +68,9 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>) {
             if !sandbox.is_stopping() {
                 node.starts.failed();
             }
-            Err(sockets::blame(&sandbox.record(), error).await)
+            let error = sockets::blame(&sandbox.record(), error).await;
+            traces::end(&mut call, Some(&error));
+            Err(error)
         }
     };
     end_life(&node, &sandbox, ended).await;

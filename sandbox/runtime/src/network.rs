@@ -363,7 +363,7 @@ async fn configure(
     agent.call_within(Some(PATIENCE), configure).await?;
     let hello = agent.hello().await?;
     if let Some(stage) = hello.stages.iter().find(|stage| stage.name == STAGE) {
-        sandbox.note(|record| record.timeline.record(stage.name, stage.start_ns, stage.end_ns));
+        sandbox.record_stage(stage.name, (stage.start_ns, stage.end_ns), None);
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use slipway_cgroup::Pool;
 use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient, vf_v1};
+use slipway_telemetry::trace::Tracer;
 use tokio::sync::watch;
 
 use crate::boot::{Boot, Known};
@@ -51,6 +52,8 @@ pub struct Parts {
     pub boot: Arc<dyn Boot>,
     /// The image cache.
     pub images: Cache,
+    /// The source of the spans of calls and starts.
+    pub tracer: Tracer,
     /// Set if sandboxes outlive the daemon.
     pub keeps: bool,
 }
@@ -86,6 +89,8 @@ pub struct Node {
     pub(crate) cgroups: Arc<Pool>,
     /// Counts of starts.
     pub(crate) starts: Starts,
+    /// The source of the spans of calls and starts.
+    pub(crate) tracer: Tracer,
     /// The NUMA nodes of the host.
     pub(crate) topology: Arc<Topology>,
     changes: watch::Sender<u64>,
@@ -112,6 +117,7 @@ impl Node {
             automatic: Arc::default(),
             cgroups: Arc::new(cgroups),
             starts: Starts::default(),
+            tracer: parts.tracer,
             plane: parts.plane,
             networks: parts.networks,
             functions: parts.functions,

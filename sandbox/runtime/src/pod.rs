@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_telemetry::trace::Call;
 
 pub(crate) use self::request::settings;
 use self::request::{describe, refuse_machine};
@@ -33,7 +34,7 @@ use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
     Error, Result, copies, empty_dirs, function, log, pause, placement, pod_disks, pod_functions,
-    shares, volume,
+    shares, traces, volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -89,9 +90,10 @@ impl Node {
     }
 
     /// Starts a container that was added. Returns at once; a task on the guests' thread runs the
-    /// container to its end.
-    pub(crate) fn start_added(self: &Arc<Self>, target: &Target) {
-        self.guests.spawn(live(Arc::clone(self), target.clone()));
+    /// container to its end. `call` is the span of the call that starts it, which ends with the
+    /// start.
+    pub(crate) fn start_added(self: &Arc<Self>, target: &Target, call: Call) {
+        self.guests.spawn(live(Arc::clone(self), target.clone(), call));
     }
 
     /// Removes a container that was added and is not to be started.
@@ -222,8 +224,9 @@ struct Running {
 }
 
 /// Runs a container from its start to its end.
-async fn live(node: Arc<Node>, target: Target) {
+async fn live(node: Arc<Node>, target: Target, mut call: Call) {
     let started = start(&node, &target).await;
+    traces::end(&mut call, started.as_ref().err());
     live_on(node, target, started).await;
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_hypervisor::{GuestMemory, Vm};
 use slipway_peer::Bin;
+use slipway_telemetry::trace::Parent;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::agent::Agent;
@@ -45,6 +46,8 @@ pub struct Sandbox {
     /// The version of the record that is on disk. The lock is held while a version is written.
     saved: tokio::sync::Mutex<u64>,
     stage: watch::Sender<&'static str>,
+    /// The call that starts the sandbox, as the parent of the stages' spans.
+    trace: OnceLock<Parent>,
     agent: watch::Sender<Option<Agent>>,
     vm: Mutex<Option<Arc<dyn Vm>>>,
     root: Mutex<Option<Arc<SharedRoot>>>,
@@ -104,6 +107,7 @@ impl Sandbox {
             added: Mutex::new(added.collect()),
             store,
             stage: watch::Sender::new(""),
+            trace: OnceLock::new(),
             agent: watch::Sender::new(None),
             vm: Mutex::new(None),
             root: Mutex::new(None),
@@ -269,6 +273,27 @@ impl Sandbox {
                 let _ = container.removed.set(record.added.remove(at));
             }
         });
+    }
+
+    /// Has the stages of the start be parts of a call's trace.
+    pub(crate) fn set_trace(&self, call: Parent) {
+        // A sandbox starts once.
+        let _ = self.trace.set(call);
+    }
+
+    /// Adds a stage that is over to the trace of the call that starts the sandbox, if there is one.
+    /// Times are those of CLOCK_MONOTONIC, nanoseconds.
+    pub(crate) fn trace_stage(&self, name: &str, times: (u64, u64), failure: Option<&Error>) {
+        if let Some(call) = self.trace.get().filter(|call| call.is_recorded()) {
+            call.add(name, times.0, times.1, failure.map(Error::to_string).as_deref());
+        }
+    }
+
+    /// Records a stage of the start in memory; the record's next update saves it. Adds the stage to
+    /// the trace as well.
+    pub(crate) fn record_stage(&self, name: &str, times: (u64, u64), failure: Option<&Error>) {
+        self.note(|record| record.timeline.record(name, times.0, times.1));
+        self.trace_stage(name, times, failure);
     }
 
     /// Announces that a stage of the start has begun.

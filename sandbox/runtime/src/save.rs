@@ -8,6 +8,7 @@ use std::sync::Arc;
 use slipway_agent_protocol::v1::PrepareRequest;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_hypervisor::GuestMemory;
+use slipway_telemetry::trace::Call;
 
 use crate::node::Node;
 use crate::record::Needs;
@@ -43,7 +44,7 @@ pub(crate) async fn make(node: &Arc<Node>, saves: Saves, machine: v1::RunSpec) -
     };
     let name = saves.name.clone();
     let sandbox = node.create_saving(&spec, Some(saves)).await?;
-    node.start(&sandbox);
+    node.start(&sandbox, Call::default());
     sandbox.wait_state(|state| !state.is_live()).await;
     let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.reason.clone()));
     // Even if it was stopped a moment later.

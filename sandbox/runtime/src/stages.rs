@@ -37,14 +37,14 @@ impl<'a> Stages<'a> {
         self.sandbox.enter(name);
         let start = monotonic_ns();
         let outcome = stage.await;
-        self.record(name, start, monotonic_ns());
+        self.record(name, (start, monotonic_ns()), outcome.as_ref().err());
         outcome
     }
 
-    /// Records a stage in memory; the record's next update saves it.
-    fn record(&self, name: &'static str, start_ns: u64, end_ns: u64) {
+    /// Records a stage, with its beginning and its end.
+    fn record(&self, name: &'static str, times: (u64, u64), failure: Option<&Error>) {
         debug_assert!(starts::knows(name), "stage {name:?} is not in starts::STAGES");
-        self.sandbox.note(|record| record.timeline.record(name, start_ns, end_ns));
+        self.sandbox.record_stage(name, times, failure);
     }
 }
 
@@ -53,18 +53,16 @@ impl<'a> Stages<'a> {
 /// when the host has its answer. The network's stage is left out: the code that waits for the
 /// network records it.
 pub(crate) fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
-    sandbox.note(|record| {
-        for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
-            let (start, end) = match stage.name {
-                "kernel" => (booted.min(stage.start_ns), stage.end_ns),
-                "agent" => (stage.start_ns, hello.at_ns),
-                _ => (stage.start_ns, stage.end_ns),
-            };
-            if record.timeline.stage(stage.name).is_none() {
-                record.timeline.record(stage.name, start, end);
-            }
+    for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
+        let times = match stage.name {
+            "kernel" => (booted.min(stage.start_ns), stage.end_ns),
+            "agent" => (stage.start_ns, hello.at_ns),
+            _ => (stage.start_ns, stage.end_ns),
+        };
+        if sandbox.look(|record| record.timeline.stage(stage.name).is_none()) {
+            sandbox.record_stage(stage.name, times, None);
         }
-    });
+    }
 }
 
 /// Records how long the plane took to map the guest's memory, by the plane's own clock. The image
@@ -76,10 +74,11 @@ pub(crate) async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Re
     let endpoint = reply.map_err(Error::plane)?.into_inner();
     let Some(times) = endpoint.times else { return Ok(()) };
     if times.client_attached_ns > 0 {
-        stages.record("vf-attach", times.client_connected_ns, times.client_attached_ns);
+        let attached = (times.client_connected_ns, times.client_attached_ns);
+        stages.record("vf-attach", attached, None);
     }
     let start = times.first_dma_map_ns;
-    stages.record("dma-ram", start, start.saturating_add(times.dma_map_total_ns));
-    stages.record("dma-image", start, start);
+    stages.record("dma-ram", (start, start.saturating_add(times.dma_map_total_ns)), None);
+    stages.record("dma-image", (start, start), None);
     Ok(())
 }

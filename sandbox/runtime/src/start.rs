@@ -197,7 +197,10 @@ pub(crate) async fn boot_guest(
     let agent = match &template {
         None => {
             sandbox.enter("kernel");
-            let (agent, hello) = boot(node, sandbox, &*vm).await?;
+            let booted = boot(node, sandbox, &*vm).await;
+            let (agent, hello) = booted.inspect_err(|error| {
+                sandbox.trace_stage("kernel", (at_ns, monotonic_ns()), Some(error));
+            })?;
             guest_stages(sandbox, &hello, at_ns);
             agent
         }

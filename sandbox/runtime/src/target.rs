@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use slipway_telemetry::trace::Call;
+
 use crate::container::Container;
 use crate::record::{Added, PAUSED, Process, SandboxState, Settings};
 use crate::sandbox::Sandbox;
@@ -35,6 +37,17 @@ impl Target {
             true => self.sandbox.name.clone(),
             false => format!("{}/{}", self.sandbox.name, self.container.name),
         }
+    }
+
+    /// Adds the container's names to the span of a call.
+    pub(crate) fn describe(&self, call: &mut Call) {
+        if !call.is_recorded() {
+            return;
+        }
+        let id = if self.is_own() { &self.sandbox.id } else { &self.container.name };
+        call.set("container.id", id);
+        call.set("container.name", &self.name());
+        self.look(|settings| call.set("container.image.name", &settings.image));
     }
 
     /// Ends the input of a process that an earlier daemon fed by a pipe: some of that input may be

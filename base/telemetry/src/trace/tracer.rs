@@ -70,9 +70,11 @@ impl Call {
         self.0.is_some()
     }
 
-    /// Adds an attribute.
+    /// Adds an attribute, unless its value is empty.
     pub fn set(&mut self, name: &'static str, value: &str) {
-        if let Some(open) = &mut self.0 {
+        if let Some(open) = &mut self.0
+            && !value.is_empty()
+        {
             open.attributes.push((name, text(value)));
         }
     }
@@ -168,6 +170,7 @@ mod tests {
         let tracer = tracer();
         let mut call = tracer.call("Run", Some(CALLER));
         call.set("container.name", "one");
+        call.set("container.image.name", "");
         let (parent, start_ns) = (call.parent(), monotonic_ns());
         parent.add("vmm", start_ns, start_ns + 1_000, None);
         call.end(None);

@@ -107,6 +107,13 @@ impl Figures {
         counters(to, ("control_group_events", help), sums.map(|(one, n)| ([("event", one)], n)))
     }
 
+    fn encode_traces(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(traces) = self.starts.traces else { return Ok(()) };
+        let outcomes = [("sent", traces.sent_spans), ("dropped", traces.dropped_spans)];
+        let help = "Spans of traces; dropped: the queue was full, or no collector took them";
+        counters(to, ("trace_spans", help), outcomes.map(|(one, n)| ([("outcome", one)], n)))
+    }
+
     fn encode_endpoints(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let sums: [Sum<plane_v1::EndpointCounters>; 5] = [
             ("endpoint_messages", "Messages of vfio-user clients", |one| one.messages),
@@ -208,6 +215,7 @@ impl Collector for Figures {
         self.encode_sandboxes(&mut to)?;
         self.encode_starts(&mut to)?;
         self.encode_control_groups(&mut to)?;
+        self.encode_traces(&mut to)?;
         self.encode_endpoints(&mut to)?;
         self.encode_overlays(&mut to)?;
         self.encode_ports(&mut to)?;
@@ -289,6 +297,7 @@ mod tests {
             bounds_ns: vec![1_000_000, 1_000_000_000],
             stages: vec![stage],
             control_groups: Some(v1::ControlGroups { ready: 16, ..Default::default() }),
+            traces: Some(v1::TraceFigures { sent_spans: 11, dropped_spans: 12 }),
         };
         let port = plane_v1::SwitchPort {
             name: "a\"b\n".into(),
@@ -327,6 +336,8 @@ mod tests {
             "slipway_sandbox_start_seconds_bucket{le=\"+Inf\",stage=\"total\"} 7",
             "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
             "slipway_control_groups{state=\"ready\"} 16",
+            "slipway_trace_spans_total{outcome=\"sent\"} 11",
+            "slipway_trace_spans_total{outcome=\"dropped\"} 12",
             "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
             "slipway_endpoint_overlays_bytes{endpoint=\"e\"} 3",
             "slipway_endpoint_overlays_refused_writes_total{endpoint=\"e\"} 5",

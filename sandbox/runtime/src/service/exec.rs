@@ -1,21 +1,73 @@
 //! Further processes in a sandbox: `slipway exec`.
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_telemetry::trace::Call;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
 
-use super::{Sender, out};
+use super::{QUEUE, Sender, first, forward, out};
 use crate::agent::{Agent, Ended, process};
-use crate::log;
-use crate::process;
+use crate::node::Node;
 use crate::record::{Process, Settings};
 use crate::stdio::{self, Pieces};
 use crate::target::Target;
-use crate::v1::{self, run_out};
+use crate::v1::{self, run_in, run_out};
+use crate::{Error, log, name, pause, process, traces};
+
+/// Starts the process that the first of `messages` describes, and carries its streams. Returns the
+/// messages for its client. `call` gets the names of the container, and ends with an error if the
+/// program cannot be executed, which is no failure of the call.
+pub(super) async fn begin(
+    node: &Node,
+    mut messages: Streaming<v1::RunIn>,
+    call: &mut Call,
+) -> Result<mpsc::Receiver<Result<v1::RunOut, Status>>, Status> {
+    let run_in::Kind::Exec(spec) = first(&mut messages).await? else {
+        return Err(Status::invalid_argument("Exec begins with an ExecSpec"));
+    };
+    let target = node.target(&spec.name)?;
+    target.describe(call);
+    target.has_process()?;
+    let _turn = target.container.pausing.read().await;
+    pause::check_runs(&target)?;
+    let agent = target.sandbox.agent()?;
+    let session = agent.session(&target.sandbox.name)?;
+    let exec_id = name::new_id();
+    let request = exec_request(&target, &spec, &exec_id)?;
+    agent.check_process(request.spec.as_ref())?;
+    let (input, input_end) = stdio::input_queue();
+    let reference = process(&target.container.name, &exec_id);
+    let open = agent.clone();
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let started = agent.call(|mut client| async move { client.exec(request).await }).await;
+    let opened = match started {
+        Ok(_) => stdio::open(&open, reference.clone(), input_end, session).await,
+        Err(error) => Err(error),
+    };
+    let output = match opened {
+        Ok(output) => output,
+        Err(error) => {
+            let Error::Exec { status, ref reason } = error else { return Err(error.into()) };
+            let exit = v1::Exit { status, reason: reason.clone(), ..Default::default() };
+            traces::end(call, Some(&error));
+            let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
+            return Ok(receiver);
+        }
+    };
+    let waiting = agent.clone();
+    let process = reference.clone();
+    tokio::spawn(forward(messages, input, move || Some(open.clone()), reference));
+    tokio::spawn(async move {
+        carry_exec(output, waiting, process, sender).await;
+    });
+    Ok(receiver)
+}
 
 /// Returns the request for the agent to start the process of `spec` in a container.
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) if the process may not do what it asks for.
-pub(super) fn exec_request(
+fn exec_request(
     target: &Target,
     spec: &v1::ExecSpec,
     exec_id: &str,
@@ -41,7 +93,7 @@ pub(super) fn exec_request(
 }
 
 /// Carries the output of a process to its client, then its exit, until the client leaves.
-pub(super) async fn carry_exec(
+async fn carry_exec(
     output: Pieces,
     agent: Agent,
     process: Option<agent_v1::ProcessRef>,

@@ -14,26 +14,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_plane_api::trace;
+use slipway_telemetry::trace::Call;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::control::{Leaving, join_input, send_signal, stop};
-use self::exec::{carry_exec, exec_request};
 use self::list::summary;
 use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
-use crate::agent::{Agent, GuestStats, process};
+use crate::agent::{Agent, GuestStats};
 use crate::node::Node;
 use crate::sandbox::Sandbox;
-use crate::stdio::{self, Input};
+use crate::stdio::Input;
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, copies, layers, name, pause, placement, snoop};
+use crate::{Error, connect, copies, layers, pause, placement, snoop, traces};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
+/// The names of the calls that are traced.
+const RUN: &str = "slipway.sandbox.v1.Sandboxes/Run";
+const EXEC: &str = "slipway.sandbox.v1.Sandboxes/Exec";
+
 /// The gRPC service for sandboxes.
 pub struct Service {
     node: Arc<Node>,
@@ -117,17 +122,20 @@ async fn forward(
 
 /// Creates and starts a sandbox or a container of a pod. Returns the messages for its client.
 /// `client` is closed when the client leaves; what its client left before hearing its name is not
-/// started.
+/// started. The span `call` ends with the start.
 async fn begin(
     node: Arc<Node>,
     spec: v1::RunSpec,
     messages: Streaming<v1::RunIn>,
     client: oneshot::Sender<()>,
+    mut call: Call,
 ) -> Result<mpsc::Receiver<Result<v1::RunOut, Status>>, Error> {
-    let target = match spec.pod.is_empty() {
-        true => Target::own(node.create(&spec).await?),
-        false => node.add(&spec).await?,
+    let created = match spec.pod.is_empty() {
+        true => node.create(&spec).await.map(Target::own),
+        false => node.add(&spec).await,
     };
+    let target = created.inspect_err(|error| traces::end(&mut call, Some(error)))?;
+    target.describe(&mut call);
     if client.is_closed() {
         match target.is_own() {
             true => node.abandon(&target.sandbox).await,
@@ -143,8 +151,8 @@ async fn begin(
     tokio::spawn(report(target.clone(), output, spec.detach, sender));
     join_input(&target, messages, spec.stdin, Leaving::of_owner(&spec));
     match target.is_own() {
-        true => node.start(&target.sandbox),
-        false => node.start_added(&target),
+        true => node.start(&target.sandbox, call),
+        false => node.start_added(&target, call),
     }
     Ok(receiver)
 }
@@ -193,6 +201,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
     }
 
     async fn run(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::RunStream> {
+        let call = trace::call(&self.node.tracer, RUN, &request);
         let mut messages = request.into_inner();
         let run_in::Kind::Run(spec) = first(&mut messages).await? else {
             return Err(Status::invalid_argument("Run begins with a RunSpec"));
@@ -200,8 +209,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         // The sandbox is created in a task of its own, so that a client that vanishes leaves no
         // half-made sandbox. `_here` is dropped with this call when the client leaves.
         let (client, _here) = oneshot::channel();
-        let begun = tokio::spawn(begin(Arc::clone(&self.node), spec, messages, client)).await;
-        let receiver = begun.map_err(|error| Status::internal(error.to_string()))??;
+        let begun = begin(Arc::clone(&self.node), spec, messages, client, call);
+        let receiver =
+            tokio::spawn(begun).await.map_err(|error| Status::internal(error.to_string()))??;
         Ok(stream(receiver))
     }
 
@@ -229,44 +239,10 @@ impl v1::sandboxes_server::Sandboxes for Service {
     }
 
     async fn exec(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::ExecStream> {
-        let mut messages = request.into_inner();
-        let run_in::Kind::Exec(spec) = first(&mut messages).await? else {
-            return Err(Status::invalid_argument("Exec begins with an ExecSpec"));
-        };
-        let target = self.node.target(&spec.name)?;
-        target.has_process()?;
-        let _turn = target.container.pausing.read().await;
-        pause::check_runs(&target)?;
-        let agent = target.sandbox.agent()?;
-        let session = agent.session(&target.sandbox.name)?;
-        let exec_id = name::new_id();
-        let request = exec_request(&target, &spec, &exec_id)?;
-        agent.check_process(request.spec.as_ref())?;
-        let (input, input_end) = stdio::input_queue();
-        let reference = process(&target.container.name, &exec_id);
-        let open = agent.clone();
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let started = agent.call(|mut client| async move { client.exec(request).await }).await;
-        let opened = match started {
-            Ok(_) => stdio::open(&open, reference.clone(), input_end, session).await,
-            Err(error) => Err(error),
-        };
-        let output = match opened {
-            Ok(output) => output,
-            Err(Error::Exec { status, reason }) => {
-                let exit = v1::Exit { status, reason, ..Default::default() };
-                let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
-                return Ok(stream(receiver));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let waiting = agent.clone();
-        let process = reference.clone();
-        tokio::spawn(forward(messages, input, move || Some(open.clone()), reference));
-        tokio::spawn(async move {
-            carry_exec(output, waiting, process, sender).await;
-        });
-        Ok(stream(receiver))
+        let mut call = trace::call(&self.node.tracer, EXEC, &request);
+        let begun = exec::begin(&self.node, request.into_inner(), &mut call).await;
+        trace::end(&mut call, begun.as_ref().err());
+        begun.map(stream)
     }
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Reply<Self::LogsStream> {
@@ -417,7 +393,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
             reused: groups.reused,
             removed: groups.removed,
         };
-        let mut reply = v1::FiguresReply { control_groups: Some(groups), ..Default::default() };
+        let traces = traces::figures(&self.node.tracer);
+        let mut reply =
+            v1::FiguresReply { control_groups: Some(groups), traces, ..Default::default() };
         self.node.starts.fill(&mut reply);
         Ok(Response::new(reply))
     }

@@ -4,6 +4,7 @@
 
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod collector;
 pub mod cpus;
 pub mod guest;
 pub mod memory;
@@ -20,6 +21,7 @@ use slipway_hypervisor::{
 use slipway_image::{Cache, ImageConfig, Limits};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::boot::{Boot, BootFiles, Needs};
+use slipway_runtime::traces::{self, Collector};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::snapshots_server::SnapshotsServer;
 use slipway_runtime::v1::{self, run_in, run_out};
@@ -223,7 +225,13 @@ pub fn run_dir(dir: &Path, id: &str) -> PathBuf {
 }
 
 fn config(dir: &Path) -> Config {
+    let collector = collector::socket(dir);
+    let otlp_endpoint = match collector.exists() {
+        true => format!("unix:{}", collector.display()),
+        false => String::new(),
+    };
     Config {
+        otlp_endpoint,
         run_dir: dir.join("run"),
         data_dir: dir.join("data"),
         volatile_layer_bytes: LAYER_BYTES,
@@ -269,6 +277,7 @@ async fn serve(
         hypervisor: Arc::new(StandIn { guests, gate }),
         boot: Arc::new(Nothing),
         images,
+        tracer: traces::start(Collector::find(&config, |_| None).unwrap()),
         keeps: false,
     };
     let listener = UnixListener::bind(config.socket()).unwrap();
