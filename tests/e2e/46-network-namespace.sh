@@ -9,6 +9,7 @@ command -v ping >/dev/null || skip "ping"
 stop_daemon
 rm -f "$SLIPWAY_RUN_DIR"/{slipway,keeper}.sock
 echo 'keeper = true' >>"$SLIPWAY_CONFIG"
+start_collector
 peer=$(cat "$here/peer.py")
 keeper='' daemon='' background=()
 mine=slipway-e2e-$$
@@ -220,8 +221,18 @@ own() {
         fail "slipway-cni $1: $(cat "$work/out") $(tail -n 3 "$work/daemon.log")"
 }
 ip netns add "$mine-cni" || fail "ip netns add"
-own ADD
+TRACEPARENT=$traceparent own ADD
 run_in cni
+# The call that starts the sandbox says no trace: it is that of the plugin's caller, down to the guest.
+below_caller() { awk -v at="$trace $caller $1" '$1 " " $3 " " $5 == at && $4 == "ok" { print $2 }' "$work/spans"; }
+started() { [ -n "$(below_caller slipway.sandbox.v1.Sandboxes/Run)" ]; }
+wait_until 20 started || fail "no span of the start: $(cat "$work/spans")"
+[ -n "$(below_caller slipway.network.v1.Networks/Attach)" ] || fail "no span of ADD: $(cat "$work/spans")"
+call=$(below_caller slipway.sandbox.v1.Sandboxes/Run)
+for stage in vmm kernel agent container; do
+    spans_of "$stage" | grep "^$trace [0-9a-f]* $call ok " >/dev/null || fail "the span of $stage: $(cat "$work/spans")"
+done
+ok "the trace of slipway-cni's caller goes on to the guest's stages"
 python3 "$here/peer.py" verify 7000 1000000 10.67.0.2 fd67::2 || fail "slipway-cni: payloads to the guest"
 in_guest cni python3 -c "$peer" verify 7000 1000000 10.67.0.1 fd67::1 || fail "slipway-cni: payloads to the gateway"
 own CHECK

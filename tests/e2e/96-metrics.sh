@@ -6,26 +6,16 @@
 need_node
 for program in curl python3; do command -v "$program" >/dev/null || skip "$program"; done
 stop_daemon
-server='' collector=''
-end_all() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null
-    [ -z "$collector" ] || kill "$collector" 2>/dev/null
-}
+server=''
+end_all() { [ -z "$server" ] || kill "$server" 2>/dev/null; }
 
 "$slipway" metrics >"$work/out" 2>&1 && fail "figures without a daemon: $(cat "$work/out")"
 grep -q 'no daemon runs at' "$work/out" || fail "without a daemon: $(cat "$work/out")"
 [ ! -e "$SLIPWAY_RUN_DIR/slipway.sock" ] || fail "a question for figures started a daemon"
 ok "without a daemon -> $(cat "$work/out")"
 
-python3 "$here/collector.py" "$work/spans" >"$work/collector" & collector=$!
-wait_until 20 grep -q . "$work/collector" || fail "no collector"
-echo "otlp_endpoint = \"http://127.0.0.1:$(cat "$work/collector")\"" >>"$SLIPWAY_CONFIG"
-# The caller's place in its trace.
-trace=4bf92f3577b34da6a3ce929d0e0e4736 caller=00f067aa0ba902b7
-export TRACEPARENT=00-$trace-$caller-01
-# span NAME: the lines of the spans with this name: trace, span, parent, outcome, name, attributes.
-span() { awk -v name="$1" '$5 == name' "$work/spans"; }
-
+start_collector
+export TRACEPARENT=$traceparent
 start_daemon
 "$slipway" metrics --listen 127.0.0.1:0 2>"$work/server" & server=$!
 wait_until 20 grep -q '^Serving ' "$work/server" || fail "no server: $(cat "$work/server")"
@@ -45,14 +35,14 @@ grep -q '^slipway_endpoint_messages_total{endpoint=' "$work/out" || fail "no end
 ok "a start is counted, with its stages"
 
 run=slipway.sandbox.v1.Sandboxes/Run
-has_span() { [ -n "$(span "$1")" ]; }
+has_span() { [ -n "$(spans_of "$1")" ]; }
 wait_until 20 has_span "$run" || fail "no span of the start: $(cat "$work/spans") $(explain)"
-call=$(span "$run" | cut -d ' ' -f 2)
-[ "$(span "$run" | cut -d ' ' -f 1,3,4)" = "$trace $caller ok" ] || fail "the call: $(span "$run")"
-span "$run" | grep ' container.name=one ' >/dev/null || fail "the call's names: $(span "$run")"
+call=$(spans_of "$run" | cut -d ' ' -f 2)
+[ "$(spans_of "$run" | cut -d ' ' -f 1,3,4)" = "$trace $caller ok" ] || fail "the call: $(spans_of "$run")"
+spans_of "$run" | grep ' container.name=one ' >/dev/null || fail "the call's names: $(spans_of "$run")"
 # The stages come before the call's end; kernel and agent are the guest's.
 for stage in cgroup rootfs vf-attach vmm kernel agent container; do
-    span "$stage" | grep "^$trace [0-9a-f]* $call ok " >/dev/null || fail "the span of $stage: $(cat "$work/spans")"
+    spans_of "$stage" | grep "^$trace [0-9a-f]* $call ok " >/dev/null || fail "the span of $stage: $(cat "$work/spans")"
 done
 sent() { [ "$(figure 'slipway_trace_spans_total{outcome="sent"}')" -ge "$(wc -l <"$work/spans")" ]; }
 wait_until 20 sent || fail "spans sent: $("$slipway" metrics)"
@@ -70,9 +60,9 @@ ok "the server has the same; $(grep -vc '^#' "$work/served") figures"
 [ "$(figure 'slipway_sandbox_starts_total{outcome="running"}')" = 1 ] || fail "after a failure: $("$slipway" metrics)"
 [ "$(figure 'slipway_sandbox_starts_total{outcome="failed"}')" = 1 ] || fail "after a failure: $("$slipway" metrics)"
 ok "a start that failed is no start that ran"
-two_failed() { span "$run" | grep ' error .* container.name=two ' >/dev/null; }
-wait_until 20 two_failed || fail "the span of the start that failed: $(span "$run")"
-span container | grep ' error ' >/dev/null || fail "the span of the stage that failed: $(span container)"
+two_failed() { spans_of "$run" | grep ' error .* container.name=two ' >/dev/null; }
+wait_until 20 two_failed || fail "the span of the start that failed: $(spans_of "$run")"
+spans_of container | grep ' error ' >/dev/null || fail "the span of the stage that failed: $(spans_of container)"
 ok "its span and that of its container say so"
 
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }

@@ -44,12 +44,27 @@ leave() {
     local status=$?
     end_all
     end_node
+    [ -z "$collector" ] || kill "$collector" 2>/dev/null
     "$slipway" rm --force --all >/dev/null 2>&1
     stop_daemon
     rm -rf "$work"
     exit "$status"
 }
 trap leave EXIT
+
+# start_collector: a collector of traces for the daemons that are started later. It writes the spans to $work/spans, one in a
+# line: trace, span, parent, outcome, name, attributes. $traceparent is a caller's place: of the span $caller in $trace.
+# shellcheck disable=SC2034 # of such tests
+start_collector() {
+    python3 "$here/collector.py" "$work/spans" >"$work/collector" & collector=$!
+    wait_until 20 grep -q . "$work/collector" || fail "no collector"
+    echo "otlp_endpoint = \"http://127.0.0.1:$(cat "$work/collector")\"" >>"$SLIPWAY_CONFIG"
+    trace=4bf92f3577b34da6a3ce929d0e0e4736 caller=00f067aa0ba902b7
+    traceparent=00-$trace-$caller-01
+}
+collector=''
+# spans_of NAME: the lines of the spans with this name.
+spans_of() { awk -v name="$1" '$5 == name' "$work/spans"; }
 
 stop_daemon() {
     local pid

@@ -20,6 +20,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use slipway_plane_api::attachments::{self, DIR, FILE, NOTE};
 use slipway_plane_api::network_v1 as v1;
+use slipway_telemetry::trace::TraceContext;
 
 use crate::ledger::{Lease, Uplink, make_private};
 use crate::{Error, Result};
@@ -47,6 +48,10 @@ pub struct Attachment {
     /// The rates of the container's port.
     #[serde(default)]
     pub rates: Rates,
+    /// The place in a trace to which the attachment belongs, and with it a sandbox in the
+    /// namespace. It is lost with the daemon.
+    #[serde(skip)]
+    pub trace: Option<TraceContext>,
 }
 
 /// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and

@@ -185,6 +185,7 @@ impl Interface {
             routes: self.routes.iter().map(route).collect(),
             neighbours: self.neighbours.iter().map(neighbour).collect(),
             rates: None,
+            traceparent: String::new(),
         }
     }
 }

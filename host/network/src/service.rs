@@ -133,8 +133,16 @@ impl v1::networks_server::Networks for Service {
         let request = request.into_inner();
         describe(&mut call, request.container.as_ref());
         call.set("container.name", &request.name);
-        let attached =
-            self.complete(|networks| async move { networks.attach(&request).await }).await;
+        let origin = call.origin();
+        let attached = self
+            .complete(|networks| async move {
+                let attached = networks.attach(&request).await?;
+                if let Some(origin) = origin {
+                    networks.note_trace(request.container.as_ref(), origin).await;
+                }
+                Ok(attached)
+            })
+            .await;
         trace::end(&mut call, attached.as_ref().err());
         attached
     }

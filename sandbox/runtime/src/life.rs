@@ -21,7 +21,14 @@ pub const RETURN: Duration = Duration::from_secs(30);
 impl Node {
     /// Starts a created sandbox. Returns at once; a task on the guests' thread runs the sandbox to
     /// its end. `call` is the span of the call that starts it, which ends with the start.
-    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, call: Call) {
+    pub fn start(self: &Arc<Self>, sandbox: &Arc<Sandbox>, mut call: Call) {
+        // A caller that says no trace may have had the interface made by a CNI plugin, which did.
+        sandbox.look(|record| {
+            let namespace = record.network.as_ref().and_then(|one| one.namespace.as_ref());
+            if let Some(interface) = namespace {
+                call.adopt(interface.traceparent.as_bytes());
+            }
+        });
         sandbox.set_trace(call.parent());
         self.guests.spawn(live(Arc::clone(self), Arc::clone(sandbox), call));
     }

@@ -79,6 +79,25 @@ impl Call {
         }
     }
 
+    /// Returns the place below which calls belong that follow from this one: its caller's, or its
+    /// own if it has no caller. `None` if the call is not recorded.
+    pub fn origin(&self) -> Option<TraceContext> {
+        let open = self.0.as_ref()?;
+        let span_id = open.above.unwrap_or(open.context.span_id);
+        Some(TraceContext { span_id, ..open.context })
+    }
+
+    /// Puts a call without a caller below the place of a `traceparent`. To be done before the call
+    /// is the parent of anything. A value that is invalid changes nothing.
+    pub fn adopt(&mut self, value: &[u8]) {
+        if let Some(open) = &mut self.0
+            && open.above.is_none()
+            && let Some(place) = TraceContext::parse(value)
+        {
+            (open.context, open.above) = (place.child(), Some(place.span_id));
+        }
+    }
+
     /// Returns the call as the parent of its parts.
     pub fn parent(&self) -> Parent {
         Parent(self.0.as_ref().map(|open| {
@@ -204,6 +223,31 @@ mod tests {
         assert_eq!(spans.len(), 2);
         assert!(spans.iter().all(|span| span.parent.is_none() && span.error.is_some()));
         assert_ne!(spans[0].context.trace_id, spans[1].context.trace_id);
+    }
+
+    #[test]
+    fn a_call_without_a_caller_follows_from_another_one() {
+        let tracer = tracer();
+        let caller = TraceContext::parse(CALLER).unwrap();
+        let mut first = tracer.call("Attach", Some(CALLER));
+        assert_eq!(first.origin(), Some(caller));
+        first.adopt(TraceContext::root().to_string().as_bytes());
+        first.end(None);
+        let mut second = tracer.call("Run", None);
+        let own = second.origin().unwrap();
+        second.adopt(b"nothing");
+        assert_eq!(second.origin(), Some(own));
+        second.adopt(CALLER);
+        second.parent().add("vmm", 1, 2, None);
+        second.end(None);
+        let spans = spans(&tracer);
+        let [first, part, second] = &spans[..] else { panic!("{spans:?}") };
+        for call in [first, second] {
+            let place = (call.context.trace_id, call.parent);
+            assert_eq!(place, (caller.trace_id, Some(caller.span_id)), "{call:?}");
+        }
+        assert_eq!(part.parent, Some(second.context.span_id));
+        assert_eq!(Call::default().origin(), None);
     }
 
     #[test]

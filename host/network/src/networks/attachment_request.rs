@@ -76,6 +76,7 @@ impl<'a> Request<'a> {
             routes: self.routes.clone().unwrap_or_else(gateways),
             function: self.function,
             rates: self.rates,
+            trace: None,
         }
     }
 }

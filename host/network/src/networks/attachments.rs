@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
+use slipway_telemetry::trace::TraceContext;
 use tonic::Code;
 
 use super::attachment_request::{Request, key};
@@ -45,6 +46,18 @@ impl Networks {
                 let _ = self.remove_attachment(&id).await;
                 Err(error)
             }
+        }
+    }
+
+    /// Notes the place in a trace to which an attachment belongs. That it is gone is no error.
+    pub(crate) async fn note_trace(
+        &self,
+        container: Option<&v1::ContainerInterface>,
+        place: TraceContext,
+    ) {
+        let Ok(key) = key(container) else { return };
+        if let Some(attachment) = self.state.lock().await.attachments.get_mut(&key.id()) {
+            attachment.trace = Some(place);
         }
     }
 

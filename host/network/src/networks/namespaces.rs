@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
 use super::Networks;
-use crate::attachment::Rates;
+use crate::attachment::{Attachment, Rates};
 use crate::ledger::{Lease, Uplink};
 use crate::{Error, Result, namespace};
 
@@ -56,17 +57,28 @@ impl Networks {
         let (path, (identity, mut interface)) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
         let mut uplink = interface.uplink(&request.name, &path, identity);
+        let traceparent = self.trace_in(identity).await;
         if let Some(port) = self.claim(id, &mut uplink).await? {
             interface.restrict(&port.lease, port.prefix);
             let rates = port.rates.describe();
-            return Ok(v1::Interface { rates, ..interface.describe(port.network) });
+            return Ok(v1::Interface { rates, traceparent, ..interface.describe(port.network) });
         }
         if let Err(error) = self.bring_up_uplink(id, &uplink).await {
             // The first failure is reported; a second one adds nothing.
             let _ = self.leave_namespace(id).await;
             return Err(error);
         }
-        Ok(interface.describe(switch_of(id)))
+        Ok(v1::Interface { traceparent, ..interface.describe(switch_of(id)) })
+    }
+
+    /// Returns the `traceparent` to which an attachment in a namespace belongs; empty if there is
+    /// none.
+    async fn trace_in(&self, namespace: Identity) -> String {
+        let is_there =
+            |one: &&Attachment| (one.device, one.inode) == (namespace.device, namespace.inode);
+        let state = self.state.lock().await;
+        let trace = state.attachments.values().filter(is_there).find_map(|one| one.trace);
+        trace.map(|place| place.to_string()).unwrap_or_default()
     }
 
     /// Enters an interface into the ledger. Returns the sandbox's port for an interface that was

@@ -90,6 +90,7 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
             routes: found.routes.into_iter().map(route).collect(),
             neighbours: found.neighbours.into_iter().map(|one| (one.address, one.mac)).collect(),
             rates: rates(found.rates.unwrap_or_default()),
+            traceparent: found.traceparent,
         }),
     }
 }
@@ -164,6 +165,7 @@ mod tests {
                 receive_burst: 300,
                 ..Default::default()
             }),
+            traceparent: "00-1-2-01".into(),
         }
     }
 
@@ -188,7 +190,9 @@ mod tests {
         let network = network(&spec(), found());
         assert_eq!((network.ipv4.as_str(), network.ipv6.as_str()), ("10.1.1.2", "fd00::2"));
         assert_eq!(network.addresses(), ["10.1.1.2", "10.1.1.3", "fd00::2"]);
+        assert_eq!(network.namespace.as_ref().unwrap().traceparent, "00-1-2-01");
         let text = serde_json::to_string(&network).unwrap();
+        assert!(!text.contains("00-1-2-01"), "it is of no use to a later daemon: {text}");
         let network: Network = serde_json::from_str(&text).unwrap();
         let told = settings(&network, network.namespace.as_ref().unwrap());
         assert_eq!((told.mac.as_str(), told.mtu), ("02:00:00:00:00:01", 1450));

@@ -92,6 +92,10 @@ pub struct NamespaceInterface {
     /// The rates of the sandbox's port, if the interface was made for a port of a network.
     #[serde(default)]
     pub rates: PortRates,
+    /// The place in a trace to which the interface belongs, as a `traceparent`; empty: none. Of use
+    /// until the sandbox starts only.
+    #[serde(skip)]
+    pub traceparent: String,
 }
 
 /// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and
