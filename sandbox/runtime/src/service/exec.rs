@@ -66,7 +66,7 @@ pub(super) async fn begin(
 /// Returns the request for the agent to start the process of `spec` in a container.
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) if the process may not do what it asks for.
+/// [`Error::Invalid`] if the process may not do what it asks for.
 fn exec_request(
     target: &Target,
     spec: &v1::ExecSpec,
