@@ -1,4 +1,5 @@
-//! The stages of a start on the sandbox's timeline.
+//! The stages of a start on the sandbox's timeline. Each is a span of the trace of the call that
+//! starts the sandbox as well.
 //!
 //! A new stage has its name in `starts::STAGES`, so that the metrics count it (an assertion fails
 //! in debug builds otherwise), in the drawing and the steps of `docs/walks/sandbox.md`, and in
