@@ -8,6 +8,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "proto/containers.proto",
         "proto/sandbox.proto",
     ];
-    tonic_prost_build::configure().compile_fds(protox::compile(files, ["proto"])?)?;
+    // The shim's process leaves times of its own to the next one, as JSON.
+    let serde = "#[derive(serde::Serialize, serde::Deserialize)]";
+    tonic_prost_build::configure()
+        .type_attribute(".slipway.shim.containerd.Timestamp", serde)
+        .compile_fds(protox::compile(files, ["proto"])?)?;
     Ok(())
 }

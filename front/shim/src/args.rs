@@ -45,6 +45,29 @@ impl Args {
             self.bundle.clone()
         }
     }
+
+    /// Returns the words of a serving process's command line.
+    pub fn words(&self) -> Vec<String> {
+        let words = [
+            ["-namespace", self.namespace.as_str()],
+            ["-id", self.id.as_str()],
+            ["-address", self.address.as_str()],
+        ];
+        let debug = self.debug.then_some("-debug");
+        words.into_iter().flatten().chain(debug).map(str::to_owned).collect()
+    }
+
+    /// Returns the words of the holder's command line. They have another form, so that whoever
+    /// looks for the processes of shims by their command lines finds those that serve.
+    pub fn words_of_holder(&self) -> Vec<String> {
+        let words = [
+            format!("--namespace={}", self.namespace),
+            format!("--id={}", self.id),
+            format!("--address={}", self.address),
+        ];
+        let debug = self.debug.then(|| "--debug".to_owned());
+        words.into_iter().chain(debug).collect()
+    }
 }
 
 /// The program's tasks.
@@ -53,6 +76,10 @@ pub enum Command {
     /// Serve the task service on the socket that is standard input.
     #[default]
     Serve,
+    /// Serve in place of a process that was killed; standard input leads to the [`Command::Hold`].
+    Resume,
+    /// Hold descriptors for the process that serves; see [`crate::hold`].
+    Hold,
     /// Start a shim, and print its address.
     Start,
     /// Clean up after a shim that died.
@@ -118,6 +145,8 @@ fn take(args: &mut Args, name: &str, value: String) -> Result<(), String> {
 fn command(word: &str) -> Result<Command, String> {
     match word {
         "start" => Ok(Command::Start),
+        "resume" => Ok(Command::Resume),
+        "hold" => Ok(Command::Hold),
         "delete" => Ok(Command::Delete),
         "remove" => Ok(Command::Remove),
         "import" => Ok(Command::Import),
@@ -173,6 +202,21 @@ mod tests {
         assert_eq!((remove.command, remove.leftover), (Command::Remove, left));
         assert_eq!(of("-v").unwrap().command, Command::Version);
         assert_eq!(of("-info").unwrap().command, Command::Info);
+    }
+
+    #[test]
+    fn the_processes_of_a_shim_have_the_same_words_in_two_forms() {
+        let args = Args {
+            namespace: "n".into(),
+            id: "one".into(),
+            address: "/a".into(),
+            debug: true,
+            ..Args::default()
+        };
+        assert_eq!(parse(args.words()).as_ref(), Ok(&args));
+        assert_eq!(parse(args.words_of_holder()), Ok(args));
+        assert_eq!(of("-namespace n -id one resume").unwrap().command, Command::Resume);
+        assert_eq!(of("--namespace=n --id=one hold").unwrap().command, Command::Hold);
     }
 
     #[test]

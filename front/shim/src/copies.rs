@@ -11,12 +11,15 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use serde::{Deserialize, Serialize};
 use slipway_sandbox_api::copies::{CopyError, MOST, MOST_BYTES};
 use slipway_sandbox_api::v1;
 
 use crate::spec::{self, Mount};
+use crate::store::name;
 
 /// A file or directory of the host that a container has a copy of.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Copy {
     mount: Mount,
     /// The mount's source without links.
@@ -30,7 +33,7 @@ pub struct Copy {
 }
 
 /// The version of a mount's files. It changes when they do.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Stamp {
     /// A volume of Kubernetes': the directory that its link `..data` names.
     Version(PathBuf),
@@ -69,6 +72,16 @@ impl Copy {
             .map_err(|error| unreadable(&mount, mount.source.as_ref(), error))?;
         let (paths, hidden) = (BTreeSet::new(), BTreeSet::new());
         Ok(Self { mount, source, stamp: None, paths, hidden })
+    }
+
+    /// Returns the beginning of the names of the files in the store with a container's copies.
+    pub fn files(task: &str) -> String {
+        name("copy", &[task]) + "-"
+    }
+
+    /// Returns the name of the file in the store with this copy of a container.
+    pub fn file(&self, task: &str) -> String {
+        Self::files(task) + &name("of", &[&self.mount.destination])
     }
 
     fn open(&self) -> io::Result<Opened> {

@@ -24,7 +24,7 @@ use crate::io::Paths;
 use crate::process::{Phase, Process, timestamp};
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci, PodNamespaces};
-use crate::task::{Kind, RESOLVER, Sandbox, Task};
+use crate::task::{Kept, Kind, RESOLVER, Sandbox, Task};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::{checkpoint, lazy, names, options, rootfs, target};
@@ -160,6 +160,7 @@ impl Maker<'_> {
             copies: Mutex::new(content.copies),
             snapshot: Mutex::new(content.snapshot),
             message: content.message,
+            kept: Kept::default(),
         })
     }
 
@@ -335,6 +336,8 @@ impl Maker<'_> {
     ) -> Result<Content, Failure> {
         run.terminal = request.terminal;
         run.stdin = !request.stdin.is_empty();
+        // The next serving process goes on with it.
+        run.keeps_input = run.stdin;
         let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
         let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
         let read = on_a_thread(self.reads, PATIENCE, move || {

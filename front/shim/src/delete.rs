@@ -42,7 +42,7 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     };
     let removed = remove(&daemon, &left, (REPLACEMENT, Duration::ZERO)).await;
     let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
-    remove_socket(&names::socket(args, &group));
+    remove_socket(&names::socket(args, &group), &names::state(args, &group));
     if let Err(failed) = removed {
         let is_later = match failed.code {
             Code::Unavailable => daemon.is_between_lives(),
@@ -110,9 +110,11 @@ fn remove_later(args: &Args, left: Leftover) -> std::io::Result<()> {
     silent.stderr(Stdio::null()).current_dir("/").process_group(0).spawn().map(drop)
 }
 
-/// Removes the socket of a shim that died. One that serves other containers of a pod keeps it.
-fn remove_socket(socket: &Path) {
+/// Removes the socket and the store of a shim that died with its holder. One that serves other
+/// containers of a pod keeps them.
+fn remove_socket(socket: &Path, state: &Path) {
     if UnixStream::connect(socket).is_err() {
         let _ = std::fs::remove_file(socket);
+        let _ = std::fs::remove_dir_all(state);
     }
 }

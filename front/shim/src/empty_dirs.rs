@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
+use serde::{Deserialize, Serialize};
 use slipway_sandbox_api::v1;
 
 use crate::mountinfo::{self, Mounted};
@@ -96,7 +97,7 @@ fn of_volume(parts: &[&str], below: Below) -> Option<Named> {
 }
 
 /// How a directory of the guest begins.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Beginning {
     in_memory: bool,
     size_bytes: u64,
@@ -139,11 +140,11 @@ fn holds_directories_only(directory: &Path) -> io::Result<bool> {
 }
 
 /// The `emptyDir` volumes that the containers of a pod have had so far, by name.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Volumes(Mutex<BTreeMap<String, Volume>>);
 
 /// A volume of which it was decided whose it is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Volume {
     /// The directory on the host.
     directory: PathBuf,

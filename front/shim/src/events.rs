@@ -1,8 +1,11 @@
 //! Events for containerd, over its ttrpc socket, in the order in which they happened.
 //!
-//! While containerd restarts, events wait; a queue that is full drops the newest ones.
+//! While containerd restarts, events wait; a queue that is full drops the newest ones. Those that
+//! wait when the shim's process is killed are in its [`store`](crate::store), and the next process
+//! sends them. One that containerd was just taking is sent again.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prost::Message;
@@ -10,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::containerd as cd;
 use crate::process::timestamp;
+use crate::store::Store;
 use crate::ttrpc::client::Client;
 
 /// The most events that wait.
@@ -18,6 +22,8 @@ const QUEUE: usize = 1024;
 const AGAIN: Duration = Duration::from_millis(500);
 /// The longest time that containerd may take to accept an event.
 const ANSWER: Duration = Duration::from_secs(10);
+/// The kind of the files with events that wait.
+const RECORDS: &str = "event-";
 
 /// An event of a task, for containerd.
 pub enum Event {
@@ -79,24 +85,59 @@ impl Event {
 /// The sending end of the queue of events.
 pub struct Events {
     namespace: String,
-    queue: mpsc::Sender<cd::Envelope>,
+    queue: mpsc::Sender<Waiting>,
+    store: Store,
+    /// The number of the next event.
+    next: AtomicU64,
     /// The number of events that were queued and not yet sent.
     waiting: watch::Sender<usize>,
+}
+
+/// An event that waits, and its file in the store.
+struct Waiting {
+    file: String,
+    envelope: cd::Envelope,
 }
 
 impl Events {
     /// Makes a queue whose events go to containerd's socket `to`. Without one they go nowhere.
     pub fn new(namespace: &str, to: Option<PathBuf>) -> Self {
+        Self::kept(namespace, to, Store::default())
+    }
+
+    /// Makes a queue, as [`new`](Self::new) does, whose events wait in `store` too. Those that are
+    /// there come first.
+    pub fn kept(namespace: &str, to: Option<PathBuf>, store: Store) -> Self {
         let (queue, events) = mpsc::channel(QUEUE);
         let waiting = watch::Sender::new(0);
-        tokio::spawn(send_all(to, events, waiting.clone()));
-        Self { namespace: namespace.to_owned(), queue, waiting }
+        let left = store.names(RECORDS);
+        let numbers = left.iter().filter_map(|file| file[RECORDS.len()..].parse::<u64>().ok());
+        let next = AtomicU64::new(numbers.max().map_or(0, |last| last + 1));
+        tokio::spawn(send_all(to, events, store.clone(), waiting.clone()));
+        let events = Self { namespace: namespace.to_owned(), queue, store, next, waiting };
+        for file in left {
+            let bytes = events.store.get(&file).unwrap_or_default();
+            match cd::Envelope::decode(bytes.as_slice()) {
+                Ok(envelope) => events.queue(Waiting { file, envelope }),
+                Err(_) => events.store.remove(&file),
+            }
+        }
+        events
     }
 
     /// Queues an event.
     pub fn publish(&self, event: &Event) {
+        let envelope = event.envelope(&self.namespace);
+        // The names are in the order of the numbers.
+        let file = format!("{RECORDS}{:020}", self.next.fetch_add(1, Ordering::Relaxed));
+        self.store.put(&file, &envelope.encode_to_vec());
+        self.queue(Waiting { file, envelope });
+    }
+
+    fn queue(&self, event: Waiting) {
         self.waiting.send_modify(|count| *count += 1);
-        if self.queue.try_send(event.envelope(&self.namespace)).is_err() {
+        if let Err(full) = self.queue.try_send(event) {
+            self.store.remove(&full.into_inner().file);
             self.waiting.send_modify(|count| *count -= 1);
             crate::log::warn("an event was dropped: containerd takes none");
         }
@@ -117,14 +158,16 @@ pub fn socket_from_environment() -> Option<PathBuf> {
 
 async fn send_all(
     to: Option<PathBuf>,
-    mut events: mpsc::Receiver<cd::Envelope>,
+    mut events: mpsc::Receiver<Waiting>,
+    store: Store,
     waiting: watch::Sender<usize>,
 ) {
     let mut client = None;
-    while let Some(envelope) = events.recv().await {
+    while let Some(Waiting { file, envelope }) = events.recv().await {
         if let Some(to) = &to {
             send(to, &mut client, envelope).await;
         }
+        store.remove(&file);
         waiting.send_modify(|count| *count -= 1);
     }
 }
@@ -199,11 +242,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_wait_for_containerd_and_keep_their_order() {
+    async fn events_wait_for_containerd_and_keep_their_order_also_in_the_next_process() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("events.sock");
-        let events = Events::new("ns", Some(socket.clone()));
-        events.publish(&Event::Start(cd::TaskStart::default()));
+        let store = Store::make(&dir.path().join("state")).unwrap();
+        // A process that is killed before containerd listens.
+        let killed = Events::kept("ns", Some(dir.path().join("nowhere")), store.clone());
+        killed.publish(&Event::Create(cd::TaskCreate::default()));
+        killed.publish(&Event::Start(cd::TaskStart::default()));
+        store.put("event-x", b"\xff");
+        let events = Events::kept("ns", Some(socket.clone()), store.clone());
         events.publish(&Event::Exit(cd::TaskExit::default()));
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let seen = Arc::new(Seen::default());
@@ -214,6 +262,7 @@ mod tests {
             }
         });
         events.drain(Duration::from_secs(60)).await;
-        assert_eq!(*seen.0.lock().unwrap(), ["/tasks/start", "/tasks/exit"]);
+        assert_eq!(*seen.0.lock().unwrap(), ["/tasks/create", "/tasks/start", "/tasks/exit"]);
+        assert!(store.names("event-").is_empty(), "{:?}", store.names(""));
     }
 }

@@ -1,26 +1,33 @@
 //! A process's standard streams as containerd gives them: FIFOs, or a file for output.
 //!
-//! The shim holds more ends of a FIFO than it uses. A write end of standard input keeps the input
-//! open when a client leaves, until CloseIO. A read end of each output keeps writes from failing
-//! while no client reads: the process then waits, as at a full pipe. These ends go when the
-//! process has ended or is to be killed, so that nothing waits for a reader that never comes.
+//! The shim has each FIFO open once more than it uses it, for both ends. So standard input stays
+//! open when a client leaves, until CloseIO, and writes to an output do not fail while no client
+//! reads: the process then waits, as at a full pipe. The [`holder`](crate::hold) has these
+//! descriptors too, so that no client sees the end of a FIFO when the shim's process is killed.
+//! They go when the process has ended or is to be killed, so that nothing waits for a reader that
+//! never comes.
 //!
 //! Streams are opened when the process starts and not before, as other shims do it: `ctr` writes
 //! its input as soon as the FIFO is open, and tells the end of the input only to a process that it
 //! knows of by then.
 
+use std::fs::Metadata;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
+use crate::cursor::{Cursor, PIECE, Stream};
+use crate::hold::{Holder, Spare};
+
 /// The paths of a process's streams; an empty path stands for none.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paths {
     /// The path of standard input.
     pub stdin: String,
@@ -42,29 +49,61 @@ pub struct Streams {
     pub stderr: Output,
 }
 
-/// The ends that are only held.
+/// The FIFOs as they are only held.
 #[derive(Default)]
 pub struct Held {
-    stdin: Mutex<Option<OwnedFd>>,
+    stdin: Mutex<Option<Spare>>,
     stdin_is_closed: AtomicBool,
-    readers: Mutex<Vec<OwnedFd>>,
+    outputs: Mutex<Vec<Spare>>,
+    /// The holder that has them too, and the beginning of their names there.
+    holder: OnceLock<(Arc<Holder>, String)>,
 }
 
 impl Held {
+    /// Has the holder have the FIFOs too that are opened from here on, by names that begin so.
+    pub fn keep_in(&self, holder: &Arc<Holder>, name: String) {
+        // Set once: when the process is made.
+        let _ = self.holder.set((Arc::clone(holder), name));
+    }
+
     /// Lets standard input end once its writers have left.
     pub fn close_stdin(&self) {
         self.stdin_is_closed.store(true, Ordering::Relaxed);
         lock(&self.stdin).take();
     }
 
+    /// Returns whether standard input was let end.
+    pub fn is_stdin_closed(&self) -> bool {
+        self.stdin_is_closed.load(Ordering::Relaxed)
+    }
+
     /// Returns the bytes in the FIFOs of outputs that nobody has read, 0 once they are released.
     pub fn unread(&self) -> u64 {
-        lock(&self.readers).iter().filter_map(|fifo| rustix::io::ioctl_fionread(fifo).ok()).sum()
+        lock(&self.outputs).iter().filter_map(|fifo| rustix::io::ioctl_fionread(fifo).ok()).sum()
     }
 
     /// Lets writes to an output without a reader fail.
     pub fn release_outputs(&self) {
-        lock(&self.readers).clear();
+        lock(&self.outputs).clear();
+    }
+
+    /// Returns whether an earlier serving process has left a FIFO open.
+    pub fn has_left(&self) -> bool {
+        let names = |(holder, name): &(Arc<Holder>, String)| holder.names(name);
+        self.holder.get().is_some_and(|place| !names(place).is_empty())
+    }
+
+    /// Returns the FIFOs that an earlier serving process had: standard input, output, error output.
+    pub fn left(&self) -> [Option<Spare>; 3] {
+        let Some((holder, name)) = self.holder.get() else { return [None, None, None] };
+        [0, 1, 2].map(|stream| holder.take(&format!("{name}.{stream}")))
+    }
+
+    fn spare(&self, stream: u8, fifo: OwnedFd) -> Spare {
+        match self.holder.get() {
+            Some((holder, name)) => holder.put(format!("{name}.{stream}"), fifo),
+            None => Spare::alone(fifo),
+        }
     }
 }
 
@@ -84,14 +123,17 @@ pub enum Output {
 }
 
 impl Output {
-    /// Writes all of `data`. After the first failure, which is that the last reader has left or the
-    /// disk is full, output goes nowhere.
-    pub async fn write(&mut self, data: &[u8]) {
+    /// Writes all of `data`, the next output of `stream`, and moves `cursor` behind it. After the
+    /// first failure, which is that the last reader has left or the disk is full, output goes
+    /// nowhere.
+    pub async fn write(&mut self, data: &[u8], stream: Stream, cursor: &Cursor) {
+        let end = cursor.carried() + data.len() as u64;
         let written = match self {
-            Self::Nothing => return,
-            Self::Fifo(fifo) => fifo.write_all(data).await,
-            Self::File(file) => async { file.write_all(data).await.and(file.flush().await) }.await,
+            Self::Nothing => Ok(()),
+            Self::Fifo(fifo) => write_pieces(fifo, data, stream, cursor).await,
+            Self::File(file) => append(file, data, stream, cursor).await,
         };
+        cursor.reach(end);
         if let Err(error) = written {
             if error.kind() != io::ErrorKind::BrokenPipe {
                 crate::log::warn(&format!("output is lost from here on: {error}"));
@@ -99,39 +141,104 @@ impl Output {
             *self = Self::Nothing;
         }
     }
+
+    /// Returns what there is of the destination; `None` if it is nowhere.
+    pub fn metadata(&self) -> Option<Metadata> {
+        let descriptor = match self {
+            Self::Nothing => return None,
+            Self::Fifo(fifo) => fifo.as_raw_fd(),
+            Self::File(file) => file.as_raw_fd(),
+        };
+        std::fs::metadata(format!("/proc/self/fd/{descriptor}")).ok()
+    }
 }
 
-/// Opens a process's streams, and puts the ends that are only held into `held`.
+async fn write_pieces(
+    fifo: &mut pipe::Sender,
+    data: &[u8],
+    stream: Stream,
+    cursor: &Cursor,
+) -> io::Result<()> {
+    for piece in data.chunks(PIECE) {
+        cursor.begin_fifo(fifo.as_fd(), stream, piece.len());
+        fifo.write_all(piece).await?;
+        cursor.reach(cursor.carried() + piece.len() as u64);
+    }
+    Ok(())
+}
+
+async fn append(
+    file: &mut tokio::fs::File,
+    data: &[u8],
+    stream: Stream,
+    cursor: &Cursor,
+) -> io::Result<()> {
+    if cursor.is_kept() {
+        cursor.begin_file(stream, data.len(), file.metadata().await?.len());
+    }
+    file.write_all(data).await?;
+    file.flush().await
+}
+
+/// Opens a process's streams, and puts what is only held into `held`.
 ///
 /// # Errors
 /// One line: a path cannot be opened, or is of a kind that the shim does not serve.
 pub fn open(paths: &Paths, held: &Held) -> Result<Streams, String> {
-    let stdin = if paths.stdin.is_empty() {
-        None
-    } else {
-        let named = |error| format!("cannot open {}: {error}", paths.stdin);
-        let receiver = pipe::OpenOptions::new().open_receiver(&paths.stdin).map_err(named)?;
-        let writer = fifo_end(&paths.stdin, OFlags::WRONLY).map_err(named)?;
-        let mut stdin = lock(&held.stdin);
-        *stdin = Some(writer).filter(|_| !held.stdin_is_closed.load(Ordering::Relaxed));
-        Some(receiver)
-    };
-    let stdout = output(&paths.stdout, held)?;
+    let stdin = input(&paths.stdin, held)?;
+    let stdout = output(&paths.stdout, Stream::Out, held)?;
     // A terminal has one output, whatever the request says.
-    let stderr = if paths.terminal { Output::Nothing } else { output(&paths.stderr, held)? };
+    let stderr = match paths.terminal {
+        true => Output::Nothing,
+        false => output(&paths.stderr, Stream::Err, held)?,
+    };
     Ok(Streams { stdin, stdout, stderr })
 }
 
-fn output(path: &str, held: &Held) -> Result<Output, String> {
+/// Opens the streams of a process that an earlier serving process has started: those that the
+/// holder has, and others by their paths. One that cannot be opened any more is none.
+pub fn open_again(paths: &Paths, held: &Held) -> Streams {
+    let left = held.left();
+    let path = |at: usize, path: &String| match &left[at] {
+        Some(fifo) => fifo.path().to_string_lossy().into_owned(),
+        None => path.clone(),
+    };
+    let warned = |reason: &String| crate::log::warn(reason);
+    let stdin = input(&path(0, &paths.stdin), held).inspect_err(warned).unwrap_or_default();
+    let opened = |at: usize, plain: &String, stream: Stream| {
+        output(&path(at, plain), stream, held).inspect_err(warned).unwrap_or(Output::Nothing)
+    };
+    let stdout = opened(1, &paths.stdout, Stream::Out);
+    let stderr = match paths.terminal {
+        true => Output::Nothing,
+        false => opened(2, &paths.stderr, Stream::Err),
+    };
+    Streams { stdin, stdout, stderr }
+}
+
+fn input(path: &str, held: &Held) -> Result<Option<pipe::Receiver>, String> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let named = |error| format!("cannot open {path}: {error}");
+    let receiver = pipe::OpenOptions::new().open_receiver(path).map_err(named)?;
+    if !held.is_stdin_closed() {
+        let both = both_ends(path).map_err(named)?;
+        *lock(&held.stdin) = Some(held.spare(0, both));
+    }
+    Ok(Some(receiver))
+}
+
+fn output(path: &str, stream: Stream, held: &Held) -> Result<Output, String> {
     let (scheme, plain) = path.split_once("://").unwrap_or(("fifo", path));
     let named = |error| format!("cannot open {plain}: {error}");
     match scheme {
         _ if plain.is_empty() => Ok(Output::Nothing),
         "fifo" => {
-            // The read end comes first: without one, opening the write end fails.
-            let reader = fifo_end(plain, OFlags::RDONLY).map_err(named)?;
+            // Both ends come first: without a read end, opening the write end fails.
+            let both = both_ends(plain).map_err(named)?;
             let sender = pipe::OpenOptions::new().open_sender(plain).map_err(named)?;
-            lock(&held.readers).push(reader);
+            lock(&held.outputs).push(held.spare(1 + stream as u8, both));
             Ok(Output::Fifo(sender))
         }
         "file" => {
@@ -149,8 +256,9 @@ fn output(path: &str, held: &Held) -> Result<Output, String> {
     }
 }
 
-fn fifo_end(path: &str, access: OFlags) -> io::Result<OwnedFd> {
-    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC;
+/// Opens a FIFO for reading and writing, which waits for nobody (fifo(7)).
+fn both_ends(path: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
@@ -173,7 +281,8 @@ mod tests {
         let paths = Paths { stdout: fifo(&dir, "out"), ..Paths::default() };
         let held = Held::default();
         let mut streams = open(&paths, &held).unwrap();
-        streams.stdout.write(b"kept").await;
+        let cursor = Cursor::default();
+        streams.stdout.write(b"kept", Stream::Out, &cursor).await;
         let mut reader = std::fs::File::open(&paths.stdout).unwrap();
         let mut four = [0; 4];
         reader.read_exact(&mut four).unwrap();
@@ -181,7 +290,7 @@ mod tests {
         drop(reader);
         let large = vec![0; 1 << 20];
         {
-            let write = streams.stdout.write(&large);
+            let write = streams.stdout.write(&large, Stream::Out, &cursor);
             tokio::pin!(write);
             // Nobody reads, and the shim's own end lets it wait.
             assert!(poll_once(&mut write).await.is_none());
@@ -189,6 +298,7 @@ mod tests {
             write.await;
         }
         assert!(matches!(streams.stdout, Output::Nothing));
+        assert_eq!(cursor.carried(), 4 + (1 << 20));
     }
 
     /// Polls a future once.
@@ -227,7 +337,7 @@ mod tests {
         let file = dir.path().join("log");
         let paths = Paths { stdout: format!("file://{}", file.display()), ..Paths::default() };
         let mut streams = open(&paths, &Held::default()).unwrap();
-        streams.stdout.write(b"line").await;
+        streams.stdout.write(b"line", Stream::Out, &Cursor::default()).await;
         assert_eq!(std::fs::read(&file).unwrap(), b"line");
         for bad in ["binary:///bin/logger", "/no/such/fifo"] {
             let paths = Paths { stdout: bad.into(), ..Paths::default() };

@@ -5,7 +5,9 @@
 //! process that serves it (`start`, `options`); that process serves containerd's task service,
 //! versions 2 and 3, which have the same messages, and its sandbox service (`service`), until the
 //! container or the sandbox is deleted; `delete` cleans up after one that died (`delete`).
-//! Where no daemon serves in time, a fourth process carries that on. A container is a `task` with
+//! Where no daemon serves in time, a fourth process carries that on. Beside the serving process is
+//! a holder (`hold`), which starts the next one if that is killed; what that one needs to know is
+//! in a `store` (`rebuild`, `cursor`). A container is a `task` with
 //! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
 //! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
 //! `layers`; of the EROFS snapshotter `erofs`, of lazily pulled images `lazy`) is made an image in
@@ -36,7 +38,8 @@
 //! | WaitSandbox, SandboxStatus, SandboxMetrics | as Wait, State and Stats |
 //! | PingSandbox, Platform | what the shim knows |
 //!
-//! If the serving process is killed, containerd runs the command `delete`, which calls `Remove` for
+//! If the serving process is killed, the next one goes on with its connections, tasks and output.
+//! If its holder is killed with it, containerd runs the command `delete`, which calls `Remove` for
 //! the container, or for the pod with its containers.
 //!
 //! A container has a sandbox of its own, or it runs in a pod: its `role` follows from annotations.
@@ -64,12 +67,14 @@ mod checkpoint;
 mod content;
 mod copies;
 mod create;
+mod cursor;
 mod daemon;
 mod delete;
 mod empty_dirs;
 mod erofs;
 mod events;
 mod forward;
+mod hold;
 mod io;
 mod layers;
 mod lazy;
@@ -80,6 +85,7 @@ mod names;
 mod network;
 mod options;
 mod process;
+mod rebuild;
 mod refresh;
 mod role;
 mod rootfs;
@@ -89,6 +95,7 @@ mod session;
 mod spec;
 mod start;
 mod stats;
+mod store;
 mod target;
 mod task;
 mod tasks;
@@ -139,6 +146,8 @@ fn run(args: &Args) -> Result<(), String> {
         Command::Remove => in_runtime(delete::carry_on(args)),
         Command::Import => mount::import(),
         Command::Serve => in_runtime(serve::serve(args)),
+        Command::Resume => in_runtime(serve::resume(args)),
+        Command::Hold => hold::hold(args),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -19,6 +20,17 @@ pub fn open(bundle: &Path) {
         // Set once, by `main`.
         let _ = LOG.set(file.into());
     }
+}
+
+/// Goes on with the log that an earlier process has opened.
+pub fn take(log: File) {
+    // Set once, by `main`.
+    let _ = LOG.set(log);
+}
+
+/// Returns a copy of the log's descriptor, if there is a log.
+pub fn share() -> Option<OwnedFd> {
+    LOG.get()?.try_clone().ok().map(OwnedFd::from)
 }
 
 /// Logs one line. What a guest said is made printable. A log that is full or has no reader drops

@@ -18,6 +18,11 @@ pub fn socket(args: &Args, group: &str) -> PathBuf {
     PathBuf::from(SOCKETS).join(hex::encode(digest(args, group)))
 }
 
+/// Returns the directory of the shim's [`store`](crate::store), beside its socket.
+pub fn state(args: &Args, group: &str) -> PathBuf {
+    socket(args, group).with_extension("state")
+}
+
 /// Returns the address as containerd takes it.
 pub fn address(args: &Args, group: &str) -> String {
     format!("unix://{}", socket(args, group).display())

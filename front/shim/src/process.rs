@@ -1,17 +1,22 @@
 //! A process of a task as containerd sees it: created, running, stopped.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prost::Message;
+use serde::{Deserialize, Serialize};
 use slipway_sandbox_api::v1::{self, RunIn, run_in};
 use tokio::sync::{mpsc, watch};
 
 use crate::containerd as cd;
+use crate::cursor::Cursor;
 use crate::io::{Held, Paths};
+use crate::store::{Keep, Store, name};
 
 /// The state of a process.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Phase {
     /// Not started.
     Created,
@@ -24,7 +29,7 @@ pub enum Phase {
 }
 
 /// How a process ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct End {
     /// The exit status; 128 + n for signal n.
     pub status: u32,
@@ -67,8 +72,8 @@ pub struct Process {
     pub phase: watch::Sender<Phase>,
     /// The ends of its FIFOs that are only held.
     pub held: Held,
-    /// Bytes of output that were carried, or that nobody was there to take.
-    pub carried: AtomicU64,
+    /// The position in its output.
+    pub cursor: Cursor,
     /// Set once SIGKILL was asked for.
     pub killed: AtomicBool,
     /// Set once its standard input has ended.
@@ -78,7 +83,37 @@ pub struct Process {
     /// Set while no session has its streams.
     pub closed: watch::Sender<bool>,
     size: Mutex<Option<v1::Size>>,
+    /// The time that a stop gives a pod's containers, seconds, once one was asked for.
+    stop: Mutex<Option<u32>>,
+    kept: OnceLock<Kept>,
 }
+
+/// The files of a process in the store.
+struct Kept {
+    store: Store,
+    task: String,
+    record: String,
+    first: String,
+    cursor: String,
+}
+
+/// A process as the next serving process finds it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The container's id.
+    pub task: String,
+    exec_id: String,
+    paths: Paths,
+    phase: Phase,
+    killed: bool,
+    input_ended: bool,
+    stdin_is_closed: bool,
+    size: Option<(u32, u32)>,
+    stop: Option<u32>,
+}
+
+/// The kind of the files with the records of processes.
+pub const RECORDS: &str = "process";
 
 impl Process {
     /// Makes a process that is not started.
@@ -89,13 +124,107 @@ impl Process {
             first: Mutex::new(Some(first)),
             phase: watch::Sender::new(Phase::Created),
             held: Held::default(),
-            carried: AtomicU64::new(0),
+            cursor: Cursor::default(),
             killed: AtomicBool::new(false),
             input_ended: AtomicBool::new(false),
             requests: watch::Sender::new(None),
             closed: watch::Sender::new(true),
             size: Mutex::new(None),
+            stop: Mutex::new(None),
+            kept: OnceLock::new(),
         }
+    }
+
+    /// Makes the process that an earlier serving process has left, and keeps it on.
+    pub fn left(record: Record, keep: &Keep) -> Self {
+        let Record { task, exec_id, paths, .. } = record;
+        let size = record.size.map(|(rows, columns)| v1::Size { rows, columns });
+        let first = keep.store.get(&name("first", &[&task, &exec_id]));
+        let first = first.and_then(|bytes| RunIn::decode(bytes.as_slice()).ok()?.kind);
+        let process = Self {
+            first: Mutex::new(first),
+            phase: watch::Sender::new(record.phase),
+            killed: AtomicBool::new(record.killed),
+            input_ended: AtomicBool::new(record.input_ended),
+            size: Mutex::new(size),
+            stop: Mutex::new(record.stop),
+            // The session is lost, and so is what it begins with.
+            ..Self::new(exec_id, paths, run_in::Kind::StdinClosed(true))
+        };
+        if record.stdin_is_closed {
+            process.held.close_stdin();
+        }
+        process.keep_in(keep, &task);
+        process
+    }
+
+    /// Keeps the process of the container `task` from here on, for the next serving process.
+    pub fn keep_in(&self, keep: &Keep, task: &str) {
+        let parts = [task, self.exec_id.as_str()];
+        let kept = Kept {
+            store: keep.store.clone(),
+            task: task.to_owned(),
+            record: name(RECORDS, &parts),
+            first: name("first", &parts),
+            cursor: name("cursor", &parts),
+        };
+        if let Some(holder) = &keep.holder {
+            self.held.keep_in(holder, name("io", &parts));
+        }
+        let first = RunIn { kind: lock(&self.first).clone() };
+        if first.kind.is_some() {
+            kept.store.put(&kept.first, &first.encode_to_vec());
+        }
+        // The output of a further process cannot be joined again.
+        let cursor = kept.store.path(&kept.cursor).filter(|_| self.is_init());
+        if let Some(path) = cursor
+            && let Ok(file) = File::options().create(true).write(true).truncate(false).open(path)
+        {
+            self.cursor.keep(file);
+        }
+        // Set once.
+        let _ = self.kept.set(kept);
+        self.keep();
+    }
+
+    /// Writes what the next serving process is to know.
+    pub fn keep(&self) {
+        let Some(kept) = self.kept.get() else { return };
+        let record = Record {
+            task: kept.task.clone(),
+            exec_id: self.exec_id.clone(),
+            paths: self.paths.clone(),
+            phase: self.phase(),
+            killed: self.killed.load(Ordering::Relaxed),
+            input_ended: self.input_ended.load(Ordering::Relaxed),
+            stdin_is_closed: self.held.is_stdin_closed(),
+            size: lock(&self.size).map(|size| (size.rows, size.columns)),
+            stop: *lock(&self.stop),
+        };
+        kept.store.put_json(&kept.record, &record);
+    }
+
+    /// Returns the record of the position in its output.
+    pub fn position(&self) -> Vec<u8> {
+        let read = self.kept.get().and_then(|kept| kept.store.get(&kept.cursor));
+        read.unwrap_or_default()
+    }
+
+    /// Removes what was kept.
+    pub fn forget(&self) {
+        let Some(Kept { store, record, first, cursor, .. }) = self.kept.get() else { return };
+        [record, first, cursor].into_iter().for_each(|name| store.remove(name));
+    }
+
+    /// Notes that it is to be stopped, with the time that a stop gives its containers, seconds.
+    pub fn note_stop(&self, timeout_s: u32) {
+        *lock(&self.stop) = Some(timeout_s);
+        self.keep();
+    }
+
+    /// Returns the time that a stop gives, seconds, if one was asked for.
+    pub fn stop_asked(&self) -> Option<u32> {
+        *lock(&self.stop)
     }
 
     /// Returns whether it is the container's first process.
@@ -107,6 +236,9 @@ impl Process {
     /// start is in it, since a program may ask for the size before it hears of a change.
     pub fn take_first(&self) -> Option<run_in::Kind> {
         let mut first = lock(&self.first).take()?;
+        if let Some(Kept { store, first, .. }) = self.kept.get() {
+            store.remove(first);
+        }
         if let Some(size) = *lock(&self.size) {
             match &mut first {
                 run_in::Kind::Run(run) => (run.rows, run.columns) = (size.rows, size.columns),
@@ -135,19 +267,23 @@ impl Process {
 
     /// Goes from `from` to `to`. Returns whether the state was `from`.
     pub fn step(&self, from: &Phase, to: Phase) -> bool {
-        self.phase.send_if_modified(|phase| {
+        let stepped = self.phase.send_if_modified(|phase| {
             let fits = phase == from;
             if fits {
                 *phase = to;
             }
             fits
-        })
+        });
+        if stepped {
+            self.keep();
+        }
+        stepped
     }
 
     /// Ends it, and calls `told` with the state before. Returns whether it had not ended before.
     /// Nobody sees the end before `told` returns.
     pub fn stop(&self, mut end: End, told: impl FnOnce(&Phase)) -> bool {
-        self.phase.send_if_modified(|phase| {
+        let stopped = self.phase.send_if_modified(|phase| {
             if matches!(phase, Phase::Stopped(_)) {
                 return false;
             }
@@ -155,12 +291,17 @@ impl Process {
             told(phase);
             *phase = Phase::Stopped(end);
             true
-        })
+        });
+        if stopped {
+            self.keep();
+        }
+        stopped
     }
 
     /// Notes the size of its terminal, which a process that does not run yet gets at its start.
     pub fn resize(&self, size: v1::Size) {
         *lock(&self.size) = Some(size);
+        self.keep();
         if self.phase() == Phase::Running {
             self.tell_size();
         }
@@ -192,11 +333,6 @@ impl Process {
     pub async fn finish_output(&self, patience: Duration) {
         let mut closed = self.closed.subscribe();
         let _ = tokio::time::timeout(patience, closed.wait_for(|closed| *closed)).await;
-    }
-
-    /// Counts output that was carried.
-    pub fn count(&self, bytes: usize) {
-        self.carried.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 

@@ -57,10 +57,12 @@ async fn refresh(task: Arc<Task>, mut copy: Copy) {
             Ok(Some((version, request))) => match put(&task, request).await {
                 Ok(()) => {
                     copy.has(version);
+                    task.keep_copies(std::slice::from_ref(&copy));
                     Ok(())
                 }
                 Err(reason) => {
                     copy.may_have(version);
+                    task.keep_copies(std::slice::from_ref(&copy));
                     Err(reason)
                 }
             },

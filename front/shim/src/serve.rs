@@ -1,15 +1,20 @@
-//! The serving process: takes connections on the socket that it was given as standard input.
+//! The serving process: takes connections on the socket that it was given as standard input, or
+//! goes on in place of one that was killed.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::Args;
 use crate::events::{self, Events};
+use crate::hold::{self, Holder, Spare};
 use crate::service::Service;
+use crate::store::{Keep, Store};
+use crate::ttrpc::kept::Record;
 use crate::ttrpc::server;
 use crate::{log, names, network};
 
@@ -17,56 +22,194 @@ use crate::{log, names, network};
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest time that the last events may take to reach containerd.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
+/// The name of the log among the holder's descriptors.
+const LOG: &str = "log";
+/// The beginning of the names of connections among the holder's descriptors; a number follows.
+const CONNECTION: &str = "connection-";
+/// The file in the store that is there once the shim's work is done.
+const OVER: &str = "over";
 
 /// Serves until containerd shuts the shim down.
 ///
 /// # Errors
 /// Standard input is no listening socket.
 pub async fn serve(args: &Args) -> Result<(), String> {
-    let listener = listener().map_err(|error| {
+    let socket = hold::take_stdin().and_then(|stdin| listener(stdin.as_fd()).map(|it| (stdin, it)));
+    let (socket, listener) = socket.map_err(|error| {
         format!("standard input is no socket ({error}); containerd runs this program")
     })?;
-    // Fails for the leader of a process group, which a shell may have made this process.
-    let _ = rustix::process::setsid();
     if let Ok(bundle) = std::env::current_dir() {
         log::open(&bundle);
     }
+    // Before there is a holder: it would take this end for another one.
+    let signals = terminations()?;
+    let keep = keep(args);
+    let kept = keep.holder.as_ref().map(|holder| hold_on(holder, socket));
+    let served = run(args, listener, signals, &keep, false).await;
+    drop(kept);
+    served
+}
+
+/// Serves in place of a process that was killed. Standard input leads to the holder.
+///
+/// # Errors
+/// The holder has died, or lacks what a shim needs.
+pub async fn resume(args: &Args) -> Result<(), String> {
+    let signals = terminations()?;
+    let _ = rustix::thread::set_name(c"containerd-shim");
+    let failed = |error: std::io::Error| error.to_string();
+    let holder = hold::take_stdin().and_then(Holder::join).map_err(failed)?;
+    let log = holder.take(LOG);
+    if let Some(Ok(file)) = log.as_ref().map(Spare::copy) {
+        log::take(file);
+    }
+    log::warn("the shim's process was killed: another one goes on");
+    let socket = holder.take(hold::LISTENER).ok_or("the holder has no listening socket")?;
+    let listener = listener(socket.as_fd()).map_err(failed)?;
+    let store = Store::open(&names::state(args, &args.id));
+    let keep = Keep { store, holder: Some(holder) };
+    let served = run(args, listener, signals, &keep, true).await;
+    drop((log, socket));
+    served
+}
+
+/// Prepares for the next serving process. Without a holder there will be none.
+fn keep(args: &Args) -> Keep {
+    let made = Store::make(&names::state(args, &args.id));
+    match made.and_then(|store| Ok((store, Holder::start(args)?))) {
+        Ok((store, holder)) => Keep { store, holder: Some(holder) },
+        Err(error) => {
+            log::warn(&format!("the shim has no holder: its death ends the container: {error}"));
+            Keep::default()
+        }
+    }
+}
+
+/// Has the holder keep what every serving process needs.
+fn hold_on(holder: &Arc<Holder>, socket: OwnedFd) -> (Spare, Option<Spare>) {
+    let log = log::share().map(|log| holder.put(LOG.to_owned(), log));
+    (holder.put(hold::LISTENER.to_owned(), socket), log)
+}
+
+/// Serves; with `again` what an earlier process has left.
+async fn run(
+    args: &Args,
+    listener: UnixListener,
+    mut signals: Signal,
+    keep: &Keep,
+    again: bool,
+) -> Result<(), String> {
+    // Fails for the leader of a process group, which a shell may have made this process.
+    let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     network::leave_host()?;
-    let events = Events::new(&args.namespace, events::socket_from_environment());
-    let service = Arc::new(Service::new(args.clone(), events));
-    tokio::select! {
-        () = accept(listener, Arc::clone(&service)) => {}
-        () = service.end.notified() => {}
+    let to = events::socket_from_environment();
+    let events = Events::kept(&args.namespace, to, keep.store.clone());
+    let service = Arc::new(Service::new(args.clone(), events, keep.clone()));
+    let connections = Connections { service: Arc::clone(&service), keep, next: AtomicU64::new(0) };
+    if again {
+        service.resume();
+        connections.resume();
+        if keep.store.get(OVER).is_some() {
+            service.end.notify_one();
+        }
     }
-    let _ = std::fs::remove_file(names::socket(args, &args.id));
-    // The answer to Shutdown is under way, and so are the last events.
-    service.events().drain(LAST_EVENTS).await;
-    tokio::time::sleep(PAUSE).await;
+    let was_asked = tokio::select! {
+        () = connections.accept(listener) => true,
+        () = service.end.notified() => true,
+        // Whoever sends it wants the shim to end, and containerd to clean up.
+        _ = signals.recv() => false,
+        () = watch(args, keep) => true,
+    };
+    if was_asked {
+        keep.store.put(OVER, b"");
+        let _ = std::fs::remove_file(names::socket(args, &args.id));
+        // The answer to Shutdown is under way, and so are the last events.
+        service.events().drain(LAST_EVENTS).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+    keep.store.delete();
+    if let Some(holder) = &keep.holder {
+        holder.end();
+    }
     Ok(())
 }
 
-fn listener() -> std::io::Result<UnixListener> {
-    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let listener = std::os::unix::net::UnixListener::from(socket);
+/// Takes SIGTERM from here on.
+fn terminations() -> Result<Signal, String> {
+    signal(SignalKind::terminate()).map_err(|error| error.to_string())
+}
+
+/// Keeps a holder beside this process. Never returns.
+async fn watch(args: &Args, keep: &Keep) {
+    match &keep.holder {
+        Some(holder) => holder.watch(args).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn listener(socket: impl AsFd) -> std::io::Result<UnixListener> {
+    let listener = std::os::unix::net::UnixListener::from(socket.as_fd().try_clone_to_owned()?);
     // Fails for anything else than a listening socket.
     listener.local_addr()?;
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&null)?;
     listener.set_nonblocking(true)?;
     UnixListener::from_std(listener)
 }
 
-async fn accept(listener: UnixListener, service: Arc<Service>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) if is_ours(&stream) => {
-                tokio::spawn(server::serve(stream, Arc::clone(&service)));
+/// The connections of a shim, which the holder and the next serving process number alike.
+struct Connections<'a> {
+    service: Arc<Service>,
+    keep: &'a Keep,
+    /// The number of the next one.
+    next: AtomicU64,
+}
+
+impl Connections<'_> {
+    /// Goes on with the connections that an earlier process has left.
+    fn resume(&self) {
+        let Some(holder) = &self.keep.holder else { return };
+        for name in holder.names(CONNECTION) {
+            let Ok(number) = name[CONNECTION.len()..].parse::<u64>() else { continue };
+            self.next.fetch_max(number + 1, Ordering::Relaxed);
+            let Some(spare) = holder.take(&name) else { continue };
+            let stream = spare.as_fd().try_clone_to_owned().and_then(|socket| {
+                let stream = std::os::unix::net::UnixStream::from(socket);
+                stream.set_nonblocking(true)?;
+                UnixStream::from_std(stream)
+            });
+            match stream {
+                Ok(stream) => self.serve(stream, Some(spare), number, true),
+                Err(error) => log::warn(&format!("a connection is lost: {error}")),
             }
-            Ok(_) => log::warn("a program of another user was turned away"),
-            // Without descriptors there is nothing to do but to wait for some.
-            Err(_) => tokio::time::sleep(PAUSE).await,
         }
+    }
+
+    async fn accept(&self, listener: UnixListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) if is_ours(&stream) => {
+                    let number = self.next.fetch_add(1, Ordering::Relaxed);
+                    let copy = stream.as_fd().try_clone_to_owned().ok();
+                    let name = format!("{CONNECTION}{number}");
+                    let both = self.keep.holder.as_ref().zip(copy);
+                    let spare = both.map(|(holder, copy)| holder.put(name, copy));
+                    self.serve(stream, spare, number, false);
+                }
+                Ok(_) => log::warn("a program of another user was turned away"),
+                // Without descriptors there is nothing to do but to wait for some.
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    fn serve(&self, stream: UnixStream, spare: Option<Spare>, number: u64, again: bool) {
+        let record = Record::new(&self.keep.store, number);
+        let service = Arc::clone(&self.service);
+        tokio::spawn(async move {
+            server::serve_kept(stream, service, record, again).await;
+            // Its last copy here: the peer sees the end.
+            drop(spare);
+        });
     }
 }
 

@@ -1,5 +1,6 @@
 //! containerd's task service, versions 2 and 3, and beside it its sandbox service ([`sandbox`]).
 
+mod again;
 mod sandbox;
 
 use std::sync::Arc;
@@ -19,11 +20,12 @@ use crate::events::{Event, Events};
 use crate::io::Paths;
 use crate::process::{End, Phase, Process};
 use crate::stats::{self, Form};
+use crate::store::Keep;
 use crate::task::{Kind, SIGKILL, Task};
-use crate::tasks::Tasks;
+use crate::tasks::{Place, Tasks};
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{checkpoint, rootfs, session, spec};
+use crate::{checkpoint, rebuild, rootfs, session, spec};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -45,6 +47,8 @@ pub struct Service {
     daemon: Daemon,
     events: Arc<Events>,
     tasks: Tasks,
+    /// What the next serving process has of the shim.
+    keep: Keep,
     /// The places of reads of the host's files for new containers.
     reads: Arc<Semaphore>,
     /// The form of a task's figures.
@@ -92,16 +96,34 @@ impl Handler for Service {
         });
         call.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
     }
+
+    async fn repeat(
+        self: Arc<Self>,
+        service: String,
+        method: String,
+        payload: Vec<u8>,
+    ) -> Result<Vec<u8>, Failure> {
+        if !again::CHANGES.contains(&method.as_str()) {
+            return self.call(service, method, payload).await;
+        }
+        let call = tokio::spawn(async move { self.settle(&method, &payload).await });
+        call.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
+    }
 }
 
 impl Service {
-    /// Makes the service.
-    pub fn new(args: Args, events: Events) -> Self {
+    /// Makes the service, whose next serving process finds it in `keep`.
+    pub fn new(args: Args, events: Events, keep: Keep) -> Self {
         let daemon = Daemon::from_environment();
-        let (events, tasks) = (Arc::new(events), Tasks::default());
+        let (events, tasks) = (Arc::new(events), Tasks::kept(keep.store.clone()));
         let reads = Arc::new(Semaphore::new(MOST_READS));
         let form = Form::of_host();
-        Self { args, daemon, events, tasks, reads, form, end: Notify::new() }
+        Self { args, daemon, events, tasks, keep, reads, form, end: Notify::new() }
+    }
+
+    /// Goes on with what an earlier serving process has left.
+    pub fn resume(&self) {
+        self.tasks.fill(&rebuild::tasks(&self.keep, &self.daemon, &self.events, &self.args));
     }
 
     /// Returns the events.
@@ -139,7 +161,7 @@ impl Service {
         let Self { args, daemon, events, tasks, reads, .. } = self;
         let task = Maker { args, daemon, events, tasks, reads }.make(&request).await?;
         let pid = task.pid();
-        place.fill(Arc::new(task));
+        self.enter(place, task);
         self.events.publish(&Event::Create(cd::TaskCreate {
             container_id: request.id.clone(),
             bundle: request.bundle,
@@ -154,6 +176,16 @@ impl Service {
             pid,
         }));
         Ok(cd::CreateTaskResponse { pid })
+    }
+
+    /// Puts a new task into its place.
+    fn enter(&self, place: Place<'_>, task: Task) {
+        task.keep_in(&self.keep);
+        if let Kind::Member(pod) = &task.kind {
+            // It may have decided on volumes of the pod's.
+            pod.keep();
+        }
+        place.fill(Arc::new(task));
     }
 
     async fn start(&self, request: cd::ProcessRequest) -> Result<cd::StartResponse, Failure> {
@@ -188,10 +220,12 @@ impl Service {
                 exited_at: at,
                 id: String::new(),
             }));
+            task.forget();
             if self.tasks.remove(&task.id) {
                 self.end.notify_one();
             }
         } else {
+            process.forget();
             task.execs().remove(&request.exec_id);
         }
         Ok(cd::DeleteResponse { pid, exit_status: status, exited_at: at })
@@ -237,6 +271,7 @@ impl Service {
             return Err(Failure::new(Code::ResourceExhausted, message));
         }
         let process = Process::new(exec_id.clone(), paths, run_in::Kind::Exec(exec));
+        process.keep_in(&self.keep, &task.id);
         execs.insert(exec_id.clone(), Arc::new(process));
         drop(execs);
         let container_id = task.id.clone();
@@ -299,6 +334,7 @@ impl Service {
         };
         done.map_err(|status| failure(&status))?;
         task.paused.store(paused, Ordering::Relaxed);
+        task.keep();
         self.events.publish(&event);
         Ok(cd::Empty {})
     }
@@ -321,6 +357,7 @@ impl Service {
         let process = self.tasks.find(&request.id)?.process(&request.exec_id)?;
         if request.stdin {
             process.held.close_stdin();
+            process.keep();
         }
         Ok(cd::Empty {})
     }
@@ -425,6 +462,10 @@ impl Service {
 #[cfg(test)]
 #[path = "tests/service.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "tests/again.rs"]
+mod killed;
 
 #[cfg(test)]
 #[path = "tests/fake.rs"]

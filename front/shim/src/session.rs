@@ -1,5 +1,5 @@
 //! The session of a process: its start, its streams, its end, and the way through a restart of the
-//! daemon.
+//! daemon, or of this process ([`resume`]).
 //!
 //! A session keeps the order of events: a process's exit is published after its start, and after
 //! its output. A reader that does not read cannot hold the exit back:
@@ -23,6 +23,7 @@ use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
 use crate::checkpoint;
+use crate::cursor::Stream;
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
@@ -95,7 +96,7 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
         }
     };
     process.closed.send_replace(false);
-    tokio::spawn(live(Arc::clone(task), Arc::clone(process), streams));
+    tokio::spawn(live(Arc::clone(task), Arc::clone(process), streams, false));
     let mut phase = process.phase.subscribe();
     let settled = phase.wait_for(|phase| *phase != Phase::Starting).await;
     match settled.as_deref() {
@@ -113,8 +114,59 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
     }
 }
 
-/// Runs a process from its start to its end, with its open streams.
-async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
+/// Goes on with a process that an earlier serving process has left. One that was being started is
+/// removed; one that runs is joined again where its output was, unless it is a further process,
+/// which the daemon lets nobody join: its end is told.
+pub fn resume(task: &Arc<Task>, process: &Arc<Process>) {
+    let phase = process.phase();
+    match phase {
+        Phase::Created => return,
+        Phase::Starting => {
+            // Readers see the end.
+            drop(process.held.left());
+            tokio::spawn(undo(Arc::clone(task), Arc::clone(process)));
+            return;
+        }
+        Phase::Stopped(_) if !process.held.has_left() => return,
+        Phase::Running | Phase::Stopped(_) => {}
+    }
+    let streams = crate::io::open_again(&process.paths, &process.held);
+    if process.killed.load(Ordering::Relaxed) {
+        process.held.release_outputs();
+    }
+    if phase != Phase::Running {
+        let Streams { stdout, stderr, .. } = streams;
+        tokio::spawn(keep_unread(Arc::clone(process), stdout, stderr));
+        return;
+    }
+    process.cursor.resume(&process.position(), |stream| match stream {
+        Stream::Out => streams.stdout.metadata(),
+        Stream::Err => streams.stderr.metadata(),
+    });
+    process.closed.send_replace(false);
+    tokio::spawn(live(Arc::clone(task), Arc::clone(process), streams, true));
+    if process.is_init() {
+        crate::forward::serve(task);
+        crate::refresh::serve(task);
+        if let Some(timeout_s) = process.stop_asked() {
+            task.stop(timeout_s);
+        }
+    }
+}
+
+/// Ends a process that an earlier serving process was starting, so that nothing is left of it.
+async fn undo(task: Arc<Task>, process: Arc<Process>) {
+    if process.is_init()
+        && let Err(failed) = task.daemon.remove(&task.name, RETURN).await
+    {
+        crate::log::warn(&format!("{} may be left: {failed}", task.name));
+    }
+    task.finish(&process, End::now(UNKNOWN, "the shim was killed while it started"));
+}
+
+/// Runs a process from its start to its end, with its open streams. With `joins` it runs already,
+/// and the streams have what was carried before.
+async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams, joins: bool) {
     let Streams { stdin, mut stdout, mut stderr } = streams;
     // A pod's sandbox has no process that could read.
     let input = stdin
@@ -123,13 +175,14 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams) {
     let mut session =
         Session { task: &task, process: &process, stdout: &mut stdout, stderr: &mut stderr };
     let end = tokio::select! {
-        end = session.run() => end,
+        end = session.run(joins) => end,
         end = end_with_pod(&task, &process) => end,
     };
     process.requests.send_replace(None);
     if let Some(input) = input {
         input.abort();
     }
+    process.held.close_stdin();
     // Readers see the end of the output before anybody hears of the process's end, unless they are
     // slow, or none is there now: containerd may be away.
     if was_read(&process, UNREAD).await {
@@ -184,9 +237,9 @@ async fn end_with_pod(task: &Task, process: &Process) -> End {
 /// Returns when no output was carried for a while.
 async fn stuck(process: &Process) {
     loop {
-        let before = process.carried.load(Ordering::Relaxed);
+        let before = process.cursor.carried();
         tokio::time::sleep(STUCK).await;
-        if process.carried.load(Ordering::Relaxed) == before {
+        if process.cursor.carried() == before {
             return;
         }
     }
@@ -201,10 +254,14 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Starts the process and carries its output until it ends. A container whose daemon goes away
-    /// is joined again through the next one. Returns the end of the process.
-    async fn run(&mut self) -> End {
-        let mut outcome = self.begin().await;
+    /// Starts the process, unless it `joins` one that runs, and carries its output until it ends. A
+    /// container whose daemon goes away is joined again through the next one. Returns the end of
+    /// the process.
+    async fn run(&mut self, joins: bool) -> End {
+        let mut outcome = match joins {
+            true => Err(Broken::Lost("the shim was killed, and this process was lost".to_owned())),
+            false => self.begin().await,
+        };
         loop {
             let reason = match outcome {
                 Ok(exit) => return End::reported(exit),
@@ -272,7 +329,7 @@ impl Session<'_> {
     async fn rejoin(&mut self) -> Result<v1::Exit, Broken> {
         self.process.requests.send_replace(None);
         let mut client = self.next_daemon().await.map_err(Broken::no_daemon)?;
-        let position = self.process.carried.load(Ordering::Relaxed);
+        let position = self.process.cursor.carried();
         let rejoin = v1::Rejoin { name: self.task.name.clone(), position };
         let stream = self.requests(run_in::Kind::Rejoin(rejoin));
         self.carry(client.attach(stream).await?.into_inner()).await
@@ -345,12 +402,10 @@ impl Session<'_> {
                     watch.get_or_insert_with(|| Watch::begin(self.task, self.process));
                 }
                 Some(run_out::Kind::Stdout(data)) => {
-                    self.stdout.write(&data).await;
-                    self.process.count(data.len());
+                    self.stdout.write(&data, Stream::Out, &self.process.cursor).await;
                 }
                 Some(run_out::Kind::Stderr(data)) => {
-                    self.stderr.write(&data).await;
-                    self.process.count(data.len());
+                    self.stderr.write(&data, Stream::Err, &self.process.cursor).await;
                 }
                 Some(run_out::Kind::Exit(exit)) => return Ok(exit),
                 Some(run_out::Kind::Stage(_)) | None => {}
@@ -416,6 +471,9 @@ async fn forward_input(process: Arc<Process>, mut stdin: pipe::Receiver) {
             };
             // Before the message is sent: a session that takes it may break at once.
             process.input_ended.store(last, Ordering::Relaxed);
+            if last {
+                process.keep();
+            }
             match session.send(message).await {
                 Ok(()) => break,
                 // The session broke: the piece goes to the next one.

@@ -125,8 +125,7 @@ fn make_directory(dir: &Path) -> io::Result<()> {
 /// of its own, so signals to containerd's group do not reach it.
 fn serve(args: &Args, group: &str, listener: UnixListener) -> io::Result<u32> {
     let child = Command::new(std::env::current_exe()?)
-        .args(["-namespace", &args.namespace, "-id", group, "-address", &args.address])
-        .args(args.debug.then_some("-debug"))
+        .args(Args { id: group.to_owned(), ..args.clone() }.words())
         .stdin(Stdio::from(OwnedFd::from(listener)))
         .stdout(Stdio::null())
         .stderr(Stdio::null())

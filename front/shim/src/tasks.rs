@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tonic::Code;
 
+use crate::store::Store;
 use crate::task::Task;
 use crate::ttrpc::Failure;
 
+/// The file in the store that is there while the shim is to end with its last task.
+const ENDS: &str = "ends";
 /// The most tasks of a shim: more than Kubernetes has in a pod, or on a node.
 const MOST: usize = 1024;
 
@@ -20,6 +23,18 @@ struct Table {
     slots: HashMap<String, Slot>,
     /// Set if the shim is to end with its last task.
     ends: bool,
+    store: Store,
+}
+
+impl Table {
+    fn set_ends(&mut self, ends: bool) {
+        match ends {
+            _ if ends == self.ends => {}
+            true => self.store.put(ENDS, b""),
+            false => self.store.remove(ENDS),
+        }
+        self.ends = ends;
+    }
 }
 
 enum Slot {
@@ -35,6 +50,20 @@ pub struct Place<'a> {
 }
 
 impl Tasks {
+    /// Makes the table of a shim whose next serving process finds in `store` whether the shim is to
+    /// end with its last task.
+    pub fn kept(store: Store) -> Self {
+        Self(Mutex::new(Table { store, ..Table::default() }))
+    }
+
+    /// Puts the tasks that an earlier serving process had into the empty table.
+    pub fn fill(&self, tasks: &[Arc<Task>]) {
+        let mut table = self.table();
+        let slots = tasks.iter().map(|task| (task.id.clone(), Slot::Full(Arc::clone(task))));
+        table.slots.extend(slots);
+        table.ends = table.store.get(ENDS).is_some();
+    }
+
     /// Takes the place of a new task.
     ///
     /// # Errors
@@ -50,7 +79,7 @@ impl Tasks {
             return Err(Failure::new(Code::ResourceExhausted, message));
         }
         table.slots.insert(id.to_owned(), Slot::Taken);
-        table.ends = false;
+        table.set_ends(false);
         Ok(Place { tasks: self, id })
     }
 
@@ -78,7 +107,8 @@ impl Tasks {
     pub fn shut_down(&self) -> bool {
         let mut table = self.table();
         let is_pod = |slot: &Slot| matches!(slot, Slot::Full(task) if task.is_pod());
-        table.ends = !table.slots.values().any(is_pod);
+        let ends = !table.slots.values().any(is_pod);
+        table.set_ends(ends);
         table.slots.is_empty()
     }
 
@@ -134,6 +164,7 @@ mod tests {
             copies: Mutex::default(),
             snapshot: Default::default(),
             message: None,
+            kept: Default::default(),
         })
     }
 

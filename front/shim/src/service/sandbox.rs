@@ -52,7 +52,7 @@ impl Service {
         let Self { args, daemon, events, tasks, reads, .. } = self;
         let maker = Maker { args, daemon, events, tasks, reads };
         let task = maker.make_sandbox(request).await?;
-        place.fill(Arc::new(task));
+        self.enter(place, task);
         Ok(cd::Empty {})
     }
 
@@ -142,6 +142,7 @@ impl Service {
                 }
                 crate::log::warn(&format!("{} may be left: {failed}", task.name));
             }
+            task.forget();
             self.tasks.remove(&task.id);
         }
         self.end.notify_one();

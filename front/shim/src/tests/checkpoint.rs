@@ -36,6 +36,7 @@ impl Shim {
             daemon: Daemon::at(dir.path()),
             events: Arc::new(Events::new("ns", None)),
             tasks: Tasks::default(),
+            keep: Keep::default(),
             reads: Arc::new(Semaphore::new(MOST_READS)),
             form: Form::Version1,
             end: Notify::new(),
@@ -66,6 +67,7 @@ impl Shim {
             copies: Default::default(),
             snapshot: Default::default(),
             message: None,
+            kept: Default::default(),
         });
         self.service.tasks.reserve(id).unwrap().fill(Arc::clone(&task));
         task

@@ -227,8 +227,21 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         }))
     }
 
-    async fn attach(&self, _: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {
-        Err(Status::unimplemented("attach"))
+    async fn attach(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {
+        let first = request.into_inner().next().await.unwrap()?;
+        let Some(run_in::Kind::Rejoin(rejoin)) = first.kind else { panic!("{first:?}") };
+        self.note(format!("rejoin {} {}", rejoin.name, rejoin.position));
+        let end = self.ends.lock().unwrap().get(&rejoin.name).map(watch::Sender::subscribe);
+        let mut end = end.ok_or_else(|| Status::not_found("no such sandbox"))?;
+        let (sender, receiver) = mpsc::channel(4);
+        tokio::spawn(async move {
+            // The test may be over.
+            let _ = sender.send(out(run_out::Kind::Started(v1::Started::default()))).await;
+            let status = end.wait_for(Option::is_some).await.unwrap().unwrap();
+            let exit = v1::Exit { status, ..Default::default() };
+            let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
     async fn exec(&self, _: Request<Streaming<v1::RunIn>>) -> Reply<Self::ExecStream> {

@@ -3,6 +3,8 @@
 #[path = "running.rs"]
 mod running;
 
+use std::path::{Path, PathBuf};
+
 use serde_json::json;
 use slipway_sandbox_api::v1::{self, run_in};
 
@@ -10,6 +12,7 @@ use super::calls::Calls;
 use super::fake::{Fake, VMM};
 use super::*;
 use crate::io::Paths;
+use crate::store::Store;
 
 /// A shim of the pod "pod" with its daemon, and containerd's end of its events.
 pub(super) struct Shim {
@@ -68,16 +71,33 @@ impl Shim {
                 tokio::spawn(crate::ttrpc::server::serve(stream, Arc::clone(&handler)));
             }
         });
-        let service = Arc::new(Service {
+        let store = Store::make(&dir.path().join("state")).unwrap();
+        let service = Self::process(dir.path(), socket, Keep { store, holder: None });
+        Self { service, daemon, seen, dir }
+    }
+
+    /// Makes a serving process's service.
+    fn process(dir: &Path, socket: PathBuf, keep: Keep) -> Arc<Service> {
+        Arc::new(Service {
             args: Args { namespace: "k8s.io".into(), id: "pod".into(), ..Args::default() },
-            daemon: Daemon::at(dir.path()),
-            events: Arc::new(Events::new("k8s.io", Some(socket))),
-            tasks: Tasks::default(),
+            daemon: Daemon::at(dir),
+            events: Arc::new(Events::kept("k8s.io", Some(socket), keep.store.clone())),
+            tasks: Tasks::kept(keep.store.clone()),
+            keep,
             reads: Arc::new(Semaphore::new(MOST_READS)),
             form: Form::Version1,
             end: Notify::new(),
-        });
-        Self { service, daemon, seen, dir }
+        })
+    }
+
+    /// Returns the service of the next serving process, as if this one had been killed. Its events
+    /// go nowhere.
+    pub(super) fn next(&self) -> Arc<Service> {
+        let store = Store::open(&self.dir.path().join("state"));
+        let keep = Keep { store, holder: None };
+        let next = Self::process(self.dir.path(), self.dir.path().join("nowhere"), keep);
+        next.resume();
+        next
     }
 
     /// Returns the process of a task that the answer of a method names.
@@ -133,7 +153,7 @@ impl Shim {
 
     pub(super) async fn begin(&self, task: Task) {
         let id = task.id.clone();
-        self.service.tasks.reserve(&id).unwrap().fill(Arc::new(task));
+        self.service.enter(self.service.tasks.reserve(&id).unwrap(), task);
         self.on::<cd::StartResponse>("Start", &id).await.unwrap();
     }
 
@@ -155,6 +175,7 @@ impl Shim {
             copies: std::sync::Mutex::default(),
             snapshot: Default::default(),
             message: None,
+            kept: Default::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use super::*;
 
 fn service(id: &str) -> Arc<Service> {
     let args = Args { namespace: "ns".into(), id: id.into(), ..Args::default() };
-    Arc::new(Service::new(args, Events::new("ns", None)))
+    Arc::new(Service::new(args, Events::new("ns", None), Keep::default()))
 }
 
 async fn call(
@@ -138,5 +138,6 @@ fn task() -> Task {
         copies: std::sync::Mutex::default(),
         snapshot: Default::default(),
         message: None,
+        kept: Default::default(),
     }
 }

@@ -75,6 +75,21 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(Hea
     Ok(Some((header, message)))
 }
 
+/// Returns the bytes of a frame.
+///
+/// # Errors
+/// The message is larger than [`MOST`].
+pub fn bytes(stream: u32, kind: u8, message: &[u8]) -> io::Result<Vec<u8>> {
+    if message.len() > MOST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message larger than 4 MiB"));
+    }
+    let header = Header { length: message.len() as u32, stream, kind, flags: 0 };
+    let mut frame = Vec::with_capacity(HEADER + message.len());
+    frame.extend(header.bytes());
+    frame.extend(message);
+    Ok(frame)
+}
+
 /// Writes one frame.
 ///
 /// # Errors
@@ -85,14 +100,7 @@ pub async fn write(
     kind: u8,
     message: &[u8],
 ) -> io::Result<()> {
-    if message.len() > MOST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message larger than 4 MiB"));
-    }
-    let header = Header { length: message.len() as u32, stream, kind, flags: 0 };
-    let mut frame = Vec::with_capacity(HEADER + message.len());
-    frame.extend(header.bytes());
-    frame.extend(message);
-    to.write_all(&frame).await
+    to.write_all(&bytes(stream, kind, message)?).await
 }
 
 #[cfg(test)]

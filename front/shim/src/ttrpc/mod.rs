@@ -3,6 +3,7 @@
 
 pub mod client;
 pub mod frame;
+pub mod kept;
 pub mod server;
 
 /// The messages of ttrpc.

@@ -1,16 +1,18 @@
 //! The serving end of ttrpc: calls of one connection run beside each other.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::Code;
 
+use super::kept::{Record, Requests};
 use super::{Failure, frame, v1};
 
 /// The most calls of a connection that run at once. A call may wait as long as a container runs.
@@ -28,63 +30,142 @@ pub trait Handler: Send + Sync + 'static {
         method: String,
         payload: Vec<u8>,
     ) -> impl Future<Output = Result<Vec<u8>, Failure>> + Send;
+
+    /// Answers a call that was under way when an earlier process was killed. It may have been
+    /// carried out, in part or as a whole.
+    fn repeat(
+        self: Arc<Self>,
+        service: String,
+        method: String,
+        payload: Vec<u8>,
+    ) -> impl Future<Output = Result<Vec<u8>, Failure>> + Send {
+        self.call(service, method, payload)
+    }
 }
 
 /// Serves one connection until the peer closes it or sends an invalid frame.
 pub async fn serve<H: Handler>(stream: UnixStream, handler: Arc<H>) {
-    let (from, to) = stream.into_split();
-    let (responses, queue) = mpsc::channel(QUEUE);
-    tokio::select! {
-        () = take_calls(from, responses, handler) => {}
-        () = write_all(to, queue) => {}
-    }
+    serve_kept(stream, handler, Record::default(), false).await;
 }
 
-async fn write_all(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<(u32, v1::Response)>) {
+/// Serves one connection, as [`serve`] does, with a record for the next process, which serves it
+/// with `again`.
+pub async fn serve_kept<H: Handler>(
+    stream: UnixStream,
+    handler: Arc<H>,
+    record: Record,
+    again: bool,
+) {
+    let (from, to) = stream.into_split();
+    let (responses, queue) = mpsc::channel(QUEUE);
+    let mut calls = Calls { handler, responses, running: JoinSet::new() };
+    let (left, requests) = match again {
+        false => (Vec::new(), Ok(Requests::new(from, record.clone()))),
+        true => (record.calls(), Requests::resume(from, record.clone())),
+    };
+    // The peer sees the end of a connection that cannot go on.
+    if let (Ok(requests), false) = (requests, again && record.is_cut()) {
+        left.into_iter().for_each(|(header, message)| calls.repeat(header, &message));
+        tokio::select! {
+            _ = calls.take(requests) => {}
+            () = write_all(&to, queue, &record) => {}
+        }
+    }
+    record.delete();
+}
+
+async fn write_all(
+    to: &OwnedWriteHalf,
+    mut queue: mpsc::Receiver<(u32, v1::Response)>,
+    record: &Record,
+) {
     while let Some((stream, response)) = queue.recv().await {
         let mut message = response.encode_to_vec();
         if message.len() > frame::MOST {
             let failure = Failure::new(Code::ResourceExhausted, "the response is too large");
             message = response_of(Err(failure)).encode_to_vec();
         }
-        if frame::write(&mut to, stream, frame::RESPONSE, &message).await.is_err() {
+        let Ok(frame) = frame::bytes(stream, frame::RESPONSE, &message) else { return };
+        if record.write(to, &frame).await.is_err() {
             return;
         }
+        record.answered(stream);
     }
 }
 
-async fn take_calls<H: Handler>(
-    mut from: OwnedReadHalf,
-    responses: mpsc::Sender<(u32, v1::Response)>,
+/// The calls of a connection.
+struct Calls<H> {
     handler: Arc<H>,
-) {
-    let mut calls = JoinSet::new();
-    while let Ok(Some((header, message))) = frame::read(&mut from).await {
-        while calls.try_join_next().is_some() {}
-        let request = match v1::Request::decode(message.as_slice()) {
-            _ if header.kind != frame::REQUEST => Err("the shim's services have no streams"),
-            Ok(request) if calls.len() < MOST_CALLS => Ok(request),
-            Ok(_) => Err("too many calls at once"),
-            Err(_) => Err("the request is not a message of ttrpc"),
-        };
-        let (handler, responses) = (Arc::clone(&handler), responses.clone());
-        match request {
-            Ok(request) => drop(calls.spawn(async move {
-                let response = response_of(answer(handler, request).await);
-                // Fails if the connection has ended, and then nobody waits for the response.
-                let _ = responses.send((header.stream, response)).await;
-            })),
-            Err(reason) => {
-                let failure = Failure::new(Code::ResourceExhausted, reason);
-                let _ = responses.send((header.stream, response_of(Err(failure)))).await;
+    responses: mpsc::Sender<(u32, v1::Response)>,
+    running: JoinSet<()>,
+}
+
+impl<H: Handler> Calls<H> {
+    /// Takes calls until the peer closes the connection or sends an invalid frame.
+    async fn take(&mut self, mut requests: Requests) -> io::Result<()> {
+        while let Some((header, message)) = requests.next().await? {
+            while self.running.try_join_next().is_some() {}
+            match self.request(header, &message) {
+                Ok(request) => {
+                    let call = answer(Arc::clone(&self.handler), request, H::call);
+                    self.run(header.stream, call);
+                }
+                Err(reason) => {
+                    let failure = Failure::new(Code::ResourceExhausted, reason);
+                    let response = response_of(Err(failure));
+                    let _ = self.responses.send((header.stream, response)).await;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Answers a call that an earlier process has taken.
+    fn repeat(&mut self, header: frame::Header, message: &[u8]) {
+        let request = self.request(header, message);
+        let handler = Arc::clone(&self.handler);
+        self.run(header.stream, async move {
+            match request {
+                Ok(request) => answer(handler, request, H::repeat).await,
+                Err(reason) => Err(Failure::new(Code::ResourceExhausted, reason)),
+            }
+        });
+    }
+
+    fn request(&self, header: frame::Header, message: &[u8]) -> Result<v1::Request, &'static str> {
+        match v1::Request::decode(message) {
+            _ if header.kind != frame::REQUEST => Err("the shim's services have no streams"),
+            Ok(request) if self.running.len() < MOST_CALLS => Ok(request),
+            Ok(_) => Err("too many calls at once"),
+            Err(_) => Err("the request is not a message of ttrpc"),
+        }
+    }
+
+    fn run(
+        &mut self,
+        stream: u32,
+        call: impl Future<Output = Result<Vec<u8>, Failure>> + Send + 'static,
+    ) {
+        let responses = self.responses.clone();
+        self.running.spawn(async move {
+            let response = response_of(call.await);
+            // Fails if the connection has ended, and then nobody waits for the response.
+            let _ = responses.send((stream, response)).await;
+        });
     }
 }
 
-async fn answer<H: Handler>(handler: Arc<H>, request: v1::Request) -> Result<Vec<u8>, Failure> {
+/// Carries out a call by the method `way` of the handler.
+async fn answer<H: Handler, F>(
+    handler: Arc<H>,
+    request: v1::Request,
+    way: impl FnOnce(Arc<H>, String, String, Vec<u8>) -> F,
+) -> Result<Vec<u8>, Failure>
+where
+    F: Future<Output = Result<Vec<u8>, Failure>> + Send,
+{
     let v1::Request { service, method, payload, timeout_nano } = request;
-    let call = handler.call(service, method, payload);
+    let call = way(handler, service, method, payload);
     match u64::try_from(timeout_nano) {
         Ok(limit @ 1..) => {
             tokio::time::timeout(Duration::from_nanos(limit), call).await.unwrap_or_else(|_| {

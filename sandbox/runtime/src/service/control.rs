@@ -31,7 +31,8 @@ pub(super) enum Leaving {
 impl Leaving {
     /// Returns the effect for the client that created the container.
     pub(super) fn of_owner(spec: &v1::RunSpec) -> Self {
-        if spec.stdin && !spec.terminal { Self::EndsInput } else { Self::KeepsInput }
+        let ends = spec.stdin && !spec.terminal && !spec.keeps_input;
+        if ends { Self::EndsInput } else { Self::KeepsInput }
     }
 }
 

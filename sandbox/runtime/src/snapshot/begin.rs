@@ -96,6 +96,8 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         // A size alone asks for no terminal: clients always tell theirs.
         rows: _,
         columns: _,
+        // Without standard input it means nothing.
+        keeps_input: _,
         // The snapshot has the others.
         pod,
         makes_pod,

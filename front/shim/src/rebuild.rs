@@ -1,0 +1,148 @@
+//! The tasks of a shim whose serving process was killed, as the next one finds them in the
+//! [`store`](crate::store).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+
+use slipway_sandbox_api::v1::run_in;
+
+use crate::args::Args;
+use crate::copies::Copy;
+use crate::daemon::Daemon;
+use crate::events::Events;
+use crate::io::Paths;
+use crate::process::{self, End, Phase, Process};
+use crate::session;
+use crate::store::{Keep, name};
+use crate::task::{self, KILLED, Kept, Kind, KindRecord, Task};
+
+/// The parts of the shim that a task needs.
+struct Rebuilder<'a> {
+    keep: &'a Keep,
+    daemon: &'a Daemon,
+    events: &'a Arc<Events>,
+    args: &'a Args,
+}
+
+/// Returns the tasks that an earlier serving process has left, and goes on with them.
+pub fn tasks(keep: &Keep, daemon: &Daemon, events: &Arc<Events>, args: &Args) -> Vec<Arc<Task>> {
+    let rebuilder = Rebuilder { keep, daemon, events, args };
+    let (pods, others): (Vec<_>, Vec<_>) = rebuilder
+        .read::<task::Record>(task::RECORDS)
+        .into_iter()
+        .partition(|record| matches!(record.kind, KindRecord::Pod(..)));
+    let mut processes = HashMap::<String, Vec<process::Record>>::new();
+    for record in rebuilder.read::<process::Record>(process::RECORDS) {
+        processes.entry(record.task.clone()).or_default().push(record);
+    }
+    let mut tasks: Vec<Arc<Task>> = Vec::new();
+    for record in pods.into_iter().chain(others) {
+        let its = processes.remove(&record.id).unwrap_or_default();
+        tasks.extend(rebuilder.task(record, its, &tasks).map(Arc::new));
+    }
+    for task in &tasks {
+        session::resume(task, &task.init);
+        let execs: Vec<_> = task.execs().values().cloned().collect();
+        execs.iter().for_each(|process| session::resume(task, process));
+    }
+    tasks
+}
+
+impl Rebuilder<'_> {
+    fn read<T: serde::de::DeserializeOwned>(&self, kind: &str) -> Vec<T> {
+        let names = self.keep.store.names(&format!("{kind}-"));
+        names.iter().filter_map(|name| self.keep.store.get_json(name)).collect()
+    }
+
+    /// Makes a task. Returns `None` if it has no first process: its Delete was under way.
+    fn task(
+        &self,
+        record: task::Record,
+        processes: Vec<process::Record>,
+        before: &[Arc<Task>],
+    ) -> Option<Task> {
+        let (mut init, mut execs) = (None, HashMap::new());
+        for process in processes {
+            let process = Arc::new(Process::left(process, self.keep));
+            match process.is_init() {
+                true => init = Some(process),
+                false => drop(execs.insert(process.exec_id.clone(), process)),
+            }
+        }
+        let init = init?;
+        let (kind, events) = match record.kind {
+            KindRecord::Alone => (Kind::Alone, Arc::clone(self.events)),
+            KindRecord::Pod(network, volumes, sandbox) => {
+                let events = match &sandbox {
+                    // containerd hears of a sandbox by the answers to its calls.
+                    Some(_) => Arc::new(Events::new(&self.args.namespace, None)),
+                    None => Arc::clone(self.events),
+                };
+                let empty_dirs = Arc::new(serde_json::from_value(volumes).unwrap_or_default());
+                (Kind::Pod { network, empty_dirs, sandbox }, events)
+            }
+            KindRecord::Member(pod) => {
+                let its = before.iter().find(|task| task.id == pod);
+                let its = its.map_or_else(|| Arc::new(self.gone(&pod, &record.name)), Arc::clone);
+                (Kind::Member(its), Arc::clone(self.events))
+            }
+        };
+        let task = Task {
+            kind,
+            events,
+            bundle: record.bundle,
+            init,
+            execs: Mutex::new(execs),
+            paused: AtomicBool::new(record.paused),
+            private: record.private,
+            copies: Mutex::new(self.copies(&record.id)),
+            snapshot: Mutex::new(record.snapshot),
+            message: self.message(&record.id),
+            ..self.plain(record.id, record.name)
+        };
+        task.keep_in(self.keep);
+        Some(task)
+    }
+
+    /// Makes a task that has ended: a pod that was deleted before the last of its containers.
+    fn gone(&self, pod: &str, member: &str) -> Task {
+        let name = member.split('/').next().unwrap_or(member);
+        self.plain(pod.to_owned(), name.to_owned())
+    }
+
+    /// Makes a container that has ended.
+    fn plain(&self, id: String, name: String) -> Task {
+        let none = run_in::Kind::StdinClosed(true);
+        let init = Process::new(String::new(), Paths::default(), none);
+        init.phase.send_replace(Phase::Stopped(End::now(KILLED, "")));
+        Task {
+            id,
+            bundle: "/".into(),
+            name,
+            kind: Kind::Alone,
+            daemon: self.daemon.clone(),
+            events: Arc::clone(self.events),
+            init: Arc::new(init),
+            execs: Mutex::default(),
+            // The daemon is asked for it.
+            vmm: AtomicU32::new(0),
+            paused: AtomicBool::new(false),
+            private: None,
+            copies: Mutex::default(),
+            snapshot: Mutex::default(),
+            message: None,
+            kept: Kept::default(),
+        }
+    }
+
+    fn copies(&self, id: &str) -> Vec<Copy> {
+        let names = self.keep.store.names(&Copy::files(id));
+        names.iter().filter_map(|name| self.keep.store.get_json(name)).collect()
+    }
+
+    fn message(&self, id: &str) -> Option<File> {
+        self.keep.holder.as_ref()?.take(&name("message", &[id]))?.copy().ok()
+    }
+}

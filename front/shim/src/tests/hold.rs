@@ -1,0 +1,67 @@
+//! Tests of the two ends of a holder, without its process.
+
+use std::io::{Read, Write};
+
+use super::*;
+
+/// Makes a serving process's end, and the holder's.
+fn ends() -> (Arc<Holder>, OwnedFd) {
+    let (socket, theirs) = pair().unwrap();
+    (Arc::new(Holder(Mutex::new(State { socket, held: BTreeMap::new() }))), theirs)
+}
+
+fn end_of_pipe() -> OwnedFd {
+    std::io::pipe().unwrap().0.into()
+}
+
+#[test]
+fn what_a_killed_process_had_kept_reaches_the_next_one() {
+    let (killed, theirs) = ends();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // A process that is killed drops nothing.
+    std::mem::forget(killed.put("kept".to_owned(), writer.into()));
+    drop(killed.put("dropped".to_owned(), end_of_pipe()));
+    let replaced = killed.put("replaced".to_owned(), end_of_pipe());
+    std::mem::forget(killed.put("replaced".to_owned(), end_of_pipe()));
+    drop(replaced);
+    // Its end is closed.
+    drop(std::mem::replace(&mut killed.state().socket, pair().unwrap().0));
+    let (mut held, (socket, next)) = (BTreeMap::new(), pair().unwrap());
+    assert!(!attend(&theirs, &mut held));
+    assert_eq!(held.keys().collect::<Vec<_>>(), ["kept", "replaced"]);
+    hand_over(&socket, &held).unwrap();
+    let next = Holder::join(next).unwrap();
+    assert_eq!(next.names("ke"), ["kept"]);
+    assert!(next.take("dropped").is_none());
+    next.take("kept").unwrap().copy().unwrap().write_all(b"once").unwrap();
+    let mut four = [0; 4];
+    reader.read_exact(&mut four).unwrap();
+    assert_eq!(&four, b"once");
+}
+
+#[test]
+fn a_process_whose_work_is_done_ends_its_holder() {
+    let (holder, theirs) = ends();
+    holder.end();
+    assert!(attend(&theirs, &mut BTreeMap::new()));
+}
+
+#[test]
+fn a_process_that_dies_again_and_again_is_not_started_any_more() {
+    let (mut starts, begun) = (Vec::new(), Instant::now());
+    for second in 0..MOST_STARTS as u64 {
+        assert!(may_start(&mut starts, begun + Duration::from_secs(second)));
+    }
+    assert!(!may_start(&mut starts, begun + WITHIN - Duration::from_secs(1)));
+    assert!(may_start(&mut starts, begun + 3 * WITHIN));
+}
+
+#[tokio::test]
+async fn the_end_of_a_holder_is_seen() {
+    let (ours, theirs) = pair().unwrap();
+    let watched = tokio::spawn(gone(ours));
+    tokio::task::yield_now().await;
+    assert!(!watched.is_finished());
+    drop(theirs);
+    watched.await.unwrap().unwrap();
+}

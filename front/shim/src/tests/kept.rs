@@ -1,0 +1,153 @@
+//! Tests of connections whose serving process is killed, wherever that is.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream as Socket;
+use std::time::Duration;
+
+use super::super::frame::{self, REQUEST, RESPONSE};
+use super::*;
+
+/// A connection with its record; the socket outlives each process.
+struct Connection {
+    theirs: Socket,
+    ours: Socket,
+    record: Record,
+    _dir: tempfile::TempDir,
+}
+
+impl Connection {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::make(&dir.path().join("state")).unwrap();
+        let (theirs, ours) = Socket::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        Self { theirs, ours, record: Record::new(&store, 7), _dir: dir }
+    }
+
+    /// Returns a process's end, which is not shut down when it is dropped.
+    fn stream(&self) -> UnixStream {
+        UnixStream::from_std(self.ours.try_clone().unwrap()).unwrap()
+    }
+
+    fn new_requests(&self) -> Requests {
+        let (from, to) = self.stream().into_split();
+        to.forget();
+        Requests::new(from, self.record.clone())
+    }
+
+    fn next_requests(&self) -> Requests {
+        let (from, to) = self.stream().into_split();
+        to.forget();
+        Requests::resume(from, self.record.clone()).unwrap()
+    }
+
+    /// Sends a request whose message has so many bytes, and returns the message.
+    fn send(&mut self, stream: u32, size: usize) -> Vec<u8> {
+        let message: Vec<u8> = (0..size).map(|at| (at / 251 + at) as u8).collect();
+        self.theirs.write_all(&frame::bytes(stream, REQUEST, &message).unwrap()).unwrap();
+        message
+    }
+}
+
+/// Returns the stream and the message of the next request.
+async fn next(requests: &mut Requests) -> (u32, Vec<u8>) {
+    let (header, message) = requests.next().await.unwrap().unwrap();
+    (header.stream, message)
+}
+
+#[tokio::test]
+async fn a_request_is_recorded_until_it_is_answered() {
+    let mut connection = Connection::new();
+    let (one, three) = (connection.send(1, 5), connection.send(3, 0));
+    let mut requests = connection.new_requests();
+    assert_eq!(next(&mut requests).await, (1, one.clone()));
+    assert_eq!(next(&mut requests).await, (3, three.clone()));
+    let calls = |record: &Record| -> Vec<_> {
+        record.calls().into_iter().map(|(header, message)| (header.stream, message)).collect()
+    };
+    assert_eq!(calls(&connection.record), [(1, one), (3, three.clone())]);
+    connection.record.answered(1);
+    assert_eq!(calls(&connection.record), [(3, three)]);
+    connection.record.delete();
+    assert!(connection.record.store.names("").is_empty());
+}
+
+#[tokio::test]
+async fn a_request_is_taken_once_wherever_its_process_is_killed() {
+    for size in [0, 9, PIECE - HEADER, PIECE, 3 * PIECE + 1] {
+        let whole = HEADER + size;
+        for recorded in (0..=whole).step_by(PIECE).chain([whole, whole / 2, 3]) {
+            for is_consumed in [false, true] {
+                taken_once(size, recorded.min(whole), is_consumed).await;
+            }
+        }
+    }
+}
+
+/// Has a process killed that has recorded so many bytes of a request with a message of so many
+/// bytes, and has consumed the last piece or not.
+async fn taken_once(size: usize, recorded: usize, is_consumed: bool) {
+    let mut connection = Connection::new();
+    let one = connection.send(1, size);
+    let bytes = frame::bytes(1, REQUEST, &one).unwrap();
+    let (name, part) = (connection.record.part(), &bytes[..recorded]);
+    connection.record.store.append(&name, part, true);
+    // A piece that was not recorded to its end was not consumed.
+    let is_whole = recorded == bytes.len() || recorded % PIECE == 0;
+    let before = match (is_whole, is_consumed) {
+        (true, true) => recorded,
+        (true, false) => recorded.saturating_sub(1) / PIECE * PIECE,
+        (false, _) => recorded / PIECE * PIECE,
+    };
+    let stream = connection.stream();
+    stream.readable().await.unwrap();
+    for piece in bytes[..before].chunks(PIECE) {
+        consume(&stream, piece.len()).unwrap();
+    }
+    let three = connection.send(3, 4);
+    let mut requests = connection.next_requests();
+    let what = (size, recorded, is_consumed);
+    assert_eq!(next(&mut requests).await, (1, one), "{what:?}");
+    assert_eq!(next(&mut requests).await, (3, three), "{what:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_within_a_request_is_an_error() {
+    let mut connection = Connection::new();
+    let bytes = frame::bytes(1, REQUEST, b"four").unwrap();
+    connection.theirs.write_all(&bytes[..bytes.len() - 1]).unwrap();
+    let ours = connection.stream();
+    let Connection { theirs, record, .. } = connection;
+    drop(theirs);
+    let mut requests = Requests::new(ours.into_split().0, record);
+    let failed = requests.next().await.unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::UnexpectedEof);
+    let mut connection = Connection::new();
+    let header = Header { length: MOST as u32 + 1, stream: 1, kind: REQUEST, flags: 0 };
+    connection.theirs.write_all(&header.bytes()).unwrap();
+    let failed = connection.new_requests().next().await.unwrap_err();
+    assert_eq!(failed.kind(), io::ErrorKind::InvalidData);
+}
+
+#[tokio::test]
+async fn a_response_of_which_a_part_is_written_is_noted() {
+    let connection = Connection::new();
+    let (_from, to) = connection.stream().into_split();
+    let record = connection.record.clone();
+    let frame = frame::bytes(1, RESPONSE, &vec![0; 1 << 20]).unwrap();
+    let size = frame.len();
+    let written = tokio::spawn(async move { record.write(&to, &frame).await });
+    while !connection.record.is_cut() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!written.is_finished());
+    let mut theirs = UnixStream::from_std({
+        connection.theirs.set_nonblocking(true).unwrap();
+        connection.theirs.try_clone().unwrap()
+    })
+    .unwrap();
+    let mut read = vec![0; size];
+    tokio::io::AsyncReadExt::read_exact(&mut theirs, &mut read).await.unwrap();
+    written.await.unwrap().unwrap();
+    assert!(!connection.record.is_cut());
+}
