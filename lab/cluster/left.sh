@@ -23,7 +23,9 @@ processes() {
     for file in /proc/[0-9]*/cmdline; do
         name=$({ tr '\0' ' ' <"$file"; } 2>/dev/null | cut -d ' ' -f 1) || continue
         case ${name##*/} in
-            containerd-shim-* | qemu-system-* | slipway-vmm | slipway-fs) echo "process ${file//[!0-9]/} ${name##*/}" ;;
+            containerd-shim-* | slipway-shim-holder | qemu-system-* | slipway-vmm | slipway-fs)
+                echo "process ${file//[!0-9]/} ${name##*/}"
+                ;;
         esac
     done
 }

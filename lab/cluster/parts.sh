@@ -321,18 +321,21 @@ sys.exit(0 if len(pods) == int(sys.argv[2]) and all(map(fresh, pods)) else 1)' "
 # Kills all that runs pods, as the loss of a node's power does, but for the kernel. A shim of runc's that is killed
 # leaves its socket, whoever cleans up after it; that is removed here.
 kill_runtime() {
-    local pid name sockets=()
+    local pid name pids=() sockets=()
     kill_program kubelet
     kill_program containerd
     [ -z "$LAB_SLIPWAY" ] || { kill_program daemon; kill_keeper; }
     while read -r _ pid name; do
         case $name in
             containerd-shim-runc-v2) mapfile -t -O "${#sockets[@]}" sockets < <(sockets_of "$pid") ;;
-            containerd-shim-*) ;;
+            containerd-shim-* | slipway-shim-holder) ;;
             *) continue ;;
         esac
-        kill -KILL "$pid" || true
+        pids+=("$pid")
     done < <(processes)
+    # A shim of Slipway's and its holder start each other again, unless they are stopped.
+    kill -STOP "${pids[@]}" || true
+    kill -KILL "${pids[@]}" || true
     rm -f "${sockets[@]}"
 }
 kill_keeper() {

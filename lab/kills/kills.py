@@ -9,7 +9,9 @@ import time
 
 import machine
 
-VICTIMS = ("containerd", "shim", "daemon", "vmm", "slipway-fs")
+VICTIMS = ("containerd", "shim", "holder", "daemon", "vmm", "slipway-fs")
+# Those whose death no container notices.
+HARMLESS = ("shim", "holder", "slipway-fs")
 # Seconds for which a call may still fail after a daemon that was killed serves again: its connections broke.
 AFTER = 5
 
@@ -70,7 +72,8 @@ class Killer(threading.Thread):
         if kind in self.programs:
             self.kill_program(kind)
             return True
-        found = {"shim": machine.shims, "vmm": machine.vmms, "slipway-fs": machine.file_servers}[kind]()
+        found = {"shim": machine.shims, "holder": machine.holders, "vmm": machine.vmms,
+                 "slipway-fs": machine.file_servers}[kind]()
         if not found:
             return False
         target = sorted(found)[int(which * len(found))]

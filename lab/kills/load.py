@@ -7,6 +7,7 @@ import re
 import threading
 import time
 
+import kills
 import machine
 import truth
 from machine import Failed
@@ -204,8 +205,8 @@ class Pod:
         return True
 
     def hit(self):
-        """Kills of the pod's VMM and shim."""
-        return [kill for kill in self.node.killer.hits(self.id) if kill.victim != "slipway-fs"]
+        """Kills of the pod's VMM."""
+        return [kill for kill in self.node.killer.hits(self.id) if kill.victim not in kills.HARMLESS]
 
     def waits(self, container):
         """Whether a container may wait for ever: the server of its share was killed."""

@@ -167,6 +167,15 @@ def shims():
     return found
 
 
+def holders():
+    """Process ids of the holders, which start shims again, by their pods' ids."""
+    found = {}
+    for pid, argv in processes():
+        if argv[0] == "slipway-shim-holder":
+            found.update((word.removeprefix("--id="), pid) for word in argv if word.startswith("--id="))
+    return found
+
+
 def records():
     """The records of sandboxes on disk: (id of the sandbox, record)."""
     for path in (DATA_DIR / "sandboxes").glob("*/record.json"):

@@ -41,7 +41,7 @@ def lies():
             found.append(f"sandbox {name} ({box['state']}) is of no pod of crictl's")
         if box["state"] == "running" and not machine.alive(box["vmm_pid"]):
             found.append(f"sandbox {name} runs and has no VMM")
-    for id in set(shims) - set(pods):
+    for id in (set(shims) | set(machine.holders())) - set(pods):
         found.append(f"a shim of {id[:13]} serves and crictl has no such pod")
     for id, (state, pid) in tasks().items():
         if state == "RUNNING" and not machine.alive(pid):

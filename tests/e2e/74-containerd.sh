@@ -25,7 +25,7 @@ printf '\177ELF\2\1\1\0\0\0\0\0\0\0\0\0\2\0\363\0' >"$work/foreign" && truncate 
 refuses "is a program for riscv64 and this machine is $(uname -m): pull the image for linux/" \
     --mount "type=bind,src=$work/foreign,dst=/etc/foreign,options=rbind:ro" "$image" foreign /etc/foreign
 [ -z "$("$slipway" ps --quiet)" ] || fail "sandboxes are left: $("$slipway" ps)"
-no_shims() { [ -z "$(shims)" ]; }
+no_shims() { [ -z "$(shims)$(holders)" ]; }
 wait_until 30 no_shims || fail "shims of refused containers are left: $(shims)"
 before=$(images)
 
@@ -228,6 +228,45 @@ grep -q 'exit code 137' "$work/out" || fail "delete says: $(cat "$work/out")"
 c container delete doomed || fail "container delete: $(explain)"
 ok "a SIGKILL that no daemon took is carried out by the next"
 
+# The shim dies and comes back, and so does its holder: nobody notices.
+wait_until 60 no_shims || fail "shims: $(shims) $(holders)"
+run --rm "$image" kept sh -c 'i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; sleep 0.01; done; echo "last $i"; exit 4' \
+    >"$work/kept" 2>"$work/kept.err" & client=$!
+wait_until 60 grep -q 'line 20' "$work/kept" || fail "kept: $(cat "$work/kept.err") $(explain)"
+for what in shims holders shims; do
+    pid=$($what)
+    kill -9 "$pid" || fail "no single process of $what: $pid"
+    another() { local now; now=$($what); [ -n "$now" ] && [ "$now" != "$pid" ]; }
+    wait_until 60 another || fail "no other process of $what: $(explain)"
+    [ "$(c task ls | awk '$1 == "kept" { print $3 }')" = RUNNING ] || fail "after kill -9 of $what: $(c task ls) $(explain)"
+    seen=$(wc -l <"$work/kept")
+    more() { [ "$(wc -l <"$work/kept")" -gt "$seen" ]; }
+    wait_until 60 more || fail "no more lines after kill -9 of $what: $(tail -n 3 "$work/kept") $(explain)"
+    c task exec --exec-id "after-$pid" --fifo-dir "$work/fifo" kept sh -c 'exit 3' </dev/null; status=$?
+    [ "$status" = 3 ] || fail "an exec after kill -9 of $what: status $status $(explain)"
+done
+c task exec --exec-id stop --fifo-dir "$work/fifo" kept sh -c ': >/stop' </dev/null
+wait "$client"; status=$?
+count=$(($(wc -l <"$work/kept") - 1))
+[ "$status" = 4 ] && cmp <(seq -f 'line %.0f' "$count"; echo "last $count") "$work/kept" || fail "status $status: $(tail -n 3 "$work/kept")"
+ok "the shim was killed, its holder, and the shim again: $count lines, each once, processes by exec, and status 4"
+run --rm "$image" flood sh -c 'for i in 1 2 3 4; do seq 1 100000; done; exit 6' >"$work/flood" 2>"$work/flood.err" & client=$!
+wait_until 60 test -s "$work/flood" || fail "flood: $(cat "$work/flood.err") $(explain)"
+# shellcheck disable=SC2046 # the last kills may find that it has ended
+for _ in 1 2 3; do kill -9 $(shims) 2>/dev/null; sleep 0.4; done
+wait "$client"; status=$?
+[ "$status" = 6 ] && cmp <(for _ in 1 2 3 4; do seq 1 100000; done) "$work/flood" || fail "status $status: $(tail -n 3 "$work/flood") $(explain)"
+ok "2.4 MB of output while the shim was killed: byte by byte, and status 6"
+run -d "$image" lasting sleep 1000 >/dev/null || fail "lasting: $(explain)"
+kill -9 "$(shims)"
+c task kill -s SIGKILL lasting || fail "kill after kill -9 of the shim: $(explain)"
+wait_until 60 stopped lasting || fail "after kill -9 of the shim and SIGKILL: $(c task ls) $(explain)"
+c task delete lasting >"$work/out" 2>&1
+grep -q 'exit code 137' "$work/out" || fail "delete says: $(cat "$work/out")"
+c container delete lasting || fail "container delete: $(explain)"
+wait_until 60 no_shims || fail "shims are left: $(shims) $(holders)"
+ok "a container whose shim was killed is killed and deleted as any other, and no shim is left"
+
 [ "$(run --rm "$image" many seq 1 300000 | sha256sum)" = "$(seq 1 300000 | sha256sum)" ] || fail "output is not what was written"
 ok "2 MB of output, byte by byte"
 run -d "$image" loud sh -c 'seq 1 1000000; : >/done' >/dev/null || fail "loud: $(explain)"
@@ -283,16 +322,18 @@ fi
 
 run -d "$image" orphan sleep 1000 >/dev/null || fail "orphan: $(explain)"
 wait_until 60 one_shim || fail "shims: $(shims)"
-pid=$(shims)
+pid=$(shims) holder=$(holders)
 score=$(cat "/proc/$containerd/oom_score_adj"); [ "$score" -lt 1000 ] && score=$((score + 1))
-[ "$(cat "/proc/$pid/oom_score_adj")" = "$score" ] || fail "the shim's OOM score: $(cat "/proc/$pid/oom_score_adj"), not $score"
-private=$(awk '/^Private_/ { sum += $2 } END { print sum }' "/proc/$pid/smaps_rollup")
-[ "$private" -le 5120 ] || fail "a shim has $private KiB of its own"
-kill -9 "$pid"
+for process in "$pid" "$holder"; do
+    [ "$(cat "/proc/$process/oom_score_adj")" = "$score" ] || fail "the shim's OOM score: $(cat "/proc/$process/oom_score_adj"), not $score"
+done
+private=$(cat "/proc/$pid/smaps_rollup" "/proc/$holder/smaps_rollup" | awk '/^Private_/ { sum += $2 } END { print sum }')
+[ "$private" -le 5120 ] || fail "a shim and its holder have $private KiB of their own"
+end_shims
 gone() { [ -z "$("$slipway" ps --quiet)" ] && [ -z "$(c task ls -q)" ]; }
-wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
+wait_until 60 gone || fail "after kill -9 of the shim and its holder: $("$slipway" ps) $(c task ls) $(explain)"
 c container delete orphan || fail "container delete: $(explain)"
-ok "a shim (private memory: $private KiB) was killed: containerd cleaned up, and the sandbox is gone"
+ok "a shim and its holder (private memory: $private KiB) were killed: containerd cleaned up, and the sandbox is gone"
 
 for event in create start exit delete exec-added exec-started; do
     grep -q "/tasks/$event" "$work/events" || fail "no event /tasks/$event: $(cat "$work/events")"
@@ -306,7 +347,7 @@ ok "events: create, start, exit, delete, in this order"
 
 [ "$(images)" = "$before" ] || fail "images: $(images)"
 "$slipway" image rm "$before" >/dev/null || fail "the image stays"
-left() { shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -; }
+left() { shims; holders; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -; }
 nothing_left() { [ -z "$(left)" ]; }
 wait_until 60 nothing_left || fail "left: $(left)"
 ok "nothing is left: no sandbox, no shim, no mount, no socket"

@@ -228,6 +228,19 @@ running web && running lines || fail "after the daemon's death: $(c task ls)"
 [ -z "$wired" ] || reaches || fail "an interface after the daemon's death: $(cat "$work/out") $(explain)"
 ok "containers go one by one; the daemon was killed, and the pod and its containers ran on"
 
+for what in shims holders shims; do
+    pid=$($what)
+    kill -9 "$pid" || fail "no single process of $what: $pid"
+    another() { local now; now=$($what); [ -n "$now" ] && [ "$now" != "$pid" ]; }
+    wait_until 60 another || fail "no other process of $what: $(explain)"
+    inside three true || fail "after kill -9 of $what: $(explain)"
+    running web && running lines && running three || fail "after kill -9 of $what: $(c task ls)"
+    started web "$image" late true
+    wait_until 60 stopped late || fail "a container after kill -9 of $what: $(c task ls) $(explain)"
+    deleted late
+done
+ok "the pod's shim was killed, its holder, and the shim again: containers ran on, and others began and ended"
+
 c task kill -s SIGTERM web || fail "kill: $(explain)"
 for id in three lines $wired web; do
     wait_until 60 stopped $id || fail "$id after its pod's SIGTERM: $(c task ls) $(explain)"
@@ -237,7 +250,7 @@ deleted web
 ! grep -q 'exit code [1-9]' "$work/out" || fail "the pod's end: $(cat "$work/out")"
 deleted lines
 [ -z "$wired" ] || deleted wired
-gone() { [ -z "$("$slipway" ps --quiet)$(c task ls -q)$(shims)" ]; }
+gone() { [ -z "$("$slipway" ps --quiet)$(c task ls -q)$(shims)$(holders)" ]; }
 wait_until 60 gone || fail "after the pod's end: $("$slipway" ps) $(c task ls) shims: $(shims)"
 wait_until 60 owned ready,ready || fail "the pool after the pod's end: $(owners)"
 "$slipway" vf rm fast >/dev/null || fail "vf rm: $(explain)"
@@ -257,11 +270,10 @@ for id in inner brief; do deleted $id; ended_with 137; done
 wait_until 60 gone || fail "after the VMM's death: $("$slipway" ps) $(c task ls) shims: $(shims)"
 pod orphan
 started orphan "$image" inner sleep 1000
-pid=$(shims)
-kill -9 "$pid"
-wait_until 60 gone || fail "after kill -9 of the shim: $("$slipway" ps) $(c task ls) $(explain)"
+end_shims
+wait_until 60 gone || fail "after kill -9 of the shim and its holder: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner orphan; do c container delete $id || fail "container delete: $(explain)"; done
-ok "a VMM was killed: all end with status 137; a shim was killed: containerd cleaned up, and the pod is gone"
+ok "a VMM was killed: all end with status 137; a shim and its holder were killed: containerd cleaned up, and the pod is gone"
 # The control group of a pod: below a parent that the pod's configuration names.
 late=() parents=()
 for root in /sys/fs/cgroup $([ -e /sys/fs/cgroup/cgroup.controllers ] || echo /sys/fs/cgroup/{memory,cpu,pids}); do
@@ -290,7 +302,7 @@ if [ ${#parents[@]} -gt 0 ]; then
 fi
 started late "$image" inner sleep 1000
 kill -KILL "$daemon"; wait "$daemon" 2>/dev/null
-kill -9 "$(shims)"
+end_shims
 # containerd waits 5 s for a removal, and forgets the pod then.
 forgotten() { [ -z "$(c task ls -q)" ]; }
 wait_until 60 forgotten || fail "after kill -9 of the shim without a daemon: $(c task ls) $(explain)"
@@ -299,7 +311,7 @@ start_daemon
 wait_until 60 gone || fail "after the next daemon's start: $("$slipway" ps) $(c task ls) $(explain)"
 for id in inner late; do c container delete $id || fail "container delete: $(explain)"; done
 [ ${#parents[@]} -eq 0 ] || rmdir "${parents[@]}" || fail "left in the pod's control group: $(find "${parents[@]}")"
-ok "a shim was killed while no daemon served: the next one removes the pod, and its control group below the parent"
+ok "a shim and its holder were killed while no daemon served: the next one removes the pod, and its control group below the parent"
 
 # A pod in a network namespace as a CNI plugin leaves one: programs of the host in it reach the containers'
 # ports at 127.0.0.1, as containerd's port forwarding does.
@@ -400,7 +412,7 @@ python3 "$(dirname "$0")/sandbox_api.py" "$shim" "$address" "$slipway" "$work/sa
 ok "a pod by containerd's Sandbox API, without a pause container; one that is refused leaves no shim"
 
 images | xargs -r "$slipway" image rm >/dev/null || fail "images stay"
-left() { shims; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -; }
+left() { shims; holders; leftovers; grep -F "$work/" /proc/mounts; sockets | comm -13 "$work/sockets" -; }
 nothing_left() { [ -z "$(left)" ]; }
 wait_until 60 nothing_left || fail "left: $(left)"
 ok "nothing is left: no sandbox, no shim, no mount, no socket"

@@ -43,16 +43,17 @@ each() { python3 -c 'import sys; print("%.2f" % (int(sys.argv[1]) / 1024 / int(s
 start_keeper
 start_daemon
 pod run first
-before=$(memory "$daemon") own=$(vmms) shims=$(shims)
+before=$(memory "$daemon") own=$(vmms) shims=$(shims) holders=$(holders)
 for number in $(seq "$pods"); do pod run "pod$number"; done
 # A pod that has just begun still has what its start took.
 sleep 2
 ours=$(for pid in $(shims); do grep -qw "$pid" <<<"$shims" || echo "$pid"; done)
+helpers=$(for pid in $(holders); do grep -qw "$pid" <<<"$holders" || echo "$pid"; done)
 machines=$(for pid in $(vmms); do grep -qw "$pid" <<<"$own" || echo "$pid"; done)
 [ "$(wc -w <<<"$ours"):$(wc -w <<<"$machines")" = "$pods:$pods" ] ||
     fail "$pods pods have the shims $ours and the VMMs $machines"
 # shellcheck disable=SC2086 # process ids
-shim=$(memory $ours) vmm=$(memory $machines) plane=$(($(memory "$daemon") - before))
+shim=$(memory $ours $helpers) vmm=$(memory $machines) plane=$(($(memory "$daemon") - before))
 all=$((shim + vmm + plane))
 say "MiB of each of $pods pods: $(each $all) = shim $(each $shim) + VMM $(each $vmm) + daemon $(each $plane)"
 files=$(pgrep -x slipway-fs | while read -r pid; do runs "$pid" && echo "$pid"; done)

@@ -17,7 +17,7 @@ echo 'keeper = true' >>"$SLIPWAY_CONFIG"
 containerd='' daemon='' keeper='' listener=''
 # The annotations with which CRI tells a pod's containers apart.
 kind=io.kubernetes.cri.container-type of=io.kubernetes.cri.sandbox-id
-sockets() { find /run/containerd/s -type s 2>/dev/null | sort; }
+sockets() { find /run/containerd/s \( -type s -o -name '*.state' \) 2>/dev/null | sort; }
 sockets >"$work/sockets"
 
 mkdir "$work/bin" "$work/fifo"
@@ -41,6 +41,15 @@ ${cri:-}
 END
 
 shims() { pgrep -f -- "[^-]-address $address" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+# The processes that start a shim again.
+holders() { pgrep -f -- "slipway-shim-holder .*--address=$address " | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+# Kills shims with their holders, so that none starts the other again: one that is stopped does not see the other's end.
+end_shims() {
+    local all; all=$(shims; holders)
+    [ -n "$all" ] || return 0
+    # shellcheck disable=SC2086 # process ids
+    { kill -STOP $all; kill -KILL $all; } 2>/dev/null
+}
 explain() { tail -n 20 "$work/containerd.log"; tail -n 20 "$work/daemon.log"; }
 c() { timeout 120 ctr --address "$address" "$@"; }
 run() { c run --runtime io.containerd.slipway.v2 --fifo-dir "$work/fifo" "$@" </dev/null; }
@@ -55,7 +64,7 @@ end_all() {
         for id in $(c task ls -q 2>/dev/null); do c task rm -f "$id" >/dev/null 2>&1; done
         kill "$containerd"; wait "$containerd" 2>/dev/null
     fi
-    for pid in $(shims); do kill -9 "$pid"; done
+    end_shims
     [ -n "$daemon" ] && runs "$daemon" && timeout 60 "$slipway" rm --force --all >/dev/null 2>&1
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
     [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null

@@ -34,7 +34,7 @@ fn a_piece_for_a_fifo_is_neither_lost_nor_doubled() {
     let (mut fifo, record) = (fifo(&dir.path().join("fifo")), dir.path().join("record"));
     let cursor = cursor(&record);
     assert_eq!(next(&record, &fifo), 0, "before the first piece");
-    for (at, piece) in [(0, &b"one"[..]), (3, b"and two"), (10, b"!")] {
+    for (at, piece) in [(0, &b"one"[..]), (3, &b"and two"[..]), (10, &b"!"[..])] {
         cursor.begin_fifo(fifo.as_fd(), Stream::Out, piece.len());
         assert_eq!(next(&record, &fifo), at, "killed before the write");
         fifo.write_all(piece).unwrap();

@@ -228,11 +228,15 @@ impl v1::sandboxes_server::Sandboxes for Fake {
     }
 
     async fn attach(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {
-        let first = request.into_inner().next().await.unwrap()?;
-        let Some(run_in::Kind::Rejoin(rejoin)) = first.kind else { panic!("{first:?}") };
-        self.note(format!("rejoin {} {}", rejoin.name, rejoin.position));
-        let end = self.ends.lock().unwrap().get(&rejoin.name).map(watch::Sender::subscribe);
+        let mut messages = request.into_inner();
+        let first = messages.next().await.unwrap()?;
+        let Some(run_in::Kind::Rejoin(v1::Rejoin { name, position })) = first.kind else {
+            panic!("{first:?}")
+        };
+        self.note(format!("rejoin {name} {position}"));
+        let end = self.ends.lock().unwrap().get(&name).map(watch::Sender::subscribe);
         let mut end = end.ok_or_else(|| Status::not_found("no such sandbox"))?;
+        tokio::spawn(note_sizes(messages, name, Arc::clone(&self.calls)));
         let (sender, receiver) = mpsc::channel(4);
         tokio::spawn(async move {
             // The test may be over.
