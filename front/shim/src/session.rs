@@ -146,6 +146,8 @@ pub fn resume(task: &Arc<Task>, process: &Arc<Process>) {
     process.closed.send_replace(false);
     tokio::spawn(live(Arc::clone(task), Arc::clone(process), streams, true));
     if process.is_init() {
+        let its = Arc::clone(task);
+        tokio::spawn(async move { its.learn_pid(ANSWER).await });
         crate::forward::serve(task);
         crate::refresh::serve(task);
         if let Some(timeout_s) = process.stop_asked() {
