@@ -326,8 +326,10 @@ fn start(args: &Args) -> io::Result<OwnedFd> {
 }
 
 /// Returns when the process at the other end has ended.
+#[allow(unsafe_code)]
 async fn gone(socket: OwnedFd) -> io::Result<()> {
-    let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
+    // SAFETY: an OwnedFd refers to one open descriptor until the AsyncFd, its owner, is dropped.
+    let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }?;
     loop {
         let mut ready = socket.readable().await?;
         let mut byte = [0; 1];
