@@ -15,8 +15,8 @@ use crate::ttrpc::Failure;
 use crate::{checkpoint, rootfs};
 
 /// The methods of calls that are not carried out again.
-pub(super) const CHANGES: [&str; 6] =
-    ["Create", "CreateSandbox", "Start", "StartSandbox", "Checkpoint", "Pause"];
+pub(super) const CHANGES: [&str; 7] =
+    ["Create", "CreateSandbox", "Start", "StartSandbox", "Exec", "Checkpoint", "Pause"];
 
 impl Service {
     /// Answers a call of one of the [`CHANGES`].
@@ -34,6 +34,7 @@ impl Service {
             }
             "Start" => answer(self.started(request(payload)?).await),
             "StartSandbox" => answer(self.started_sandbox(request(payload)?).await),
+            "Exec" => answer(self.added(request(payload)?)),
             "Checkpoint" => answer(self.saved(request(payload)?).await),
             _ => answer(self.went_on(request(payload)?).await),
         }
@@ -77,6 +78,13 @@ impl Service {
         let pid = self.started(process).await?.pid;
         let created_at = task.sandbox().map(|sandbox| sandbox.created_at);
         Ok(cd::StartSandboxResponse { pid, created_at })
+    }
+
+    /// Adds a further process, unless that was done.
+    fn added(&self, request: cd::ExecProcessRequest) -> Result<cd::Empty, Failure> {
+        let task = self.tasks.find(&request.id)?;
+        let is_there = task.execs().contains_key(&request.exec_id);
+        if is_there { Ok(cd::Empty {}) } else { self.exec(request) }
     }
 
     /// Removes what is left of a checkpoint.

@@ -118,6 +118,14 @@ async fn a_further_process_that_ran_has_ended_and_one_that_did_not_can_be_starte
     }
     let next = Next(shim.next());
     let task = next.0.tasks.find("one").unwrap();
+    let mut again =
+        cd::ExecProcessRequest { id: "one".into(), exec_id: "waits".into(), ..Default::default() };
+    assert!(next.repeat("Exec", &again).await.is_ok());
+    again.exec_id = "other".into();
+    let value = br#"{"args": ["true"]}"#.to_vec();
+    again.spec = Some(cd::Any { type_url: String::new(), value });
+    assert!(next.repeat("Exec", &again).await.is_ok());
+    assert!(task.process("other").is_ok());
     let ended = task.process("ran").unwrap().ended().await;
     assert_eq!((ended.status, ended.ran), (255, true));
     let waits = task.process("waits").unwrap();
