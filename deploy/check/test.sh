@@ -7,7 +7,7 @@ SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
 export SLIPWAY
 cd "$(dirname "$(readlink -f "$0")")/../.." || exit
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+trap 'kill -- -"$compiling" 2>/dev/null; rm -rf "$logs"' EXIT
 failed=()
 
 # part NAME SHOWN COMMAND...: runs it. Lines that match SHOWN go to the screen, and the end of the
@@ -49,18 +49,32 @@ reasons() {
 # Tests that load the library into a program find it.
 SLIPWAY_LIBRARY=$(dirname "$SLIPWAY")/libslipway.so
 export SLIPWAY_LIBRARY
+# The unit tests and the fuzz targets are compiled while the end-to-end tests run, which wait for most of their
+# time: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
+# compiled again below, so errors are told there. In a process group of its own, so that it ends with this script.
+set -m
+chrt --idle 0 bash -c 'cargo test --locked --workspace --no-run; fuzz/run --build' </dev/null >"$logs/compiling" 2>&1 &
+compiling=$!
+set +m
+
+# end_to_end OPTION: the end-to-end tests that run a program of the unit tests (-l), or those that do not (-L).
+end_to_end() {
+    local test
+    for test in $(grep "$1" test_program tests/e2e/[0-9]*.sh); do
+        [ -x "$test" ] && part "$(basename "$test")" . "$test"
+    done
+}
+end_to_end -L
+printf '== the rest of what the unit tests need is compiled (%d:%02d)\n' $((SECONDS / 60)) $((SECONDS % 60))
+wait "$compiling"
 # Output of passed tests is kept too, since that is where they say that they were skipped; what panics
 # in a test that passes was meant to.
 part units '^ +Running|^test result|^error|FAILED' \
     cargo test --locked --workspace --no-fail-fast -- --show-output
 # Built just now; a test that needs a test program finds it.
 export SLIPWAY_TEST_SCOPE=--workspace
-for test in tests/e2e/*.sh; do
-    [ -x "$test" ] && part "$(basename "$test")" . "$test"
-done
-if [ -x fuzz/run ]; then
-    part fuzz . fuzz/run --total 200
-fi
+end_to_end -l
+part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
 if [ -n "$skipped" ]; then

@@ -1,13 +1,13 @@
 # Guests with an e1000 interface, and a list of checks that hold with any driver of it. Sourced after lib.sh.
 #   guest_kernel   directory of the guest's kernel
 #   guest_driver   name of the driver that shall have the interface
-#   SLIPWAY_DRIVER_ROUNDS   how often the interface goes down and up
+#   SLIPWAY_DRIVER_ROUNDS   how often the interface goes down and up (2); from 10 on guests of more kinds are tried
 # The guest is the sandbox `nic`. For `checks` there are a server, a reflector for VLANs, iperf3 and the memory port `gen` on the
 # host (`start_peers`), and in the guest's network the sandbox `neighbour`, which has a virtio-net interface (`boot_neighbour`).
 kernel=${SLIPWAY_E1000_KERNEL:-/var/lib/slipway/kernel-e1000}
 guest_kernel=$kernel
 guest_driver=e1000
-rounds=${SLIPWAY_DRIVER_ROUNDS:-10}
+rounds=${SLIPWAY_DRIVER_ROUNDS:-2}
 peer=$here/e1000_driver.py
 
 need_e1000_guests() {

@@ -35,8 +35,8 @@ pub trait SavedReport: Serialize + DeserializeOwned {
     /// # Errors
     /// If `text` is no such report, or of another format version, or contradicts itself.
     fn from_json(text: &str) -> Result<Self> {
-        let report: Self =
-            serde_json::from_str(text).with_context(|| format!("not a report of {}", Self::KIND))?;
+        let report: Self = serde_json::from_str(text)
+            .with_context(|| format!("not a report of {}", Self::KIND))?;
         let (format, known) = (report.format(), Self::FORMAT);
         ensure!(format == known, "a report of format {format}; this slipway reads format {known}");
         report.check()?;

@@ -40,7 +40,8 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
             Err(_) => Deadline::NEVER,
         };
         // SAFETY: the caller guarantees valid pointers.
-        return guard(|| unsafe { poll_both(slice(fds, count)?, until, std::ptr::null()) }) as c_int;
+        return guard(|| unsafe { poll_both(slice(fds, count)?, until, std::ptr::null()) })
+            as c_int;
     }
     sys!(SYS_poll, fds, count, timeout) as c_int
 }

@@ -108,7 +108,11 @@ impl Cursor {
         let stream = if stream == 0 { Stream::Out } else { Stream::Err };
         let written = match look(stream) {
             Some(fifo) if fifo.file_type().is_fifo() => {
-                if fifo.mtime() == mark(position) { 0 } else { length }
+                if fifo.mtime() == mark(position) {
+                    0
+                } else {
+                    length
+                }
             }
             Some(file) => file.len().saturating_sub(size).min(length),
             None => length,

@@ -47,7 +47,7 @@ pub struct Service {
     daemon: Daemon,
     events: Arc<Events>,
     tasks: Tasks,
-    /// What the next serving process has of the shim.
+    /// The records that the next serving process begins with.
     keep: Keep,
     /// The places of reads of the host's files for new containers.
     reads: Arc<Semaphore>,

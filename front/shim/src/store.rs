@@ -1,5 +1,5 @@
-//! What the shim knows beyond the life of its serving process: small files in a directory of its
-//! own beside its socket, which is in memory (`/run` is a tmpfs).
+//! Records that outlive the shim's serving process: small files in a directory of the shim's own
+//! beside its socket, which is in memory (`/run` is a tmpfs).
 //!
 //! The next serving process begins with these files after the last one was killed. A file is
 //! replaced as a whole, so a process that is killed leaves the old content or the new one. The

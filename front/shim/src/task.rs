@@ -80,11 +80,11 @@ pub struct Task {
     pub snapshot: Mutex<Option<String>>,
     /// The host's file for its termination message, if it can have one.
     pub message: Option<File>,
-    /// What the next serving process finds of it.
+    /// The task's record for the next serving process.
     pub kept: Kept,
 }
 
-/// What the next serving process finds of a task.
+/// The record of a task for the next serving process.
 #[derive(Default)]
 pub struct Kept {
     store: OnceLock<Store>,

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slipway_image::{Access, Cache, Digest, Limits, Reference, Silent};
 use slipway_runtime::{Config, images_in_use};
 use tokio::runtime::Handle;
 
-use crate::staging::FETCH;
-
+/// The longest time of fetching the files that containerd reads itself.
+pub(crate) const FETCH: Duration = Duration::from_secs(300);
 /// An image that is in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {

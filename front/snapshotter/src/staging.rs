@@ -10,14 +10,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use slipway_image::Reference;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
 use crate::folders::{self, FILES};
-use crate::images::{Images, NotPulled, Pulled};
+use crate::images::{FETCH, Images, NotPulled, Pulled};
 use crate::pulls::Places;
 use crate::record::Remote;
 use crate::refusal::{Refusal, Result};
@@ -27,8 +26,6 @@ use crate::store::{Store, blocking};
 pub const IMAGE: &str = "image.json";
 /// Files of a root by which containerd resolves users.
 const USERS: [&str; 2] = ["/etc/passwd", "/etc/group"];
-/// The longest time of fetching the files that containerd reads itself.
-pub(crate) const FETCH: Duration = Duration::from_secs(300);
 /// The most images out of which files are copied at once. Others wait for a minute.
 const COPIES: usize = 4;
 

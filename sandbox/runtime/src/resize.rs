@@ -160,7 +160,6 @@ pub(crate) async fn check_vmm(node: &Node, record: &Record, spec: &VmSpec) -> Re
     Err(Error::Invalid(why.to_owned()))
 }
 
-
 /// Records the memory that an adopted sandbox has, as its VMM lists it within what was granted, and
 /// limits the VMM's control group to that. The guest of a daemon that ended between two steps is
 /// asked to stay as it is.

@@ -93,7 +93,7 @@ async fn taken_once(size: usize, recorded: usize, is_consumed: bool) {
     let (name, part) = (connection.record.part(), &bytes[..recorded]);
     connection.record.store.append(&name, part, true);
     // A piece that was not recorded to its end was not consumed.
-    let is_whole = recorded == bytes.len() || recorded % PIECE == 0;
+    let is_whole = recorded == bytes.len() || recorded.is_multiple_of(PIECE);
     let before = match (is_whole, is_consumed) {
         (true, true) => recorded,
         (true, false) => recorded.saturating_sub(1) / PIECE * PIECE,

@@ -108,7 +108,7 @@ fn parts(mut request: Vec<u8>) -> Option<(Header, Vec<u8>)> {
 pub struct Requests {
     from: OwnedReadHalf,
     record: Record,
-    /// What was consumed of the next one.
+    /// The consumed bytes of the next request.
     part: Vec<u8>,
 }
 

@@ -44,6 +44,7 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// Serves one connection until the peer closes it or sends an invalid frame.
+#[cfg(test)]
 pub async fn serve<H: Handler>(stream: UnixStream, handler: Arc<H>) {
     serve_kept(stream, handler, Record::default(), false).await;
 }

@@ -103,7 +103,8 @@ impl Flows {
             return Ok(far);
         }
         let share = self.room_for(client.ip(), tasks).await;
-        let share = share.ok_or_else(|| io::Error::other("there is no room for one more client"))?;
+        let share =
+            share.ok_or_else(|| io::Error::other("there is no room for one more client"))?;
         let far = Arc::new(connected(self.to).await?);
         let (flows, back) = (self.clone(), far.clone());
         let task = tasks.spawn(async move {

@@ -2,7 +2,7 @@
 //! that it moves over each other. The VMM must survive it, end it when told to, and leave the
 //! function's server as it was.
 //!
-//! `SLIPWAY_HOSTILE_SECONDS` (60) is how long new guests are started. `SLIPWAY_HOSTILE_SEED` names
+//! `SLIPWAY_HOSTILE_SECONDS` (15) is how long new guests are started. `SLIPWAY_HOSTILE_SEED` names
 //! the first one's seed, which a failure prints.
 
 use std::os::unix::net::UnixStream;
@@ -121,7 +121,7 @@ fn a_guest_that_accesses_everything_harms_nobody() {
     let socket = directory.path().join("function");
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(setting("SLIPWAY_HOSTILE_SECONDS", 60));
+    let deadline = Instant::now() + Duration::from_secs(setting("SLIPWAY_HOSTILE_SECONDS", 15));
     let mut seed = setting("SLIPWAY_HOSTILE_SEED", u64::from(std::process::id())) as u32;
     let (mut guests, mut exits) = (0, 0);
     while guests == 0 || Instant::now() < deadline {
