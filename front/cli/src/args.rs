@@ -1,4 +1,9 @@
 //! The command line as data: parser, help, completions and man pages all come from here.
+//!
+//! A new command is a variant of `Command`, or of the enum of its group, with its help as doc
+//! comment; an arm in `lib.rs`; and a file of its own there unless its group has one. Completions
+//! and manual pages need nothing more. What it prints for programs is `--json`. `docs/` has a page
+//! for its group.
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod bench;

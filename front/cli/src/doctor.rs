@@ -1,4 +1,7 @@
 //! `slipway doctor`: reports what this host can do, what is missing, and the command that mends it.
+//!
+//! A new check is a function that returns a `Finding`, in the list of `doctor`. It changes nothing
+//! on the host, and what mends the lack is a command.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,5 +1,9 @@
 //! The command line. Every file is given as a path, or as `fd:N`: a descriptor that the process
 //! that starts this one has opened, so that the VMM needs no right to any path.
+//!
+//! A new option is a field of `Args`, an arm in `parse`, and a line of `help.txt`. The daemon gives
+//! it in `arguments` of `native/args.rs` (`host/hypervisor`), from a field of `VmSpec`, for which
+//! `qemu/args.rs` has an option of QEMU's, or `Capabilities` an answer. `docs/vmm.md` has it.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;

@@ -1,4 +1,17 @@
 //! Changes settings of ports while frames pass.
+//!
+//! A new setting is a field of `PortConfig` (`backend/switch`, `rules`), checked in its `check`,
+//! and is obeyed in `judge` (frames from the port) or `switch` (frames for it). It comes from
+//! - `VirtioNet` of `plane.proto`, for functions (`host/plane`, `network::port_config`);
+//! - `AttachTapRequest`, for containers' interfaces by CNI (`taps::config`);
+//! - `SetPortRequest`, for ports that are there: here, and in `KeptPlace::set_port` (`host/plane`,
+//!   `keep`), or the next daemon has the former value.
+//!
+//! `SwitchPort` shows it (`port`). On the command line it has an option in `args/port.rs`, and a
+//! place in `set`, `settings` and `as_json` of `port.rs`. Settings that containers or sandboxes
+//! begin with have a further way: `network.proto`, `host/network` (`attachment`), `front/cni`, and
+//! `sandbox/runtime` (`network`, `record/network.rs`), as `PortRates` has. Tests: `slipway-switch`,
+//! and `slipway-plane --test network`, which asks the next plane. `docs/networks.md` has it.
 
 use std::sync::PoisonError;
 

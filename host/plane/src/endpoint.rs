@@ -1,4 +1,13 @@
 //! Assembles an endpoint from its function and its socket, and changes it.
+//!
+//! A new option of an endpoint is a field of the request in `plane.proto`, whose absence (0) stands
+//! for what was before: the keeper has the request itself (`keep::place::Description`), and the
+//! next daemon makes the endpoint by it. So no version changes, and an older build ignores the
+//! field. `config` here has options of the server, `controller` and `network` those of the
+//! function. What can be changed later is described first and changed then
+//! (`Endpoint::set_limits`). `Endpoint::describe` shows it; the command line has it in
+//! `args/endpoint.rs`, and in `request` and `as_json` of `endpoint.rs`. Functions of pools get it
+//! in `vf::template::request`. `docs/disks.md` or `docs/networks.md` has it.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! The plane's gRPC service.
+//!
+//! A new call is in `proto/plane.proto` of `host/plane-api`, with its errors, and here. Work that
+//! may block is done in `blocking`; a change to what a reactor owns is a message to it.
 
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};

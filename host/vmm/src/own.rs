@@ -1,6 +1,14 @@
 //! The functions that a machine has in its own process: a console with the agent's port, a source
 //! of random numbers, one that tells where shared pages are, if there are any, and one for each
 //! region of hot-plug memory.
+//!
+//! A new device is a crate of `device/`, and here a PCI device number and a function that adds it.
+//! Its saved state is a field of `OwnState` (`state`), with `#[serde(default)]` if not every
+//! machine has it. In `front/vmm`, `Ports` (`ports`) has it as a field, with a `Token`, and in
+//! `new`, `save`, `go_on`, `restore`, `watch` and `serve`; an option for it is in `args` and
+//! `help.txt`. With `Polling::Anywhere` CPUs' threads poll it too: `filter` admits what it calls
+//! for both roles. The guest's driver is in `sandbox/initramfs` (`modules`), unless it is in every
+//! kernel. Tests: `tests/guests` of this crate; `docs/vmm.md`, "The machine", has it.
 
 use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_mem::Mem;

@@ -1,4 +1,11 @@
 //! The gRPC service, which maps requests to calls on [`Agent`].
+//!
+//! A new call is in `agent.proto` (`sandbox/agent-protocol`), here, in the host's `agent.rs`
+//! (`sandbox/runtime`), and in two stand-ins for a guest: `slipway-hollow` (`front/hollow`,
+//! `service`) and `tests/harness/guest.rs` of the runtime. A sandbox that outlived its daemon has
+//! an older agent: that answers Unimplemented to a call that it does not know, and ignores such a
+//! field. `PROTOCOL` is raised only for what would then go wrong, since the next daemon ends
+//! sandboxes of another number.
 
 use std::sync::Arc;
 use std::time::Duration;

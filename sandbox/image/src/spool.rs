@@ -1,5 +1,12 @@
 //! Writes one layer to disk, uncompressed and in an unnamed file, with both of its digests checked
 //! and every limit enforced on the way. A part of the disk stays free for others.
+//!
+//! A new compression is a variant of `Compression`, found by its first bytes, with a decoder for
+//! layers and one for whole archives (`Spooler::decompress`, `uncompress_archive`); how much memory
+//! it takes must not be the layer's choice. `check_layer_type` (`manifest`) has the media types.
+//! Its crate is in the root `Cargo.toml` and the head of this crate, and its licence among those of
+//! `make check`. Of the tests, `support` makes blobs, and `fetch` and `registry` read them. A lazy
+//! pull is of eStargz alone, which is gzip (`lazy`).
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};

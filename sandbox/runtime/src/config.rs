@@ -1,5 +1,11 @@
 //! The node's settings: `/etc/slipway/config.toml`, then `/etc/slipway/config.d/*.toml` in name
 //! order, then the command line's options.
+//!
+//! A new setting is a field of `Config` with its default in `Default`, and a row of the table in
+//! `docs/operation.md`. A wrong value is found when the daemon starts: `check_settings` of
+//! `daemon.rs` (`front/cli`) calls its check. No command shows settings; what follows from one is
+//! shown where it has its effect, and by `slipway doctor` if a host may lack what it needs. An
+//! older build refuses a file that names it.
 
 mod programs;
 

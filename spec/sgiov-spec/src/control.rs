@@ -55,6 +55,13 @@
 //!
 //! A process ignores what a reply's kind does not use: it trusts its engine, and a later engine may
 //! fill it.
+//!
+//! # A new request
+//! It has an operation in `op`, a variant of `Request` with its arms in `encode` and `decode`, and
+//! a row above; `control/tests.rs` has it. The engine answers it in `Broker::request`
+//! (`host/sgiov`, `broker`), the library asks in `host/socket` (`family`), and the fuzz target
+//! `sgiov-control` sends it. An engine hangs up on who sends an operation that it does not know:
+//! `ATTACH` has the version.
 
 use crate::Address;
 use crate::table::Place;

@@ -1,4 +1,11 @@
 //! Admin commands (section 5).
+//!
+//! A new command has its opcode in `slipway_nvme_spec::opcode::AdminOpcode`, its place in
+//! `COMMANDS`, from which log page 5 and the fuzz target `nvme-admin` take it, and its arm in
+//! `Home::execute_admin`. What it changes is part of the saved state (`persist::state`) and is
+//! there before the command ends: `Home::end_admin` does that. Its bit of OACS (`admin_commands`),
+//! if it has one, is in `identify`. Tests: `admin`, `bad_commands`, and `killed` if it changes
+//! state.
 
 mod features;
 mod identify;

@@ -2,6 +2,20 @@
 //!
 //! Each command decides on the private copy of its entry. It either ends at once, with a status, or
 //! leaves requests with its namespaces and a command in flight.
+//!
+//! A new command has its opcode in `slipway_nvme_spec::opcode::NvmOpcode`, its arm in
+//! `IoEngine::execute_io`, and its code here, or in `steps` if it takes one request after the
+//! other. It has its place also in what looks at all commands:
+//! - `CommandKind` (`inflight`): how it counts in the SMART / Health log, and whether an error of
+//!   the disk is one of reading;
+//! - `transferred` (`fetch`): the bytes that a limit counts;
+//! - `lba_of` (`complete`): its first block, for the Error Information log;
+//! - `effects` (`admin::logs`), and in `admin::identify` its bit of ONCS (`nvm_commands`), if any;
+//! - `IO` in `fuzz`; of the tests `io` or `steps`, `bad_commands`, and `admin` for the two logs.
+//!
+//! A command that was fetched is carried out again after a kill (`journal`): twice must do no harm.
+//! `docs/disks.md` lists what the controller offers, and `docs/measurements/suites.md` the tests of
+//! others that need what it lacks.
 
 use slipway_block::{DiskError, Operation, Request};
 use slipway_nvme_spec::NSID_ALL;

@@ -1,4 +1,10 @@
 //! The node's figures as metrics. Names have base units; sums end with `_total`.
+//!
+//! A new metric comes from what `Figures::ask` asks for: `FiguresReply` (`sandbox.proto`) has the
+//! sums of sandboxes since the daemon began, which `Service::figures` (`sandbox/runtime`,
+//! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
+//! plane's calls. It is encoded here, in one of the functions that `encode` calls. The test
+//! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row.
 
 use std::collections::BTreeMap;
 use std::fmt;

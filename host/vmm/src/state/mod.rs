@@ -16,6 +16,12 @@
 //! The checksum finds damage, and no intent: every byte is checked as hostile input. The identity
 //! comes first, so that a state of another build or processor is refused by what differs. The
 //! limit of the whole is [`MAX_STATE_BYTES`].
+//!
+//! A new field of `MachineState` or `OwnState` is `#[serde(default)]` if a state without it is one
+//! that a machine can go on from; otherwise `VERSION` is raised, and templates and snapshots that
+//! were saved before are refused, as are those of another version of the program anyway
+//! (`Identity::build`). What a saved machine and its successor must have in common, such as an
+//! optional device, is in `Identity`, with its check in `Identity::check`.
 
 mod functions;
 mod shown;

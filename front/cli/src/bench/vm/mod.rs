@@ -5,6 +5,12 @@
 //! namespace of ours or a device of QEMU's own. [`guest::Guests`] runs fio or RocksDB in them, and
 //! [`host::Host`] on the host; [`user::UserGuest`] runs our own user-space driver in a guest. All
 //! guests are up from the first turn to the last, and one at a time works.
+//!
+//! A new configuration is an entry of `CONFIGURATIONS`, which makes `--only` know it, and an arm in
+//! `Machines::guests`, or in `subjects` and `rocks_subjects` if it is no guest with a block device;
+//! `with_file_system` leaves out those that RocksDB cannot have. `docs/bench-block.md` has a row,
+//! and `tests/e2e/85-bench.sh` runs some. A subject without a guest (`--native`) is one of `block`
+//! in `front/bench`.
 
 mod guest;
 mod host;
