@@ -33,6 +33,9 @@ const OVERHEAD: u64 = 128 << 20;
 const PERIOD_US: u64 = 100_000;
 /// The longest time that a guest may take to follow a change of its memory.
 const LONGEST: Duration = Duration::from_secs(60);
+/// The pauses before each time that a guest is asked to give back what no limit needs.
+const PAUSES: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
 
 impl Node {
     /// Changes limits of a container that was added and runs, and before that the size of its pod's
@@ -127,13 +130,23 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
-/// is free.
+/// is free. What a container has just set free the guest may count as used for a moment, so it is
+/// asked again.
 async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
-    let _turn = sandbox.wait_to_change_size().await;
-    // Another update may have come first.
-    let Some(bytes) = sandbox.look(spare) else { return };
-    if let Err(error) = resize::change_to(&sandbox, bytes, LONGEST).await {
-        tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
+    for pause in PAUSES {
+        tokio::time::sleep(pause).await;
+        let _turn = sandbox.wait_to_change_size().await;
+        // Another update may have come first.
+        let Some(bytes) = sandbox.look(spare) else { return };
+        match resize::change_to(&sandbox, bytes, LONGEST).await {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
+                if !matches!(error, Error::Memory { .. }) {
+                    return;
+                }
+            }
+        }
     }
 }
 
