@@ -39,7 +39,7 @@ struct Pair {
     heard: Instant,
     /// The task that carries answers.
     task: AbortHandle,
-    _share: Share,
+    share: Share,
 }
 
 /// The pairs of one port.
@@ -111,35 +111,33 @@ impl Flows {
             until_idle(IDLE, || flows.carry_answer(&back, client)).await;
             flows.forget(&back, client);
         });
-        let pair = Pair { far: far.clone(), heard: Instant::now(), task, _share: share };
+        let pair = Pair { far: far.clone(), heard: Instant::now(), task, share };
         lock(&self.pairs).insert(client, pair);
         Ok(far)
     }
 
-    /// Takes the share of one more pair of the client at `address`, if need be in place of pairs
-    /// that it has. Returns `None` if it has none, and may have none.
+    /// Takes the share of one more pair of the client at `address`, if need be that of a pair which
+    /// it has: others may have taken of the room since, and it loses no more than one pair. Returns
+    /// `None` if it has none, and may have none.
     async fn room_for(&self, address: IpAddr, tasks: &mut JoinSet<()>) -> Option<Share> {
-        loop {
-            if let Some(share) = self.room.take(address) {
-                return Some(share);
-            }
-            if !self.evict(client_at(address)) {
-                return None;
-            }
-            // The task of such a pair has a descriptor until the runtime has dropped it.
-            let _ = tasks.join_next().await;
+        if let Some(share) = self.room.take(address) {
+            return Some(share);
         }
+        let share = self.evict(client_at(address))?;
+        // The task of such a pair has a descriptor until the runtime has dropped it.
+        let _ = tasks.join_next().await;
+        Some(share)
     }
 
-    /// Ends that pair of a client which was not answered for the longest time. Returns whether
-    /// there was one.
-    fn evict(&self, client: IpAddr) -> bool {
+    /// Ends that pair of a client which was not answered for the longest time. Returns its share,
+    /// or `None` if the client has no pair.
+    fn evict(&self, client: IpAddr) -> Option<Share> {
         let mut pairs = lock(&self.pairs);
         let its = pairs.iter().filter(|(at, _)| client_at(at.ip()) == client);
-        let oldest = its.min_by_key(|(_, pair)| pair.heard).map(|(at, _)| *at);
-        let Some(pair) = oldest.and_then(|at| pairs.remove(&at)) else { return false };
+        let oldest = its.min_by_key(|(_, pair)| pair.heard).map(|(at, _)| *at)?;
+        let pair = pairs.remove(&oldest)?;
         pair.task.abort();
-        true
+        Some(pair.share)
     }
 
     /// Removes the pair with the socket `far`, unless it was ended and its client has another one.
@@ -276,6 +274,29 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(lock(&flows.pairs).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_client_loses_one_pair_for_one_more_also_if_others_have_taken_of_the_room() {
+        let (inside, to) = bound("127.0.0.2:0").await;
+        let (near, outside) = bound("127.0.0.1:0").await;
+        let room = Shares::new(16);
+        let flows = Flows::new(near, to, Arc::clone(&room));
+        let mut serving = JoinSet::new();
+        serving.spawn(flows.clone().serve());
+        let (mut buffer, mut clients, mut others) = ([0; 16], Vec::new(), Vec::new());
+        for count in 1..=9 {
+            if count == 9 {
+                // The client has half of the room, and nothing is left of the other half.
+                others.extend((1..=8_u8).filter_map(|other| room.take([10, 0, 0, other].into())));
+                assert_eq!(others.len(), 8);
+            }
+            let (client, _) = bound("127.0.0.1:0").await;
+            client.send_to(b"any", outside).await.unwrap();
+            inside.recv_from(&mut buffer).await.unwrap();
+            clients.push(client);
+        }
+        assert_eq!((lock(&flows.pairs).len(), flows.lost.load(Ordering::Relaxed)), (8, 0));
     }
 
     #[tokio::test]
