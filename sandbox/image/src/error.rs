@@ -149,9 +149,11 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
-    /// The disk with the cache is full. Nothing of the image was left behind.
+    /// The disk with the cache is full but for the part that stays free for others. Nothing of the
+    /// image was left behind.
     #[error(
-        "no space left on the disk with {}: free some, or remove images (slipway image prune)",
+        "no space left on the disk with {} beside the part that stays free (1 GiB, or a twentieth \
+         of a small disk): free some, or remove images (slipway image prune)",
         path_shown(.path)
     )]
     NoSpace {
