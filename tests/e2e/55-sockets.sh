@@ -7,7 +7,7 @@ fi
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || skip "root, for a network namespace"
-for program in ip python3 curl; do command -v "$program" >/dev/null || skip "$program"; done
+for program in ip python3 curl readelf; do command -v "$program" >/dev/null || skip "$program"; done
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
 library=${SLIPWAY_LIBRARY:-$(dirname "$(readlink -f "$slipway")")/libslipway.so}
 [ -f "$library" ] || fail "$library is not built; \`make build\` builds it"
