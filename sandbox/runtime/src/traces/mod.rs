@@ -81,6 +81,8 @@ async fn export(queue: Arc<Queue>, collector: Collector) {
                     tracing::warn!(error, "the collector takes no spans; they are dropped");
                 }
                 tokio::time::sleep(PAUSE).await;
+                // A connection whose peer went without a word would take batches for minutes.
+                client = TraceServiceClient::new(endpoint.connect_lazy());
             }
         }
     }
