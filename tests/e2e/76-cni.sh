@@ -161,10 +161,11 @@ rates=$("$slipway" port inspect "tap:blue,$mine-a,eth0" | python3 -c 'import jso
 x = json.load(sys.stdin)[0]; print(*[x[way + kind] for way in ("receive_", "max_") for kind in ("bytes_per_second", "byte_burst")])')
 [ "$rates" = "100000000 None 200000000 10000000" ] || fail "bandwidth: $rates"
 there a ip -o link show eth0 | grep -q 5a:11:00:00:00:77 && [ "$(said 'x["ips"][0]["address"]')" = 10.77.0.77/24 ] || fail "capabilities: $(cat "$work/out")"
-there a timeout 600 python3 -c 'import socket
+# As the process itself, and not a shell that waits for it: that would leave it behind, with the test's output open.
+(exec ip netns exec "$mine-a" timeout 600 python3 -c 'import socket
 s = socket.create_server(("", 80))
 while True:
-    c = s.accept()[0]; c.sendall(b"published"); c.close()' & server=$!
+    c = s.accept()[0]; c.sendall(b"published"); c.close()') & server=$!
 got=$(timeout 60 python3 -c 'import socket, time
 for _ in range(300):
     try:

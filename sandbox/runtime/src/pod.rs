@@ -13,6 +13,7 @@ mod output;
 mod request;
 mod update;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,7 +133,11 @@ impl Node {
             .run(move || log::remove(&path).map_err(Error::file("cannot remove", &path)));
         removed.await?;
         target.sandbox.forget_added(&target.container);
-        target.sandbox.update(|_| {}).await
+        match target.sandbox.update(|_| {}).await {
+            // The pod was removed meanwhile, and its record with it.
+            Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            updated => updated,
+        }
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
