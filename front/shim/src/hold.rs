@@ -268,6 +268,21 @@ impl Holder {
         state.held.keys().filter(|name| name.starts_with(prefix)).cloned().collect()
     }
 
+    /// Closes what an earlier serving process had kept and nobody has taken: its process or its
+    /// connection was forgotten just before the kill. A reader of such a FIFO would wait for ever.
+    pub fn close_rest(&self) {
+        let mut guard = self.state();
+        let State { socket, held } = &mut *guard;
+        held.retain(|name, file| {
+            let is_taken = Arc::strong_count(file) > 1;
+            if !is_taken {
+                // Fails if the holder has died: the next one does not get it.
+                let _ = send(&*socket, CLEAR, name, None);
+            }
+            is_taken
+        });
+    }
+
     /// Tells the holder to end, as this process does.
     pub fn end(&self) {
         // Fails if the holder has ended.

@@ -110,6 +110,9 @@ async fn run(
     if again {
         service.resume();
         connections.resume();
+        if let Some(holder) = &keep.holder {
+            holder.close_rest();
+        }
         if keep.store.get(OVER).is_some() {
             service.end.notify_one();
         }

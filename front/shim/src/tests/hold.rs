@@ -40,6 +40,19 @@ fn what_a_killed_process_had_kept_reaches_the_next_one() {
 }
 
 #[test]
+fn what_nobody_has_taken_is_closed() {
+    let (next, theirs) = ends();
+    next.state().held.insert("left".to_owned(), Arc::new(end_of_pipe()));
+    let _taken = next.put("taken".to_owned(), end_of_pipe());
+    next.close_rest();
+    assert_eq!(next.names(""), ["taken"]);
+    drop(std::mem::replace(&mut next.state().socket, pair().unwrap().0));
+    let mut held = BTreeMap::from([("left".to_owned(), end_of_pipe())]);
+    assert!(!attend(&theirs, &mut held));
+    assert_eq!(held.keys().collect::<Vec<_>>(), ["taken"]);
+}
+
+#[test]
 fn a_process_whose_work_is_done_ends_its_holder() {
     let (holder, theirs) = ends();
     holder.end();
