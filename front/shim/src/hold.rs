@@ -31,7 +31,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::io::Interest;
@@ -149,8 +149,10 @@ pub fn hold(args: &Args) -> Result<(), String> {
         }
         let (ours, child) = start_serving(args).map_err(|error| error.to_string())?;
         (socket, serving) = (ours, Some(child));
-        // Fails if the process has died already, which the next round sees.
-        let _ = hand_over(&socket, &held);
+        if hand_over(&socket, &held).is_err() {
+            // The process has died, or would wait for the rest. The next round starts another one.
+            let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+        }
     }
     Ok(())
 }
