@@ -124,17 +124,18 @@ async fn run(
         _ = signals.recv() => false,
         () = watch(args, keep) => true,
     };
+    keep.store.put(OVER, b"");
     if was_asked {
-        keep.store.put(OVER, b"");
         let _ = std::fs::remove_file(names::socket(args, &args.id));
         // The answer to Shutdown is under way, and so are the last events.
         service.events().drain(LAST_EVENTS).await;
         tokio::time::sleep(PAUSE).await;
     }
-    keep.store.delete();
+    // Before the store: without it the next process would serve nothing, and never end.
     if let Some(holder) = &keep.holder {
         holder.end();
     }
+    keep.store.delete();
     Ok(())
 }
 
