@@ -57,6 +57,10 @@ pub async fn serve_kept<H: Handler>(
     record: Record,
     again: bool,
 ) {
+    if !again {
+        // Of a connection that was lost with its process, and had this number.
+        record.delete();
+    }
     let (from, to) = stream.into_split();
     let (responses, queue) = mpsc::channel(QUEUE);
     let mut calls = Calls { handler, responses, running: JoinSet::new() };
