@@ -135,6 +135,8 @@ pub fn resume(task: &Arc<Task>, process: &Arc<Process>) {
         process.held.release_outputs();
     }
     if phase != Phase::Running {
+        // Its exit may have been told while its output was stuck, with the input still open.
+        process.held.close_stdin();
         let Streams { stdout, stderr, .. } = streams;
         tokio::spawn(keep_unread(Arc::clone(process), stdout, stderr));
         return;
