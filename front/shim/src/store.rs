@@ -65,7 +65,12 @@ impl Store {
         let Some(path) = self.path(name) else { return };
         // Left by a process that was killed, it has no name that is looked for.
         let new = path.with_file_name(format!(".{name}"));
-        warn(name, fs::write(&new, content).and_then(|()| fs::rename(&new, &path)));
+        let written = fs::write(&new, content).and_then(|()| fs::rename(&new, &path));
+        if written.is_err() {
+            // A part of it would take memory that the file system lacks.
+            let _ = fs::remove_file(&new);
+        }
+        warn(name, written);
     }
 
     /// Writes a value as JSON, as [`put`](Self::put) does.
@@ -165,6 +170,16 @@ mod tests {
         assert!(empty.names("").is_empty());
         empty.delete();
         assert!(!dir.path().join("state").exists());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::make(&dir.path().join("state")).unwrap();
+        // No file can take its place.
+        fs::create_dir(store.path("task-1").unwrap()).unwrap();
+        store.put("task-1", b"new");
+        assert_eq!(store.names(""), ["task-1"]);
     }
 
     #[test]
