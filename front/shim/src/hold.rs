@@ -203,8 +203,9 @@ pub fn take_stdin() -> io::Result<OwnedFd> {
     Ok(stdin)
 }
 
-/// Raises the limit of descriptors as far as the system allows: a process has up to three here.
-fn raise_descriptor_limit() {
+/// Raises the limit of descriptors as far as the system allows. The holder has up to three for each
+/// process of a container, and the serving process six.
+pub fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);

@@ -34,6 +34,8 @@ const OVER: &str = "over";
 /// # Errors
 /// Standard input is no listening socket.
 pub async fn serve(args: &Args) -> Result<(), String> {
+    // containerd starts its programs with the soft limit of its service, 1024 as a rule.
+    hold::raise_descriptor_limit();
     let socket = hold::take_stdin().and_then(|stdin| listener(stdin.as_fd()).map(|it| (stdin, it)));
     let (socket, listener) = socket.map_err(|error| {
         format!("standard input is no socket ({error}); containerd runs this program")
