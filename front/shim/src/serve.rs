@@ -105,6 +105,7 @@ async fn run(
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     network::leave_host()?;
+    let inode = keep.store.inode();
     let to = events::socket_from_environment();
     let events = Events::kept(&args.namespace, to, keep.store.clone());
     let service = Arc::new(Service::new(args.clone(), events, keep.clone()));
@@ -137,7 +138,10 @@ async fn run(
     if let Some(holder) = &keep.holder {
         holder.end();
     }
-    keep.store.delete();
+    // Without the socket, the next shim of this name may have begun, with a store of its own.
+    if keep.store.inode() == inode {
+        keep.store.delete();
+    }
     Ok(())
 }
 

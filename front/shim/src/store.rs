@@ -7,7 +7,7 @@
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -52,6 +52,12 @@ impl Store {
     /// Returns whether anything is kept.
     pub fn is_somewhere(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Returns the number of the directory's inode, which another shim's directory by the same name
+    /// does not have; `None` if there is no directory.
+    pub fn inode(&self) -> Option<u64> {
+        fs::metadata(self.0.as_ref()?).ok().map(|dir| dir.ino())
     }
 
     /// Returns the path of a file, if anything is kept.
@@ -170,6 +176,19 @@ mod tests {
         assert!(empty.names("").is_empty());
         empty.delete();
         assert!(!dir.path().join("state").exists());
+    }
+
+    #[test]
+    fn the_store_of_another_shim_has_another_inode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let store = Store::make(&path).unwrap();
+        let inode = store.inode();
+        assert!(inode.is_some() && Store::open(&path).inode() == inode);
+        fs::rename(&path, dir.path().join("old")).unwrap();
+        assert_eq!(store.inode(), None);
+        Store::make(&path).unwrap();
+        assert_ne!(store.inode(), inode);
     }
 
     #[test]
