@@ -90,6 +90,8 @@ struct Lent {
     memory: Memory,
     /// The descriptor that names the memory to an endpoint.
     token: OwnedFd,
+    /// The pool takes the memory back once this is closed.
+    _connection: OwnedFd,
 }
 
 impl Lent {
@@ -103,8 +105,8 @@ impl Lent {
         map.memory().pin(BASE, BYTES as usize, Access::Write, &mut spans).unwrap();
         let address = spans[0].io_vector().0.addr() as u64;
         let range = Range { address, len: BYTES, offset: 0 };
-        let (_kept, token) = hand_over.finish(&[range]).unwrap();
-        Self { memory: map.memory(), token }
+        let (_connection, token) = hand_over.finish(&[range]).unwrap();
+        Self { memory: map.memory(), token, _connection }
     }
 
     /// Returns the memory as an endpoint is told of it.
