@@ -10,7 +10,7 @@ use crate::{Disk, OpenError};
 /// device, else a [`FileDisk`]. Returns it with the content of a regular file, for copies.
 ///
 /// # Errors
-/// Those of [`FileDisk::open`] and [`PassthroughDisk::open`].
+/// The errors of [`FileDisk::open`] and [`PassthroughDisk::open`].
 pub fn open_file(
     path: &Path,
     options: &FileOptions,

@@ -54,7 +54,7 @@ impl Anonymous {
     /// Maps `len` zero bytes, at least one.
     ///
     /// # Errors
-    /// Those of mmap(2): no address space, or strict overcommit without that much memory.
+    /// The errors of mmap(2): no address space, or strict overcommit without that much memory.
     pub fn new(len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -73,7 +73,7 @@ impl Anonymous {
     /// allocates it.
     ///
     /// # Errors
-    /// Those of [`Anonymous::new`].
+    /// The errors of [`Anonymous::new`].
     pub fn of(file: &OwnedFd, start: u64, len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;

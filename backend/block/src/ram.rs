@@ -35,7 +35,7 @@ impl RamDisk {
     /// the file.
     ///
     /// # Errors
-    /// Those of [`RamDisk::new`], and [`OpenError::Memory`] if the file was not made by
+    /// The errors of [`RamDisk::new`], and [`OpenError::Memory`] if the file was not made by
     /// [`ram_file`].
     pub fn of(file: &OwnedFd, block_size: u32) -> Result<Self, OpenError> {
         let bytes = sealed_len(file).map_err(|source| OpenError::Memory { bytes: 0, source })?;

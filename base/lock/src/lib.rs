@@ -162,7 +162,7 @@ impl Lock {
     /// Takes the lock at `path` if it is free, and creates its file if it is missing. Never waits.
     ///
     /// # Errors
-    /// Those of [`within`](Self::within), [`Error::Held`] at once.
+    /// The errors of [`within`](Self::within), [`Error::Held`] at once.
     pub fn try_take(path: &Path) -> Result<Self> {
         Self::within(path, Duration::ZERO)
     }
@@ -171,7 +171,7 @@ impl Lock {
     /// file is an error ([`Error::Io`]).
     ///
     /// # Errors
-    /// Those of [`try_take`](Self::try_take).
+    /// The errors of [`try_take`](Self::try_take).
     pub fn try_existing(path: &Path) -> Result<Self> {
         attempt(path, OFlags::empty())?.ok_or_else(|| held(path))
     }

@@ -32,7 +32,7 @@ pub fn listen(
 /// be called within a tokio runtime that has I/O enabled.
 ///
 /// # Errors
-/// Those of [`listen`]; the runtime cannot watch the socket.
+/// The errors of [`listen`]; the runtime cannot watch the socket.
 #[cfg(feature = "tokio")]
 pub fn listen_async(path: &Path, backlog: i32) -> io::Result<tokio::net::UnixListener> {
     let socket = listen(path, SocketType::STREAM, None, backlog)?;

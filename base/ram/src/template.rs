@@ -100,7 +100,7 @@ impl Template {
     /// them. The calling thread waits for the disk; the file is not synchronised.
     ///
     /// # Errors
-    /// Those of ftruncate(2) and pwrite(2).
+    /// The errors of ftruncate(2) and pwrite(2).
     pub fn write(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         rustix::fs::ftruncate(file, self.len() as u64)?;
         let mut buffer = vec![0; CHUNK];

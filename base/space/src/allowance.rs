@@ -76,7 +76,7 @@ mod tests {
         let all = Allowance::keeping(0).left(&file).unwrap();
         assert!(all > 0);
         assert_eq!(Allowance::keeping(u64::MAX).left(&file).unwrap(), 0);
-        // What was granted is taken without another look.
+        // Granted bytes are taken without a new look at the file system.
         (space.reserve, space.granted) = (u64::MAX, 8192);
         space.take(&file, 4096).unwrap();
         space.take(&file, 4096).unwrap();

@@ -44,7 +44,7 @@ impl Walker {
     /// by PRPs with memory pages of `page` bytes or by an SGL (PSDT, section 4.2).
     ///
     /// # Errors
-    /// Those of [`Walker::walk`] and [`Walker::walk_sgl`].
+    /// The errors of [`Walker::walk`] and [`Walker::walk_sgl`].
     pub fn find(
         &mut self,
         memory: &Memory,

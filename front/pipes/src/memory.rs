@@ -57,7 +57,7 @@ impl<'a> Input<'a> {
     /// for them.
     ///
     /// # Errors
-    /// Those of [`Input::read`].
+    /// The errors of [`Input::read`].
     pub(crate) fn slice<'b>(&self, staging: &'b mut [u8]) -> Result<&'b [u8], Fault>
     where
         'a: 'b,

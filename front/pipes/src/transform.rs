@@ -291,7 +291,7 @@ impl Worker {
     /// Opens a record that may lie in a ring, as [`Worker::open`] does, by way of a copy.
     ///
     /// # Errors
-    /// Those of [`Worker::open`].
+    /// The errors of [`Worker::open`].
     pub fn open_from(
         &mut self,
         opener: Option<&mut Opener>,

@@ -81,7 +81,7 @@ impl MemoryWire {
     /// Attaches to the port whose socket is at `path`.
     ///
     /// # Errors
-    /// Those of [`MemoryPort::connect`].
+    /// The errors of [`MemoryPort::connect`].
     pub fn connect(path: &Path) -> Result<Self> {
         Ok(Self { port: MemoryPort::connect(path)?, long: Vec::new() })
     }

@@ -215,7 +215,7 @@ pub async fn remove(daemon: &Daemon, name: &str) -> Result<(), Failure> {
 /// whole, if that is within `patience`.
 ///
 /// # Errors
-/// Those of [`remove`]; [`Code::Aborted`] if the daemon still makes it.
+/// The errors of [`remove`]; [`Code::Aborted`] if the daemon still makes the snapshot.
 pub async fn remove_within(daemon: &Daemon, name: &str, patience: Duration) -> Result<(), Failure> {
     let begun = Instant::now();
     loop {

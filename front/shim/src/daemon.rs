@@ -119,7 +119,7 @@ impl Daemon {
     /// would run them without.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub async fn makes_empty_dirs(&self) -> Result<bool, Failure> {
         let mut client = self.connect().await?;
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
@@ -145,7 +145,7 @@ impl Daemon {
     /// Connects to the daemon's service for snapshots.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub async fn snapshots(&self) -> Result<SnapshotClient, Failure> {
         Ok(SnapshotClient::new(self.channel(REPLACEMENT).await?))
     }

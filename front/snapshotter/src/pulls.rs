@@ -58,7 +58,7 @@ pub(crate) struct Places {
     all: Arc<Semaphore>,
     /// The most places of one registry.
     of_registry: usize,
-    /// Those of the registries that have pulls.
+    /// The free places of each registry that has pulls.
     registries: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 

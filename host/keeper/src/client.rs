@@ -121,7 +121,7 @@ impl Shelf {
     /// Has the keeper close the descriptor in slot `at` of the shelf.
     ///
     /// # Errors
-    /// Those of [`Shelf::put`].
+    /// The errors of [`Shelf::put`].
     pub fn clear(&self, at: u32) -> std::io::Result<()> {
         self.keeper.clear(self.slot(at)?)
     }

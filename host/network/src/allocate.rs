@@ -208,7 +208,7 @@ pub fn subnet(text: &str) -> Result<Ipv4Net> {
 /// Parses an IPv6 prefix.
 ///
 /// # Errors
-/// Those of [`subnet`].
+/// The errors of [`subnet`].
 pub fn prefix(text: &str) -> Result<Ipv6Net> {
     let bad = |why: &str| Error::Invalid(format!("\"{text}\" is no prefix for a network: {why}"));
     let prefix: Ipv6Net =

@@ -45,7 +45,7 @@ impl Networks {
         self: &Arc<Self>,
     ) -> Result<tonic::transport::Channel, tonic::transport::Error> {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        // Those who call by this channel record their own calls.
+        // The callers of this channel record their own calls.
         let service = Service::new(Arc::clone(self), Tracer::default());
         let service = v1::networks_server::NetworksServer::new(service);
         let router = tonic::transport::Server::builder().add_service(service);

@@ -44,7 +44,7 @@ impl Engine {
     /// whether the engine did.
     ///
     /// # Errors
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub async fn bind(&self, at: impl ToSocketAddrs) -> io::Result<SocketListener> {
         let kernel = TcpListener::bind(at).await?;
         let (engine, proof, at) =
@@ -66,7 +66,7 @@ impl SocketListener {
     /// Listens as [`Engine::bind`] of the shared engine does.
     ///
     /// # Errors
-    /// Those of [`Engine::bind`].
+    /// The errors of [`Engine::bind`].
     pub async fn bind(at: impl ToSocketAddrs) -> io::Result<Self> {
         Engine::shared().bind(at).await
     }
@@ -88,7 +88,7 @@ impl SocketListener {
     /// peer's address.
     ///
     /// # Errors
-    /// Those of accept(2).
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<(SocketStream, SocketAddr)> {
         let by_kernel = async {
             let (stream, from) = self.kernel.accept().await?;

@@ -30,7 +30,7 @@ impl Engine {
     /// Connects to the first of the addresses that can be reached.
     ///
     /// # Errors
-    /// Those of connect(2), of the last address.
+    /// The errors of connect(2), of the last address.
     pub async fn connect(&self, to: impl ToSocketAddrs) -> io::Result<SocketStream> {
         let mut last = io::ErrorKind::InvalidInput.into();
         for to in lookup_host(to).await? {
@@ -63,7 +63,7 @@ impl SocketStream {
     /// Connects as [`Engine::connect`] of the shared engine does.
     ///
     /// # Errors
-    /// Those of [`Engine::connect`].
+    /// The errors of [`Engine::connect`].
     pub async fn connect(to: impl ToSocketAddrs) -> io::Result<Self> {
         Engine::shared().connect(to).await
     }
@@ -109,7 +109,7 @@ impl SocketStream {
     /// Waits for bytes to read, and returns them without taking them.
     ///
     /// # Errors
-    /// Those of reading.
+    /// The errors of reading.
     pub async fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
             Transport::Device(device) => {

@@ -314,7 +314,7 @@ impl Endpoint {
     /// Reads as [`Endpoint::recv`] does, but leaves the bytes in the FIFO.
     ///
     /// # Errors
-    /// Those of [`Endpoint::recv`].
+    /// The errors of [`Endpoint::recv`].
     pub fn peek(&self, into: &mut [u8]) -> Result<usize, Errno> {
         let _held = self.lock(Half::Receiving)?;
         match self.stream().peek(0, into) {

@@ -283,7 +283,7 @@ impl Family {
     /// that the former image had.
     ///
     /// # Errors
-    /// Those of [`Family::held`].
+    /// The errors of [`Family::held`].
     pub fn held_listener(&self, from: u64) -> Result<Listening, Errno> {
         let answer = self.ask(Request::HeldListener { listener: from }, None)?;
         listening(answer)
@@ -389,7 +389,7 @@ impl Family {
     /// seconds. It holds all that this process holds.
     ///
     /// # Errors
-    /// Those of [`Family::fork`].
+    /// The errors of [`Family::fork`].
     pub fn ticket(&self) -> Result<OwnedFd, Errno> {
         self.copy(Request::Exec)
     }

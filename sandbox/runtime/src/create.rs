@@ -42,7 +42,7 @@ impl Node {
     /// Records a new sandbox, whose machine is saved as a template if `saves` names one.
     ///
     /// # Errors
-    /// Those of [`Node::create`].
+    /// The errors of [`Node::create`].
     pub(crate) async fn create_saving(
         &self,
         spec: &RunSpec,

@@ -103,7 +103,7 @@ impl Bits {
     /// stores its changes there may be in use.
     ///
     /// # Errors
-    /// Those of [`Bits::of`].
+    /// The errors of [`Bits::of`].
     pub fn read(len: u64, (file, start): (&OwnedFd, u64)) -> std::io::Result<Option<(Self, u64)>> {
         let mut bits = Self::new(len)?;
         let words = bits.own.words_mut();

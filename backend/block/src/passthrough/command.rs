@@ -95,7 +95,7 @@ pub(super) fn namespace_id(file: &OwnedFd) -> std::io::Result<u32> {
 /// Identify (section 5.15) of the controller.
 ///
 /// # Errors
-/// Those of [`identify`].
+/// The errors of [`identify`].
 pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyController> {
     let bytes = identify(file, 1, 0)?;
     IdentifyController::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
@@ -104,7 +104,7 @@ pub(super) fn identify_controller(file: &OwnedFd) -> std::io::Result<IdentifyCon
 /// Identify (section 5.15) of a namespace.
 ///
 /// # Errors
-/// Those of [`identify`].
+/// The errors of [`identify`].
 pub(super) fn identify_namespace(file: &OwnedFd, nsid: u32) -> std::io::Result<IdentifyNamespace> {
     let bytes = identify(file, 0, nsid)?;
     IdentifyNamespace::read_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData.into())
@@ -113,7 +113,7 @@ pub(super) fn identify_namespace(file: &OwnedFd, nsid: u32) -> std::io::Result<I
 /// Sends Identify and returns its data.
 ///
 /// # Errors
-/// Those of ioctl(2), and EIO if the drive refused the command.
+/// The errors of ioctl(2), and EIO if the drive refused the command.
 fn identify(file: &OwnedFd, cns: u32, nsid: u32) -> std::io::Result<[u8; IDENTIFY_SIZE]> {
     let mut data = [0_u8; IDENTIFY_SIZE];
     let mut command = Command {

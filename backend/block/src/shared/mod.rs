@@ -71,7 +71,7 @@ impl SharedDisk {
     /// every other disk.
     ///
     /// # Errors
-    /// Those of [`OpenError`].
+    /// The errors of [`OpenError`].
     pub fn file(path: &Path, options: &FileOptions) -> Result<Self, OpenError> {
         Ok(match is_namespace(path) {
             true => Self(Arc::new(NamespaceMedium::open(path, options)?)),

@@ -174,7 +174,7 @@ impl<T> Scheduler<T> {
     /// another party enforces the cap for them, or the cap is not meant for them.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn open_free(
         &mut self,
         tenant: TenantId,

@@ -49,7 +49,7 @@ impl Arena {
     /// Returns `len` zeroed bytes, pinned.
     ///
     /// # Errors
-    /// Those of [`Arena::allocate`]; [`DriverError::Memory`] also if the bytes lie in several
+    /// The errors of [`Arena::allocate`]; [`DriverError::Memory`] also if the bytes lie in several
     /// regions.
     pub fn allocate_span(&mut self, len: usize) -> Result<Span, DriverError> {
         let at = self.allocate(len)?;

@@ -51,7 +51,7 @@ impl Engines {
     /// Its policy has a tenant for each side, and allows the client to connect to the server.
     ///
     /// # Errors
-    /// Those of [`Engines::here`], or if `net` has no sides.
+    /// The errors of [`Engines::here`], or if `net` has no sides.
     pub fn between(build: &Build, net: &Net) -> Result<Self> {
         let mut engines = Self::none(build)?;
         let [server, client] = NAMES;
@@ -71,7 +71,7 @@ impl Engines {
     /// namespace is the server's at one engine and the client's at the other.
     ///
     /// # Errors
-    /// Those of [`Engines::between`], or if `openssl` is not installed.
+    /// The errors of [`Engines::between`], or if `openssl` is not installed.
     pub fn linked(build: &Build, net: &Net) -> Result<Self> {
         let mut engines = Self::none(build)?;
         let sides = net.sides().context("no network namespaces")?;

@@ -79,7 +79,7 @@ impl Core {
     /// Does `work` now, without a job.
     ///
     /// # Errors
-    /// Those of the [`Worker`]'s transforms, and [`TransformError::NoKey`].
+    /// The errors of the [`Worker`]'s transforms, and [`TransformError::NoKey`].
     pub fn perform(
         &mut self,
         work: Work,

@@ -126,7 +126,7 @@ impl Requests {
         let mut part = record.store.get(&record.part()).unwrap_or_default();
         let whole = part.get(..HEADER).and_then(|_| total(&part).ok());
         if whole != Some(part.len()) {
-            // What is left of a piece that was not recorded to its end was not consumed.
+            // The last piece was not recorded to its end, so it was not consumed.
             part.truncate(part.len() / PIECE * PIECE);
         }
         let socket: &UnixStream = from.as_ref();

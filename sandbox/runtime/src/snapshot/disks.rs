@@ -21,7 +21,7 @@ pub(super) fn file_of(volume: &str) -> String {
 /// copy that is given up once its file is removed.
 ///
 /// # Errors
-/// Those of the copies; [`Error::WrongState`] after the deadline.
+/// The errors of the copies; [`Error::WrongState`] after the deadline.
 pub(super) async fn within<T>(
     deadline: Duration,
     record: &Record,

@@ -36,7 +36,7 @@ impl Templates {
     /// from here on.
     ///
     /// # Errors
-    /// Those of [`Templates::begin`].
+    /// The errors of [`Templates::begin`].
     pub(crate) async fn begin_snapshot(&self, name: &str, image: &str) -> Result<Unfinished> {
         let (unfinished, image) = (self.begin(name).await?, image.to_owned());
         let noted = apart(move || {

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 /// [digest](digest_pages).
 ///
 /// # Errors
-/// Those of reading and writing.
+/// The errors of reading and writing.
 pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<(u64, String)> {
     copy_pages_if(from, len, to, |_| Ok(()))
 }
@@ -27,7 +27,7 @@ pub(crate) fn copy_pages(from: &File, len: u64, to: &File) -> io::Result<(u64, S
 /// page is written. An error of `allow` ends the copy.
 ///
 /// # Errors
-/// Those of reading and writing, and of `allow`.
+/// The errors of reading and writing, and of `allow`.
 pub(crate) fn copy_pages_if(
     from: &File,
     len: u64,
@@ -47,7 +47,7 @@ pub(crate) fn copy_pages_if(
 /// zeros, with its place, in their order. Holes of the file are passed over.
 ///
 /// # Errors
-/// Those of reading, and of `each`.
+/// The errors of reading, and of `each`.
 fn for_each_page(
     file: &File,
     len: u64,
@@ -77,7 +77,7 @@ fn for_each_page(
 /// zeros.
 ///
 /// # Errors
-/// Those of reading.
+/// The errors of reading.
 pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
     visit(file, len, |_, _| Ok(()))
 }
@@ -86,7 +86,7 @@ pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
 /// other than zeros, and their [digest](digest_pages).
 ///
 /// # Errors
-/// Those of reading.
+/// The errors of reading.
 pub(crate) fn measure_pages(file: &File, len: u64) -> io::Result<(u64, String)> {
     let mut bytes = 0;
     let digest = visit(file, len, |_, page| {

@@ -145,7 +145,7 @@ impl Session {
     /// session, if there is one. Measures this session only.
     ///
     /// # Errors
-    /// Those of [`Subject::run`].
+    /// The errors of [`Subject::run`].
     pub fn run_beside(
         &mut self,
         workload: &Workload,
