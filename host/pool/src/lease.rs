@@ -109,7 +109,7 @@ impl Lease {
     }
 
     /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed, or
-    /// copied from its template, now.
+    /// copied from its template, now. Of other memory, the sandbox has the parts without pages.
     fn choose(
         shared: &Shared,
         request: Request,
@@ -119,8 +119,9 @@ impl Lease {
             None => None,
         };
         let memory = shared.take(request)?;
-        if place.is_none() {
-            settle_all(&memory).map_err(|_| "the host has no memory left")?;
+        match &place {
+            Some(_) => memory.give_holes(),
+            None => settle_all(&memory).map_err(|_| "the host has no memory left")?,
         }
         Ok((memory, place))
     }
@@ -149,6 +150,8 @@ impl Lease {
         let fork = memory.template().map(|_| Fork::new(&[]));
         let bell = Arc::new(Bell::new()?);
         let page = page_size(memory.file());
+        // A predecessor of an earlier version left them to the kernel.
+        memory.give_holes();
         shared.settings.files.add(&memory);
         shared.lend(&memory, &bell);
         Ok(Self {

@@ -11,7 +11,7 @@ mod huge_pages;
 mod node;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use slipway_peer::Bin;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves};
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
-use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions};
+use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions, Region};
 
 /// A process that has memory of the pool.
 struct User {
@@ -137,6 +137,18 @@ fn user() {
     }
 }
 
+/// Asks the pool at `path` for memory of base pages.
+fn ask(path: &Path) -> Lease {
+    Lease::ask(path, Request { bytes: BYTES, page: Page::Base, near: None, template: None })
+        .unwrap()
+}
+
+/// Returns all of the memory `file` as a device has it.
+fn region(files: &LateFiles, file: &OwnedFd) -> Region {
+    let file = (file.as_fd(), files.added());
+    files.region(file, 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
+}
+
 #[test]
 fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
     for (ahead, kept) in [(false, true), (true, true), (false, false)] {
@@ -154,6 +166,21 @@ fn memory_of_a_process_that_ended_is_zeros_for_the_next() {
         }
         assert!(ahead || !kept || pool.stats().faults > 0);
     }
+}
+
+/// New memory has no pages, and the kernel makes them without a fault that the pool sees.
+#[test]
+fn a_device_reads_what_a_process_wrote_into_new_memory() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, true);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let lease = ask(&node.socket());
+    rustix::io::pwrite(&lease.file, &[7; 4], 5 << 20).unwrap();
+    let mut map = DmaMap::new();
+    map.add(0, region(&node.files, &lease.file)).unwrap();
+    let mut bytes = [1; 8];
+    map.memory().read((5 << 20) - 4, &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 0, 0, 0, 7, 7, 7, 7]);
 }
 
 #[test]
@@ -212,19 +239,11 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     user.ask("fill");
     user.end();
     all_back(&pool);
-    let lease = Lease::ask(
-        &node.socket(),
-        Request { bytes: BYTES, page: Page::Base, near: None, template: None },
-    )
-    .unwrap();
+    let lease = ask(&node.socket());
     // The file shows what the last process wrote, so a lease whose VMM never came is not reused.
     let mut byte = [0];
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();
     assert_eq!(byte, [0xaa]);
-    let region = |files: &LateFiles, file: &std::os::fd::OwnedFd| {
-        let file = (file.as_fd(), files.added());
-        files.region(file, 0, BYTES, Permissions::READ_WRITE, &Bin::new()).unwrap()
-    };
     let mut map = DmaMap::new();
     map.add(0, region(&node.files, &lease.file)).unwrap();
     let mut bytes = vec![1; BYTES as usize];

@@ -4,7 +4,7 @@
 //!            populate               take                 recycle
 //!   Absent ───────────▶ Untouched ────────▶ Clean ─────────────────▶ Dirty
 //!      │                    ▲                 ▲                        │
-//!      └────────────────────┼──── take ───────┤                        │ take, zero_ahead
+//!      └────────────── take, │ give_hole ──────┤                        │ take, zero_ahead
 //!                           │                 │                        ▼
 //!                           └── zero_ahead ───┴──────── take ──────── Busy
 //!                                                                       ▲
@@ -14,8 +14,9 @@
 //! Memory that begins as a template has the states `Absent`, `Shared`, `Busy` and `Clean`. Its
 //! `Absent` granules are the template's holes: the user's process has them from the kernel without
 //! a fault, so that the file has their bytes as it has those of `Clean` ones. Other memory has all
-//! states but `Shared`. The thread that made a granule busy writes the bytes with which its user
-//! begins: the template's if it was `Shared`, else zeros.
+//! states but `Shared`, and none of it is `Absent` once a user has it ([`give_hole`]). The thread
+//! that made a granule busy writes the bytes with which its user begins: the template's if it was
+//! `Shared`, else zeros.
 //!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
@@ -25,7 +26,7 @@
 
 use super::outside::{AtomicU8, Ordering};
 
-/// No page is there: the kernel gives a page of zeros to whoever touches it first.
+/// No page is there, and no user has the memory, unless it began as a template.
 pub(crate) const ABSENT: u8 = 0;
 /// The bytes are those of an earlier user.
 pub(crate) const DIRTY: u8 = 1;
@@ -93,14 +94,23 @@ pub(crate) fn finish(cell: &AtomicU8, state: u8) {
     cell.store(state, Ordering::Release);
 }
 
+/// Gives the granule to its user if no page is there: the kernel makes a page of zeros when the user
+/// or a device touches it.
+pub(crate) fn give_hole(state: &AtomicU8) {
+    // Most granules of recycled memory are not absent: a look costs less than an exchange.
+    if state.load(Ordering::Relaxed) == ABSENT {
+        let _ = state.compare_exchange(ABSENT, CLEAN, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 /// Notes that the kernel has filled an absent granule with pages of zeros.
 pub(crate) fn populated(state: &AtomicU8) {
     let _ = state.compare_exchange(ABSENT, UNTOUCHED, Ordering::AcqRel, Ordering::Relaxed);
 }
 
 /// Notes that the granule's user is gone, with all that it or a thread of this process began. The
-/// caller is the only one that knows the memory. An absent granule may have a page that its user
-/// had the kernel make.
+/// caller is the only one that knows the memory. An absent granule may have a page of a user whom
+/// an earlier version of this process served.
 pub(crate) fn recycle(state: &AtomicU8) {
     if state.load(Ordering::Acquire) != UNTOUCHED {
         state.store(DIRTY, Ordering::Release);

@@ -160,6 +160,28 @@ fn a_file_without_pages_is_zeros() {
     assert_eq!(LateMemory::new(odd).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
+/// The kernel makes pages of holes without a fault that this process sees.
+#[test]
+fn bytes_that_a_user_wrote_into_a_hole_are_read_and_do_not_reach_the_next_user() {
+    let mut late = LateMemory::new(file(4)).unwrap();
+    late.populate(3).unwrap();
+    late.give_holes();
+    let count = Granules { untouched: 1, clean: 3, ..Granules::default() };
+    assert_eq!(late.count(), count);
+    rustix::io::pwrite(late.file(), &[7; GRANULE], GRANULE as u64).unwrap();
+    // A thread that makes pages of free memory may have begun before the memory was given.
+    late.populate(1).unwrap();
+    let late_too = Arc::new(late);
+    let (map, memory) = mapped(&late_too, Permissions::READ_WRITE);
+    let mut bytes = [0; 8];
+    memory.read(2 * GRANULE as u64 - 4, &mut bytes).unwrap();
+    assert_eq!(bytes, [7, 7, 7, 7, 0, 0, 0, 0]);
+    drop((map, memory));
+    late = Arc::into_inner(late_too).unwrap();
+    late.recycle();
+    assert_eq!(late.count(), Granules { dirty: 3, untouched: 1, ..Granules::default() });
+}
+
 /// The kernel's own choice of a node is tested with two of them, by the pool (*lab/numa*).
 #[test]
 fn memory_with_a_home_is_used_as_any_other() {
