@@ -92,7 +92,7 @@ impl Model {
         self.map.clear();
         let memory = std::mem::replace(&mut self.memory, Arc::new(dead()?));
         let mut memory = Arc::into_inner(memory)?;
-        memory.recycle();
+        memory.recycle().ok()?;
         Self::of(memory, vec![0; LEN])
     }
 

@@ -304,7 +304,10 @@ impl Lease {
                     drop(place);
                     return;
                 }
-                alone.recycle();
+                if let Err(error) = alone.recycle() {
+                    tracing::warn!(%error, "memory of a sandbox that is gone is not used again");
+                    return;
+                }
                 break;
             }
             // A request in flight, or an endpoint that has not noticed the end of its client.

@@ -9,6 +9,8 @@
 mod huge_pages;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/own.rs"]
+mod own;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +21,7 @@ use std::time::Duration;
 
 use huge_pages::HugePages;
 use node::{BYTES, Node, PATIENCE, all_back, connect};
+use own::Own;
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_peer::Bin;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves};
@@ -137,11 +140,7 @@ fn user() {
     }
 }
 
-/// Asks the pool at `path` for memory of base pages.
-fn ask(path: &Path) -> Lease {
-    Lease::ask(path, Request { bytes: BYTES, page: Page::Base, near: None, template: None })
-        .unwrap()
-}
+const BASE_PAGES: Request = Request { bytes: BYTES, page: Page::Base, near: None, template: None };
 
 /// Returns all of the memory `file` as a device has it.
 fn region(files: &LateFiles, file: &OwnedFd) -> Region {
@@ -174,13 +173,33 @@ fn a_device_reads_what_a_process_wrote_into_new_memory() {
     let Some(node) = Node::new() else { return };
     let pool = node.pool(false, true);
     let _server = pool.listen(&node.socket()).unwrap();
-    let lease = ask(&node.socket());
+    let lease = Lease::ask(&node.socket(), BASE_PAGES).unwrap();
     rustix::io::pwrite(&lease.file, &[7; 4], 5 << 20).unwrap();
     let mut map = DmaMap::new();
     map.add(0, region(&node.files, &lease.file)).unwrap();
     let mut bytes = [1; 8];
     map.memory().read((5 << 20) - 4, &mut bytes).unwrap();
     assert_eq!(bytes, [0, 0, 0, 0, 7, 7, 7, 7]);
+}
+
+/// The kernel makes pages that the last process never touched without a fault that the pool sees.
+#[test]
+fn a_write_beside_a_page_of_the_last_process_stays() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, true);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let mut user = User::start(&node.socket());
+    assert_eq!(user.ask("write"), "written");
+    user.end();
+    all_back(&pool);
+    let own = Own::take(&node, BASE_PAGES);
+    own.store((5 << 20) + 4096, 7);
+    assert_eq!((own.load(5 << 20), own.load((5 << 20) + 4096)), (0, 7));
+    let mut map = DmaMap::new();
+    map.add(0, region(&node.files, &own.lease.file)).unwrap();
+    let mut bytes = [1; 2];
+    map.memory().read((5 << 20) + 4095, &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 7]);
 }
 
 #[test]
@@ -239,7 +258,7 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     user.ask("fill");
     user.end();
     all_back(&pool);
-    let lease = ask(&node.socket());
+    let lease = Lease::ask(&node.socket(), BASE_PAGES).unwrap();
     // The file shows what the last process wrote, so a lease whose VMM never came is not reused.
     let mut byte = [0];
     rustix::io::pread(&lease.file, &mut byte, 0).unwrap();

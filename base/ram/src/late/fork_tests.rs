@@ -241,7 +241,7 @@ fn a_template_has_no_bytes_of_an_earlier_user() {
     let mut late = LateMemory::new(empty(3 * GRANULE)).unwrap();
     late.take(0, 3 * GRANULE).unwrap();
     assert!(late.alias.write(0, &vec![0xaa; 3 * GRANULE]));
-    late.recycle();
+    late.recycle().unwrap();
     let late = Arc::new(late);
     let (_map, memory) = mapped(&late);
     memory.write(GRANULE as u64 + 5, &[1]).unwrap();
@@ -260,7 +260,7 @@ fn a_template_has_no_bytes_of_an_earlier_user() {
 #[should_panic(expected = "not recycled")]
 fn a_fork_is_not_recycled() {
     let template = template();
-    LateMemory::fork(empty(template.len()), &template).unwrap().recycle();
+    LateMemory::fork(empty(template.len()), &template).unwrap().recycle().unwrap();
 }
 
 #[test]

@@ -36,6 +36,7 @@
 mod fork_tests;
 mod forked;
 mod granules;
+mod recycle;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -369,18 +370,6 @@ impl LateMemory {
             states::populated(state);
         }
         Ok(())
-    }
-
-    /// Makes the memory ready for another user, after the last one and everything that it began are
-    /// gone: what the last user was given is dirty. The exclusive borrow tells that no region and
-    /// no thread of this process uses the memory; that no other process does is the caller's part.
-    ///
-    /// # Panics
-    /// If the memory began as a template: a programmer's error. Such memory is not recycled.
-    pub fn recycle(&mut self) {
-        assert!(self.template.is_none(), "memory of a fork is not recycled");
-        *self.given.get_mut() = false;
-        self.states().iter().for_each(states::recycle);
     }
 }
 

@@ -18,6 +18,9 @@
 //! that made a granule busy writes the bytes with which its user begins: the template's if it was
 //! `Shared`, else zeros.
 //!
+//! A dirty granule that has no page when its memory is recycled is `Absent` again ([`forget`]), so
+//! that a dirty one has all of its pages: those that the file lacks are no fault to this process.
+//!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
 //! in [`finish`] and the acquires in [`is_clean`] and [`take`], so that a thread that finds a
@@ -115,4 +118,9 @@ pub(crate) fn recycle(state: &AtomicU8) {
     if state.load(Ordering::Acquire) != UNTOUCHED {
         state.store(DIRTY, Ordering::Release);
     }
+}
+
+/// Notes that a dirty granule of memory that nobody has holds no page.
+pub(crate) fn forget(state: &AtomicU8) {
+    let _ = state.compare_exchange(DIRTY, ABSENT, Ordering::AcqRel, Ordering::Relaxed);
 }
