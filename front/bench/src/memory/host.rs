@@ -4,6 +4,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::PageSize;
+use crate::meminfo::meminfo;
 
 /// The bytes that a measurement leaves to the rest of the host.
 const SPARE: u64 = 512 << 20;
@@ -73,17 +74,9 @@ pub(super) fn has_transparent() -> bool {
 /// Returns the bytes of free pages of this size.
 fn free(page: PageSize) -> u64 {
     match page {
-        PageSize::Base => figure("MemAvailable:") << 10,
-        PageSize::Huge => figure("HugePages_Free:") << 21,
+        PageSize::Base => meminfo("MemAvailable:") << 10,
+        PageSize::Huge => meminfo("HugePages_Free:") << 21,
     }
-}
-
-/// Returns a figure of `/proc/meminfo` (proc(5)), or 0 if the kernel has none of that name.
-fn figure(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let number = line.and_then(|line| line.split_whitespace().next());
-    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::{LeftOut, MemoryFigures, MemoryLoad, MemoryReport, PageSize, Quantity};
 use crate::duration::human;
+use crate::line::Line;
 use crate::table::titled;
 use crate::turns::fault_lines;
 use crate::vmm::VmmLoad;
@@ -112,12 +113,12 @@ fn growths(report: &MemoryReport, colour: bool) -> String {
         for subject in &report.subjects {
             let points = ready(report, &subject.name, page);
             let (Some(first), Some(last)) = (points.first(), points.last()) else { continue };
-            let Some(slope) = slope(&points) else { continue };
+            let Some(line) = Line::through(&points) else { continue };
             let size = |mib: f64| VmmLoad { memory: (mib as u64) << 20 };
             rows.push([
                 format!("{} {}", subject.name, page.name()),
                 format!("{} to {}", size(first.0), size(last.0)),
-                format!("{slope:.3}"),
+                format!("{:.3}", line.slope),
             ]);
         }
     }
@@ -136,17 +137,6 @@ fn ready(report: &MemoryReport, subject: &str, page: PageSize) -> Vec<(f64, f64)
     let mut points: Vec<_> = report.plan.loads.iter().filter_map(point).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points
-}
-
-/// Returns the slope of the line through points by least squares, or `None` if they have the same
-/// first number.
-fn slope(points: &[(f64, f64)]) -> Option<f64> {
-    let count = points.len() as f64;
-    let sum = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
-    let (x, y) = (sum(|point| point.0), sum(|point| point.1));
-    let (xx, xy) = (sum(|point| point.0 * point.0), sum(|point| point.0 * point.1));
-    let spread = count * xx - x * x;
-    (spread > 0.0).then(|| (count * xy - x * y) / spread)
 }
 
 fn left_out(out: &LeftOut) -> String {
@@ -197,8 +187,6 @@ mod tests {
 
     #[test]
     fn growth_is_a_slope_over_sizes_of_the_same_pages() {
-        assert_eq!(slope(&[(1.0, 10.0), (2.0, 12.0), (3.0, 14.0)]), Some(2.0));
-        assert_eq!((slope(&[(1.0, 10.0)]), slope(&[])), (None, None));
         let loads = ["1G-4k", "128M-4k", "128M-2m"];
         let text = memory_table(&report(&loads, &[("pool", &[100])]), false);
         let grown = line(&text, "pool 4k");
