@@ -3,8 +3,8 @@
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
 //! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
-//! [`attach`] how soon many owners get virtual functions, and [`arms`] starts with and without
-//! them. The rest is about the start-up of
+//! [`attach`] how soon many owners get virtual functions, [`arms`] starts with and without them,
+//! and [`density`] what idle sandboxes take of the host. The rest is about the start-up of
 //! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
 //! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
 //! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
@@ -47,6 +47,7 @@ pub mod block;
 pub mod cgroups;
 mod compare;
 mod cpu_time;
+pub mod density;
 mod duration;
 mod groups;
 mod json;
