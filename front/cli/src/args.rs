@@ -7,6 +7,7 @@
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod bench;
+mod density;
 mod disk;
 mod endpoint;
 mod forward;
@@ -28,6 +29,7 @@ pub use bench::{
     PacketArgs, PacketModelArg, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
     StartupArgs, TargetArgs, VmmArgs,
 };
+pub use density::{DensityArgs, DensityEngine};
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use forward::{Forward, ForwardArgs};

@@ -93,21 +93,22 @@ async fn remove_now(node: &NodeArgs, config: &Config, name: &str) -> Result<()> 
 
 /// The signals that ask this command to end. From [`Ends::catch`] on they do not end it by
 /// themselves.
-struct Ends {
+pub struct Ends {
     signals: [Signal; 3],
     /// One has come.
     came: bool,
 }
 
 impl Ends {
-    fn catch() -> Result<Self> {
+    /// Has signals wait for [`Ends::next`].
+    pub fn catch() -> Result<Self> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = kinds.map(signal);
         Ok(Self { signals: [interrupt?, terminate?, hangup?], came: false })
     }
 
     /// Returns when the next one comes.
-    async fn next(&mut self) {
+    pub async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -193,6 +193,10 @@ fn measure(cli: &BenchCli) -> Result<i32> {
             let config = client::config(&cli.node)?;
             block_on(bench::startup(&cli.node, &config, args))
         }
+        BenchCommand::Density(args) => {
+            let config = client::config(&cli.node)?;
+            block_on(bench::density(&cli.node, &config, args))
+        }
     }
 }
 

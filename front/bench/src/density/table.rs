@@ -83,7 +83,9 @@ fn told(series: &Series) -> String {
     if let Some(used) = last.guest_used {
         text.push_str(&format!("a guest counts {} MiB as used\n", mib(used as f64)));
     }
-    if let (Some(before), Some(pool)) = (series.before.pool, last.taken.pool) {
+    if let Some(pool) = last.taken.pool {
+        // A pool that is there for forks alone is seen while one has memory of it.
+        let before = series.before.pool.unwrap_or_default();
         let lent = each(pool.lent.saturating_sub(before.lent));
         let given = each(pool.given.saturating_sub(before.given));
         text.push_str(&format!("the pool has lent {lent} MiB for each, and given {given}\n"));

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use slipway_bench::arms::Arm;
 
 use super::MachineArgs;
+use super::density::DensityArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
 use crate::size::parse_size;
 
@@ -29,6 +30,8 @@ pub enum BenchCommand {
     /// Give virtual functions to many owners at once, with one lock, a lock for each function, and
     /// the pool in turn, and say how soon all have theirs
     Attach(AttachArgs),
+    /// Deploy more and more sandboxes that idle, and say what each takes of the host
+    Density(Box<DensityArgs>),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),
@@ -377,7 +380,8 @@ pub struct MemoryUserArgs {
     pub specification: String,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Reads a number of seconds, from 0.001 to 3600.
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
     if (0.001..=3600.0).contains(&value) { Ok(value) } else { Err("0.001 to 3600 seconds".into()) }
 }

@@ -1,20 +1,17 @@
 //! `slipway bench startup --arms`: starts sandboxes with and without network functions, in turn.
 
 use anyhow::{Context, Result, bail};
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::try_join_all;
 use slipway_bench::SavedReport;
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, arms_plot, arms_table, compare_arms};
 use slipway_plane_api::network_v1;
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use super::Nowhere;
 use super::reports::{self, Report};
 use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
 use crate::client::{connect, connect_functions, connect_networks, refused};
-use crate::progress::stage_spinner;
-use crate::run::{self, Start};
-use crate::session::Wishes;
+use crate::run::Start;
 use crate::{image, vf};
 
 /// The network of the sandboxes that have one.
@@ -174,21 +171,14 @@ async fn turn(
     count: u32,
 ) -> Result<(Vec<Timeline>, u64)> {
     let busy = || slipway_bench::busy_ns().unwrap_or(0);
-    let spinner = stage_spinner(count);
-    let (began, busy_before) = (monotonic_ns(), busy());
-    let starts = (0..count).map(|number| {
+    let specs = (0..count).map(|number| {
         // Of hundreds of names that a node makes up, two may be the same.
-        let name = format!("{}-{number}", own());
-        let spec = v1::RunSpec { name, ..spec.clone() };
-        let (client, spinner) = (client.clone(), spinner.clone());
-        async move {
-            let wishes = Wishes { stdin: false, tty: false };
-            run::start(client, spec, wishes, &mut Nowhere, spinner).await
-        }
+        v1::RunSpec { name: format!("{}-{number}", own()), ..spec.clone() }
     });
-    let started = join_all(starts).await;
+    let specs = specs.collect();
+    let (began, busy_before) = (monotonic_ns(), busy());
+    let started = super::start_at_once(client, specs).await;
     let busy_ns = busy().saturating_sub(busy_before);
-    spinner.finish_and_clear();
     let names = started.iter().flatten().map(|start| start.name.clone());
     let removed = try_join_all(names.map(|name| remove(client.clone(), name))).await;
     let timelines = started.into_iter().map(|start| timeline(start?));
@@ -197,7 +187,8 @@ async fn turn(
     Ok((slipway_bench::aligned(timelines, began), busy_ns))
 }
 
-fn timeline(start: Start) -> Result<Timeline> {
+/// Returns the timeline of a sandbox that runs.
+pub(super) fn timeline(start: Start) -> Result<Timeline> {
     match (start.timeline, start.exit) {
         (Some(timeline), None) => Ok(timeline),
         (_, Some(exit)) => bail!("sandbox {} ended: {}", start.name, exit.reason),
@@ -205,7 +196,8 @@ fn timeline(start: Start) -> Result<Timeline> {
     }
 }
 
-async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
+/// Removes a sandbox, whether it runs or not.
+pub(super) async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
     let request = v1::RemoveRequest { name, force: true };
     client.remove(request).await.map_err(refused)?;
     Ok(())

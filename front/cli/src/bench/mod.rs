@@ -1,10 +1,11 @@
-//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups` and
-//! `attach` are modules of their own, with their targets and guests.
+//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups`,
+//! `attach` and `density` are modules of their own, with their targets and guests.
 
 mod arms;
 mod attach;
 mod block;
 mod cgroups;
+mod density;
 mod memory;
 mod nic;
 mod packet;
@@ -20,7 +21,7 @@ mod vmm;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use slipway_bench::{Environment, StartupReport};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
@@ -28,6 +29,7 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 pub use attach::attach;
 pub use block::block;
 pub use cgroups::cgroups;
+pub use density::density;
 pub use memory::{memory, user as memory_user};
 pub use packet::packet;
 pub use packet_target::serve as packet_target;
@@ -49,6 +51,21 @@ impl Sink for Nowhere {
     fn write(&mut self, _: bool, _: &[u8]) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Starts sandboxes at once, whose output nobody reads. Returns the outcome of each.
+async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<Result<Start>> {
+    let spinner = stage_spinner(specs.len() as u32);
+    let starts = specs.into_iter().map(|spec| {
+        let (client, spinner) = (client.clone(), spinner.clone());
+        async move {
+            let wishes = Wishes { stdin: false, tty: false };
+            run::start(client, spec, wishes, &mut Nowhere, spinner).await
+        }
+    });
+    let started = join_all(starts).await;
+    spinner.finish_and_clear();
+    started
 }
 
 /// Starts sandboxes round after round. Prints, writes and compares the results.
