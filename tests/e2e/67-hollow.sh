@@ -95,3 +95,34 @@ xml.dom.minidom.parse(sys.argv[2])
 CHECK
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
 ok "bench startup: three ways in turn, nothing is left"
+
+density() { timeout 300 "$slipway" bench density --engine hollow --idle 0.5 "$@"; }
+density --deployed 1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
+    || fail "bench density: $(tail -3 "$work/errors")"
+python3 - "$work/d.json" "$work/d.svg" <<'CHECK' || fail "the report of density"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+points = report["sandboxes"]["points"]
+assert report["engine"] == "slipway-hollow" and report["stopped"] == "", report
+assert [point["count"] for point in points] == [1, 2, 4], points
+for point in points:
+    vmms = point["taken"]["vmms"]
+    assert vmms["pss"] >= vmms["pss_shmem"] > 0 and vmms["private"] > 0, vmms
+    assert 0 < point["taken"]["vmm_range"][0] <= point["taken"]["vmm_range"][1], point
+    assert [len(burst["rounds"]) for burst in point["bursts"]] == [2, 2], point
+    assert [len(times) for times in point["bursts"][1]["rounds"]] == [2, 2], point
+assert points[2]["taken"]["vmms"]["private"] > points[0]["taken"]["vmms"]["private"]
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+"$slipway" bench density --report "$work/d.json" --compare "$work/d.json" >"$work/same" || fail "a report of density, shown again"
+grep -q '^one more ' "$work/same" && grep -q '^one sandbox more, PSS: ' "$work/same" || fail "its tables: $(cat "$work/same")"
+[ "$("$slipway" ps --json)" = "[]" ] || fail "bench density leaves $("$slipway" ps)"
+ok "bench density: one, two and four sandboxes, starts beside them, nothing is left"
+
+density --deployed 2 --idle 600 "$image" >/dev/null 2>"$work/errors" & bench=$!
+has_one() { "$slipway" ps --json | grep -q bench-density; }
+wait_until 60 has_one || fail "no sandbox of bench density: $(cat "$work/errors")"
+kill -TERM "$bench"
+wait "$bench" && fail "bench density succeeds when it is ended"
+[ "$("$slipway" ps --json)" = "[]" ] || fail "bench density that was ended leaves $("$slipway" ps)"
+ok "bench density that is ended removes what it has made: $(grep -m 1 interrupted "$work/errors")"

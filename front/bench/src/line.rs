@@ -3,7 +3,7 @@
 /// A line through points.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// What one more on the first axis adds on the second.
+    /// Increase on the second axis for each step of 1 on the first.
     pub slope: f64,
     /// The value on the second axis where the first is 0.
     pub base: f64,

@@ -39,7 +39,7 @@ pub struct Taken {
     pub daemon: Rollup,
     /// All other processes together.
     pub others: Rollup,
-    /// What the kernel could still give away (`MemAvailable`).
+    /// Memory of the host that the kernel could still give away (`MemAvailable`).
     pub available: u64,
     /// The pool of memory, if the node has one.
     pub pool: Option<PoolMemory>,

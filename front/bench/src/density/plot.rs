@@ -9,7 +9,7 @@ use crate::groups::{Bar, Group, groups};
 use crate::statistics::percentile;
 
 /// The colours of what was measured, and of the model.
-const MEASURED: usize = 0;
+const MEASURED: usize = 1;
 const MODELLED: usize = 3;
 
 /// Draws `report`: the memory of a sandbox with each number of them, with the range over all of
@@ -51,10 +51,10 @@ fn of_series(series: &Series, one: &str, there: &str) -> Vec<Group> {
 
 fn memory(series: &Series, point: &DensityPoint, name: String) -> Bar {
     let length = series.each(point, Quantity::Pss);
-    let part = |quantity| mib(series.each(point, quantity));
-    let (guest, vmm) = (part(Quantity::Guest), part(Quantity::Vmm));
-    let (plane, mapped) = (part(Quantity::Plane), part(Quantity::Mapped));
-    let text = format!("{}: guest {guest}, VMM {vmm}, plane {plane} + {mapped}", mib(length));
+    let part = |quantity| series.each(point, quantity);
+    let (guest, vmm) = (mib(part(Quantity::Guest)), mib(part(Quantity::Vmm)));
+    let plane = mib(part(Quantity::Plane) + part(Quantity::Mapped));
+    let text = format!("{}: guest {guest}, VMM {vmm}, plane {plane}", mib(length));
     Bar { subject: MEASURED, name, length, range: series.range(point), text }
 }
 
@@ -102,7 +102,7 @@ mod tests {
         let parts = [
             "4 deployed",
             "2000: model",
-            "11.00: guest 7.00, VMM 3.00, plane 1.00 + 0.00",
+            "11.00: guest 7.00, VMM 3.00, plane 1.00",
             "start of 10 more at once",
             "2 in one pod",
             "a &amp; b",

@@ -1,5 +1,5 @@
-//! What was measured with more and more sandboxes, or containers in one: figures for each, and the
-//! line through them.
+//! Measurements with more and more sandboxes, or containers in one: figures for each, and the line
+//! through them.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
@@ -95,7 +95,7 @@ pub enum Quantity {
     Mapped,
     /// Other processes: the keeper, `slipway-fs`.
     Others,
-    /// What the host has less, with what the kernel needs for it.
+    /// Decrease of the host's available memory, with what the kernel needs for the others.
     Host,
 }
 

@@ -12,7 +12,7 @@ pub enum DensityEngine {
     Qemu,
     /// Slipway's own VMM.
     Vmm,
-    /// None: hollow sandboxes.
+    /// Hollow sandboxes, in which no guest code runs.
     Hollow,
 }
 

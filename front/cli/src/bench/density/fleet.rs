@@ -35,7 +35,7 @@ pub struct Fleet {
     clients: Clients,
     /// The daemon's process.
     daemon: u32,
-    /// What a sandbox with a container is started with, but for its name.
+    /// The request for a sandbox with a container, without its name.
     spec: v1::RunSpec,
     /// Those that idle.
     names: Vec<String>,

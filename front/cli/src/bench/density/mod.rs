@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The processor time that a VMM which idles may use during a look.
 const IDLE: Duration = Duration::from_millis(10);
-/// What the next sandboxes are expected to take, as a multiple of what those before took.
+/// The factor by which the next sandboxes may take more than those before.
 const MARGIN: f64 = 1.25;
 
 /// Measures, or shows an earlier report.
