@@ -67,11 +67,9 @@ fn memory(name: &str, series: &Series, colour: bool) -> String {
 fn measured(series: &Series, point: &DensityPoint) -> [String; 10] {
     let busy = if point.settled { "" } else { " BUSY" };
     let (least, most) = series.range(point);
-    // One sandbox with several containers has no spread.
-    let spread = match point.taken.vmm_range {
-        (least, most) if least == most => String::new(),
-        _ => format!("{}, {}", mib(least), mib(most)),
-    };
+    // A single VMM has no spread.
+    let spread =
+        if least < most { format!("{}, {}", mib(least), mib(most)) } else { String::new() };
     row(format!("{}{busy}", point.count), spread, |quantity| mib(series.each(point, quantity)))
 }
 
@@ -100,7 +98,7 @@ fn told(series: &Series) -> String {
 
 /// Formats processor time for each second of the period in which nothing was asked for.
 fn idle(name: &str, series: &Series, colour: bool) -> String {
-    let row = |point: &DensityPoint| {
+    let used = |point: &DensityPoint| {
         let each_second = |ns: u64| {
             let of_a_second = u128::from(ns) * 1_000_000_000 / u128::from(point.idle_ns.max(1));
             u64::try_from(of_a_second).unwrap_or(u64::MAX)
@@ -117,7 +115,7 @@ fn idle(name: &str, series: &Series, colour: bool) -> String {
             cell(idle.host),
         ]
     };
-    let rows: Vec<_> = series.points.iter().map(row).collect();
+    let rows: Vec<_> = series.points.iter().map(used).collect();
     titled(&format!("{name}: processor time in a second"), &IDLE, &rows, colour) + "\n"
 }
 
