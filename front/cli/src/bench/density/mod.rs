@@ -20,6 +20,7 @@ use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull};
 use crate::client::{connect, connect_plane, connect_templates, refused};
 use crate::fork::Ends;
 use crate::image;
+use crate::out::OWN_FAILURE;
 
 /// The length of a look at whether sandboxes idle.
 const LOOK: Duration = Duration::from_secs(1);
@@ -27,20 +28,26 @@ const LOOK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The processor time that a VMM which idles may use during a look.
 const IDLE: Duration = Duration::from_millis(10);
+/// The least memory that a sandbox is expected to take, bytes.
+const LEAST: f64 = (1 << 20) as f64;
 /// The factor by which the next sandboxes may take more than those before.
 const MARGIN: f64 = 1.25;
 
 /// Measures, or shows an earlier report.
 pub async fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i32> {
     reports::check(&args.report)?;
-    let measured = match &args.image {
+    let (measured, left) = match &args.image {
         Some(image) if args.report.report.is_none() => {
-            Some(measure(node, config, args, image).await?)
+            let (report, left) = measure(node, config, args, image).await?;
+            if args.report.json && !report.stopped.is_empty() {
+                crate::complain(&anyhow!("stopped {}", report.stopped));
+            }
+            (Some(report), left)
         }
-        _ => None,
+        _ => (None, false),
     };
-    let report = reports::show(&args.report, || measured.context("nothing was measured"))?;
-    reports::complete(&report)
+    reports::show(&args.report, || measured.context("nothing was measured"))?;
+    Ok(if left { OWN_FAILURE } else { 0 })
 }
 
 impl Report for DensityReport {
@@ -66,13 +73,14 @@ impl Report for DensityReport {
     }
 }
 
-/// Measures, and returns the report. Whatever happens, everything that was made is removed.
+/// Measures, and removes everything that was made for that, whatever happens. Returns the report,
+/// and `true` if something is left, which an error has been printed about.
 async fn measure(
     node: &NodeArgs,
     config: &Config,
     args: &DensityArgs,
     image: &str,
-) -> Result<DensityReport> {
+) -> Result<(DensityReport, bool)> {
     let digest = image::ensure(config, image, Pull::Missing).await?.digest.to_string();
     let spec = spec(args, image, &digest)?;
     let mut clients = Clients {
@@ -106,12 +114,11 @@ async fn measure(
         Err(error) => Err(error),
     };
     let ended = fleet.end().await;
-    if let (Err(error), Err(_)) = (&ended, &outcome) {
+    if let Err(error) = &ended {
         crate::complain(error);
     }
     outcome?;
-    ended?;
-    Ok(report)
+    Ok((report, ended.is_err()))
 }
 
 fn accelerator(args: &DensityArgs) -> String {
@@ -158,20 +165,21 @@ async fn take(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport)
     let (sandboxes, stopped) = sandboxes(fleet, args, each).await?;
     report.sandboxes = sandboxes;
     report.stopped = stopped.unwrap_or_default();
-    if !args.replicas.is_empty() {
-        report.replicas = replicas(fleet, args).await?;
+    if !args.replicas.is_empty()
+        && let Err(error) = replicas(fleet, args, report).await
+    {
+        let before = if report.stopped.is_empty() { "" } else { "; " };
+        report.stopped += &format!("{before}containers of a pod: {error:#}");
     }
     Ok(())
 }
 
-/// Starts a sandbox and removes it: what a node makes once is made by it. Returns what it took,
-/// bytes.
+/// Starts two sandboxes and removes them: what a node makes once is made by the first. Returns what
+/// the second took, bytes.
 async fn warm_up(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport) -> Result<f64> {
-    if let Some(reason) = shortage(available_bytes(), 1, report.memory_bytes) {
+    if let Some(reason) = shortage(available_bytes(), 2, report.memory_bytes) {
         bail!("{reason}");
     }
-    let before = fleet.processes().await?;
-    let before = fleet.memory(&before).await?;
     fleet.grow(1).await?;
     report.engine = fleet.engine().await?;
     let expected = args.engine.map_or(&*report.engine, |engine| engine.program());
@@ -180,10 +188,12 @@ async fn warm_up(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityRepo
         "this node's daemon runs sandboxes on {}, not on {expected}: `vmm` in its settings says so",
         report.engine
     );
+    let mut second = begin(fleet).await?;
+    fleet.grow(2).await?;
     let processes = fleet.processes().await?;
-    let first = Series { before, points: vec![point(fleet, &processes, args).await?] };
+    second.points.push(DensityPoint { count: 1, ..point(fleet, &processes, args).await? });
     fleet.clear().await?;
-    Ok(largest(&first).unwrap_or(0.0))
+    Ok(largest(&second).unwrap_or(LEAST))
 }
 
 /// Returns what each sandbox took at the last point, as far as processes or the host have it,
@@ -191,7 +201,7 @@ async fn warm_up(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityRepo
 fn largest(series: &Series) -> Option<f64> {
     let last = series.points.last()?;
     let each = |quantity| series.each(last, quantity);
-    Some(each(Quantity::Pss).max(each(Quantity::Host)).max(0.0))
+    Some(each(Quantity::Pss).max(each(Quantity::Host)).max(LEAST))
 }
 
 /// Measures sandboxes, by their counts, as many as fit. Returns the reason why there are no more of
@@ -239,10 +249,13 @@ async fn deployed(fleet: &mut Fleet, args: &DensityArgs, count: u32) -> Result<D
     Ok(point)
 }
 
-/// Measures containers of one pod, by their counts, an empty one first.
-async fn replicas(fleet: &mut Fleet, args: &DensityArgs) -> Result<Series> {
+/// Measures containers of one pod into `report`, by their counts, an empty pod first.
+async fn replicas(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport) -> Result<()> {
     fleet.clear().await?;
-    let mut series = begin(fleet).await?;
+    report.replicas = begin(fleet).await?;
+    if let Some(reason) = shortage(available_bytes(), 1, report.memory_bytes) {
+        bail!("{reason}");
+    }
     let pod = fleet.pod().await?;
     let mut counts = args.replicas.clone();
     counts.push(0);
@@ -261,9 +274,9 @@ async fn replicas(fleet: &mut Fleet, args: &DensityArgs) -> Result<Series> {
         if !rounds.is_empty() {
             point.bursts.push(Burst { at_once: 1, rounds });
         }
-        series.points.push(point);
+        report.replicas.points.push(point);
     }
-    Ok(series)
+    Ok(())
 }
 
 /// Returns a series without points: the memory that is taken before its first sandbox.
