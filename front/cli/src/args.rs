@@ -16,6 +16,7 @@ mod manage;
 mod network;
 mod pod;
 mod port;
+mod report;
 mod run;
 mod security;
 mod snapshot;
@@ -26,8 +27,8 @@ mod vf;
 
 pub use bench::{
     AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, Engine, MemoryArgs, MemoryUserArgs,
-    PacketArgs, PacketModelArg, PacketTargetArgs, ReportArgs, SocketArgs, SocketLoadArgs,
-    StartupArgs, TargetArgs, VmmArgs,
+    PacketArgs, PacketModelArg, PacketTargetArgs, SocketArgs, SocketLoadArgs, StartupArgs,
+    TargetArgs, VmmArgs,
 };
 pub use density::{DensityArgs, DensityEngine};
 pub use disk::{DiskKind, Doorbells};
@@ -44,6 +45,7 @@ pub use port::{
     CaptureArgs, Direction, ImpairArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched,
     TraceArgs,
 };
+pub use report::ReportArgs;
 pub use run::{ExecArgs, LazyArg, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
 pub use snapshot::{ForkArgs, SnapshotCommand};

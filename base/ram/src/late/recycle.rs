@@ -1,8 +1,8 @@
 //! Memory becomes ready for another user.
 //!
-//! The faults of recycled memory are those of pages that the file has: where it has none, the kernel
-//! makes a page, and this process does not learn that its user wrote to it. So no granule is dirty
-//! that lacks a page, else it would be zeroed after its user wrote there.
+//! The faults of recycled memory are those of pages that the file has: where it has none, the
+//! kernel makes a page, and this process does not learn that its user wrote to it. So no granule is
+//! dirty that lacks a page, else it would be zeroed after its user wrote there.
 
 use std::io;
 use std::ops::Range;
@@ -65,8 +65,8 @@ impl LateMemory {
         Ok(())
     }
 
-    /// Notes that the file has no bytes there, which are whole granules. Those of untouched granules
-    /// may have pages all the same, which were made and are no data until somebody touches them.
+    /// Notes that the file has no bytes there, which are whole granules. Untouched ones may have
+    /// pages all the same, which were made and are no data until somebody touches them.
     fn forget(&self, bytes: Range<usize>) {
         let unit = self.granule();
         self.states()[bytes.start / unit..bytes.end / unit].iter().for_each(states::forget);

@@ -97,8 +97,8 @@ pub(crate) fn finish(cell: &AtomicU8, state: u8) {
     cell.store(state, Ordering::Release);
 }
 
-/// Gives the granule to its user if no page is there: the kernel makes a page of zeros when the user
-/// or a device touches it.
+/// Gives the granule to its user if no page is there: the kernel makes a page of zeros when
+/// somebody touches it.
 pub(crate) fn give_hole(state: &AtomicU8) {
     // Most granules of recycled memory are not absent: a look costs less than an exchange.
     if state.load(Ordering::Relaxed) == ABSENT {

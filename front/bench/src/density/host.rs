@@ -175,10 +175,13 @@ mod tests {
         }
     }
 
+    /// One more than Linux gives (`PID_MAX_LIMIT`).
+    const GONE: u32 = (4 << 20) + 1;
+
     #[test]
     fn this_process_has_memory_and_has_used_time() {
         let id = std::process::id();
-        let all = Processes { vmms: vec![id, id], daemon: id, others: vec![1 << 30] };
+        let all = Processes { vmms: vec![id, id], daemon: id, others: vec![GONE] };
         let taken = all.memory().unwrap();
         assert!(taken.vmms.pss > 0 && taken.daemon.pss > 0 && taken.available > 0, "{taken:?}");
         assert!(taken.vmm_range.0 > 0 && taken.vmm_range.0 <= taken.vmm_range.1);
@@ -186,7 +189,7 @@ mod tests {
         let used = all.cpu().unwrap();
         assert!(used.daemon > 0 && used.vmms > 0, "{used:?}");
         assert_eq!(used.since(used), Cpu::default());
-        let gone = Processes { vmms: vec![1 << 30], daemon: id, others: Vec::new() };
+        let gone = Processes { vmms: vec![GONE], daemon: id, others: Vec::new() };
         assert!(gone.memory().is_err() && gone.cpu().is_err());
     }
 

@@ -9,6 +9,7 @@ use slipway_bench::arms::Arm;
 use super::MachineArgs;
 use super::density::DensityArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
+use super::report::{ReportArgs, seconds};
 use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
@@ -181,26 +182,6 @@ impl TurnsArgs {
     pub fn durations(&self) -> (Duration, Duration) {
         (Duration::from_secs_f64(self.warm_up), Duration::from_secs_f64(self.time))
     }
-}
-
-/// Where a report comes from and goes to.
-#[derive(Debug, Args)]
-pub struct ReportArgs {
-    /// Show an earlier report instead of measuring
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub report: Option<PathBuf>,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: Option<PathBuf>,
-    /// Write the picture: a bar for each load and what is measured with it
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub svg: Option<PathBuf>,
-    /// Compare with an earlier report: which differences are more than the noise
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub compare: Option<PathBuf>,
-    /// Print the report as JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -378,12 +359,6 @@ pub struct AttachArgs {
 pub struct MemoryUserArgs {
     /// Memory to take, as JSON
     pub specification: String,
-}
-
-/// Reads a number of seconds, from 0.001 to 3600.
-pub(super) fn seconds(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().map_err(|_| format!("\"{text}\" is no number of seconds"))?;
-    if (0.001..=3600.0).contains(&value) { Ok(value) } else { Err("0.001 to 3600 seconds".into()) }
 }
 
 #[derive(Debug, Args)]

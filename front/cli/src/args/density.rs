@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
-use super::bench::seconds;
-use super::{MachineArgs, ReportArgs};
+use super::MachineArgs;
+use super::report::{ReportArgs, seconds};
 
 /// The VMM of sandboxes that `bench density` deploys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
