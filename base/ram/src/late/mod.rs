@@ -272,9 +272,9 @@ impl LateMemory {
         self.take_slowly(granules)
     }
 
-    /// Gives the user of memory without a template the granules that have no page. Called before the
-    /// user has the file: it has their pages from the kernel, without a fault, so that this process
-    /// would never learn that they hold its bytes.
+    /// Gives the user of memory without a template the granules that have no page. Called before
+    /// the user has the file: it has their pages from the kernel, without a fault, so that this
+    /// process would never learn that they hold its bytes.
     pub fn give_holes(&self) {
         if self.template.is_none() {
             self.states().iter().for_each(states::give_hole);
