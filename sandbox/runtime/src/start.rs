@@ -4,36 +4,39 @@
 //! served before the VMM starts, so that the VMM never waits for it. Work that the guest does not
 //! depend on is done while the guest boots.
 
-use std::path::Path;
+mod machine;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
-use slipway_cgroup::Limits;
-use slipway_hypervisor::{
-    Accel, AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page,
-    Topology, Vm, VmSpec, WireError,
-};
+use slipway_cgroup::{Group, Limits};
+use slipway_hypervisor::{GuestMemory, Vm, VmSpec};
+use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
+use self::machine::{begin_memory, choose_parent, vm_spec};
 use crate::agent::{Agent, Hello};
 use crate::carrier::Carrier;
-use crate::cgroup;
 use crate::configure::configure;
-use crate::memory::{client_memory, of_host};
+use crate::memory::client_memory;
 use crate::node::Node;
 use crate::reach::reach;
-use crate::record::{BootRecord, Needs, Record, SandboxState, ShareServer};
+use crate::record::{BootRecord, ControlGroup, Record, SandboxState, ShareServer};
 use crate::running::{Carry, Running, blame, or_end};
 use crate::sandbox::Sandbox;
 use crate::snapshot::go_on::go_on;
+use crate::sockets::ServedFunction;
 use crate::stages::{Stages, dma_stages, guest_stages};
 use crate::target::Target;
 use crate::templates::Template;
 use crate::{
-    Error, Result, automatic, emulated, fork, function, network, placement, pod_functions, resize,
-    root, shares, sockets,
+    Error, Result, automatic, cgroup, fork, function, network, placement, resize, root, shares,
+    sockets,
 };
+
+pub(crate) use self::machine::accelerator;
 
 /// A guest whose agent answers.
 pub(crate) struct Booted {
@@ -100,8 +103,40 @@ pub(crate) async fn boot_guest(
     let uid = node.uids.claim()?;
     choose_parent(node, sandbox, uid).await;
     let (taken, group) = cgroup::choose(node, sandbox);
-    // Saved before anything is started: a later daemon ends processes with this user id, and a
-    // server of shares, and gives the control group back.
+    record_start(sandbox, uid, group).await?;
+    let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
+    let boot = Boot { node, sandbox, stages, uid };
+    let mut spec = boot.describe(memory, template.as_deref()).await?;
+    let client = boot.settle(&mut spec, template.as_deref()).await?;
+    let record = sandbox.record();
+    spec.cgroup_procs = stages.run("cgroup", boot.confine(taken)).await?;
+    let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
+    // The guest of a template has seen no disk; those of its forks come later. That of a snapshot
+    // goes on with its disks.
+    let later = match template {
+        Some(_) if record.origin.is_none() => functions.iter_mut().map(std::mem::take).collect(),
+        _ => Vec::new(),
+    };
+    let run_dir = spec.run_dir.clone();
+    sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
+    let serve = boot.serve(&record, &spec.cgroup_procs, &client, functions);
+    // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
+    let (paths, _asked) = stages.run("vf-attach", serve).await?;
+    spec.vfio_user_sockets = paths;
+    let vm = boot.launch(spec).await?;
+    let at_ns = monotonic_ns();
+    let agent = match &template {
+        None => boot.first_answer(&*vm, at_ns).await?,
+        Some(_) => boot.resume(&*vm, &template, &record, later).await?,
+    };
+    dma_stages(node, stages, &record.id).await?;
+    let memory = (client.device, client.inode);
+    Ok(Booted { vm, agent, memory, template, at_ns })
+}
+
+/// Records that a sandbox starts. This is on disk before anything is started: a later daemon ends
+/// processes with this user id, and a server of shares, and gives the control group back.
+async fn record_start(sandbox: &Sandbox, uid: u32, group: Option<ControlGroup>) -> Result<()> {
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
         record.cgroup = group;
@@ -110,115 +145,167 @@ pub(crate) async fn boot_guest(
             record.share_server = ShareServer::Starting;
         }
     });
-    recorded.await?;
-    let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
-    let record = sandbox.record();
-    let run_dir = node.run_dir(&record.id);
-    let mut spec = vm_spec(node, &record, uid, memory.clone()).await?;
-    let name = record.saves.as_ref().or(record.template.as_ref());
-    if let Some(name) = name
-        && !node.hypervisor.capabilities(&spec).await?.saves_machines
-    {
-        let why = "its VMM is QEMU; templates need slipway-vmm, and so KVM (`slipway doctor`)";
-        return Err(Error::Template { name: name.clone(), why: why.to_owned() });
+    recorded.await
+}
+
+/// A start of a guest that is under way.
+struct Boot<'a> {
+    node: &'a Node,
+    sandbox: &'a Arc<Sandbox>,
+    stages: &'a Stages<'a>,
+    /// The user of the VMM.
+    uid: u32,
+}
+
+impl Boot<'_> {
+    /// Describes the VM, which goes on as `template` was saved, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if its machine is, or is to be, a template's, and its VMM saves none.
+    async fn describe(&self, memory: GuestMemory, template: Option<&Template>) -> Result<VmSpec> {
+        let &Self { node, sandbox, uid, .. } = self;
+        let record = sandbox.record();
+        let mut spec = vm_spec(node, &record, uid, memory).await?;
+        let name = record.saves.as_ref().or(record.template.as_ref());
+        if let Some(name) = name
+            && !node.hypervisor.capabilities(&spec).await?.saves_machines
+        {
+            let why = "its VMM is QEMU; templates need slipway-vmm, and so KVM (`slipway doctor`)";
+            return Err(Error::Template { name: name.clone(), why: why.to_owned() });
+        }
+        spec.restore = template.map(|template| Arc::clone(&template.machine));
+        Ok(spec)
     }
-    spec.restore = template.as_ref().map(|template| Arc::clone(&template.machine));
-    let booted = match &template {
+
+    /// Gives a VM that boots its shared root, if the node shares roots, and notes the machine in
+    /// the sandbox's record. Returns the guest's memory as the servers of its functions know it.
+    async fn settle(
+        &self,
+        spec: &mut VmSpec,
+        template: Option<&Template>,
+    ) -> Result<plane_v1::ClientMemory> {
+        let &Self { node, sandbox, stages, .. } = self;
+        let record = sandbox.record();
+        let booted = boot_record(spec, template);
+        let boots = record.saves.is_none() && record.template.is_none();
+        if boots && !record.pod && node.config.shares_roots()? {
+            stages.run("shared-root", root::share(node, sandbox, spec)).await?;
+        }
+        let client = client_memory(spec)?;
+        resize::check_vmm(node, &record, spec).await?;
+        let overhead = node.hypervisor.overhead(spec).await? + shares::memory(&record);
+        sandbox.note(|record| {
+            record.booted = Some(booted);
+            record.client_memory = Some((&client).into());
+            record.memory.overhead_bytes = overhead;
+        });
+        Ok(client)
+    }
+
+    /// Makes the VMM's control group, or takes the one of the pool. Returns the files by which
+    /// processes enter it.
+    async fn confine(&self, taken: Option<Group>) -> Result<Vec<PathBuf>> {
+        let limits = self.sandbox.look(limits);
+        let files = cgroup::prepare(self.node, self.sandbox, taken, limits).await?;
+        match placement::apply(self.sandbox).await? {
+            // Version 1 has CPU sets in a hierarchy of their own.
+            true => Ok(cgroup::procs_files(self.sandbox).await),
+            false => Ok(files),
+        }
+    }
+
+    /// Has all functions of the VM served. Returns their sockets in the order of the bus, and the
+    /// socket function, which ends when it is dropped before the VMM has connected to it.
+    async fn serve(
+        &self,
+        record: &Record,
+        cgroup_procs: &[PathBuf],
+        client: &plane_v1::ClientMemory,
+        functions: Vec<Vec<plane_v1::Namespace>>,
+    ) -> Result<(Vec<PathBuf>, Option<ServedFunction>)> {
+        let &Self { node, sandbox, uid, .. } = self;
+        let mut paths = function::serve(node, record, uid, client, functions).await?;
+        paths.extend(network::serve(node, sandbox, uid, client).await?);
+        let asked = sockets::serve(node, record, uid, client).await?;
+        paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
+        paths.extend(shares::serve(node, sandbox, cgroup_procs, client).await?);
+        Ok((paths, asked))
+    }
+
+    /// Starts the VMM and records it.
+    ///
+    /// # Errors
+    /// Those of the VMM, of its placement and of saving the record; [`Error::Stopped`] if the
+    /// sandbox is being stopped.
+    async fn launch(&self, spec: VmSpec) -> Result<Arc<dyn Vm>> {
+        let &Self { node, sandbox, stages, .. } = self;
+        let launched = {
+            let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
+            stages.run("vmm", launch).await
+        };
+        if sandbox.look(|record| record.saves.is_some()) {
+            sandbox.hold_memory(Some(spec.memory.clone()));
+        }
+        // If the VMM has ended already, this drops the last reference to the guest's memory, which
+        // takes a while.
+        sandbox.bin.discard_value(spec);
+        let vm: Arc<dyn Vm> = launched?;
+        if node.keeps {
+            vm.detach();
+        }
+        sandbox.set_vm(Some(Arc::clone(&vm)));
+        sandbox.update(|record| record.vm = Some(vm.record())).await?;
+        placement::apply(sandbox).await?;
+        if sandbox.is_stopping() {
+            return Err(Error::Stopped);
+        }
+        Ok(vm)
+    }
+
+    /// Waits until a guest that boots since `at_ns` has its agent.
+    async fn first_answer(&self, vm: &dyn Vm, at_ns: u64) -> Result<Agent> {
+        let &Self { node, sandbox, .. } = self;
+        sandbox.enter("kernel");
+        let booted = boot(node, sandbox, vm).await;
+        let (agent, hello) = booted.inspect_err(|error| {
+            sandbox.trace_stage("kernel", (at_ns, monotonic_ns()), Some(error));
+        })?;
+        guest_stages(sandbox, &hello, at_ns);
+        Ok(agent)
+    }
+
+    /// Waits until the agent of a template's or a snapshot's guest answers, and gives the guest the
+    /// disks that come `later`.
+    async fn resume(
+        &self,
+        vm: &dyn Vm,
+        template: &Option<Arc<Template>>,
+        record: &Record,
+        later: Vec<Vec<plane_v1::Namespace>>,
+    ) -> Result<Agent> {
+        let &Self { node, sandbox, stages, .. } = self;
+        // The guest looks at its disks once it has answered.
+        let resumed = stages.run("resume", boot(node, sandbox, vm)).await;
+        let (agent, _) = trusted(node, sandbox, template, resumed).await?;
+        let disks = function::ids(record).collect::<Vec<_>>().into_iter().zip(later);
+        stages.run("disks", fork::attach(node, disks)).await?;
+        if record.forks_with_shares() {
+            stages.run("shares", or_end(vm, shares::add(node, sandbox))).await?;
+        }
+        Ok(agent)
+    }
+}
+
+/// Returns the files that the guest of a VM boots, or that the guest of its template has booted.
+fn boot_record(spec: &VmSpec, template: Option<&Template>) -> BootRecord {
+    match template {
         Some(template) => template.manifest.shape.booted(),
         None => BootRecord {
             kernel: spec.kernel.clone(),
             initramfs: spec.initramfs.clone(),
             cpu_template: spec.cpu_template.to_string(),
         },
-    };
-    let boots = name.is_none();
-    if boots && !record.pod && node.config.shares_roots()? {
-        stages.run("shared-root", root::share(node, sandbox, &mut spec)).await?;
     }
-    let client = client_memory(&spec)?;
-    resize::check_vmm(node, &record, &spec).await?;
-    let overhead = node.hypervisor.overhead(&spec).await? + shares::memory(&record);
-    sandbox.note(|record| {
-        record.booted = Some(booted);
-        record.client_memory = Some((&client).into());
-        record.memory.overhead_bytes = overhead;
-    });
-    let record = sandbox.record();
-    let limits = limits(&record);
-    let prepared = async {
-        let files = cgroup::prepare(node, sandbox, taken, limits).await?;
-        match placement::apply(sandbox).await? {
-            // Version 1 has CPU sets in a hierarchy of their own.
-            true => Ok(cgroup::procs_files(sandbox).await),
-            false => Ok(files),
-        }
-    };
-    spec.cgroup_procs = stages.run("cgroup", prepared).await?;
-    let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
-    // The guest of a template has seen no disk; those of its forks come later. That of a snapshot
-    // goes on with its disks.
-    let later = match template {
-        Some(_) if record.origin.is_none() => functions.iter_mut().map(std::mem::take).collect(),
-        _ => Vec::new(),
-    };
-    sandbox.lane.run(move || make_run_dir(&run_dir)).await?;
-    let attach = async {
-        let mut paths = function::serve(node, &record, uid, &client, functions).await?;
-        paths.extend(network::serve(node, sandbox, uid, &client).await?);
-        let asked = sockets::serve(node, &record, uid, &client).await?;
-        paths.extend(asked.as_ref().map(|asked| asked.socket.clone()));
-        paths.extend(shares::serve(node, sandbox, &spec.cgroup_procs, &client).await?);
-        Ok((paths, asked))
-    };
-    // `_asked` is held until the VMM runs; from then on the VMM's connection keeps the function.
-    let (paths, _asked) = stages.run("vf-attach", attach).await?;
-    spec.vfio_user_sockets = paths;
-    let launched = {
-        let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
-        stages.run("vmm", launch).await
-    };
-    if record.saves.is_some() {
-        sandbox.hold_memory(Some(memory.clone()));
-    }
-    // If the VMM has ended already, this drops the last reference to the guest's memory, which
-    // takes a while.
-    sandbox.bin.discard_value((spec, memory));
-    let vm: Arc<dyn Vm> = launched?;
-    if node.keeps {
-        vm.detach();
-    }
-    sandbox.set_vm(Some(Arc::clone(&vm)));
-    sandbox.update(|record| record.vm = Some(vm.record())).await?;
-    placement::apply(sandbox).await?;
-    if sandbox.is_stopping() {
-        return Err(Error::Stopped);
-    }
-    let at_ns = monotonic_ns();
-    let agent = match &template {
-        None => {
-            sandbox.enter("kernel");
-            let booted = boot(node, sandbox, &*vm).await;
-            let (agent, hello) = booted.inspect_err(|error| {
-                sandbox.trace_stage("kernel", (at_ns, monotonic_ns()), Some(error));
-            })?;
-            guest_stages(sandbox, &hello, at_ns);
-            agent
-        }
-        Some(_) => {
-            // The guest looks at its disks once it has answered.
-            let resumed = stages.run("resume", boot(node, sandbox, &*vm)).await;
-            let (agent, _) = trusted(node, sandbox, &template, resumed).await?;
-            let disks = function::ids(&record).collect::<Vec<_>>().into_iter().zip(later);
-            stages.run("disks", fork::attach(node, disks)).await?;
-            if record.forks_with_shares() {
-                stages.run("shares", or_end(&*vm, shares::add(node, sandbox))).await?;
-            }
-            agent
-        }
-    };
-    dma_stages(node, stages, &record.id).await?;
-    let memory = (client.device, client.inode);
-    Ok(Booted { vm, agent, memory, template, at_ns })
 }
 
 /// Returns the outcome of a stage of a sandbox that may be a fork. A machine that failed is held
@@ -233,83 +320,6 @@ async fn trusted<T>(
         automatic::distrust(node, sandbox, template, error).await;
     }
     outcome
-}
-
-/// Finds the template that a sandbox begins with, if any, and makes the sandbox's memory. A sandbox
-/// for which the node chose the template boots if it cannot have that memory.
-async fn begin_memory(
-    node: &Node,
-    sandbox: &Sandbox,
-    uid: u32,
-) -> Result<(Option<Arc<Template>>, GuestMemory)> {
-    give_room(node, sandbox, uid).await?;
-    if leaves_choice(node, sandbox, uid).await?
-        && let Some(template) = automatic::choose(node, sandbox).await?
-    {
-        match guest_memory(node, sandbox, &sandbox.record(), Some(&template)).await {
-            Ok(memory) => return Ok((Some(template), memory)),
-            Err(error) => automatic::decline(sandbox, &error),
-        }
-    }
-    let template = fork::template(node, sandbox).await?;
-    let memory = guest_memory(node, sandbox, &sandbox.record(), template.as_deref()).await?;
-    Ok((template, memory))
-}
-
-/// Gives a pod that boots, and names no most memory, the room for more that the node's settings
-/// give to pods, if its VMM and its kernel can add memory. A fork has the memory of its template,
-/// which is of one size.
-///
-/// # Errors
-/// There is no VMM for the pod, or its boot files cannot be made.
-async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
-    let record = sandbox.record();
-    let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
-    if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
-        return Ok(());
-    }
-    if !capabilities(node, &record, uid).await?.plugs_memory {
-        return Ok(());
-    }
-    let needs = Needs { memory: true, ..Needs::of(&record) };
-    if let Err(error) = node.boot.files(record.kernel.as_deref(), needs).await {
-        tracing::info!(sandbox = sandbox.name, %error, "no room for more memory");
-        return Ok(());
-    }
-    sandbox.note(|record| record.memory.max_bytes = most);
-    Ok(())
-}
-
-/// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that
-/// saves machines.
-async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
-    if !sandbox.is_automatic() || node.config.auto_templates == 0 {
-        return Ok(false);
-    }
-    Ok(capabilities(node, &sandbox.record(), uid).await?.saves_machines)
-}
-
-/// Has the VMM of a pod be in one of the node's control groups, not in the pod's own, if it is QEMU
-/// and the settings leave the choice: kubelet's limit of a pod leaves no room for QEMU. So it is if
-/// the VMM cannot be told; the start then fails at a later stage.
-async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
-    let record = sandbox.record();
-    if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
-        return;
-    }
-    let found = capabilities(node, &record, uid).await;
-    if !found.is_ok_and(|vmm| vmm.plugs_memory) {
-        sandbox.note(cgroup::leave_asked);
-    }
-}
-
-/// Returns what the VMM of a sandbox can do.
-///
-/// # Errors
-/// There is no VMM for the sandbox, or its boot files cannot be made.
-async fn capabilities(node: &Node, record: &Record, uid: u32) -> Result<Capabilities> {
-    let spec = vm_spec(node, record, uid, GuestMemory::new(record.memory_bytes)?).await?;
-    Ok(node.hypervisor.capabilities(&spec).await?)
 }
 
 /// Returns the limits of a sandbox's VMM.
@@ -329,91 +339,6 @@ fn make_run_dir(dir: &Path) -> Result<()> {
     let made = builder.recursive(true).mode(0o711).create(dir.parent().unwrap_or(dir));
     made.and_then(|()| builder.recursive(false).mode(0o700).create(dir))
         .map_err(Error::file("cannot create", dir))
-}
-
-/// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
-/// or as recycled pages. A machine that is to be saved, or has room for more memory, has memory of
-/// its own, with that room at its end. The socket engine and the server of shares, other processes,
-/// know no memory of the pool.
-async fn guest_memory(
-    node: &Node,
-    sandbox: &Sandbox,
-    record: &Record,
-    template: Option<&Template>,
-) -> Result<GuestMemory> {
-    let bytes = record.memory_bytes + record.memory.room();
-    if let Some(template) = template {
-        let (path, name) = (node.config.pool_socket(), template.memory);
-        let topology = Arc::clone(&node.topology);
-        let forked = move || Ok(GuestMemory::of_template(&path, bytes, name, &topology)?);
-        return sandbox.lane.run(forked).await;
-    }
-    let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
-    if !alone || record.memory.room() > 0 || !node.config.uses_pool()? {
-        return Ok(GuestMemory::new(bytes)?);
-    }
-    let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);
-    let topology = Arc::clone(&node.topology);
-    sandbox.lane.run(move || Ok(of_pool(&path, bytes, page, &topology)?)).await
-}
-
-/// Takes memory of the pool, of base pages where huge ones are not to be had.
-fn of_pool(
-    path: &Path,
-    bytes: u64,
-    page: Page,
-    topology: &Topology,
-) -> slipway_hypervisor::Result<GuestMemory> {
-    match GuestMemory::of_pool(path, bytes, page, topology) {
-        Err(HypervisorError::Pool(WireError::Refused(reason))) if page == Page::Huge => {
-            tracing::warn!(reason, "no huge pages for a sandbox; it gets base pages");
-            GuestMemory::of_pool(path, bytes, Page::Base, topology)
-        }
-        other => other,
-    }
-}
-
-/// Describes the VM, without its control groups and the sockets of its functions.
-async fn vm_spec(node: &Node, record: &Record, uid: u32, memory: GuestMemory) -> Result<VmSpec> {
-    let boot = node.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
-    let run_dir = node.run_dir(&record.id);
-    Ok(VmSpec {
-        name: record.name.clone(),
-        memory,
-        hot_memory: resize::hot_regions(record),
-        shared: None,
-        restore: None,
-        cpus: record.boot_cpus,
-        cpu_template: node.config.cpu_template()?,
-        kernel: boot.kernel,
-        initramfs: boot.initramfs,
-        cmdline: resize::kernel_words(record),
-        agent_socket: node.agent_socket(&record.id),
-        vfio_user_sockets: Vec::new(),
-        plug_slots: pod_functions::plug_slots(record),
-        plug_cpus: record.max_cpus - record.boot_cpus,
-        disks: emulated::disks(record),
-        nic: emulated::interface(record),
-        console_log: node.store(&record.id).console(),
-        run_dir,
-        credentials: Some(Credentials { uid, gid: uid }),
-        cgroup_procs: Vec::new(),
-        accel: accelerator(&record.accelerator)?,
-    })
-}
-
-/// Parses the name of an accelerator.
-///
-/// # Errors
-/// [`Error::Invalid`] if there is no such accelerator.
-pub fn accelerator(word: &str) -> Result<AccelChoice> {
-    match word {
-        "" | "auto" => Ok(AccelChoice::Auto),
-        "kvm" => Ok(AccelChoice::Only(Accel::Kvm)),
-        "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
-        "hollow" => Ok(AccelChoice::Only(Accel::Hollow)),
-        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm, tcg or hollow"))),
-    }
 }
 
 /// Waits until the guest's agent answers. Fails when the VMM ends or the deadline passes.

@@ -1,0 +1,183 @@
+//! The machine of a sandbox that is about to start: its memory, and the description of its VM.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use slipway_hypervisor::{
+    Accel, AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page,
+    Topology, VmSpec, WireError,
+};
+
+use crate::memory::of_host;
+use crate::node::Node;
+use crate::record::{Needs, Record};
+use crate::sandbox::Sandbox;
+use crate::templates::Template;
+use crate::{Error, Result, automatic, cgroup, emulated, fork, pod_functions, resize};
+
+/// Finds the template that a sandbox begins with, if any, and makes the sandbox's memory. A sandbox
+/// for which the node chose the template boots if it cannot have that memory.
+pub(super) async fn begin_memory(
+    node: &Node,
+    sandbox: &Sandbox,
+    uid: u32,
+) -> Result<(Option<Arc<Template>>, GuestMemory)> {
+    give_room(node, sandbox, uid).await?;
+    if leaves_choice(node, sandbox, uid).await?
+        && let Some(template) = automatic::choose(node, sandbox).await?
+    {
+        match guest_memory(node, sandbox, &sandbox.record(), Some(&template)).await {
+            Ok(memory) => return Ok((Some(template), memory)),
+            Err(error) => automatic::decline(sandbox, &error),
+        }
+    }
+    let template = fork::template(node, sandbox).await?;
+    let memory = guest_memory(node, sandbox, &sandbox.record(), template.as_deref()).await?;
+    Ok((template, memory))
+}
+
+/// Gives a pod that boots, and names no most memory, the room for more that the node's settings
+/// give to pods, if its VMM and its kernel can add memory. A fork has the memory of its template,
+/// which is of one size.
+///
+/// # Errors
+/// There is no VMM for the pod, or its boot files cannot be made.
+async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
+    let record = sandbox.record();
+    let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
+    if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
+        return Ok(());
+    }
+    if !capabilities(node, &record, uid).await?.plugs_memory {
+        return Ok(());
+    }
+    let needs = Needs { memory: true, ..Needs::of(&record) };
+    if let Err(error) = node.boot.files(record.kernel.as_deref(), needs).await {
+        tracing::info!(sandbox = sandbox.name, %error, "no room for more memory");
+        return Ok(());
+    }
+    sandbox.note(|record| record.memory.max_bytes = most);
+    Ok(())
+}
+
+/// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that
+/// saves machines.
+async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
+    if !sandbox.is_automatic() || node.config.auto_templates == 0 {
+        return Ok(false);
+    }
+    Ok(capabilities(node, &sandbox.record(), uid).await?.saves_machines)
+}
+
+/// Has the VMM of a pod be in one of the node's control groups, not in the pod's own, if it is QEMU
+/// and the settings leave the choice: kubelet's limit of a pod leaves no room for QEMU. So it is if
+/// the VMM cannot be told; the start then fails at a later stage.
+pub(super) async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
+    let record = sandbox.record();
+    if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
+        return;
+    }
+    let found = capabilities(node, &record, uid).await;
+    if !found.is_ok_and(|vmm| vmm.plugs_memory) {
+        sandbox.note(cgroup::leave_asked);
+    }
+}
+
+/// Returns what the VMM of a sandbox can do.
+///
+/// # Errors
+/// There is no VMM for the sandbox, or its boot files cannot be made.
+async fn capabilities(node: &Node, record: &Record, uid: u32) -> Result<Capabilities> {
+    let spec = vm_spec(node, record, uid, GuestMemory::new(record.memory_bytes)?).await?;
+    Ok(node.hypervisor.capabilities(&spec).await?)
+}
+
+/// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
+/// or as recycled pages. A machine that is to be saved, or has room for more memory, has memory of
+/// its own, with that room at its end. The socket engine and the server of shares, other processes,
+/// know no memory of the pool.
+async fn guest_memory(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+    template: Option<&Template>,
+) -> Result<GuestMemory> {
+    let bytes = record.memory_bytes + record.memory.room();
+    if let Some(template) = template {
+        let (path, name) = (node.config.pool_socket(), template.memory);
+        let topology = Arc::clone(&node.topology);
+        let forked = move || Ok(GuestMemory::of_template(&path, bytes, name, &topology)?);
+        return sandbox.lane.run(forked).await;
+    }
+    let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
+    if !alone || record.memory.room() > 0 || !node.config.uses_pool()? {
+        return Ok(GuestMemory::new(bytes)?);
+    }
+    let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);
+    let topology = Arc::clone(&node.topology);
+    sandbox.lane.run(move || Ok(of_pool(&path, bytes, page, &topology)?)).await
+}
+
+/// Takes memory of the pool, of base pages where huge ones are not to be had.
+fn of_pool(
+    path: &Path,
+    bytes: u64,
+    page: Page,
+    topology: &Topology,
+) -> slipway_hypervisor::Result<GuestMemory> {
+    match GuestMemory::of_pool(path, bytes, page, topology) {
+        Err(HypervisorError::Pool(WireError::Refused(reason))) if page == Page::Huge => {
+            tracing::warn!(reason, "no huge pages for a sandbox; it gets base pages");
+            GuestMemory::of_pool(path, bytes, Page::Base, topology)
+        }
+        other => other,
+    }
+}
+
+/// Describes the VM, without its control groups and the sockets of its functions.
+pub(super) async fn vm_spec(
+    node: &Node,
+    record: &Record,
+    uid: u32,
+    memory: GuestMemory,
+) -> Result<VmSpec> {
+    let boot = node.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
+    let run_dir = node.run_dir(&record.id);
+    Ok(VmSpec {
+        name: record.name.clone(),
+        memory,
+        hot_memory: resize::hot_regions(record),
+        shared: None,
+        restore: None,
+        cpus: record.boot_cpus,
+        cpu_template: node.config.cpu_template()?,
+        kernel: boot.kernel,
+        initramfs: boot.initramfs,
+        cmdline: resize::kernel_words(record),
+        agent_socket: node.agent_socket(&record.id),
+        vfio_user_sockets: Vec::new(),
+        plug_slots: pod_functions::plug_slots(record),
+        plug_cpus: record.max_cpus - record.boot_cpus,
+        disks: emulated::disks(record),
+        nic: emulated::interface(record),
+        console_log: node.store(&record.id).console(),
+        run_dir,
+        credentials: Some(Credentials { uid, gid: uid }),
+        cgroup_procs: Vec::new(),
+        accel: accelerator(&record.accelerator)?,
+    })
+}
+
+/// Parses the name of an accelerator.
+///
+/// # Errors
+/// [`Error::Invalid`] if there is no such accelerator.
+pub(crate) fn accelerator(word: &str) -> Result<AccelChoice> {
+    match word {
+        "" | "auto" => Ok(AccelChoice::Auto),
+        "kvm" => Ok(AccelChoice::Only(Accel::Kvm)),
+        "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
+        "hollow" => Ok(AccelChoice::Only(Accel::Hollow)),
+        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm, tcg or hollow"))),
+    }
+}
