@@ -137,9 +137,7 @@ impl Process {
             }
             None => (Functions::new(&machine, args.functions)?, HotCpus::default()),
         };
-        if let Some(ahead) = machine.ahead() {
-            make_ahead(ahead)?;
-        }
+        machine.ahead().map(make_ahead).transpose()?;
         let running = machine.start(|| {
             // Without its filter a CPU must not run.
             filter::apply(Role::Cpu).expect("the kernel takes a filter that it took before");
@@ -292,17 +290,7 @@ impl Process {
         mut files: Vec<OwnedFd>,
     ) -> Result<Option<Value>, String> {
         match command {
-            Command::Capabilities => {
-                // An earlier client's copy is nobody's, unless it is being saved.
-                if !self.saves.freezes() {
-                    self.saves.forget();
-                }
-                self.answer(id, Ok(json!({})));
-                for line in self.functions.lost_events() {
-                    self.tell(&line);
-                }
-                return Ok(None);
-            }
+            Command::Capabilities => return Ok(self.greet(id)),
             Command::Status => return Ok(Some(qmp::status(self.running.cpus.is_running()))),
             Command::Kvm => return Ok(Some(json!({ "enabled": true, "present": true }))),
             Command::Statistics => {
@@ -316,39 +304,15 @@ impl Process {
             Command::Continue if self.saves.freezes() => {
                 return self.saves.start(id.clone(), self.functions.named()).map(|()| None);
             }
-            Command::Continue => {
-                let was_running = self.running.cpus.is_running();
-                self.running.cpus.resume();
-                self.saves.forget();
-                for id in std::mem::take(&mut self.stopping) {
-                    self.answer(&id, Err("the machine was told to run meanwhile".into()));
-                }
-                if !was_running {
-                    self.answer(id, Ok(json!({})));
-                    self.tell(&qmp::event("RESUME", json!({})));
-                    return Ok(None);
-                }
-            }
-            Command::Stop if self.stopping.len() >= MAX_STOPPING => {
-                return Err("too many requests to stop wait for a CPU".into());
-            }
-            Command::Stop => {
-                // All CPUs have to leave the guest, which the board tells.
-                self.stopping.push(id.clone());
-                self.running.cpus.pause();
-                if self.running.cpus.are_parked() {
-                    self.board().tell();
-                }
-                return Ok(None);
-            }
+            Command::Continue => return Ok(self.resume(id)),
+            Command::Stop => return self.stop(id).map(|()| None),
             Command::PowerDown => self.board().press_power_button(),
             Command::RequestMemory { device, bytes } => self.memory.request(device, bytes)?,
             Command::Plug { name } | Command::PlugCpu { name, .. } if self.has_device(&name) => {
                 return Err(format!("there is a device {name:?} already"));
             }
             Command::PlugCpu { name, cpu } => {
-                let Running { cpus, board, .. } = &self.running;
-                self.hot_cpus.plug(cpus, board, name, cpu)?;
+                self.hot_cpus.plug(&self.running.cpus, &self.running.board, name, cpu)?;
             }
             Command::Plug { name } => {
                 return self.functions.plug(name, files.pop(), id.clone()).map(|()| None);
@@ -367,6 +331,52 @@ impl Process {
             }
         }
         Ok(Some(json!({})))
+    }
+
+    /// Answers a client's first command, and tells the client what an earlier one may have missed.
+    /// Returns `None`, as [`carry_out`](Self::carry_out) does for a command that was answered.
+    fn greet(&mut self, id: &Value) -> Option<Value> {
+        // An earlier client's copy is nobody's, unless it is being saved.
+        if !self.saves.freezes() {
+            self.saves.forget();
+        }
+        self.answer(id, Ok(json!({})));
+        for line in self.functions.lost_events() {
+            self.tell(&line);
+        }
+        None
+    }
+
+    /// Has all CPUs run. Returns the answer, or `None` if it was sent, with the event behind it.
+    fn resume(&mut self, id: &Value) -> Option<Value> {
+        let was_running = self.running.cpus.is_running();
+        self.running.cpus.resume();
+        self.saves.forget();
+        for id in std::mem::take(&mut self.stopping) {
+            self.answer(&id, Err("the machine was told to run meanwhile".into()));
+        }
+        if !was_running {
+            self.answer(id, Ok(json!({})));
+            self.tell(&qmp::event("RESUME", json!({})));
+        }
+        was_running.then(|| json!({}))
+    }
+
+    /// Asks all CPUs to leave the guest. The board tells when they have, and then the request with
+    /// identifier `id` is answered.
+    ///
+    /// # Errors
+    /// Too many requests wait already.
+    fn stop(&mut self, id: &Value) -> Result<(), String> {
+        if self.stopping.len() >= MAX_STOPPING {
+            return Err("too many requests to stop wait for a CPU".into());
+        }
+        self.stopping.push(id.clone());
+        self.running.cpus.pause();
+        if self.running.cpus.are_parked() {
+            self.board().tell();
+        }
+        Ok(())
     }
 
     /// Tells the client, and returns the exit status.
