@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use slipway_telemetry::Timeline;
 
+use crate::files::Lane;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
@@ -15,7 +16,7 @@ use crate::sandbox::Sandbox;
 use crate::save::Saves;
 use crate::security::Security;
 use crate::snapshot::{begin, host_files};
-use crate::templates::{AUTO, Template};
+use crate::templates::{AUTO, Snapshot, Template};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
@@ -57,16 +58,8 @@ impl Node {
         pod_functions::refuse(spec)?;
         empty_dirs::refuse(spec)?;
         let lane = self.lane();
-        let placement = placement::of_new(spec.placement.as_ref(), &lane).await?;
         let snapshot = begins.and_then(|one| one.manifest.snapshot.as_ref());
-        let settings = match snapshot {
-            Some(snapshot) => {
-                host_files::check(&self.looks, &snapshot.volumes).await?;
-                begin::settings(snapshot, placement).await?
-            }
-            None if spec.makes_pod => of_pod(spec)?,
-            None => pod::settings(&self.image(spec).await?, spec, placement)?,
-        };
+        let settings = self.settings_of_new(spec, snapshot, &lane).await?;
         let id = name::new_id();
         let store = self.store(&id);
         let (volumes, its) = (spec.volumes.clone(), store.clone());
@@ -79,20 +72,7 @@ impl Node {
             Some(snapshot) => begin::record(record, snapshot, &store),
             None => record,
         };
-        let is_or_begins = record.saves.is_some() || record.template.is_some();
-        if is_or_begins && record.memory.room() > 0 {
-            let why = "--max-memory cannot be had with a template, whose memory has one size";
-            return Err(Error::Invalid(why.to_owned()));
-        }
-        record::check_size(&record)?;
-        // An invalid kernel or template is refused here, since a start with it would fail.
-        self.boot.files(record.kernel.as_deref(), Needs::of(&record)).await?;
-        if let Some(template) = &record.template {
-            self.templates.get(template).await?;
-        }
-        if let Some(engine) = &record.sockets {
-            sockets::check(engine).await?;
-        }
+        self.check_new(&record).await?;
         let copies = copies::check(&spec.files)?;
         let sandbox = Sandbox::new(record, store, lane);
         if spec.template == AUTO {
@@ -107,6 +87,50 @@ impl Node {
         }
         self.settled();
         Ok(sandbox)
+    }
+
+    /// Returns the settings of a new sandbox: those of its container, those of the snapshot with
+    /// which it begins, or those of a pod.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], and errors of the image and of the snapshot's files.
+    async fn settings_of_new(
+        &self,
+        spec: &RunSpec,
+        snapshot: Option<&Snapshot>,
+        lane: &Lane,
+    ) -> Result<Settings> {
+        let placement = placement::of_new(spec.placement.as_ref(), lane).await?;
+        match snapshot {
+            Some(snapshot) => {
+                host_files::check(&self.looks, &snapshot.volumes).await?;
+                begin::settings(snapshot, placement).await
+            }
+            None if spec.makes_pod => of_pod(spec),
+            None => pod::settings(&self.image(spec).await?, spec, placement),
+        }
+    }
+
+    /// Refuses a new sandbox that could not start: its record is too large, or its kernel, template
+    /// or socket engine is not what it has to be.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::TooLarge`], [`Error::NoTemplate`] and errors of the boot files.
+    async fn check_new(&self, record: &Record) -> Result<()> {
+        let is_or_begins = record.saves.is_some() || record.template.is_some();
+        if is_or_begins && record.memory.room() > 0 {
+            let why = "--max-memory cannot be had with a template, whose memory has one size";
+            return Err(Error::Invalid(why.to_owned()));
+        }
+        record::check_size(record)?;
+        self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
+        if let Some(template) = &record.template {
+            self.templates.get(template).await?;
+        }
+        if let Some(engine) = &record.sockets {
+            sockets::check(engine).await?;
+        }
+        Ok(())
     }
 
     /// Removes a sandbox that was created and is not to be started.
