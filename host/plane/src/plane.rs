@@ -231,27 +231,9 @@ impl Plane {
             // The switch is made, or taken over, later.
             (Some(net), Some(_)) => Some(self.fabric().switch_or_new(&net.switch)?),
         };
-        let reactors = {
-            let mut endpoints = self.lock();
-            if endpoints.contains_key(&id) {
-                return Err(Error::Exists(id));
-            }
-            let mut counts = vec![0; self.shared.reactors.len()];
-            let placed = endpoints.values().flat_map(|slot| slot.reactors());
-            placed.for_each(|number| counts[*number] += 1);
-            let lanes = request.nvme.as_ref().map_or(1, |nvme| nvme.lanes.max(1) as usize);
-            let most = match self.shared.keep {
-                Some(_) => counts.len().min(MOST_LANES.into()),
-                None => counts.len(),
-            };
-            // A network function begins on the reactor of its switch.
-            let reactors = match &switch {
-                Some(switch) => vec![switch.reactor],
-                None => self.shared.loads.choose(counts, lanes.min(most)),
-            };
-            endpoints.insert(id.clone(), Slot::Reserved(reactors.clone()));
-            reactors
-        };
+        let lanes = request.nvme.as_ref().map_or(1, |nvme| nvme.lanes.max(1) as usize);
+        // A network function begins on the reactor of its switch.
+        let reactors = self.reserve(&id, lanes, switch.as_ref().map(|switch| switch.reactor))?;
         let _sizes = self.sizes_stay();
         let place = match (place, &self.shared.keep) {
             (None, Some(keep)) => keep.make(request).map(Some),
@@ -279,6 +261,28 @@ impl Plane {
                 Err(error)
             }
         }
+    }
+
+    /// Reserves `id` for an endpoint, and a reactor for each lane: `at`, or those with least to do.
+    ///
+    /// # Errors
+    /// [`Error::Exists`].
+    fn reserve(&self, id: &str, lanes: usize, at: Option<usize>) -> Result<Vec<usize>, Error> {
+        let mut endpoints = self.lock();
+        if endpoints.contains_key(id) {
+            return Err(Error::Exists(id.to_owned()));
+        }
+        let mut counts = vec![0; self.shared.reactors.len()];
+        let placed = endpoints.values().flat_map(|slot| slot.reactors());
+        placed.for_each(|number| counts[*number] += 1);
+        let bound = self.shared.keep.as_ref().map_or(usize::MAX, |_| MOST_LANES.into());
+        let most = counts.len().min(bound);
+        let reactors = match at {
+            Some(reactor) => vec![reactor],
+            None => self.shared.loads.choose(counts, lanes.min(most)),
+        };
+        endpoints.insert(id.to_owned(), Slot::Reserved(reactors.clone()));
+        Ok(reactors)
     }
 
     /// Ends an endpoint and waits until nothing of it is left; blocks.

@@ -68,31 +68,16 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
     if !spec.network_namespace.is_empty() {
         return namespace::join(node, sandbox, spec).await;
     }
-    let addresses = !(spec.mac.is_empty() && spec.addresses.is_empty());
-    let sockets = !spec.socket_engine.is_empty();
-    let asks =
-        addresses || !spec.publish.is_empty() || spec.wait_network || spec.queues > 0 || sockets;
     let nic = check_interface(spec)?;
     pooled::check(spec, nic)?;
-    let asks = asks || !spec.nic.is_empty() || !spec.vf_pool.is_empty();
-    let asks = asks || spec.interrupt_interval_ns > 0;
     let mut network = process::or(&spec.network, &node.config.network);
     if network == AUTO {
         // A user who asks for anything of a network gets the networks' error about what is missing.
-        let there = asks || sandbox.lane.run(missing).await.is_none();
+        let there = asks(spec) || sandbox.lane.run(missing).await.is_none();
         network = if there { DEFAULT } else { NONE }.to_owned();
     }
     if network == NONE {
-        if sockets {
-            let what =
-                "a sandbox whose sockets are devices needs a network, whose address they have";
-            return Err(Error::Invalid(what.to_owned()));
-        }
-        if asks {
-            let what = "a sandbox without a network has no addresses and publishes nothing";
-            return Err(Error::Invalid(what.to_owned()));
-        }
-        return Ok(());
+        return check_without(spec);
     }
     let request = network_v1::JoinRequest {
         sandbox_id: sandbox.id.clone(),
@@ -124,6 +109,30 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         pool: pooled::chosen(node, spec, nic),
     };
     enter(node, sandbox, place).await
+}
+
+/// Returns whether `spec` asks for anything that only a sandbox in a network has.
+fn asks(spec: &RunSpec) -> bool {
+    let address = !(spec.mac.is_empty() && spec.addresses.is_empty());
+    let function = !(spec.nic.is_empty() && spec.vf_pool.is_empty());
+    let settings = spec.queues > 0 || spec.interrupt_interval_ns > 0 || spec.wait_network;
+    let sockets = !spec.socket_engine.is_empty();
+    address || function || settings || sockets || !spec.publish.is_empty()
+}
+
+/// Refuses what a sandbox without a network cannot have.
+///
+/// # Errors
+/// [`Error::Invalid`].
+fn check_without(spec: &RunSpec) -> Result<()> {
+    let what = if !spec.socket_engine.is_empty() {
+        "a sandbox whose sockets are devices needs a network, whose address they have"
+    } else if asks(spec) {
+        "a sandbox without a network has no addresses and publishes nothing"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Invalid(what.to_owned()))
 }
 
 /// Gives a recorded sandbox, whose machine is saved, an interface that leads nowhere, and records
