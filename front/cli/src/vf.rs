@@ -28,20 +28,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
             }
             crate::out::json(&all)?;
         }
-        VfCommand::Take { pool, owner, json } => {
-            let (pool, owner) = (pool.clone(), owner.clone());
-            let request = vf_v1::TakeRequest { pool, owner, client: None, number: None };
-            let reply = client.take(request).await.map_err(refused)?;
-            let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
-            if *json {
-                let lease = serde_json::json!({
-                    "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
-                });
-                crate::out::json(&lease)?;
-            } else {
-                crate::say!("{number} {socket_path}");
-            }
-        }
+        VfCommand::Take { pool, owner, json } => take(&mut client, pool, owner, *json).await?,
         VfCommand::Return { pool, owner } => {
             let request = vf_v1::ReturnRequest { pool: pool.clone(), owner: owner.clone() };
             let reply = client.r#return(request).await.map_err(refused)?;
@@ -85,6 +72,22 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
 async fn create(client: &mut VfClient, config: &Config, args: &VfCreateArgs) -> Result<()> {
     make(client, &args.pool, template_of(args, config)?).await?;
     crate::say!("{}", args.pool);
+    Ok(())
+}
+
+/// Gives an owner a function of a pool, and prints where it is.
+async fn take(client: &mut VfClient, pool: &str, owner: &str, json: bool) -> Result<()> {
+    let (pool, owner) = (pool.to_owned(), owner.to_owned());
+    let request = vf_v1::TakeRequest { pool, owner, client: None, number: None };
+    let reply = client.take(request).await.map_err(refused)?;
+    let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
+    if json {
+        let lease = serde_json::json!({
+            "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
+        });
+        return crate::out::json(&lease);
+    }
+    crate::say!("{number} {socket_path}");
     Ok(())
 }
 

@@ -74,39 +74,10 @@ impl Process {
         let starting = reaper.starting();
         let (channel, mut pipes) = launch(agent, spec)?;
         let channel = register(channel, Interest::READABLE)?;
-        // Both stages report on one channel, so the inner stage may be ready before the outer stage
-        // has reported the process id.
-        let mut early = None;
-        let pid = loop {
-            match receive(&channel).await? {
-                Some(Report::Pid(pid)) => break pid,
-                Some(ready @ Report::Ready(_)) => early = Some(ready),
-                Some(Report::Failed { exit_status, message }) => {
-                    return Err(Failure { exit_status, message });
-                }
-                None => {
-                    return Err(anyhow::anyhow!("the process's first stage ended early").into());
-                }
-            }
-        };
-        let pid = Pid::from_raw(pid).ok_or_else(|| anyhow::anyhow!("no process id"))?;
+        let (pid, early) = receive_pid(&channel).await?;
         let exit = reaper.watch(pid);
         drop(starting);
-        let ready = match early {
-            Some(ready) => Ok(Ok(Some(ready))),
-            None => tokio::time::timeout(SETUP_DEADLINE, receive(&channel)).await,
-        };
-        let terminal = match ready {
-            Ok(Ok(Some(Report::Ready(terminal)))) => terminal,
-            Ok(Ok(Some(Report::Failed { exit_status, message }))) => {
-                return Err(Failure { exit_status, message });
-            }
-            other => {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                let reason = if other.is_err() { "timed out" } else { "ended early" };
-                return Err(anyhow::anyhow!("setting the process up {reason}").into());
-            }
-        };
+        let terminal = receive_ready(&channel, pid, early).await?;
         let terminal = terminal.map(AsyncFile::new).transpose()?.map(Arc::new);
         if let Some(terminal) = &terminal {
             pipes.stdout = Some(terminal.clone());
@@ -239,6 +210,49 @@ fn specification(spec: &InitSpec) -> io::Result<OwnedFd> {
     file.write_all(&spec.encode_to_vec())?;
     io::Seek::rewind(&mut file)?;
     Ok(file.into())
+}
+
+/// Waits for the process id. Both stages report on one channel, so the inner stage may be ready
+/// before the outer stage has reported the id: that report is returned, too.
+async fn receive_pid(channel: &AsyncFd<OwnedFd>) -> Result<(Pid, Option<Report>), Failure> {
+    let mut early = None;
+    loop {
+        match receive(channel).await? {
+            Some(Report::Pid(pid)) => {
+                let pid = Pid::from_raw(pid).ok_or_else(|| anyhow::anyhow!("no process id"))?;
+                return Ok((pid, early));
+            }
+            Some(ready @ Report::Ready(_)) => early = Some(ready),
+            Some(Report::Failed { exit_status, message }) => {
+                return Err(Failure { exit_status, message });
+            }
+            None => return Err(anyhow::anyhow!("the process's first stage ended early").into()),
+        }
+    }
+}
+
+/// Waits until the process is set up, unless an `early` report says so, and returns its terminal.
+/// A process that is not ready in time is killed.
+async fn receive_ready(
+    channel: &AsyncFd<OwnedFd>,
+    pid: Pid,
+    early: Option<Report>,
+) -> Result<Option<OwnedFd>, Failure> {
+    let ready = match early {
+        Some(ready) => Ok(Ok(Some(ready))),
+        None => tokio::time::timeout(SETUP_DEADLINE, receive(channel)).await,
+    };
+    match ready {
+        Ok(Ok(Some(Report::Ready(terminal)))) => Ok(terminal),
+        Ok(Ok(Some(Report::Failed { exit_status, message }))) => {
+            Err(Failure { exit_status, message })
+        }
+        other => {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let reason = if other.is_err() { "timed out" } else { "ended early" };
+            Err(anyhow::anyhow!("setting the process up {reason}").into())
+        }
+    }
 }
 
 async fn receive(channel: &AsyncFd<OwnedFd>) -> io::Result<Option<Report>> {

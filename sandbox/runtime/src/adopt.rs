@@ -62,7 +62,6 @@ fn deadline(record: &Record) -> Duration {
 
 async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let record = sandbox.record();
-    let lost = |what: &str| Error::Agent(what.to_owned());
     let left = left(node, &record).ok_or_else(|| lost("its VMM is not known"))?;
     let vmm = left.record.clone();
     if !sandbox.lane.run(move || vmm.is_running()).await? {
@@ -74,23 +73,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
         sandbox.hold_root(Some(root));
     }
     hold_fetcher(node, sandbox, &record);
-    for id in function::ids(&record) {
-        if !serves(node, &id, &left.record).await? {
-            return Err(lost("its disks ended with the daemon"));
-        }
-    }
-    let net = network::function_of(&record);
-    let holds = network::holds(node, &record).await?;
-    if record.network.is_some() && !(holds && serves(node, &net, &left.record).await?) {
-        return Err(lost("its network ended with the daemon"));
-    }
-    let mut holds = pod_functions::holds(node, &record).await?;
-    for id in pod_functions::endpoints(&record) {
-        holds = holds && serves(node, id, &left.record).await?;
-    }
-    if !holds {
-        return Err(lost("a function of a pool ended with the daemon"));
-    }
+    check_served(node, &record, &left.record).await?;
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();
     check_functions(needed(node, &record), &vm.broken_functions())?;
@@ -117,6 +100,35 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     network::restart(sandbox, &agent);
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     Ok(Running::new(vm, agent, carry))
+}
+
+fn lost(what: &str) -> Error {
+    Error::Agent(what.to_owned())
+}
+
+/// Checks that the plane has all functions of the sandbox's record for its VMM.
+///
+/// # Errors
+/// [`Error::Agent`] with the kind of a function that is missing; errors of the plane.
+async fn check_served(node: &Node, record: &Record, vmm: &VmRecord) -> Result<()> {
+    for id in function::ids(record) {
+        if !serves(node, &id, vmm).await? {
+            return Err(lost("its disks ended with the daemon"));
+        }
+    }
+    let net = network::function_of(record);
+    let holds = network::holds(node, record).await?;
+    if record.network.is_some() && !(holds && serves(node, &net, vmm).await?) {
+        return Err(lost("its network ended with the daemon"));
+    }
+    let mut holds = pod_functions::holds(node, record).await?;
+    for id in pod_functions::endpoints(record) {
+        holds = holds && serves(node, id, vmm).await?;
+    }
+    if !holds {
+        return Err(lost("a function of a pool ended with the daemon"));
+    }
+    Ok(())
 }
 
 /// Has the fetcher run if an image of the sandbox was pulled lazily. Does not wait for it: the

@@ -2,6 +2,7 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -131,15 +132,7 @@ pub(super) fn run(
         let before = (cpu(), clock.nanos());
         std::thread::sleep(time);
         let after = (cpu(), clock.nanos());
-        let mut measured = Measured::default();
-        let mut lanes = Vec::new();
-        for thread in threads {
-            let ended = thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-            let (lane, latency, elapsed_ns) = ended?;
-            measured.latency.merge(&latency);
-            measured.elapsed_ns = measured.elapsed_ns.max(elapsed_ns);
-            lanes.push(lane);
-        }
+        let (lanes, mut measured) = join(threads)?;
         measured.bytes = measured.latency.count() * u64::from(workload.block_size);
         // This thread wakes a little late, so the target's CPU time is scaled to the measured time.
         let slept = after.1.saturating_sub(before.1).max(1) as f64;
@@ -150,6 +143,21 @@ pub(super) fn run(
             .map(|(before, after)| (after.saturating_sub(before) as f64 * elapsed / slept) as u64);
         Ok((lanes, measured))
     })
+}
+
+/// Waits for the threads of a load. Returns their lanes, and all latencies with the longest time.
+fn join(
+    threads: Vec<ScopedJoinHandle<'_, Result<(Lane, Histogram, u64)>>>,
+) -> Result<(Vec<Lane>, Measured)> {
+    let (mut lanes, mut measured) = (Vec::new(), Measured::default());
+    for thread in threads {
+        let ended = thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        let (lane, latency, elapsed_ns) = ended?;
+        measured.latency.merge(&latency);
+        measured.elapsed_ns = measured.elapsed_ns.max(elapsed_ns);
+        lanes.push(lane);
+    }
+    Ok((lanes, measured))
 }
 
 /// The measured time, in ns of the clock.
@@ -343,19 +351,9 @@ pub(super) fn run_beside(
                 give_up(clock.nanos().saturating_sub(last), &stop)?;
             }
         }
-        let mut measured =
-            Measured { elapsed_ns: window.until - window.from, ..Measured::default() };
-        let mut at_least = Histogram::new();
-        for flow in &quiet {
-            measured.latency.merge(&flow.latency);
-            at_least.merge(&flow.at_least);
-        }
-        measured.at_least = Some(at_least);
-        measured.bytes = measured.latency.count() * block_size;
         let spent = spent.flatten().zip(before.flatten());
-        measured.target_cpu_ns = spent.map(|(after, before)| after.saturating_sub(before));
-        let ended = loud.iter().map(|flow| flow.latency.count()).sum();
-        measured.neighbour_commands = (!loud.is_empty()).then_some(ended);
+        let target_cpu_ns = spent.map(|(after, before)| after.saturating_sub(before));
+        let measured = Measured { target_cpu_ns, ..sum_up(&quiet, &loud, window, block_size) };
         let lanes = |flows: Vec<Flow>| flows.into_iter().map(|flow| flow.lane).collect();
         Ok(([lanes(quiet), lanes(loud)], measured))
     };
@@ -364,6 +362,24 @@ pub(super) fn run_beside(
         let thread = std::thread::Builder::new().name("load".into()).spawn_scoped(scope, work)?;
         thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
     })
+}
+
+/// Sums up what the quiet client's lanes measured, and counts the commands of the noisy one.
+fn sum_up(quiet: &[Flow], loud: &[Flow], window: Window, block_size: u64) -> Measured {
+    let (mut latency, mut at_least) = (Histogram::new(), Histogram::new());
+    for flow in quiet {
+        latency.merge(&flow.latency);
+        at_least.merge(&flow.at_least);
+    }
+    let ended = loud.iter().map(|flow| flow.latency.count()).sum();
+    Measured {
+        elapsed_ns: window.until - window.from,
+        bytes: latency.count() * block_size,
+        latency,
+        at_least: Some(at_least),
+        neighbour_commands: (!loud.is_empty()).then_some(ended),
+        ..Measured::default()
+    }
 }
 
 /// Takes completions, `most` at most.
