@@ -53,6 +53,7 @@ mod groups;
 mod json;
 mod keeping;
 mod line;
+mod loads;
 mod measurement;
 mod meminfo;
 pub mod memory;

@@ -41,27 +41,10 @@ impl fmt::Display for AttachLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadAttachLoad(String);
-
-impl fmt::Display for BadAttachLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "\"{}\" is no load such as n200-1024k-100ms: owners (1 to {OWNERS}), KiB of each scrub \
-             (8 GiB for all), ms of a reset (at most {RESET_MS})",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for BadAttachLoad {}
-
 impl FromStr for AttachLoad {
-    type Err = BadAttachLoad;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, BadAttachLoad> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let parse = || {
             let mut parts = text.split('-');
             let owners = parts.next()?.strip_prefix('n')?.parse().ok()?;
@@ -75,21 +58,12 @@ impl FromStr for AttachLoad {
                 && (1..=ALL_KIB).contains(&all)
                 && load.reset_ms <= RESET_MS
         };
-        parse().filter(fits).ok_or_else(|| BadAttachLoad(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for AttachLoad {
-    type Error = BadAttachLoad;
-
-    fn try_from(text: String) -> Result<Self, BadAttachLoad> {
-        text.parse()
-    }
-}
-
-impl From<AttachLoad> for String {
-    fn from(load: AttachLoad) -> Self {
-        load.to_string()
+        parse().filter(fits).ok_or_else(|| {
+            format!(
+                "\"{text}\" is no load such as n200-1024k-100ms: owners (1 to {OWNERS}), KiB of \
+                 each scrub (8 GiB for all), ms of a reset (at most {RESET_MS})"
+            )
+        })
     }
 }
 

@@ -21,7 +21,7 @@ mod subjects;
 mod table;
 
 pub use compare::compare_attaches;
-pub use load::{AttachLoad, BadAttachLoad};
+pub use load::AttachLoad;
 pub use plot::attach_plot;
 pub use report::{
     AttachFigures, AttachMeasured, AttachPlan, AttachReport, AttachRun, AttachSubject,

@@ -47,13 +47,15 @@ fn run(words: &[&str]) -> Result<String> {
             Ok(serde_json::to_string(&measured)?)
         }
         ["send", load, address, warm_up, time] => {
-            let (load, times): (NicLoad, _) = (load.parse()?, times(warm_up, time)?);
+            let load: NicLoad = load.parse().map_err(anyhow::Error::msg)?;
+            let times = times(warm_up, time)?;
             let address = address.parse().with_context(|| format!("{address}: no address"))?;
             let sent = nic::send(&load, address, times, &stopped_by_input())?;
             Ok(serde_json::to_string(&sent)?)
         }
         ["receive", load, warm_up, time] => {
-            let (load, times): (NicLoad, _) = (load.parse()?, times(warm_up, time)?);
+            let load: NicLoad = load.parse().map_err(anyhow::Error::msg)?;
+            let times = times(warm_up, time)?;
             let anywhere = std::net::Ipv4Addr::UNSPECIFIED.into();
             let received = nic::receive(&load, anywhere, times, &AtomicBool::new(false))?;
             Ok(serde_json::to_string(&received)?)

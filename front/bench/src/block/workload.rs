@@ -140,20 +140,6 @@ impl FromStr for Workload {
     }
 }
 
-impl TryFrom<String> for Workload {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Workload> for String {
-    fn from(workload: Workload) -> Self {
-        workload.to_string()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

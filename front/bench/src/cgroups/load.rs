@@ -25,50 +25,24 @@ impl fmt::Display for CgroupLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadCgroupLoad(String);
-
-impl fmt::Display for BadCgroupLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(text) = self;
-        write!(
-            f,
-            "\"{text}\" is no load such as 2000-t50: groups (at most {MOST}), threads (at most \
-             {MOST_THREADS})"
-        )
-    }
-}
-
-impl std::error::Error for BadCgroupLoad {}
-
 impl FromStr for CgroupLoad {
-    type Err = BadCgroupLoad;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, BadCgroupLoad> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let numbers = text.split_once("-t");
         let parsed = numbers.and_then(|(groups, threads)| {
             let (groups, threads) = (groups.parse().ok()?, threads.parse().ok()?);
             Some(Self { groups, threads })
         });
-        parsed
-            .filter(|one| (1..=MOST).contains(&one.groups))
-            .filter(|one| (1..=MOST_THREADS).contains(&one.threads))
-            .ok_or_else(|| BadCgroupLoad(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for CgroupLoad {
-    type Error = BadCgroupLoad;
-
-    fn try_from(text: String) -> Result<Self, BadCgroupLoad> {
-        text.parse()
-    }
-}
-
-impl From<CgroupLoad> for String {
-    fn from(load: CgroupLoad) -> Self {
-        load.to_string()
+        let fits = |one: &Self| {
+            (1..=MOST).contains(&one.groups) && (1..=MOST_THREADS).contains(&one.threads)
+        };
+        parsed.filter(fits).ok_or_else(|| {
+            format!(
+                "\"{text}\" is no load such as 2000-t50: groups (at most {MOST}), threads (at most \
+                 {MOST_THREADS})"
+            )
+        })
     }
 }
 

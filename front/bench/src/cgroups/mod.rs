@@ -21,7 +21,7 @@ mod subjects;
 mod table;
 
 pub use compare::compare_cgroups;
-pub use load::{BadCgroupLoad, CgroupLoad};
+pub use load::CgroupLoad;
 pub use plot::cgroup_plot;
 pub use report::{CgroupFigures, CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};
 pub use sleepers::Sleepers;

@@ -87,25 +87,13 @@ impl fmt::Display for MemoryLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadMemoryLoad(String);
+impl FromStr for MemoryLoad {
+    type Err = String;
 
-impl fmt::Display for BadMemoryLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn from_str(text: &str) -> Result<Self, String> {
         let about = "128M-4k or 16G-2m (memory of 16M to 1024G, pages of 4k or 2m), 512M-3072p \
                      (some pages are touched), gate-block, gate-pin, gate-word";
-        write!(f, "\"{}\" is no load such as {about}", self.0)
-    }
-}
-
-impl std::error::Error for BadMemoryLoad {}
-
-impl FromStr for MemoryLoad {
-    type Err = BadMemoryLoad;
-
-    fn from_str(text: &str) -> Result<Self, BadMemoryLoad> {
-        parse(text).ok_or_else(|| BadMemoryLoad(text.to_owned()))
+        parse(text).ok_or_else(|| format!("\"{text}\" is no load such as {about}"))
     }
 }
 
@@ -122,20 +110,6 @@ fn parse(text: &str) -> Option<MemoryLoad> {
     let &(page, _) = PageSize::NAMES.iter().find(|(_, name)| *name == page)?;
     let whole = page == PageSize::Base || bytes.is_multiple_of(HUGE);
     whole.then_some(MemoryLoad::Give { bytes, page })
-}
-
-impl TryFrom<String> for MemoryLoad {
-    type Error = BadMemoryLoad;
-
-    fn try_from(text: String) -> Result<Self, BadMemoryLoad> {
-        text.parse()
-    }
-}
-
-impl From<MemoryLoad> for String {
-    fn from(load: MemoryLoad) -> Self {
-        load.to_string()
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub use crate::keeping::Keeping;
 pub use compare::compare_memory;
 pub use gated::{Gate, Gated};
 pub use giver::{Giver, Source};
-pub use load::{BadMemoryLoad, MemoryLoad, Operation, PageSize};
+pub use load::{MemoryLoad, Operation, PageSize};
 pub use plot::memory_plot;
 pub use report::{
     LeftOut, MemoryFigures, MemoryMeasured, MemoryPlan, MemoryReport, MemoryRun, MemorySubject,

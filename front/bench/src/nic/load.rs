@@ -100,28 +100,16 @@ impl fmt::Display for NicLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadNicLoad(String);
+impl FromStr for NicLoad {
+    type Err = String;
 
-impl fmt::Display for BadNicLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn from_str(text: &str) -> Result<Self, String> {
         let about = "udp8-gh: datagrams of 8 bytes (8 to 1472) from a guest to the host; tcp1460, \
                      a stream in pieces of so many bytes (1 to 65535); rr, requests and responses; \
                      -hg from the host to a guest, -gg between two guests, -sg from a port of the \
                      switch (udp18 to udp1472 only); -c2, CPUs of a guest (1 to 32); -tso (tcp \
                      only, not -hg); -o5k, datagrams offered a second (udp only)";
-        write!(f, "\"{}\" is no load such as {about}", self.0)
-    }
-}
-
-impl std::error::Error for BadNicLoad {}
-
-impl FromStr for NicLoad {
-    type Err = BadNicLoad;
-
-    fn from_str(text: &str) -> Result<Self, BadNicLoad> {
-        parse(text).ok_or_else(|| BadNicLoad(text.to_owned()))
+        parse(text).ok_or_else(|| format!("\"{text}\" is no load such as {about}"))
     }
 }
 
@@ -168,20 +156,6 @@ fn fits(load: &NicLoad) -> bool {
     let from_switch = load.ends != Ends::SwitchGuest || udp.is_some_and(|bytes| bytes >= 18);
     let segments = !load.segmentation || stream && load.ends != Ends::HostGuest;
     from_switch && segments && (load.offered == 0 || udp.is_some())
-}
-
-impl TryFrom<String> for NicLoad {
-    type Error = BadNicLoad;
-
-    fn try_from(text: String) -> Result<Self, BadNicLoad> {
-        text.parse()
-    }
-}
-
-impl From<NicLoad> for String {
-    fn from(load: NicLoad) -> Self {
-        load.to_string()
-    }
 }
 
 #[cfg(test)]

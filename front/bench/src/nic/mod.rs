@@ -17,7 +17,7 @@ mod table;
 mod traffic;
 
 pub use compare::compare_nics;
-pub use load::{BadNicLoad, Ends, NicLoad, Traffic};
+pub use load::{Ends, NicLoad, Traffic};
 pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;
 pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicRun, NicSubject, NicWork};

@@ -67,27 +67,15 @@ impl fmt::Display for PacketLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPacketLoad(String);
+impl FromStr for PacketLoad {
+    type Err = String;
 
-impl fmt::Display for BadPacketLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn from_str(text: &str) -> Result<Self, String> {
         let about = "64b-p2: bytes of a frame (60 to 2048) and ports (2 to 4096); with more than \
                      two ports -r32, frames in a row to one of them; -s64x256, slots of a ring \
                      (16 to 32768) and bytes of each (64 to 65536); -o5M, frames offered a second; \
                      -n100k, frames that a neighbour offers; -w1, frames that go there and back";
-        write!(f, "\"{}\" is no load such as {about}", self.0)
-    }
-}
-
-impl std::error::Error for BadPacketLoad {}
-
-impl FromStr for PacketLoad {
-    type Err = BadPacketLoad;
-
-    fn from_str(text: &str) -> Result<Self, BadPacketLoad> {
-        parse(text).ok_or_else(|| BadPacketLoad(text.to_owned()))
+        parse(text).ok_or_else(|| format!("\"{text}\" is no load such as {about}"))
     }
 }
 
@@ -133,20 +121,6 @@ pub(crate) fn count(text: &str) -> Option<u64> {
         None => text.strip_suffix('k').map_or((text, 1), |digits| (digits, 1_000)),
     };
     digits.parse::<u64>().ok()?.checked_mul(unit).filter(|count| *count > 0)
-}
-
-impl TryFrom<String> for PacketLoad {
-    type Error = BadPacketLoad;
-
-    fn try_from(text: String) -> Result<Self, BadPacketLoad> {
-        text.parse()
-    }
-}
-
-impl From<PacketLoad> for String {
-    fn from(load: PacketLoad) -> Self {
-        load.to_string()
-    }
 }
 
 #[cfg(test)]

@@ -81,26 +81,14 @@ impl fmt::Display for SocketLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadSocketLoad(String);
+impl FromStr for SocketLoad {
+    type Err = String;
 
-impl fmt::Display for BadSocketLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn from_str(text: &str) -> Result<Self, String> {
         let about = "stream-128k-c16 (bytes of a message, sockets), window-4k-c256, \
                      pingpong-64b-busy (or -block, -asleep), idle-c4096: messages of 1b to 4096k, \
                      1 to 200000 sockets";
-        write!(f, "\"{}\" is no load such as {about}", self.0)
-    }
-}
-
-impl std::error::Error for BadSocketLoad {}
-
-impl FromStr for SocketLoad {
-    type Err = BadSocketLoad;
-
-    fn from_str(text: &str) -> Result<Self, BadSocketLoad> {
-        parse(text).ok_or_else(|| BadSocketLoad(text.to_owned()))
+        parse(text).ok_or_else(|| format!("\"{text}\" is no load such as {about}"))
     }
 }
 
@@ -134,20 +122,6 @@ fn size(text: &str) -> Option<u32> {
 fn count(text: &str) -> Option<u32> {
     let count = text.strip_prefix('c')?.parse().ok()?;
     (1..=200_000).contains(&count).then_some(count)
-}
-
-impl TryFrom<String> for SocketLoad {
-    type Error = BadSocketLoad;
-
-    fn try_from(text: String) -> Result<Self, BadSocketLoad> {
-        text.parse()
-    }
-}
-
-impl From<SocketLoad> for String {
-    fn from(load: SocketLoad) -> Self {
-        load.to_string()
-    }
 }
 
 #[cfg(test)]

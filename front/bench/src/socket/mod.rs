@@ -42,7 +42,7 @@ pub use apps::{App, AppRun};
 pub use compare::compare_sockets;
 pub use cost::Cost;
 pub use engine::{Build, Engines};
-pub use load::{BadSocketLoad, Pace, SocketLoad, Traffic};
+pub use load::{Pace, SocketLoad, Traffic};
 pub use net::Net;
 pub use parts::{Parts, PartsRun};
 pub use plot::socket_plot;

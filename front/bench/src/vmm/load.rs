@@ -35,22 +35,10 @@ impl fmt::Display for VmmLoad {
     }
 }
 
-/// The error about a text that is no load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadVmmLoad(String);
-
-impl fmt::Display for BadVmmLoad {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" is no guest's memory such as 128M or 16G (16M to 1024G)", self.0)
-    }
-}
-
-impl std::error::Error for BadVmmLoad {}
-
 impl FromStr for VmmLoad {
-    type Err = BadVmmLoad;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, BadVmmLoad> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let (digits, unit) = match text.strip_suffix('G') {
             Some(digits) => (Some(digits), GIB),
             None => (text.strip_suffix('M'), MIB),
@@ -60,21 +48,9 @@ impl FromStr for VmmLoad {
             .and_then(|count| count.checked_mul(unit))
             .filter(|memory| (LEAST..=MOST).contains(memory))
             .map(|memory| Self { memory })
-            .ok_or_else(|| BadVmmLoad(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for VmmLoad {
-    type Error = BadVmmLoad;
-
-    fn try_from(text: String) -> Result<Self, BadVmmLoad> {
-        text.parse()
-    }
-}
-
-impl From<VmmLoad> for String {
-    fn from(load: VmmLoad) -> Self {
-        load.to_string()
+            .ok_or_else(|| {
+                format!("\"{text}\" is no guest's memory such as 128M or 16G (16M to 1024G)")
+            })
     }
 }
 

@@ -27,7 +27,7 @@ mod table;
 pub use bare::Bare;
 pub use compare::compare_vmms;
 pub use fork::Fork;
-pub use load::{BadVmmLoad, VmmLoad};
+pub use load::VmmLoad;
 pub use plot::vmm_plot;
 pub use programs::{Caged, Program, Vmm};
 pub use report::{VmmFigures, VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject};

@@ -55,7 +55,7 @@ impl Report for AttachReport {
 }
 
 fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
-    Ok(if args.quick { vec![QUICK.parse()?] } else { args.load.clone() })
+    if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.load.clone()) }
 }
 
 fn run(args: &AttachArgs) -> Result<AttachReport> {

@@ -28,25 +28,26 @@ pub(super) fn chosen<T: Copy>(
 ///
 /// # Errors
 /// If a text in `all` is not a valid load.
-pub(super) fn loads<L: FromStr + Clone>(asked: &[L], all: &[&str]) -> Result<Vec<L>>
-where
-    anyhow::Error: From<L::Err>,
-{
+pub(super) fn loads<L: FromStr<Err = String> + Clone>(asked: &[L], all: &[&str]) -> Result<Vec<L>> {
     match asked {
-        [] => all.iter().map(|text| Ok(text.parse()?)).collect(),
+        [] => all.iter().copied().map(load).collect(),
         asked => Ok(asked.to_vec()),
     }
+}
+
+fn load<L: FromStr<Err = String>>(text: &str) -> Result<L> {
+    text.parse().map_err(anyhow::Error::msg)
 }
 
 /// Returns the loads that the user named as text, or those in `all`.
 ///
 /// # Errors
 /// If a text is not a valid load.
-pub(super) fn parsed<L: FromStr + Clone>(asked: &[String], all: &[&str]) -> Result<Vec<L>>
-where
-    anyhow::Error: From<L::Err>,
-{
-    let asked = asked.iter().map(|text| Ok(text.parse()?));
+pub(super) fn parsed<L: FromStr<Err = String> + Clone>(
+    asked: &[String],
+    all: &[&str],
+) -> Result<Vec<L>> {
+    let asked = asked.iter().map(|text| load(text));
     loads(&asked.collect::<Result<Vec<L>>>()?, all)
 }
 

@@ -62,7 +62,7 @@ impl Report for VmmReport {
 }
 
 fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
-    Ok(if args.quick { vec![QUICK.parse()?] } else { args.memory.clone() })
+    if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.memory.clone()) }
 }
 
 fn subjects(args: &VmmArgs) -> Result<Vec<Box<VmmSubject>>> {

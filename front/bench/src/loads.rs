@@ -1,0 +1,34 @@
+//! Loads in saved reports: each is a string there, as it is typed.
+
+use crate::attach::AttachLoad;
+use crate::block::Workload;
+use crate::cgroups::CgroupLoad;
+use crate::memory::MemoryLoad;
+use crate::nic::NicLoad;
+use crate::packet::PacketLoad;
+use crate::socket::SocketLoad;
+use crate::vmm::VmmLoad;
+
+/// Converts loads from strings and to them by their `FromStr` and `Display`. Serde reads and writes
+/// a load by these conversions.
+macro_rules! saved_as_typed {
+    ($($load:ident),+) => {$(
+        impl TryFrom<String> for $load {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$load> for String {
+            fn from(load: $load) -> Self {
+                load.to_string()
+            }
+        }
+    )+};
+}
+
+saved_as_typed!(
+    AttachLoad, CgroupLoad, MemoryLoad, NicLoad, PacketLoad, SocketLoad, VmmLoad, Workload
+);
