@@ -16,6 +16,9 @@ use tonic::{Request, Response, Status};
 use crate::pools::{Device, Devices};
 use crate::v1beta1 as v1;
 
+/// The outcome of a call of kubelet.
+type Reply<T> = Result<Response<T>, Status>;
+
 const HEALTHY: &str = "Healthy";
 const UNHEALTHY: &str = "Unhealthy";
 
@@ -126,14 +129,11 @@ impl v1::device_plugin_server::DevicePlugin for Plugin {
     async fn get_device_plugin_options(
         &self,
         _: Request<v1::Empty>,
-    ) -> Result<Response<v1::DevicePluginOptions>, Status> {
+    ) -> Reply<v1::DevicePluginOptions> {
         Ok(Response::new(OPTIONS))
     }
 
-    async fn list_and_watch(
-        &self,
-        _: Request<v1::Empty>,
-    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(&self, _: Request<v1::Empty>) -> Reply<Self::ListAndWatchStream> {
         let (pool, held) = (self.pool.clone(), self.lists.upgrade());
         let mut told: Option<v1::ListAndWatchResponse> = None;
         // The list ends when the pool is forgotten, and kubelet forgets the resource then.
@@ -154,17 +154,14 @@ impl v1::device_plugin_server::DevicePlugin for Plugin {
     async fn get_preferred_allocation(
         &self,
         request: Request<v1::PreferredAllocationRequest>,
-    ) -> Result<Response<v1::PreferredAllocationResponse>, Status> {
+    ) -> Reply<v1::PreferredAllocationResponse> {
         let requests = &request.get_ref().container_requests;
         let chosen = requests.iter().map(|asked| self.prefer(asked));
         let container_responses = chosen.collect::<Result<_, Status>>()?;
         Ok(Response::new(v1::PreferredAllocationResponse { container_responses }))
     }
 
-    async fn allocate(
-        &self,
-        request: Request<v1::AllocateRequest>,
-    ) -> Result<Response<v1::AllocateResponse>, Status> {
+    async fn allocate(&self, request: Request<v1::AllocateRequest>) -> Reply<v1::AllocateResponse> {
         let requests = request.into_inner().container_requests;
         let ids: Vec<String> = requests.iter().flat_map(|one| one.ids.iter().cloned()).collect();
         // Of all containers together: no function is given twice.
@@ -183,7 +180,7 @@ impl v1::device_plugin_server::DevicePlugin for Plugin {
     async fn pre_start_container(
         &self,
         _: Request<v1::PreStartContainerRequest>,
-    ) -> Result<Response<v1::PreStartContainerResponse>, Status> {
+    ) -> Reply<v1::PreStartContainerResponse> {
         Err(Status::unimplemented("the options do not ask for this call"))
     }
 }

@@ -8,6 +8,9 @@ use tonic::{Request, Response, Status};
 
 use crate::{Networks, Result};
 
+/// The outcome of a call.
+type Reply<T> = Result<Response<T>, Status>;
+
 /// The implementation of `network.proto`.
 pub struct Service {
     networks: Arc<Networks>,
@@ -22,10 +25,7 @@ impl Service {
 
     /// Runs `work` to its end even if the client hangs up meanwhile, so that no operation is left
     /// half done.
-    async fn complete<T, F>(
-        &self,
-        work: impl FnOnce(Arc<Networks>) -> F,
-    ) -> Result<Response<T>, Status>
+    async fn complete<T, F>(&self, work: impl FnOnce(Arc<Networks>) -> F) -> Reply<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -68,7 +68,7 @@ impl v1::networks_server::Networks for Service {
     async fn create_network(
         &self,
         request: Request<v1::CreateNetworkRequest>,
-    ) -> Result<Response<v1::Network>, Status> {
+    ) -> Reply<v1::Network> {
         let request = request.into_inner();
         self.complete(|networks| async move { networks.create(&request).await }).await
     }
@@ -76,7 +76,7 @@ impl v1::networks_server::Networks for Service {
     async fn remove_network(
         &self,
         request: Request<v1::RemoveNetworkRequest>,
-    ) -> Result<Response<v1::RemoveNetworkReply>, Status> {
+    ) -> Reply<v1::RemoveNetworkReply> {
         let name = request.into_inner().name;
         self.complete(|networks| async move {
             networks.remove(&name).await.map(|()| v1::RemoveNetworkReply {})
@@ -84,24 +84,18 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
-    async fn get_network(
-        &self,
-        request: Request<v1::GetNetworkRequest>,
-    ) -> Result<Response<v1::Network>, Status> {
+    async fn get_network(&self, request: Request<v1::GetNetworkRequest>) -> Reply<v1::Network> {
         Ok(Response::new(self.networks.get(&request.into_inner().name).await?))
     }
 
     async fn list_networks(
         &self,
         _: Request<v1::ListNetworksRequest>,
-    ) -> Result<Response<v1::ListNetworksReply>, Status> {
+    ) -> Reply<v1::ListNetworksReply> {
         Ok(Response::new(v1::ListNetworksReply { networks: self.networks.list().await }))
     }
 
-    async fn join(
-        &self,
-        request: Request<v1::JoinRequest>,
-    ) -> Result<Response<v1::Attachment>, Status> {
+    async fn join(&self, request: Request<v1::JoinRequest>) -> Reply<v1::Attachment> {
         let request = request.into_inner();
         self.complete(|networks| async move { networks.join(&request).await }).await
     }
@@ -109,15 +103,12 @@ impl v1::networks_server::Networks for Service {
     async fn join_namespace(
         &self,
         request: Request<v1::JoinNamespaceRequest>,
-    ) -> Result<Response<v1::Interface>, Status> {
+    ) -> Reply<v1::Interface> {
         let request = request.into_inner();
         self.complete(|networks| async move { networks.join_namespace(&request).await }).await
     }
 
-    async fn leave(
-        &self,
-        request: Request<v1::LeaveRequest>,
-    ) -> Result<Response<v1::LeaveReply>, Status> {
+    async fn leave(&self, request: Request<v1::LeaveRequest>) -> Reply<v1::LeaveReply> {
         let id = request.into_inner().sandbox_id;
         self.complete(
             |networks| async move { networks.leave(&id).await.map(|()| v1::LeaveReply {}) },
@@ -125,10 +116,7 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
-    async fn attach(
-        &self,
-        request: Request<v1::AttachRequest>,
-    ) -> Result<Response<v1::Attachment>, Status> {
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Reply<v1::Attachment> {
         let mut call = trace::call(&self.tracer, "slipway.network.v1.Networks/Attach", &request);
         let request = request.into_inner();
         describe(&mut call, request.container.as_ref());
@@ -147,10 +135,7 @@ impl v1::networks_server::Networks for Service {
         attached
     }
 
-    async fn detach(
-        &self,
-        request: Request<v1::DetachRequest>,
-    ) -> Result<Response<v1::DetachReply>, Status> {
+    async fn detach(&self, request: Request<v1::DetachRequest>) -> Reply<v1::DetachReply> {
         let mut call = trace::call(&self.tracer, "slipway.network.v1.Networks/Detach", &request);
         let container = request.into_inner().container;
         describe(&mut call, container.as_ref());
@@ -166,14 +151,14 @@ impl v1::networks_server::Networks for Service {
     async fn check_attachment(
         &self,
         request: Request<v1::CheckAttachmentRequest>,
-    ) -> Result<Response<v1::Attachment>, Status> {
+    ) -> Reply<v1::Attachment> {
         Ok(Response::new(self.networks.check_attachment(request.get_ref()).await?))
     }
 
     async fn collect_attachments(
         &self,
         request: Request<v1::CollectAttachmentsRequest>,
-    ) -> Result<Response<v1::CollectAttachmentsReply>, Status> {
+    ) -> Reply<v1::CollectAttachmentsReply> {
         let request = request.into_inner();
         self.complete(|networks| async move {
             let removed = networks.collect_attachments(&request).await?;
@@ -182,10 +167,7 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
-    async fn create_port(
-        &self,
-        request: Request<v1::CreatePortRequest>,
-    ) -> Result<Response<v1::HostPort>, Status> {
+    async fn create_port(&self, request: Request<v1::CreatePortRequest>) -> Reply<v1::HostPort> {
         let request = request.into_inner();
         self.complete(|networks| async move { networks.create_port(&request).await }).await
     }
@@ -193,7 +175,7 @@ impl v1::networks_server::Networks for Service {
     async fn remove_port(
         &self,
         request: Request<v1::RemovePortRequest>,
-    ) -> Result<Response<v1::RemovePortReply>, Status> {
+    ) -> Reply<v1::RemovePortReply> {
         let name = request.into_inner().name;
         self.complete(|networks| async move {
             networks.remove_port(&name).await.map(|()| v1::RemovePortReply {})
@@ -201,10 +183,7 @@ impl v1::networks_server::Networks for Service {
         .await
     }
 
-    async fn reconcile(
-        &self,
-        request: Request<v1::ReconcileRequest>,
-    ) -> Result<Response<v1::ReconcileReply>, Status> {
+    async fn reconcile(&self, request: Request<v1::ReconcileRequest>) -> Reply<v1::ReconcileReply> {
         let live = request.into_inner().sandbox_ids.into_iter().collect();
         self.complete(|networks| async move {
             networks.reconcile(&live).await.map(|()| v1::ReconcileReply {})

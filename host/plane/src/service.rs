@@ -13,6 +13,9 @@ use slipway_ram::GRANULE;
 
 use crate::{Error, Plane, overlays, template};
 
+/// The outcome of a call.
+pub(crate) type Reply<T> = Result<Response<T>, Status>;
+
 /// The server of `slipway-plane-api`'s calls.
 pub struct Service {
     plane: Plane,
@@ -67,7 +70,7 @@ impl From<Error> for Status {
 /// Runs work that may block on files outside of the control thread.
 pub(crate) async fn blocking<T: Send + 'static, E: Into<Status> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
-) -> Result<Response<T>, Status> {
+) -> Reply<T> {
     let outcome = tokio::task::spawn_blocking(work).await;
     let outcome = outcome.map_err(|error| Status::internal(error.to_string()))?;
     outcome.map(Response::new).map_err(Into::into)
@@ -79,10 +82,7 @@ impl v1::plane_server::Plane for Service {
     type CapturePortStream = ReceiverStream<Result<v1::CaptureChunk, Status>>;
     type TracePortStream = ReceiverStream<Result<v1::TraceReport, Status>>;
 
-    async fn snoop(
-        &self,
-        request: Request<v1::SnoopRequest>,
-    ) -> Result<Response<Self::SnoopStream>, Status> {
+    async fn snoop(&self, request: Request<v1::SnoopRequest>) -> Reply<Self::SnoopStream> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         // Runs in a task of its own: if the client hangs up meanwhile, no tracing stays half
         // started.
@@ -94,7 +94,7 @@ impl v1::plane_server::Plane for Service {
     async fn create_endpoint(
         &self,
         request: Request<v1::CreateEndpointRequest>,
-    ) -> Result<Response<v1::Endpoint>, Status> {
+    ) -> Reply<v1::Endpoint> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.create(&request)).await
     }
@@ -102,29 +102,26 @@ impl v1::plane_server::Plane for Service {
     async fn remove_endpoint(
         &self,
         request: Request<v1::RemoveEndpointRequest>,
-    ) -> Result<Response<v1::RemoveEndpointReply>, Status> {
+    ) -> Reply<v1::RemoveEndpointReply> {
         let (plane, id) = (self.plane.clone(), request.into_inner().id);
         blocking(move || plane.remove(&id).map(|()| v1::RemoveEndpointReply {})).await
     }
 
-    async fn get_endpoint(
-        &self,
-        request: Request<v1::GetEndpointRequest>,
-    ) -> Result<Response<v1::Endpoint>, Status> {
+    async fn get_endpoint(&self, request: Request<v1::GetEndpointRequest>) -> Reply<v1::Endpoint> {
         Ok(Response::new(self.plane.get(&request.into_inner().id)?))
     }
 
     async fn list_endpoints(
         &self,
         _: Request<v1::ListEndpointsRequest>,
-    ) -> Result<Response<v1::ListEndpointsReply>, Status> {
+    ) -> Reply<v1::ListEndpointsReply> {
         Ok(Response::new(v1::ListEndpointsReply { endpoints: self.plane.list() }))
     }
 
     async fn attach_disk(
         &self,
         request: Request<v1::AttachDiskRequest>,
-    ) -> Result<Response<v1::NamespaceStatus>, Status> {
+    ) -> Reply<v1::NamespaceStatus> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.attach(&request)).await
     }
@@ -132,15 +129,12 @@ impl v1::plane_server::Plane for Service {
     async fn detach_disk(
         &self,
         request: Request<v1::DetachDiskRequest>,
-    ) -> Result<Response<v1::DetachDiskReply>, Status> {
+    ) -> Reply<v1::DetachDiskReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.detach(&request).map(|()| v1::DetachDiskReply {})).await
     }
 
-    async fn copy_disk(
-        &self,
-        request: Request<v1::CopyDiskRequest>,
-    ) -> Result<Response<v1::CopyDiskReply>, Status> {
+    async fn copy_disk(&self, request: Request<v1::CopyDiskRequest>) -> Reply<v1::CopyDiskReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.copy_disk(&request)).await
     }
@@ -148,15 +142,12 @@ impl v1::plane_server::Plane for Service {
     async fn limit_endpoint(
         &self,
         request: Request<v1::LimitEndpointRequest>,
-    ) -> Result<Response<v1::LimitEndpointReply>, Status> {
+    ) -> Reply<v1::LimitEndpointReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.limit(&request).map(|()| v1::LimitEndpointReply {})).await
     }
 
-    async fn create_disk(
-        &self,
-        request: Request<v1::CreateDiskRequest>,
-    ) -> Result<Response<v1::NamedDisk>, Status> {
+    async fn create_disk(&self, request: Request<v1::CreateDiskRequest>) -> Reply<v1::NamedDisk> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.create_disk(&request)).await
     }
@@ -164,37 +155,28 @@ impl v1::plane_server::Plane for Service {
     async fn remove_disk(
         &self,
         request: Request<v1::RemoveDiskRequest>,
-    ) -> Result<Response<v1::RemoveDiskReply>, Status> {
+    ) -> Reply<v1::RemoveDiskReply> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
         blocking(move || plane.remove_disk(&name).map(|()| v1::RemoveDiskReply {})).await
     }
 
-    async fn resize_disk(
-        &self,
-        request: Request<v1::ResizeDiskRequest>,
-    ) -> Result<Response<v1::NamedDisk>, Status> {
+    async fn resize_disk(&self, request: Request<v1::ResizeDiskRequest>) -> Reply<v1::NamedDisk> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.resize_disk(&request)).await
     }
 
-    async fn list_disks(
-        &self,
-        _: Request<v1::ListDisksRequest>,
-    ) -> Result<Response<v1::ListDisksReply>, Status> {
+    async fn list_disks(&self, _: Request<v1::ListDisksRequest>) -> Reply<v1::ListDisksReply> {
         Ok(Response::new(v1::ListDisksReply { disks: self.plane.list_disks() }))
     }
 
     async fn get_overlay_memory(
         &self,
         _: Request<v1::GetOverlayMemoryRequest>,
-    ) -> Result<Response<v1::OverlayMemory>, Status> {
+    ) -> Reply<v1::OverlayMemory> {
         Ok(Response::new(overlays::describe(self.plane.overlays())))
     }
 
-    async fn get_pool(
-        &self,
-        _: Request<v1::GetPoolRequest>,
-    ) -> Result<Response<v1::GetPoolReply>, Status> {
+    async fn get_pool(&self, _: Request<v1::GetPoolRequest>) -> Reply<v1::GetPoolReply> {
         let plane = self.plane.clone();
         let figures = move || {
             let stats = plane.pool()?.stats();
@@ -207,7 +189,7 @@ impl v1::plane_server::Plane for Service {
     async fn add_template(
         &self,
         request: Request<v1::AddTemplateRequest>,
-    ) -> Result<Response<v1::AddTemplateReply>, Status> {
+    ) -> Reply<v1::AddTemplateReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || template::add(&plane, &request)).await
     }
@@ -215,7 +197,7 @@ impl v1::plane_server::Plane for Service {
     async fn remove_template(
         &self,
         request: Request<v1::RemoveTemplateRequest>,
-    ) -> Result<Response<v1::RemoveTemplateReply>, Status> {
+    ) -> Reply<v1::RemoveTemplateReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || template::remove(&plane, &request)).await
     }
@@ -223,15 +205,12 @@ impl v1::plane_server::Plane for Service {
     async fn learn_template(
         &self,
         request: Request<v1::LearnTemplateRequest>,
-    ) -> Result<Response<v1::LearnTemplateReply>, Status> {
+    ) -> Reply<v1::LearnTemplateReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || template::learn(&plane, &request)).await
     }
 
-    async fn create_switch(
-        &self,
-        request: Request<v1::CreateSwitchRequest>,
-    ) -> Result<Response<v1::Switch>, Status> {
+    async fn create_switch(&self, request: Request<v1::CreateSwitchRequest>) -> Reply<v1::Switch> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().create_switch(&request)).await
     }
@@ -239,15 +218,12 @@ impl v1::plane_server::Plane for Service {
     async fn remove_switch(
         &self,
         request: Request<v1::RemoveSwitchRequest>,
-    ) -> Result<Response<v1::RemoveSwitchReply>, Status> {
+    ) -> Reply<v1::RemoveSwitchReply> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
         blocking(move || plane.remove_switch(&name).map(|()| v1::RemoveSwitchReply {})).await
     }
 
-    async fn create_port(
-        &self,
-        request: Request<v1::CreatePortRequest>,
-    ) -> Result<Response<v1::MemoryPort>, Status> {
+    async fn create_port(&self, request: Request<v1::CreatePortRequest>) -> Reply<v1::MemoryPort> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().create_port(&request)).await
     }
@@ -255,7 +231,7 @@ impl v1::plane_server::Plane for Service {
     async fn remove_port(
         &self,
         request: Request<v1::RemovePortRequest>,
-    ) -> Result<Response<v1::RemovePortReply>, Status> {
+    ) -> Reply<v1::RemovePortReply> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
         blocking(move || plane.fabric().remove_port(&name).map(|()| v1::RemovePortReply {})).await
     }
@@ -263,7 +239,7 @@ impl v1::plane_server::Plane for Service {
     async fn attach_tap(
         &self,
         request: Request<v1::AttachTapRequest>,
-    ) -> Result<Response<v1::AttachTapReply>, Status> {
+    ) -> Reply<v1::AttachTapReply> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().attach_tap_in_namespace(&request)).await
     }
@@ -271,7 +247,7 @@ impl v1::plane_server::Plane for Service {
     async fn detach_tap(
         &self,
         request: Request<v1::DetachTapRequest>,
-    ) -> Result<Response<v1::DetachTapReply>, Status> {
+    ) -> Reply<v1::DetachTapReply> {
         let (plane, name) = (self.plane.clone(), request.into_inner().name);
         let detach = move || plane.fabric().detach_tap_in_namespace(&name);
         blocking(move || detach().map(|()| v1::DetachTapReply {})).await
@@ -280,16 +256,13 @@ impl v1::plane_server::Plane for Service {
     async fn list_switches(
         &self,
         _: Request<v1::ListSwitchesRequest>,
-    ) -> Result<Response<v1::ListSwitchesReply>, Status> {
+    ) -> Reply<v1::ListSwitchesReply> {
         let plane = self.plane.clone();
         let switches = move || Ok(v1::ListSwitchesReply { switches: plane.list_switches() });
         blocking::<_, Error>(switches).await
     }
 
-    async fn impair_port(
-        &self,
-        request: Request<v1::ImpairPortRequest>,
-    ) -> Result<Response<v1::SwitchPort>, Status> {
+    async fn impair_port(&self, request: Request<v1::ImpairPortRequest>) -> Reply<v1::SwitchPort> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().impair_port(&request)).await
     }
@@ -297,7 +270,7 @@ impl v1::plane_server::Plane for Service {
     async fn capture_port(
         &self,
         request: Request<v1::CapturePortRequest>,
-    ) -> Result<Response<Self::CapturePortStream>, Status> {
+    ) -> Reply<Self::CapturePortStream> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().capture_port(&request).map(ReceiverStream::new)).await
     }
@@ -305,15 +278,12 @@ impl v1::plane_server::Plane for Service {
     async fn trace_port(
         &self,
         request: Request<v1::TracePortRequest>,
-    ) -> Result<Response<Self::TracePortStream>, Status> {
+    ) -> Reply<Self::TracePortStream> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().trace_port(&request).map(ReceiverStream::new)).await
     }
 
-    async fn set_port(
-        &self,
-        request: Request<v1::SetPortRequest>,
-    ) -> Result<Response<v1::SwitchPort>, Status> {
+    async fn set_port(&self, request: Request<v1::SetPortRequest>) -> Reply<v1::SwitchPort> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.set_port(&request)).await
     }

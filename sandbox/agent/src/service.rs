@@ -27,6 +27,9 @@ const FAREWELL: Duration = Duration::from_millis(100);
 /// The most traces in flight to a host that reads slowly.
 const TRACES: usize = 4;
 
+/// The outcome of a call.
+type Reply<T> = Result<Response<T>, Status>;
+
 /// The gRPC service of one agent.
 #[derive(Clone)]
 pub struct Service(pub Arc<Agent>);
@@ -51,7 +54,7 @@ fn reference(reference: Option<ProcessRef>) -> Result<ProcessRef, Status> {
 
 #[tonic::async_trait]
 impl AgentService for Service {
-    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+    async fn hello(&self, request: Request<HelloRequest>) -> Reply<HelloReply> {
         let theirs = request.into_inner().protocol;
         if theirs != PROTOCOL {
             return Err(Status::failed_precondition(format!(
@@ -70,19 +73,13 @@ impl AgentService for Service {
         }))
     }
 
-    async fn prepare(
-        &self,
-        request: Request<PrepareRequest>,
-    ) -> Result<Response<PrepareReply>, Status> {
+    async fn prepare(&self, request: Request<PrepareRequest>) -> Reply<PrepareReply> {
         let request = request.into_inner();
         self.complete(|agent| async move { agent.prepare(&request).await }).await?;
         Ok(Response::new(PrepareReply {}))
     }
 
-    async fn configure(
-        &self,
-        request: Request<ConfigureRequest>,
-    ) -> Result<Response<ConfigureReply>, Status> {
+    async fn configure(&self, request: Request<ConfigureRequest>) -> Reply<ConfigureReply> {
         let request = request.into_inner();
         crate::machine::configure(&request).map_err(internal)?;
         self.0.configured(request);
@@ -92,7 +89,7 @@ impl AgentService for Service {
     async fn configure_network(
         &self,
         request: Request<ConfigureNetworkRequest>,
-    ) -> Result<Response<ConfigureNetworkReply>, Status> {
+    ) -> Reply<ConfigureNetworkReply> {
         let request = request.into_inner();
         let wanted = crate::network::Wanted::parse(&request).map_err(invalid)?;
         let interface = self.complete(|agent| async move { agent.network(wanted).await }).await?;
@@ -102,7 +99,7 @@ impl AgentService for Service {
     async fn restart_interface(
         &self,
         request: Request<RestartInterfaceRequest>,
-    ) -> Result<Response<RestartInterfaceReply>, Status> {
+    ) -> Reply<RestartInterfaceReply> {
         let mac = request.into_inner().mac;
         // The driver talks to its device meanwhile, which must not hold up the thread that serves
         // the host.
@@ -112,10 +109,7 @@ impl AgentService for Service {
         Ok(Response::new(RestartInterfaceReply {}))
     }
 
-    async fn start_sockets(
-        &self,
-        _: Request<StartSocketsRequest>,
-    ) -> Result<Response<StartSocketsReply>, Status> {
+    async fn start_sockets(&self, _: Request<StartSocketsRequest>) -> Reply<StartSocketsReply> {
         self.complete(|agent| async move { agent.start_sockets().await }).await?;
         Ok(Response::new(StartSocketsReply {}))
     }
@@ -123,7 +117,7 @@ impl AgentService for Service {
     async fn create_container(
         &self,
         request: Request<CreateContainerRequest>,
-    ) -> Result<Response<CreateContainerReply>, Status> {
+    ) -> Reply<CreateContainerReply> {
         let request = request.into_inner();
         self.complete(|agent| async move { agent.create(request).await }).await?;
         Ok(Response::new(CreateContainerReply {}))
@@ -132,7 +126,7 @@ impl AgentService for Service {
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
-    ) -> Result<Response<StartContainerReply>, Status> {
+    ) -> Reply<StartContainerReply> {
         let id = request.into_inner().id;
         let pid = self.complete(|agent| async move { agent.start(&id).await }).await?;
         Ok(Response::new(StartContainerReply { pid }))
@@ -141,13 +135,13 @@ impl AgentService for Service {
     async fn remove_container(
         &self,
         request: Request<RemoveContainerRequest>,
-    ) -> Result<Response<RemoveContainerReply>, Status> {
+    ) -> Reply<RemoveContainerReply> {
         let id = request.into_inner().id;
         self.complete(|agent| async move { agent.remove(&id).await }).await?;
         Ok(Response::new(RemoveContainerReply {}))
     }
 
-    async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<ExecReply>, Status> {
+    async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
         let request = request.into_inner();
         let pid = self.complete(|agent| async move { agent.exec(request).await }).await?;
         Ok(Response::new(ExecReply { pid }))
@@ -155,10 +149,7 @@ impl AgentService for Service {
 
     type StdioStream = Attachment;
 
-    async fn stdio(
-        &self,
-        request: Request<Streaming<StdioIn>>,
-    ) -> Result<Response<Attachment>, Status> {
+    async fn stdio(&self, request: Request<Streaming<StdioIn>>) -> Reply<Attachment> {
         let mut input = request.into_inner();
         let first = input.message().await?.and_then(|message| message.kind);
         let (process, from) = match first {
@@ -178,17 +169,14 @@ impl AgentService for Service {
         Ok(Response::new(attachment))
     }
 
-    async fn recorded(
-        &self,
-        request: Request<RecordedRequest>,
-    ) -> Result<Response<RecordedReply>, Status> {
+    async fn recorded(&self, request: Request<RecordedRequest>) -> Reply<RecordedReply> {
         let request = request.into_inner();
         let process = self.0.process(&reference(request.process)?)?;
         process.kept().recorded(request.position);
         Ok(Response::new(RecordedReply {}))
     }
 
-    async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<WaitReply>, Status> {
+    async fn wait(&self, request: Request<WaitRequest>) -> Reply<WaitReply> {
         let reference = reference(request.into_inner().process)?;
         let container = self.0.container(&reference.container_id)?;
         let process = self.0.process(&reference)?;
@@ -208,10 +196,7 @@ impl AgentService for Service {
         Ok(Response::new(WaitReply { exit_status, out_of_memory, termination_message }))
     }
 
-    async fn signal(
-        &self,
-        request: Request<SignalRequest>,
-    ) -> Result<Response<SignalReply>, Status> {
+    async fn signal(&self, request: Request<SignalRequest>) -> Reply<SignalReply> {
         let request = request.into_inner();
         let reference = reference(request.process)?;
         let sent = match request.all {
@@ -222,10 +207,7 @@ impl AgentService for Service {
         Ok(Response::new(SignalReply {}))
     }
 
-    async fn resize(
-        &self,
-        request: Request<ResizeRequest>,
-    ) -> Result<Response<ResizeReply>, Status> {
+    async fn resize(&self, request: Request<ResizeRequest>) -> Reply<ResizeReply> {
         let request = request.into_inner();
         let process = self.0.process(&reference(request.process)?)?;
         let terminal = process
@@ -237,14 +219,11 @@ impl AgentService for Service {
         Ok(Response::new(ResizeReply {}))
     }
 
-    async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+    async fn stats(&self, request: Request<StatsRequest>) -> Reply<StatsReply> {
         Ok(Response::new(self.0.stats(&request.into_inner().container_id)?))
     }
 
-    async fn processes(
-        &self,
-        request: Request<ProcessesRequest>,
-    ) -> Result<Response<ProcessesReply>, Status> {
+    async fn processes(&self, request: Request<ProcessesRequest>) -> Reply<ProcessesReply> {
         let pids = self.0.processes(&request.into_inner().container_id)?;
         Ok(Response::new(ProcessesReply { pids }))
     }
@@ -252,7 +231,7 @@ impl AgentService for Service {
     async fn update_container(
         &self,
         request: Request<UpdateContainerRequest>,
-    ) -> Result<Response<UpdateContainerReply>, Status> {
+    ) -> Reply<UpdateContainerReply> {
         let request = request.into_inner();
         // Reclaiming memory waits for the kernel.
         self.complete(|agent| async move {
@@ -263,37 +242,25 @@ impl AgentService for Service {
         Ok(Response::new(UpdateContainerReply {}))
     }
 
-    async fn freeze(
-        &self,
-        request: Request<FreezeRequest>,
-    ) -> Result<Response<FreezeReply>, Status> {
+    async fn freeze(&self, request: Request<FreezeRequest>) -> Reply<FreezeReply> {
         let FreezeRequest { id, frozen } = request.into_inner();
         self.complete(|agent| async move { agent.freeze(&id, frozen).await }).await?;
         Ok(Response::new(FreezeReply {}))
     }
 
-    async fn rejoin(
-        &self,
-        request: Request<RejoinRequest>,
-    ) -> Result<Response<RejoinReply>, Status> {
+    async fn rejoin(&self, request: Request<RejoinRequest>) -> Reply<RejoinReply> {
         let request = request.into_inner();
         let position = self.complete(|agent| async move { agent.rejoin(request).await }).await?;
         Ok(Response::new(RejoinReply { position }))
     }
 
-    async fn put_files(
-        &self,
-        request: Request<PutFilesRequest>,
-    ) -> Result<Response<PutFilesReply>, Status> {
+    async fn put_files(&self, request: Request<PutFilesRequest>) -> Reply<PutFilesReply> {
         let request = request.into_inner();
         self.complete(|agent| async move { agent.put_files(request).await }).await?;
         Ok(Response::new(PutFilesReply {}))
     }
 
-    async fn set_cpus(
-        &self,
-        request: Request<SetCpusRequest>,
-    ) -> Result<Response<SetCpusReply>, Status> {
+    async fn set_cpus(&self, request: Request<SetCpusRequest>) -> Reply<SetCpusReply> {
         let count = request.into_inner().cpus;
         self.complete(|agent| async move {
             crate::cpus::set(&agent.places.sysfs, count).await.map_err(precondition)
@@ -304,10 +271,7 @@ impl AgentService for Service {
 
     type ForwardStream = Connection;
 
-    async fn forward(
-        &self,
-        request: Request<Streaming<ForwardIn>>,
-    ) -> Result<Response<Connection>, Status> {
+    async fn forward(&self, request: Request<Streaming<ForwardIn>>) -> Reply<Connection> {
         let mut input = request.into_inner();
         match input.message().await?.and_then(|message| message.kind) {
             Some(forward_in::Kind::Port(port)) => {
@@ -319,10 +283,7 @@ impl AgentService for Service {
 
     type TraceStream = ReceiverStream<Result<TraceReply, Status>>;
 
-    async fn trace(
-        &self,
-        request: Request<TraceRequest>,
-    ) -> Result<Response<Self::TraceStream>, Status> {
+    async fn trace(&self, request: Request<TraceRequest>) -> Reply<Self::TraceStream> {
         let interval = Duration::from_millis(request.into_inner().interval_ms.max(10).into());
         let (sender, replies) = mpsc::channel(TRACES);
         let begun = crate::trace::start(&self.0.places.sysfs, interval, sender).await;
@@ -330,10 +291,7 @@ impl AgentService for Service {
         Ok(Response::new(ReceiverStream::new(replies)))
     }
 
-    async fn shutdown(
-        &self,
-        _: Request<ShutdownRequest>,
-    ) -> Result<Response<ShutdownReply>, Status> {
+    async fn shutdown(&self, _: Request<ShutdownRequest>) -> Reply<ShutdownReply> {
         log!("shutting down");
         self.complete(|agent| async move {
             agent.shutdown().await;

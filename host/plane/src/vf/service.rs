@@ -2,10 +2,10 @@
 
 use slipway_plane_api::vf_v1::{self, virtual_functions_server::VirtualFunctionsServer};
 use slipway_vf_pool::{Error as PoolError, Owner, State};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 
 use super::{Entry, VfError, VirtualFunctions, template};
-use crate::service::blocking;
+use crate::service::{Reply, blocking};
 
 impl From<VfError> for Status {
     fn from(error: VfError) -> Self {
@@ -108,10 +108,7 @@ impl VirtualFunctions {
 
 #[tonic::async_trait]
 impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
-    async fn create_pool(
-        &self,
-        request: Request<vf_v1::CreatePoolRequest>,
-    ) -> Result<Response<vf_v1::Pool>, Status> {
+    async fn create_pool(&self, request: Request<vf_v1::CreatePoolRequest>) -> Reply<vf_v1::Pool> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || functions.create(&request.name, request.template.unwrap_or_default()))
             .await
@@ -120,7 +117,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
     async fn list_pools(
         &self,
         _: Request<vf_v1::ListPoolsRequest>,
-    ) -> Result<Response<vf_v1::ListPoolsReply>, Status> {
+    ) -> Reply<vf_v1::ListPoolsReply> {
         let functions = self.clone();
         blocking(move || {
             let state = functions.lock();
@@ -131,10 +128,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         .await
     }
 
-    async fn get_pool(
-        &self,
-        request: Request<vf_v1::GetPoolRequest>,
-    ) -> Result<Response<vf_v1::Pool>, Status> {
+    async fn get_pool(&self, request: Request<vf_v1::GetPoolRequest>) -> Reply<vf_v1::Pool> {
         let (functions, name) = (self.clone(), request.into_inner().name);
         blocking(move || {
             let entry = functions.entry(&name)?;
@@ -146,15 +140,12 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
     async fn remove_pool(
         &self,
         request: Request<vf_v1::RemovePoolRequest>,
-    ) -> Result<Response<vf_v1::RemovePoolReply>, Status> {
+    ) -> Reply<vf_v1::RemovePoolReply> {
         let (functions, name) = (self.clone(), request.into_inner().name);
         blocking(move || functions.remove(&name).map(|()| vf_v1::RemovePoolReply {})).await
     }
 
-    async fn take(
-        &self,
-        request: Request<vf_v1::TakeRequest>,
-    ) -> Result<Response<vf_v1::Lease>, Status> {
+    async fn take(&self, request: Request<vf_v1::TakeRequest>) -> Reply<vf_v1::Lease> {
         let (functions, request) = (self.clone(), request.into_inner());
         let vf_v1::TakeRequest { pool, owner: taker, client, number } = request;
         blocking(move || functions.take(&pool, &owner(&taker)?, number, client)).await
@@ -163,7 +154,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
     async fn r#return(
         &self,
         request: Request<vf_v1::ReturnRequest>,
-    ) -> Result<Response<vf_v1::ReturnReply>, Status> {
+    ) -> Reply<vf_v1::ReturnReply> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             let number = functions.give_back(&request.pool, &owner(&request.owner)?)?;
@@ -175,7 +166,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
     async fn reconcile(
         &self,
         request: Request<vf_v1::ReconcileRequest>,
-    ) -> Result<Response<vf_v1::ReconcileReply>, Status> {
+    ) -> Reply<vf_v1::ReconcileReply> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             let returned = functions.reconcile(&request.kind, &request.ids);
@@ -184,10 +175,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         .await
     }
 
-    async fn drain(
-        &self,
-        request: Request<vf_v1::DrainRequest>,
-    ) -> Result<Response<vf_v1::Pool>, Status> {
+    async fn drain(&self, request: Request<vf_v1::DrainRequest>) -> Reply<vf_v1::Pool> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             functions.each(&request.pool, request.number, |entry, vf| entry.pool.drain(vf))
@@ -195,10 +183,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         .await
     }
 
-    async fn resume(
-        &self,
-        request: Request<vf_v1::ResumeRequest>,
-    ) -> Result<Response<vf_v1::Pool>, Status> {
+    async fn resume(&self, request: Request<vf_v1::ResumeRequest>) -> Reply<vf_v1::Pool> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             functions.each(&request.pool, request.number, |entry, vf| entry.pool.resume(vf))
@@ -206,10 +191,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         .await
     }
 
-    async fn reset_set(
-        &self,
-        request: Request<vf_v1::ResetSetRequest>,
-    ) -> Result<Response<vf_v1::Pool>, Status> {
+    async fn reset_set(&self, request: Request<vf_v1::ResetSetRequest>) -> Reply<vf_v1::Pool> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             let entry = functions.entry(&request.pool)?;
@@ -219,10 +201,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         .await
     }
 
-    async fn rebuild(
-        &self,
-        _: Request<vf_v1::RebuildRequest>,
-    ) -> Result<Response<vf_v1::RebuildReply>, Status> {
+    async fn rebuild(&self, _: Request<vf_v1::RebuildRequest>) -> Reply<vf_v1::RebuildReply> {
         let functions = self.clone();
         blocking(move || functions.rebuild().map(|moved_to| vf_v1::RebuildReply { moved_to })).await
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use super::Reply;
 use crate::node::Node;
 use crate::snapshot::moved;
 use crate::templates::{Manifest, Snapshot};
@@ -17,10 +18,7 @@ pub struct SnapshotService(
 
 #[tonic::async_trait]
 impl v1::snapshots_server::Snapshots for SnapshotService {
-    async fn create(
-        &self,
-        request: Request<v1::CreateSnapshotRequest>,
-    ) -> Result<Response<v1::Snapshot>, Status> {
+    async fn create(&self, request: Request<v1::CreateSnapshotRequest>) -> Reply<v1::Snapshot> {
         let v1::CreateSnapshotRequest { sandbox, name } = request.into_inner();
         let name = match name.is_empty() {
             true => format!("snapshot-{}", name::new_id()),
@@ -33,35 +31,29 @@ impl v1::snapshots_server::Snapshots for SnapshotService {
         described(&made.map_err(|error| Status::internal(error.to_string()))??)
     }
 
-    async fn list(&self, _: Request<v1::Empty>) -> Result<Response<v1::SnapshotList>, Status> {
+    async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::SnapshotList> {
         let snapshots = self.0.templates.list().await.iter().filter_map(describe).collect();
         Ok(Response::new(v1::SnapshotList { snapshots }))
     }
 
-    async fn remove(&self, request: Request<v1::Name>) -> Result<Response<v1::Empty>, Status> {
+    async fn remove(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
         remove(&self.0, &request.into_inner().name).await?;
         Ok(Response::new(v1::Empty {}))
     }
 
-    async fn export(
-        &self,
-        request: Request<v1::ExportSnapshotRequest>,
-    ) -> Result<Response<v1::Empty>, Status> {
+    async fn export(&self, request: Request<v1::ExportSnapshotRequest>) -> Reply<v1::Empty> {
         let v1::ExportSnapshotRequest { name, path } = request.into_inner();
         moved::export(&self.0, &name, &path).await?;
         Ok(Response::new(v1::Empty {}))
     }
 
-    async fn import(
-        &self,
-        request: Request<v1::ImportSnapshotRequest>,
-    ) -> Result<Response<v1::Snapshot>, Status> {
+    async fn import(&self, request: Request<v1::ImportSnapshotRequest>) -> Reply<v1::Snapshot> {
         let request = request.into_inner();
         described(&moved::import(&self.0, &request).await?)
     }
 }
 
-fn described(manifest: &Manifest) -> Result<Response<v1::Snapshot>, Status> {
+fn described(manifest: &Manifest) -> Reply<v1::Snapshot> {
     let described = describe(manifest).map(Response::new);
     described.ok_or_else(|| Status::internal("it is no snapshot"))
 }

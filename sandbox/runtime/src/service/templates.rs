@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use super::Reply;
 use crate::node::Node;
 use crate::save::{self, Saves};
 use crate::templates::{Interface, Manifest, check_chosen};
@@ -20,23 +21,20 @@ pub struct TemplateService(
 
 #[tonic::async_trait]
 impl v1::templates_server::Templates for TemplateService {
-    async fn create(
-        &self,
-        request: Request<v1::CreateTemplateRequest>,
-    ) -> Result<Response<v1::Template>, Status> {
+    async fn create(&self, request: Request<v1::CreateTemplateRequest>) -> Reply<v1::Template> {
         // A task of its own: a client that leaves early leaves the template whole.
         let (node, request) = (Arc::clone(&self.0), request.into_inner());
         let made = tokio::spawn(async move { create(&node, request).await }).await;
         Ok(Response::new(made.map_err(|error| Status::internal(error.to_string()))??))
     }
 
-    async fn list(&self, _: Request<v1::Empty>) -> Result<Response<v1::TemplateList>, Status> {
+    async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::TemplateList> {
         let all = self.0.templates.list().await;
         let templates = all.iter().filter(|one| one.snapshot.is_none()).map(describe).collect();
         Ok(Response::new(v1::TemplateList { templates }))
     }
 
-    async fn remove(&self, request: Request<v1::Name>) -> Result<Response<v1::Empty>, Status> {
+    async fn remove(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
         remove(&self.0, &request.into_inner().name).await?;
         Ok(Response::new(v1::Empty {}))
     }
