@@ -4,6 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::turns::Fault;
+
 /// A report that is saved as JSON.
 pub trait SavedReport: Serialize + DeserializeOwned {
     /// The version of the format that is written, and the only one that is read.
@@ -13,6 +15,11 @@ pub trait SavedReport: Serialize + DeserializeOwned {
 
     /// Returns the version of the format that this report was written in.
     fn format(&self) -> u32;
+
+    /// Returns the turns that failed or are void.
+    fn faults(&self) -> &[Fault] {
+        &[]
+    }
 
     /// Checks what the types of a parsed report do not.
     ///

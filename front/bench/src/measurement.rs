@@ -140,9 +140,7 @@ where
         subjects: &[Box<AnySubject<L, M>>],
         turns: Turns<Run<L, M>>,
     ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
         let subjects = described.collect();
         let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
         Self { format, environment, command, plan, subjects, runs, faults }
@@ -189,5 +187,9 @@ where
 
     fn format(&self) -> u32 {
         self.format
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 }

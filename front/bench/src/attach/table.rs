@@ -2,8 +2,7 @@
 
 use super::{AttachFigures, AttachLoad, AttachReport};
 use crate::duration::human;
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 
 const HEADINGS: [&str; 8] =
     ["", "all attached", "least", "most", "p50 of one", "p99 of one", "CPU", "refill"];
@@ -26,11 +25,7 @@ pub fn attach_table(report: &AttachReport, colour: bool) -> String {
         text.push_str(&compared(report, load));
         text.push('\n');
     }
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 fn row(name: &str, figures: &AttachFigures) -> [String; 8] {

@@ -22,6 +22,13 @@ pub struct Described {
     pub about: String,
 }
 
+impl Described {
+    /// Describes a subject.
+    pub(crate) fn new(name: &str, about: String) -> Self {
+        Self { name: name.to_owned(), about }
+    }
+}
+
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockReport {
@@ -87,6 +94,10 @@ impl SavedReport for BlockReport {
     fn format(&self) -> u32 {
         self.format
     }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
 }
 
 impl BlockReport {
@@ -99,9 +110,7 @@ impl BlockReport {
         subjects: &[Box<dyn Subject>],
         turns: Turns<Run>,
     ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
         Self {
             format: Self::FORMAT,
             environment,
@@ -123,9 +132,7 @@ impl BlockReport {
         subjects: &[Box<dyn RocksSubject>],
         rocksdb: RocksReport,
     ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
         let RocksPlan { rounds, time, .. } = rocksdb.plan;
         Self {
             format: Self::FORMAT,

@@ -2,7 +2,7 @@
 
 use super::{BlockReport, Described, Figures, RocksReport};
 use crate::duration::human;
-use crate::table::titled;
+use crate::table::{foot, titled};
 use crate::turns::fault_lines;
 
 const HEADINGS: [&str; 9] =
@@ -173,10 +173,7 @@ fn notes(report: &BlockReport) -> String {
              other, and are no speeds of a disk\n",
         );
     }
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&[], &report.subjects)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{CgroupLoad, CgroupReport};
 use crate::duration::human;
-use crate::table::titled;
+use crate::table::{foot, titled};
 use crate::turns::fault_lines;
 
 const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the first", "refill"];
@@ -23,10 +23,7 @@ pub fn cgroup_table(report: &CgroupReport, colour: bool) -> String {
         "all: from the first request to the end of the last; p50, p99: of a request; refill: CPU \
          time to make the pool's groups before the turn\n",
     );
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&[], &report.subjects)
 }
 
 fn rows(report: &CgroupReport, load: &CgroupLoad) -> Vec<[String; 7]> {

@@ -259,6 +259,10 @@ impl SavedReport for MemoryReport {
     fn format(&self) -> u32 {
         self.format
     }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
 }
 
 impl MemoryReport {
@@ -270,9 +274,7 @@ impl MemoryReport {
         subjects: &[Box<dyn MemorySubject>],
         (turns, left_out): (Turns<MemoryRun>, Vec<LeftOut>),
     ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
         let subjects = described.collect();
         let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
         Self { format, environment, command, plan, subjects, runs, faults, left_out }

@@ -3,8 +3,7 @@
 use super::{LeftOut, MemoryFigures, MemoryLoad, MemoryReport, PageSize, Quantity};
 use crate::duration::human;
 use crate::line::Line;
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 use crate::vmm::VmmLoad;
 
 /// Formats a table for each load of `report`: medians over rounds and what they range over, a row
@@ -21,11 +20,7 @@ pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
     }
     text.push_str(&growths(report, colour));
     text.extend(report.left_out.iter().map(left_out));
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 const GIVEN: [&str; 9] =

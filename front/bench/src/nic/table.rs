@@ -2,8 +2,7 @@
 
 use super::{NicFigures, NicLoad, NicReport, PaperFigure, Traffic, paper};
 use crate::duration::{human, rate};
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 
 const HEADINGS: [&str; 11] = [
     "",
@@ -51,11 +50,7 @@ pub fn nic_table(report: &NicReport, colour: bool) -> String {
          the CPU time: the daemon's, which serves Slipway's functions. Paper: Speeding Up Packet \
          I/O in Virtual Machines (2013), tables 4 and 11; * what was sent, and not all received.\n",
     );
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 /// Returns the rate of the subject to which the others are compared, and the paper's of the same:

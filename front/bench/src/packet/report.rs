@@ -183,6 +183,10 @@ impl SavedReport for PacketReport {
     fn format(&self) -> u32 {
         self.format
     }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
 }
 
 impl PacketReport {
@@ -194,9 +198,7 @@ impl PacketReport {
         subjects: &[Box<dyn PacketSubject>],
         turns: Turns<PacketRun>,
     ) -> Self {
-        let described = subjects
-            .iter()
-            .map(|subject| Described { name: subject.name().to_owned(), about: subject.about() });
+        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
         let subjects = described.collect();
         let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
         Self { format, environment, command, plan, subjects, runs, faults }

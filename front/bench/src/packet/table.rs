@@ -2,8 +2,7 @@
 
 use super::PacketReport;
 use super::work::{paper_table, work_table};
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 
 const HEADINGS: [&str; 7] =
     ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
@@ -41,11 +40,7 @@ pub fn packet_table(report: &PacketReport, colour: bool) -> String {
             }
         }
     }
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 #[cfg(test)]

@@ -207,6 +207,10 @@ impl SavedReport for SocketReport {
     fn format(&self) -> u32 {
         self.format
     }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
 }
 
 impl SocketReport {

@@ -2,8 +2,7 @@
 
 use super::{App, Parts, SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::human;
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 
 const RATE: [&str; 11] = [
     "",
@@ -50,11 +49,7 @@ pub fn socket_table(report: &SocketReport, colour: bool) -> String {
         text.push('\n');
     }
     text.push_str(&apps(report, colour));
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 /// Formats a line for each subject whose engines' parts were measured alone.

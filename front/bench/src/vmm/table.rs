@@ -2,8 +2,7 @@
 
 use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::table::titled;
-use crate::turns::fault_lines;
+use crate::table::{foot, titled};
 
 const HEADINGS: [&str; 9] =
     ["", "p50", "p90", "least", "without slots", "CPU time", "memory", "end", "of the first"];
@@ -23,11 +22,7 @@ pub fn vmm_table(report: &VmmReport, colour: bool) -> String {
         }
         text.push('\n');
     }
-    text.push_str(&fault_lines(&report.faults));
-    for subject in &report.subjects {
-        text.push_str(&format!("{}: {}\n", subject.name, subject.about));
-    }
-    text
+    text + &foot(&report.faults, &report.subjects)
 }
 
 fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 9]> {

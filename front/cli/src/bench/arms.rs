@@ -8,7 +8,7 @@ use slipway_plane_api::network_v1;
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
 use crate::client::{connect, connect_functions, connect_networks, refused};
 use crate::run::Start;
@@ -22,26 +22,19 @@ fn own() -> String {
     format!("bench-startup-{}", std::process::id())
 }
 
-impl Report for ArmsReport {
-    fn title(&self) -> String {
-        let hollow = if self.is_hollow() { "hollow sandboxes" } else { "sandboxes" };
-        let what = format!("Starts of {} {hollow} at once, with and without a network", self.count);
-        let rounds = self.rounds.iter().map(|one| one.round + 1).max().unwrap_or(0);
-        reports::titled(&what, &self.environment, rounds, "turn", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        arms_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        arms_table(self, colour)
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_arms(before, self)
-    }
-}
+/// The view of these reports.
+const VIEW: View<ArmsReport> = View {
+    title: |report| {
+        let hollow = if report.is_hollow() { "hollow sandboxes" } else { "sandboxes" };
+        let count = report.count;
+        let what = format!("Starts of {count} {hollow} at once, with and without a network");
+        let rounds = report.rounds.iter().map(|one| one.round + 1).max().unwrap_or(0);
+        reports::titled(&what, &report.environment, rounds, "turn", "")
+    },
+    picture: arms_plot,
+    table: arms_table,
+    differences: |before, now, _| compare_arms(before, now),
+};
 
 /// Measures, and shows the report.
 pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
@@ -54,7 +47,7 @@ pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -
     };
     reports::check(&files)?;
     let measured = measure(node, config, args).await?;
-    reports::show(&files, || Ok(measured))?;
+    reports::show(&VIEW, &files, || Ok(measured))?;
     Ok(0)
 }
 

@@ -1,16 +1,14 @@
 //! `slipway bench attach`: measures how soon many owners have virtual functions.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use slipway_bench::attach::{
     AttachLoad, AttachPlan, AttachReport, AttachSubject, OneLock, Pooled, VfLocks, attach_plot,
     attach_table, compare_attaches,
 };
-use slipway_bench::{Fault, measure};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::AttachArgs;
-use crate::progress;
 
 /// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 3] = [
@@ -25,34 +23,21 @@ const QUICK_ROUNDS: u32 = 2;
 /// Measures, or shows an earlier report.
 pub fn attach(args: &AttachArgs) -> Result<i32> {
     if args.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
-impl Report for AttachReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<AttachReport> = View {
+    title: |report| {
         let what = "Virtual functions for many owners at once, hollow devices";
-        reports::titled(what, &self.environment, self.plan.rounds, "turn", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        attach_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        attach_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_attaches(before, self)
-    }
-}
+        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
+    },
+    picture: attach_plot,
+    table: attach_table,
+    differences: |before, now, _| compare_attaches(before, now),
+};
 
 fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
     if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.load.clone()) }
@@ -69,12 +54,5 @@ fn run(args: &AttachArgs) -> Result<AttachReport> {
             _ => Box::new(Pooled),
         }
     };
-    let mut subjects: Vec<_> = chosen.into_iter().map(subject).collect();
-    ensure!(!subjects.is_empty(), "there is nothing to measure");
-    let bar = progress::turns();
-    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let turns = subjects::measured(turns)?;
-    let environment = super::environment("none".to_owned());
-    Ok(AttachReport::new(environment, super::command_line(), plan, &subjects, turns))
+    subjects::report(chosen.into_iter().map(subject).collect(), plan, "none".to_owned())
 }

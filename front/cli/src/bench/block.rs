@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use slipway_bench::Turns;
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
     BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Workload, block_table, compare_blocks,
     curves, measure, plot,
 };
-use slipway_bench::{Fault, Turns};
 
-use super::reports::{self, Report, write};
+use super::reports::{self, View, write};
 use super::subjects;
 use super::target::{BenchDisk, Target};
 use super::vm;
@@ -38,40 +38,29 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
         return Ok(0);
     }
     let measure = || if is_native(args) { native(args) } else { guests(node, args) };
-    let report = reports::show(&args.report, measure)?;
+    let report = reports::show(&VIEW, &args.report, measure)?;
     if let Some(path) = &args.curves {
-        let title = report.title();
+        let title = (VIEW.title)(&report);
         let title = title.strip_suffix(reports::RANGES).unwrap_or(&title);
         write(path, &curves(&report, title)?)?;
     }
     reports::complete(&report)
 }
 
-impl Report for BlockReport {
-    fn title(&self) -> String {
-        let rounds = self.plan.rounds;
-        let what = format!("Commands on a disk: {}", self.disk);
-        reports::heading(&what, &self.environment, rounds, self.plan.time)
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
+/// The view of these reports.
+const VIEW: View<BlockReport> = View {
+    title: |report| {
+        let what = format!("Commands on a disk: {}", report.disk);
+        reports::heading(&what, &report.environment, report.plan.rounds, report.plan.time)
+    },
+    picture: |report, title| {
         // RocksDB's results have curves only.
-        let draw = if self.rocksdb.is_some() { curves } else { plot };
-        draw(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        block_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, colour: bool) -> String {
-        compare_blocks(before, self).table(colour)
-    }
-}
+        let draw = if report.rocksdb.is_some() { curves } else { plot };
+        draw(report, title)
+    },
+    table: block_table,
+    differences: |before, now, colour| compare_blocks(before, now).table(colour),
+};
 
 fn list(args: &BlockArgs) {
     crate::say!("configurations:");

@@ -7,12 +7,10 @@ use slipway_bench::cgroups::{
     CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Sleepers, Version, Way,
     cgroup_plot, cgroup_table, compare_cgroups,
 };
-use slipway_bench::{Fault, measure};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::CgroupsArgs;
-use crate::progress;
 
 /// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 8] = [
@@ -32,34 +30,21 @@ const QUICK: [&str; 1] = ["50-t4"];
 /// Measures, or shows an earlier report.
 pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
     if args.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
-impl Report for CgroupReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<CgroupReport> = View {
+    title: |report| {
         let what = "Control groups, from request to a process inside";
-        reports::titled(what, &self.environment, self.plan.rounds, "turn", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        cgroup_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        cgroup_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_cgroups(before, self)
-    }
-}
+        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
+    },
+    picture: cgroup_plot,
+    table: cgroup_table,
+    differences: |before, now, _| compare_cgroups(before, now),
+};
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
@@ -102,12 +87,5 @@ fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     let plan = CgroupPlan { loads: loads(args)?, rounds };
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     let sleepers = Arc::new(Sleepers::start(most)?);
-    let mut subjects = subjects(args, &sleepers)?;
-    ensure!(!subjects.is_empty(), "there is nothing to measure");
-    let bar = progress::turns();
-    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let environment = super::environment("none".to_owned());
-    let turns = subjects::measured(turns)?;
-    Ok(CgroupReport::new(environment, super::command_line(), plan, &subjects, turns))
+    subjects::report(subjects(args, &sleepers)?, plan, "none".to_owned())
 }

@@ -4,14 +4,13 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use slipway_bench::Fault;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::memory::{
     Gate, Gated, Giver, Keeping, MemoryLoad, MemoryPlan, MemoryReport, MemorySubject, Source,
     compare_memory, measure_memory, memory_plot, memory_table, serve_user,
 };
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::{MemoryArgs, MemoryUserArgs};
 use crate::progress;
@@ -62,10 +61,9 @@ const GATE_ROUNDS: u32 = 6;
 /// Measures, or shows an earlier report.
 pub fn memory(args: &MemoryArgs) -> Result<i32> {
     if args.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
 /// Runs the program that memory is given to.
@@ -74,28 +72,16 @@ pub fn user(args: &MemoryUserArgs) -> Result<i32> {
     Ok(0)
 }
 
-impl Report for MemoryReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<MemoryReport> = View {
+    title: |report| {
         let what = "Recycled memory for sandboxes";
-        reports::titled(what, &self.environment, self.plan.rounds, "turn", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        memory_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        memory_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_memory(before, self)
-    }
-}
+        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
+    },
+    picture: memory_plot,
+    table: memory_table,
+    differences: |before, now, _| compare_memory(before, now),
+};
 
 fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })

@@ -6,14 +6,12 @@ use anyhow::{Result, bail, ensure};
 use slipway_bench::nic::{
     NicLoad, NicPlan, NicReport, NicSubject, Times, compare_nics, nic_plot, nic_table,
 };
-use slipway_bench::{Fault, measure};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use super::vm::{INTERFACES, Interface, Interfaces, Node, Wishes};
 use crate::args::{MachineArgs, NodeArgs, PacketArgs};
 use crate::client::config;
-use crate::progress;
 
 /// The columns of the paper's tables, from a guest to the host and between two guests, and
 /// streams to a guest.
@@ -38,34 +36,21 @@ const QUICK: [&str; 3] = ["udp8-gh", "tcp1460-gg", "udp18-sg-o20k"];
 pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
     if args.turns.list {
         let all: Vec<_> = INTERFACES.iter().map(|kind| (kind.name, kind.about)).collect();
-        subjects::list(&all, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&all, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(node, args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(node, args))?)
 }
 
-impl Report for NicReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<NicReport> = View {
+    title: |report| {
         let what = "Traffic of sockets through guests' network interfaces";
-        reports::titled(what, &self.environment, self.plan.rounds, "round", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        nic_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        nic_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_nics(before, self)
-    }
-}
+        reports::titled(what, &report.environment, report.plan.rounds, "round", "")
+    },
+    picture: nic_plot,
+    table: nic_table,
+    differences: |before, now, _| compare_nics(before, now),
+};
 
 fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
@@ -114,10 +99,5 @@ fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
     for kind in kinds {
         subjects.push(Box::new(Interfaces::new(&node, kind, times, args.guest_cpu)));
     }
-    let bar = progress::turns();
-    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let turns = subjects::measured(turns)?;
-    let environment = super::environment(super::accelerator(args.accel.as_deref()));
-    Ok(NicReport::new(environment, super::command_line(), plan, &subjects, turns))
+    subjects::report(subjects, plan, super::accelerator(args.accel.as_deref()))
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::Fault;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
@@ -13,7 +12,7 @@ use slipway_bench::packet::{
 
 use super::nic;
 use super::packet_target;
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::{NodeArgs, PacketArgs};
 use crate::progress;
@@ -70,34 +69,21 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
         return nic::nic(node, args);
     }
     if args.turns.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
-impl Report for PacketReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<PacketReport> = View {
+    title: |report| {
         let what = "Frames through switches";
-        reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        packet_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        packet_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_packets(before, self)
-    }
-}
+        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time)
+    },
+    picture: packet_plot,
+    table: packet_table,
+    differences: |before, now, _| compare_packets(before, now),
+};
 
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })

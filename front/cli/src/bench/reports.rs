@@ -5,29 +5,29 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use slipway_bench::{Environment, Fault, SavedReport};
+use slipway_bench::{Environment, SavedReport};
 
 use crate::args::ReportArgs;
 
-/// A report of one of the benchmarks.
-pub(super) trait Report: SavedReport {
+/// How reports of one benchmark are shown.
+pub(super) struct View<R> {
     /// Returns the title of the picture: what was measured, and the conditions in further lines.
-    fn title(&self) -> String;
-    /// Draws the picture, as SVG.
-    fn picture(&self, title: &str) -> Result<String>;
-    /// Formats the report's tables.
-    fn table(&self, colour: bool) -> String;
-    /// Returns the turns that failed or are void.
-    fn faults(&self) -> &[Fault] {
-        &[]
-    }
-    /// Formats the differences from an earlier report.
-    fn since(&self, before: &Self, colour: bool) -> String;
+    pub title: fn(&R) -> String,
+    /// Draws the picture below a title, as SVG.
+    pub picture: fn(&R, &str) -> Result<String>,
+    /// Formats the report's tables, in colour if asked for.
+    pub table: fn(&R, bool) -> String,
+    /// Formats the differences of the second report from the first, in colour if asked for.
+    pub differences: fn(&R, &R, bool) -> String,
 }
 
 /// Shows the report that `measure` makes, or an earlier one, and writes the files that the user
 /// named. Returns the report.
-pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Result<R>) -> Result<R> {
+pub(super) fn show<R: SavedReport>(
+    view: &View<R>,
+    args: &ReportArgs,
+    measure: impl FnOnce() -> Result<R>,
+) -> Result<R> {
     let before = args.compare.as_deref().map(read::<R>).transpose()?;
     check(args)?;
     let report = match &args.report {
@@ -38,16 +38,16 @@ pub(super) fn show<R: Report>(args: &ReportArgs, measure: impl FnOnce() -> Resul
         write(path, &report.to_json()?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &report.picture(&report.title())?)?;
+        write(path, &(view.picture)(&report, &(view.title)(&report))?)?;
     }
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if args.json {
         crate::out::print(format_args!("{}", report.to_json()?));
     } else {
-        crate::out::draw(format_args!("{}", report.table(colour)));
+        crate::out::draw(format_args!("{}", (view.table)(&report, colour)));
     }
     if let Some(before) = before {
-        let table = report.since(&before, colour && !args.json);
+        let table = (view.differences)(&before, &report, colour && !args.json);
         // With `--json`, standard output is the report's.
         if args.json { eprint!("{table}") } else { crate::out::draw(format_args!("\n{table}\n")) }
     }
@@ -88,13 +88,13 @@ pub(super) fn titled(
 
 /// Returns the exit status for a report, or an error if turns of it failed, so that a script
 /// notices: the report and its picture show the other turns.
-pub(super) fn complete<R: Report>(report: &R) -> Result<i32> {
+pub(super) fn complete<R: SavedReport>(report: &R) -> Result<i32> {
     let failed = report.faults().iter().filter(|fault| fault.failed).count();
     anyhow::ensure!(failed == 0, "{failed} turns failed: the table names them");
     Ok(0)
 }
 
-fn read<R: Report>(path: &Path) -> Result<R> {
+fn read<R: SavedReport>(path: &Path) -> Result<R> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("cannot read {}", path.display()))?;
     R::from_json(&text).with_context(|| format!("{} is no report", path.display()))

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use slipway_bench::Turns;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
@@ -13,9 +14,8 @@ use slipway_bench::socket::{
     App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport, Way,
     compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
 };
-use slipway_bench::{Fault, Turns};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::{SocketArgs, SocketLoadArgs};
 use crate::progress;
@@ -70,14 +70,13 @@ const QUICK: [&str; 5] =
 /// Measures, or shows an earlier report.
 pub fn socket(args: &SocketArgs) -> Result<i32> {
     if args.turns.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
     if args.drf {
-        reports::show(&args.report, || shares(args))?;
+        reports::show(&SHARES, &args.report, || shares(args))?;
         return Ok(0);
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
 /// Runs one of the two programs of a load.
@@ -86,46 +85,24 @@ pub fn load(args: &SocketLoadArgs) -> Result<i32> {
     Ok(0)
 }
 
-impl Report for SocketReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<SocketReport> = View {
+    title: |report| {
         let what = "Bytes between two programs";
-        reports::heading(what, &self.environment, self.plan.rounds, self.plan.time)
-    }
+        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time)
+    },
+    picture: socket_plot,
+    table: socket_table,
+    differences: |before, now, _| compare_sockets(before, now),
+};
 
-    fn picture(&self, title: &str) -> Result<String> {
-        socket_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        socket_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_sockets(before, self)
-    }
-}
-
-impl Report for DrfReport {
-    fn title(&self) -> String {
-        format!("Fair shares of simulated executors\n{}", self.environment.line())
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        drf_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        drf_table(self, colour)
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        format!("before:\n{}", drf_table(before, false))
-    }
-}
+/// The view of reports of fair shares.
+const SHARES: View<DrfReport> = View {
+    title: |report| format!("Fair shares of simulated executors\n{}", report.environment.line()),
+    picture: drf_plot,
+    table: drf_table,
+    differences: |before, _, _| format!("before:\n{}", drf_table(before, false)),
+};
 
 /// Measures the shares of simulated executors.
 fn shares(args: &SocketArgs) -> Result<DrfReport> {

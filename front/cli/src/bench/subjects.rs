@@ -3,8 +3,10 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use anyhow::{Result, bail};
-use slipway_bench::{Turns, fault_lines};
+use anyhow::{Result, bail, ensure};
+use slipway_bench::{AnySubject, Measurement, Plan, SavedReport, Turns, fault_lines, measure};
+
+use crate::progress;
 
 /// Returns those of `all` whose names are in `only`, in the order of `all`; if `only` is empty, all
 /// of them. `kind` is the word for them in errors.
@@ -62,8 +64,29 @@ pub(super) fn measured<R>(turns: Turns<R>) -> Result<Turns<R>> {
     Ok(turns)
 }
 
-/// Lists subjects with their descriptions, and loads.
-pub(super) fn list(subjects: &[(&str, &str)], loads: &[impl Display]) {
+/// Measures `subjects`, and makes the report of a host with this accelerator.
+///
+/// # Errors
+/// There is no subject, or all turns failed.
+pub(super) fn report<L: Copy + Display, M>(
+    mut subjects: Vec<Box<AnySubject<L, M>>>,
+    plan: Plan<L>,
+    accelerator: String,
+) -> Result<Measurement<L, M>>
+where
+    Measurement<L, M>: SavedReport,
+{
+    ensure!(!subjects.is_empty(), "there is nothing to measure");
+    let bar = progress::turns();
+    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    bar.finish_and_clear();
+    let turns = measured(turns)?;
+    let environment = super::environment(accelerator);
+    Ok(Measurement::new(environment, super::command_line(), plan, &subjects, turns))
+}
+
+/// Lists subjects with their descriptions, and loads. Returns the exit status.
+pub(super) fn list(subjects: &[(&str, &str)], loads: &[impl Display]) -> i32 {
     let width = subjects.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     crate::say!("subjects:");
     for (name, about) in subjects {
@@ -73,6 +96,7 @@ pub(super) fn list(subjects: &[(&str, &str)], loads: &[impl Display]) {
     for load in loads {
         crate::say!("  {load}");
     }
+    0
 }
 
 #[cfg(test)]

@@ -3,16 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
+use slipway_bench::Subject;
 use slipway_bench::vmm::{
     Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
     compare_vmms, vmm_plot, vmm_table,
 };
-use slipway_bench::{Fault, Subject, measure};
 
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use super::subjects;
 use crate::args::VmmArgs;
-use crate::progress;
 
 /// The subjects to measure, with descriptions. Those from the second line on need a program.
 const SUBJECTS: [(&str, &str); 8] = [
@@ -32,34 +31,21 @@ const KVM: &str = slipway_hypervisor::accel::KVM_DEVICE;
 /// Measures, or shows an earlier report.
 pub fn vmm(args: &VmmArgs) -> Result<i32> {
     if args.list {
-        subjects::list(&SUBJECTS, &loads(args)?);
-        return Ok(0);
+        return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
-    reports::complete(&reports::show(&args.report, || run(args))?)
+    reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
 
-impl Report for VmmReport {
-    fn title(&self) -> String {
+/// The view of these reports.
+const VIEW: View<VmmReport> = View {
+    title: |report| {
         let what = "VMMs, from start to a guest's first byte";
-        reports::titled(what, &self.environment, self.plan.rounds, "start", "")
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        vmm_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        vmm_table(self, colour)
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_vmms(before, self)
-    }
-}
+        reports::titled(what, &report.environment, report.plan.rounds, "start", "")
+    },
+    picture: vmm_plot,
+    table: vmm_table,
+    differences: |before, now, _| compare_vmms(before, now),
+};
 
 fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
     if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.memory.clone()) }
@@ -147,12 +133,5 @@ fn run(args: &VmmArgs) -> Result<VmmReport> {
     kvm.map_err(|error| anyhow::anyhow!("{KVM}: {error}; all subjects need KVM"))?;
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
     let plan = VmmPlan { loads: loads(args)?, rounds };
-    let mut subjects = subjects(args)?;
-    ensure!(!subjects.is_empty(), "there is nothing to measure");
-    let bar = progress::turns();
-    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let environment = super::environment("kvm".to_owned());
-    let turns = subjects::measured(turns)?;
-    Ok(VmmReport::new(environment, super::command_line(), plan, &subjects, turns))
+    subjects::report(subjects(args)?, plan, "kvm".to_owned())
 }

@@ -15,7 +15,7 @@ use slipway_runtime::{Config, v1};
 use slipway_telemetry::monotonic_ns;
 
 use self::fleet::{Clients, Fleet};
-use super::reports::{self, Report};
+use super::reports::{self, View};
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull};
 use crate::client::{connect, connect_plane, connect_templates, refused};
 use crate::fork::Ends;
@@ -46,32 +46,24 @@ pub async fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Re
         }
         _ => (None, false),
     };
-    reports::show(&args.report, || measured.context("nothing was measured"))?;
+    reports::show(&VIEW, &args.report, || measured.context("nothing was measured"))?;
     Ok(if left { OWN_FAILURE } else { 0 })
 }
 
-impl Report for DensityReport {
-    fn title(&self) -> String {
-        let hollow = if self.is_hollow() { ", hollow" } else { "" };
-        let begun = if self.forks { "forks of a template" } else { "each booted" };
-        let memory = crate::size::show(self.memory_bytes);
-        let what = format!("Idle sandboxes{hollow} of {memory} on {}, {begun}", self.engine);
+/// The view of these reports.
+const VIEW: View<DensityReport> = View {
+    title: |report| {
+        let hollow = if report.is_hollow() { ", hollow" } else { "" };
+        let begun = if report.forks { "forks of a template" } else { "each booted" };
+        let memory = crate::size::show(report.memory_bytes);
+        let what = format!("Idle sandboxes{hollow} of {memory} on {}, {begun}", report.engine);
         let lines = "thin lines: from the least to the greatest sandbox, or round of starts";
-        format!("{what}\n{}\n{lines}", self.environment.line())
-    }
-
-    fn picture(&self, title: &str) -> Result<String> {
-        density_plot(self, title)
-    }
-
-    fn table(&self, colour: bool) -> String {
-        density_table(self, colour)
-    }
-
-    fn since(&self, before: &Self, _colour: bool) -> String {
-        compare_density(before, self)
-    }
-}
+        format!("{what}\n{}\n{lines}", report.environment.line())
+    },
+    picture: density_plot,
+    table: density_table,
+    differences: |before, now, _| compare_density(before, now),
+};
 
 /// Measures, and removes everything that was made for that, whatever happens. Returns the report,
 /// and `true` if something is left, which an error has been printed about.
