@@ -61,17 +61,12 @@ impl PacketSubject for Devices {
         load.is_plain() && load.bytes <= 1518
     }
 
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let (path, cpus) = (directory.path(), &self.cpus);
         let wanted = Wanted { directory: path, cpus, model: Model::Virtio, source: None };
         let served = (self.serve)(&wanted)?;
-        let measured = drive_apart(cpus, || drive(path, load, warm_up, time));
+        let measured = drive_apart(cpus, || drive(path, load, times));
         drop(served);
         measured
     }
@@ -189,8 +184,7 @@ impl Receiver {
 fn drive(
     directory: &Path,
     load: &PacketLoad,
-    warm_up: Duration,
-    time: Duration,
+    (warm_up, time): (Duration, Duration),
 ) -> Result<PacketMeasured> {
     let mut sender = Sender::new(Host::new(&directory.join("1"))?, load.bytes as usize)?;
     let mut receiver = Receiver::new(Host::new(&directory.join("2"))?);

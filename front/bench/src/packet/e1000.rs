@@ -141,12 +141,7 @@ impl PacketSubject for E1000 {
         bare.is_plain() && load.bytes <= 1514 && (load.offered == 0 || load.window == 0)
     }
 
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let (path, cpus) = (directory.path(), &self.cpus);
         let model = if self.mode == Mode::Block { Model::E1000Csb } else { Model::E1000 };
@@ -154,7 +149,7 @@ impl PacketSubject for E1000 {
         let source = (load.offered > 0).then_some(source);
         let mut served = (self.serve)(&Wanted { directory: path, cpus, model, source })?;
         let (mode, counts) = (self.mode, &mut *served);
-        drive_apart(cpus, || drive(mode, path, load, (warm_up, time), counts))
+        drive_apart(cpus, || drive(mode, path, load, times, counts))
     }
 }
 

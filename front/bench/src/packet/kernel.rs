@@ -68,8 +68,7 @@ impl Bridge {
     fn carry(
         &self,
         load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
+        (warm_up, time): (Duration, Duration),
     ) -> Result<PacketMeasured> {
         let [mut source, mut sink] = self.make()?;
         // The first frames teach the bridge where the sink is, and show that the path is open.
@@ -177,13 +176,8 @@ impl PacketSubject for Bridge {
         load.is_plain() && load.bytes <= 1514
     }
 
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured> {
-        in_namespace(|| self.carry(load, warm_up, time))
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load, times))
     }
 }
 
@@ -201,7 +195,7 @@ mod tests {
             };
             let load: PacketLoad = "64b-p2".parse().unwrap();
             let ms = Duration::from_millis;
-            match bridge.run(&load, ms(10), ms(100)) {
+            match bridge.run(&load, (ms(10), ms(100))) {
                 Ok(measured) => assert!(measured.delivered > 0, "{measured:?}"),
                 // Root in a container may lack the right to make namespaces and bridges.
                 Err(error) => eprintln!("SKIPPED: bridges_forward_as_root: {error:#}"),

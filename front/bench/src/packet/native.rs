@@ -260,12 +260,7 @@ impl PacketSubject for RawLink {
         (load.offered, load.neighbour, load.window) == (0, 0, 0)
     }
 
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
         let (mut outputs, mut inputs) = (Vec::new(), Vec::new());
         for _ in 1..load.ports {
             let link = Link::new(geometry(load)).context("memory for the rings")?;
@@ -277,7 +272,7 @@ impl PacketSubject for RawLink {
         let row = if load.ports == 2 { BURST } else { (load.row as usize).min(BURST) };
         let frame = frame(0, 1, load.bytes);
         let (mut at, mut sent) = (0, 0);
-        let measured = timed(&sinks, (warm_up, time), || {
+        let measured = timed(&sinks, times, || {
             for _ in 0..BURST / row {
                 if outputs.len() > AHEAD {
                     outputs[(at + AHEAD) % outputs.len()].fetch_next(row.min(AHEAD));
@@ -322,12 +317,7 @@ impl PacketSubject for Switched {
         load.window == 0
     }
 
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
         // Any number will do, since no frames are hostile here.
         let table = Learning::new(LearningOptions::default(), 0x9e37_79b9_7f4a_7c15);
         let mut switch = Switch::new(Box::new(table));
@@ -351,8 +341,8 @@ impl PacketSubject for Switched {
         pin(&self.0.target)?;
         let source = Source::new(output, load)?;
         let measured = match quiet {
-            None => alone(&mut switch, source, &sinks, (warm_up, time))?,
-            Some(quiet) => beside(&mut switch, (source, quiet), &sinks, (warm_up, time))?,
+            None => alone(&mut switch, source, &sinks, times)?,
+            Some(quiet) => beside(&mut switch, (source, quiet), &sinks, times)?,
         };
         sinks.finish()?;
         Ok(measured)
@@ -427,7 +417,7 @@ mod tests {
                 [Box::new(RawLink(cpus.clone())), Box::new(Switched(cpus.clone()))];
             for mut subject in subjects {
                 if subject.takes(&load) {
-                    let measured = subject.run(&load, ms(20), ms(100)).unwrap();
+                    let measured = subject.run(&load, (ms(20), ms(100))).unwrap();
                     assert!(measured.delivered > 0 && measured.sent > 0, "{load}: {measured:?}");
                     let quiet = measured.neighbour.map(|one| one.offered.min(one.delivered));
                     assert_eq!(quiet.is_some(), load.neighbour > 0);

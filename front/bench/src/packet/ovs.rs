@@ -174,7 +174,7 @@ impl PacketSubject for OvsDpdk {
         load.is_plain() && (64..=1514).contains(&load.bytes)
     }
 
-    fn run(&mut self, load: &PacketLoad, _: Duration, time: Duration) -> Result<PacketMeasured> {
-        in_namespace(|| self.carry(load, time))
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load, times.1))
     }
 }

@@ -58,16 +58,11 @@ pub trait PacketSubject {
     /// Returns whether the subject can carry the load.
     fn takes(&self, load: &PacketLoad) -> bool;
 
-    /// Runs the load, `warm_up` without measuring, then for `time`.
+    /// Runs the load without measuring for the first of two `times`, then measures for the second.
     ///
     /// # Errors
     /// An obstacle, with a hint at the remedy.
-    fn run(
-        &mut self,
-        load: &PacketLoad,
-        warm_up: Duration,
-        time: Duration,
-    ) -> Result<PacketMeasured>;
+    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured>;
 }
 
 /// The loads and times of a measurement.
@@ -156,7 +151,7 @@ impl Subjects for Timed<'_> {
 
     fn run(&mut self, subject: usize, load: &PacketLoad, round: u32) -> Result<PacketRun> {
         let subject = &mut self.subjects[subject];
-        let measured = subject.run(load, self.plan.warm_up, self.plan.time)?;
+        let measured = subject.run(load, (self.plan.warm_up, self.plan.time))?;
         Ok(PacketRun { subject: subject.name().to_owned(), load: *load, round, measured })
     }
 }
