@@ -8,6 +8,9 @@ use slipway_ram::Span;
 /// The identity of an overlay's base: equal for the same unchanged base, otherwise without meaning.
 pub type BaseIdentity = [u64; 4];
 
+/// The outcome of a request that was carried out at once; `None` if nothing has happened.
+pub type Transferred = Option<Result<(), DiskError>>;
+
 /// The shape of a disk. Constant except for [`Disk::refresh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -143,16 +146,10 @@ pub trait Disk: Send {
     /// durable or none is. Returns `None` if nothing has happened; the caller then submits a
     /// request.
     ///
-    /// `lba`, `blocks` and `spans` are as in a [`Request`]; the disk uses the spans only during the
-    /// call.
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        let _ = (operation, lba, blocks, spans);
+    /// The logical block address and the number of blocks in `at`, and `spans`, are as in a
+    /// [`Request`]; the disk uses the spans only during the call.
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        let _ = (operation, at, spans);
         None
     }
 
@@ -230,14 +227,8 @@ where
         (**self).submit(requests, completions);
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        (**self).transfer(operation, lba, blocks, spans)
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        (**self).transfer(operation, at, spans)
     }
 
     fn expect(&self, operation: Operation, lba: u64, blocks: u32) {

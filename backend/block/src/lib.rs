@@ -56,7 +56,9 @@ mod vectors;
 pub use budget::{Budget, Refusal};
 pub use choice::open_file;
 pub use decorate::{DelayDisk, DiskStats, FaultDisk, FaultRule, Figures, TraceDisk};
-pub use disk::{BaseIdentity, Completion, Disk, DiskError, Geometry, Operation, Request, Spent};
+pub use disk::{
+    BaseIdentity, Completion, Disk, DiskError, Geometry, Operation, Request, Spent, Transferred,
+};
 pub use error::OpenError;
 pub use file::{FileContent, FileDisk, FileOptions, Reserve, create_sparse};
 pub use lazy::LazyDisk;

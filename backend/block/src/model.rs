@@ -152,7 +152,7 @@ impl<'d> Model<'d> {
             return Some(request);
         }
         self.disk.expect(operation, lba, blocks);
-        match self.disk.transfer(operation, lba, blocks, &request.spans) {
+        match self.disk.transfer(operation, (lba, blocks), &request.spans) {
             Some(result) => self.ended.push(Completion { tag, result, spans: request.spans }),
             None => return Some(request),
         }

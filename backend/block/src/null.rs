@@ -3,7 +3,7 @@
 use slipway_ram::Span;
 
 use crate::check::{admit, admit_transfer, complete};
-use crate::{Completion, Disk, DiskError, Geometry, Operation, Request};
+use crate::{Completion, Disk, Geometry, Operation, Request, Transferred};
 
 /// Reads leave the spans as they are, writes are dropped, everything succeeds at once.
 #[derive(Debug)]
@@ -28,14 +28,8 @@ impl Disk for NullDisk {
         }
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        Some(admit_transfer(&self.0, operation, (lba, blocks), spans).map(drop))
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        Some(admit_transfer(&self.0, operation, at, spans).map(drop))
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}

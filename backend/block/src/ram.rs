@@ -6,7 +6,7 @@ use slipway_ram::{Fault, Span};
 
 use crate::check::{Extent, admit, admit_transfer, complete, is_block_size};
 use crate::memory::{Anonymous, FIXED, memory_file, sealed_len};
-use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Transferred};
 
 /// A volatile disk in this process's memory. Sparse: blocks that were never written take no memory,
 /// in steps of a huge page (2 MiB) if the kernel has them, else of a page. Discard and Write Zeroes
@@ -130,14 +130,8 @@ impl Disk for RamDisk {
         }
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        let admitted = admit_transfer(&self.geometry, operation, (lba, blocks), spans);
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        let admitted = admit_transfer(&self.geometry, operation, at, spans);
         Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, Request};
+use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, Request, Transferred};
 use slipway_ram::Span;
 
 use crate::turn::Feeder;
@@ -209,16 +209,16 @@ impl Attached {
     pub fn transfer(
         &mut self,
         operation: Operation,
-        (lba, blocks): (u64, u32),
+        at: (u64, u32),
         spans: &[Span],
         left: &mut u64,
-    ) -> Option<Result<(), DiskError>> {
-        let bytes = u64::from(blocks) * u64::from(self.geometry.block_size);
+    ) -> Transferred {
+        let bytes = u64::from(at.1) * u64::from(self.geometry.block_size);
         if !self.alone.is_idle() || !self.refreshing.is_empty() || self.has_waiting() {
             return None;
         }
         let price = self.feeder.price(operation, bytes, *left)?;
-        let result = self.disk.transfer(operation, lba, blocks, spans)?;
+        let result = self.disk.transfer(operation, at, spans)?;
         *left = left.saturating_sub(price);
         Some(result)
     }

@@ -31,7 +31,7 @@ use slipway_telemetry::{Clock, MonotonicClock};
 use crate::check::{Extent, admit, admit_transfer, complete};
 use crate::file::{Common, failed, measure};
 use crate::{
-    Completion, Disk, DiskError, FileDisk, FileOptions, Geometry, OpenError, Operation, Request,
+    Completion, Disk, FileDisk, FileOptions, Geometry, OpenError, Operation, Request, Transferred,
 };
 use link::Link;
 use missing::{BLOCK, Missing};
@@ -153,21 +153,15 @@ impl<D: Disk> Disk for LazyDisk<D> {
         }
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
         if let Some(missing) = &self.missing {
-            match admit_transfer(&self.geometry, operation, (lba, blocks), spans) {
+            match admit_transfer(&self.geometry, operation, at, spans) {
                 Ok(extent) if extent.len > 0 && !missing.has(&blocks_of(&extent)) => return None,
                 Ok(_) => {}
                 Err(error) => return Some(Err(error)),
             }
         }
-        self.inner.transfer(operation, lba, blocks, spans)
+        self.inner.transfer(operation, at, spans)
     }
 
     fn expect(&self, operation: Operation, lba: u64, blocks: u32) {

@@ -7,7 +7,7 @@ use slipway_ram::Span;
 
 use super::Medium;
 use crate::ram::whole_blocks;
-use crate::{Completion, Disk, DiskError, Geometry, NullDisk, OpenError, Operation, Request};
+use crate::{Completion, Disk, Geometry, NullDisk, OpenError, Operation, Request, Transferred};
 
 pub(super) struct NullMedium {
     shape: Geometry,
@@ -62,14 +62,8 @@ impl Disk for SharedNull {
         self.disk.submit(requests, completions);
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        self.disk.transfer(operation, lba, blocks, spans)
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        self.disk.transfer(operation, at, spans)
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {

@@ -18,7 +18,7 @@ use super::Medium;
 use crate::check::{Extent, admit, admit_transfer, complete};
 use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
-use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
+use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Transferred};
 
 /// The memory of a shared disk. Here and in [`SharedRam`] the file is declared, and so dropped,
 /// before the mapping: the last reference, whose end frees the pages, is then the mapping's (see
@@ -185,14 +185,8 @@ impl Disk for SharedRam {
         }
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        let admitted = admit_transfer(&self.geometry, operation, (lba, blocks), spans);
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        let admitted = admit_transfer(&self.geometry, operation, at, spans);
         Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
     }
 

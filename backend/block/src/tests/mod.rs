@@ -56,7 +56,7 @@ fn refuses_the_impossible(disk: &mut dyn Disk) {
     for (lba, count) in [(blocks, 1), (u64::MAX, 1), (blocks - 1, 2)] {
         let spans = [Span::heap(count as usize * block_size as usize)];
         disk.expect(Operation::Read, lba, count);
-        let refused = disk.transfer(Operation::Read, lba, count, &spans);
+        let refused = disk.transfer(Operation::Read, (lba, count), &spans);
         assert!(refused.is_none_or(|result| result == Err(DiskError::OutOfRange)));
     }
     let over = request(Operation::WriteZeroes, blocks - 1, 2, Vec::new());

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slipway_block::{Completion, Disk, DiskError, Geometry, Operation, RamDisk, Request};
+use slipway_block::{
+    Completion, Disk, DiskError, Geometry, Operation, RamDisk, Request, Transferred,
+};
 use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
@@ -446,14 +448,8 @@ impl Disk for Routed {
         self.with(completions, |disk, ended| disk.poll(ended));
     }
 
-    fn transfer(
-        &mut self,
-        operation: Operation,
-        lba: u64,
-        blocks: u32,
-        spans: &[Span],
-    ) -> Option<Result<(), DiskError>> {
-        self.medium.lock().unwrap().disk.transfer(operation, lba, blocks, spans)
+    fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
+        self.medium.lock().unwrap().disk.transfer(operation, at, spans)
     }
 
     fn copies(&self, operation: Operation) -> bool {

@@ -179,9 +179,9 @@ fn it_is_read_only_and_checks_requests_at_once() {
     assert_eq!(read(&mut disk, 511, 2), Err(DiskError::OutOfRange));
     let span = [Span::heap(512)];
     disk.expect(Operation::Read, 600, 1);
-    let refused = disk.transfer(Operation::Read, 512, 1, &span);
+    let refused = disk.transfer(Operation::Read, (512, 1), &span);
     assert_eq!(refused, Some(Err(DiskError::OutOfRange)));
-    assert_eq!(disk.transfer(Operation::Read, 0, 1, &span), None);
+    assert_eq!(disk.transfer(Operation::Read, (0, 1), &span), None);
     assert!(!disk.copies(Operation::Read));
 }
 
@@ -194,12 +194,12 @@ fn transfers_wait_for_their_blocks_too() {
     let mut disk = LazyDisk::new(ram, rig.hello(), &rig.socket(), clock).unwrap();
     let fetcher = rig.welcome(&mut disk);
     let span = [Span::heap(512)];
-    assert_eq!(disk.transfer(Operation::Read, 8, 1, &span), None);
+    assert_eq!(disk.transfer(Operation::Read, (8, 1), &span), None);
     fetcher.say(&Answer::Have(extent(1..2)));
     assert!(polled(&mut disk).is_empty());
-    assert_eq!(disk.transfer(Operation::Read, 8, 1, &span), Some(Ok(())));
-    assert_eq!(disk.transfer(Operation::Read, 16, 1, &span), None);
-    let refused = disk.transfer(Operation::Write, 8, 1, &span);
+    assert_eq!(disk.transfer(Operation::Read, (8, 1), &span), Some(Ok(())));
+    assert_eq!(disk.transfer(Operation::Read, (16, 1), &span), None);
+    let refused = disk.transfer(Operation::Write, (8, 1), &span);
     assert_eq!(refused, Some(Err(DiskError::ReadOnly)));
     assert!(disk.copies(Operation::Read));
 }
