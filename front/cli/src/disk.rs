@@ -7,7 +7,7 @@ use slipway_runtime::Config;
 use crate::args::{DiskCommand, NodeArgs};
 use crate::client::{connect_plane, refused};
 use crate::size::show;
-use crate::table::table;
+use crate::table;
 
 /// Runs `slipway disk …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) -> Result<i32> {
@@ -22,13 +22,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
         DiskCommand::Ls { json } => {
             let reply = plane.list_disks(v1::ListDisksRequest {}).await;
             let disks = reply.map_err(refused)?.into_inner().disks;
-            if *json {
-                crate::out::json(&disks.iter().map(as_json).collect::<Vec<_>>())?;
-            } else {
-                let rows: Vec<_> = disks.iter().map(row).collect();
-                let header = ["NAME", "KIND", "SIZE", "BLOCK", "USED BY", "PATH"];
-                crate::out::print(format_args!("{}", table(header, &rows)));
-            }
+            let header = ["NAME", "KIND", "SIZE", "BLOCK", "USED BY", "PATH"];
+            table::list(&disks, *json, as_json, header, row)?;
         }
         DiskCommand::Resize { name, size, shrink } => {
             let request = v1::ResizeDiskRequest {

@@ -12,7 +12,7 @@ use slipway_runtime::Config;
 use slipway_space::Space;
 
 use crate::args::DoctorArgs;
-use crate::table::table;
+use crate::table;
 use crate::vmm::vmms;
 
 /// The result of a check.
@@ -66,12 +66,8 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         space(config),
         daemon(config),
     ];
-    if args.json {
-        crate::out::json(&findings.iter().map(json).collect::<Vec<_>>())?;
-    } else {
-        let rows: Vec<_> = findings.iter().map(row).collect();
-        crate::out::print(format_args!("{}", table(["CHECK", "", "FOUND", "MEND IT WITH"], &rows)));
-    }
+    let header = ["CHECK", "", "FOUND", "MEND IT WITH"];
+    table::list(&findings, args.json, json, header, row)?;
     Ok(i32::from(findings.iter().any(|finding| finding.verdict == Verdict::Missing)))
 }
 

@@ -10,7 +10,7 @@ use slipway_runtime::Config;
 use crate::args::{EndpointArgs, EndpointCommand, LimitArgs, NodeArgs};
 use crate::client::{connect_plane, refused};
 use crate::size::show;
-use crate::table::table;
+use crate::table;
 
 /// Runs `slipway endpoint …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand) -> Result<i32> {
@@ -23,14 +23,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
         EndpointCommand::Ls { json } => {
             let reply = plane.list_endpoints(v1::ListEndpointsRequest {}).await;
             let endpoints = reply.map_err(refused)?.into_inner().endpoints;
-            if *json {
-                crate::out::json(&endpoints.iter().map(as_json).collect::<Vec<_>>())?;
-            } else {
-                let rows: Vec<_> = endpoints.iter().map(row).collect();
-                let header =
-                    ["ID", "CLIENT", "REACTOR", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
-                crate::out::print(format_args!("{}", table(header, &rows)));
-            }
+            let header = ["ID", "CLIENT", "REACTOR", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
+            table::list(&endpoints, *json, as_json, header, row)?;
         }
         EndpointCommand::Attach { endpoint, disk, nsid } => {
             let request = v1::AttachDiskRequest {

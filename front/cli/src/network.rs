@@ -6,7 +6,7 @@ use slipway_runtime::Config;
 
 use crate::args::{NetworkCommand, NodeArgs};
 use crate::client::{connect_networks, refused};
-use crate::table::table;
+use crate::table;
 
 /// Runs `slipway network …`.
 pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand) -> Result<i32> {
@@ -28,13 +28,8 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
         NetworkCommand::Ls { json } => {
             let reply = networks.list_networks(v1::ListNetworksRequest {}).await;
             let all = reply.map_err(refused)?.into_inner().networks;
-            if *json {
-                crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
-            } else {
-                let rows: Vec<_> = all.iter().map(row).collect();
-                let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
-                crate::out::print(format_args!("{}", table(header, &rows)));
-            }
+            let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
+            table::list(&all, *json, as_json, header, row)?;
         }
         NetworkCommand::Rm { names } => {
             let mut status = 0;

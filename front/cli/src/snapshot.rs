@@ -14,7 +14,7 @@ use crate::client::{connect_snapshots, refused};
 use crate::manage::named;
 use crate::progress;
 use crate::spec::absolute;
-use crate::table::{ago, printable, table};
+use crate::table::{self, ago, printable};
 
 /// Runs a command about snapshots. Returns the exit status.
 pub async fn command(node: &NodeArgs, config: &Config, command: &SnapshotCommand) -> Result<i32> {
@@ -133,14 +133,8 @@ fn find<'a>(all: &'a [v1::Snapshot], name: &str) -> Result<&'a v1::Snapshot> {
 }
 
 fn show(all: &[v1::Snapshot], json: bool) -> Result<()> {
-    if json {
-        crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
-        return Ok(());
-    }
-    let rows: Vec<_> = all.iter().map(row).collect();
     let header = ["SNAPSHOT", "SANDBOX", "IMAGE", "MEMORY", "ON DISK", "CPUS", "CREATED"];
-    crate::out::print(format_args!("{}", table(header, &rows)));
-    Ok(())
+    table::list(all, json, as_json, header, row)
 }
 
 fn row(snapshot: &v1::Snapshot) -> [String; 7] {

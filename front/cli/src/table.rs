@@ -6,6 +6,25 @@ pub fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String 
     columns(&header, rows)
 }
 
+/// Prints `all` on standard output: as indented JSON, or as a table with a row for each.
+///
+/// # Errors
+/// A value that is no JSON.
+pub fn list<T, J: serde::Serialize, const N: usize>(
+    all: &[T],
+    json: bool,
+    as_json: impl Fn(&T) -> J,
+    header: [&str; N],
+    row: impl Fn(&T) -> [String; N],
+) -> anyhow::Result<()> {
+    if json {
+        return crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>());
+    }
+    let rows: Vec<_> = all.iter().map(row).collect();
+    crate::out::print(format_args!("{}", table(header, &rows)));
+    Ok(())
+}
+
 /// Formats a table as [`table`] does, with a number of columns that is known at run time.
 pub fn columns(header: &[&str], rows: &[impl AsRef<[String]>]) -> String {
     let shown = |row: &[String]| row.iter().map(|cell| printable(cell)).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use slipway_runtime::{Config, v1};
 
 use crate::args::{NodeArgs, TemplateCommand, TemplateCreateArgs};
 use crate::client::{connect_templates, refused};
-use crate::table::{ago, table};
+use crate::table::{self, ago};
 use crate::{progress, spec};
 
 /// Runs a command about templates. Returns the exit status.
@@ -42,14 +42,8 @@ async fn list(node: &NodeArgs, config: &Config, json: bool) -> Result<()> {
     let mut client = connect_templates(node, config).await?;
     let listed = client.list(v1::Empty {}).await.map_err(refused)?;
     let all = listed.into_inner().templates;
-    if json {
-        crate::out::json(&all.iter().map(as_json).collect::<Vec<_>>())?;
-        return Ok(());
-    }
-    let rows: Vec<_> = all.iter().map(row).collect();
     let header = ["TEMPLATE", "MEMORY", "ON DISK", "CPUS", "INTERFACE", "CREATED"];
-    crate::out::print(format_args!("{}", table(header, &rows)));
-    Ok(())
+    table::list(&all, json, as_json, header, row)
 }
 
 fn row(template: &v1::Template) -> [String; 6] {

@@ -10,7 +10,7 @@ use slipway_runtime::Config;
 use crate::args::{NodeArgs, VfCommand, VfCreateArgs, VfNumberArgs};
 use crate::client::{connect_functions, refused};
 use crate::endpoint::owner;
-use crate::table::table;
+use crate::table;
 
 /// The time between two looks at functions that are being made.
 const LOOK: Duration = Duration::from_millis(20);
@@ -191,15 +191,8 @@ async fn pool(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
 async fn list(client: &mut VfClient, json: bool) -> Result<()> {
     let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
     let pools = reply.map_err(refused)?.into_inner().pools;
-    if json {
-        crate::out::json(&pools.iter().map(as_json).collect::<Vec<_>>())?;
-    } else {
-        let rows: Vec<_> = pools.iter().map(row).collect();
-        let header =
-            ["POOL", "KIND", "FUNCTIONS", "READY", "TAKEN", "RESETTING", "FAILED", "DRAINED"];
-        crate::out::print(format_args!("{}", table(header, &rows)));
-    }
-    Ok(())
+    let header = ["POOL", "KIND", "FUNCTIONS", "READY", "TAKEN", "RESETTING", "FAILED", "DRAINED"];
+    table::list(&pools, json, as_json, header, row)
 }
 
 fn count(pool: &vf_v1::Pool, state: &str) -> usize {
