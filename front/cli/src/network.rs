@@ -1,7 +1,7 @@
 //! `slipway network`: manages networks, which sandboxes join.
 
 use anyhow::Result;
-use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::{NetworkClient, network_v1 as v1};
 use slipway_runtime::Config;
 
 use crate::args::{NetworkCommand, NodeArgs};
@@ -31,20 +31,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
             let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
             table::list(&all, *json, as_json, header, row)?;
         }
-        NetworkCommand::Rm { names } => {
-            let mut status = 0;
-            for name in names {
-                let request = v1::RemoveNetworkRequest { name: name.clone() };
-                match networks.remove_network(request).await {
-                    Ok(_) => crate::say!("{name}"),
-                    Err(error) => {
-                        crate::complain(&refused(error));
-                        status = 1;
-                    }
-                }
-            }
-            return Ok(status);
-        }
+        NetworkCommand::Rm { names } => return Ok(remove(&mut networks, names).await),
         NetworkCommand::Inspect { names, .. } => {
             let mut all = Vec::new();
             for name in names {
@@ -56,6 +43,22 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
         }
     }
     Ok(0)
+}
+
+/// Removes networks. Returns the exit status: 1 if one could not be removed.
+async fn remove(networks: &mut NetworkClient, names: &[String]) -> i32 {
+    let mut status = 0;
+    for name in names {
+        let request = v1::RemoveNetworkRequest { name: name.clone() };
+        match networks.remove_network(request).await {
+            Ok(_) => crate::say!("{name}"),
+            Err(error) => {
+                crate::complain(&refused(error));
+                status = 1;
+            }
+        }
+    }
+    status
 }
 
 fn row(network: &v1::Network) -> [String; 6] {

@@ -316,15 +316,8 @@ async fn start_with(
         }
         Event::Stage(stage) => spinner.set_message(stage),
         Event::Started(stages) => {
-            spinner.inc(1);
-            if spinner.length().is_none_or(|all| spinner.position() >= all) {
-                spinner.finish_and_clear();
-            }
-            let mut made = Timeline::new(name.clone());
-            for stage in stages {
-                made.record(stage.name, stage.start_ns, stage.end_ns);
-            }
-            timeline = Some(made);
+            count_started(&spinner);
+            timeline = Some(timeline_of(&name, stages));
         }
     })
     .await;
@@ -347,6 +340,23 @@ async fn start_with(
         spinner.finish_and_clear();
     }
     Ok(Start { name, exit, timeline })
+}
+
+/// Counts one more sandbox that runs. The last one ends the display.
+fn count_started(spinner: &ProgressBar) {
+    spinner.inc(1);
+    if spinner.length().is_none_or(|all| spinner.position() >= all) {
+        spinner.finish_and_clear();
+    }
+}
+
+/// Makes the timeline of a sandbox of its stages.
+fn timeline_of(name: &str, stages: Vec<v1::Stage>) -> Timeline {
+    let mut made = Timeline::new(name.to_owned());
+    for stage in stages {
+        made.record(stage.name, stage.start_ns, stage.end_ns);
+    }
+    made
 }
 
 /// Counts the bytes written, which is the position where a session continues after it lost its
