@@ -83,7 +83,7 @@ pub use slices::aligned;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use turns::{Fault, Subjects, Turn, Turns, busy_ns, fault_lines, take_turns};
+pub use turns::{Described, Fault, Subjects, Turn, Turns, busy_ns, fault_lines, take_turns};
 
 #[cfg(test)]
 mod samples;

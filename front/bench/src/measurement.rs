@@ -11,12 +11,11 @@ use anyhow::Result;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::block::Described;
 use crate::compare::{time_row, time_table};
 use crate::duration::human;
 use crate::json::SavedReport;
 use crate::report::Environment;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
 pub trait Measured: Copy {

@@ -1,9 +1,7 @@
 //! Formats statistics as a table for a terminal.
 
-use crate::block::Described;
 use crate::duration::human;
 use crate::statistics::{StageStatistics, Statistics};
-use crate::turns::{Fault, fault_lines};
 
 const HEADINGS: [&str; 6] = ["stage", "mean", "p50", "p99", "share", "share of p99"];
 
@@ -61,15 +59,6 @@ fn footnote(statistics: &Statistics) -> String {
         note.push_str("\nstages run side by side, so their shares add up to more than 100 %");
     }
     note + "\n"
-}
-
-/// Formats what stands below the tables of a report: its faults, and what each subject is.
-pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
-    let mut text = fault_lines(faults);
-    for Described { name, about } in subjects {
-        text.push_str(&format!("{name}: {about}\n"));
-    }
-    text
 }
 
 /// Lays `rows` out below `headings`, the first of which is replaced by `title`. Headings are bold

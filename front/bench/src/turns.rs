@@ -146,6 +146,22 @@ fn disturbance(busy: Option<f64>, stolen: Option<f64>) -> Option<String> {
     busy.or_else(|| stolen.map(|part| format!("{part} % of the processors' time was stolen")))
 }
 
+/// A subject in a report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Described {
+    /// The name in tables.
+    pub name: String,
+    /// The description.
+    pub about: String,
+}
+
+impl Described {
+    /// Describes a subject.
+    pub(crate) fn new(name: &str, about: String) -> Self {
+        Self { name: name.to_owned(), about }
+    }
+}
+
 /// Formats what readers of a table must know about faults: a line for each subject and load that
 /// failed, and one for all turns on a busy machine.
 pub fn fault_lines(faults: &[Fault]) -> String {
@@ -162,6 +178,15 @@ pub fn fault_lines(faults: &[Fault]) -> String {
         ));
     }
     lines
+}
+
+/// Formats what stands below the tables of a report: its faults, and what each subject is.
+pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
+    let mut text = fault_lines(faults);
+    for Described { name, about } in subjects {
+        text.push_str(&format!("{name}: {about}\n"));
+    }
+    text
 }
 
 /// Time of all processors since boot, in the kernel's ticks (proc(5), `/proc/stat`).

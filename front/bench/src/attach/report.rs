@@ -83,9 +83,9 @@ impl AttachReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::block::Described;
     use crate::json::SavedReport;
     use crate::report::Environment;
+    use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 50 ms.

@@ -2,7 +2,8 @@
 
 use super::{AttachFigures, AttachLoad, AttachReport};
 use crate::duration::human;
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 
 const HEADINGS: [&str; 8] =
     ["", "all attached", "least", "most", "p50 of one", "p99 of one", "CPU", "refill"];

@@ -8,6 +8,7 @@ use super::workload::block_name;
 use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
 use crate::duration::human;
 use crate::panels::{Label, Panel, marks, panels};
+use crate::turns::Described;
 
 /// The labels of a rate: operations per second.
 const RATE: Label = thousands;
@@ -57,7 +58,7 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let name = format!("{}, {}, {threads}", pattern.name(), block_name(block));
     let panel = |what: &str, label, value: &dyn Fn(&Figures) -> f64| {
-        let line = |(index, subject): (usize, &super::Described)| {
+        let line = |(index, subject): (usize, &Described)| {
             let point = |(at, load): (f64, &Workload)| {
                 Some((at, value(&report.figures(load, &subject.name)?)))
             };

@@ -30,7 +30,7 @@ pub use curves::curves;
 pub use fio::{fio_arguments, fio_measured};
 pub use measure::{Measured, Plan, Run, Subject, measure};
 pub use plot::plot;
-pub use report::{BlockReport, Described, Figures};
+pub use report::{BlockReport, Figures};
 pub use rocksdb::{
     RocksJob, RocksLoad, RocksMeasured, RocksPlace, RocksPlan, RocksReport, RocksRun, RocksSubject,
     measure_rocksdb, rocks_measured, rocks_script,

@@ -11,23 +11,7 @@ use super::{
 use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
-use crate::turns::{Fault, Turns};
-
-/// A subject in a report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Described {
-    /// The name in tables.
-    pub name: String,
-    /// The description.
-    pub about: String,
-}
-
-impl Described {
-    /// Describes a subject.
-    pub(crate) fn new(name: &str, about: String) -> Self {
-        Self { name: name.to_owned(), about }
-    }
-}
+use crate::turns::{Described, Fault, Turns};
 
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

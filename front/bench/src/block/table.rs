@@ -1,9 +1,9 @@
 //! Formats a report of disks as tables for a terminal.
 
-use super::{BlockReport, Described, Figures, RocksReport};
+use super::{BlockReport, Figures, RocksReport};
 use crate::duration::human;
-use crate::table::{foot, titled};
-use crate::turns::fault_lines;
+use crate::table::titled;
+use crate::turns::{Described, fault_lines, foot};
 
 const HEADINGS: [&str; 9] =
     ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];

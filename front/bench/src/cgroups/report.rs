@@ -60,9 +60,9 @@ impl CgroupReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::block::Described;
     use crate::json::SavedReport;
     use crate::report::Environment;
+    use crate::turns::Described;
 
     /// Makes a report of subjects with these total times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 1 ms.

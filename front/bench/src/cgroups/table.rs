@@ -2,8 +2,8 @@
 
 use super::{CgroupLoad, CgroupReport};
 use crate::duration::human;
-use crate::table::{foot, titled};
-use crate::turns::fault_lines;
+use crate::table::titled;
+use crate::turns::{fault_lines, foot};
 
 const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the first", "refill"];
 

@@ -4,11 +4,10 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::MemoryLoad;
-use crate::block::Described;
 use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

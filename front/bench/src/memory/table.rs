@@ -3,7 +3,8 @@
 use super::{LeftOut, MemoryFigures, MemoryLoad, MemoryReport, PageSize, Quantity};
 use crate::duration::human;
 use crate::line::Line;
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 use crate::vmm::VmmLoad;
 
 /// Formats a table for each load of `report`: medians over rounds and what they range over, a row

@@ -2,7 +2,8 @@
 
 use super::{NicFigures, NicLoad, NicReport, PaperFigure, Traffic, paper};
 use crate::duration::{human, rate};
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 
 const HEADINGS: [&str; 11] = [
     "",

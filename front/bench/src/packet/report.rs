@@ -6,11 +6,10 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{FunctionCounts, PacketLoad};
-use crate::block::Described;
 use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

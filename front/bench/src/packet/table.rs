@@ -2,7 +2,8 @@
 
 use super::PacketReport;
 use super::work::{paper_table, work_table};
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 
 const HEADINGS: [&str; 7] =
     ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];

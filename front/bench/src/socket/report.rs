@@ -7,11 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::turn::turn;
 use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, SocketMeasured, Traffic, Way};
-use crate::block::Described;
 use crate::json::SavedReport;
 use crate::report::Environment;
 use crate::statistics::median;
-use crate::turns::{Fault, Subjects, Turn, Turns, take_turns};
+use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The loads and times of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,8 @@
 
 use super::{App, Parts, SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::human;
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 
 const RATE: [&str; 11] = [
     "",

@@ -94,9 +94,9 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::block::Described;
     use crate::json::SavedReport;
     use crate::report::Environment;
+    use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `bare` has slots of 1 ms and no process.

@@ -2,7 +2,8 @@
 
 use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::table::{foot, titled};
+use crate::table::titled;
+use crate::turns::foot;
 
 const HEADINGS: [&str; 9] =
     ["", "p50", "p90", "least", "without slots", "CPU time", "memory", "end", "of the first"];
