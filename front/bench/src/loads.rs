@@ -29,6 +29,6 @@ macro_rules! saved_as_typed {
     )+};
 }
 
-saved_as_typed!(
+saved_as_typed! {
     AttachLoad, CgroupLoad, MemoryLoad, NicLoad, PacketLoad, SocketLoad, VmmLoad, Workload
-);
+}
