@@ -6,6 +6,7 @@ use plotters::style::text_anchor::HPos;
 
 use crate::palette;
 use crate::svg::{Area, FONT, INK, heading, printable, write};
+use crate::turns::Described;
 
 /// Width of the picture in pixels.
 pub(crate) const WIDTH: i32 = 1000;
@@ -44,22 +45,41 @@ pub(crate) struct Group {
     pub bars: Vec<Bar>,
 }
 
-/// Draws groups with their names. The bars of a group share a scale, on which the greatest value of
-/// any round has the greatest length; a thin line at the end of a bar leads from the least to the
-/// greatest of the rounds. The first line of `title` is large. The picture is well-formed SVG
-/// without scripts or outside references.
+/// What a bar shows: its length, its range, and the text behind it.
+pub(crate) type Shown = (f64, (f64, f64), String);
+
+impl Group {
+    /// Makes a group with a bar for each of the subjects of which `shown` shows something.
+    pub(crate) fn of(
+        name: String,
+        more_is_better: bool,
+        subjects: &[Described],
+        shown: impl Fn(&str) -> Option<Shown>,
+    ) -> Self {
+        let bar = |(subject, Described { name, .. }): (usize, &Described)| {
+            let (length, range, text) = shown(name)?;
+            Some(Bar { subject, name: name.clone(), length, range, text })
+        };
+        Self { name, more_is_better, bars: subjects.iter().enumerate().filter_map(bar).collect() }
+    }
+}
+
+/// Draws the groups that have bars, with their names. The bars of a group share a scale, on which
+/// the greatest value of any round has the greatest length; a thin line at the end of a bar leads
+/// from the least to the greatest of the rounds. The first line of `title` is large. The picture is
+/// well-formed SVG without scripts or outside references.
 ///
 /// # Errors
 /// If there is no bar.
-pub(crate) fn groups(title: &str, groups: &[Group]) -> Result<String> {
-    let drawn = groups.iter().any(|group| !group.bars.is_empty());
-    anyhow::ensure!(drawn, "nothing was measured, so there is nothing to draw");
-    let height = TOP + height_of(groups);
+pub(crate) fn groups(title: &str, all: impl Iterator<Item = Group>) -> Result<String> {
+    let groups: Vec<Group> = all.filter(|group| !group.bars.is_empty()).collect();
+    anyhow::ensure!(!groups.is_empty(), "nothing was measured, so there is nothing to draw");
+    let height = TOP + height_of(&groups);
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
         let area = area.into_drawing_area();
-        draw(&area, title, groups).map_err(|error| anyhow!("drawing: {error}"))?;
+        draw(&area, title, &groups).map_err(|error| anyhow!("drawing: {error}"))?;
     }
     Ok(text)
 }

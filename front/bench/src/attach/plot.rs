@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::{AttachFigures, AttachLoad, AttachReport};
 use crate::duration::human;
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, Shown, groups};
 
 /// Draws `report`: for each load the time until all owners had their VFs and the time of one owner,
 /// with a bar for each subject.
@@ -25,12 +25,8 @@ pub fn attach_plot(report: &AttachReport, title: &str) -> Result<String> {
             }),
         ]
     };
-    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    groups(title, report.plan.loads.iter().flat_map(of_load))
 }
-
-/// The length of a bar, its range, and its text.
-type Shown = (f64, (f64, f64), String);
 
 fn group(
     report: &AttachReport,
@@ -38,12 +34,8 @@ fn group(
     what: &str,
     shown: fn(&AttachFigures) -> Shown,
 ) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        let (length, range, text) = shown(&report.figures(load, name)?);
-        Some(Bar { subject, name: name.clone(), length, range, text })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
-    Group { name: format!("{load}: {what}"), more_is_better: false, bars }
+    let name = format!("{load}: {what}");
+    Group::of(name, false, &report.subjects, |one| Some(shown(&report.figures(load, one)?)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::{CgroupFigures, CgroupLoad, CgroupReport};
 use crate::duration::human;
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, groups};
 
 /// Draws `report`: for each load the time for all groups and the 99th percentile of a request, with
 /// a bar for each subject.
@@ -22,8 +22,7 @@ pub fn cgroup_plot(report: &CgroupReport, title: &str) -> Result<String> {
             }),
         ]
     };
-    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
 fn group(
@@ -32,13 +31,10 @@ fn group(
     name: String,
     shown: fn(&CgroupFigures) -> (u64, (u64, u64)),
 ) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        let (ns, (least, most)) = shown(&report.figures(load, name)?);
-        let range = (least as f64, most as f64);
-        Some(Bar { subject, name: name.clone(), length: ns as f64, range, text: human(ns) })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
-    Group { name, more_is_better: false, bars }
+    Group::of(name, false, &report.subjects, |one| {
+        let (ns, (least, most)) = shown(&report.figures(load, one)?);
+        Some((ns as f64, (least as f64, most as f64), human(ns)))
+    })
 }
 
 #[cfg(test)]

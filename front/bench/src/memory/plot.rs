@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::table::time;
 use super::{MemoryLoad, MemoryReport, Quantity};
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, groups};
 
 /// Draws `report`: for each load and each time that is measured with it a bar for each subject.
 ///
@@ -13,24 +13,20 @@ use crate::groups::{Bar, Group, groups};
 pub fn memory_plot(report: &MemoryReport, title: &str) -> Result<String> {
     let of_load =
         |load| Quantity::of(load).iter().map(move |quantity| group(report, load, *quantity));
-    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
 fn group(report: &MemoryReport, load: &MemoryLoad, quantity: Quantity) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        let figures = report.figures(load, name, quantity)?;
-        let (length, range) = (figures.median_ns, figures.range_ns);
-        Some(Bar { subject, name: name.clone(), length, range, text: time(length) })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
     let what = match quantity {
         Quantity::Ready => "from the request until memory may be touched",
         Quantity::Touch => "from then until all pages that are touched were written to",
         Quantity::Fault => "the first touch of a page",
         Quantity::Access => "one access of a device",
     };
-    Group { name: format!("{load}: {what}"), more_is_better: false, bars }
+    Group::of(format!("{load}: {what}"), false, &report.subjects, |subject| {
+        let figures = report.figures(load, subject, quantity)?;
+        Some((figures.median_ns, figures.range_ns, time(figures.median_ns)))
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::table::shown;
 use super::{NicLoad, NicReport, paper};
 use crate::duration::rate;
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, groups};
 use crate::panels::{Panel, marks, panels};
 
 /// Draws `report`: for each load a bar for each subject, and below it the paper's bars. If all
@@ -20,9 +20,8 @@ pub fn nic_plot(report: &NicReport, title: &str) -> Result<String> {
     if loads.iter().all(|load| load.offered > 0) {
         return curves(report, title);
     }
-    let all = loads.iter().flat_map(|load| [measured(report, load), of_paper(report, load)]);
-    let all = all.filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    let both = |load| [measured(report, load), of_paper(report, load)];
+    groups(title, loads.iter().flat_map(both))
 }
 
 fn curves(report: &NicReport, title: &str) -> Result<String> {
@@ -48,30 +47,20 @@ fn curves(report: &NicReport, title: &str) -> Result<String> {
 }
 
 fn measured(report: &NicReport, load: &NicLoad) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        let figures = report.figures(load, name)?;
-        let text = shown(load, figures.rate);
-        let (length, range) = (figures.rate, figures.range);
-        Some(Bar { subject, name: name.clone(), length, range, text })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
-    Group { name: format!("{load}: received a second"), more_is_better: true, bars }
+    Group::of(format!("{load}: received a second"), true, &report.subjects, |subject| {
+        let figures = report.figures(load, subject)?;
+        Some((figures.rate, figures.range, shown(load, figures.rate)))
+    })
 }
 
 /// Returns bars for the subjects that were measured and are in the paper.
 fn of_paper(report: &NicReport, load: &NicLoad) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        report.figures(load, name)?;
-        let length = paper(name, load)?.rate;
-        let text = shown(load, length);
-        Some(Bar { subject, name: name.clone(), length, range: (length, length), text })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
-    Group {
-        name: format!("{load}: the paper's (2013, with KVM; some of what was sent)"),
-        more_is_better: true,
-        bars,
-    }
+    let name = format!("{load}: the paper's (2013, with KVM; some of what was sent)");
+    Group::of(name, true, &report.subjects, |subject| {
+        report.figures(load, subject)?;
+        let length = paper(subject, load)?.rate;
+        Some((length, (length, length), shown(load, length)))
+    })
 }
 
 #[cfg(test)]

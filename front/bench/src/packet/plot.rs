@@ -12,35 +12,22 @@ use crate::groups::{Bar, Group, groups};
 /// # Errors
 /// If nothing was measured.
 pub fn packet_plot(report: &PacketReport, title: &str) -> Result<String> {
-    let group = |load: &PacketLoad| Group {
-        name: format!("{load}: frames delivered a second"),
-        more_is_better: true,
-        bars: bars(report, load),
-    };
     let paper = |load: &PacketLoad| Group {
         name: format!("{load}: the paper's frames a second (2013, guest to guest, figure 4)"),
         more_is_better: true,
         bars: paper_bars(report, load),
     };
-    let loads = report.plan.loads.iter();
-    let all = loads.flat_map(|load| [group(load), paper(load)]);
-    let all = all.filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    let both = |load| [delivered(report, load), paper(load)];
+    groups(title, report.plan.loads.iter().flat_map(both))
 }
 
-fn bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
-    let bar = |(subject, name): (usize, &String)| {
-        let figures = report.figures(load, name)?;
+fn delivered(report: &PacketReport, load: &PacketLoad) -> Group {
+    let name = format!("{load}: frames delivered a second");
+    Group::of(name, true, &report.subjects, |subject| {
+        let figures = report.figures(load, subject)?;
         let (frames, bits) = (rate(figures.delivered, "pps"), rate(figures.bits, "bit/s"));
-        Some(Bar {
-            subject,
-            name: name.clone(),
-            length: figures.delivered,
-            range: figures.range,
-            text: format!("{frames}, {bits}"),
-        })
-    };
-    report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
+        Some((figures.delivered, figures.range, format!("{frames}, {bits}")))
+    })
 }
 
 /// Returns a bar for each way to drive an e1000 that was measured and is in the paper.

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::{SocketFigures, SocketLoad, SocketReport, Traffic};
 use crate::duration::{human, rate};
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, groups};
 
 /// Draws `report`, with a row for each subject of each load. Its bar shows the bytes per second,
 /// the median round trip, or the processors that idle sockets keep busy.
@@ -18,23 +18,14 @@ pub fn socket_plot(report: &SocketReport, title: &str) -> Result<String> {
             Traffic::Pingpong(_) => "median round trip",
             Traffic::Stream | Traffic::Window => "bits a second",
         };
-        Group {
-            name: format!("{load}: {what}"),
-            more_is_better: matches!(load.traffic, Traffic::Stream | Traffic::Window),
-            bars: bars(report, load),
-        }
+        let more_is_better = matches!(load.traffic, Traffic::Stream | Traffic::Window);
+        Group::of(format!("{load}: {what}"), more_is_better, &report.subjects, |subject| {
+            let figures = report.figures(load, subject)?;
+            let (length, text) = length(load, &figures);
+            Some((length, figures.range, text))
+        })
     };
-    let all = report.plan.loads.iter().map(group).filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
-}
-
-fn bars(report: &SocketReport, load: &SocketLoad) -> Vec<Bar> {
-    let bar = |(subject, name): (usize, &String)| {
-        let figures = report.figures(load, name)?;
-        let (length, text) = length(load, &figures);
-        Some(Bar { subject, name: name.clone(), length, range: figures.range, text })
-    };
-    report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect()
+    groups(title, report.plan.loads.iter().map(group))
 }
 
 /// Returns the length of a bar, in the unit of [`SocketFigures::range`], and the text at its end.

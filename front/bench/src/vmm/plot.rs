@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::table::memory;
 use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::groups::{Bar, Group, groups};
+use crate::groups::{Group, Shown, groups};
 
 /// Draws `report`: for each load the time to the guest's first byte, the processor time until then
 /// and the private memory of the process, with a bar for each subject.
@@ -20,12 +20,8 @@ pub fn vmm_plot(report: &VmmReport, title: &str) -> Result<String> {
             group(report, load, "private memory of the process, guest memory left out", private),
         ]
     };
-    let all = report.plan.loads.iter().flat_map(of_load).filter(|group| !group.bars.is_empty());
-    groups(title, &all.collect::<Vec<_>>())
+    groups(title, report.plan.loads.iter().flat_map(of_load))
 }
-
-/// The length of a bar, its range, and its text.
-type Shown = (f64, (f64, f64), String);
 
 fn time(figures: &VmmFigures) -> Option<Shown> {
     let VmmFigures { p50_ns, p90_ns, range_ns, .. } = *figures;
@@ -49,12 +45,8 @@ fn group(
     what: &str,
     shown: fn(&VmmFigures) -> Option<Shown>,
 ) -> Group {
-    let bar = |(subject, name): (usize, &String)| {
-        let (length, range, text) = shown(&report.figures(load, name)?)?;
-        Some(Bar { subject, name: name.clone(), length, range, text })
-    };
-    let bars = report.subjects.iter().map(|one| &one.name).enumerate().filter_map(bar).collect();
-    Group { name: format!("{load}: {what}"), more_is_better: false, bars }
+    let name = format!("{load}: {what}");
+    Group::of(name, false, &report.subjects, |one| shown(&report.figures(load, one)?))
 }
 
 #[cfg(test)]
