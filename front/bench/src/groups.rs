@@ -45,7 +45,7 @@ pub(crate) struct Group {
     pub bars: Vec<Bar>,
 }
 
-/// What a bar shows: its length, its range, and the text behind it.
+/// The length of a bar, its range, and the text behind it.
 pub(crate) type Shown = (f64, (f64, f64), String);
 
 impl Group {

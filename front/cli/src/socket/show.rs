@@ -42,6 +42,20 @@ pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
         crate::out::json(&report)?;
         return Ok(0);
     }
+    crate::out::print(format_args!("{}", families(&report)));
+    if !report.guests.is_empty() {
+        crate::out::print(format_args!("\n{}", guests(&report)));
+    }
+    crate::out::print(format_args!("\n{}", listeners(&report)));
+    crate::out::print(format_args!("\n{}", connections(&report)));
+    let more = report.connections_in_all.saturating_sub(report.connections.len());
+    if more > 0 {
+        crate::say!("and {more} connections more");
+    }
+    Ok(0)
+}
+
+fn families(report: &Report) -> String {
     let rows = report.families.iter().map(|family| {
         let (processes, sockets) = (family.processes.to_string(), family.endpoints.to_string());
         let (sent, received) = (show(family.sent), show(family.received));
@@ -55,18 +69,19 @@ pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
             received,
         ]
     });
-    let rows: Vec<_> = rows.collect();
     let header = ["PID", "PROGRAM", "TENANT", "PROCESSES", "SOCKETS", "SENT", "RECEIVED"];
-    crate::out::print(format_args!("{}", table(header, &rows)));
-    if !report.guests.is_empty() {
-        crate::out::print(format_args!("\n{}", guests(&report)));
-    }
+    table(header, &rows.collect::<Vec<_>>())
+}
+
+fn listeners(report: &Report) -> String {
     let rows = report.listeners.iter().map(|there| {
         let waiting = format!("{}/{}", there.waiting, there.backlog);
         [there.address.clone(), there.pid.to_string(), there.tenant.clone(), waiting]
     });
-    let rows: Vec<_> = rows.collect();
-    crate::out::print(format_args!("\n{}", table(["LISTENS", "PID", "TENANT", "WAITING"], &rows)));
+    table(["LISTENS", "PID", "TENANT", "WAITING"], &rows.collect::<Vec<_>>())
+}
+
+fn connections(report: &Report) -> String {
     let pid = |pid: i32| if pid == 0 { "-".into() } else { pid.to_string() };
     let rows = report.connections.iter().map(|there| {
         let (sent, received) = (show(there.sent), show(there.received));
@@ -79,12 +94,6 @@ pub fn list(args: &SocketLsArgs, socket: &Path) -> Result<i32> {
             received,
         ]
     });
-    let rows: Vec<_> = rows.collect();
     let header = ["FROM", "PID", "TO", "PID", "SENT", "RECEIVED"];
-    crate::out::print(format_args!("\n{}", table(header, &rows)));
-    let more = report.connections_in_all.saturating_sub(report.connections.len());
-    if more > 0 {
-        crate::say!("and {more} connections more");
-    }
-    Ok(0)
+    table(header, &rows.collect::<Vec<_>>())
 }
