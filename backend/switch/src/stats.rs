@@ -7,8 +7,8 @@ macro_rules! causes {
         ///
         /// A new cause is one more line among the causes, with the name that users see, and a count
         /// where frames are dropped for it:
-        /// - `judge` returns the cause of a frame that the settings of its port refuse, and counts
-        ///   it (`PortStats::drop_in`).
+        /// - `admit` (`judge`) returns the cause of a frame that is malformed, or that the settings
+        ///   of its port refuse, and its caller counts it (`PortStats::drop_in`).
         /// - `Switch` counts [`Drop::Down`], for the port that frames are from (`drop_all_in`) and
         ///   for the port that they are for (`drop_out`), and [`Drop::Nobody`] (`drop_in`).
         /// - [`Port::deliver`](crate::Port::deliver) reports frames that the peer did not get in

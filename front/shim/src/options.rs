@@ -5,6 +5,11 @@
 //! the control group in which the shim's own process runs. `CriuImagePath`, the checkpoint with
 //! which runc begins, is refused where containerd hands over no checkpoint. The others are about
 //! the program `runc`, and change nothing for a microVM. Options that are not known are refused.
+//!
+//! A new option is a field of its message in `proto/containerd.proto`, and of `Options` with an arm
+//! in `read`; for containerd's settings also a name in `NAMES` and an arm in `section`. [`check`]
+//! has its effect on Create, or a function as [`shim_cgroup`] that on `start`. It has a row in
+//! `docs/containerd.md`, "Runtime options".
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -18,7 +18,7 @@
 //!   behind vfio-user sockets ([`remote`]).
 //! - [`layout`] has every address.
 //!
-//! The machine: hardware-reduced ACPI, PVH boot, local APICs in the kernel and an IOAPIC of eight
+//! The machine: hardware-reduced ACPI, PVH boot, local APICs in the kernel and an IOAPIC of seven
 //! pins here, kvm-clock and the TSC deadline timer; no PIC, PIT, real-time clock, keyboard
 //! controller, firmware or ROM.
 //!

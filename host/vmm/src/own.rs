@@ -3,6 +3,12 @@
 //! region of hot-plug memory.
 //!
 //! A new device is a crate of `device/`, and here a PCI device number and a function that adds it.
+//! All numbers below `plug::FIRST_FUNCTION` are taken. So another fixed device either takes numbers
+//! from the end of the bus, as `layout::hot_memory_device` does, which leaves fewer slots for
+//! functions, or raises `FIRST_FUNCTION`. With that go `VmSpec::FIRST_SLOT` of `host/hypervisor`,
+//! which QEMU's machines have too, `FIRST_SLOT` of `front/hollow` and a new `state::VERSION`, since
+//! saved machines have their functions at the old numbers.
+//!
 //! Its saved state is a field of `OwnState` (`state`), with `#[serde(default)]` if not every
 //! machine has it. In `front/vmm`, `Ports` (`ports`) has it as a field, with a `Token`, and in
 //! `new`, `save`, `go_on`, `restore`, `watch` and `serve`; an option for it is in `args` and

@@ -238,8 +238,9 @@ impl Outcome {
     }
 }
 
-/// Returns the exit status that container runtimes use when the container has none of its own: 125,
-/// and as in a shell 127 for a program that was not found and 126 for one that cannot be executed.
+/// Returns the exit status that container runtimes use when the container has none of its own: 137
+/// if its microVM ended before it, as after SIGKILL; as in a shell 127 for a program that was not
+/// found and 126 for one that cannot be executed; 125 for any other failure.
 fn exit_status_of(error: &Error) -> u32 {
     match error {
         Error::Exec { status, .. } => *status,

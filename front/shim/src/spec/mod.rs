@@ -6,8 +6,13 @@
 //!
 //! A new annotation has its name here, in `sizes` if it stands for an amount, or in a module of its
 //! own. [`run_spec`] reads it for a container with a sandbox of its own, [`pod_spec`] for a pod,
-//! and [`restored_spec`] if a container that begins with a checkpoint may have another value than
-//! the saved one. It has a row in `docs/containerd.md`.
+//! [`member_spec`] for a container of a pod, and [`restored_spec`] if a container that begins with
+//! a checkpoint may have another value than the saved one. One that needs the daemon or other tasks
+//! is read by `Maker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md`.
+//!
+//! The authors of pods write annotations. One that they may use without the node's administrator is
+//! in the default of `SLIPWAY_POD_ANNOTATIONS` (`create`), and in the lists of `pod_annotations` of
+//! `deploy/kubernetes/node/containerd.sh`, `docs/containerd.md` and `docs/kubernetes.md`.
 
 mod confinement;
 mod control_group;

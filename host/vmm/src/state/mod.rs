@@ -19,9 +19,10 @@
 //!
 //! A new field of `MachineState` or `OwnState` is `#[serde(default)]` if a state without it is one
 //! that a machine can go on from; otherwise `VERSION` is raised, and templates and snapshots that
-//! were saved before are refused, as are those of another version of the program anyway
-//! (`Identity::build`). What a saved machine and its successor must have in common, such as an
-//! optional device, is in `Identity`, with its check in `Identity::check`.
+//! were saved before are refused. Those of another release are refused anyway (`Identity::build`),
+//! but all builds of one release have the same number. What a saved machine and its successor must
+//! have in common, such as an optional device, is in `Identity`, with its check in
+//! `Identity::check`.
 
 mod functions;
 mod shown;
@@ -53,7 +54,8 @@ const HEADER: usize = 56;
 /// The properties that a machine must have in common with a saved one to go on from its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The version of `slipway-vmm`.
+    /// The version of `slipway-vmm`, which all builds of a release share: it does not stand for
+    /// [`VERSION`].
     pub build: String,
     /// The CPUs that the guest sees.
     pub shown: Shown,

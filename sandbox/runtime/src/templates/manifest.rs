@@ -1,4 +1,11 @@
 //! The description of a template or snapshot, which is kept beside its state as JSON.
+//!
+//! An earlier build may have written it, and a later one may have: unknown fields are refused, so
+//! that nothing of a machine is passed over. A new field that a description may lack is
+//! `#[serde(default)]`, and `skip_serializing_if` keeps it out of descriptions without it, which
+//! earlier builds then read. Any other change raises `VERSION`, and templates and snapshots of
+//! earlier builds are refused. The types of `record` in it ([`Origin`], [`Settings`], [`Volume`])
+//! are those of sandboxes' records.
 
 use std::path::{Path, PathBuf};
 
