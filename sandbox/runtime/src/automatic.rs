@@ -91,7 +91,7 @@ async fn name_of(node: &Node, record: &Record) -> Result<String> {
 }
 
 fn name_of_shape(shape: &Shape, kernel: u64, changed: Option<std::time::SystemTime>) -> String {
-    let version = env!("CARGO_PKG_VERSION");
+    let version = crate::VERSION;
     let told = format!("{version} {shape:?} {kernel} {changed:?}");
     format!("{PREFIX}{}", &digest(told.as_bytes())[..DIGITS])
 }

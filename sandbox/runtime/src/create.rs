@@ -20,8 +20,8 @@ use crate::templates::{AUTO, Snapshot, Template};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, cgroup, copies, cpus, empty_dirs, emulated, layers, name, network, placement,
-    pod, pod_functions, process, resize, shares, sockets, start, volume,
+    Error, Result, VERSION, cgroup, copies, cpus, empty_dirs, emulated, layers, name, network,
+    placement, pod, pod_functions, process, resize, shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -198,6 +198,7 @@ impl Node {
             empty_dirs: EmptyDirs::default(),
             state: SandboxState::Created,
             created_ns: realtime_ns(),
+            version: VERSION.to_owned(),
             exit_status: None,
             paused: false,
             reason: String::new(),

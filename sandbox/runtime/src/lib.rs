@@ -128,3 +128,6 @@ pub use service::templates::TemplateService;
 pub use slipway_sandbox_api::{
     SandboxClient, SnapshotClient, TemplateClient, capabilities, copies as host_copies, forward, v1,
 };
+
+/// The version of this daemon, and of the VMMs that it starts.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

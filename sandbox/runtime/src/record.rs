@@ -176,6 +176,9 @@ pub struct Record {
     pub state: SandboxState,
     /// CLOCK_REALTIME at the sandbox's creation, ns since the epoch.
     pub created_ns: u64,
+    /// The version of Slipway whose daemon created and started the sandbox; empty: an earlier one.
+    #[serde(default)]
+    pub version: String,
     /// The exit status of the container's process, once it ended.
     pub exit_status: Option<u32>,
     /// Set while the processes of the sandbox's own container are stopped.

@@ -402,7 +402,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn status(&self, _: Request<v1::Empty>) -> Reply<v1::StatusReply> {
         Ok(Response::new(v1::StatusReply {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::VERSION.to_owned(),
             pid: std::process::id(),
             ends_when_idle: self.ends_when_idle,
             sandboxes: u32::try_from(self.node.live()).unwrap_or(u32::MAX),

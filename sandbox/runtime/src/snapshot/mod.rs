@@ -37,7 +37,7 @@ use crate::templates::pages::measure_pages;
 use crate::templates::{
     Boots, Manifest, Saved, Shape, Snapshot, Unfinished, apart, check_chosen, create_file, digest,
 };
-use crate::{Error, Result, memory, name, pod_functions};
+use crate::{Error, Result, VERSION, memory, name, pod_functions};
 
 /// The time within which a VMM that was saved goes on.
 const RESUME: Duration = Duration::from_secs(20);
@@ -175,8 +175,9 @@ async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
     }
 }
 
-/// The reason for which a sandbox without a record of what it booted cannot be saved.
-const EARLIER: &str = "an earlier version of Slipway started it";
+/// The reason for which a sandbox of another version cannot be saved: it has the VMM of that
+/// version, and that of this one refuses its saved machine.
+const OTHER_VERSION: &str = "another version of Slipway started it; run it anew";
 
 /// Returns the first part of a sandbox that no snapshot has.
 fn cannot_save(record: &Record) -> Option<&'static str> {
@@ -186,7 +187,7 @@ fn cannot_save(record: &Record) -> Option<&'static str> {
     let shares = !record.shares.is_empty() || record.share_server != ShareServer::None;
     let reasons = [
         (record.pod, "it is a pod"),
-        (record.booted.is_none(), EARLIER),
+        (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
         (record.sockets.is_some(), "it has a socket function"),
         (shares, "it has directories of the host"),
         (own_device, "a volume of its has a device of its own"),
@@ -330,8 +331,8 @@ async fn describe(
     paused: Duration,
 ) -> Result<(Shape, Snapshot)> {
     let needs = record.booted_needs();
-    let earlier = || Error::Invalid(format!("sandbox {}: {EARLIER}", record.name));
-    let booted = record.booted.as_ref().ok_or_else(earlier)?;
+    let other = || Error::Invalid(format!("sandbox {}: {OTHER_VERSION}", record.name));
+    let booted = record.booted.as_ref().ok_or_else(other)?;
     let (kernel, initramfs) = (&booted.kernel, &booted.initramfs);
     let cpu_template = node.config.cpu_template()?;
     let mut shape = Shape::of(record, &Boots { needs, kernel, initramfs, cpu_template });
@@ -390,10 +391,17 @@ mod tests {
     #[test]
     fn what_no_snapshot_has_is_named() {
         let booted = crate::templates::manifest::tests::shape().booted();
-        let record = || Record { booted: Some(booted.clone()), ..record_of(SandboxState::Running) };
-        let earlier = record_of(SandboxState::Running);
-        assert_eq!(cannot_save(&earlier), Some(EARLIER));
+        let record = || Record {
+            booted: Some(booted.clone()),
+            version: VERSION.to_owned(),
+            ..record_of(SandboxState::Running)
+        };
         assert_eq!(cannot_save(&record()), None);
+        for version in ["", "0.0.1"] {
+            let other = Record { version: version.to_owned(), ..record() };
+            assert_eq!(cannot_save(&other), Some(OTHER_VERSION));
+        }
+        assert_eq!(cannot_save(&Record { booted: None, ..record() }), Some(OTHER_VERSION));
         let why = |change: fn(&mut Record)| {
             let mut record = record();
             change(&mut record);
