@@ -2,8 +2,8 @@
 //! and the events and the ends of these.
 //!
 //! A new ability of machines is a method of [`Vm`], which refuses by default if some VMMs lack it.
-//! Module `vm` implements it, by commands of `qmp`. If callers have to know it before a start, it is
-//! a field of [`Capabilities`] too, which `native`, `qemu` and `hollow` fill in.
+//! Module `vm` implements it, by commands of `qmp`. If callers have to know it before a start, it
+//! is a field of [`Capabilities`] too, which `native`, `qemu` and `hollow` fill in.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rustix::process::Pid;
-use slipway_agent_protocol::EXIT_STATUS_METADATA;
 use slipway_agent_protocol::v1::{
     ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef,
     PutFilesRequest, RejoinRequest, StatsReply, UpdateContainerRequest,
 };
 use tokio::task::JoinSet;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::cgroup::Cgroup;
 use crate::container::{Container, Places, check_process, hold_processes};
@@ -20,6 +19,7 @@ use crate::lock::lock;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
+use crate::statuses::{internal, invalid, precondition, refusal, status};
 use crate::table::{Missing, Refused, Table};
 use crate::{log, name};
 
@@ -311,50 +311,8 @@ fn pid(process: &Process) -> u32 {
     process.pid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Converts an error in a request to a gRPC status.
-pub fn invalid(error: anyhow::Error) -> Status {
-    Status::invalid_argument(format!("{error:#}"))
-}
-
-/// Converts an error of the machine to a gRPC status.
-pub fn internal(error: anyhow::Error) -> Status {
-    Status::internal(format!("{error:#}"))
-}
-
-/// Converts the error of a request that the state of the container or of the machine does not
-/// permit to a gRPC status.
-pub fn precondition(error: anyhow::Error) -> Status {
-    Status::failed_precondition(format!("{error:#}"))
-}
-
-/// Converts the reason why an id was not reserved to a gRPC status.
-fn refusal(refused: Refused, what: &str, id: &str) -> Status {
-    match refused {
-        Refused::Taken => Status::already_exists(format!("{what} {id} exists")),
-        Refused::Closed => {
-            Status::unavailable(format!("no {what} {id} was made: the sandbox is ending"))
-        }
-    }
-}
-
 /// Returns a container's control group, which there is where the kernel has cgroup2.
 fn cgroup_of(container: &Container) -> Result<&Cgroup, Status> {
     let cgroup = container.cgroup.as_ref();
     cgroup.ok_or_else(|| Status::unavailable("the kernel has no cgroup2"))
-}
-
-/// Converts a failure to a gRPC status. A failure of the program itself carries
-/// [`EXIT_STATUS_METADATA`].
-pub fn status(failure: &Failure) -> Status {
-    let code = match failure.exit_status {
-        crate::init::NOT_FOUND => Code::NotFound,
-        0 => Code::FailedPrecondition,
-        _ => Code::PermissionDenied,
-    };
-    let mut status = Status::new(code, failure.message.clone());
-    if failure.exit_status != 0 {
-        let value = tonic::metadata::MetadataValue::from(failure.exit_status);
-        status.metadata_mut().insert(EXIT_STATUS_METADATA, value);
-    }
-    status
 }

@@ -7,19 +7,20 @@
 //!
 //! [`machine`] mounts the kernel's file systems and loads modules, [`port`] turns the port into a
 //! sequence of connections, and [`mod@service`] answers requests with [`agent`], which holds
-//! containers by id in a [`table`]. [`container`] builds one container: its devices ([`nvme`],
-//! [`pmem`], [`uevent`]), its [`cgroup`] with the [`device_policy`] and its counts ([`mod@group`]),
-//! its processes. A [`process`] begins as this program in the role of [`init`], which sets itself
-//! up inside the container's namespaces and executes the container's program. [`stdio`] carries a
-//! process's streams, [`kept`] keeps output that the host may ask for again, and the [`reaper`]
-//! reports the process's end. [`trace`] measures the time that the NVMe driver and the block layer
-//! take for commands, while a host asks for it. [`network`] configures the sandbox's interface.
-//! [`cpus`] brings CPUs online, those that the machine begins with and those that the VMM adds, and
-//! takes those offline that the VMM is to remove. [`sockets`] starts the socket engine of a sandbox
-//! whose sockets are devices. [`shares`] mounts the host's files that containers have, and
-//! [`copies`] writes those of which they have copies. [`rejoin`] gives a container of a saved
-//! machine the names of another sandbox. A [`message`] is what a container's program says of its
-//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name.
+//! containers by id in a [`table`]; [`statuses`] has the answers to what fails. [`container`]
+//! builds one container: its devices ([`nvme`], [`pmem`], [`uevent`]), its [`cgroup`] with the
+//! [`device_policy`] and its counts ([`mod@group`]), its processes. A [`process`] begins as this
+//! program in the role of [`init`], which sets itself up inside the container's namespaces and
+//! executes the container's program. [`stdio`] carries a process's streams, [`kept`] keeps output
+//! that the host may ask for again, and the [`reaper`] reports the process's end. [`trace`]
+//! measures the time that the NVMe driver and the block layer take for commands, while a host asks
+//! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
+//! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
+//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
+//! mounts the host's files that containers have, and [`copies`] writes those of which they have
+//! copies. [`rejoin`] gives a container of a saved machine the names of another sandbox. A
+//! [`message`] is what a container's program says of its end. [`empty_dirs`] makes directories of
+//! the sandbox that containers of a pod share by name.
 //!
 //! # What keeps a container in
 //!
@@ -79,6 +80,7 @@ mod signal;
 mod sockets;
 mod stages;
 mod stats;
+mod statuses;
 mod stdio;
 mod sysctl;
 mod table;

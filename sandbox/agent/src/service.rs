@@ -17,9 +17,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::agent::{Agent, internal, invalid, precondition, status};
+use crate::agent::Agent;
 use crate::connect::Connection;
 use crate::log;
+use crate::statuses::{internal, invalid, precondition, status};
 use crate::stdio::Attachment;
 
 /// The time for the reply to a shutdown to be sent before the sandbox ends.
