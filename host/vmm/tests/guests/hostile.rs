@@ -9,20 +9,39 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::has_kvm;
+use crate::common::{CODE_AT, has_kvm};
 use slipway_reactor::{Reactor, Settings};
+use slipway_vmm::plug::FIRST_FUNCTION;
+use slipway_vmm::power::{SLEEP_CONTROL, SLEEP_TYPE_OFF};
 use slipway_vmm::remote::Attached;
-use slipway_vmm::{Running, own};
+use slipway_vmm::{Running, layout, own};
+
+// The assembler takes no constants of Rust, so that the program has these as literals.
+const _: () = {
+    assert!(CODE_AT == 0x10_0000);
+    assert!(layout::ECAM.start == 0xe000_0000 && 8 << layout::DEVICE_SHIFT == 0x3_ffff + 1);
+    assert!((FIRST_FUNCTION as u64) << layout::DEVICE_SHIFT == 0x2_0000);
+    assert!(layout::IOAPIC.start == 0xfec0_0000);
+    assert!(layout::PCI_WINDOW.start == 0xc000_0000);
+    assert!(layout::PCI_WINDOW.end - layout::PCI_WINDOW.start == 0x1fff_ffff + 1);
+    assert!(layout::SERIAL.start == 0x3f8 && layout::SERIAL.end == 0x3f8 + 8);
+    // Eight registers of four bytes each.
+    assert!(layout::FUNCTION_SLOTS.start == 0x610 && layout::CPU_SLOTS.end == 0x610 + 8 * 4);
+    assert!(layout::POWER.start == 0x600 && SLEEP_CONTROL == 0);
+    // Bit 5 is SLP_EN, and SLP_TYP begins at bit 2.
+    assert!(SLEEP_TYPE_OFF << 2 | 1 << 5 == 0x34);
+};
 
 // EBP is the state of a generator (x = x * 1664525 + 1013904223), ECX the accesses that are left.
-// Each access takes its kind, address and value from three numbers of it.
+// Each access takes its kind (ESI), its address (EDX) and its value (EAX) from three numbers of it.
+// Of the kind, bit 0 is memory or ports, bits 1 to 3 the range, bit 4 write or read, bit 5 width.
 guest!(random:
     "jmp 1f"
     ".long 0"                            // at 0x100002: the seed
     ".long 0"                            // at 0x100006: the number of accesses
-    "1: mov ebp, [0x100002]"
+    "1: mov ebp, [0x100002]"             // the beginning
     "mov ecx, [0x100006]"
-    "2: imul ebp, ebp, 1664525"
+    "2: imul ebp, ebp, 1664525"          // the next access
     "add ebp, 1013904223"
     "mov esi, ebp"                       // the kind
     "shr esi, 16"
@@ -35,7 +54,7 @@ guest!(random:
     "mov eax, ebp"                       // the value
     "shr eax, 4"
     "test esi, 1"
-    "jz 5f"
+    "jz 5f"                              // to ports
     // Memory: ECAM of the first eight devices, IOAPIC, a BAR's first pages, or the whole window.
     "test esi, 2"
     "jz 3f"
@@ -43,22 +62,22 @@ guest!(random:
     "add edx, 0xe0000000"
     "test esi, 4"
     "jz 6f"
-    "and edx, 0xff"                      // the head of device 4's configuration space
+    "and edx, 0xff"                      // the head of the function's configuration space
     "add edx, 0xe0020000"
     "jmp 6f"
-    "3: test esi, 4"
+    "3: test esi, 4"                     // not ECAM: the IOAPIC, or BARs
     "jz 4f"
     "and edx, 0xff"
     "add edx, 0xfec00000"
     "jmp 6f"
-    "4: and edx, 0x1ffff"
+    "4: and edx, 0x1ffff"                // BARs
     "add edx, 0xc0000000"
     "test esi, 8"
     "jz 6f"
     "shl edx, 10"
     "and edx, 0x1fffffff"
     "add edx, 0xc0000000"
-    "6: test esi, 16"
+    "6: test esi, 16"                    // the access to memory
     "jz 7f"
     "test esi, 32"
     "jz 8f"
@@ -66,7 +85,7 @@ guest!(random:
     "jmp 9f"
     "8: mov [edx], ax"
     "jmp 9f"
-    "7: test esi, 32"
+    "7: test esi, 32"                    // a read
     "jz 8f"
     "mov eax, [edx]"
     "jmp 9f"
@@ -83,7 +102,7 @@ guest!(random:
     "sub edx, 0x3f8"
     "shl edx, 2"
     "add edx, 0x610"
-    "6: test esi, 16"
+    "6: test esi, 16"                    // the access to a port
     "jz 7f"
     "test esi, 32"
     "jz 8f"
@@ -91,14 +110,14 @@ guest!(random:
     "jmp 9f"
     "8: out dx, al"
     "jmp 9f"
-    "7: test esi, 32"
+    "7: test esi, 32"                    // a read
     "jz 8f"
     "in eax, dx"
     "jmp 9f"
     "8: in al, dx"
-    "9: dec ecx"
+    "9: dec ecx"                         // the end of an access
     "jnz 2b"
-    "mov dx, 0x600"
+    "mov dx, 0x600"                      // the end: sleep control, S5
     "mov al, 0x34"
     "out dx, al"
     "2: hlt"
@@ -145,15 +164,15 @@ fn a_guest_that_accesses_everything_harms_nobody() {
 /// Asks the guest to give up its function, and gives it another connection if it has.
 fn replace_if_ejected(running: &Running, function: Attached, socket: &Path) -> Attached {
     let Running { board, chassis, .. } = running;
-    board.ask_for_function(4);
+    board.ask_for_function(FIRST_FUNCTION);
     if board.ejected_functions() == 0 {
         return function;
     }
     function.close(chassis);
     drop(function);
     let stream = UnixStream::connect(socket).unwrap();
-    let function = Attached::plug(chassis, 4, 0, stream.into()).unwrap();
-    board.function_plugged(4);
+    let function = Attached::plug(chassis, FIRST_FUNCTION, 0, stream.into()).unwrap();
+    board.function_plugged(FIRST_FUNCTION);
     function
 }
 
@@ -166,8 +185,8 @@ fn run(seed: u32, socket: &std::path::Path) -> u64 {
     let stream = UnixStream::connect(socket).unwrap();
     let console_function = own::console(machine.chassis()).unwrap();
     let rng = own::rng(machine.chassis()).unwrap();
-    let mut function = Attached::new(&machine, 4, 0, stream.into()).unwrap();
-    machine.board().function_present(4);
+    let mut function = Attached::new(&machine, FIRST_FUNCTION, 0, stream.into()).unwrap();
+    machine.board().function_present(FIRST_FUNCTION);
     let running = machine.start(|| ()).unwrap();
     running.cpus.resume();
     // A guest may stop its only CPU by an interrupt that it sends itself.
