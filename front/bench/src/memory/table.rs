@@ -14,61 +14,62 @@ pub fn memory_table(report: &MemoryReport, colour: bool) -> String {
     let mut text = String::new();
     for load in &report.plan.loads {
         text.push_str(&match load {
-            MemoryLoad::Give { .. } => given(report, load, colour),
-            MemoryLoad::Set { .. } => set(report, load, colour),
-            MemoryLoad::Gate(_) => accessed(report, load, colour),
+            MemoryLoad::Give { .. } => table_of_given(report, load, colour),
+            MemoryLoad::Set { .. } => table_of_set(report, load, colour),
+            MemoryLoad::Gate(_) => table_of_accesses(report, load, colour),
         });
     }
-    text.push_str(&growths(report, colour));
-    text.extend(report.left_out.iter().map(left_out));
+    text.push_str(&table_of_growth(report, colour));
+    text.extend(report.left_out.iter().map(left_out_line));
     text + &foot(&report.faults, &report.subjects)
 }
 
-const GIVEN: [&str; 9] =
-    ["", "ready", "least", "most", "of the first", "touch", "least", "most", "of the first"];
-const SET: [&str; 8] =
-    ["", "ready", "of the first", "touch", "of the first", "fault", "of the first", "own MiB"];
-const ACCESSED: [&str; 5] = ["", "access", "least", "most", "of the first"];
-const GROWTH: [&str; 3] = ["", "memory", "µs for a MiB"];
-
-fn given(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
+/// Formats the table of a load that gives memory: when it is ready, and the touch of its pages.
+fn table_of_given(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
     let (mut first_ready, mut first_touch) = (None, None);
     let row = |name: &String| {
         let ready = report.figures(load, name, Quantity::Ready)?;
         let touch = report.figures(load, name, Quantity::Touch)?;
-        let [r0, r1, r2, r3] = cells_of(&ready, &mut first_ready);
-        let [t0, t1, t2, t3] = cells_of(&touch, &mut first_touch);
+        let [r0, r1, r2, r3] = cells(&ready, &mut first_ready);
+        let [t0, t1, t2, t3] = cells(&touch, &mut first_touch);
         Some([name.clone(), r0, r1, r2, r3, t0, t1, t2, t3])
     };
-    table(report, load, &GIVEN, row, colour)
+    let headings =
+        ["", "ready", "least", "most", "of the first", "touch", "least", "most", "of the first"];
+    table_of_load(report, load, &headings, row, colour)
 }
 
-fn set(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
+/// Formats the table of a load that touches a working set: its times, and the memory of its own.
+fn table_of_set(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
     let mut firsts = [None; 3];
     let row = |name: &String| {
-        let mut cells = vec![name.clone()];
+        let mut row = vec![name.clone()];
         for (quantity, first) in Quantity::of(load).iter().zip(&mut firsts) {
-            let [median, _, _, ratio] = cells_of(&report.figures(load, name, *quantity)?, first);
-            cells.extend([median, ratio]);
+            let [median, _, _, ratio] = cells(&report.figures(load, name, *quantity)?, first);
+            row.extend([median, ratio]);
         }
-        cells.push(format!("{:.2}", report.own_bytes(load, name)? / f64::from(1 << 20)));
-        cells.try_into().ok()
+        row.push(format!("{:.2}", report.own_bytes(load, name)? / f64::from(1 << 20)));
+        row.try_into().ok()
     };
-    table(report, load, &SET, row, colour)
+    let headings =
+        ["", "ready", "of the first", "touch", "of the first", "fault", "of the first", "own MiB"];
+    table_of_load(report, load, &headings, row, colour)
 }
 
-fn accessed(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
+/// Formats the table of a load that accesses memory through a gate.
+fn table_of_accesses(report: &MemoryReport, load: &MemoryLoad, colour: bool) -> String {
     let mut first = None;
     let row = |name: &String| {
-        let [a0, a1, a2, a3] = cells_of(&report.figures(load, name, Quantity::Access)?, &mut first);
+        let [a0, a1, a2, a3] = cells(&report.figures(load, name, Quantity::Access)?, &mut first);
         Some([name.clone(), a0, a1, a2, a3])
     };
-    table(report, load, &ACCESSED, row, colour)
+    let headings = ["", "access", "least", "most", "of the first"];
+    table_of_load(report, load, &headings, row, colour)
 }
 
 /// Formats a median, its range, and its ratio to the median of the first row, which is in `first`
 /// from that row on.
-fn cells_of(figures: &MemoryFigures, first: &mut Option<f64>) -> [String; 4] {
+fn cells(figures: &MemoryFigures, first: &mut Option<f64>) -> [String; 4] {
     let MemoryFigures { median_ns, range_ns: (least, most) } = *figures;
     let ratio = median_ns / first.get_or_insert(median_ns).max(1.0);
     [time(median_ns), time(least), time(most), format!("{ratio:.3}")]
@@ -80,7 +81,8 @@ pub(super) fn time(ns: f64) -> String {
     if ns < 1000.0 { format!("{ns:.1} ns") } else { human(ns as u64) }
 }
 
-fn table<const N: usize>(
+/// Formats the table of a load: a row for each subject that has one.
+fn table_of_load<const N: usize>(
     report: &MemoryReport,
     load: &MemoryLoad,
     headings: &[&str; N],
@@ -88,11 +90,12 @@ fn table<const N: usize>(
     colour: bool,
 ) -> String {
     let names = report.subjects.iter().map(|subject| &subject.name);
-    shown(&load.to_string(), headings, &names.filter_map(row).collect::<Vec<_>>(), colour)
+    let rows: Vec<_> = names.filter_map(row).collect();
+    titled_unless_empty(&load.to_string(), headings, &rows, colour)
 }
 
 /// Formats a table and an empty line, or nothing if there are no rows.
-fn shown<const N: usize>(
+fn titled_unless_empty<const N: usize>(
     title: &str,
     headings: &[&str; N],
     rows: &[[String; N]],
@@ -103,11 +106,11 @@ fn shown<const N: usize>(
 
 /// Formats how much longer memory takes to be ready for each MiB that there is more of it: a row
 /// for each subject and size of pages with at least two sizes of memory.
-fn growths(report: &MemoryReport, colour: bool) -> String {
+fn table_of_growth(report: &MemoryReport, colour: bool) -> String {
     let mut rows = Vec::new();
     for page in [PageSize::Base, PageSize::Huge] {
         for subject in &report.subjects {
-            let points = ready(report, &subject.name, page);
+            let points = times_to_ready(report, &subject.name, page);
             let (Some(first), Some(last)) = (points.first(), points.last()) else { continue };
             let Some(line) = Line::through(&points) else { continue };
             let size = |mib: f64| VmmLoad { memory: (mib as u64) << 20 };
@@ -118,11 +121,12 @@ fn growths(report: &MemoryReport, colour: bool) -> String {
             ]);
         }
     }
-    shown("growth of the time to ready", &GROWTH, &rows, colour)
+    let headings = ["", "memory", "µs for a MiB"];
+    titled_unless_empty("growth of the time to ready", &headings, &rows, colour)
 }
 
 /// Returns sizes of memory in MiB and the medians of the time to ready in µs, by size.
-fn ready(report: &MemoryReport, subject: &str, page: PageSize) -> Vec<(f64, f64)> {
+fn times_to_ready(report: &MemoryReport, subject: &str, page: PageSize) -> Vec<(f64, f64)> {
     let point = |load: &MemoryLoad| match *load {
         MemoryLoad::Give { bytes, page: its } if its == page => {
             let ready = report.figures(load, subject, Quantity::Ready)?;
@@ -135,7 +139,7 @@ fn ready(report: &MemoryReport, subject: &str, page: PageSize) -> Vec<(f64, f64)
     points
 }
 
-fn left_out(out: &LeftOut) -> String {
+fn left_out_line(out: &LeftOut) -> String {
     format!("LEFT OUT: {} with {}: {}\n", out.subject, out.load, out.reason)
 }
 
