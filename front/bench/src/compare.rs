@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
 use crate::duration::human;
-use crate::report::StartupReport;
+use crate::startup_report::StartupReport;
 use crate::statistics::time_in;
 use crate::table::{BOLD, PLAIN, grid};
 
@@ -344,7 +344,7 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Environment;
+    use crate::environment::Environment;
 
     /// Makes a report with one sandbox and one stage for each value, and a round for each inner
     /// list.

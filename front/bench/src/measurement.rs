@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::compare::{time_row, time_table};
 use crate::duration::human;
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.

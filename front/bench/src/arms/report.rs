@@ -6,8 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 use crate::slices;
 use crate::statistics::{Statistics, median, percentile, statistics, time_in};
 

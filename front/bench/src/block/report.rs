@@ -8,8 +8,8 @@ use super::{
     Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Run, Subject,
     Workload,
 };
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Described, Fault, Turns};
 

@@ -60,8 +60,8 @@ impl CgroupReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::report::Environment;
     use crate::turns::Described;
 
     /// Makes a report of subjects with these total times in milliseconds, round by round. A subject

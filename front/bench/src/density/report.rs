@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Series;
 use crate::json::SavedReport;
-use crate::report::Environment;
+use crate::environment::Environment;
 
 /// A measurement of density, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

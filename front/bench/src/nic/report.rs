@@ -144,8 +144,8 @@ impl NicReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::report::Environment;
     use crate::turns::Described;
 
     /// Makes a report with these loads, of subjects with these rates, round by round, the same with

@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{FunctionCounts, PacketLoad};
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 

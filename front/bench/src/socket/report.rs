@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::turn::turn;
 use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, SocketMeasured, Traffic, Way};
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 use crate::statistics::median;
 use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 

@@ -94,8 +94,8 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::report::Environment;
     use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject

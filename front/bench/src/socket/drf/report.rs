@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::Mix;
 use super::engine::Engine;
 use super::script::{formula, script};
+use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::report::Environment;
 
 /// The number of mixes that are measured at once: their executors are slow, so a core has time for
 /// several.
