@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use slipway_ring::cross::{Side, Tail};
+use slipway_ring::cross::Side;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
 use slipway_sgiov_spec::table::Place;
 
 use super::connection::{Bells, Connection, End};
-use super::links::{self, Party};
+use super::links::{self, Link, Party};
 use super::sharing::Bell;
 use super::{Broker, Errno, Outcome};
 use crate::accounts::{Account, Held, Resource};
@@ -166,40 +166,30 @@ impl Broker {
     /// Makes a connection of what was reserved for it, and returns its number.
     fn commit(&mut self, pair: &Pair, reserved: Reserved) -> u32 {
         let Reserved { link, stream, held: [one, other], bells: mut here } = reserved;
-        let (a, b) = (pair.connector.0, pair.acceptor.0);
-        // The connector's side. In a link of a family with itself the sides differ by their link
-        // numbers.
-        let connector = match self.links.get(link) {
-            Some(shared) if a != b => links::side_of(shared, a),
-            _ => Side::Zero,
-        };
-        let end = |(party, local): (Party, Address), held: Held| End {
-            party,
-            entry: 0,
-            local,
-            holders: 0,
-            closed: false,
-            last: Tail::default(),
-            held,
-        };
-        let mut ends = [end(pair.connector, one), end(pair.acceptor, other)];
+        let connector = self.connectors_side(link, pair);
+        let mut ends = [End::new(pair.connector, one), End::new(pair.acceptor, other)];
         if connector == Side::One {
             ends.reverse();
             here.reverse();
         }
         let bells = Bells { here, kept: None, later: pair.later };
-        let number = self.connections.insert(Connection {
-            link,
-            stream,
-            ends,
-            bells,
-            connector,
-            namespace: pair.namespace,
-        });
+        let namespace = pair.namespace;
+        let made = Connection { link, stream, ends, bells, connector, namespace };
+        let number = self.connections.insert(made);
         for side in [Side::Zero, Side::One] {
             self.grant(number, side);
         }
         number
+    }
+
+    /// Returns the connector's side of a link. In a link of a family with itself the sides differ
+    /// by their link numbers.
+    fn connectors_side(&self, link: u32, pair: &Pair) -> Side {
+        let (a, b) = (pair.connector.0, pair.acceptor.0);
+        match self.links.get(link) {
+            Some(link) if a != b => links::side_of(link, a),
+            _ => Side::Zero,
+        }
     }
 
     /// Returns the account of a new connection: the connector's or, if the connector is on another
@@ -218,14 +208,7 @@ impl Broker {
         let Some(link) = self.links.get(connection.link) else { return };
         let Party::Family(family) = connection.end(side).party else { return };
         let other = connection.end(side.other()).party;
-        let same_tenant = self.are_one_tenant(family, other);
-        let place = Place {
-            stream: connection.stream,
-            side: side as u8,
-            engine: other == Party::Engine,
-            same_tenant,
-            link: link.ends[side as usize].number,
-        };
+        let place = place(connection, link, side, self.are_one_tenant(family, other));
         let Some(family) = self.families.get_mut(family) else { return };
         // `check_room` has seen it, and nothing has taken an entry since then.
         let entry = family.take_entry(number, side).expect("the table has room for the entry");
@@ -259,34 +242,38 @@ impl Broker {
         let connection = self.connections.get(number).ok_or(Errno::INVAL)?;
         let link = self.links.get(connection.link).ok_or(Errno::INVAL)?;
         let (mine, theirs) = (connection.end(side), connection.end(side.other()));
-        let table = &self.families.get(family).ok_or(Errno::INVAL)?.table;
-        let word = table.word(mine.entry, slipway_sgiov_spec::table::entry::PLACE);
-        let place = Place {
-            stream: connection.stream,
-            side: side as u8,
-            engine: theirs.party == Party::Engine,
-            // As granted. The family may have changed the word since then, to its own disadvantage
-            // only.
-            same_tenant: Place::decode(word).is_some_and(|place| place.same_tenant)
-                && self.are_one_tenant(family, theirs.party),
-            link: link.ends[side as usize].number,
-        };
+        let same_tenant = self.were_one_tenant(family, mine.entry, theirs.party)?;
+        let place = place(connection, link, side, same_tenant);
         let bell = connection.bell(side).ok_or(Errno::INVAL)?;
-        let (group, other) = (bell.group, connection.bell(side.other()));
-        let mut files = vec![bell.eventfd.clone()];
-        let peer_later = !place.engine && other.is_none() && !theirs.closed;
-        if !place.engine && !peer_later {
-            // A peer that has closed is never woken; send our own eventfd as a placeholder.
-            files.push(other.unwrap_or(bell).eventfd.clone());
-        }
+        let (mut files, peer_later) = connection.eventfds(side, bell);
         let new_link = self.clients.get_mut(client).ok_or(Errno::INVAL)?.given.insert(place.link);
         if new_link {
             files.push(link.file.clone());
         }
         let endpoint =
             Endpoint { entry: mine.entry.into(), place, local: mine.local, peer: theirs.local };
-        let reply = Reply::Connected { endpoint, new_link, group, peer_later };
+        let reply = Reply::Connected { endpoint, new_link, group: bell.group, peer_later };
         Ok(Outcome::Answer(reply, files))
+    }
+
+    /// Returns whether the parties were of one tenant when the entry was granted, and still are.
+    fn were_one_tenant(&self, family: u32, entry: u32, other: Party) -> Result<bool, Errno> {
+        let table = &self.families.get(family).ok_or(Errno::INVAL)?.table;
+        let word = table.word(entry, slipway_sgiov_spec::table::entry::PLACE);
+        // The family may have changed the word since then, to its own disadvantage only.
+        let granted = Place::decode(word).is_some_and(|place| place.same_tenant);
+        Ok(granted && self.are_one_tenant(family, other))
+    }
+}
+
+/// Returns the place of a connection's stream, as the family at `side` is told of it.
+fn place(connection: &Connection, link: &Link, side: Side, same_tenant: bool) -> Place {
+    Place {
+        stream: connection.stream,
+        side: side as u8,
+        engine: connection.end(side.other()).party == Party::Engine,
+        same_tenant,
+        link: link.ends[side as usize].number,
     }
 }
 

@@ -1,5 +1,6 @@
 //! One connection: a stream of a link, and its two ends.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use slipway_ring::cross::{Side, Tail};
@@ -28,6 +29,13 @@ pub struct End {
     /// The share of the account of the acceptor or the connector. Until the connection is accepted,
     /// both ends count against the connector.
     pub held: Held,
+}
+
+impl End {
+    /// Makes the end of a party at an address, without an entry.
+    pub fn new((party, local): (Party, Address), held: Held) -> Self {
+        Self { party, entry: 0, local, holders: 0, closed: false, last: Tail::default(), held }
+    }
 }
 
 /// The eventfds that the two ends of a connection sleep on.
@@ -69,6 +77,22 @@ impl Connection {
     /// not here.
     pub fn bell(&self, side: Side) -> Option<&Bell> {
         self.bells.here[side as usize].as_ref()
+    }
+
+    /// Returns the eventfds that the process at `side` gets: `own`, and that of the other side.
+    /// Returns `true` beside them if the latter is to be asked for when it is needed.
+    pub fn eventfds(&self, side: Side, own: &Bell) -> (Vec<Arc<OwnedFd>>, bool) {
+        let mut eventfds = vec![own.eventfd.clone()];
+        let (peer, other) = (self.end(side.other()), self.bell(side.other()));
+        if peer.party == Party::Engine {
+            return (eventfds, false);
+        }
+        let later = other.is_none() && !peer.closed;
+        if !later {
+            // A peer that has closed is never woken; send our own eventfd as a placeholder.
+            eventfds.push(other.unwrap_or(own).eventfd.clone());
+        }
+        (eventfds, later)
     }
 
     /// Counts an end, and its eventfd if that is its own, against this account from now on, if the
