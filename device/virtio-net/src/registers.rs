@@ -1,4 +1,13 @@
 //! The features of the device, and the purposes of its queues.
+//!
+//! A new feature is a bit of `spec/virtio-spec` (`net`), which `offered` has, and `accepts` if it
+//! needs another one. The path reads it in `Rules::features`: `header` for offloads, `transmit`,
+//! `receive`. A command of the control queue is in `control`, and what a driver sets by it in
+//! `Driven`, which is part of the saved state; a field that drivers read is in `Device::config`.
+//!
+//! A saved state whose driver chose a feature that is not offered any more is refused, and so is
+//! one of a later build that offers more. `driver` uses the feature in tests (`tests/features.rs`,
+//! and `offloads` or `control`); the head of the crate lists those that are left out.
 
 use slipway_virtio::registers::{Offer, Registers};
 use slipway_virtio_spec::RingFeatures;

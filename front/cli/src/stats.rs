@@ -1,4 +1,10 @@
 //! `slipway stats`: the figures of running sandboxes.
+//!
+//! A new figure is a field of `StatsReply` in `sandbox.proto`, which `stats` of `sandbox/runtime`
+//! (`service`) fills in. One that the guest knows is a field of `StatsReply` in `agent.proto` too,
+//! which the agent's `stats` fills in; an earlier agent leaves it 0. `stats_json` has every figure,
+//! `HEADER` and `stats_row` those of the table. containerd's form of them is in `front/shim`
+//! (`stats`).
 
 use std::io::IsTerminal;
 use std::time::Duration;

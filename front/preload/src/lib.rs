@@ -21,6 +21,16 @@
 //! it, and gets the engine's queue as a second one. Everything else goes to the kernel, for the
 //! price of a look into the table. Without an engine everything goes to the kernel.
 //!
+//! # A function, an option
+//! A further function of libc is exported by the module of its kind. It asks [`fds`] for the
+//! descriptor. If that is not ours it makes the system call ([`real`]), and otherwise it works
+//! within [`guard`]. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is beside it, and its number in
+//! [`syscall`] if programs call it so. An option of sockets without an effect is a row of
+//! `SWITCHES` or `NUMBERS` in [`options`]; another one is an arm there, and a word of the
+//! endpoint's table if it has a value (`slipway_socket::option`). `tests/semantics.py` has a case
+//! of each, which has to come out as with the kernel, and `docs/sockets.md`, "What works", names
+//! it.
+//!
 //! # What it must not do
 //! Take a lock or allocate memory while bytes move; unwind into C (a panic becomes `EIO`); call
 //! those C library functions that it replaces (it makes system calls instead); change the parent's

@@ -17,6 +17,11 @@
 //! - PCID of AMD's, which Zen 1 and 2 lack, and which Linux needs most where it isolates page
 //!   tables, on Intel;
 //! - virtual-8086 extensions and other features for which QEMU's emulation of a server has no code.
+//!
+//! A change of the table changes what guests see of a template. So machines that were saved with
+//! it, templates and snapshots, are refused (`Shown` of `host/vmm`) and made anew, and hosts that
+//! lack the feature cannot give the level any more. `host/machine/tests/templates.rs` has the
+//! leaves of recorded hosts, `lab/cpus` tries guests; `docs/vmm.md`, "CPU templates".
 
 use alloc::vec::Vec;
 

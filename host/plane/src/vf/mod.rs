@@ -8,6 +8,13 @@
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
 //! ledger.
+//!
+//! A new kind of VF is one of `Template.kind` in `vf.proto`. `template` checks it and makes the
+//! request of its endpoint, `function` empties it for the next owner. `slipway vf` (`front/cli`,
+//! `vf` and `args/vf.rs`) makes and shows it. Pods are given it by `pod_functions` of
+//! `sandbox/runtime`, and kubelet counts it by `front/device-plugin` (`pools`), which passes over
+//! kinds that it does not know. `docs/virtual-functions.md`; `tests/e2e/66-vf.sh`,
+//! `66-vf-guest.sh`.
 
 mod function;
 mod service;

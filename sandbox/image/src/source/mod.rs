@@ -1,5 +1,12 @@
 //! Sources of images. [`Source`] is the source as a user names it. A [`Fetcher`] is an opened
 //! source, which provides documents and layers by digest and checks both.
+//!
+//! A new kind of local source is a variant of [`Source`], whose prefix `from_str` parses.
+//! `Cache::open_source` (`cache/make.rs`) makes of it the plan of an image and a [`Fetcher`]:
+//! `Local` if documents lead to its layers, `Ready` if it is layers alone. `Error::BadSource`, the
+//! help of `slipway image import` (`front/cli/src/args/manage.rs`) and `docs/images.md` name the
+//! kind. Its author is hostile: links, sizes and counts are bounded by [`Limits`], and a parser of
+//! its own has a fuzz target.
 
 pub(crate) mod archive;
 mod beneath;

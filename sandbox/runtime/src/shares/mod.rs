@@ -8,6 +8,13 @@
 //! device once its guest goes on, since no template has one.
 //!
 //! If the process is killed, requests of the guest are not answered, and the sandbox goes on.
+//!
+//! A new option of a share is a field of `Share` in `sandbox.proto` and, with `#[serde(default)]`,
+//! of the record's (`record/share.rs`), which [`check`] fills in. `front/cli` parses it in
+//! `volume`, `front/shim` in `spec/mounts`. What it changes on the host is in [`server`], where
+//! trees are mounted ([`slipway_hypervisor::Tree`]); in the guest it is a field of `Share` in
+//! `agent.proto`, which [`for_agent`] fills in and the agent's `shares` reads. `docs/sandboxes.md`,
+//! `docs/containerd.md`; `tests/e2e/73-shares.sh`, `73-pod-shares.sh`.
 
 mod server;
 
