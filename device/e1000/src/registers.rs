@@ -1,4 +1,11 @@
 //! Registers that keep what was written to them, and what a write has an effect on.
+//!
+//! A new register has its offset in `spec/e1000-spec` (`register`). One that keeps its value is a
+//! row of `PLAIN`, with an [`Effect`] if more follows; it makes the saved state longer, so that
+//! `STATE_VERSION` (`state`) is raised. One that does not is an arm of `read_register` and
+//! `write_register` (`access`), and what it stores a field of `SavedState`. Counters of frames are
+//! in `statistics`. Tests: `tests/lifecycle.rs`, `saved.rs`, `hostile.rs`; the fuzz targets reach
+//! it as it is.
 
 use slipway_e1000_spec::{ADDRESSES, TABLE, control, csb, rah, rctl, register};
 use slipway_switch::Mac;

@@ -1,4 +1,11 @@
 //! The record of a container.
+//!
+//! A new limit of a pod's container is a field of [`Limits`], with `#[serde(default)]` and with its
+//! part in [`changed_by`](Limits::changed_by), and one of `Resources` in `sandbox.proto` and
+//! `agent.proto`; 0 stands for no limit, or for no change. `pod::request` checks it, and the
+//! agent's `Cgroup::limit` writes it to the container's group. It comes from `front/shim`
+//! (`spec/pod`, `limits`), `slipway pod run` (`front/cli`, `spec`) and `slipway update` (`manage`).
+//! `docs/pods.md`, `docs/containerd.md`; `tests/e2e/12-pods.sh`, `75-pods.sh`.
 
 use std::path::PathBuf;
 
