@@ -24,7 +24,7 @@ pub fn density_plot(report: &DensityReport, title: &str) -> Result<String> {
         group.bars.extend(model(&report.sandboxes));
     }
     all.extend(of_series(&report.replicas, "container", "in one pod"));
-    groups(title, &all)
+    groups(title, all.into_iter())
 }
 
 /// Returns the groups of a series, or none if it has no points. `one` is what there are several of.

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::Series;
-use crate::json::SavedReport;
 use crate::environment::Environment;
+use crate::json::SavedReport;
 
 /// A measurement of density, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

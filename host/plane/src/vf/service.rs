@@ -151,10 +151,7 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         blocking(move || functions.take(&pool, &owner(&taker)?, number, client)).await
     }
 
-    async fn r#return(
-        &self,
-        request: Request<vf_v1::ReturnRequest>,
-    ) -> Reply<vf_v1::ReturnReply> {
+    async fn r#return(&self, request: Request<vf_v1::ReturnRequest>) -> Reply<vf_v1::ReturnReply> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {
             let number = functions.give_back(&request.pool, &owner(&request.owner)?)?;
