@@ -28,6 +28,8 @@ mod endpoint;
 mod fetch;
 mod fork;
 mod forward;
+#[allow(dead_code, reason = "its server comes with the next change")]
+mod function;
 mod image;
 mod import_memory;
 mod keeper;
