@@ -11,6 +11,7 @@ mod density;
 mod disk;
 mod endpoint;
 mod forward;
+mod function;
 mod json;
 mod manage;
 mod network;
@@ -34,6 +35,7 @@ pub use density::{DensityArgs, DensityEngine};
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};
 pub use forward::{Forward, ForwardArgs};
+pub use function::{FunctionCommand, FunctionInvokeArgs, FunctionLoadArgs, FunctionServeArgs};
 pub use json::AlwaysJson;
 pub use manage::{
     ImageCommand, InspectArgs, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs,
@@ -160,6 +162,9 @@ pub enum Command {
     /// It is saved as a snapshot, sandboxes begin with that, and the snapshot is removed. They are
     /// detached; their names are printed as they run.
     Fork(ForkArgs),
+    /// Serve named images over HTTP: replicas and sandboxes come and go with their invocations
+    #[command(subcommand)]
+    Function(FunctionCommand),
     /// Manage the image cache
     #[command(subcommand)]
     Image(ImageCommand),

@@ -1,9 +1,9 @@
 //! The command lines of `slipway` and of `slipway-bench`, for people.
 //!
 //! `args` is the command line as data; every other file is one group of commands. `daemon`,
-//! `keeper`, `fetch`, `socket engine` and `device-plugin` serve. The other commands are clients of
-//! the daemon's socket (`client`), except `image`, `doctor`, `pktgen`, `socket`, `completions`,
-//! `man` and benchmarks without guests, which need no daemon.
+//! `keeper`, `fetch`, `function serve`, `socket engine` and `device-plugin` serve. The other
+//! commands are clients of the daemon's socket (`client`), except `image`, `doctor`, `function`,
+//! `pktgen`, `socket`, `completions`, `man` and benchmarks without guests, which need no daemon.
 //!
 //! Benchmarks are a program of their own, `slipway-bench`, which is installed beside `slipway` and
 //! which `slipway bench` becomes: the program that runs containers carries none of them.
@@ -12,9 +12,9 @@
 //! pages from the same definition), `indicatif` (progress), `anyhow` (errors that are shown and
 //! never matched on), `tokio`, `tokio-stream` and `tonic` (gRPC), `futures-util` (many starts at
 //! once), `rustix` (terminals, locks), `libc` (signal numbers, `_exit`), `tempfile` (sockets and
-//! files of benchmarks), `hyper` with `hyper-util` and `http-body-util` (a server of metrics; tonic
-//! has them already), `prometheus-client` (the text format of metrics), `serde_json` (`--json`),
-//! `tracing` with its subscriber (the daemon's log).
+//! files of benchmarks), `hyper` with `hyper-util` and `http-body-util` (servers of metrics and of
+//! functions, and a client of the latter; tonic has them already), `prometheus-client` (the text
+//! format of metrics), `serde_json` (`--json`), `tracing` with its subscriber (the daemon's log).
 
 mod args;
 mod bench;
@@ -28,7 +28,6 @@ mod endpoint;
 mod fetch;
 mod fork;
 mod forward;
-#[allow(dead_code, reason = "its server comes with the next change")]
 mod function;
 mod image;
 mod import_memory;
@@ -215,6 +214,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
             return snapshot::command(&cli.node, &config, command).await;
         }
         Command::Fork(args) => return fork::fork(&cli.node, &config, args).await,
+        Command::Function(command) => return function::command(&cli.node, &config, command).await,
         Command::PortForward(args) => return forward::forward(&cli.node, &config, args).await,
         Command::Image(command) => return image::command(&config, command).await,
         Command::Fetch => return fetch::serve(&config).await,

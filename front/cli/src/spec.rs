@@ -110,12 +110,17 @@ pub fn absolute(path: &Path) -> Result<String> {
 }
 
 pub fn environment(args: &ProcessArgs) -> Result<Vec<String>> {
+    Ok(variables(&args.env))
+}
+
+/// Returns an environment of entries NAME=VALUE. A NAME alone has the value that it has here.
+pub fn variables(entries: &[String]) -> Vec<String> {
     let entry = |text: &String| match text.contains('=') {
         true => Some(text.clone()),
         // A variable that is unset here is left out, as docker does.
         false => Some(format!("{text}={}", std::env::var(text).ok()?)),
     };
-    Ok(args.env.iter().filter_map(entry).collect())
+    entries.iter().filter_map(entry).collect()
 }
 
 fn label(text: &str) -> Result<(String, String)> {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueHint};
 use super::AlwaysJson;
 use crate::size::parse_duration;
 
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct NetworkArgs {
     /// Network that the sandbox joins, or "none". The network "default" is made when it is first
     /// needed; `network create` makes others [default: default, on a host that has nft and

@@ -1,0 +1,320 @@
+//! The owner of a function's state: it hears of invocations, and carries out what the scheduler
+//! decides. All others talk to it by messages.
+//!
+//! Its inbox has no bound of its own: a connection, of which there are only so many, has at most a
+//! few messages in it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result, bail};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::fleet::{Call, Fleet, Outcome};
+use super::queue::{Client, Ticket};
+use super::scheduler::{Action, End, Limits, Refusal, ReplicaId, SandboxId, Scheduler};
+use super::status::{About, SandboxStatus, Status};
+
+/// The longest time in which the sandboxes are removed at the end.
+const CLEAN_UP: Duration = Duration::from_secs(120);
+/// The time after which sandboxes that began meanwhile are looked for again at the end.
+const LOOK: Duration = Duration::from_secs(1);
+
+type Reply = oneshot::Sender<Result<Permit, Refusal>>;
+
+/// A message to the dispatcher.
+enum Event {
+    Request(Client, Ticket, Reply),
+    /// The client of an invocation that waits has left.
+    Left(Ticket),
+    Done(ReplicaId, End),
+    /// A sandbox does not run any more.
+    Lost(SandboxId),
+    SandboxMade(SandboxId, bool),
+    ReplicaMade(ReplicaId, bool),
+    ReplicaRemoved(ReplicaId, bool),
+    SandboxRemoved(SandboxId),
+    Status(oneshot::Sender<Status>),
+}
+
+type Events = mpsc::UnboundedSender<Event>;
+
+/// The right to run one invocation in a replica. Dropping it gives the replica back.
+pub struct Permit {
+    replica: ReplicaId,
+    /// The end that the dispatcher hears of.
+    end: End,
+    events: Events,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        // Fails if the server has ended.
+        let _ = self.events.send(Event::Done(self.replica, self.end));
+    }
+}
+
+/// An invocation that waits for its replica. Dropping it has the dispatcher forget it.
+struct Waiting {
+    ticket: Ticket,
+    waits: bool,
+    events: Events,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.waits {
+            let _ = self.events.send(Event::Left(self.ticket));
+        }
+    }
+}
+
+/// A way to the dispatcher.
+pub struct Handle {
+    events: Events,
+    tickets: AtomicU64,
+    fleet: Arc<Fleet>,
+}
+
+impl Handle {
+    /// Waits for a replica.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub async fn replica(&self, client: Client) -> Result<Permit, Refusal> {
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        let _ = self.events.send(Event::Request(client, ticket, reply));
+        let mut waiting = Waiting { ticket, waits: true, events: self.events.clone() };
+        let answer = answer.await;
+        waiting.waits = false;
+        answer.unwrap_or(Err(Refusal::Ending))
+    }
+
+    /// Runs an invocation, and returns its end and the name of its replica. Must run to its end,
+    /// whether or not its client waits: otherwise the replica counts as broken.
+    pub async fn invoke(&self, mut permit: Permit, call: Call) -> (Outcome, String) {
+        permit.end = End::Broken;
+        let replica = permit.replica;
+        let outcome = self.fleet.invoke(replica, call).await;
+        if matches!(outcome, Outcome::Lost(_)) && !self.fleet.runs(replica.sandbox).await {
+            let _ = self.events.send(Event::Lost(replica.sandbox));
+        }
+        permit.end = outcome.end();
+        (outcome, self.fleet.replica_name(replica))
+    }
+
+    /// Returns the figures of the function, or `None` if the server has ended.
+    pub async fn status(&self) -> Option<Status> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.events.send(Event::Status(reply));
+        answer.await.ok()
+    }
+}
+
+/// The owner of a function's state.
+pub struct Dispatcher {
+    about: About,
+    fleet: Arc<Fleet>,
+    scheduler: Scheduler,
+    events: Events,
+    inbox: mpsc::UnboundedReceiver<Event>,
+    waiting: HashMap<Ticket, Reply>,
+    /// Starts and removals under way.
+    tasks: JoinSet<()>,
+    /// Set if the server ends.
+    ending: bool,
+}
+
+impl Dispatcher {
+    /// Makes the owner of a function that has the sandboxes `adopted`, and the way to it.
+    pub fn new(
+        about: About,
+        fleet: Arc<Fleet>,
+        limits: Limits,
+        adopted: &[SandboxId],
+    ) -> (Self, Handle) {
+        let (events, inbox) = mpsc::unbounded_channel();
+        let mut scheduler = Scheduler::new(limits);
+        let now = Instant::now();
+        adopted.iter().for_each(|id| scheduler.adopt(now, *id));
+        let (waiting, tasks) = (HashMap::new(), JoinSet::new());
+        let tickets = AtomicU64::new(1);
+        let handle = Handle { events: events.clone(), tickets, fleet: Arc::clone(&fleet) };
+        let ending = false;
+        (Self { about, fleet, scheduler, events, inbox, waiting, tasks, ending }, handle)
+    }
+
+    /// Serves until `stop`.
+    pub async fn serve(&mut self, stop: impl Future<Output = ()>) {
+        let actions = self.scheduler.advance(Instant::now());
+        self.carry_out(actions);
+        self.run(stop).await;
+    }
+
+    /// Refuses invocations from now on, and waits for the end of those that run, or for `stop`.
+    pub async fn drain(&mut self, stop: impl Future<Output = ()>) {
+        self.ending = true;
+        let actions = self.scheduler.end();
+        self.carry_out(actions);
+        self.run(stop).await;
+    }
+
+    /// Handles messages until `stop`, or until the server ends and no invocation runs.
+    async fn run(&mut self, stop: impl Future<Output = ()>) {
+        tokio::pin!(stop);
+        while !self.ending || self.scheduler.busy() > 0 {
+            let due = self.scheduler.due();
+            let actions = tokio::select! {
+                () = &mut stop => return,
+                Some(event) = self.inbox.recv() => self.handle(event),
+                Some(_) = self.tasks.join_next() => Vec::new(),
+                () = until(due) => self.scheduler.advance(Instant::now()),
+            };
+            self.carry_out(actions);
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Vec<Action> {
+        let now = Instant::now();
+        match event {
+            Event::Request(client, ticket, reply) => {
+                self.waiting.insert(ticket, reply);
+                self.scheduler.request(now, client, ticket)
+            }
+            Event::Left(ticket) => {
+                self.waiting.remove(&ticket);
+                self.scheduler.cancel(now, ticket)
+            }
+            Event::Done(replica, end) => self.scheduler.done(now, replica, end),
+            Event::Lost(id) => self.scheduler.lost(now, id),
+            Event::SandboxMade(id, runs) => self.scheduler.sandbox_made(now, id, runs),
+            Event::ReplicaMade(id, runs) => self.scheduler.replica_made(now, id, runs),
+            Event::ReplicaRemoved(id, gone) => self.scheduler.replica_removed(now, id, gone),
+            Event::SandboxRemoved(id) => self.scheduler.sandbox_removed(now, id),
+            Event::Status(reply) => {
+                let _ = reply.send(self.status());
+                Vec::new()
+            }
+        }
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Invoke(ticket, replica) => {
+                    let (end, events) = (End::Answered, self.events.clone());
+                    self.reply(ticket, Ok(Permit { replica, end, events }));
+                }
+                Action::Refuse(ticket, refusal) => self.reply(ticket, Err(refusal)),
+                Action::MakeSandbox(id) => self.begin(move |fleet| async move {
+                    let name = fleet.sandbox_name(id);
+                    let made = fleet.make_sandbox(id).await;
+                    Event::SandboxMade(id, succeeded(made, &name, "the sandbox does not start"))
+                }),
+                Action::MakeReplica(id) => self.begin(move |fleet| async move {
+                    let name = fleet.replica_name(id);
+                    let made = fleet.make_replica(id).await;
+                    Event::ReplicaMade(id, succeeded(made, &name, "the replica does not start"))
+                }),
+                Action::RemoveReplica(id) => self.begin(move |fleet| async move {
+                    let name = fleet.replica_name(id);
+                    let removed = fleet.remove(&name).await;
+                    let gone = succeeded(removed, &name, "the replica is not removed");
+                    Event::ReplicaRemoved(id, gone)
+                }),
+                Action::RemoveSandbox(id) => self.begin(move |fleet| async move {
+                    let name = fleet.sandbox_name(id);
+                    let removed = fleet.remove(&name).await;
+                    succeeded(removed, &name, "the sandbox is left until the server ends");
+                    Event::SandboxRemoved(id)
+                }),
+            }
+        }
+    }
+
+    fn reply(&mut self, ticket: Ticket, reply: Result<Permit, Refusal>) {
+        if let Some(client) = self.waiting.remove(&ticket) {
+            // The permit of a client that has left is dropped here.
+            let _ = client.send(reply);
+        }
+    }
+
+    /// Begins a task that ends with a message.
+    fn begin<F>(&mut self, task: impl FnOnce(Arc<Fleet>) -> F)
+    where
+        F: Future<Output = Event> + Send + 'static,
+    {
+        let (events, task) = (self.events.clone(), task(Arc::clone(&self.fleet)));
+        self.tasks.spawn(async move {
+            let _ = events.send(task.await);
+        });
+    }
+
+    fn status(&self) -> Status {
+        let figures = self.scheduler.figures();
+        let counts = self.scheduler.counts();
+        let sandboxes = figures.iter().map(|one| SandboxStatus {
+            name: self.fleet.sandbox_name(one.id),
+            state: one.state.to_owned(),
+            replicas: one.replicas,
+            busy: one.busy,
+        });
+        let sandboxes = sandboxes.collect();
+        Status {
+            about: self.about.clone(),
+            state: if self.ending { "ending" } else { "serving" }.to_owned(),
+            replicas: figures.iter().map(|sandbox| sandbox.replicas).sum(),
+            busy: self.scheduler.busy(),
+            waiting: self.scheduler.waiting(),
+            invocations: counts.invocations,
+            failed: counts.failed,
+            refused: counts.refused,
+            replicas_made: counts.up,
+            sandboxes_made: counts.out,
+            recycled: counts.recycled,
+            sandboxes,
+        }
+    }
+
+    /// Removes all sandboxes of the function, also those that are still being made.
+    ///
+    /// # Errors
+    /// The daemon's, or it takes too long.
+    pub async fn clean_up(&mut self) -> Result<()> {
+        let cleaned = async {
+            loop {
+                let settled = self.tasks.is_empty();
+                self.fleet.remove_all().await?;
+                if settled {
+                    return Ok::<_, Error>(());
+                }
+                let _ = tokio::time::timeout(LOOK, self.tasks.join_next()).await;
+            }
+        };
+        match tokio::time::timeout(CLEAN_UP, cleaned).await {
+            Ok(cleaned) => cleaned,
+            Err(_) => bail!("the sandboxes are not removed within {} s", CLEAN_UP.as_secs()),
+        }
+    }
+}
+
+/// Returns at the time `due`, or never without one.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns whether a task succeeded, and logs why it did not.
+fn succeeded(outcome: Result<()>, name: &str, what: &'static str) -> bool {
+    if let Err(error) = &outcome {
+        let error = slipway_printable::line(&format!("{error:#}"), slipway_printable::MESSAGE);
+        tracing::warn!(name, error, "{what}");
+    }
+    outcome.is_ok()
+}

@@ -1,0 +1,351 @@
+//! The sandboxes and replicas of a function on the node. A sandbox is a pod, a replica a container
+//! of it that sleeps, and an invocation one more process of that container.
+//!
+//! A pod is found again by its labels: [`LABEL`] names its function, and [`SETTINGS`] tells whether
+//! it was made with the same settings.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use anyhow::{Context, Error, Result, anyhow};
+use futures_util::future::join_all;
+use hyper::body::Bytes;
+use slipway_runtime::v1::{self, RunIn, RunOut, run_in, run_out};
+use slipway_runtime::{SandboxClient, record};
+use tokio::sync::mpsc;
+use tonic::{Code, Streaming};
+
+use super::scheduler::{End, ReplicaId, SandboxId};
+use crate::client::{record as record_of, refused};
+use crate::manage;
+use crate::session::requests;
+
+/// The label of a pod with the name of its function.
+pub const LABEL: &str = "slipway.function";
+/// The label of a pod with a digest of the settings that it was made with.
+const SETTINGS: &str = "slipway.function.settings";
+/// The size of the pieces in which a request's body is sent, bytes.
+const PIECE: usize = 64 << 10;
+/// The most bytes of an invocation's standard error that are kept, the last ones.
+const LAST_WORDS: usize = 2 << 10;
+/// The lowest exit status of a process that was ended by a signal.
+const BY_SIGNAL: u32 = 128;
+
+/// The settings of a function's sandboxes and replicas.
+pub struct Plan {
+    /// The function's name.
+    pub name: String,
+    /// A sandbox, without name and labels.
+    pub sandbox: v1::RunSpec,
+    /// A replica, without name and pod.
+    pub replica: v1::RunSpec,
+    /// The command of an invocation.
+    pub command: Vec<String>,
+    /// The longest time of an invocation.
+    pub timeout: Duration,
+    /// The most bytes of an answer.
+    pub largest_answer: usize,
+}
+
+/// An invocation.
+pub struct Call {
+    /// The standard input of the command.
+    pub body: Bytes,
+    /// More of its environment, as "NAME=value".
+    pub env: Vec<String>,
+}
+
+/// The end of an invocation.
+pub enum Outcome {
+    /// The command ended with status 0; its standard output.
+    Answer(Vec<u8>),
+    /// The command ended with another status; its last words, or why it could not be run.
+    Failed(u32, String),
+    /// The answer has too many bytes.
+    TooLarge,
+    /// The command ran for too long.
+    Late,
+    /// The command was not run, or its end is not known.
+    Lost(Error),
+}
+
+impl Outcome {
+    /// Returns what the scheduler is to make of the end.
+    pub fn end(&self) -> End {
+        match self {
+            Self::Answer(_) => End::Answered,
+            Self::Failed(status, _) if *status < BY_SIGNAL => End::Failed,
+            // A replica that ran out of memory may have lost any of its processes.
+            Self::Failed(..) | Self::TooLarge | Self::Late | Self::Lost(_) => End::Broken,
+        }
+    }
+}
+
+/// A function's sandboxes and replicas, by the node's daemon.
+pub struct Fleet {
+    client: SandboxClient,
+    plan: Plan,
+    /// The value of the label [`SETTINGS`].
+    settings: String,
+}
+
+/// A sandbox of the function that the node has.
+struct Found {
+    pod: v1::Sandbox,
+    /// It was made with the same settings.
+    fits: bool,
+}
+
+impl Fleet {
+    /// Makes the fleet of a function. Nothing is started.
+    pub fn new(client: SandboxClient, plan: Plan) -> Self {
+        let mut hasher = DefaultHasher::new();
+        format!("{:?}", plan.sandbox).hash(&mut hasher);
+        Self { client, plan, settings: format!("{:016x}", hasher.finish()) }
+    }
+
+    /// Returns the name of a sandbox.
+    pub fn sandbox_name(&self, id: SandboxId) -> String {
+        format!("{}-{id}", self.plan.name)
+    }
+
+    /// Returns the name of a replica, as POD/CONTAINER.
+    pub fn replica_name(&self, id: ReplicaId) -> String {
+        format!("{}/{}", self.sandbox_name(id.sandbox), container_name(id))
+    }
+
+    /// Makes a sandbox, and returns when it runs.
+    ///
+    /// # Errors
+    /// If it does not run. As far as possible nothing is left of it.
+    pub async fn make_sandbox(&self, id: SandboxId) -> Result<()> {
+        let name = self.sandbox_name(id);
+        let labels = [(LABEL, &self.plan.name), (SETTINGS, &self.settings)];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.clone()));
+        let sandbox = self.plan.sandbox.clone();
+        let spec = v1::RunSpec { name: name.clone(), labels: labels.into(), ..sandbox };
+        self.start(spec, &name).await
+    }
+
+    /// Makes a replica, and returns when it runs.
+    ///
+    /// # Errors
+    /// If it does not run. As far as possible nothing is left of it.
+    pub async fn make_replica(&self, id: ReplicaId) -> Result<()> {
+        let (name, pod) = (container_name(id), self.sandbox_name(id.sandbox));
+        let spec = v1::RunSpec { name, pod, ..self.plan.replica.clone() };
+        self.start(spec, &self.replica_name(id)).await
+    }
+
+    async fn start(&self, spec: v1::RunSpec, name: &str) -> Result<()> {
+        let mut client = self.client.clone();
+        // The stream of requests is open until the start has ended.
+        let (_open, stream) = requests(run_in::Kind::Run(spec));
+        let mut replies = client.run(stream).await.map_err(refused)?.into_inner();
+        let mut created = false;
+        let error = loop {
+            match replies.message().await.map(|message| message.and_then(|one| one.kind)) {
+                Ok(Some(run_out::Kind::Created(_))) => created = true,
+                Ok(Some(run_out::Kind::Started(_))) => return Ok(()),
+                Ok(Some(run_out::Kind::Exit(exit))) => break anyhow!("{}", why(&exit)),
+                Ok(Some(_)) => {}
+                Ok(None) => break anyhow!("the daemon closed the session"),
+                Err(status) => break refused(status),
+            }
+        };
+        // One that this call has not made may be somebody else's.
+        if created && let Err(left) = self.remove(name).await {
+            tracing::warn!(error = format!("{left:#}"), name, "left by a start that failed");
+        }
+        Err(error)
+    }
+
+    /// Removes a sandbox, or a replica as POD/CONTAINER, whatever it does.
+    ///
+    /// # Errors
+    /// The daemon's. One that does not exist is no error.
+    pub async fn remove(&self, name: &str) -> Result<()> {
+        let mut client = self.client.clone();
+        let request = v1::RemoveRequest { name: name.to_owned(), force: true };
+        match client.remove(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(refused(status)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether a sandbox runs. If the daemon does not answer, it counts as one that does.
+    pub async fn runs(&self, id: SandboxId) -> bool {
+        let name = self.sandbox_name(id);
+        match manage::list(&mut self.client.clone()).await {
+            Ok(all) => all.iter().any(|one| one.name == name && one.state == "running"),
+            Err(_) => true,
+        }
+    }
+
+    /// Returns the sandboxes of this function that the node has.
+    async fn sandboxes(&self) -> Result<Vec<Found>> {
+        let mut client = self.client.clone();
+        let mut found = Vec::new();
+        for pod in manage::list(&mut client).await?.into_iter().filter(|one| one.pod) {
+            // One that cannot be inspected has gone meanwhile.
+            let Ok(record::Record { labels, .. }) = record_of(&mut client, &pod.id).await else {
+                continue;
+            };
+            if labels.get(LABEL) == Some(&self.plan.name) {
+                let fits = labels.get(SETTINGS) == Some(&self.settings);
+                found.push(Found { pod, fits });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes over the sandboxes that a server of this function left: at most `most` that run and
+    /// were made with the same settings. Their replicas are removed, since invocations may still
+    /// run in them, and so are all other sandboxes of the function.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn adopt(&self, most: usize) -> Result<Vec<SandboxId>> {
+        let mut kept = Vec::new();
+        let mut removed = Vec::new();
+        for Found { pod, fits } in self.sandboxes().await? {
+            let usable = fits && pod.state == "running" && kept.len() < most;
+            match self.id_of(&pod.name).filter(|_| usable) {
+                Some(id) => match self.clear(&pod).await {
+                    Ok(()) => kept.push(id),
+                    Err(_) => removed.push(pod.name),
+                },
+                None => removed.push(pod.name),
+            }
+        }
+        self.remove_each(&removed).await?;
+        Ok(kept)
+    }
+
+    /// Returns the number in a sandbox's name, or `None` if the name is none of this function's.
+    fn id_of(&self, name: &str) -> Option<SandboxId> {
+        let id = name.strip_prefix(self.plan.name.as_str())?.strip_prefix('-')?.parse().ok()?;
+        (self.sandbox_name(id) == name).then_some(id)
+    }
+
+    /// Removes all containers of a sandbox.
+    async fn clear(&self, pod: &v1::Sandbox) -> Result<()> {
+        let names = pod.containers.iter().map(|one| format!("{}/{}", pod.name, one.name));
+        self.remove_each(&names.collect::<Vec<_>>()).await
+    }
+
+    async fn remove_each(&self, names: &[String]) -> Result<()> {
+        let removals = names.iter().map(|name| async move {
+            self.remove(name).await.with_context(|| format!("cannot remove {name}"))
+        });
+        join_all(removals).await.into_iter().collect()
+    }
+
+    /// Removes all sandboxes of the function.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn remove_all(&self) -> Result<()> {
+        let names = self.sandboxes().await?.into_iter().map(|found| found.pod.name);
+        self.remove_each(&names.collect::<Vec<_>>()).await
+    }
+
+    /// Runs the command for an invocation in a replica.
+    pub async fn invoke(&self, id: ReplicaId, call: Call) -> Outcome {
+        let spec = v1::ExecSpec {
+            name: self.replica_name(id),
+            command: self.plan.command.clone(),
+            env: call.env,
+            stdin: true,
+            ..v1::ExecSpec::default()
+        };
+        let (sender, stream) = requests(run_in::Kind::Exec(spec));
+        let mut client = self.client.clone();
+        let carried = async {
+            let replies = match client.exec(stream).await {
+                Ok(replies) => replies.into_inner(),
+                Err(status) => return Outcome::Lost(refused(status)),
+            };
+            tokio::select! {
+                outcome = collect(replies, self.plan.largest_answer) => outcome,
+                outcome = feed(&sender, &call.body) => outcome,
+            }
+        };
+        match tokio::time::timeout(self.plan.timeout, carried).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                // Of no use if the queue is full. The replica is not used again in either case.
+                let kill = run_in::Kind::Signal(libc::SIGKILL as u32);
+                let _ = sender.try_send(RunIn { kind: Some(kill) });
+                Outcome::Late
+            }
+        }
+    }
+}
+
+fn container_name(id: ReplicaId) -> String {
+    format!("r{}", id.number)
+}
+
+/// Returns why a start failed.
+fn why(exit: &v1::Exit) -> String {
+    match exit.reason.as_str() {
+        "" => format!("it ended with status {}", exit.status),
+        reason => reason.to_owned(),
+    }
+}
+
+/// Sends the standard input of a process and its end. Never returns: a process may end before it
+/// has read all of it.
+async fn feed(sender: &mpsc::Sender<RunIn>, body: &Bytes) -> Outcome {
+    let pieces = body.chunks(PIECE).map(|piece| run_in::Kind::Stdin(piece.to_vec()));
+    for kind in pieces.chain([run_in::Kind::StdinClosed(true)]) {
+        // Fails if the process has ended, which its replies tell.
+        let _ = sender.send(RunIn { kind: Some(kind) }).await;
+    }
+    std::future::pending().await
+}
+
+/// Collects the standard output of a process, at most `most` bytes, until the process ends.
+async fn collect(mut replies: Streaming<RunOut>, most: usize) -> Outcome {
+    let (mut answer, mut words) = (Vec::new(), Vec::new());
+    loop {
+        let kind = match replies.message().await {
+            Ok(Some(message)) => message.kind,
+            Ok(None) => return Outcome::Lost(anyhow!("the daemon closed the session")),
+            Err(status) => return Outcome::Lost(refused(status)),
+        };
+        match kind {
+            Some(run_out::Kind::Stdout(data)) if answer.len() + data.len() > most => {
+                return Outcome::TooLarge;
+            }
+            Some(run_out::Kind::Stdout(data)) => answer.extend(data),
+            Some(run_out::Kind::Stderr(data)) => {
+                words.extend(data);
+                words.drain(..words.len().saturating_sub(LAST_WORDS));
+            }
+            Some(run_out::Kind::Exit(exit)) if exit.status == 0 => return Outcome::Answer(answer),
+            Some(run_out::Kind::Exit(exit)) => {
+                let words = match exit.reason.is_empty() {
+                    true => String::from_utf8_lossy(&words).into_owned(),
+                    false => exit.reason,
+                };
+                return Outcome::Failed(exit.status, words);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_by_a_signal_is_the_end_of_the_replica() {
+        let failed = |status| Outcome::Failed(status, String::new()).end();
+        assert_eq!((failed(1), failed(127)), (End::Failed, End::Failed));
+        assert_eq!((failed(128 + 9), Outcome::Late.end()), (End::Broken, End::Broken));
+        assert_eq!(Outcome::Answer(Vec::new()).end(), End::Answered);
+    }
+}

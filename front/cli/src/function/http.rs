@@ -1,0 +1,322 @@
+//! The HTTP front of a function: each request is an invocation. Its body is the standard input of
+//! the command, and the answer is what the command wrote. Root's own socket serves the figures,
+//! too.
+//!
+//! Clients are not trusted. A connection is for one request and has a deadline for each of its
+//! parts; nothing of a request reaches a replica before all of it is here; heads and bodies have
+//! bounds; connections and places in the queue are shared among clients (`seats`, `queue`). An
+//! invocation runs to its end even if its client leaves.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use slipway_rate::Lines;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+
+use super::dispatcher::Handle;
+use super::fleet::{Call, Outcome};
+use super::queue::Client;
+use super::scheduler::Refusal;
+use super::seats::{Seat, Seats};
+
+/// The name of the header with the replica that had the invocation, as POD/CONTAINER.
+pub const REPLICA: &str = "x-slipway-replica";
+/// The path of the figures, on root's socket only.
+pub const STATUS: &str = "/status";
+/// The time in which a client sends the head of its request.
+const HEAD: Duration = Duration::from_secs(5);
+/// The most bytes of a head.
+const LARGEST_HEAD: usize = 16 << 10;
+/// The most headers of a request.
+const MOST_HEADERS: usize = 64;
+/// The time in which a client sends the body of its request.
+const BODY: Duration = Duration::from_secs(15);
+/// The time in which a client takes the answer.
+const ANSWER: Duration = Duration::from_secs(30);
+/// The pause after an error of accepting, such as that of too many open files.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The seconds after which a client that was refused may try again.
+const RETRY: &str = "1";
+/// The answer to a connection beyond the client's part, of which nothing is read.
+const TOO_MANY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\n\
+    content-length: 0\r\n\r\n";
+const BYTES: &str = "application/octet-stream";
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+
+type Answer = Response<Full<Bytes>>;
+
+/// An answer that is not the function's: its status, and a line about it.
+struct Problem(StatusCode, Cow<'static, str>);
+
+impl Problem {
+    fn new(status: StatusCode, line: &'static str) -> Self {
+        Self(status, Cow::Borrowed(line))
+    }
+
+    fn answer(self) -> Answer {
+        let Self(status, line) = self;
+        let mut answer = answer(status, TEXT, format!("{line}\n").into());
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));
+        }
+        answer
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let line = match refusal {
+            Refusal::Full => "too many invocations wait",
+            Refusal::Late => "no replica was free in time",
+            Refusal::NotStarted => "no replica could be started",
+            Refusal::Ending => "the function's server ends",
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, line)
+    }
+}
+
+/// The bounds of requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The most bytes of a body.
+    pub largest_body: usize,
+    /// The most connections at once.
+    pub connections: usize,
+    /// The longest time from the end of a request to its outcome: of the queue and of the command.
+    pub outcome: Duration,
+}
+
+/// The HTTP front of a function.
+pub struct Front {
+    handle: Handle,
+    bounds: Bounds,
+    seats: Arc<Seats>,
+    /// The limit of log lines about invocations.
+    lines: Mutex<Lines>,
+}
+
+impl Front {
+    /// Makes the front of the function behind `handle`.
+    pub fn new(handle: Handle, bounds: Bounds) -> Self {
+        let lines = Mutex::new(Lines::new(5, Instant::now()));
+        Self { handle, bounds, seats: Seats::new(bounds.connections), lines }
+    }
+
+    /// Returns once no client is connected.
+    pub async fn idle(&self) {
+        self.seats.empty().await;
+    }
+
+    /// Accepts clients for ever.
+    pub async fn accept(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            let Ok((stream, peer)) = listener.accept().await else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            let client = Client::of(peer.ip());
+            match self.seats.take(client) {
+                Some(seat) => serve(Arc::clone(&self), client, stream, seat),
+                None => turn_away(stream),
+            }
+        }
+    }
+
+    /// Accepts root's commands for ever.
+    pub async fn accept_root(self: Arc<Self>, listener: UnixListener) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            if let Some(seat) = self.seats.take(Client::Root) {
+                serve(Arc::clone(&self), Client::Root, stream, seat);
+            }
+        }
+    }
+
+    /// Returns the figures as JSON.
+    async fn status(&self) -> Answer {
+        let status = self.handle.status().await;
+        match status.and_then(|status| serde_json::to_vec(&status).ok()) {
+            Some(json) => answer(StatusCode::OK, JSON, json.into()),
+            None => Problem::from(Refusal::Ending).answer(),
+        }
+    }
+
+    /// Logs the failure of an invocation, unless there were many.
+    fn log(&self, replica: &str, what: &str, words: &str) {
+        let may = self.lines.lock().unwrap_or_else(PoisonError::into_inner).may(Instant::now());
+        if let Some(left_out) = may {
+            let words = slipway_printable::line(words.trim(), slipway_printable::MESSAGE);
+            tracing::warn!(replica, words, left_out, "{what}");
+        }
+    }
+
+    /// Reads the body of a request.
+    async fn body(&self, body: Incoming) -> Result<Bytes, Problem> {
+        let too_large = || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+        if body.size_hint().lower() > self.bounds.largest_body as u64 {
+            return Err(too_large());
+        }
+        let read = Limited::new(body, self.bounds.largest_body).collect();
+        match tokio::time::timeout(BODY, read).await {
+            Ok(Ok(read)) => Ok(read.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(_)) => Err(Problem::new(StatusCode::BAD_REQUEST, "the body is cut")),
+            Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "the body comes too slowly")),
+        }
+    }
+
+    /// Has a replica run the command for a request.
+    async fn invocation(
+        self: &Arc<Self>,
+        client: Client,
+        request: Request<Incoming>,
+    ) -> Result<Answer, Problem> {
+        let (head, body) = request.into_parts();
+        let body = self.body(body).await?;
+        let call = Call { env: environment(&head, body.len()), body };
+        let permit = self.handle.replica(client).await?;
+        let front = Arc::clone(self);
+        // A task of its own: a client that leaves does not end the invocation.
+        let invoked = tokio::spawn(async move { front.handle.invoke(permit, call).await }).await;
+        let Ok((outcome, replica)) = invoked else {
+            return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed"));
+        };
+        let mut answer = self.told(outcome, &replica).unwrap_or_else(Problem::answer);
+        if let Ok(replica) = HeaderValue::from_str(&replica) {
+            answer.headers_mut().insert(HeaderName::from_static(REPLICA), replica);
+        }
+        Ok(answer)
+    }
+
+    /// Returns the answer for the end of an invocation.
+    fn told(&self, outcome: Outcome, replica: &str) -> Result<Answer, Problem> {
+        match outcome {
+            Outcome::Answer(data) => Ok(answer(StatusCode::OK, BYTES, data.into())),
+            Outcome::Failed(status, words) => {
+                let line = format!("the function ended with status {status}");
+                self.log(replica, &line, &words);
+                Err(Problem(StatusCode::BAD_GATEWAY, line.into()))
+            }
+            Outcome::TooLarge => {
+                let line = "the function's answer is too large";
+                self.log(replica, line, "");
+                Err(Problem::new(StatusCode::BAD_GATEWAY, line))
+            }
+            Outcome::Late => {
+                let line = "the function took too long";
+                self.log(replica, line, "");
+                Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, line))
+            }
+            Outcome::Lost(error) => {
+                self.log(replica, "an invocation was lost", &format!("{error:#}"));
+                Err(Problem::new(StatusCode::BAD_GATEWAY, "the replica did not run it"))
+            }
+        }
+    }
+}
+
+/// Tells a client that it has too many connections. Waits for nothing.
+fn turn_away(stream: TcpStream) {
+    // The stream of the standard library does not wait either, and a new connection takes these
+    // few bytes at once.
+    if let Ok(mut stream) = stream.into_std() {
+        let _ = stream.write_all(TOO_MANY);
+    }
+}
+
+/// Serves one request of a connection, in a task.
+fn serve<S>(front: Arc<Front>, client: Client, stream: S, seat: Seat)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    tokio::spawn(async move {
+        let service = service_fn(|request| respond(&front, client, request));
+        let mut server = http1::Builder::new();
+        server.timer(TokioTimer::new()).header_read_timeout(HEAD).keep_alive(false);
+        server.max_buf_size(LARGEST_HEAD).max_headers(MOST_HEADERS);
+        let connection = server.serve_connection(TokioIo::new(stream), service);
+        let longest = HEAD + BODY + front.bounds.outcome + ANSWER;
+        // A client that goes away, or is too slow, is its own concern.
+        let _ = tokio::time::timeout(longest, connection).await;
+        drop(seat);
+    });
+}
+
+async fn respond(
+    front: &Arc<Front>,
+    client: Client,
+    request: Request<Incoming>,
+) -> Result<Answer, Infallible> {
+    let asks = (request.method(), request.uri().path()) == (&Method::GET, STATUS);
+    if client == Client::Root && asks {
+        return Ok(front.status().await);
+    }
+    Ok(front.invocation(client, request).await.unwrap_or_else(Problem::answer))
+}
+
+fn answer(status: StatusCode, kind: &'static str, data: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(data));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+/// Returns what the environment tells the command of its request, by the names of CGI (RFC 3875,
+/// section 4.1). No other header reaches it.
+fn environment(head: &hyper::http::request::Parts, length: usize) -> Vec<String> {
+    let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    vec![
+        "GATEWAY_INTERFACE=CGI/1.1".to_owned(),
+        format!("REQUEST_METHOD={}", head.method),
+        format!("PATH_INFO={}", head.uri.path()),
+        format!("QUERY_STRING={}", head.uri.query().unwrap_or_default()),
+        format!("CONTENT_TYPE={}", kind.unwrap_or_default()),
+        format!("CONTENT_LENGTH={length}"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_learns_of_its_request_as_by_cgi() {
+        let request = Request::post("http://host/a%20b/c?x=1&y").header(CONTENT_TYPE, "text/x");
+        let (head, ()) = request.header("proxy", "http://evil").body(()).unwrap().into_parts();
+        let told = environment(&head, 5);
+        for entry in [
+            "REQUEST_METHOD=POST",
+            "PATH_INFO=/a%20b/c",
+            "QUERY_STRING=x=1&y",
+            "CONTENT_TYPE=text/x",
+            "CONTENT_LENGTH=5",
+        ] {
+            assert!(told.iter().any(|told| told == entry), "{entry}: {told:?}");
+        }
+        assert!(!told.iter().any(|told| told.contains("evil")), "{told:?}");
+    }
+
+    #[test]
+    fn refusals_say_when_to_try_again() {
+        let answer = Problem::from(Refusal::Full).answer();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.headers()[RETRY_AFTER], RETRY);
+        let answer = Problem::new(StatusCode::BAD_GATEWAY, "x").answer();
+        assert_eq!(answer.headers().get(RETRY_AFTER), None);
+    }
+}

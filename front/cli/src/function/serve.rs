@@ -1,0 +1,220 @@
+//! `slipway function serve`: the server of one function, from its start to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use slipway_runtime::{Config, v1};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::dispatcher::Dispatcher;
+use super::fleet::{Fleet, Plan};
+use super::http::{Bounds, Front};
+use super::place::{self, Place};
+use super::scheduler::Limits;
+use super::status::About;
+use crate::args::{FunctionServeArgs, NetworkArgs, NodeArgs};
+use crate::client::connect;
+use crate::{image, spec};
+
+/// The most processes that a pod's agent serves at once: containers that run and commands in them.
+const MOST_PROCESSES: u32 = 48;
+/// The most invocations of a function at once, those that wait left out. The daemon carries no more
+/// sessions on one connection.
+const MOST_INVOCATIONS: u32 = 160;
+/// Connections beyond those of invocations that run and wait.
+const MORE_CONNECTIONS: usize = 128;
+/// The time in which clients take their last answers when the server ends.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Serves a function until the process is told to end. Returns the exit status.
+///
+/// # Errors
+/// A setting is wrong, the image is not there, another process serves the function, or the daemon
+/// fails.
+pub async fn serve(node: &NodeArgs, config: &Config, args: &FunctionServeArgs) -> Result<i32> {
+    let limits = limits(args)?;
+    place::check_name(&args.name)?;
+    let client = connect(node, config).await?;
+    let image = image::ensure(config, &args.image, args.pull).await?;
+    let place = Place::take(config, &args.name)?;
+    let listener = TcpListener::bind(args.listen).await;
+    let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+    let address = listener.local_addr()?;
+    let mut signals = Signals::catch()?;
+    let fleet = Arc::new(Fleet::new(client, plan(config, args, &image.digest.to_string())?));
+    let adopted = fleet.adopt(limits.sandboxes as usize).await?;
+    let about = About {
+        name: args.name.clone(),
+        image: args.image.clone(),
+        command: args.command.clone(),
+        address: address.to_string(),
+        pid: std::process::id(),
+    };
+    let (mut dispatcher, handle) = Dispatcher::new(about, Arc::clone(&fleet), limits, &adopted);
+    let front = Arc::new(Front::new(handle, bounds(args, limits)));
+    let root = tokio::spawn(Arc::clone(&front).accept_root(place.listen()?));
+    let clients = tokio::spawn(Arc::clone(&front).accept(listener));
+    eprintln!("Serving {} at http://{address}/", args.name);
+    dispatcher.serve(signals.next()).await;
+    eprintln!("slipway: function {} ends; a second signal ends what runs", args.name);
+    clients.abort();
+    dispatcher.drain(signals.next()).await;
+    root.abort();
+    let _ = tokio::time::timeout(FAREWELL, front.idle()).await;
+    dispatcher.clean_up().await?;
+    Ok(0)
+}
+
+/// Returns the bounds of the function.
+///
+/// # Errors
+/// If they do not go together.
+fn limits(args: &FunctionServeArgs) -> Result<Limits> {
+    let (concurrency, replicas) = (args.concurrency, args.replicas_per_sandbox);
+    if replicas * (1 + concurrency) > MOST_PROCESSES {
+        bail!(
+            "{replicas} replicas with {concurrency} invocations each are more than a sandbox can \
+             have: replicas and their invocations are at most {MOST_PROCESSES} together"
+        );
+    }
+    if args.min_sandboxes > args.max_sandboxes {
+        bail!("--min-sandboxes {} is more than {}", args.min_sandboxes, args.max_sandboxes);
+    }
+    if args.max_sandboxes * replicas * concurrency > MOST_INVOCATIONS {
+        bail!(
+            "{} sandboxes with {replicas} replicas have {} places for invocations: at most \
+             {MOST_INVOCATIONS}",
+            args.max_sandboxes,
+            args.max_sandboxes * replicas * concurrency
+        );
+    }
+    Ok(Limits {
+        concurrency,
+        replicas,
+        least_sandboxes: args.min_sandboxes,
+        sandboxes: args.max_sandboxes,
+        queue: args.queue as usize,
+        wait: args.queue_time,
+        keep_alive: args.keep_alive,
+    })
+}
+
+fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
+    let places = limits.sandboxes * limits.replicas * limits.concurrency;
+    // A client that is alone has four fifths of the connections (`seats`).
+    let invocations = (places as usize + limits.queue) * 5 / 4;
+    Bounds {
+        largest_body: usize::try_from(args.max_body).unwrap_or(usize::MAX),
+        connections: invocations + MORE_CONNECTIONS,
+        outcome: args.queue_time + args.timeout,
+    }
+}
+
+/// Returns the settings of sandboxes and replicas.
+///
+/// # Errors
+/// An argument is malformed.
+fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan> {
+    let network = NetworkArgs { network: args.network.clone(), ..NetworkArgs::default() };
+    let template = if args.from == "none" { "" } else { args.from.as_str() };
+    let mut holder = args.hold_with.split_whitespace().map(str::to_owned);
+    let sandbox = v1::RunSpec {
+        template: template.to_owned(),
+        detach: true,
+        makes_pod: true,
+        ..spec::machine(&args.machine, &network, &config.run_dir)?
+    };
+    let replica = v1::RunSpec {
+        image: args.image.clone(),
+        image_digest: digest.to_owned(),
+        entrypoint: holder.next(),
+        command: holder.collect(),
+        env: spec::variables(&args.env),
+        resources: Some(v1::Resources {
+            memory_bytes: args.replica_memory.unwrap_or(0),
+            ..v1::Resources::default()
+        }),
+        detach: true,
+        ..v1::RunSpec::default()
+    };
+    Ok(Plan {
+        name: args.name.clone(),
+        sandbox,
+        replica,
+        command: args.command.clone(),
+        timeout: args.timeout,
+        largest_answer: usize::try_from(args.max_answer).unwrap_or(usize::MAX),
+    })
+}
+
+/// The signals that end the server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Returns when one of the signals comes.
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command, FunctionCommand};
+
+    fn args(options: &[&str]) -> FunctionServeArgs {
+        let words = ["slipway", "function", "serve"].iter().chain(options);
+        let words = words.chain(&["f", "image", "--", "cat", "-n"]);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Function(FunctionCommand::Serve(args)) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_in_the_paper() {
+        let args = args(&[]);
+        let limits = limits(&args).unwrap();
+        assert_eq!((limits.concurrency, limits.replicas, limits.least_sandboxes), (1, 8, 0));
+        let plan = plan(&Config::default(), &args, "sha256:0").unwrap();
+        assert_eq!((plan.sandbox.template.as_str(), plan.sandbox.makes_pod), ("auto", true));
+        assert_eq!(plan.replica.entrypoint.as_deref(), Some("sleep"));
+        assert_eq!(plan.command, ["cat", "-n"]);
+    }
+
+    #[test]
+    fn bounds_that_do_not_go_together_are_refused() {
+        for bad in [
+            &["--concurrency", "6"][..],
+            &["--min-sandboxes", "5", "--max-sandboxes", "4"],
+            &["--max-sandboxes", "21"],
+        ] {
+            assert!(limits(&args(bad)).is_err(), "{bad:?}");
+        }
+        limits(&args(&["--concurrency", "5"])).unwrap();
+        limits(&args(&["--max-sandboxes", "20"])).unwrap();
+    }
+
+    #[test]
+    fn a_client_that_is_alone_can_fill_all_places_and_the_queue() {
+        let args = args(&["--queue", "4000"]);
+        let limits = limits(&args).unwrap();
+        let bounds = bounds(&args, limits);
+        assert!(bounds.connections * 4 / 5 >= 4000 + 32);
+    }
+}
