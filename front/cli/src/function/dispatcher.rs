@@ -163,6 +163,18 @@ impl Dispatcher {
         self.run(stop).await;
     }
 
+    /// Refuses the invocations that still come after [`Dispatcher::drain`], until `stop`.
+    pub async fn refuse<T>(&mut self, stop: impl Future<Output = T>) {
+        tokio::pin!(stop);
+        loop {
+            let actions = tokio::select! {
+                _ = &mut stop => return,
+                Some(event) = self.inbox.recv() => self.handle(event),
+            };
+            self.carry_out(actions);
+        }
+    }
+
     /// Handles messages until `stop`, or until the server ends and no invocation runs.
     async fn run(&mut self, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);

@@ -62,7 +62,7 @@ pub async fn serve(node: &NodeArgs, config: &Config, args: &FunctionServeArgs) -
     clients.abort();
     dispatcher.drain(signals.next()).await;
     root.abort();
-    let _ = tokio::time::timeout(FAREWELL, front.idle()).await;
+    dispatcher.refuse(tokio::time::timeout(FAREWELL, front.idle())).await;
     dispatcher.clean_up().await?;
     Ok(0)
 }
