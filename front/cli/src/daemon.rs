@@ -194,6 +194,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.cpu_template()?;
     config.check_cgroups()?;
     config.check_functions()?;
+    config.check_pod_cpus()?;
     config.check_empty_dirs()?;
     config.check_logs()?;
     check_layers(config)?;

@@ -25,6 +25,8 @@ pub const CONFIG_FILE: &str = "/etc/slipway/config.toml";
 pub const MOST_FUNCTIONS: u32 = 8;
 /// The most containers of pods that can have socket functions by `slipway device-plugin`.
 const MOST_SOCKETS: u32 = 1024;
+/// The most CPUs of a machine of `slipway-vmm`, and so of the room for CPUs that every pod has.
+const MOST_POD_CPUS: u32 = 32;
 
 /// The smallest disk of a pod's `emptyDir` volumes in bytes.
 const LEAST_EMPTY_DIRS: u64 = 16 << 20;
@@ -142,6 +144,11 @@ pub struct Config {
     /// at most 100: no room. Pods have it where their VMM can add memory, and unless they are forks
     /// of a template.
     pub pod_max_memory_percent: u32,
+    /// The most virtual CPUs that a pod can have while it runs, if it names no most: room for CPU
+    /// limits of its containers that are raised; at most 32. Up to what a pod begins with: no room.
+    /// Forks of a template have none either. The default is 0, since each CPU that may come costs
+    /// the start of a pod a virtual CPU of KVM with its thread, and the guest its per-CPU memory.
+    pub pod_max_cpus: u32,
     /// The number of containers of pods that `slipway device-plugin` lets have the socket function
     /// of their pods, at most 1024. 0: none, and the microVM of a pod has no room for one.
     pub pod_sockets: u32,
@@ -202,6 +209,7 @@ impl Default for Config {
             vf_pool: String::new(),
             pod_functions: 0,
             pod_max_memory_percent: 200,
+            pod_max_cpus: 0,
             pod_sockets: 0,
             auto_templates: 8,
             network_reach: "all".into(),
@@ -319,6 +327,18 @@ impl Config {
             return Err(Error::Invalid(format!("pod_sockets = {asked}: at most {most}")));
         }
         Ok(())
+    }
+
+    /// Checks the most CPUs of pods.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are more than a machine can have.
+    pub fn check_pod_cpus(&self) -> Result<()> {
+        let (asked, most) = (self.pod_max_cpus, MOST_POD_CPUS);
+        match asked > most {
+            true => Err(Error::Invalid(format!("pod_max_cpus = {asked}: at most {most}"))),
+            false => Ok(()),
+        }
     }
 
     /// Checks the bound of `emptyDir` volumes.
@@ -446,6 +466,9 @@ mod tests {
         let config = Config::load(Path::new("/nonexistent/config.toml")).unwrap();
         assert_eq!(config.cpus, 1);
         config.check_logs().unwrap();
+        config.check_pod_cpus().unwrap();
+        let many = Config { pod_max_cpus: MOST_POD_CPUS + 1, ..config.clone() };
+        assert!(many.check_pod_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
         let small = Config { pod_log_bytes: LEAST_POD_LOGS - 1, ..config };
         assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));
     }

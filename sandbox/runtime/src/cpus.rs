@@ -21,6 +21,7 @@ use crate::cgroup;
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
+use crate::v1::RunSpec;
 use crate::{Error, Result};
 
 /// The largest number of CPUs of a sandbox.
@@ -43,7 +44,8 @@ impl Node {
         let turn = sandbox.change_size()?;
         let changed = self.guests.spawn(async move {
             let _turn = turn;
-            change.run(wanted).await
+            change.run(wanted).await?;
+            change.sandbox.update(|record| record.chosen_cpus = wanted).await
         });
         changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }
@@ -77,6 +79,17 @@ pub(crate) fn of_new(cpus: u32, most: u32) -> Result<(u32, u32)> {
         )));
     }
     Ok((cpus, most))
+}
+
+/// Returns the most CPUs that a new sandbox can have: for a pod that boots, and names no most, what
+/// the node's settings give to pods. A machine that begins with a template has its CPUs, and one
+/// that is to be saved as a template those that it was asked for with.
+pub(crate) fn most_of_new(record: &Record, spec: &RunSpec, setting: u32) -> u32 {
+    let boots = spec.template.is_empty() && record.saves.is_none();
+    match record.pod && boots && spec.max_cpus == 0 {
+        true => record.max_cpus.max(setting),
+        false => record.max_cpus,
+    }
 }
 
 fn check(record: &Record, wanted: u32) -> Result<()> {
@@ -243,6 +256,21 @@ mod tests {
             let refused = of_new(cpus, most).unwrap_err().to_string();
             assert!(refused.contains(said), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_boots_has_the_room_of_the_settings() {
+        let pod = |max_cpus| Record { pod: true, ..record(2, max_cpus) };
+        let asked = |max_cpus| RunSpec { max_cpus, ..RunSpec::default() };
+        assert_eq!(most_of_new(&pod(2), &asked(0), 4), 4);
+        assert_eq!(most_of_new(&pod(2), &asked(0), 0), 2);
+        assert_eq!(most_of_new(&pod(2), &asked(0), 1), 2, "it begins with more");
+        assert_eq!(most_of_new(&pod(3), &asked(3), 4), 3, "it names the most");
+        assert_eq!(most_of_new(&record(2, 2), &asked(0), 4), 2, "it is no pod");
+        let fork = RunSpec { template: "auto".to_owned(), ..asked(0) };
+        assert_eq!(most_of_new(&pod(2), &fork, 4), 2);
+        let saved = Record { saves: Some("web".to_owned()), ..pod(2) };
+        assert_eq!(most_of_new(&saved, &asked(0), 4), 2);
     }
 
     #[test]

@@ -68,6 +68,8 @@ impl Node {
         let mtu = saves.as_ref().map_or(0, |saves| saves.mtu);
         let saves = saves.map(|saves| saves.name);
         let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
+        let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
+        let record = Record { max_cpus, ..record };
         let record = match snapshot {
             Some(snapshot) => begin::record(record, snapshot, &store),
             None => record,
@@ -212,6 +214,7 @@ impl Node {
             cpus,
             boot_cpus: cpus,
             max_cpus,
+            chosen_cpus: 0,
             hostname: process::or(&spec.hostname, &name),
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),

@@ -16,6 +16,7 @@ mod needs;
 mod network;
 mod origin;
 mod placement;
+mod process;
 mod share;
 mod volume;
 
@@ -36,9 +37,9 @@ pub use self::needs::Needs;
 pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::origin::Origin;
 pub use self::placement::Placement;
+pub use self::process::Process;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
-use crate::security::Security;
 use crate::{Error, Result};
 
 /// A sandbox's state in its life cycle.
@@ -95,32 +96,6 @@ pub struct EmulatedNic {
     pub tap: String,
     /// The MAC address.
     pub mac: String,
-}
-
-/// The container's process, as requested and completed from the image's configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// The program and its arguments; never empty.
-    pub args: Vec<String>,
-    /// The environment, as `NAME=value`.
-    pub env: Vec<String>,
-    /// The working directory; empty: `/`.
-    pub cwd: String,
-    /// The user, in the form of `--user`; empty: root.
-    pub user: String,
-    /// Set if the process has a terminal.
-    pub terminal: bool,
-    /// The initial number of rows of the terminal.
-    pub rows: u32,
-    /// The initial number of columns of the terminal.
-    pub columns: u32,
-    /// Set if standard input stays open.
-    pub stdin: bool,
-    /// Resource limits, as (name, soft, hard).
-    pub limits: Vec<(String, u64, u64)>,
-    /// The rights of the process.
-    #[serde(default)]
-    pub security: Security,
 }
 
 /// The control group of a sandbox's VMM.
@@ -206,6 +181,10 @@ pub struct Record {
     /// The most virtual CPUs that the sandbox can be given while it runs.
     #[serde(default)]
     pub max_cpus: u32,
+    /// The number of CPUs that a user gave the sandbox while it ran; 0: none. Updates of a pod's
+    /// containers take no CPU of these away.
+    #[serde(default)]
+    pub chosen_cpus: u32,
     /// The host name in the container's UTS namespace.
     pub hostname: String,
     /// Block volumes; the first is namespace 3.

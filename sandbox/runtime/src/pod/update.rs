@@ -2,8 +2,9 @@
 //!
 //! If the limits of all containers need more than the microVM has, and it has room, it is given
 //! memory and then CPUs before the limit is raised. If anything fails, the microVM gets its size
-//! back. A limit that is lowered is lowered first. Memory that no limit needs any more then goes
-//! back to the host, in a task of its own: as far as it is free, and within a bound of time.
+//! back. A limit that is lowered is lowered first. CPUs that no limit needs any more are then taken
+//! offline and away, and memory goes back to the host, in a task of its own: as far as it is free,
+//! and within a bound of time.
 //!
 //! The update of a pod in its own control group waits for that task: kubelet lowers the limit of
 //! the group above after the update, and the kernel would end a VMM that has more.
@@ -59,11 +60,12 @@ impl Node {
     }
 }
 
-/// Makes an update when its turn comes. A task gives back the memory that the update set free.
+/// Makes an update when its turn comes. A task gives back what the update set free.
 /// `place` is held until that is done.
 async fn take_turn(target: Target, asked: Limits, place: OwnedSemaphorePermit) -> Result<()> {
     let turn = target.sandbox.wait_to_change_size().await;
-    if !update(&target, asked).await? || target.sandbox.look(spare).is_none() {
+    let has_spare = |record: &Record| spare(record).is_some() || spare_cpus(record).is_some();
+    if !update(&target, asked).await? || !target.sandbox.look(has_spare) {
         return Ok(());
     }
     // The task waits for a turn of its own.
@@ -87,7 +89,7 @@ fn check_runs(target: &Target) -> Result<()> {
     }
 }
 
-/// Makes an update. Returns whether the pod's containers may use less memory than before.
+/// Makes an update. Returns whether the pod's containers may use less than before.
 async fn update(target: &Target, asked: Limits) -> Result<bool> {
     check_runs(target)?;
     let (sandbox, name) = (&target.sandbox, &target.container.name);
@@ -129,16 +131,33 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
     }
 }
 
+/// Gives back to the host what a pod has beyond its containers' limits.
+async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
+    give_back_cpus(&sandbox).await;
+    give_back_memory(&sandbox).await;
+}
+
+/// Takes the CPUs of a pod away that its containers' limits do not need. Those that its guest does
+/// not give up in time stay, with their CPU time.
+async fn give_back_cpus(sandbox: &Arc<Sandbox>) {
+    let _turn = sandbox.wait_to_change_size().await;
+    // Another update may have come first.
+    let Some(kept) = sandbox.look(spare_cpus) else { return };
+    if let Err(error) = cpus::change_to(sandbox, kept).await {
+        tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay");
+    }
+}
+
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
 /// is free. What a container has just set free the guest may count as used for a moment, so it is
 /// asked again.
-async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
+async fn give_back_memory(sandbox: &Arc<Sandbox>) {
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
         // Another update may have come first.
         let Some(bytes) = sandbox.look(spare) else { return };
-        match resize::change_to(&sandbox, bytes, LONGEST).await {
+        match resize::change_to(sandbox, bytes, LONGEST).await {
             Ok(()) => return,
             Err(error) => {
                 tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
@@ -157,6 +176,19 @@ fn spare(record: &Record) -> Option<u64> {
     let bounds = &record.memory;
     let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
     (kept < record.memory_bytes).then_some(kept)
+}
+
+/// Returns the number of CPUs that suffice for a running pod, or `None` if it has no more: never
+/// fewer than it began with or a user gave it.
+fn spare_cpus(record: &Record) -> Option<u32> {
+    let needed = cpus_of(Sums::of(record, "", Limits::default()).quota_us);
+    let kept = needed.max(record.boot_cpus).max(record.chosen_cpus);
+    (kept < record.cpus).then_some(kept)
+}
+
+/// Returns the number of CPUs that quotas need together, which are in microseconds of each period.
+fn cpus_of(quota_us: u64) -> u32 {
+    u32::try_from(quota_us.div_ceil(PERIOD_US)).unwrap_or(u32::MAX)
 }
 
 /// The sums of the limits of a pod's live containers. Those without a limit do not count.
@@ -190,7 +222,7 @@ struct Plan {
     least: u64,
     /// The number of CPUs that it is given; `None`: it has enough, or has no room for others.
     cpus: Option<u32>,
-    /// Set if the containers' limits of memory are lowered.
+    /// Set if the containers' limits are lowered.
     lowers: bool,
 }
 
@@ -216,14 +248,15 @@ impl Plan {
             )));
         }
         let wanted = after.memory.saturating_add(OVERHEAD).min(most);
-        let cpus = u32::try_from(after.quota_us.div_ceil(PERIOD_US)).unwrap_or(u32::MAX);
-        let cpus = cpus.min(record.max_cpus);
+        let cpus = cpus_of(after.quota_us).min(record.max_cpus);
+        // A limit that is lifted needs no less than before.
+        let memory_lowers = after.memory < before.memory && asked.memory_bytes != u64::MAX;
+        let cpus_lower = after.quota_us < before.quota_us && asked.cpu_quota_us != u64::MAX;
         Ok(Self {
             memory: Some(wanted).filter(|wanted| raises && *wanted > has),
             least: after.memory.min(most),
             cpus: Some(cpus).filter(|cpus| after.quota_us > before.quota_us && *cpus > record.cpus),
-            // A limit that is lifted needs no less than before.
-            lowers: after.memory < before.memory && asked.memory_bytes != u64::MAX,
+            lowers: memory_lowers || cpus_lower,
         })
     }
 
@@ -344,6 +377,33 @@ mod tests {
         let fixed = Record { max_cpus: 1, ..pod(&[64]) };
         let asked = Limits { cpu_quota_us: 200_000, ..Limits::default() };
         assert_eq!(Plan::new(&fixed, "c0", asked).unwrap().cpus, None);
+    }
+
+    #[test]
+    fn cpus_go_when_no_quota_needs_them() {
+        let with = |quotas_us: &[u64], has: u32, chosen_cpus: u32| {
+            let limits = |quota_us: &u64| Limits { cpu_quota_us: *quota_us, ..Limits::default() };
+            let added = |one| Added { limits: limits(one), ..added_of("c", SandboxState::Running) };
+            let added = quotas_us.iter().map(added).collect();
+            let record = Record { added, cpus: has, boot_cpus: 1, chosen_cpus, ..pod(&[]) };
+            spare_cpus(&record)
+        };
+        assert_eq!(with(&[50_000], 3, 0), Some(1));
+        assert_eq!(with(&[50_000, 100_000], 3, 0), Some(2));
+        assert_eq!(with(&[250_000], 3, 0), None);
+        assert_eq!(with(&[50_000], 3, 2), Some(2), "a user gave it two");
+        assert_eq!(with(&[], 1, 0), None, "it keeps what it began with");
+    }
+
+    #[test]
+    fn a_quota_that_is_lowered_sets_cpus_free() {
+        let mut record = pod(&[64]);
+        record.added[0].limits.cpu_quota_us = 200_000;
+        let lowers = |quota_us| {
+            let asked = Limits { cpu_quota_us: quota_us, ..Limits::default() };
+            Plan::new(&record, "c0", asked).unwrap().lowers
+        };
+        assert_eq!((lowers(50_000), lowers(300_000), lowers(u64::MAX)), (true, false, false));
     }
 
     #[test]
