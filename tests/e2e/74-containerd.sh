@@ -154,7 +154,11 @@ answer = update({"cpu": {"quota": 200000, "period": 100000}})
 assert answer == b"", answer
 answer = update({"memory": {"limit": 1 << 30}})
 assert b"is too much for sandbox" in answer, answer
-answer = update({"pids": {"limit": 5}})
+answer = update({"pids": {"limit": 50}, "unified": {"memory.oom.group": "1"}})
+assert answer == b"", answer
+answer = update({"unified": {"io.weight": "10"}})
+assert b'file "io.weight" cannot be set' in answer, answer
+answer = update({"blockIO": {"weight": 10}})
 assert b"is not implemented" in answer, answer
 cpu = min(os.sched_getaffinity(0))
 answer = update({"cpu": {"cpus": f"{cpu},8191"}})
@@ -166,6 +170,10 @@ vmm=$("$slipway" ps --json | python3 -c 'import json,sys; print(*[s["vmm_pid"] f
 first=$(sed -n 's/^Cpus_allowed_list:\s*\([0-9]*\).*/\1/p' /proc/self/status)
 [ "$(sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u)" = "$first" ] || fail "the VMM runs on: $(grep Cpus_allowed_list "/proc/$vmm/task/"*/status)"
 [ "$("$slipway" ps --json | grep -o '"cpus": [0-9]*')" = '"cpus": 2' ] || fail "after the update: $("$slipway" ps --json)"
+out=$(c task exec --exec-id limits --fifo-dir "$work/fifo" web cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.oom.group </dev/null 2>&1)
+[ "$out" = "50
+1" ] || fail "limits in the guest: $out $(explain)"
+ok "updates of the limit of processes and of files of the control group reach the guest; other files are refused"
 ok "an update of the CPU limit gives a CPU, one of the CPU set confines the VMM; memory without room and other updates are refused"
 
 # containerd dies and comes back: containers do not notice, and their ends are seen.

@@ -22,7 +22,7 @@ print(*[s["vmm_pid"] for s in json.load(sys.stdin) if s["name"].startswith(sys.a
 # Pools of functions of an earlier test.
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 # QEMU is in its pod's control group only if the settings say so.
-printf 'pod_functions = 2\npod_cgroups = true\n' >>"$SLIPWAY_CONFIG"
+printf 'pod_functions = 2\npod_cgroups = true\npod_max_cpus = 2\n' >>"$SLIPWAY_CONFIG"
 library=$(dirname "$(readlink -f "$slipway")")/libslipway.so
 [ ! -f "$library" ] || echo 'pod_sockets = 1' >>"$SLIPWAY_CONFIG"
 start_keeper
@@ -59,6 +59,17 @@ for id in web two; do
 done
 grep -q '\b67108864\b' "$work/metrics" || fail "metrics without the limit: $(cat "$work/metrics")"
 ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, roots and processes not, a limit of memory"
+
+# The limits of a pod's container, as in-place resize changes them.
+of_web() { "$slipway" ps --json | python3 -c 'import json,sys
+print(*[s[sys.argv[1]] for s in json.load(sys.stdin) if s["name"].startswith("web-")])' "$1"; }
+has_cpus() { [ "$(of_web cpus):$(inside two grep -c ^processor /proc/cpuinfo)" = "$1:$1" ]; }
+has_cpus 1 || fail "the pod begins with $(of_web cpus) CPUs: $(explain)"
+"$slipway" update "$(of_web name)/two" --cpus 2 >/dev/null || fail "a limit of 2 CPUs: $(explain)"
+has_cpus 2 || fail "for a limit of 2 CPUs the pod has $(of_web cpus): $(explain)"
+"$slipway" update "$(of_web name)/two" --cpus 1 >/dev/null || fail "a limit of 1 CPU: $(explain)"
+wait_until 60 has_cpus 1 || fail "for a limit of 1 CPU the pod has $(of_web cpus): $(explain)"
+ok "a pod's microVM gets a CPU for a limit that is raised, and loses it when the limit is lowered"
 
 # A debugging container, whose target `ctr` names by an annotation, and the CRI plugin in its record of the container.
 joins() { member web --annotation dev.slipway.processes-of="$1" --with-ns "pid:/proc/$(vmm web)/ns/pid" "${@:2}"; }
@@ -344,7 +355,7 @@ END
     cat >"$work/container.json" <<END
 {"metadata": {"name": "server"}, "image": {"image": "docker.io/test/busybox:1"}, "log_path": "server.log",
  "command": ["sh", "-c", "hostname; cat /etc/resolv.conf; while :; do sleep 0.1; done"],
- "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "$first"}, "security_context": {"namespace_options": {"pid": 1}}}}
+ "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "$first", "unified": {"memory.oom.group": "1"}}, "security_context": {"namespace_options": {"pid": 1}}}}
 END
     pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
     container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
@@ -353,6 +364,7 @@ END
     wait_until 60 said || fail "crictl logs: $(k logs "$container")"
     [ "$(k logs "$container" | head -n 1)" = web-0 ] || fail "crictl logs: $(k logs "$container")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
+    [ "$(k exec "$container" cat /sys/fs/cgroup/memory.oom.group)" = 1 ] || fail "memory.oom.group: $(explain)"
     runs_on() { sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u; }
     vmm=$(vmm "${pod:0:40}")
     [ "$(runs_on)" = "$first" ] || fail "with a container on CPU $first the VMM runs on $(runs_on)"

@@ -380,8 +380,8 @@ impl Service {
                     Kind::Pod { .. } => spec::pod_update(&json),
                     _ => spec::update(&json),
                 };
-                let spec::Update { cpus, memory_bytes, placement } = update?;
-                v1::UpdateRequest { name, cpus, memory_bytes, placement, resources: None }
+                let spec::Update { cpus, memory_bytes, placement, resources } = update?;
+                v1::UpdateRequest { name, cpus, memory_bytes, placement, resources }
             }
         };
         let mut client = self.daemon.connect().await?;

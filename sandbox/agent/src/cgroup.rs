@@ -92,7 +92,7 @@ impl Cgroup {
     /// The container uses more memory than its new limit and cannot let go of it, or the kernel
     /// refuses a limit.
     pub fn limit(&self, limits: &Resources) -> Result<()> {
-        let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } = *limits;
+        let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids, .. } = *limits;
         if memory_bytes != 0 {
             self.reclaim(memory_bytes)?;
         }
@@ -101,7 +101,19 @@ impl Cgroup {
             limit => limit.to_string(),
         };
         let pids = u64::from(pids);
+        let high = limits.memory_high_bytes;
+        let (low, min) = (limits.memory_low_bytes, limits.memory_min_bytes);
+        // No protection is 0 bytes of it.
+        let protected = |bytes: u64| match bytes {
+            u64::MAX => "0".to_owned(),
+            bytes => bytes.to_string(),
+        };
+        let oom_group = u64::from(limits.oom_group);
         let files = [
+            ("memory.oom.group", oom_group, u64::from(oom_group > 1).to_string()),
+            ("memory.high", high, text(high, u64::MAX)),
+            ("memory.low", low, protected(low)),
+            ("memory.min", min, protected(min)),
             ("memory.max", memory_bytes, text(memory_bytes, u64::MAX)),
             ("cpu.max", cpu_quota_us, format!("{} {CPU_PERIOD_US}", text(cpu_quota_us, u64::MAX))),
             ("cpu.weight", u64::from(cpu_weight), cpu_weight.to_string()),
@@ -227,6 +239,43 @@ fn remove_tree(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_are_files_of_the_group() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroup = Cgroup(dir.path().to_owned());
+        let file = |name: &str| std::fs::read_to_string(dir.path().join(name)).ok();
+        cgroup.limit(&Resources::default()).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "0 changes nothing");
+        let limits = Resources {
+            cpu_quota_us: 50_000,
+            pids: 7,
+            memory_high_bytes: 3,
+            memory_low_bytes: 2,
+            memory_min_bytes: 1,
+            oom_group: 2,
+            ..Resources::default()
+        };
+        cgroup.limit(&limits).unwrap();
+        for (name, value) in [
+            ("cpu.max", "50000 100000"),
+            ("pids.max", "7"),
+            ("memory.high", "3"),
+            ("memory.low", "2"),
+            ("memory.min", "1"),
+            ("memory.oom.group", "1"),
+        ] {
+            assert_eq!(file(name).as_deref(), Some(value), "{name}");
+        }
+        assert_eq!(file("memory.max"), None);
+        let most = u64::MAX;
+        let (memory_high_bytes, memory_low_bytes) = (most, most);
+        let taken = Resources { memory_high_bytes, memory_low_bytes, oom_group: 1, ..limits };
+        cgroup.limit(&taken).unwrap();
+        let names = ["memory.high", "memory.low", "memory.oom.group"];
+        let values = names.map(|name| file(name).unwrap());
+        assert_eq!(values, ["max", "0", "0"]);
+    }
 
     #[test]
     fn a_directory_without_cgroup2_is_refused() {

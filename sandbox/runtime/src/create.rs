@@ -215,6 +215,7 @@ impl Node {
             boot_cpus: cpus,
             max_cpus,
             chosen_cpus: 0,
+            limits: pod::limits_of_new(spec.resources.as_ref())?,
             hostname: process::or(&spec.hostname, &name),
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),

@@ -225,6 +225,7 @@ pub fn create_request(
         masked,
         read_only_paths,
         shares: shares::for_agent(&record.shares),
+        resources: Some(record.limits.into()),
         ..Default::default()
     }
 }

@@ -79,6 +79,7 @@ pub mod name;
 mod network;
 mod node;
 pub mod old_layers;
+mod own_limits;
 mod pause;
 mod placement;
 mod pod;

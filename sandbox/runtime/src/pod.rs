@@ -20,8 +20,9 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
 
-pub(crate) use self::request::settings;
 use self::request::{describe, refuse_machine};
+pub(crate) use self::request::{limits, limits_of_new, settings};
+pub(crate) use self::update::limit_in_guest;
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
 use crate::container::Container;

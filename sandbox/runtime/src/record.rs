@@ -185,6 +185,9 @@ pub struct Record {
     /// containers take no CPU of these away.
     #[serde(default)]
     pub chosen_cpus: u32,
+    /// The limits of the sandbox's own container in the guest, beside its memory and CPUs.
+    #[serde(default)]
+    pub limits: Limits,
     /// The host name in the container's UTS namespace.
     pub hostname: String,
     /// Block volumes; the first is namespace 3.

@@ -17,6 +17,7 @@
 mod confinement;
 mod control_group;
 mod devices;
+mod limits;
 mod mounts;
 mod namespaces;
 mod oci;
@@ -94,6 +95,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
+        resources: limits::of_own(&oci.linux.resources)?,
         placement: sizes::placement(&oci.linux.resources),
         ..process_spec(oci, container)?
     })
@@ -171,14 +173,18 @@ pub struct Update {
     pub memory_bytes: u64,
     /// The CPUs and the memory nodes of the host, if they change.
     pub placement: Option<v1::Placement>,
+    /// The other limits of the sandbox's own container.
+    pub resources: Option<v1::Resources>,
 }
 
 /// Translates an update of a sandbox's resources.
 ///
 /// # Errors
-/// It asks for something else.
+/// It asks for something else, or names a file of a control group that cannot be set.
 pub fn update(json: &[u8]) -> Result<Update, Failure> {
-    update_by(json, sizes::memory_of_limit)
+    let asked = resources(json)?;
+    let resources = limits::of_own(&asked)?;
+    some(Update { resources, ..sizes_of(&asked, sizes::memory_of_limit) })
 }
 
 /// Translates an update of a pod as a whole, whose limits are the sums of its containers'.
@@ -186,19 +192,27 @@ pub fn update(json: &[u8]) -> Result<Update, Failure> {
 /// # Errors
 /// It asks for something else.
 pub fn pod_update(json: &[u8]) -> Result<Update, Failure> {
-    update_by(json, pod::memory_of_limit)
+    some(sizes_of(&resources(json)?, pod::memory_of_limit))
 }
 
-fn update_by(json: &[u8], memory_of: fn(&Resources) -> u64) -> Result<Update, Failure> {
-    let resources: Resources =
-        serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
-    let update = Update {
-        cpus: sizes::cpus_of_limit(&resources),
-        memory_bytes: memory_of(&resources),
-        placement: sizes::placement(&resources),
-    };
+fn resources(json: &[u8]) -> Result<Resources, String> {
+    serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))
+}
+
+/// Returns the changes of a sandbox's machine and of where it runs.
+fn sizes_of(asked: &Resources, memory_of: fn(&Resources) -> u64) -> Update {
+    Update {
+        cpus: sizes::cpus_of_limit(asked),
+        memory_bytes: memory_of(asked),
+        placement: sizes::placement(asked),
+        resources: None,
+    }
+}
+
+/// Refuses an update that changes nothing that can be changed.
+fn some(update: Update) -> Result<Update, Failure> {
     if update == Update::default() {
-        let what = "an update of anything but CPU sets and the limits of CPU and memory";
+        let what = "an update of anything but CPU sets and limits of CPU, memory and processes";
         return Err(Failure::unimplemented(what));
     }
     Ok(update)

@@ -133,6 +133,8 @@ pub struct Resources {
     pub devices: Vec<DeviceRule>,
     #[serde(rename = "hugepageLimits")]
     pub huge_pages: Vec<HugePages>,
+    /// Files of a control group of version 2, and what they are to have.
+    pub unified: BTreeMap<String, String>,
 }
 
 /// A limit of the huge pages of one size.
@@ -162,6 +164,8 @@ pub struct DeviceRule {
 #[serde(default)]
 pub struct Memory {
     pub limit: Option<i64>,
+    /// The memory that the kernel takes back last.
+    pub reservation: Option<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,7 +6,7 @@ use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{NETWORK, check_rest, control_group, mounts, namespaces, process_spec};
+use super::{NETWORK, check_rest, control_group, limits, mounts, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
 pub const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
@@ -82,7 +82,7 @@ pub fn member_spec(
     Ok(v1::RunSpec {
         termination_message_path: message.unwrap_or_default(),
         shares_processes: namespaces::of_member(&oci.linux, pod)?,
-        resources: Some(limits(&oci.linux.resources)),
+        resources: Some(limits::of_member(&oci.linux.resources)?),
         placement: sizes::placement(&oci.linux.resources),
         ..process_spec(oci, container)?
     })
@@ -92,34 +92,11 @@ pub fn member_spec(
 /// change. Limits that it does not name, and those that no guest keeps, are 0: no change.
 ///
 /// # Errors
-/// One line: it is not understood.
+/// One line: it is not understood, or names a file of a control group that cannot be set.
 pub fn member_update(json: &[u8]) -> Result<(v1::Resources, Option<v1::Placement>), String> {
     let asked: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
-    let lifted = |limit: Option<i64>| limit.is_some_and(|limit| limit < 0);
-    let mut limits = limits(&asked);
-    if lifted(asked.memory.as_ref().and_then(|memory| memory.limit)) {
-        limits.memory_bytes = u64::MAX;
-    }
-    if lifted(asked.cpu.as_ref().and_then(|cpu| cpu.quota)) {
-        limits.cpu_quota_us = u64::MAX;
-    }
-    if lifted(asked.pids.as_ref().and_then(|pids| pids.limit)) {
-        limits.pids = u32::MAX;
-    }
-    Ok((limits, sizes::placement(&asked)))
-}
-
-/// Returns the limits of a container in a pod; 0 stands for none.
-fn limits(asked: &Resources) -> v1::Resources {
-    let pids = asked.pids.as_ref().and_then(|pids| pids.limit);
-    let pids = pids.and_then(|limit| u64::try_from(limit).ok()).unwrap_or(0);
-    v1::Resources {
-        memory_bytes: sizes::memory_limit(asked).unwrap_or(0),
-        cpu_quota_us: sizes::quota_us(asked),
-        cpu_weight: sizes::weight(asked),
-        pids: u32::try_from(pids).unwrap_or(u32::MAX),
-    }
+    Ok((limits::of_member(&asked)?, sizes::placement(&asked)))
 }
 
 /// Returns the kernel settings of a pod.

@@ -20,7 +20,9 @@ pub const MAX_CPUS: &str = "dev.slipway.max-cpus";
 /// The least memory of a sandbox whose container has a limit, bytes: its kernel needs some too.
 pub const LEAST_MEMORY: u64 = 128 << 20;
 /// The period of a quota that names none, microseconds.
-const PERIOD: u64 = 100_000;
+pub const PERIOD: u64 = 100_000;
+/// The least quota that the kernel takes, microseconds.
+pub const LEAST_QUOTA: u64 = 1000;
 
 /// Returns the memory of the sandbox of a single container, bytes; 0 stands for the node's default.
 ///
@@ -134,9 +136,7 @@ pub fn quota_us(resources: &Resources) -> u64 {
         return 0;
     }
     let scaled = u128::from(quota) * u128::from(PERIOD) / u128::from(period);
-    /// The least quota that the kernel takes, microseconds.
-    const LEAST: u64 = 1000;
-    u64::try_from(scaled).unwrap_or(u64::MAX).max(LEAST)
+    u64::try_from(scaled).unwrap_or(u64::MAX).max(LEAST_QUOTA)
 }
 
 /// Returns the weight, 1 to 10000, that CPU shares of control groups version 1 stand for, or 0 if

@@ -213,8 +213,13 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
     assert_eq!((run.memory_bytes, run.cpus), (0, 0));
     assert!(run.hostname.is_empty() && run.network.is_empty() && !run.makes_pod);
     assert!(!run.shares_processes);
-    let expected =
-        v1::Resources { memory_bytes: 128 << 20, cpu_quota_us: 50_000, cpu_weight: 20, pids: 100 };
+    let expected = v1::Resources {
+        memory_bytes: 128 << 20,
+        cpu_quota_us: 50_000,
+        cpu_weight: 20,
+        pids: 100,
+        ..v1::Resources::default()
+    };
     assert_eq!(run.resources, Some(expected));
     let mut config = member();
     config["linux"]["resources"] = json!({"devices": [{"allow": false, "access": "rwm"}]});
@@ -238,7 +243,7 @@ fn an_update_names_what_changes() {
         "memory": {"limit": -1}, "cpu": {"quota": -1, "shares": 0}, "pids": {"limit": -1}
     }));
     let (memory_bytes, cpu_quota_us, pids) = (u64::MAX, u64::MAX, u32::MAX);
-    assert_eq!(lifted, v1::Resources { memory_bytes, cpu_quota_us, pids, cpu_weight: 0 });
+    assert_eq!(lifted, v1::Resources { memory_bytes, cpu_quota_us, pids, ..none });
     let (limits, placement) = both(json!({"cpu": {"cpus": "0-1"}}));
     assert_eq!((limits, placement.unwrap().cpus.as_str()), (none, "0-1"));
     assert_eq!(both(json!({"cpu": {"shares": 2}})).1, None);

@@ -223,13 +223,27 @@ fn further_processes_and_updates() {
     confined["apparmorProfile"] = json!("k8s-nginx");
     let refused = exec_spec(&serde_json::to_vec(&confined).unwrap()).unwrap_err();
     assert!(refused.contains("k8s-nginx"), "{refused}");
-    let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes, placement: None });
+    let size = |cpus, memory_bytes| Ok(Update { cpus, memory_bytes, ..Update::default() });
     assert_eq!(update(br#"{"cpu": {"quota": 200000, "period": 100000}}"#), size(2, 0));
     assert_eq!(update(br#"{"memory": {"limit": 1073741824}}"#), size(0, 1 << 30));
     let set = update(br#"{"memory": {"limit": 5}, "cpu": {"cpus": "0"}}"#).unwrap();
     assert_eq!((set.cpus, set.memory_bytes), (0, LEAST_MEMORY));
     assert_eq!(set.placement.unwrap().cpus, "0");
-    for bad in [&b"{}"[..], br#"{"memory": {"limit": -1}}"#, b"["] {
+    let limits = update(br#"{"memory": {"limit": 5}, "pids": {"limit": 7}}"#).unwrap().resources;
+    assert_eq!(limits, Some(v1::Resources { pids: 7, ..v1::Resources::default() }));
+    let file = br#"{"unified": {"io.weight": "7"}}"#;
+    for bad in [&b"{}"[..], br#"{"memory": {"limit": -1}}"#, b"[", file] {
         assert!(update(bad).is_err());
     }
+}
+
+#[test]
+fn a_container_alone_has_limits_beside_its_machine() {
+    assert_eq!(translated(plain()).unwrap().resources, None);
+    let limited = with("/linux/resources/pids", json!({"limit": 7})).unwrap().resources.unwrap();
+    assert_eq!(limited, v1::Resources { pids: 7, ..v1::Resources::default() });
+    let whole = with("/linux/resources/unified", json!({"memory.oom.group": "1"})).unwrap();
+    assert_eq!(whole.resources.unwrap().oom_group, 2);
+    let refused = with("/linux/resources/unified", json!({"io.weight": "1"})).unwrap_err();
+    assert!(refused.contains("io.weight"), "{refused}");
 }

@@ -72,7 +72,7 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         out_of_memory: false,
         message_path: copies::message_path(&spec.termination_message_path)?,
         message: String::new(),
-        limits: limits(spec.resources.as_ref())?,
+        limits: limits_of_new(spec.resources.as_ref())?,
         disks: None,
         volumes: Vec::new(),
         functions: Vec::new(),
@@ -86,20 +86,39 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
     })
 }
 
-/// Returns the limits that are asked for; 0 is none.
+/// Returns the limits of a new container; 0 is none.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a CPU weight over 10,000.
-pub(super) fn limits(asked: Option<&Resources>) -> Result<Limits> {
+/// Those of [`limits`].
+pub(crate) fn limits_of_new(asked: Option<&Resources>) -> Result<Limits> {
+    Ok(Limits::default().changed_by(limits(asked)?))
+}
+
+/// Returns the limits that are asked for. 0 is none for a new container, and no change for others.
+///
+/// # Errors
+/// [`Error::Invalid`] for a CPU weight over 10,000, or an `oom_group` that does not exist.
+pub(crate) fn limits(asked: Option<&Resources>) -> Result<Limits> {
     /// The smallest quota that the kernel takes, microseconds.
     const LEAST_QUOTA: u64 = 1000;
-    let Resources { memory_bytes, cpu_quota_us, cpu_weight, pids } =
-        asked.cloned().unwrap_or_default();
+    let asked = asked.copied().unwrap_or_default();
+    let (cpu_quota_us, cpu_weight) = (asked.cpu_quota_us, asked.cpu_weight);
     if cpu_weight > 10_000 {
         return Err(Error::Invalid(format!("a CPU weight of {cpu_weight}: at most 10000")));
     }
-    let cpu_quota_us = if cpu_quota_us == 0 { 0 } else { cpu_quota_us.max(LEAST_QUOTA) };
-    Ok(Limits { memory_bytes, cpu_quota_us, cpu_weight, pids })
+    if asked.oom_group > 2 {
+        return Err(Error::Invalid(format!("oom_group = {}: at most 2", asked.oom_group)));
+    }
+    Ok(Limits {
+        memory_bytes: asked.memory_bytes,
+        cpu_quota_us: if cpu_quota_us == 0 { 0 } else { cpu_quota_us.max(LEAST_QUOTA) },
+        cpu_weight,
+        pids: asked.pids,
+        memory_high_bytes: asked.memory_high_bytes,
+        memory_low_bytes: asked.memory_low_bytes,
+        memory_min_bytes: asked.memory_min_bytes,
+        oom_group: asked.oom_group,
+    })
 }
 
 /// Refuses a limit of memory above the most that the pod's microVM can have, so that nobody counts

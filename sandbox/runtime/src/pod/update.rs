@@ -108,11 +108,20 @@ async fn update(target: &Target, asked: Limits) -> Result<bool> {
 
 /// Sets the limits in the guest, and records them.
 async fn limit(target: &Target, asked: Limits) -> Result<()> {
+    limit_in_guest(target, asked).await?;
+    change(target, |added| added.limits = added.limits.changed_by(asked)).await;
+    Ok(())
+}
+
+/// Sets limits of a container in the guest.
+///
+/// # Errors
+/// [`Error::Agent`] if the guest refuses one. Those before it may have changed.
+pub(crate) async fn limit_in_guest(target: &Target, asked: Limits) -> Result<()> {
     let id = target.container.name.clone();
     let request = agent_v1::UpdateContainerRequest { id, resources: Some(asked.into()) };
     let agent = target.sandbox.agent()?;
     agent.call(|mut client| async move { client.update_container(request).await }).await?;
-    change(target, |added| added.limits = added.limits.changed_by(asked)).await;
     Ok(())
 }
 

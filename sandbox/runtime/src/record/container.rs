@@ -1,10 +1,10 @@
 //! The record of a container.
 //!
-//! A new limit of a pod's container is a field of [`Limits`], with `#[serde(default)]` and with its
+//! A new limit of a container is a field of [`Limits`], with `#[serde(default)]` and with its
 //! part in [`changed_by`](Limits::changed_by), and one of `Resources` in `sandbox.proto` and
 //! `agent.proto`; 0 stands for no limit, or for no change. `pod::request` checks it, and the
 //! agent's `Cgroup::limit` writes it to the container's group. It comes from `front/shim`
-//! (`spec/pod`, `limits`), `slipway pod run` (`front/cli`, `spec`) and `slipway update` (`manage`).
+//! (`spec/limits`), `slipway pod run` (`front/cli`, `spec`) and `slipway update` (`manage`).
 //! `docs/pods.md`, `docs/containerd.md`; `tests/e2e/12-pods.sh`, `75-pods.sh`.
 
 use std::path::PathBuf;
@@ -106,7 +106,7 @@ pub struct Added {
     pub processes_of: String,
 }
 
-/// The limits of a container in a pod, as in cgroup2. 0: no limit.
+/// The limits of a container in its guest, as in cgroup2. 0: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory in bytes.
@@ -117,6 +117,18 @@ pub struct Limits {
     pub cpu_weight: u32,
     /// Processes and threads.
     pub pids: u32,
+    /// The memory above which the kernel slows the container down, in bytes.
+    #[serde(default)]
+    pub memory_high_bytes: u64,
+    /// The memory that the kernel takes back last, in bytes.
+    #[serde(default)]
+    pub memory_low_bytes: u64,
+    /// The memory that the kernel never takes back, in bytes.
+    #[serde(default)]
+    pub memory_min_bytes: u64,
+    /// The processes that the kernel ends if memory is short: 2, all of the container; 1 or 0, one.
+    #[serde(default)]
+    pub oom_group: u32,
 }
 
 impl Limits {
@@ -134,14 +146,26 @@ impl Limits {
             cpu_quota_us: either(self.cpu_quota_us, change.cpu_quota_us, u64::MAX),
             cpu_weight: count(self.cpu_weight, change.cpu_weight),
             pids: count(self.pids, change.pids) % u32::MAX,
+            memory_high_bytes: either(self.memory_high_bytes, change.memory_high_bytes, u64::MAX),
+            memory_low_bytes: either(self.memory_low_bytes, change.memory_low_bytes, u64::MAX),
+            memory_min_bytes: either(self.memory_min_bytes, change.memory_min_bytes, u64::MAX),
+            oom_group: count(self.oom_group, change.oom_group),
         }
     }
 }
 
 impl From<Limits> for slipway_agent_protocol::v1::Resources {
     fn from(limits: Limits) -> Self {
-        let Limits { memory_bytes, cpu_quota_us, cpu_weight, pids } = limits;
-        Self { memory_bytes, cpu_quota_us, cpu_weight, pids }
+        Self {
+            memory_bytes: limits.memory_bytes,
+            cpu_quota_us: limits.cpu_quota_us,
+            cpu_weight: limits.cpu_weight,
+            pids: limits.pids,
+            memory_high_bytes: limits.memory_high_bytes,
+            memory_low_bytes: limits.memory_low_bytes,
+            memory_min_bytes: limits.memory_min_bytes,
+            oom_group: limits.oom_group,
+        }
     }
 }
 

@@ -68,6 +68,13 @@ impl Service {
         match (target.is_own(), resources, *cpus, *memory_bytes) {
             (_, None, 0, 0) if placement.is_some() => Ok(()),
             (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
+            (true, Some(resources), cpus, memory) => {
+                self.node.update_own(target, resources).await?;
+                match (cpus, memory) {
+                    (0, 0) => Ok(()),
+                    (cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
+                }
+            }
             (false, Some(resources), 0, 0) => self.node.update_added(target, resources).await,
             _ => {
                 let why = "a sandbox has CPUs and memory, and a container of a pod has limits";

@@ -138,7 +138,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
     } = asked;
     let has_message = !termination_message_path.is_empty();
     let joins = *shares_processes || !processes_of.is_empty();
-    let of_pod = joins || resources.is_some() || has_message || !empty_dirs.is_empty();
+    let of_pod = joins || has_message || !empty_dirs.is_empty();
     let process = !(env.is_empty() && cwd.is_empty() && user.is_empty() && limits.is_empty());
     let sizes = *memory_bytes > 0 || *max_memory_bytes > 0 || *cpus > 0 || *max_cpus > 0;
     let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
@@ -148,6 +148,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (!image.is_empty() || !image_digest.is_empty(), "the image"),
         (!command.is_empty() || entrypoint.is_some(), "the command"),
         (process || security.is_some(), "the settings of its process"),
+        (resources.is_some(), "its limits"),
         (*terminal || *stdin, "the terminal and standard input"),
         (*privileged || *read_only, "--privileged and --read-only"),
         (sizes || !kernel.is_empty(), "memory, CPUs and kernel"),
