@@ -355,7 +355,7 @@ END
     cat >"$work/container.json" <<END
 {"metadata": {"name": "server"}, "image": {"image": "docker.io/test/busybox:1"}, "log_path": "server.log",
  "command": ["sh", "-c", "hostname; cat /etc/resolv.conf; while :; do sleep 0.1; done"],
- "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "$first", "unified": {"memory.oom.group": "1"}}, "security_context": {"namespace_options": {"pid": 1}}}}
+ "linux": {"resources": {"memory_limit_in_bytes": 67108864, "cpuset_cpus": "$first", "unified": {"memory.oom.group": "1"}, "oom_score_adj": 900}, "security_context": {"namespace_options": {"pid": 1}}}}
 END
     pod=$(k runp --runtime slipway "$work/pod.json") || fail "crictl runp: $(explain)"
     container=$(k create "$pod" "$work/container.json" "$work/pod.json") || fail "crictl create: $(explain)"
@@ -364,10 +364,16 @@ END
     wait_until 60 said || fail "crictl logs: $(k logs "$container")"
     [ "$(k logs "$container" | head -n 1)" = web-0 ] || fail "crictl logs: $(k logs "$container")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 67108864 ] || fail "crictl exec: $(explain)"
-    [ "$(k exec "$container" cat /sys/fs/cgroup/memory.oom.group)" = 1 ] || fail "memory.oom.group: $(explain)"
+    # A host with control groups of version 1 has no such files.
+    [ ! -e /sys/fs/cgroup/cgroup.controllers ] || [ "$(k exec "$container" cat /sys/fs/cgroup/memory.oom.group)" = 1 ] ||
+        fail "memory.oom.group: $(explain)"
     runs_on() { sed -n 's/^Cpus_allowed_list:\s*//p' "/proc/$vmm/task/"*/status | sort -u; }
     vmm=$(vmm "${pod:0:40}")
     [ "$(runs_on)" = "$first" ] || fail "with a container on CPU $first the VMM runs on $(runs_on)"
+    # Nobody is protected better than the process that started it.
+    score=$(cat "/proc/$containerd/oom_score_adj"); [ "$score" -gt 900 ] || score=900
+    [ "$(k exec "$container" cat /proc/1/oom_score_adj):$(cat "/proc/$vmm/oom_score_adj")" = "$score:$score" ] ||
+        fail "OOM scores: $(k exec "$container" cat /proc/1/oom_score_adj), of the VMM $(cat "/proc/$vmm/oom_score_adj"), and not $score"
     k stats "$container" >"$work/out" 2>&1 || fail "crictl stats: $(cat "$work/out")"
     k update --memory 134217728 "$container" >"$work/out" 2>&1 || fail "crictl update: $(cat "$work/out")"
     [ "$(k exec "$container" cat /sys/fs/cgroup/memory.max)" = 134217728 ] || fail "after the update: $(explain)"

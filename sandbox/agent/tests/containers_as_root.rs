@@ -119,17 +119,18 @@ async fn signals_reach_their_process() {
 async fn identity_environment_and_place() {
     let mut sandbox = sandbox!("identity_environment_and_place");
     let text = "id -u; id -g; id -G; pwd; echo $HOME $TERM $A; hostname; ulimit -n; \
-        cat /etc/hostname; echo x > /dev/stdout; echo $$";
+        cat /etc/hostname; echo x > /dev/stdout; echo $$; cat /proc/self/oom_score_adj";
     let spec = ProcessSpec {
         user: "ada".into(),
         cwd: "/made/here".into(),
         env: vec!["A=b c".into()],
         limits: vec![ResourceLimit { name: "nofile".into(), soft: 77, hard: 88 }],
+        oom_score_adj: 1000,
         ..script(text)
     };
     let request = with("a", spec, |request| request.hostname = "box".into());
     let run = sandbox.run(request).await.unwrap();
-    let expected = "1000\n1000\n1000 29\n/made/here\n/home/ada b c\nbox\n77\nbox\nx\n1\n";
+    let expected = "1000\n1000\n1000 29\n/made/here\n/home/ada b c\nbox\n77\nbox\nx\n1\n1000\n";
     assert_eq!((run.stderr.as_str(), run.stdout.as_str()), ("", expected));
     let spec = ProcessSpec { user: "eve".into(), ..script("true") };
     let error = sandbox.run(container("a", spec)).await.unwrap_err();

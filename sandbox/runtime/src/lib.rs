@@ -79,6 +79,7 @@ pub mod name;
 mod network;
 mod node;
 pub mod old_layers;
+mod oom_score;
 mod own_limits;
 mod pause;
 mod placement;

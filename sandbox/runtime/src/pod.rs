@@ -35,8 +35,8 @@ use crate::target::Target;
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, copies, empty_dirs, function, log, pause, placement, pod_disks, pod_functions,
-    shares, traces, volume,
+    Error, Result, copies, empty_dirs, function, log, oom_score, pause, placement, pod_disks,
+    pod_functions, shares, traces, volume,
 };
 
 /// The longest time that the end of a killed container may take.
@@ -261,6 +261,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     if let Err(error) = placement::apply(&target.sandbox).await {
         tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
     }
+    oom_score::apply(&node, &target.sandbox).await;
     target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
@@ -295,6 +296,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let (settings, volumes) = root.ok_or_else(gone)?;
     let disks = pod_disks::attach(node, target, &settings, &volumes).await?;
     shares::join(node, target).await?;
+    oom_score::apply(node, sandbox).await;
     empty_dirs::join(node, target).await?;
     pod_functions::join(node, target).await?;
     pod_functions::join_sockets(node, target).await?;

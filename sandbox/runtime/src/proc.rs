@@ -1,9 +1,12 @@
 //! Processes, as the kernel's /proc describes them.
 
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The user id of root.
@@ -68,6 +71,46 @@ pub fn find_helper(owned: &Owned<'_>) -> Option<OwnedFd> {
     let mut found = processes().filter(|pid| its(*pid));
     // The descriptor names one process for good, so it is checked again after it was opened.
     found.find_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok().filter(|_| its(pid)))
+}
+
+/// Adjusts the score of the process of root's that serves a sandbox's shares, if there is one.
+///
+/// # Errors
+/// Those of [`adjust_oom_score`].
+pub fn adjust_helper(owned: &Owned<'_>, adjustment: i32) -> io::Result<()> {
+    let its = |pid: Pid| user_of(pid) == Some(ROOT) && owned.has(pid);
+    for pid in processes().filter(|pid| its(*pid)) {
+        adjust_oom_score(pid.as_raw_pid(), adjustment, || its(pid))?;
+    }
+    Ok(())
+}
+
+/// Adjusts the score of a process for the kernel's OOM killer (proc_pid_oom_score_adj(5)), if the
+/// process is the one that `is_it` looks for. One that has ended is no error.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn adjust_oom_score(pid: i32, adjustment: i32, is_it: impl FnOnce() -> bool) -> io::Result<()> {
+    let file = format!("/proc/{pid}/oom_score_adj");
+    // An open file of /proc is that of one process for good, so the process is checked after it was
+    // opened.
+    let mut file = match OpenOptions::new().write(true).open(file) {
+        Err(error) if has_ended(&error) => return Ok(()),
+        opened => opened?,
+    };
+    if !is_it() {
+        return Ok(());
+    }
+    match file.write_all(adjustment.to_string().as_bytes()) {
+        Err(error) if has_ended(&error) => Ok(()),
+        written => written,
+    }
+}
+
+/// Returns whether an access to a file of a process failed because the process has ended.
+fn has_ended(error: &io::Error) -> bool {
+    let gone = error.raw_os_error() == Some(Errno::SRCH.raw_os_error());
+    gone || error.kind() == io::ErrorKind::NotFound
 }
 
 /// Kills every process of a sandbox and waits until none is left. This finds a VMM whose process id
@@ -167,6 +210,22 @@ mod tests {
             assert!(kill_all(&Owned { shares: true, ..stranger }, Duration::from_secs(60)));
             assert!(!other.0.wait().unwrap().success());
         }
+    }
+
+    #[test]
+    fn the_score_of_the_process_that_is_meant_is_adjusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sleeper = Sleeper::start(dir.path());
+        let pid = sleeper.0.id() as i32;
+        let score = || std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        let before = score();
+        adjust_oom_score(pid, 1000, || false).unwrap();
+        assert_eq!(score(), before, "another process");
+        adjust_oom_score(pid, 1000, || true).unwrap();
+        assert_eq!(score().trim(), "1000");
+        sleeper.0.kill().unwrap();
+        sleeper.0.wait().unwrap();
+        adjust_oom_score(pid, 1000, || false).unwrap();
     }
 
     #[test]

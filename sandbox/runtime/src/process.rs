@@ -24,7 +24,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Invalid`] if neither the image nor the user names a program, or an entry of the
-/// environment, or of what the process may do, is invalid.
+/// environment, or of what the process may do, is invalid, or its OOM score adjustment.
 pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
     let (entrypoint, command) = match &spec.entrypoint {
         Some(entrypoint) => (vec![entrypoint.clone()], spec.command.clone()),
@@ -48,8 +48,16 @@ pub fn process(image: &ImageConfig, spec: &RunSpec) -> Result<Process> {
         columns: spec.columns,
         stdin: spec.stdin,
         limits: spec.limits.iter().map(|l| (l.name.clone(), l.soft, l.hard)).collect(),
+        oom_score_adj: spec.oom_score_adj.map(oom_score_adj).transpose()?,
         security: Security::new(spec.security.as_ref())?,
     })
+}
+
+fn oom_score_adj(adjustment: i32) -> Result<i32> {
+    match adjustment {
+        -1000..=1000 => Ok(adjustment),
+        _ => Err(Error::Invalid(format!("an OOM score adjustment of {adjustment}: -1000 to 1000"))),
+    }
 }
 
 /// Returns `first`, or `second` if `first` is empty.
@@ -131,6 +139,7 @@ pub fn agent_spec(process: &Process) -> agent_v1::ProcessSpec {
         columns: process.columns,
         stdin: process.stdin,
         limits: limits.collect(),
+        oom_score_adj: process.oom_score_adj.unwrap_or(0),
         security: Some(process.security.of_process()),
     }
 }

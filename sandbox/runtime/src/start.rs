@@ -32,8 +32,8 @@ use crate::stages::{Stages, dma_stages, guest_stages};
 use crate::target::Target;
 use crate::templates::Template;
 use crate::{
-    Error, Result, automatic, cgroup, fork, function, network, placement, resize, root, shares,
-    sockets,
+    Error, Result, automatic, cgroup, fork, function, network, oom_score, placement, resize, root,
+    shares, sockets,
 };
 
 pub(crate) use self::machine::accelerator;
@@ -256,6 +256,7 @@ impl Boot<'_> {
         sandbox.set_vm(Some(Arc::clone(&vm)));
         sandbox.update(|record| record.vm = Some(vm.record())).await?;
         placement::apply(sandbox).await?;
+        oom_score::apply(node, sandbox).await;
         if sandbox.is_stopping() {
             return Err(Error::Stopped);
         }
@@ -291,6 +292,7 @@ impl Boot<'_> {
         stages.run("disks", fork::attach(node, disks)).await?;
         if record.forks_with_shares() {
             stages.run("shares", or_end(vm, shares::add(node, sandbox))).await?;
+            oom_score::apply(node, sandbox).await;
         }
         Ok(agent)
     }

@@ -124,6 +124,7 @@ fn process_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         functions,
         volumes,
         limits: process.rlimits.iter().map(limit).collect(),
+        oom_score_adj: process.oom_score_adj,
         security: Some(security::of_container(oci)?),
         ..v1::RunSpec::default()
     })

@@ -52,6 +52,7 @@ pub struct Process {
     pub capabilities: Option<Capabilities>,
     pub rlimits: Vec<Rlimit>,
     pub no_new_privileges: bool,
+    pub oom_score_adj: Option<i32>,
     pub apparmor_profile: String,
     pub selinux_label: String,
 }

@@ -213,6 +213,7 @@ fn a_container_has_the_limits_that_the_guests_kernel_keeps() {
     assert_eq!((run.memory_bytes, run.cpus), (0, 0));
     assert!(run.hostname.is_empty() && run.network.is_empty() && !run.makes_pod);
     assert!(!run.shares_processes);
+    assert_eq!(run.oom_score_adj, Some(1000));
     let expected = v1::Resources {
         memory_bytes: 128 << 20,
         cpu_quota_us: 50_000,

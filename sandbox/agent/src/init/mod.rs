@@ -232,6 +232,11 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
         std::fs::write(Path::new(&spec.cgroup).join("cgroup.procs"), "0")
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
     }
+    // Here, since the container's /proc may be its own. What is forked has it too.
+    if let Some(process) = spec.process.as_ref().filter(|process| process.oom_score_adj != 0) {
+        std::fs::write("/proc/self/oom_score_adj", process.oom_score_adj.to_string())
+            .with_context(|| format!("OOM score adjustment {}", process.oom_score_adj))?;
+    }
     let flags = match &spec.container {
         _ if !spec.hold.is_empty() => libc::CLONE_NEWNS | libc::CLONE_NEWPID,
         Some(container) => {

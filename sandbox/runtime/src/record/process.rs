@@ -25,6 +25,10 @@ pub struct Process {
     pub stdin: bool,
     /// Resource limits, as (name, soft, hard).
     pub limits: Vec<(String, u64, u64)>,
+    /// The adjustment of its score for the OOM killer of the guest's kernel, and through its VMM of
+    /// the host's; `None`: as processes begin.
+    #[serde(default)]
+    pub oom_score_adj: Option<i32>,
     /// The rights of the process.
     #[serde(default)]
     pub security: Security,

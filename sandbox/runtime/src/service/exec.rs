@@ -83,6 +83,7 @@ fn exec_request(
         columns: spec.columns,
         stdin: spec.stdin,
         limits: settings.process.limits,
+        oom_score_adj: settings.process.oom_score_adj,
         security: settings.process.security.of_exec(spec.security.as_ref(), spec.privileged)?,
     };
     Ok(agent_v1::ExecRequest {

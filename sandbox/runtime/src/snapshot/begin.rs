@@ -113,6 +113,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         cwd,
         user,
         limits,
+        oom_score_adj,
         security,
         terminal,
         stdin,
@@ -140,6 +141,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
     let joins = *shares_processes || !processes_of.is_empty();
     let of_pod = joins || has_message || !empty_dirs.is_empty();
     let process = !(env.is_empty() && cwd.is_empty() && user.is_empty() && limits.is_empty());
+    let process = process || security.is_some() || oom_score_adj.is_some();
     let sizes = *memory_bytes > 0 || *max_memory_bytes > 0 || *cpus > 0 || *max_cpus > 0;
     let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
     let parts = [
@@ -147,7 +149,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (of_pod, "what only containers of pods have"),
         (!image.is_empty() || !image_digest.is_empty(), "the image"),
         (!command.is_empty() || entrypoint.is_some(), "the command"),
-        (process || security.is_some(), "the settings of its process"),
+        (process, "the settings of its process"),
         (resources.is_some(), "its limits"),
         (*terminal || *stdin, "the terminal and standard input"),
         (*privileged || *read_only, "--privileged and --read-only"),
