@@ -135,7 +135,7 @@ END
 # Starts the daemon. A daemon that was killed leaves its socket; the new one must make its own.
 start_slipway() {
     rm -f /run/slipway/slipway.sock
-    start_daemon 'keeper = true' 'memory_bytes = 201326592' 'pod_functions = 2' "pod_sockets = ${pod_sockets:-0}"
+    start_daemon 'keeper = true' 'memory_bytes = 201326592' 'pod_functions = 2' 'pod_max_cpus = 2' "pod_sockets = ${pod_sockets:-0}"
     # shellcheck disable=SC2154 # set there
     note daemon "$daemon"
 }

@@ -175,10 +175,27 @@ group_limit() {
 has_limit() { [ "$(group_limit)" = "$1" ]; }
 reports_limit() { [ "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].resources.limits.memory}')" = "$1" ]; }
 
-# memory_of FIELD: of the microVM of the one pod that runs, MiB.
-memory_of() {
+# field_of FIELD: of the microVM of the one pod that runs.
+field_of() {
     slipway ps --json | python3 -c 'import json, sys
-print([s[sys.argv[1]] for s in json.load(sys.stdin) if s["pod"] and s["state"] == "running"][0] >> 20)' "$1"
+print([s[sys.argv[1]] for s in json.load(sys.stdin) if s["pod"] and s["state"] == "running"][0])' "$1"
+}
+# memory_of FIELD: in MiB.
+memory_of() { echo $(($(field_of "$1") >> 20)); }
+has_cpus() { [ "$(field_of cpus)" = "$1" ]; }
+group_quota() {
+    kubectl exec resize -- sh -c 'cut -d " " -f 1 /sys/fs/cgroup/cpu.max 2>/dev/null || cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us'
+}
+has_quota() { [ "$(group_quota)" = "$1" ]; }
+
+# resize_cpus_to LIMIT QUOTA CPUS: the limit, what the container's control group has then, and what the microVM has.
+resize_cpus_to() {
+    kubectl patch pod resize --subresource resize -p \
+        "{\"spec\":{\"containers\":[{\"name\":\"web\",\"resources\":{\"limits\":{\"cpu\":\"$1\"}}}]}}"
+    wait_until 120 has_quota "$2" ||
+        fail "the container's quota is $(group_quota), and not $2: $(kubectl get pod resize -o jsonpath='{.status.conditions}')"
+    [ "$LAB_RUNTIME" != slipway ] || wait_until 120 has_cpus "$3" ||
+        fail "the microVM has $(field_of cpus) CPUs, and not $3"
 }
 has_memory() { [ "$(memory_of memory_bytes)" = "$1" ]; }
 
@@ -202,6 +219,9 @@ part_resize() {
     same "the limit" "$(group_limit)" $((64 << 20))
     resize_to 96Mi $((96 << 20))
     resize_to 48Mi $((48 << 20))
+    same "the quota" "$(group_quota)" 50000
+    resize_cpus_to 1500m 150000 2
+    resize_cpus_to 500m 50000 1
     resize_beyond
     same "the number of restarts" "$(kubectl get pod resize -o jsonpath='{.status.containerStatuses[0].restartCount}')" 0
     remove pod/resize
