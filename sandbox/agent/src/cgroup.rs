@@ -43,6 +43,11 @@ impl Hierarchy {
                 let _ = std::fs::write(level.join("cgroup.subtree_control"), controller);
             }
         }
+        // A cgroup's memory is protected as far as that of those above it is. Without the mount
+        // option `memory_recursiveprot` this protects no cgroup that does not ask for it.
+        for protection in ["memory.min", "memory.low"] {
+            let _ = std::fs::write(directory.join(protection), "max");
+        }
         let restricts_devices = device_policy::is_supported();
         Ok(Hierarchy { directory: directory.to_owned(), restricts_devices })
     }

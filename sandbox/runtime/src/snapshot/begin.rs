@@ -320,10 +320,8 @@ pub(crate) mod tests {
         refused(|spec| spec.pod = "web".to_owned(), "the pod");
         refused(|spec| spec.shares_processes = true, "what only containers of pods have");
         refused(|spec| spec.processes_of = "a".into(), "what only containers of pods have");
-        refused(
-            |spec| spec.resources = Some(Default::default()),
-            "what only containers of pods have",
-        );
+        refused(|spec| spec.resources = Some(Default::default()), "its limits");
+        refused(|spec| spec.oom_score_adj = Some(0), "the settings of its process");
         refused(
             |spec| spec.termination_message_path = "/m".to_owned(),
             "what only containers of pods have",
