@@ -1,9 +1,9 @@
 //! The order in which the host's kernel ends VMMs when its memory is short: the adjustments of
 //! their scores (proc_pid_oom_score_adj(5)).
 //!
-//! Whoever makes a container may give it an adjustment, as kubelet does by the class of a pod:
-//! -1000 protects most, 1000 least. A VMM has the lowest of those of the containers that run in it,
-//! but none below the daemon's own. The process of its shares has 500 more, so that it ends first,
+//! Clients may give a container an adjustment, as kubelet does by the class of a pod: -1000
+//! protects most, 1000 least. A VMM has the lowest of those of the containers that run in it, but
+//! none below the daemon's own. The process of its shares has 500 more, so that it ends first,
 //! as it does by itself. Where no container has an adjustment, both keep what they began with. A
 //! pod in which no container runs keeps what it has: its guest says when a container has ended, and
 //! must not be protected better for it.

@@ -19,8 +19,8 @@ const FILES: &str = "cpu.max, cpu.weight, memory.high, memory.low, memory.min, m
 /// The most characters of a file's name, or of a value, that an error has.
 const SHOWN: usize = 40;
 
-/// Returns the limits of a container in a pod. 0 stands for no limit, or in an update for no change;
-/// the greatest number takes a limit away.
+/// Returns the limits of a container in a pod. 0 stands for no limit, or in an update for no
+/// change; the greatest number takes a limit away.
 ///
 /// # Errors
 /// One line that names a file of a control group that cannot be set, or what is no value of it.
