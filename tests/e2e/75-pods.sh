@@ -63,7 +63,7 @@ ok "two containers in one microVM and one shim: /dev/shm and 127.0.0.1 shared, r
 # The limits of a pod's container, as in-place resize changes them.
 of_web() { "$slipway" ps --json | python3 -c 'import json,sys
 print(*[s[sys.argv[1]] for s in json.load(sys.stdin) if s["name"].startswith("web-")])' "$1"; }
-has_cpus() { [ "$(of_web cpus):$(inside two grep -c ^processor /proc/cpuinfo)" = "$1:$1" ]; }
+has_cpus() { [ "$(of_web cpus):$(inside two sh -c 'grep -c ^processor /proc/cpuinfo')" = "$1:$1" ]; }
 has_cpus 1 || fail "the pod begins with $(of_web cpus) CPUs: $(explain)"
 "$slipway" update "$(of_web name)/two" --cpus 2 >/dev/null || fail "a limit of 2 CPUs: $(explain)"
 has_cpus 2 || fail "for a limit of 2 CPUs the pod has $(of_web cpus): $(explain)"

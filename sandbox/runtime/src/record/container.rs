@@ -187,3 +187,17 @@ impl Disks {
         [self.image, self.volatile].into_iter().chain(self.volumes.iter().copied())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_replaces_what_it_names_and_the_greatest_number_takes_away() {
+        let before = Limits { memory_high_bytes: 3, memory_min_bytes: 4, ..Limits::default() };
+        let change = Limits { memory_high_bytes: u64::MAX, oom_group: 2, ..Limits::default() };
+        let after = before.changed_by(change);
+        assert_eq!(after, Limits { memory_min_bytes: 4, oom_group: 2, ..Limits::default() });
+        assert_eq!(after.changed_by(Limits::default()), after, "nothing is named");
+    }
+}
