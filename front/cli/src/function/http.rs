@@ -49,7 +49,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The seconds after which a client that was refused may try again.
 const RETRY: &str = "1";
 /// The answer to a connection beyond the client's part, of which nothing is read.
-const TOO_MANY: &[u8] = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\n\
+const TOO_MANY: &[u8] =
+    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\n\
     content-length: 0\r\n\r\n";
 const BYTES: &str = "application/octet-stream";
 const TEXT: &str = "text/plain; charset=utf-8";
