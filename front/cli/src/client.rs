@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
+use slipway_runtime::host_copies::LARGEST_REQUEST;
 use slipway_runtime::record::Record;
 use slipway_runtime::{Config, SandboxClient, SnapshotClient, TemplateClient, v1};
 use tonic::transport::Channel;
@@ -26,7 +27,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// The size of the daemon's log in bytes above which the next daemon's start moves it to
 /// `daemon.log.1`.
 const LARGEST_LOG: u64 = 8 << 20;
-/// The size of the largest message in either direction, bytes.
+/// The size of the largest message of the daemon, bytes.
 const LARGEST: usize = 16 << 20;
 
 /// Reads the settings and applies the command line's options to them.
@@ -85,7 +86,7 @@ pub async fn connect_snapshots(args: &NodeArgs, config: &Config) -> Result<Snaps
 fn sandboxes(channel: Channel) -> SandboxClient {
     SandboxClient::new(channel)
         .max_decoding_message_size(LARGEST)
-        .max_encoding_message_size(LARGEST)
+        .max_encoding_message_size(LARGEST_REQUEST)
 }
 
 /// Returns a channel to the node's daemon. If none runs, starts one that ends when it is idle.

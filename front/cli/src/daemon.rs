@@ -19,6 +19,7 @@ use slipway_plane_api::network_v1::networks_server::NetworksServer;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctionsServer;
 use slipway_runtime::boot::Installed;
+use slipway_runtime::host_copies::LARGEST_REQUEST;
 use slipway_runtime::traces::{self, Collector};
 use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::snapshots_server::SnapshotsServer;
@@ -333,7 +334,9 @@ impl Served {
             .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
             .add_service(PlaneServer::new(self.plane.service()))
             .add_service(NetworksServer::new(networks))
-            .add_service(SandboxesServer::new(sandboxes))
+            .add_service(
+                SandboxesServer::new(sandboxes).max_decoding_message_size(LARGEST_REQUEST),
+            )
             .add_service(TemplatesServer::new(TemplateService(Arc::clone(&self.node))))
             .add_service(SnapshotsServer::new(SnapshotService(Arc::clone(&self.node))))
             .add_service(VirtualFunctionsServer::new(self.functions.clone()))

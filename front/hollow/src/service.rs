@@ -133,6 +133,7 @@ impl Agent for Hollow {
             boottime_ns: monotonic_ns(),
             ambient_capabilities: true,
             empty_dirs: true,
+            file_dirs: true,
         }))
     }
 

@@ -16,6 +16,7 @@ use slipway_agent_protocol::v1::{
 use tonic::Status;
 
 use crate::cgroup::{Cgroup, Hierarchy};
+use crate::file_dirs::{self, FileDirs};
 use crate::init::{ContainerSpec, Device, InitSpec, VolumeSpec};
 use crate::log;
 use crate::message::Message;
@@ -48,6 +49,8 @@ pub struct Places {
     pub sockets: Files,
     /// The directory on which the directories are mounted that containers share by name.
     pub empty_dirs: PathBuf,
+    /// The directory of the mount points of containers' directories for the host's files.
+    pub file_dirs: PathBuf,
     /// The cgroups; `None` if the kernel has no cgroup2.
     pub hierarchy: Option<Hierarchy>,
 }
@@ -70,6 +73,8 @@ pub struct Container {
     sockets: bool,
     /// The host's files that the container has.
     _shares: Held,
+    /// The container's directories for copies of the host's files.
+    file_dirs: FileDirs,
     /// The container's termination message.
     message: Option<Message>,
     /// The paths of the files that the host has given the container.
@@ -91,7 +96,7 @@ impl Container {
         places: &Places,
         reaper: &Arc<Reaper>,
         sysctls: BTreeMap<String, String>,
-        request: CreateContainerRequest,
+        mut request: CreateContainerRequest,
         processes_of: Option<Pid>,
     ) -> Result<Container, Failure> {
         let devices = find_devices(places, &request).await?;
@@ -103,8 +108,10 @@ impl Container {
         };
         let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
         let files = request.files.iter().map(|file| file.path.clone()).collect();
+        let file_dirs = FileDirs::make(&places.file_dirs, &request.file_dirs).await?;
+        request.files = file_dirs.fill(std::mem::take(&mut request.files)).await?;
         let plan = Plan { request, devices, sysctls, processes_of, message: message.as_ref() };
-        let mut spec = plan.spec(places)?;
+        let mut spec = plan.spec(places, &file_dirs)?;
         // Last, since it has to be removed if the container cannot be created.
         let cgroup = places.hierarchy.as_ref();
         let cgroup = cgroup.map(|hierarchy| hierarchy.create(&id, &limits)).transpose()?;
@@ -121,6 +128,7 @@ impl Container {
             cgroup,
             sockets: spec.sockets,
             _shares: shares,
+            file_dirs,
             message,
             files,
             copying: tokio::sync::Mutex::default(),
@@ -169,10 +177,16 @@ impl Container {
         Process::prepare(&places.program, reaper, &spec).await
     }
 
-    /// Puts files into the container's root, and removes others.
+    /// Puts files into the container's directories for them and its root, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
         let (_copying, process) = self.begin_copying().await?;
-        copies::replace(process, request).await
+        let (parts, rest) = self.file_dirs.divide(request);
+        let put = file_dirs::put(parts).await;
+        let replaced = match file_dirs::is_empty(&rest) {
+            true => Ok(()),
+            false => copies::replace(process, rest).await,
+        };
+        put.and(replaced)
     }
 
     /// Waits until no other files are put into the container. Returns a guard that keeps it so, and
@@ -333,7 +347,7 @@ struct Plan<'a> {
 impl Plan<'_> {
     /// Returns the description of the container and its first process for that process. It has no
     /// cgroup yet.
-    fn spec(self, places: &Places) -> Result<InitSpec> {
+    fn spec(self, places: &Places, file_dirs: &FileDirs) -> Result<InitSpec> {
         let Self { request, devices, sysctls, processes_of, message } = self;
         let root = request.root.unwrap_or_default();
         let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
@@ -357,6 +371,7 @@ impl Plan<'_> {
             shares: request.shares,
             empty_dirs: request.empty_dirs,
             empty_dirs_at: utf8(&places.empty_dirs)?,
+            file_dirs: file_dirs.specs()?,
             message: message.unwrap_or_default(),
             message_path: request.termination_message_path,
         };

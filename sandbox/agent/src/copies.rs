@@ -1,9 +1,10 @@
 //! Files that a container has in place of its image's: copies of the host's. They are put there
 //! before the container's program begins, and again while it runs, when the host's have changed.
 //!
-//! Every path is resolved in the container's root, so that a link of the image, or one that the
-//! container has made, leads at most to another place in the same container. A program of the
-//! container sees the old file or the new one: each is made aside and renamed.
+//! Every path is resolved in the container's root, or in that of the container's `file_dirs` in
+//! which it is, so that a link of the image, or one that the container has made, leads at most to
+//! another place in the same container. A program of the container sees the old file or the new
+//! one: each is made aside and renamed.
 
 use std::fs::{File as OpenFile, Permissions};
 use std::io::Write;
@@ -55,7 +56,11 @@ pub async fn within(work: impl FnOnce() -> Result<()> + Send + 'static) -> Resul
     receiver.await.context("the files' thread ended")?
 }
 
-fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
+/// Puts the files of a request below `root`, and then removes files. The umask must be empty.
+///
+/// # Errors
+/// The first failure. All others were done.
+pub fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
     let put = request.files.iter().map(|file| put(root, file));
     let removed = request.removed.iter().map(|path| remove(root, path));
     // All are tried before the first failure is returned.
@@ -66,9 +71,7 @@ fn apply(root: BorrowedFd<'_>, request: &PutFilesRequest) -> Result<()> {
 /// the container's own is not. The calling thread is in a copy of the container's mount namespace
 /// from then on.
 pub fn writable_root(process: &OwnedFd) -> Result<OwnedFd> {
-    // SAFETY: only this thread's working directory, root and umask become its own; it uses none of
-    // another thread's.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.context("unshare")?;
+    empty_umask()?;
     move_into_thread_name_spaces(process.as_fd(), ThreadNameSpaceType::MOUNT)
         .context("joining the container's mount namespace")?;
     // SAFETY: only this thread's mount namespace changes. In a copy, the changes below leave the
@@ -77,9 +80,17 @@ pub fn writable_root(process: &OwnedFd) -> Result<OwnedFd> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("making mounts private")?;
     mount_remount("/", MountFlags::BIND | MountFlags::NODEV, c"").context("the root")?;
-    rustix::process::umask(Mode::empty());
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     open_tree(CWD, "/", flags).context("cloning the mount of the root")
+}
+
+/// Gives the calling thread an empty umask, and a working directory and root of its own.
+pub fn empty_umask() -> Result<()> {
+    // SAFETY: only this thread's working directory, root and umask become its own; it uses none of
+    // another thread's.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.context("unshare")?;
+    rustix::process::umask(Mode::empty());
+    Ok(())
 }
 
 /// Puts a file in the place of what is at its path, and makes the directories that it needs. A link
@@ -102,9 +113,19 @@ pub fn put(root: BorrowedFd<'_>, file: &File) -> Result<()> {
     placed.with_context(failed)
 }
 
+/// Writes a file in place, as the file `name` of a directory. Who has opened the file sees the
+/// change.
+pub fn fill(directory: BorrowedFd<'_>, name: &str, file: &File) -> Result<()> {
+    write(directory, name, OFlags::TRUNC, file).with_context(|| format!("writing {}", file.path))
+}
+
 fn make_file(directory: BorrowedFd<'_>, file: &File) -> Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = rustix::fs::openat(directory, ASIDE, flags, Mode::from_raw_mode(0o600))?;
+    write(directory, ASIDE, OFlags::EXCL, file)
+}
+
+fn write(directory: BorrowedFd<'_>, name: &str, how: OFlags, file: &File) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | how;
+    let open = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
     let mut open = OpenFile::from(open);
     open.write_all(&file.content)?;
     let owner = (Uid::from_raw(file.uid), Gid::from_raw(file.gid));

@@ -130,8 +130,9 @@ fn mount_disk(node: &Path, disk: Dev, path: &Path) -> Result<()> {
         .context("mounting the disk")
 }
 
-/// Makes the directory `path` and has `mount` mount a file system there, unless that was done.
-fn mount_once(path: &Path, mount: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+/// Makes the directory `path` and has `mount` mount a file system there, unless that was done. The
+/// caller sees to it that no other call is under way for `path`.
+pub fn mount_once(path: &Path, mount: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
         made => made.with_context(|| path.display().to_string())?,

@@ -24,6 +24,8 @@ pub const SYSFS: &str = "/sys";
 pub const BASE: &str = "/containers";
 /// The directory on which the directories are mounted that containers share by name.
 pub const EMPTY_DIRS: &str = "/empty-dirs";
+/// The directory of the mount points of containers' directories for the host's files.
+pub const FILE_DIRS: &str = "/file-dirs";
 /// The directory of containers' cgroups.
 pub const CGROUPS: &str = "/sys/fs/cgroup/containers";
 /// The directory that is /dev/shm in all containers of a pod.

@@ -18,9 +18,9 @@
 //! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
 //! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
 //! mounts the host's files that containers have, and [`copies`] writes those of which they have
-//! copies. [`rejoin`] gives a container of a saved machine the names of another sandbox. A
-//! [`message`] is what a container's program says of its end. [`empty_dirs`] makes directories of
-//! the sandbox that containers of a pod share by name.
+//! copies, into a container's root or its [`file_dirs`]. [`rejoin`] gives a container of a saved
+//! machine the names of another sandbox. A [`message`] is what a container's program says of its
+//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name.
 //!
 //! # What keeps a container in
 //!
@@ -60,6 +60,7 @@ mod cpus;
 mod device_policy;
 mod empty_dirs;
 mod file;
+mod file_dirs;
 mod group;
 mod init;
 mod kept;
@@ -165,6 +166,7 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
             sysfs: machine::SYSFS.into(),
             sockets: Files { fixed: machine::SOCKETS.into(), run: machine::SOCKETS_RUN.into() },
             empty_dirs: machine::EMPTY_DIRS.into(),
+            file_dirs: machine::FILE_DIRS.into(),
             hierarchy,
         };
         if let Err(error) = machine::loopback_up() {
@@ -196,6 +198,7 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
                 run: Path::new(base).with_file_name("run"),
             },
             empty_dirs: Path::new(base).with_file_name("empty-dirs"),
+            file_dirs: Path::new(base).with_file_name("file-dirs"),
             hierarchy: Hierarchy::new(Path::new(cgroup)).ok(),
         };
         let listener = tokio::net::UnixListener::bind(socket)?;

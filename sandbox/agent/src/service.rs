@@ -71,6 +71,7 @@ impl AgentService for Service {
             boottime_ns: crate::stages::now(),
             ambient_capabilities: true,
             empty_dirs: true,
+            file_dirs: true,
         }))
     }
 

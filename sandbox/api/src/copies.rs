@@ -10,11 +10,19 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use crate::v1;
 
 /// The most bytes of all files of a container: the daemon takes no more.
-pub const MOST_BYTES: usize = 1 << 20;
+pub const MOST_BYTES: usize = 16 << 20;
+/// The most bytes of a file, and of a volume of Kubernetes' that is copied. A configMap and a
+/// secret have at most 1 MiB each; a projected volume may have several.
+pub const MOST_FILE_BYTES: usize = 2 << 20;
 /// The most files of a container: the daemon takes no more.
-pub const MOST: usize = 1024;
+pub const MOST: usize = 4096;
+/// The most directories of a container's own for its files: the daemon takes no more.
+pub const MOST_DIRS: usize = 256;
+/// The most bytes of a message to the daemon: all files of a container, with paths and links of
+/// 1,024 bytes each.
+pub const LARGEST_REQUEST: usize = 32 << 20;
 /// The most entries of directories that are looked at for a container.
-const MOST_ENTRIES: usize = 4096;
+const MOST_ENTRIES: usize = 8192;
 /// The most directories within each other.
 const DEPTH: usize = 16;
 
@@ -45,23 +53,58 @@ pub enum CopyError {
     Name(PathBuf),
     /// There is more than a container can have.
     #[error(
-        "{} is too large to copy: at most {MOST} files with {} KiB, {DEPTH} directories deep; a \
-         volume holds more",
+        "{} is too large to copy: at most {MOST} files with {} MiB, of which a file, or a volume \
+         of Kubernetes', has at most {} MiB, {DEPTH} directories deep; a volume holds more",
         .0.display(),
-        MOST_BYTES >> 10
+        MOST_BYTES >> 20,
+        MOST_FILE_BYTES >> 20
     )]
     TooLarge(PathBuf),
 }
 
-/// The copies of one container: all of them count against its limits.
-#[derive(Clone, Debug, Default)]
+impl CopyError {
+    /// Returns the error with paths at and below `to` in place of those at and below `from`, by
+    /// which a file was opened.
+    #[must_use]
+    pub fn moved(self, from: &Path, to: &Path) -> Self {
+        let moved = |path: PathBuf| match path.strip_prefix(from).map(Path::to_owned) {
+            Ok(rest) if rest.as_os_str().is_empty() => to.to_owned(),
+            Ok(rest) => to.join(rest),
+            Err(_) => path,
+        };
+        match self {
+            Self::Read { path, source } => Self::Read { path: moved(path), source },
+            Self::Kind(path) => Self::Kind(moved(path)),
+            Self::Outside(path) => Self::Outside(moved(path)),
+            Self::Name(path) => Self::Name(moved(path)),
+            Self::TooLarge(path) => Self::TooLarge(moved(path)),
+        }
+    }
+}
+
+/// Copies of files: all of them count against the limits.
+#[derive(Clone, Debug)]
 pub struct Copies {
     files: Vec<v1::File>,
     bytes: usize,
     entries: usize,
+    /// The most bytes.
+    most: usize,
+}
+
+impl Default for Copies {
+    /// Makes the copies of one container, of which there are none yet.
+    fn default() -> Self {
+        Self { files: Vec::new(), bytes: 0, entries: 0, most: MOST_BYTES }
+    }
 }
 
 impl Copies {
+    /// Makes the copies of one volume of Kubernetes'.
+    pub fn of_volume() -> Self {
+        Self { most: MOST_FILE_BYTES, ..Self::default() }
+    }
+
     /// Reads a file of the host, or all files below a directory, for the path `target` in the
     /// container. A file takes the place of an earlier one with its path.
     ///
@@ -73,13 +116,26 @@ impl Copies {
     /// # Errors
     /// [`CopyError`], which names the file.
     pub fn add(&mut self, host: &Path, target: &str) -> Result<(), CopyError> {
+        self.add_all(host, target, false)
+    }
+
+    /// Reads a part of a volume of Kubernetes', a file or a directory, as [`add`](Self::add) does.
+    /// Files keep their owners.
+    ///
+    /// # Errors
+    /// [`CopyError`], which names the file.
+    pub fn add_part(&mut self, host: &Path, target: &str) -> Result<(), CopyError> {
+        self.add_all(host, target, true)
+    }
+
+    fn add_all(&mut self, host: &Path, target: &str, owners: bool) -> Result<(), CopyError> {
         let opened = rustix::fs::open(host, FLAGS, Mode::empty());
         let top = opened.map_err(|errno| failed(errno, host))?;
         if file_type(&top, host)? != FileType::Directory {
-            return self.add_file(top, host, target.to_owned(), false);
+            return self.add_file(top, host, target.to_owned(), owners);
         }
         let target = target.trim_end_matches('/');
-        let walk = Walk { top: top.as_fd(), host, target, owners: false };
+        let walk = Walk { top: top.as_fd(), host, target, owners };
         self.add_below(&walk, "", 0)
     }
 
@@ -156,7 +212,7 @@ impl Copies {
         }
         let status = rustix::fs::fstat(&file).map_err(|errno| failed(errno, path))?;
         self.forget(&target);
-        let (mut content, left) = (Vec::new(), MOST_BYTES - self.bytes);
+        let (mut content, left) = (Vec::new(), (self.most - self.bytes).min(MOST_FILE_BYTES));
         let read = File::from(file).take(left as u64 + 1).read_to_end(&mut content);
         read.map_err(|source| CopyError::Read { path: path.to_owned(), source })?;
         if content.len() > left || self.files.len() == MOST {
@@ -338,9 +394,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let large = |path: &Path| matches!(read(path, "/a"), Err(CopyError::TooLarge(_)));
         let file = dir.path().join("large");
-        fs::write(&file, vec![0; MOST_BYTES]).unwrap();
+        fs::write(&file, vec![0; MOST_FILE_BYTES]).unwrap();
         assert_eq!(read(&file, "/a").unwrap().len(), 1);
-        fs::write(&file, vec![0; MOST_BYTES + 1]).unwrap();
+        fs::write(&file, vec![0; MOST_FILE_BYTES + 1]).unwrap();
         assert!(large(&file));
         fs::remove_file(&file).unwrap();
         symlink(".", dir.path().join("again")).unwrap();
@@ -356,16 +412,40 @@ mod tests {
     #[test]
     fn all_copies_of_a_container_count_together_and_later_ones_replace() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("half");
-        fs::write(&file, vec![0; MOST_BYTES / 2]).unwrap();
-        let mut copies = Copies::default();
-        for target in ["/a", "/b", "/a", "/b"] {
-            copies.add(&file, target).unwrap();
+        let file = dir.path().join("part");
+        fs::write(&file, vec![0; MOST_FILE_BYTES]).unwrap();
+        let (mut copies, parts) = (Copies::default(), MOST_BYTES / MOST_FILE_BYTES);
+        for target in (0..parts).chain(0..parts) {
+            copies.add(&file, &format!("/{target}")).unwrap();
         }
         fs::write(&file, "x").unwrap();
         assert!(matches!(copies.add(&file, "/c"), Err(CopyError::TooLarge(_))));
-        copies.add(&file, "/b").unwrap();
-        assert_eq!(copies.into_files().len(), 2);
+        copies.add(&file, "/1").unwrap();
+        assert_eq!(copies.into_files().len(), parts);
+    }
+
+    #[test]
+    fn the_files_of_a_volume_count_together_and_a_part_keeps_owners() {
+        let dir = tempfile::tempdir().unwrap();
+        let half = dir.path().join("half");
+        fs::write(&half, vec![0; MOST_FILE_BYTES / 2]).unwrap();
+        let mut copies = Copies::of_volume();
+        for target in ["/a", "/b"] {
+            copies.add_part(&half, target).unwrap();
+        }
+        fs::write(&half, "x").unwrap();
+        assert!(matches!(copies.add_part(&half, "/c"), Err(CopyError::TooLarge(_))));
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&half).unwrap());
+        assert!(copies.into_files().iter().all(|file| file.uid == owner));
+    }
+
+    #[test]
+    fn an_error_names_the_file_by_another_path() {
+        let moved = |path: &str| {
+            let error = CopyError::Kind(path.into()).moved(Path::new("/proc/9"), Path::new("/v"));
+            error.to_string().split(' ').next().unwrap().to_owned()
+        };
+        assert_eq!(["/proc/9", "/proc/9/a/b", "/proc/91"].map(moved), ["/v", "/v/a/b", "/proc/91"]);
     }
 
     #[test]

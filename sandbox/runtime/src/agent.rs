@@ -57,10 +57,18 @@ pub struct Agent {
     guests: Guests,
     sessions: Arc<Semaphore>,
     forwards: Arc<Semaphore>,
-    /// Set if the agent gives processes ambient capabilities.
+    abilities: Abilities,
+}
+
+/// What an agent can do that earlier ones cannot.
+#[derive(Clone, Copy, Default)]
+struct Abilities {
+    /// It gives processes ambient capabilities.
     gives_ambient: bool,
-    /// Set if the agent makes directories that containers share by name.
+    /// It makes directories that containers share by name.
     makes_empty_dirs: bool,
+    /// It makes directories of a container's own for files.
+    makes_file_dirs: bool,
 }
 
 /// The agent's answer to the first call.
@@ -69,10 +77,7 @@ pub struct Hello {
     pub stages: Vec<GuestStage>,
     /// When the agent's answer arrived: CLOCK_MONOTONIC of the host, ns.
     pub at_ns: u64,
-    /// Set if the agent gives processes ambient capabilities.
-    gives_ambient: bool,
-    /// Set if the agent makes directories that containers share by name.
-    makes_empty_dirs: bool,
+    abilities: Abilities,
 }
 
 /// A stage that the guest went through.
@@ -135,12 +140,10 @@ impl Agent {
         let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
         let forwards = Arc::new(Semaphore::new(MOST_FORWARDS));
         let guests = guests.clone();
-        let (gives_ambient, makes_empty_dirs) = (false, false);
-        let mut agent =
-            Self { client, guests, sessions, forwards, gives_ambient, makes_empty_dirs };
+        let abilities = Abilities::default();
+        let mut agent = Self { client, guests, sessions, forwards, abilities };
         let hello = agent.hello_within(None).await?;
-        agent.gives_ambient = hello.gives_ambient;
-        agent.makes_empty_dirs = hello.makes_empty_dirs;
+        agent.abilities = hello.abilities;
         Ok((agent, hello))
     }
 
@@ -164,8 +167,12 @@ impl Agent {
             )));
         }
         let at_ns = monotonic_ns();
-        let (gives_ambient, makes_empty_dirs) = (reply.ambient_capabilities, reply.empty_dirs);
-        Ok(Hello { stages: stages(&reply, at_ns), at_ns, gives_ambient, makes_empty_dirs })
+        let abilities = Abilities {
+            gives_ambient: reply.ambient_capabilities,
+            makes_empty_dirs: reply.empty_dirs,
+            makes_file_dirs: reply.file_dirs,
+        };
+        Ok(Hello { stages: stages(&reply, at_ns), at_ns, abilities })
     }
 
     /// Makes one call, with a deadline of 30 seconds.
@@ -287,13 +294,19 @@ impl Agent {
     /// # Errors
     /// [`Error::Agent`].
     pub(crate) fn check_process(&self, process: Option<&v1::ProcessSpec>) -> Result<()> {
-        check_ambient(self.gives_ambient, process)
+        check_ambient(self.abilities.gives_ambient, process)
     }
 
     /// Returns whether the agent makes directories that containers share by name. Earlier agents
     /// ignore these, and containers would run without them.
     pub(crate) fn makes_empty_dirs(&self) -> bool {
-        self.makes_empty_dirs
+        self.abilities.makes_empty_dirs
+    }
+
+    /// Returns whether the agent makes directories of a container's own for files. Earlier agents
+    /// ignore these, and put the files into the container's root.
+    pub(crate) fn makes_file_dirs(&self) -> bool {
+        self.abilities.makes_file_dirs
     }
 
     /// Has the guest use CPUs 0 to `cpus` - 1, and no others.

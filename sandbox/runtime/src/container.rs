@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use slipway_agent_protocol::v1::{File, ProcessRef};
+use slipway_agent_protocol::v1::ProcessRef;
 use tokio::sync::{mpsc, watch};
 
 use crate::agent::process;
+use crate::copies::Copies;
 use crate::lock::lock;
 use crate::record::{Added, SandboxState};
 use crate::stdio::{Fanout, Input, input_queue};
@@ -30,7 +31,7 @@ pub struct Container {
     /// begins in it.
     pub(crate) pausing: tokio::sync::RwLock<()>,
     /// The files for a container that is not created yet.
-    copies: Mutex<Vec<File>>,
+    copies: Mutex<Copies>,
     /// The last record of a container that was removed from its pod, for calls that still have the
     /// container's handles.
     pub(crate) removed: OnceLock<Added>,
@@ -90,12 +91,12 @@ impl Container {
     }
 
     /// Sets the files that the container will have.
-    pub(crate) fn set_copies(&self, files: Vec<File>) {
-        *lock(&self.copies) = files;
+    pub(crate) fn set_copies(&self, copies: Copies) {
+        *lock(&self.copies) = copies;
     }
 
     /// Takes the files that the container is to have.
-    pub(crate) fn take_copies(&self) -> Vec<File> {
+    pub(crate) fn take_copies(&self) -> Copies {
         std::mem::take(&mut *lock(&self.copies))
     }
 }

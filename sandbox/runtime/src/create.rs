@@ -75,7 +75,7 @@ impl Node {
             None => record,
         };
         self.check_new(&record).await?;
-        let copies = copies::check(&spec.files)?;
+        let copies = copies::check(spec)?;
         let sandbox = Sandbox::new(record, store, lane);
         if spec.template == AUTO {
             sandbox.set_automatic();
@@ -255,7 +255,8 @@ impl Node {
 /// [`Error::Invalid`] if `spec` describes a container.
 fn of_pod(spec: &RunSpec) -> Result<Settings> {
     let has_image = !spec.image.is_empty() || !spec.image_digest.is_empty();
-    let has_files = !spec.files.is_empty() || !spec.volumes.is_empty() || !spec.shares.is_empty();
+    let has_copies = !spec.files.is_empty() || !spec.file_dirs.is_empty();
+    let has_files = has_copies || !spec.volumes.is_empty() || !spec.shares.is_empty();
     let runs = !spec.command.is_empty() || spec.placement.is_some();
     if has_image || runs || has_files {
         let why =

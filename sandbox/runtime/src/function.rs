@@ -15,6 +15,7 @@ use slipway_plane_api::v1::disk::Kind;
 
 use crate::config::Config;
 use crate::container::OWN;
+use crate::copies::Copies;
 use crate::node::Node;
 use crate::record::{Added, Device, Disks, EmptyDir, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
@@ -202,10 +203,7 @@ pub async fn remove(node: &Node, record: &Record) -> Result<()> {
 }
 
 /// Returns the request with which the agent creates the container, with these files.
-pub fn create_request(
-    record: &Record,
-    files: Vec<agent_v1::File>,
-) -> agent_v1::CreateContainerRequest {
+pub fn create_request(record: &Record, copies: Copies) -> agent_v1::CreateContainerRequest {
     let (masked, read_only_paths) = record.settings.process.security.paths();
     agent_v1::CreateContainerRequest {
         id: OWN.to_owned(),
@@ -221,7 +219,8 @@ pub fn create_request(
         privileged: record.settings.privileged,
         names: network::names(record),
         sockets: record.sockets.is_some(),
-        files,
+        files: copies.files,
+        file_dirs: copies.dirs,
         masked,
         read_only_paths,
         shares: shares::for_agent(&record.shares),
@@ -235,7 +234,7 @@ pub fn create_added(
     record: &Record,
     added: &Added,
     disks: &Disks,
-    files: Vec<agent_v1::File>,
+    copies: Copies,
 ) -> agent_v1::CreateContainerRequest {
     let (masked, read_only_paths) = added.settings.process.security.paths();
     agent_v1::CreateContainerRequest {
@@ -252,7 +251,8 @@ pub fn create_added(
         privileged: added.settings.privileged,
         names: network::names(record),
         sockets: record.sockets.is_some() || added.sockets.is_some(),
-        files,
+        files: copies.files,
+        file_dirs: copies.dirs,
         masked,
         read_only_paths,
         in_pod: true,
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn an_image_is_a_namespace_or_shared_pages() {
         let record = record_of(SandboxState::Running);
-        let root = |record: &Record| create_request(record, Vec::new()).root.unwrap();
+        let root = |record: &Record| create_request(record, Copies::default()).root.unwrap();
         let disk = root(&record);
         assert_eq!(disk.image.map(|image| image.nsid), Some(IMAGE_NSID));
         assert!(!disk.shared_image);
@@ -359,8 +359,8 @@ mod tests {
             (SandboxState::Running, Disks { image: 1, volatile: 2, volumes: vec![] });
         for sockets in [None, Some(PathBuf::from("/s"))] {
             let record = Record { sockets: sockets.clone(), ..record_of(state) };
-            let added = create_added(&record, &added_of("a", state), &disks, Vec::new());
-            let own = create_request(&record, Vec::new());
+            let added = create_added(&record, &added_of("a", state), &disks, Copies::default());
+            let own = create_request(&record, Copies::default());
             assert_eq!((added.sockets, own.sockets), (sockets.is_some(), sockets.is_some()));
         }
     }
@@ -373,7 +373,7 @@ mod tests {
         let empty_dirs = [0, 7, u64::MAX].map(sized).to_vec();
         let added = Added { empty_dirs, ..added_of("a", state) };
         let disks = Disks { image: 1, volatile: 2, volumes: vec![] };
-        let request = |record: &Record| create_added(record, &added, &disks, Vec::new());
+        let request = |record: &Record| create_added(record, &added, &disks, Copies::default());
         let sizes: Vec<_> = request(&record).empty_dirs.iter().map(|dir| dir.size_bytes).collect();
         assert_eq!(sizes, [0, 7, 1 << 20]);
         assert_eq!(request(&record).empty_dirs_disk, None);

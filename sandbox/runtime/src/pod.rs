@@ -59,7 +59,7 @@ impl Node {
         }
         refuse_machine(spec)?;
         let image = self.image(spec).await?;
-        let copies = copies::check(&spec.files)?;
+        let copies = copies::check(spec)?;
         let (empty_dirs, shares) = empty_dirs::split(&sandbox, spec)?;
         let shares = shares::check(&sandbox.looks, &shares).await?;
         empty_dirs::check_apart(&empty_dirs, &shares)?;
@@ -307,7 +307,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     });
     let request = request.ok_or_else(gone)?;
     agent.check_process(request.process.as_ref())?;
-    agent.call(|mut client| async move { client.create_container(request).await }).await?;
+    copies::create(&agent, request).await?;
     let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     let start = agent_v1::StartContainerRequest { id: container.name.clone() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;

@@ -32,8 +32,8 @@ use crate::stages::{Stages, dma_stages, guest_stages};
 use crate::target::Target;
 use crate::templates::Template;
 use crate::{
-    Error, Result, automatic, cgroup, fork, function, network, oom_score, placement, resize, root,
-    shares, sockets,
+    Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement, resize,
+    root, shares, sockets,
 };
 
 pub(crate) use self::machine::accelerator;
@@ -384,10 +384,10 @@ async fn container(
         return Ok(None);
     }
     let own = Target::own(Arc::clone(sandbox));
-    let files = own.container.take_copies();
-    let create = sandbox.look(|record| function::create_request(record, files));
+    let its = own.container.take_copies();
+    let create = sandbox.look(|record| function::create_request(record, its));
     agent.check_process(create.process.as_ref())?;
-    agent.call(|mut client| async move { client.create_container(create).await }).await?;
+    copies::create(agent, create).await?;
     let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
     if let Some(network) = network {
         network.done().await?;

@@ -71,7 +71,8 @@ pub struct RunArgs {
     )]
     pub volume: Vec<VolumeArg>,
     /// Copy a file of the host, or all files below a directory, into the container, in place of the
-    /// image's: settings, keys; at most 1 MiB in all. The container can change its copy only
+    /// image's: settings, keys; at most 16 MiB in all, and 2 MiB each. The container can change its
+    /// copy only
     #[arg(long, value_name = "HOST:/PATH")]
     pub copy: Vec<CopyArg>,
     /// Label, key=value

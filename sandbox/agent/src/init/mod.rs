@@ -20,6 +20,7 @@ mod dev;
 mod empty_dirs;
 mod environment;
 mod execute;
+mod file_dirs;
 mod files;
 mod foreign;
 mod hidden;
@@ -120,7 +121,7 @@ pub struct ContainerSpec {
     /// Set if the image's device is memory that the host shares.
     #[prost(bool, tag = "9")]
     pub shared_image: bool,
-    /// The files to write in place of the image's.
+    /// The files to write into the root, in place of the image's.
     #[prost(message, repeated, tag = "10")]
     pub files: Vec<File>,
     /// The paths to hide; if absent, the usual ones of the container's kind.
@@ -155,6 +156,26 @@ pub struct ContainerSpec {
     /// The directory on which they are mounted.
     #[prost(string, tag = "34")]
     pub empty_dirs_at: String,
+    /// The container's directories for files of the host, which the agent has made and filled.
+    #[prost(message, repeated, tag = "35")]
+    pub file_dirs: Vec<FileDirSpec>,
+}
+
+/// A directory of a container's own, or the only file in it.
+#[derive(Clone, PartialEq, Message)]
+pub struct FileDirSpec {
+    /// The path in the agent's mount namespace.
+    #[prost(string, tag = "1")]
+    pub source: String,
+    /// The path in the container.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// Set if the container cannot write to it.
+    #[prost(bool, tag = "3")]
+    pub read_only: bool,
+    /// Set if it is a file.
+    #[prost(bool, tag = "4")]
+    pub is_file: bool,
 }
 
 /// The agent's folders that are mounted into a container whose sockets are devices.

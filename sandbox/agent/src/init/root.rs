@@ -15,12 +15,21 @@ use rustix::mount::{
 use slipway_agent_protocol::v1::Share;
 
 use super::{
-    ContainerSpec, Device, VolumeSpec, dev, empty_dirs, files, hidden, shares, sockets, tree,
-    volume,
+    ContainerSpec, Device, VolumeSpec, dev, empty_dirs, file_dirs, files, hidden, shares, sockets,
+    tree, volume,
 };
 use crate::{copies, machine, sysctl};
 
 const NO_EXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+/// A mount that is to be attached in the container.
+struct Detached {
+    share: Share,
+    tree: OwnedFd,
+    /// Set if it is write-protected once all mounts are attached: it gets the places of those below
+    /// it, as kubelet makes them in such volumes.
+    protected: bool,
+}
 
 /// Builds the root, makes it this process's `/` and mounts everything in it.
 pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
@@ -60,7 +69,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     for spec in &spec.volumes {
         volume::publish(spec)?;
     }
-    for (share, tree) in &mounts {
+    for Detached { share, tree, .. } in &mounts {
         shares::attach(share, tree)?;
     }
     if let Some(message) = message {
@@ -70,18 +79,27 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     if let Some(sockets) = sockets {
         sockets.attach()?;
     }
+    for Detached { share, tree, .. } in mounts.iter().filter(|mount| mount.protected) {
+        file_dirs::protect(tree, &share.path)?;
+    }
     hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
 
-/// Returns the mounts of the host's files and of directories of the sandbox, detached, in the order
-/// in which they are attached: a mount comes before those below it.
-fn open_mounts(spec: &ContainerSpec) -> Result<Vec<(Share, OwnedFd)>> {
+/// Returns the mounts of the host's files and of directories of the sandbox and of the container's
+/// own, in the order in which they are attached: a mount comes before those below it.
+fn open_mounts(spec: &ContainerSpec) -> Result<Vec<Detached>> {
     let shares = spec.shares.iter().cloned().zip(shares::open_all(&spec.shares)?);
     let dirs = empty_dirs::open_all(Path::new(&spec.empty_dirs_at), &spec.empty_dirs)?;
-    let mut all: Vec<_> = shares.chain(dirs).collect();
-    all.sort_by_key(|(share, _)| Path::new(&share.path).components().count());
+    let others = shares.chain(dirs);
+    let mut all: Vec<_> =
+        others.map(|(share, tree)| Detached { share, tree, protected: false }).collect();
+    for dir in &spec.file_dirs {
+        let (share, tree) = file_dirs::open(dir)?;
+        all.push(Detached { share, tree, protected: dir.read_only });
+    }
+    all.sort_by_key(|mount| Path::new(&mount.share.path).components().count());
     Ok(all)
 }
 

@@ -306,9 +306,11 @@ impl Drop for Sandbox {
         }
         let _ = std::fs::remove_dir(&containers);
         let _ = std::fs::remove_dir(&self.cgroup);
-        let mounted = self.directory.path().join("empty-dirs");
-        if mounted.exists() {
-            let _ = rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::DETACH);
+        for name in ["empty-dirs", "file-dirs"] {
+            let mounted = self.directory.path().join(name);
+            if mounted.exists() {
+                let _ = rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::DETACH);
+            }
         }
     }
 }

@@ -418,6 +418,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
             cpus: self.node.config.cpus,
             gives_functions: true,
             makes_empty_dirs: true,
+            makes_file_dirs: true,
             places_pods: self.node.config.pod_cgroups != Some(false),
         }))
     }

@@ -134,6 +134,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         volumes,
         shares,
         files,
+        file_dirs,
         functions,
         empty_dirs,
     } = asked;
@@ -158,7 +159,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (kind || emulated_nic.is_some(), "the kind of its interface"),
         (!volumes.is_empty(), "volumes"),
         (!shares.is_empty(), "directories of the host"),
-        (!files.is_empty(), "files"),
+        (!files.is_empty() || !file_dirs.is_empty(), "files"),
         (!functions.is_empty(), "functions of pools"),
         (!socket_engine.is_empty(), "--sockets"),
         (!vf_pool.is_empty(), "the pool of functions"),
