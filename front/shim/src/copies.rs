@@ -1,5 +1,9 @@
 //! Files of the host that a container has copies of, and whether they have changed since.
 //!
+//! A directory is one of the container's own in the guest, and so is a part of one of Kubernetes'
+//! volumes (`subPath`), which stays as it was when the container was made. What there is no room
+//! for is shared with the host, as other directories are.
+//!
 //! A source is resolved once, when the container is made, as a mount's is. Later it is opened
 //! without following any link: whoever can write to a directory above must not choose another file
 //! of the host.
@@ -12,11 +16,42 @@ use std::{fs, io};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
-use slipway_sandbox_api::copies::{CopyError, MOST, MOST_BYTES};
+use slipway_sandbox_api::copies::{Copies, CopyError};
 use slipway_sandbox_api::v1;
 
+use crate::empty_dirs::without_links;
+use crate::mountinfo::{self, Mounted};
 use crate::spec::{self, Mount};
 use crate::store::name;
+
+/// The memory in which a guest has a file is whole pages of this size, bytes.
+const PAGE: usize = 4096;
+/// The bits of a directory's mode.
+const MODE: u32 = 0o7777;
+
+/// The room for copies in a container.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// The most memory that the files take, bytes.
+    pub bytes: usize,
+    /// The most files.
+    pub files: usize,
+    /// The most directories of the container's own, single files in place of one included.
+    pub dirs: usize,
+}
+
+/// What becomes of mounts of the host's files.
+#[derive(Default)]
+pub struct Copied {
+    /// The copies that follow the host's files.
+    pub copies: Vec<Copy>,
+    /// The files of all copies.
+    pub files: Vec<v1::File>,
+    /// The directories of the container's own.
+    pub dirs: Vec<v1::FileDir>,
+    /// The mounts that are shared with the host.
+    pub shares: Vec<v1::Share>,
+}
 
 /// A file or directory of the host that a container has a copy of.
 #[derive(Debug, Serialize, Deserialize)]
@@ -99,7 +134,11 @@ impl Copy {
     /// One line that names the file. A volume without a version that had one is an error, too: the
     /// host is about to remove it, which is no reason to remove the container's files.
     pub fn change(&self) -> Result<Option<(Version, v1::PutFilesRequest)>, String> {
-        let failed = |error| unreadable(&self.mount, &self.source, error);
+        self.changed().map_err(|error| self.refused(&error))
+    }
+
+    fn changed(&self) -> Result<Option<(Version, v1::PutFilesRequest)>, CopyError> {
+        let failed = |source| CopyError::Read { path: self.source.clone(), source };
         let opened = self.open().map_err(failed)?;
         // Before the files: what changes meanwhile is read again.
         let stamp = Stamp::of(&opened.path).map_err(failed)?;
@@ -109,7 +148,9 @@ impl Copy {
         if let (Some(Stamp::Version(_)), Stamp::File(..)) = (&self.stamp, &stamp) {
             return Err(failed(io::Error::other("the volume has no version any more")));
         }
-        let mut files = self.read(&opened)?;
+        let read = spec::read_copy(&self.mount, &opened.path);
+        // An error names the source, not the descriptor.
+        let mut files = read.map_err(|error| error.moved(&opened.path, &self.source))?;
         files.retain(|file| !self.hidden.contains(&file.path));
         let paths: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
         let gone = self.paths.difference(&paths).filter(|path| !self.hidden.contains(*path));
@@ -118,11 +159,8 @@ impl Copy {
         Ok(Some((Version { stamp, paths }, request)))
     }
 
-    /// Reads the files of the opened source. An error names the source, not the descriptor.
-    fn read(&self, opened: &Opened) -> Result<Vec<v1::File>, String> {
-        let read = spec::read_copy(&self.mount, &opened.path);
-        let (descriptor, source) = (opened.path.display().to_string(), self.source.display());
-        read.map_err(|error| error.replace(&descriptor, &source.to_string()))
+    fn refused(&self, error: &CopyError) -> String {
+        spec::refused(&self.mount, &error.to_string())
     }
 
     /// Notes that the container has a version.
@@ -142,31 +180,118 @@ fn unreadable(mount: &Mount, path: &Path, source: io::Error) -> String {
     spec::refused(mount, &CopyError::Read { path, source }.to_string())
 }
 
-/// Reads the files of these mounts. A later mount takes the place of an earlier one. May wait for a
-/// file system of the host.
+/// Returns whether [`read`] may give a container directories of its own. Reads nothing.
+pub fn need_dirs(mounts: &[Mount], shares: &[v1::Share]) -> bool {
+    mounts.iter().any(|mount| spec::is_small_volume(&mount.source)) || have_parts(shares)
+}
+
+fn have_parts(shares: &[v1::Share]) -> bool {
+    shares.iter().any(|share| !spec::volumes_of_part(&share.source).is_empty())
+}
+
+/// Reads the files of mounts that are to be copied, and of those shares that are parts of small
+/// volumes. A later mount takes the place of an earlier one. May wait for a file system of the
+/// host.
 ///
 /// # Errors
 /// One line that names the file.
-pub fn read(mounts: Vec<Mount>) -> Result<(Vec<Copy>, Vec<v1::File>), String> {
-    let (mut copies, mut all): (Vec<Copy>, Vec<v1::File>) = (Vec::new(), Vec::new());
+pub fn read(mounts: Vec<Mount>, shares: Vec<v1::Share>, room: Room) -> Result<Copied, String> {
+    // Without the host's mounts a part is shared.
+    let mounted = have_parts(&shares).then(|| mountinfo::read().unwrap_or_default());
+    read_with(mounts, shares, room, &mounted.unwrap_or_default())
+}
+
+fn read_with(
+    mounts: Vec<Mount>,
+    shares: Vec<v1::Share>,
+    room: Room,
+    mounted: &[Mounted],
+) -> Result<Copied, String> {
+    let mut copied = Copied::default();
     for mount in mounts {
-        let mut copy = Copy::new(mount)?;
-        // A new copy has no version yet.
-        let Some((version, request)) = copy.change()? else { continue };
-        for earlier in &mut copies {
+        copied.add(Copy::new(mount)?, room)?;
+    }
+    for share in shares {
+        match part(&share, mounted).filter(|(_, files)| copied.has_room(files, true, room)) {
+            Some((dir, files)) => {
+                copied.dirs.push(dir);
+                copied.files.extend(files);
+            }
+            None => copied.shares.push(share),
+        }
+    }
+    Ok(copied)
+}
+
+impl Copied {
+    /// Adds the files of a copy that has no version yet, or a share if there is no room for them.
+    fn add(&mut self, mut copy: Copy, room: Room) -> Result<(), String> {
+        let share = spec::share(&copy.mount);
+        let (version, request) = match copy.changed() {
+            Ok(Some(read)) => read,
+            Ok(None) => return Ok(()),
+            Err(CopyError::TooLarge(_)) => {
+                self.shares.push(share);
+                return Ok(());
+            }
+            Err(error) => return Err(copy.refused(&error)),
+        };
+        let dir = fs::symlink_metadata(&copy.source).ok().filter(fs::Metadata::is_dir);
+        let dir = dir.map(|status| file_dir(&share, &status));
+        if !self.has_room(&request.files, dir.is_some(), room) {
+            self.shares.push(share);
+            return Ok(());
+        }
+        for earlier in &mut self.copies {
             earlier.hidden.extend(version.paths.iter().cloned());
         }
-        all.retain(|file| !version.paths.contains(&file.path));
-        all.extend(request.files);
-        let bytes: usize = all.iter().map(|file| file.content.len()).sum();
-        if all.len() > MOST || bytes > MOST_BYTES {
-            let error = CopyError::TooLarge(copy.source.clone());
-            return Err(spec::refused(&copy.mount, &error.to_string()));
-        }
+        self.files.retain(|file| !version.paths.contains(&file.path));
+        self.files.extend(request.files);
+        self.dirs.extend(dir);
         copy.has(version);
-        copies.push(copy);
+        self.copies.push(copy);
+        Ok(())
     }
-    Ok((copies, all))
+
+    fn has_room(&self, files: &[v1::File], is_dir: bool, room: Room) -> bool {
+        let has_dir = !is_dir || self.dirs.len() < room.dirs;
+        has_dir
+            && self.files.len() + files.len() <= room.files
+            && self.bytes() + memory(files) <= room.bytes
+    }
+
+    /// Returns the memory that the files take, bytes.
+    pub fn bytes(&self) -> usize {
+        memory(&self.files)
+    }
+}
+
+fn memory(files: &[v1::File]) -> usize {
+    files.iter().map(|file| file.content.len().next_multiple_of(PAGE)).sum()
+}
+
+/// Returns the container's own directory, or file, in place of a share.
+fn file_dir(share: &v1::Share, status: &fs::Metadata) -> v1::FileDir {
+    v1::FileDir {
+        path: share.path.trim_end_matches('/').to_owned(),
+        read_only: share.read_only,
+        mode: status.mode() & MODE,
+        uid: status.uid(),
+        gid: status.gid(),
+        file: !status.is_dir(),
+    }
+}
+
+/// Reads the files of a share that is a part of a small volume. Returns `None` for another one, and
+/// for one that cannot be copied.
+fn part(share: &v1::Share, mounted: &[Mounted]) -> Option<(v1::FileDir, Vec<v1::File>)> {
+    let point = without_links(Path::new(&share.source));
+    let mut volumes = spec::volumes_of_part(&share.source).into_iter().filter(|one| one.is_dir());
+    volumes.find(|one| mountinfo::below(&point, &without_links(one), mounted).is_some())?;
+    let dir = file_dir(share, &fs::metadata(&point).ok()?);
+    let mut copies = Copies::of_volume();
+    copies.add_part(&point, &dir.path).ok()?;
+    Some((dir, copies.into_files()))
 }
 
 #[cfg(test)]
@@ -177,6 +302,15 @@ mod tests {
 
     fn paths(files: &[v1::File]) -> Vec<&str> {
         files.iter().map(|file| file.path.as_str()).collect()
+    }
+
+    const ROOM: Room = Room { bytes: 1 << 20, files: 100, dirs: 10 };
+
+    /// Reads mounts for which there is room.
+    fn read(mounts: Vec<Mount>) -> (Vec<Copy>, Vec<v1::File>) {
+        let copied = read_with(mounts, Vec::new(), ROOM, &[]).unwrap();
+        assert_eq!(copied.shares, []);
+        (copied.copies, copied.files)
     }
 
     fn mount(source: &Path, destination: &str) -> Mount {
@@ -197,7 +331,7 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let mounts = vec![mount(&etc, "/etc"), mount(&resolver, "/etc/resolv.conf")];
-        let (mut copies, files) = read(mounts).unwrap();
+        let (mut copies, files) = read(mounts);
         assert_eq!(paths(&files), ["/etc/app", "/etc/resolv.conf"]);
         // Its directory changes with a file in it.
         fs::rename(etc.join("app"), etc.join("new")).unwrap();
@@ -227,7 +361,7 @@ mod tests {
         let hosts = dir.path().join("hosts");
         fs::write(&hosts, "one").unwrap();
         let mounts = vec![mount(&hosts, "/etc/hosts"), mount(&volume, "/c")];
-        let (mut copies, files) = read(mounts).unwrap();
+        let (mut copies, files) = read(mounts);
         assert_eq!(paths(&files), ["/etc/hosts", "/c/..1/a", "/c/..data", "/c/a"]);
         assert!(copies.iter().all(|copy| copy.change().unwrap().is_none()));
         version("..2", "b");
@@ -265,5 +399,88 @@ mod tests {
         fs::rename(&volume, &moved).unwrap();
         symlink(secret.path(), &volume).unwrap();
         assert!(copies[1].change().is_err());
+    }
+
+    /// Makes a volume of Kubernetes' with these files of one byte each, and returns its directory.
+    fn volume(dir: &Path, kind: &str, files: usize) -> PathBuf {
+        let volume = dir.join(format!("pods/0-1/volumes/kubernetes.io~{kind}/app"));
+        fs::create_dir_all(volume.join("..1")).unwrap();
+        symlink("..1", volume.join("..data")).unwrap();
+        for file in 0..files {
+            fs::write(volume.join(format!("..1/{file}")), "x").unwrap();
+            symlink(format!("..data/{file}"), volume.join(file.to_string())).unwrap();
+        }
+        volume
+    }
+
+    #[test]
+    fn a_directory_is_one_of_the_containers_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = volume(dir.path(), "secret", 1);
+        let options = vec!["rbind".to_owned(), "ro".to_owned()];
+        let mount = Mount { options, ..mount(&volume, "/etc/app/") };
+        let copied = read_with(vec![mount], Vec::new(), ROOM, &[]).unwrap();
+        let status = fs::metadata(&volume).unwrap();
+        let (mode, uid, gid) = (status.mode() & MODE, status.uid(), status.gid());
+        let path = "/etc/app".to_owned();
+        let expected = v1::FileDir { path, read_only: true, mode, uid, gid, file: false };
+        assert_eq!(copied.dirs, [expected]);
+        assert_eq!(copied.bytes(), PAGE);
+    }
+
+    #[test]
+    fn volumes_without_room_are_shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = volume(dir.path(), "configmap", 2);
+        let dirs = |room| {
+            let copied = read_with(vec![mount(&volume, "/c")], Vec::new(), room, &[]).unwrap();
+            let (files, copies) = (copied.files.len(), copied.copies.len());
+            assert_eq!((copied.dirs.len(), copied.dirs.len()), (copies, 1 - copied.shares.len()));
+            assert_eq!(files, 5 * copies, "two files, and three links");
+            copied.dirs.len()
+        };
+        let room = Room { bytes: 2 * PAGE, files: 5, dirs: 1 };
+        assert_eq!(dirs(room), 1);
+        for less in [Room { bytes: 2 * PAGE - 1, ..room }, Room { files: 4, ..room }] {
+            assert_eq!(dirs(less), 0, "{less:?}");
+        }
+        assert_eq!(dirs(Room { dirs: 0, ..room }), 0);
+        // A volume that is too large in itself.
+        fs::write(volume.join("..1/0"), vec![0; 3 << 20]).unwrap();
+        assert_eq!(dirs(Room { bytes: usize::MAX, ..ROOM }), 0);
+    }
+
+    #[test]
+    fn a_part_of_a_volume_is_a_file_of_the_containers_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let volume = volume(&at, "configmap", 1);
+        let point = at.join("pods/0-1/volume-subpaths/app/web/0");
+        fs::create_dir_all(point.parent().unwrap()).unwrap();
+        fs::write(&point, "part").unwrap();
+        let on = |root: PathBuf, point: PathBuf| {
+            let device = "8:1".to_owned();
+            Mounted { device, root, point, ..Mounted::default() }
+        };
+        let all = on("/".into(), "/".into());
+        let share = v1::Share {
+            source: point.display().to_string(),
+            path: "/etc/app.conf".to_owned(),
+            read_only: true,
+            ..v1::Share::default()
+        };
+        let read = |mounted: &[Mounted], room| {
+            read_with(Vec::new(), vec![share.clone()], room, mounted).unwrap()
+        };
+        let copied = read(&[all.clone(), on(volume.join("..1/0"), point.clone())], ROOM);
+        assert_eq!((copied.copies.len(), copied.shares.len()), (0, 0), "it does not follow");
+        let (dir, file) = (&copied.dirs[0], &copied.files[0]);
+        assert_eq!((dir.path.as_str(), dir.file, dir.read_only), ("/etc/app.conf", true, true));
+        assert_eq!((file.path.as_str(), &file.content[..]), ("/etc/app.conf", &b"part"[..]));
+        // A part of another volume, or one for which there is no room, is shared.
+        let other = on(at.join("elsewhere"), point.clone());
+        assert_eq!(read(&[all.clone(), other], ROOM).shares, [share.clone()]);
+        let its = [all, on(volume.join("..1/0"), point)];
+        assert_eq!(read(&its, Room { dirs: 0, ..ROOM }).shares, [share.clone()]);
     }
 }

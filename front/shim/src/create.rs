@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
+use slipway_sandbox_api::copies::{MOST, MOST_BYTES, MOST_DIRS};
 use slipway_sandbox_api::v1::{self, run_in};
 use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::args::{self, Args};
 use crate::containerd as cd;
-use crate::copies::{self, Copy};
+use crate::copies::{self, Copy, Room};
 use crate::daemon::{Daemon, failure};
 use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
@@ -68,6 +69,8 @@ struct Content {
     private: Option<String>,
     /// The files of the host that it has copies of.
     copies: Vec<Copy>,
+    /// The memory of the guest that all its copies take, bytes.
+    copied: usize,
     /// The host's file for its termination message.
     message: Option<File>,
     /// The name of the snapshot that was made of its checkpoint.
@@ -158,6 +161,7 @@ impl Maker<'_> {
             paused: AtomicBool::new(false),
             private: content.private,
             copies: Mutex::new(content.copies),
+            copied: content.copied,
             snapshot: Mutex::new(content.snapshot),
             message: content.message,
             kept: Kept::default(),
@@ -339,18 +343,32 @@ impl Maker<'_> {
         // The next serving process goes on with it.
         run.keeps_input = run.stdin;
         let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
-        let copied = spec::copied(&oci.mounts, container).map_err(invalid)?;
+        let mounts = spec::copied(&oci.mounts, container).map_err(invalid)?;
+        let room = self.room(&mounts, run).await?;
+        let shares = std::mem::take(&mut run.shares);
         let read = on_a_thread(self.reads, PATIENCE, move || {
             let message = message.and_then(|path| open_message(&path));
-            copies::read(copied).map(|(copies, files)| (copies, files, message))
+            copies::read(mounts, shares, room).map(|read| (read, message))
         });
-        let (copies, files, message) = read.await?.map_err(invalid)?;
-        run.files = files;
+        let (read, message) = read.await?.map_err(invalid)?;
+        let (copied, copies) = (read.bytes(), read.copies);
+        (run.files, run.file_dirs, run.shares) = (read.files, read.dirs, read.shares);
         let root = self.root(request, oci, owner).await?;
         run.image = root.image.clone();
         run.image_digest = root.digest;
         let private = root.is_private.then_some(root.image);
-        Ok(Content { private, copies, message, snapshot: None })
+        Ok(Content { private, copies, copied, message, snapshot: None })
+    }
+
+    /// Returns the room for copies of a container's mounts: what those of its pod's other
+    /// containers and the pod's resolver configuration leave. An earlier daemon gives containers no
+    /// directories of their own.
+    async fn room(&self, mounts: &[spec::Mount], run: &v1::RunSpec) -> Result<Room, Failure> {
+        let need_dirs = copies::need_dirs(mounts, &run.shares);
+        let has_dirs = need_dirs && self.daemon.makes_file_dirs().await?;
+        let taken = self.tasks.copied(&run.pod) + spec::MOST_RESOLVER;
+        let dirs = if has_dirs { MOST_DIRS } else { 0 };
+        Ok(Room { bytes: MOST_BYTES.saturating_sub(taken), files: MOST - 1, dirs })
     }
 
     /// Makes an image of a container's root, or finds it.

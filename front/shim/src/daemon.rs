@@ -126,6 +126,17 @@ impl Daemon {
         Ok(node.get_ref().makes_empty_dirs)
     }
 
+    /// Returns whether the daemon gives containers directories of their own for copies of the
+    /// host's files. An earlier one would put the files into their roots.
+    ///
+    /// # Errors
+    /// The errors of [`connect`](Self::connect).
+    pub async fn makes_file_dirs(&self) -> Result<bool, Failure> {
+        let mut client = self.connect().await?;
+        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        Ok(node.get_ref().makes_file_dirs)
+    }
+
     /// Returns the template with this name.
     ///
     /// # Errors

@@ -190,7 +190,7 @@ fn part_with(
 }
 
 /// Returns a path as the host's mounts have it: kubelet's directory may be behind a link.
-fn without_links(path: &Path) -> PathBuf {
+pub fn without_links(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 

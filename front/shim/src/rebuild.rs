@@ -98,6 +98,7 @@ impl Rebuilder<'_> {
             paused: AtomicBool::new(record.paused),
             private: record.private,
             copies: Mutex::new(self.copies(&record.id)),
+            copied: record.copied,
             snapshot: Mutex::new(record.snapshot),
             message: self.message(&record.id),
             ..self.plain(record.id, record.name)
@@ -131,6 +132,7 @@ impl Rebuilder<'_> {
             paused: AtomicBool::new(false),
             private: None,
             copies: Mutex::default(),
+            copied: 0,
             snapshot: Mutex::default(),
             message: None,
             kept: Kept::default(),

@@ -76,6 +76,8 @@ pub struct Task {
     pub private: Option<String>,
     /// The files of the host that it has copies of, until it runs.
     pub copies: Mutex<Vec<Copy>>,
+    /// The memory that its copies took of its guest when it was made, bytes.
+    pub copied: usize,
     /// The name of the snapshot with which its sandbox begins, until that is removed.
     pub snapshot: Mutex<Option<String>>,
     /// The host's file for its termination message, if it can have one.
@@ -109,6 +111,9 @@ pub struct Record {
     pub private: Option<String>,
     /// The name of the snapshot with which its sandbox begins, until that is removed.
     pub snapshot: Option<String>,
+    /// The memory that its copies took of its guest when it was made, bytes.
+    #[serde(default)]
+    pub copied: usize,
 }
 
 /// The [`Kind`] of a task as the next serving process finds it.
@@ -199,6 +204,7 @@ impl Task {
             paused: self.paused.load(Ordering::Relaxed),
             private: self.private.clone(),
             snapshot: self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            copied: self.copied,
         };
         store.put_json(&name(RECORDS, &[&self.id]), &record);
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tonic::Code;
 
 use crate::store::Store;
-use crate::task::Task;
+use crate::task::{Kind, Task};
 use crate::ttrpc::Failure;
 
 /// The file in the store that is there while the shim is to end with its last task.
@@ -94,6 +94,18 @@ impl Tasks {
         }
     }
 
+    /// Returns the memory that copies of the host's files take of the guest of a pod, by the name
+    /// that the daemon knows the pod by, bytes.
+    pub fn copied(&self, pod: &str) -> usize {
+        let of_pod = |slot: &Slot| match slot {
+            Slot::Full(task) if matches!(&task.kind, Kind::Member(its) if its.name == pod) => {
+                task.copied
+            }
+            _ => 0,
+        };
+        self.table().slots.values().map(of_pod).sum()
+    }
+
     /// Removes a task. Returns whether the shim is to end now.
     pub fn remove(&self, id: &str) -> bool {
         let mut table = self.table();
@@ -145,7 +157,6 @@ mod tests {
     use crate::events::Events;
     use crate::io::Paths;
     use crate::process::Process;
-    use crate::task::Kind;
 
     fn task(id: &str, kind: Kind) -> Arc<Task> {
         let first = run_in::Kind::Run(v1::RunSpec::default());
@@ -162,6 +173,7 @@ mod tests {
             paused: Default::default(),
             private: None,
             copies: Mutex::default(),
+            copied: 1,
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),
@@ -197,6 +209,7 @@ mod tests {
         for id in ["one", "two"] {
             tasks.reserve(id).unwrap().fill(task(id, Kind::Member(Arc::clone(&pod))));
         }
+        assert_eq!(["pod", "one"].map(|pod| tasks.copied(pod)), [2, 0]);
         // containerd 1.6 deletes a container, and asks the shim to end if it can.
         assert!(!tasks.remove("one") && !tasks.shut_down());
         assert!(!tasks.remove("two") && !tasks.shut_down());

@@ -35,7 +35,8 @@ use std::path::{Component, Path, PathBuf};
 use slipway_sandbox_api::v1;
 
 pub use self::mounts::{
-    Container, OPTIONS as MOUNT_OPTIONS, asks_for_sockets, plain_parts, read as read_copy, refused,
+    Container, OPTIONS as MOUNT_OPTIONS, asks_for_sockets, is_small_volume, plain_parts,
+    read as read_copy, refused, share, volumes_of_part,
 };
 pub use self::namespaces::PodNamespaces;
 pub use self::oci::{Mount, Oci};

@@ -3,14 +3,15 @@
 //! File systems of the kernel are the guest's own, and so is the memory that a pod shares. Files of
 //! the host are copied where a copy does: those that tell a container its name and the names of
 //! others, and Kubernetes' secrets and settings. All else of the host is shared with the guest, by
-//! a process of the sandbox's own; `emptyDir` volumes are among it here, and `empty_dirs` has them
-//! be directories of the guest. Some mounts stand for functions of pools: by them kubelet says
-//! which ones `slipway device-plugin` has given to a container, since mounts reach this program
-//! through every containerd without a setting. [`plan`] decides.
+//! a process of the sandbox's own. Among it here are `emptyDir` volumes, which `empty_dirs` has be
+//! directories of the guest, and parts of secrets and settings, which `copies` copies. Some mounts
+//! stand for functions of pools: by them kubelet says which ones `slipway device-plugin` has given
+//! to a container, since mounts reach this program through every containerd without a setting.
+//! [`plan`] decides.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
-use slipway_sandbox_api::copies::Copies;
+use slipway_sandbox_api::copies::{Copies, CopyError};
 use slipway_sandbox_api::functions::{MOUNTS as FUNCTIONS, SOCKETS};
 use slipway_sandbox_api::v1;
 
@@ -80,6 +81,14 @@ pub struct Plan<'a> {
     pub functions: Vec<v1::PoolFunction>,
 }
 
+impl Plan<'_> {
+    /// Forgets an earlier mount whose place a later one takes.
+    fn forget(&mut self, place: &str) {
+        self.copies.retain(|mount| mount.destination != place);
+        self.shares.retain(|share| share.path != place);
+    }
+}
+
 /// Decides what becomes of a container's mounts. Reads nothing.
 ///
 /// # Errors
@@ -99,10 +108,13 @@ pub fn plan<'a>(mounts: &'a [Mount], container: Container<'_>) -> Result<Plan<'a
             Origin::Function => {
                 plan.functions.extend(function(mount).filter(|one| one.pool != SOCKETS));
             }
-            Origin::Copy if !is_hidden() => plan.copies.push(mount),
+            // A volume is a mount in the guest, too.
+            Origin::Copy if is_small_volume(&mount.source) || !is_hidden() => {
+                plan.forget(&mount.destination);
+                plan.copies.push(mount);
+            }
             Origin::Copy | Origin::Share => {
-                // A later mount takes the place of an earlier one.
-                plan.shares.retain(|share| share.path != mount.destination);
+                plan.forget(&mount.destination);
                 plan.shares.push(share(mount));
             }
         }
@@ -153,7 +165,7 @@ fn check_function(mount: &Mount, container: Container<'_>) -> Result<(), String>
 }
 
 /// Translates a mount of the host's files.
-fn share(Mount { source, destination, options, .. }: &Mount) -> v1::Share {
+pub fn share(Mount { source, destination, options, .. }: &Mount) -> v1::Share {
     let has = |name: &str| options.iter().any(|option| option == name);
     v1::Share {
         source: source.clone(),
@@ -237,9 +249,24 @@ fn is_kubelets_message(mount: &Mount) -> bool {
 
 /// Returns whether `source` is a volume of Kubernetes' that holds a few small files:
 /// `…/pods/UID/volumes/KIND/NAME`.
-fn is_small_volume(source: &str) -> bool {
+pub fn is_small_volume(source: &str) -> bool {
     let parts = plain_parts(source);
     matches!(parts[..], [.., "pods", _, "volumes", kind, _] if SMALL_VOLUMES.contains(&kind))
+}
+
+/// Returns the directories of which one is that of the small volume whose part `source` is, if it
+/// is one: kubelet mounts a part (`subPath`) of a volume of any kind at
+/// `…/pods/UID/volume-subpaths/NAME/CONTAINER/INDEX`. Reads nothing.
+pub fn volumes_of_part(source: &str) -> Vec<PathBuf> {
+    let parts = plain_parts(source);
+    let [above @ .., "pods", pod, "volume-subpaths", name, _, _] = &parts[..] else {
+        return Vec::new();
+    };
+    let volume = |kind: &&str| {
+        let parts = [above, &["pods", *pod, "volumes", *kind, *name][..]].concat();
+        PathBuf::from(format!("/{}", parts.join("/")))
+    };
+    SMALL_VOLUMES.iter().map(volume).collect()
 }
 
 /// Returns the last four parts of a path, or fewer if it has no more.
@@ -262,14 +289,13 @@ pub fn plain_parts(path: &str) -> Vec<&str> {
 /// source as it was opened.
 ///
 /// # Errors
-/// One line: a file cannot be read, or they are too large.
-pub fn read(mount: &Mount, from: &Path) -> Result<Vec<v1::File>, String> {
-    let mut copies = Copies::default();
-    let added = match is_small_volume(&mount.source) {
-        true => copies.add_volume(from, &mount.destination),
-        false => copies.add(from, &mount.destination),
-    };
-    added.map_err(|error| refused(mount, &error.to_string()))?;
+/// A file cannot be read, or they are too large.
+pub fn read(mount: &Mount, from: &Path) -> Result<Vec<v1::File>, CopyError> {
+    let mut copies = Copies::of_volume();
+    match is_small_volume(&mount.source) {
+        true => copies.add_volume(from, &mount.destination)?,
+        false => copies.add(from, &mount.destination)?,
+    }
     Ok(copies.into_files())
 }
 
@@ -321,7 +347,7 @@ mod tests {
         assert_eq!(files, expected);
         assert_eq!(shares(&mounts), []);
         let gone = mount("/no/such", "/etc/hosts", &["ro"]);
-        let missing = read(&gone, Path::new("/no/such")).unwrap_err();
+        let missing = read(&gone, Path::new("/no/such")).unwrap_err().to_string();
         assert!(missing.contains("cannot read /no/such"), "{missing}");
     }
 
@@ -384,14 +410,38 @@ mod tests {
     }
 
     #[test]
-    fn what_a_share_would_hide_is_shared_too() {
+    fn a_file_that_a_share_would_hide_is_shared_too() {
         let secret = "/var/lib/kubelet/pods/0-1/volumes/kubernetes.io~projected/token";
-        let below = mount(secret, "/var/run/secrets", &["rbind", "ro"]);
-        let mounts = [mount("/srv", "/var/run", &["rbind"]), below.clone()];
-        let paths: Vec<_> = shares(&mounts).into_iter().map(|share| share.path).collect();
-        assert_eq!(paths, ["/var/run", "/var/run/secrets"]);
-        let beside = [mount("/srv", "/var/ru", &["rbind"]), below];
-        assert_eq!(plan(&beside, MEMBER).unwrap().copies.len(), 1);
+        let hosts = mount("/var/lib/kubelet/pods/0-1/etc-hosts", "/etc/hosts", &["rbind"]);
+        let volume = mount(secret, "/etc/secrets", &["rbind", "ro"]);
+        let paths = |mounts: &[Mount]| {
+            let plan = plan(mounts, MEMBER).unwrap();
+            let copies = plan.copies.iter().map(|mount| mount.destination.clone());
+            let shares = plan.shares.iter().map(|share| share.path.clone());
+            (copies.collect::<Vec<_>>().join(" "), shares.collect::<Vec<_>>().join(" "))
+        };
+        let mounts = [mount("/srv", "/etc", &["rbind"]), hosts.clone(), volume.clone()];
+        // The volume is a mount of its own.
+        assert_eq!(paths(&mounts), ("/etc/secrets".to_owned(), "/etc /etc/hosts".to_owned()));
+        let beside = [mount("/srv", "/et", &["rbind"]), hosts, volume.clone()];
+        assert_eq!(paths(&beside), ("/etc/hosts /etc/secrets".to_owned(), "/et".to_owned()));
+        // Of two mounts at one place the later one counts.
+        let other = mount("/srv", "/etc/secrets", &["rbind"]);
+        let (one, two) = ([volume.clone(), other.clone()], [other, volume]);
+        assert_eq!(paths(&one), (String::new(), "/etc/secrets".to_owned()));
+        assert_eq!(paths(&two), ("/etc/secrets".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn a_part_of_a_volume_names_its_volume() {
+        let kubelet = "/var/lib/kubelet/pods/0-1";
+        let volumes = volumes_of_part(&format!("{kubelet}/volume-subpaths/app/web/0"));
+        assert_eq!(volumes.len(), SMALL_VOLUMES.len());
+        let map = format!("{kubelet}/volumes/kubernetes.io~configmap/app");
+        assert!(volumes.contains(&PathBuf::from(map)));
+        for other in ["volume-subpaths/app/web", "volumes/kubernetes.io~secret/app/web/0"] {
+            assert!(volumes_of_part(&format!("{kubelet}/{other}")).is_empty(), "{other}");
+        }
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Shim {
             paused: Default::default(),
             private: None,
             copies: Default::default(),
+            copied: 0,
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),

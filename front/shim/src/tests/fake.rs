@@ -223,6 +223,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             version: "0.0.1".to_owned(),
             gives_functions: self.gives_functions.load(Ordering::Relaxed),
             makes_empty_dirs: self.makes_empty_dirs.load(Ordering::Relaxed),
+            makes_file_dirs: self.makes_empty_dirs.load(Ordering::Relaxed),
             ..Default::default()
         }))
     }

@@ -173,6 +173,7 @@ impl Shim {
             paused: Default::default(),
             private: None,
             copies: std::sync::Mutex::default(),
+            copied: 0,
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),
@@ -352,6 +353,7 @@ async fn a_daemon_says_whether_it_gives_containers_directories_of_the_guest() {
     for makes in [false, true] {
         shim.daemon.makes_empty_dirs.store(makes, Ordering::Relaxed);
         assert_eq!(shim.service.daemon.makes_empty_dirs().await, Ok(makes));
+        assert_eq!(shim.service.daemon.makes_file_dirs().await, Ok(makes));
     }
 }
 
@@ -449,7 +451,8 @@ async fn files_that_change_are_put_into_a_container_and_its_message_is_written()
         kind: "bind".into(),
         ..Default::default()
     };
-    let copies = crate::copies::read(vec![mount]).unwrap().0;
+    let room = crate::copies::Room { bytes: 4096, files: 1, dirs: 0 };
+    let copies = crate::copies::read(vec![mount], Vec::new(), room).unwrap().copies;
     let task = Shim::made(&pod, "one", Paths::default());
     let (copies, file) = (
         std::sync::Mutex::new(copies),

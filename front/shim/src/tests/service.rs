@@ -136,6 +136,7 @@ fn task() -> Task {
         paused: Default::default(),
         private: None,
         copies: std::sync::Mutex::default(),
+        copied: 0,
         snapshot: Default::default(),
         message: None,
         kept: Default::default(),
