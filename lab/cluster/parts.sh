@@ -106,6 +106,8 @@ debugged() { kubectl logs tool -c "$1" | grep -q "$2"; }
 
 in_one() { kubectl exec volumes -c one -- sh -c "$1"; }
 in_two() { kubectl exec volumes -c two -- sh -c "$1"; }
+has_only_word() { [ "$(in_two 'ls /etc/network; cat /etc/network/word')" = "word
+second" ]; }
 has_word() { [ "$(in_two 'cat /conf/word')" = "$1" ]; }
 
 part_volumes() {
@@ -125,15 +127,30 @@ part_volumes() {
     same "the downward API's file" "$(in_one 'cat /pod/name')" volumes
     in_one 'test -s /var/run/secrets/kubernetes.io/serviceaccount/token' || fail "there is no service account's token"
     has_word first || fail "the configMap is not there"
+    check_copied
     check_change
     check_message
-    remove pod/volumes configmap/volumes
+    remove pod/volumes configmap/volumes secret/volumes
     check_left
+}
+
+# A configMap has a directory of the image for itself, and nothing of a volume can be written to.
+check_copied() {
+    local at
+    same "a configMap over a directory of the image" "$(in_one "ls /etc/network | tr '\n' ' '")" "if-up.d word "
+    same "the secret and its mode" "$(in_one 'cat /secret/key; stat -c %a /secret/..data/key')" secret400
+    same "a part of the configMap" "$(in_two 'cat /tmp/part')" first
+    for at in conf/x etc/network/word secret/key tmp/part; do
+        in_one "echo written >/$at" 2>/dev/null && fail "/$at was written to"
+    done
+    in_one 'echo written >/etc/written' || fail "the container's root cannot be written to"
 }
 
 check_change() {
     kubectl create configmap volumes --from-literal=word=second --dry-run=client -o yaml | kubectl replace -f -
     wait_until 150 has_word second || fail "the configMap's change does not come through"
+    wait_until 60 has_only_word || fail "/etc/network has $(in_two 'cat /etc/network/*')"
+    same "a part of the configMap after its change" "$(in_two 'cat /tmp/part')" first
 }
 
 # The pod has ended by itself, and says why; its user is not root, who has a token all the same.

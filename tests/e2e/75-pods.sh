@@ -88,17 +88,18 @@ ok "a debugging container sees the processes of its target, and ends with it, st
 
 # A secret of another user's than root, as kubelet lays one out and replaces it, in a container with a read-only root.
 secret=$work/pods/0-1/volumes/kubernetes.io~secret/key
+# version VOLUME NUMBER CONTENT
 version() {
-    mkdir -p "$secret/..$1" && echo "$2" >"$secret/..$1/token" && chmod 600 "$secret/..$1/token" &&
-        chown 1000:1000 "$secret/..$1/token" && ln -s "..$1" "$secret/..data_tmp" &&
-        mv -T "$secret/..data_tmp" "$secret/..data" && ln -sf ..data/token "$secret/token" || fail "version $1"
+    mkdir -p "$1/..$2" && echo "$3" >"$1/..$2/token" && chmod 600 "$1/..$2/token" &&
+        chown 1000:1000 "$1/..$2/token" && ln -s "..$2" "$1/..data_tmp" &&
+        mv -T "$1/..data_tmp" "$1/..data" && ln -sf ..data/token "$1/token" || fail "version $2 of $1"
 }
-version 1 one
+version "$secret" 1 one
 started web --read-only --mount "type=bind,src=$secret,dst=/etc/key,options=rbind:ro" \
     "$image" holder sleep 1000
 has() { [ "$(inside --user 1000 holder cat /etc/key/token)" = "$1" ]; }
 has one || fail "a secret: $(inside holder ls -lna /etc/key 2>&1) $(explain)"
-version 2 two
+version "$secret" 2 two
 rm -r "$secret/..1"
 wait_until 60 has two || fail "a secret's second version: $(inside holder ls -lna /etc/key 2>&1) $(explain)"
 alone() { [ "$(inside holder ls -A /etc/key | tr '\n' ' ')" = "..2 ..data token " ]; }
@@ -108,6 +109,24 @@ c task kill -s SIGKILL holder || fail "kill: $(explain)"
 wait_until 60 stopped holder || fail "after SIGKILL: $(c task ls) $(explain)"
 deleted holder
 ok "a secret that changes changes in a container that runs, with its owner; the root stays read-only"
+
+# A configMap over the image's /etc, and a part of it by kubelet's mount for subPath. No process of the host serves them,
+# as the next part sees.
+map=$work/pods/0-1/volumes/kubernetes.io~configmap/app part=$work/pods/0-1/volume-subpaths/app/maps/0
+version "$map" 1 mapped
+mkdir -p "${part%/*}" && : >"$part" && mount --bind "$map/..1/token" "$part" || fail "no mount for a part of a volume"
+said=$(member web --rm --mount "type=bind,src=$map,dst=/etc,options=rbind:ro" \
+    --mount "type=bind,src=$part,dst=/bin/part,options=rbind:ro" "$image" maps \
+    sh -c 'ls -A /etc; cat /etc/token /bin/part; echo >/etc/x; echo >/bin/part; echo >/bin/x && echo writable' 2>"$work/err") ||
+    fail "a configMap: $said $(cat "$work/err") $(explain)"
+umount "$part" || fail "umount"
+[ "$said" = "..1
+..data
+token
+mapped
+mapped
+writable" ] && [ "$(grep -c 'Read-only file system' "$work/err")" = 2 ] || fail "a configMap: $said $(cat "$work/err") $(explain)"
+ok "a configMap over a directory of the image is all that is there; it and its subPath are read-only, and the root is not"
 
 # emptyDir volumes as kubelet makes them, one in memory: directories of the guest, which outlive a container. No process
 # of the host serves them, and the host's directories stay empty.
