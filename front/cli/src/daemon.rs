@@ -334,9 +334,7 @@ impl Served {
             .initial_connection_window_size(slipway_plane_api::CONNECTION_WINDOW)
             .add_service(PlaneServer::new(self.plane.service()))
             .add_service(NetworksServer::new(networks))
-            .add_service(
-                SandboxesServer::new(sandboxes).max_decoding_message_size(LARGEST_REQUEST),
-            )
+            .add_service(SandboxesServer::new(sandboxes).max_decoding_message_size(LARGEST_REQUEST))
             .add_service(TemplatesServer::new(TemplateService(Arc::clone(&self.node))))
             .add_service(SnapshotsServer::new(SnapshotService(Arc::clone(&self.node))))
             .add_service(VirtualFunctionsServer::new(self.functions.clone()))

@@ -215,7 +215,7 @@ fn read_with(
         match part(&share, mounted).filter(|(_, files)| copied.has_room(files, true, room)) {
             Some((dir, files)) => {
                 copied.dirs.push(dir);
-                copied.files.extend(files);
+                copied.put(files);
             }
             None => copied.shares.push(share),
         }
@@ -242,15 +242,21 @@ impl Copied {
             self.shares.push(share);
             return Ok(());
         }
-        for earlier in &mut self.copies {
-            earlier.hidden.extend(version.paths.iter().cloned());
-        }
-        self.files.retain(|file| !version.paths.contains(&file.path));
-        self.files.extend(request.files);
+        self.put(request.files);
         self.dirs.extend(dir);
         copy.has(version);
         self.copies.push(copy);
         Ok(())
+    }
+
+    /// Adds files in the place of earlier ones with their paths.
+    fn put(&mut self, files: Vec<v1::File>) {
+        let paths: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
+        for earlier in &mut self.copies {
+            earlier.hidden.extend(paths.iter().cloned());
+        }
+        self.files.retain(|file| !paths.contains(&file.path));
+        self.files.extend(files);
     }
 
     fn has_room(&self, files: &[v1::File], is_dir: bool, room: Room) -> bool {
@@ -477,10 +483,16 @@ mod tests {
         let (dir, file) = (&copied.dirs[0], &copied.files[0]);
         assert_eq!((dir.path.as_str(), dir.file, dir.read_only), ("/etc/app.conf", true, true));
         assert_eq!((file.path.as_str(), &file.content[..]), ("/etc/app.conf", &b"part"[..]));
+        // It has the place of a volume's file, which no new version changes.
+        let over = v1::Share { path: "/c/0".to_owned(), ..share.clone() };
+        let its = [all.clone(), on(volume.join("..1/0"), point.clone())];
+        let copied = read_with(vec![mount(&volume, "/c")], vec![over], ROOM, &its).unwrap();
+        assert_eq!(paths(&copied.files), ["/c/..1/0", "/c/..data", "/c/0"]);
+        assert_eq!((&copied.files[2].content[..], copied.dirs.len()), (&b"part"[..], 2));
+        assert!(copied.copies[0].hidden.contains("/c/0"));
         // A part of another volume, or one for which there is no room, is shared.
         let other = on(at.join("elsewhere"), point.clone());
-        assert_eq!(read(&[all.clone(), other], ROOM).shares, [share.clone()]);
-        let its = [all, on(volume.join("..1/0"), point)];
+        assert_eq!(read(&[all, other], ROOM).shares, [share.clone()]);
         assert_eq!(read(&its, Room { dirs: 0, ..ROOM }).shares, [share.clone()]);
     }
 }
