@@ -492,7 +492,7 @@ mod tests {
         assert!(copied.copies[0].hidden.contains("/c/0"));
         // A part of another volume, or one for which there is no room, is shared.
         let other = on(at.join("elsewhere"), point.clone());
-        assert_eq!(read(&[all, other], ROOM).shares, [share.clone()]);
-        assert_eq!(read(&its, Room { dirs: 0, ..ROOM }).shares, [share.clone()]);
+        assert_eq!(read(&[all, other], ROOM).shares, std::slice::from_ref(&share));
+        assert_eq!(read(&its, Room { dirs: 0, ..ROOM }).shares, std::slice::from_ref(&share));
     }
 }

@@ -32,8 +32,8 @@ use crate::stages::{Stages, dma_stages, guest_stages};
 use crate::target::Target;
 use crate::templates::Template;
 use crate::{
-    Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement, resize,
-    root, shares, sockets,
+    Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement,
+    resize, root, shares, sockets,
 };
 
 pub(crate) use self::machine::accelerator;
