@@ -95,7 +95,12 @@ refuses "no Ethernet interface" --netns "/run/netns/$mine-cni"
 ip netns delete "$mine-cni"
 ok "what is no network namespace, or has no interface, is refused in one line"
 
+# A further interface, as Multus adds it, is not the sandbox's: the daemon says so. Its peer is not up.
+there pod link add net1 type veth peer name net2
+there pod addr add 10.77.0.2/24 dev net1; there pod link set net1 up
 run_in pod
+grep -q 'interfaces="net1"' "$work/daemon.log" || fail "the daemon does not tell of net1: $(tail -3 "$work/daemon.log")"
+there pod link delete net1
 refuses "taken by sandbox pod" --netns "/run/netns/$mine-pod"
 grep -q '10\.88\.0\.2' <<<"$("$slipway" ps)" || fail "ps: $("$slipway" ps)"
 "$slipway" inspect pod | python3 -c 'import json, sys

@@ -95,7 +95,7 @@ impl Maker<'_> {
     /// One line that says what cannot be honoured, or what failed.
     pub async fn make_sandbox(&self, request: &cd::CreateSandboxRequest) -> Result<Task, Failure> {
         check_id(&request.sandbox_id)?;
-        let allowed = std::env::var(ANNOTATIONS).unwrap_or_else(|_| spec::TEMPLATE.to_owned());
+        let allowed = std::env::var(ANNOTATIONS).unwrap_or_else(|_| spec::ALLOWED.to_owned());
         let asked = spec::pod_of_sandbox(request, &allowed).map_err(invalid)?;
         let resolver = match asked.resolver {
             Some(text) => text.into_bytes(),

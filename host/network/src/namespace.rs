@@ -35,6 +35,7 @@ pub struct Interface {
     addresses: Vec<Address>,
     routes: Vec<Route>,
     neighbours: Vec<Neighbour>,
+    left_out: Vec<String>,
 }
 
 /// Finds the interface of the namespace at `path`; blocks.
@@ -54,12 +55,15 @@ pub fn look(path: &Path) -> Result<(Identity, Interface)> {
     }
     let read = || -> std::io::Result<Result<Interface>> {
         let mut netlink = Netlink::open()?;
-        let link = match choose(netlink.links()?) {
+        let links = netlink.links()?;
+        let link = match choose(links.clone()) {
             Ok(link) => link,
             Err(why) => return Ok(Err(Error::Host(format!("{}: {why}", path.display())))),
         };
         let (addresses, routes) = (netlink.addresses()?, netlink.routes()?);
-        Ok(Interface::of(link, addresses, routes, netlink.neighbours()?))
+        let left_out = left_out(&links, link.index, &addresses);
+        let found = Interface::of(link, addresses, routes, netlink.neighbours()?);
+        Ok(found.map(|found| Interface { left_out, ..found }))
     };
     let read = namespace.run(read)?;
     let interface = read.map_err(Error::host(format!("cannot look at {}", path.display())))??;
@@ -96,6 +100,17 @@ fn choose(links: Vec<Link>) -> Result<Link, String> {
     Ok(link)
 }
 
+/// Returns the names of the other interfaces that are up and have an address, such as those that
+/// Multus adds to a pod's namespace.
+fn left_out(links: &[Link], taken: u32, addresses: &[Address]) -> Vec<String> {
+    let has_address = |link: &Link| {
+        let is_its = |one: &Address| one.index == link.index && !one.address.is_loopback();
+        addresses.iter().any(|one| is_its(one) && !is_link_local(one.address))
+    };
+    let others = links.iter().filter(|link| link.index != taken && link.up && has_address(link));
+    others.map(|link| link.name.clone()).collect()
+}
+
 fn mac_of(link: &Link) -> Result<Mac> {
     Ethernet(link.mac.unwrap_or_default()).to_string().parse()
 }
@@ -125,7 +140,13 @@ impl Interface {
             )));
         }
         let mac = mac_of(&link)?;
-        Ok(Self { link, mac, addresses, routes, neighbours })
+        Ok(Self { link, mac, addresses, routes, neighbours, left_out: Vec::new() })
+    }
+
+    /// Returns the names of the namespace's other interfaces that are up and have an address. The
+    /// sandbox does not get them.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Returns the entry of the ledger for sandbox `name`.
@@ -271,6 +292,31 @@ mod tests {
         for (mtu, good) in [(67, false), (68, true), (65_535, true), (65_536, false)] {
             assert_eq!(with(vec![Link { mtu, ..station(4, "eth0") }]).is_ok(), good, "{mtu}");
         }
+    }
+
+    #[test]
+    fn other_interfaces_are_left_out_that_are_up_and_have_an_address() {
+        let address =
+            |index, text: &str| Address { index, address: text.parse().unwrap(), prefix: 64 };
+        let down = Link { up: false, ..station(7, "net3") };
+        let links = [
+            link(1, "lo", Some([0; 6])),
+            station(4, "eth0"),
+            station(5, "net1"),
+            station(6, "net2"),
+            down,
+            link(8, "wg0", None),
+        ];
+        let addresses = [
+            address(1, "127.0.0.1"),
+            address(1, "::1"),
+            address(4, "10.1.1.2"),
+            address(5, "10.2.1.2"),
+            address(6, "fe80::6"),
+            address(7, "10.4.1.2"),
+            address(8, "fd00::8"),
+        ];
+        assert_eq!(left_out(&links, 4, &addresses), ["net1", "wg0"]);
     }
 
     #[test]

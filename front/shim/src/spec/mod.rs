@@ -11,8 +11,8 @@
 //! is read by `Maker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md`.
 //!
 //! The authors of pods write annotations. One that they may use without the node's administrator is
-//! in the default of `SLIPWAY_POD_ANNOTATIONS` (`create`), and in the lists of `pod_annotations` of
-//! `deploy/kubernetes/node/containerd.sh`, `docs/containerd.md` and `docs/kubernetes.md`.
+//! in [`ALLOWED`], the default of `SLIPWAY_POD_ANNOTATIONS`, and in the lists of `pod_annotations`
+//! of `deploy/kubernetes/node/containerd.sh`, `docs/containerd.md` and `docs/kubernetes.md`.
 
 mod confinement;
 mod control_group;
@@ -43,7 +43,7 @@ pub use self::oci::{Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
 pub use self::restored::{check_restored, restored_spec};
-pub use self::sandbox::{MOST_RESOLVER, pod_of_sandbox};
+pub use self::sandbox::{ALLOWED, MOST_RESOLVER, pod_of_sandbox};
 use self::sizes::{CPUS, LAYERS, MAX_CPUS, MAX_MEMORY};
 pub use self::sockets::{add_sockets, wants_sockets};
 pub use self::template::{AUTO, TEMPLATE, begin_with};

@@ -16,6 +16,9 @@ use crate::role::{KINDS, PODS};
 const CONFIG: &str = "runtime.v1.PodSandboxConfig";
 /// The beginning of the names of Slipway's annotations.
 const OWN: &str = "dev.slipway.";
+/// The annotations that count on a node which does not say so, as [`pod_of_sandbox`] takes them:
+/// those that give a pod no more than its limits.
+pub const ALLOWED: &str = "dev.slipway.template,dev.slipway.empty-dir";
 /// The kernel settings of a pod that does not name them, as of containerd's own defaults.
 const SYSCTLS: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];

@@ -3,7 +3,7 @@
 use slipway_sandbox_api::v1;
 
 use super::*;
-use crate::spec::{TEMPLATE, pod_spec};
+use crate::spec::{ALLOWED, TEMPLATE, pod_spec};
 
 fn request(config: &cd::PodSandboxConfig) -> cd::CreateSandboxRequest {
     let options = cd::Any { type_url: CONFIG.to_owned(), value: config.encode_to_vec() };
@@ -77,6 +77,7 @@ fn of_the_authors_annotations_only_those_count_that_the_node_allows() {
     let all = [
         ("dev.slipway.template", "warm"),
         ("dev.slipway.memory", "64G"),
+        ("dev.slipway.empty-dir", "shared"),
         ("io.kubernetes.cri.sandbox-memory", "68719476736"),
         ("io.kubernetes.cri.sandbox-id", "another"),
         ("app", "web"),
@@ -86,14 +87,17 @@ fn of_the_authors_annotations_only_those_count_that_the_node_allows() {
     let counts = |allowed: &str| {
         let oci = pod_of_sandbox(&request(&config), allowed).unwrap().oci;
         assert_eq!(oci.annotations["io.kubernetes.cri.sandbox-id"], "pod");
-        let keys = ["dev.slipway.template", "dev.slipway.memory", POD_MEMORY, "app"];
-        keys.map(|key| oci.annotations.contains_key(key))
+        let names = ["template", "memory", "empty-dir"].map(|name| format!("dev.slipway.{name}"));
+        let found = names.map(|key| oci.annotations.contains_key(&key));
+        assert!(![POD_MEMORY, "app"].iter().any(|key| oci.annotations.contains_key(*key)));
+        found
     };
-    assert_eq!(counts(TEMPLATE), [true, false, false, false]);
-    assert_eq!(counts("dev.slipway.*"), [true, true, false, false]);
-    assert_eq!(counts("dev.slipway.cpus, dev.slipway.mem*"), [false, true, false, false]);
-    assert_eq!(counts("*"), [true, true, false, false]);
-    assert_eq!(counts(""), [false; 4]);
+    assert_eq!(counts(ALLOWED), [true, false, true]);
+    assert_eq!(counts(TEMPLATE), [true, false, false]);
+    assert_eq!(counts("dev.slipway.*"), [true; 3]);
+    assert_eq!(counts("dev.slipway.cpus, dev.slipway.mem*"), [false, true, false]);
+    assert_eq!(counts("*"), [true; 3]);
+    assert_eq!(counts(""), [false; 3]);
 }
 
 #[test]

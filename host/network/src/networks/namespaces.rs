@@ -56,6 +56,14 @@ impl Networks {
         let path = PathBuf::from(&request.path);
         let (path, (identity, mut interface)) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
+        if !interface.left_out().is_empty() {
+            tracing::warn!(
+                sandbox = request.name,
+                namespace = %path.display(),
+                interfaces = interface.left_out().join(", "),
+                "a sandbox gets one interface of its namespace, and not these others"
+            );
+        }
         let mut uplink = interface.uplink(&request.name, &path, identity);
         let traceparent = self.trace_in(identity).await;
         if let Some(port) = self.claim(id, &mut uplink).await? {
