@@ -266,4 +266,7 @@ pub struct DaemonArgs {
     /// sleeps at once [default: poll_budget_us of the settings, 200us]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub poll_budget: Option<Duration>,
+    /// Check the settings and end: status 0, or one line that says what is wrong with them
+    #[arg(long, conflicts_with = "ends_when_idle")]
+    pub check: bool,
 }

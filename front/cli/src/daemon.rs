@@ -88,10 +88,16 @@ impl Mode {
     }
 }
 
-/// Serves until it is told to end, or, as [`Mode::Embedded`], until it is idle.
+/// Serves until it is told to end, or, as [`Mode::Embedded`], until it is idle. With `check` of the
+/// arguments it looks at the settings only.
 pub async fn serve(config: Config, args: &DaemonArgs) -> Result<i32> {
     let mode = Mode::of(&config, args);
     let poll_budget = poll_budget_of(&config, args)?;
+    if args.check {
+        check_settings(&config)?;
+        Collector::find(&config, |_| None)?;
+        return Ok(0);
+    }
     need_root("running the daemon (it makes control groups and runs VMMs as other users)")?;
     make_directories(&config)?;
     if mode.ends_when_idle() && keeper::waits(&config) {
@@ -190,6 +196,7 @@ fn listen_unseen(config: &Config) -> Result<UnixListener> {
 /// Checks settings that are used when a sandbox starts, so that a wrong one is reported when the
 /// daemon starts.
 fn check_settings(config: &Config) -> Result<()> {
+    config.uses_pool()?;
     config.pool_page()?;
     config.shares_roots()?;
     config.cpu_template()?;
@@ -428,7 +435,7 @@ mod tests {
     fn a_daemon_that_ends_when_idle_keeps_nothing() {
         let mode = |ends_when_idle, keeper| {
             let config = Config { keeper, ..Config::default() };
-            Mode::of(&config, &DaemonArgs { ends_when_idle, poll_budget: None })
+            Mode::of(&config, &DaemonArgs { ends_when_idle, poll_budget: None, check: false })
         };
         assert_eq!((mode(true, true), mode(true, false)), (Mode::Embedded, Mode::Embedded));
         assert!(mode(true, true).ends_when_idle() && !mode(true, true).keeps());
