@@ -1,55 +1,11 @@
 #!/usr/bin/env bash
 # The image that installs Slipway on a Kubernetes node: it installs, upgrades under running programs, says what is wrong
-# and removes itself, on a node of its own with every containerd that this machine has. The node is a root directory,
-# process ids and mounts of its own. It has the machine's programs, a real containerd, and a systemctl that starts
-# containerd and takes note of the rest, since no systemd can run there.
+# and removes itself, on a node of its own with every containerd that this machine has.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-need_root
-for program in busybox containerd unshare nsenter pivot_root python3 make; do
-    command -v "$program" >/dev/null || skip "$program"
-done
-[ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
-[ -e "${SLIPWAY_TOOLS:-/var/lib/slipway/tools}/bin/mkfs.erofs" ] || skip "mkfs.erofs of deploy/setup/setup.sh run"
-sources=$top/deploy/kubernetes/node target=$(dirname "$(dirname "$(readlink -f "$slipway")")")
-node=$work/node image=$work/image init=''
+# shellcheck source=tests/e2e/node.sh
+. "$here/node.sh"
 
-end_all() {
-    [ -z "$init" ] || kill -KILL "$init" 2>/dev/null
-    awk -v under="$work/" 'index($2, under) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r umount -l
-}
-
-# --- the image ---------------------------------------------------------------------------------------------------
-
-mkdir -p "$work/kernel/modules/kernel"
-echo 6.1.0-1-cloud-amd64 >"$work/kernel/release"
-echo kernel >"$work/kernel/vmlinuz"
-echo module >"$work/kernel/modules/kernel/one.ko"
-make -s -C "$top" -o build install DESTDIR="$work/tree" CARGO_TARGET_DIR="$target" >"$work/out" 2>&1 || fail "make install: $(tail -n 3 "$work/out")"
-make_image() {
-    /usr/bin/python3 "$sources/image.py" --kernel "$work/kernel" --tools "${SLIPWAY_TOOLS:-/var/lib/slipway/tools}" \
-        --busybox "$(command -v busybox)" "$@" 2>&1
-}
-make_image --level 0 "$work/tree" "$work/image.tar" >"$work/out" || fail "image: $(cat "$work/out")"
-# Every digest is looked at, then the layers are laid upon each other as containerd does.
-/usr/bin/python3 - "$work/image.tar" "$image" <<'P' || fail "the image is not well-formed"
-import hashlib, io, json, sys, tarfile
-archive = tarfile.open(sys.argv[1])
-def blob(one):
-    data = archive.extractfile("blobs/sha256/" + one["digest"].removeprefix("sha256:")).read()
-    assert len(data) == one["size"] and "sha256:" + hashlib.sha256(data).hexdigest() == one["digest"], one
-    return data
-assert json.load(archive.extractfile("oci-layout"))["imageLayoutVersion"] == "1.0.0"
-entry, = json.load(archive.extractfile("index.json"))["manifests"]
-assert entry["annotations"]["io.containerd.image.name"].startswith("localhost/slipway-node:"), entry
-manifest = json.loads(blob(entry))
-config = json.loads(blob(manifest["config"]))
-assert config["config"]["Entrypoint"] == ["/bin/slipway-node"], config
-layers = [blob(one) for one in manifest["layers"]]
-assert ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers] == config["rootfs"]["diff_ids"]
-for one in layers:
-    tarfile.open(fileobj=io.BytesIO(one)).extractall(sys.argv[2])
-P
 make_image --level 0 "$work/tree" "$work/again.tar" >"$work/out" && cmp -s "$work/image.tar" "$work/again.tar" || fail "two images of the same files differ"
 rm "$work/again.tar"
 ok "an image of $(du -sm "$image" | cut -f 1) MiB, twice the same"
@@ -64,92 +20,8 @@ refuses_image 'has no bin/slipway' "$work/empty"
 refuses_image 'is no static busybox' --busybox "$slipway" "$work/tree"
 refuses_image 'has no guest kernel' --kernel "$work/empty" "$work/tree"
 
-# --- the node ----------------------------------------------------------------------------------------------------
-
-mkdir -p "$node"/{etc/containerd,var/lib,run,proc,sys,dev,tmp,opt,root,usr,image} "$work/local/bin" "$work/usr-local" "$work/usr-libexec"
-for link in bin sbin lib lib64; do ln -s "usr/$link" "$node/$link"; done
-cp /etc/passwd /etc/group "$node/etc"
-# Units are active while the file is there. The service of containerd is a real one.
-cat >"$work/local/bin/systemctl" <<'END'
-#!/bin/bash
-echo "$*" >>/run/systemctl.log
-unit=${*: -1} unit=${unit%.service}
-case $1 in
-    show) cat /run/containerd.pid 2>/dev/null || echo 0 ;;
-    is-active) [ -e "/run/active-$unit" ] ;;
-    is-enabled) [ -e "/etc/enabled-$unit" ] ;;
-    enable) : >"/etc/enabled-$unit" ;;
-    disable) rm -f "/etc/enabled-$unit" ;;
-    stop) rm -f "/run/active-$unit" ;;
-    restart)
-        rm -f "/run/active-$unit"
-        if [ "$unit" = containerd ]; then
-            pid=$(cat /run/containerd.pid 2>/dev/null) && kill "$pid" && while [ -e "/proc/$pid" ]; do sleep 0.02; done
-            containerd >>/tmp/containerd.log 2>&1 </dev/null &
-            echo $! >/run/containerd.pid
-            for _ in $(seq 4000); do ctr version >/dev/null 2>&1 && break; sleep 0.05; done
-            ctr version >/dev/null || exit
-        elif grep -qsaf /run/refused /usr/local/bin/slipway; then
-            echo 'Job for slipway.service failed' >&2
-            exit 1
-        fi
-        : >"/run/active-$unit"
-        ;;
-esac
-END
-cat >"$work/local/bin/kubectl" <<'END'
-#!/bin/sh
-echo "$*" >>/run/kubectl.log
-END
-chmod 755 "$work/local/bin"/*
-mkdir "$node/etc/kubernetes"
-echo credentials >"$node/etc/kubernetes/kubelet.conf"
-cp -a "$work/local/." "$work/usr-local"
-# shellcheck disable=SC2016 # for the other shell
-unshare --mount --pid --fork --kill-child -- bash -c '
-    set -e
-    cd "$1"
-    mount --bind . . && cd "$1"
-    mount --bind /usr usr && mount -o remount,bind,ro usr
-    mount --bind "$2" usr/local && mount --bind "$3" usr/libexec
-    mount --rbind /dev dev && mount --rbind /sys sys && mount -t proc proc proc && mount -t tmpfs tmpfs run
-    mount --bind "$4" image
-    pivot_root . . && umount -l .
-    cd / && : >/run/ready
-    while :; do sleep 1000 & wait $!; done' init "$node" "$work/usr-local" "$work/usr-libexec" "$image" 2>"$work/init" &
-unshared=$!
-started() { init=$(pgrep -P "$unshared" -x bash) && nsenter -t "$init" -m -- test -e /run/ready; }
-wait_until 20 started || fail "no node: $(cat "$work/init")"
-# on COMMAND…: runs on the node.
-on() { nsenter -t "$init" -m -p -- env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
-# pod ARGUMENTS…: the image's program in a container of the node's, with the files of $files.
-files=/image/slipway
-pod() {
-    on unshare --mount -- sh -c 'mount --bind "$0" /image/slipway && mount --rbind / /image/host && mount -t proc proc /image/proc &&
-        exec chroot /image env NODE_NAME=one SLIPWAY_CONTAINERD_CONFIG= /bin/slipway-node "$@"' "$files" "$@" >"$work/out" 2>&1
-}
-does() { pod "$@" || fail "$*: $(cat "$work/out")"; }
-# refuses WORDS ARGUMENTS…: it fails in one line that has the words, and changes nothing on the node.
-refuses() {
-    local want=$1 before; shift
-    before=$(contents)
-    pod "$@" && fail "$* was not refused: $(cat "$work/out")"
-    [ "$(wc -l <"$work/out")" = 1 ] && grep -qF -- "$want" "$work/out" || fail "$*: $(cat "$work/out")"
-    [ "$(contents)" = "$before" ] || fail "$* changed: $(diff <(echo "$before") <(contents))"
-    ok "$1 -> $(cat "$work/out")"
-}
-# contents: a line for each file, link and directory of the node. A big file is the same one or another one.
-contents() {
-    on find /etc /usr/local /usr/libexec /var /opt \( -path /var/lib/containerd -prune \) -o -type f -size -2048 -exec sha256sum {} + \
-        -o -type f -printf '%p %i %T@ %s\n' -o -printf '%p %y %l\n' | sort
-}
-systemctl_did() { on cat /run/systemctl.log | grep -E "^(restart|enable|disable|stop|daemon-reload)" | paste -sd ' '; on rm -f /run/systemctl.log; }
-has_line() { grep -qF -- "$1" "$work/out" || fail "no line \`$1\`: $(cat "$work/out")"; }
-
 before=$(contents)
-on mkdir -p /run/systemd/system
-on systemctl restart containerd.service || fail "no containerd on the node: $(tail -n 3 "$node/tmp/containerd.log")"
-on rm /run/systemctl.log
+starts_containerd
 refuses 'nothing is installed' status
 does remove
 has_line 'nothing is installed'
@@ -205,7 +77,6 @@ if command -v runc >/dev/null; then
 else
     say "without runc the image is not run by containerd"
 fi
-inodes() { on find /etc /usr/local /usr/libexec /var/lib/slipway /opt -type f -printf '%i %T@ %p\n' | sort; }
 was=$(inodes)
 does install
 has_line 'nothing is new'
@@ -299,13 +170,7 @@ refuses 'nothing is installed' status
 ok "removed: every file is as it was, also one that was there before"
 
 # --wait: it stays until it is told to end, and leaves what it has installed.
-# Few files, so that the test is short.
-light=$node/tmp/light
-mkdir -p "$light/usr/local/bin" "$light/usr/local/lib"
-cp -al "$image/slipway/var" "$light"
-cp -al "$image/slipway/usr/local/lib/systemd" "$light/usr/local/lib"
-cp -al "$image/slipway/usr/local/bin/slipway" "$light/usr/local/bin"
-files=/tmp/light
+light_files
 pod install --wait & waiting=$!
 wait_until 30 on sh -c 'test -e /var/lib/slipway/node/files -a ! -e /run/slipway-node.lock' || fail "install --wait: $(cat "$work/out")"
 sleep 0.3
@@ -342,41 +207,9 @@ ok "installations that were killed: the next one ends what they began, and a rem
 
 # --- settings of containerd --------------------------------------------------------------------------------------
 
-# A node without systemd, and a small program in place of Slipway's.
-on sh -c 'kill "$(cat /run/containerd.pid)"; rm -r /run/systemd'
-mkdir -p "$node/tmp/small/usr/local/bin"
-printf '#!/bin/sh\necho slipway 0\n' >"$node/tmp/small/usr/local/bin/slipway"
-chmod 755 "$node/tmp/small/usr/local/bin/slipway"
-files=/tmp/small settings=$node/etc/containerd/config.toml
-dump() { on containerd --config /etc/containerd/config.toml config dump 2>/dev/null | tr "'" '"'; }
-runtimes() { sed -n 's/^ *\[plugins\."[^"]*"\.containerd\.runtimes\.\([^].]*\)\]$/\1/p' <<<"$1" | sort | paste -sd ' '; }
+without_systemd
 
-# gives NAME RUNTIMES [WORDS]: with the settings as they are, the node has these runtimes after the installation, and a
-# setting with these words; a second one changes nothing, and a removal restores the settings.
-gives() {
-    local name=$1 want=$2 words=${3:-} now was=absent
-    [ ! -e "$settings" ] || was=$(sha256sum <"$settings")
-    does install
-    has_line 'next step: restart Slipway'
-    now=$(dump)
-    [ "$(runtimes "$now")" = "$want" ] || fail "$name: the runtimes are $(runtimes "$now"), not $want: $now"
-    grep -q 'default_runtime_name = "runc"' <<<"$now" || fail "$name: runc is not the default"
-    grep -q 'runtime_type = "io.containerd.slipway.v2"' <<<"$now" || fail "$name: the type is wrong"
-    grep -qF -- "$words" <<<"$now" || fail "$name: no $words in $now"
-    now=$(inodes)
-    does install
-    has_line 'nothing is new'
-    [ "$(inodes)" = "$now" ] || fail "$name: the second installation changed $(diff <(echo "$now") <(inodes))"
-    does remove
-    if [ "$was" = absent ]; then
-        [ ! -e "$settings" ] || fail "$name: the settings stay: $(cat "$settings")"
-    else
-        [ "$(sha256sum <"$settings")" = "$was" ] || fail "$name: the settings are not as they were: $(cat "$settings")"
-    fi
-    ok "containerd $version, $name: runtimes $want"
-}
-
-# each_containerd VERSION: what an administrator may have.
+# each_containerd: what an administrator may have.
 each_containerd() {
     local plugin='"io.containerd.grpc.v1.cri"'
     rm -f "$settings"
@@ -432,13 +265,7 @@ imports_lose() {
     rmdir "$node/etc/containerd/conf.d"
 }
 
-for folder in system "${SLIPWAY_LAB:-/var/lib/slipway/lab}"/cri/containerd-*; do
-    [ "$folder" = system ] || { [ -x "$folder/containerd" ] && cp "$folder/containerd" "$work/usr-local/bin/containerd" || continue; }
-    version=$(on containerd --version | cut -d ' ' -f 3)
-    version=${version#v}
-    each_containerd
-done
-rm -f "$work/usr-local/bin/containerd"
+with_each_containerd each_containerd
 
 # An error is one line, and the node stays as it is.
 printf 'version = 2\n[plugins\n' >"$settings"

@@ -31,32 +31,37 @@ find_containerd() {
 # cut.
 cut_block() {
     if ! grep -q "^$begin" "$1" || ! grep -q "^$end" "$1"; then cat "$1"; return; fi
-    awk -v begin="$begin" -v end="$end" '
+    awk -v begin="$begin" -v end="$end" -v was="$was" -v added="$added" '
         index($0, begin) == 1 { inside = 1; joined = /had no newline/; next }
         index($0, end) == 1 { inside = 0; next }
-        inside { next }
+        inside || substr($0, length($0) - length(added) + 1) == added { next }
+        index($0, was) == 1 { $0 = substr($0, length(was) + 1) }
         { if (lines++) print line; line = $0; if (joined) after = 1 }
         END { if (lines) printf joined && !after ? "%s" : "%s\n", line }' "$1"
 }
 
-# block PLUGIN [FILE]: the lines that name the runtime, and before them those of FILE.
+# block PLUGIN BESIDE [FILE]: the lines that name the runtime, with those of options that the file BESIDE has not, and
+# before them those of FILE.
 block() {
-    cat "${2:-/dev/null}"
+    cat "${3:-/dev/null}"
     cat <<END
 [plugins."$1".containerd.runtimes.slipway]
   runtime_type = "io.containerd.slipway.v2"
   privileged_without_host_devices = true
-  pod_annotations = ["dev.slipway.template", "dev.slipway.empty-dir"]
+  pod_annotations = [$(annotation_list | sed 's/.*/"&"/' | paste -s -d , | sed 's/,/, /g')]
 END
+    runtime_options
+    snapshotter_block "$1" "$2"
 }
 
-# add_block FILE BLOCK: the file with the block at its end.
+# add_block PLUGIN BLOCK: the file $work/without with the block at its end, and the changes of options before.
 add_block() {
-    local why='`slipway-node remove` takes these lines away'
-    cat "$1"
-    if [ -s "$1" ] && [ -n "$(tail -c 1 "$1")" ]; then
+    local why='`slipway-node remove` takes these lines away' file=$work/without
+    edit_sections "$file" "$1" >"$work/edited"
+    cat "$work/edited"
+    if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then
         why="$why; the file had no newline at its end"
-        echo
+        [ -z "$(tail -c 1 "$work/edited")" ] || echo
     fi
     printf '%s (%s)\n' "$begin" "$why"
     cat "$2"
@@ -100,9 +105,10 @@ settings_of_runtimes() {
 }
 # lacking FILE FILE: the lines of the second that the first has not.
 lacking() { awk 'FILENAME == ARGV[1] { found[$0]; next } !($0 in found)' "$1" "$2"; }
-# others FLAT FLAT: settings of the first that the second has not. Slipway's runtime and the imports do not count.
+# others FLAT FLAT: settings of the first that the second has not. Slipway's own and the imports do not count.
 others() {
-    lacking "$2" "$1" | grep -v '\.containerd\.runtimes\.slipway[]|.]' | grep -v '^|imports = ' || true
+    lacking "$2" "$1" | grep -v '\.containerd\.runtimes\.slipway[]|.]' | grep -v '^|imports = ' |
+        grep -v -e '^\[proxy_plugins\.slipway[].]' -e '\.runtime_platforms\.slipway\]' -e "|$annotated_key = " || true
 }
 
 # file_version FILE: the version of the settings' format; 1 is not written.
@@ -125,20 +131,27 @@ check_settings() {
         "add it by hand ($guide)"
     grep -q '\.containerd\.runtimes\.slipway\]|runtime_type = "io\.containerd\.slipway\.v2"' "$2" ||
         die "containerd $release does not see the runtime in $config: add it by hand ($guide)"
+    [ "$lazy" = 0 ] || grep -q '^\[proxy_plugins\.slipway\]|address = ' "$2" ||
+        die "containerd $release does not see the snapshotter in $config: add it by hand (docs/containerd.md)"
 }
 
-make_drop_in() { { printf '%s\n' '# Made by slipway-node.' "version = $version"; block "$1"; } >"$work/drop-in"; }
+make_drop_in() { { printf '%s\n' '# Made by slipway-node.' "version = $version"; block "$1" /dev/null; } >"$work/drop-in"; }
 
 # plan_drop_in PLUGIN: from version 2 on containerd adds up the settings that it imports.
 plan_drop_in() {
-    local dir=${config%/*}/conf.d trial
+    local dir=${config%/*}/conf.d
     [ "$major" -ge 2 ] && [ -d "$host$dir" ] || return
     grep -q "^|imports = .*\"\($dir\|conf\.d\)/\*\.toml\"" "$work/before" || return
     drop_in=$dir/slipway.toml
-    make_drop_in "$1"
     is_others "$drop_in" && die "$drop_in on the node is not this program's, and names no runtime slipway: remove it"
-    # It is there for the time of the question only, by another name: nothing is changed before all is checked.
-    trial=$host$dir/.slipway-node.toml
+    try_drop_in "$1"
+}
+
+# try_drop_in PLUGIN: it is there for the time of the question only, by another name: nothing is changed before all is
+# checked. That name is read after the one of an earlier run.
+try_drop_in() {
+    local trial=$host${drop_in%/*}/~slipway-node.toml
+    make_drop_in "$1"
     note_aside "$trial"
     cp "$work/drop-in" "$trial"
     dump "$work/without" "$work/after" || : >"$work/after"
@@ -148,16 +161,16 @@ plan_drop_in() {
 # plan_lines PLUGIN: lines at the end of the file. Version 1 of containerd replaces all settings of a plugin by those
 # of a file that it imports, so that a drop-in would lose the administrator's.
 plan_lines() {
-    block "$1" >"$work/block"
-    add_block "$work/without" "$work/block" >"$work/settings"
+    block "$1" "$work/without" >"$work/block"
+    add_block "$1" "$work/block" >"$work/settings"
     dump "$work/settings" "$work/after" || : >"$work/after"
     # A file that names one runtime has lost containerd's own.
     runtimes "$work/before" >"$work/wanted"
     runtimes "$work/after" >"$work/named"
     if [ -n "$(lacking "$work/named" "$work/wanted")" ]; then
         settings_of_runtimes "$work/before" "$1" >"$work/own-runtimes"
-        block "$1" "$work/own-runtimes" >"$work/block"
-        add_block "$work/without" "$work/block" >"$work/settings"
+        block "$1" "$work/without" "$work/own-runtimes" >"$work/block"
+        add_block "$1" "$work/block" >"$work/settings"
         dump "$work/settings" "$work/after" || : >"$work/after"
     fi
     cut_block "$work/settings" | cmp -s - "$work/without" ||
@@ -178,11 +191,11 @@ plan_containerd() {
     dump "$work/without" "$work/before" || die "containerd $release cannot read $config: $(last_line "$work/err")"
     [ "$version" -ge 2 ] || die "$config on the node is of version 1, or names no version: Slipway's runtime needs" \
         "version 2, as \`containerd config default\` prints it"
+    check_version
     if [ -n "$drop_in" ] && [ -e "$host$drop_in" ]; then
-        make_drop_in "$(plugin_of "$version")"
-        cp "$work/before" "$work/after"
+        try_drop_in "$(plugin_of "$version")"
     elif grep -q '\.containerd\.runtimes\.slipway\]|runtime_type = ' "$work/before"; then
-        # The administrator has named it.
+        check_own_runtime
         cp "$work/without" "$work/settings"
         cp "$work/before" "$work/after"
     else

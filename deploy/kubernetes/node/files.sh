@@ -10,15 +10,27 @@ is_ours() { grep -qs " $1\$" "$host$state/files"; }
 # is_others PATH: it is there, and no installation has made it.
 is_others() { exists "$host$1" && ! is_ours "$1"; }
 
-# The administrator's setting `keeper` is left as it is. Without one, pods have to outlive the daemon.
-make_setting() {
+# names_keeper: settings of the administrator's, in files or in the option, say something about `keeper`.
+names_keeper() {
     local file
     for file in "$host/etc/slipway/config.toml" "$host${setting%/*}"/*.toml; do
-        [ "$file" = "$host$setting" ] || ! grep -qsE '^[[:space:]]*keeper[[:space:]]*=' "$file" || return 0
+        [ "$file" = "$host$setting" ] || ! grep -qsE "$keeper_line" "$file" || return 0
     done
+    printf '%s\n' "$more_settings" | grep -qE "$keeper_line"
+}
+keeper_line='^[[:space:]]*keeper[[:space:]]*='
+
+# The administrator's setting `keeper` is left as it is. Without one, pods have to outlive the daemon.
+make_setting() {
+    local keeper='# Made by slipway-node: pods go on while the daemon is restarted or upgraded.
+keeper = true'
+    if names_keeper; then keeper=''; fi
+    [ -n "$keeper$more_settings" ] || return 0
     mkdir -p "$work/tree${setting%/*}"
-    printf '%s\n' '# Made by slipway-node: pods go on while the daemon is restarted or upgraded.' 'keeper = true' \
-        >"$work/tree$setting"
+    {
+        [ -z "$keeper" ] || printf '%s\n' "$keeper"
+        [ -z "$more_settings" ] || printf '%s\n' "# SLIPWAY_SETTINGS of slipway-node's DaemonSet." "$more_settings"
+    } >"$work/tree$setting"
 }
 
 # A guest kernel and tools that the administrator has set up are used, not replaced.
@@ -43,6 +55,7 @@ list_items() {
         (cd "$tree" && find . -path ".$state" -prune -o -type l -print) | sed 's/^\./l /'
         [ ! -d "$tree$state" ] || find "$tree$state" -mindepth 1 -maxdepth 1 | sed "s|^$tree|u |"
         [ ! -e "$work/tree$setting" ] || echo "f $setting"
+        [ ! -e "$work/tree$environment" ] || echo "f $environment"
     } | sort | grep -vEf "$work/own" >"$work/items"
 }
 
@@ -98,6 +111,7 @@ plan_files() {
     [ -x "$tree/usr/local/bin/slipway" ] || find "$tree" -name slipway -type f 2>/dev/null | grep -q . ||
         die "$tree has no programs of Slipway's: this is not the image that \`make node-image\` makes"
     make_setting
+    make_environment
     list_items
     missing_directories >"$work/missing"
     cp "$work/missing" "$work/directories"
@@ -155,6 +169,7 @@ stage() {
     done <"$work/changed"
     [ -z "$program" ] || on_host "$program" --version >"$work/out" 2>"$work/err" ||
         die "Slipway's programs do not run on this node: $(last_line "$work/err")"
+    check_settings_of_daemon "${program:-$(installed_program)}"
 }
 
 # keep_others: files that the installation replaces and did not make.
@@ -206,6 +221,15 @@ remove_gone() {
     done <"$work/gone"
 }
 
+# remove_settings: before services are started again, which read them.
+remove_settings() {
+    local path
+    for path in "$setting" "$environment"; do
+        ! grep -qx "f $path" "$work/gone" || rm -f "$host$path"
+    done
+    if grep -qx "f $environment" "$work/changed" "$work/gone"; then echo containerd >>"$host$state/pending"; fi
+}
+
 apply_files() {
     [ -s "$work/changed" ] || [ -s "$work/gone" ] || return 0
     stage
@@ -216,6 +240,7 @@ apply_files() {
     [ ! -e "$host$state/files" ] || cp -p "$host$state/files" "$work/files-before"
     write_host "$state/files" "$work/both"
     rename_all
+    remove_settings
     tell "new files, links and directories: $(wc -l <"$work/changed")"
 }
 

@@ -31,7 +31,7 @@ import tarfile
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ("files.sh", "containerd.sh", "services.sh")
+PARTS = ("options.sh", "files.sh", "containerd.sh", "services.sh")
 # Directories that the image has, and the node's own ones with their modes.
 EMPTY = ("host", "proc", "sys", "dev", "run", "etc", "tmp", "usr")
 # With the node's /usr, programs of the node find their loader and libraries (metrics.yaml).

@@ -70,12 +70,14 @@ restart_services() {
     local pending=$host$state/pending
     if ! has_systemd; then
         [ ! -s "$pending" ] || say "next step: restart Slipway's daemon (\`slipway daemon\`) and containerd by the node's own" \
-            "service manager, since it has no systemd"
+            "service manager, since it has no systemd$(by_hand)"
         rm -f "$pending"
         return
     fi
     if grep -qsx slipway "$pending" || ! is_active slipway.service; then restart_daemon; fi
+    start_units
     if grep -qsx containerd "$pending"; then restart_containerd; fi
+    stop_units
     rm -f "$pending"
 }
 
