@@ -132,6 +132,17 @@ END
         --node-ip "$address"
 }
 
+# make_cluster_settings: containerd's, with a further runtime for the part `errors`: its option is none of Slipway's.
+make_cluster_settings() {
+    make_settings
+    [ -z "$LAB_SHIM" ] || cat >>"$work/containerd.toml" <<'END'
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.wrong]
+  runtime_type = "io.containerd.slipway.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.wrong.options]
+    NoSuchOption = "here"
+END
+}
+
 # Starts the daemon. A daemon that was killed leaves its socket; the new one must make its own.
 start_slipway() {
     rm -f /run/slipway/slipway.sock
@@ -156,7 +167,7 @@ make_cluster() {
     make_path
     make_network '{"type": "bandwidth", "capabilities": {"bandwidth": true}}'
     make_mirrors
-    make_settings
+    make_cluster_settings
     make_node
     make_credentials
     start_registry

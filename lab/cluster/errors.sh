@@ -36,13 +36,15 @@ make_foreign() {
 
 # A missing path never comes as far as the shim: kubelet checks a hostPath that has a type and the device of a volume,
 # and containerd makes the directory of a hostPath without a type. So the socket and the device are there, and no microVM
-# can have them.
+# can have them. A device of a pool is missing all the same, if a file stands for a function that is not there.
 part_errors() {
     [ "$LAB_RUNTIME" = slipway ] || { saw "only pods of Slipway's are refused"; return 0; }
     rm -rf "$work/tmp/host"
     mkdir "$work/tmp/host"
     # The path of a socket that is bound may have 107 bytes.
     (cd "$work/tmp/host" && python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("socket")')
+    mkdir -p /run/slipway/functions
+    : >/run/slipway/functions/none.0
     make_foreign
     apply errors
     says socket 'it is neither a directory nor a regular file'
@@ -51,10 +53,15 @@ part_errors() {
     says host-network "the host's network cannot be a microVM's"
     says setting 'the kernel setting net.ipv4.tcp_syncookies'
     says foreign 'is a program for aarch64'
-    remove pod/socket pod/device pod/both-ways pod/host-network pod/setting pod/foreign
+    says option 'is not known here: leave it out'
+    says missing 'there is no pool'
+    says misplaced 'only kubelet gives functions of pools'
+    remove pod/socket pod/device pod/both-ways pod/host-network pod/setting pod/foreign pod/option pod/missing pod/misplaced \
+        runtimeclass/wrong
+    rm /run/slipway/functions/none.0
     ctr -n k8s.io image rm localhost/foreign:1
     check_without_daemon
-    saw "7 pods said in one line why they do not run"
+    saw "10 pods said in one line why they do not run"
     check_left
 }
 

@@ -158,7 +158,7 @@ restore_node() {
     end_program containerd
     unlayer_root
     rm -rf "$tree" "$work/tmp/settings"
-    make_settings
+    make_cluster_settings
     start_runtime
     kubectl label --overwrite node node dev.slipway.node=ready
 }
@@ -168,10 +168,12 @@ check_install() {
     version=$("$LAB_SLIPWAY" --version | cut -d ' ' -f 2)
     image "localhost/slipway-node:$version"
     kubectl label node node dev.slipway.node-
-    kubectl apply -f "$LAB_DEPLOY/node/install.yaml"
+    sed "/SLIPWAY_SANDBOXER/s/value: \"\"/value: \"${LAB_SANDBOXER:-}\"/" "$LAB_DEPLOY/node/install.yaml" | kubectl apply -f -
     rolled_out slipway-node
     same "the node's label" "$(node_label)" ready
     grep -q 'runtimes\.slipway\]' "$work/containerd.toml" || fail "containerd's settings do not name the runtime"
+    [ "${LAB_SANDBOXER:-}" != shim ] || grep -q 'sandboxer = "shim"' "$work/containerd.toml" ||
+        fail "containerd's settings do not name the sandboxer"
     same "the program of the daemon" "$(readlink "/proc/$(pid_of daemon)/exe")" /usr/local/bin/slipway
     apply counter
     kubectl wait --for=condition=Ready pod/counter --timeout=600s ||

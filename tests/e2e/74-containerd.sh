@@ -9,6 +9,7 @@ refuses() {
     local want=$1; shift
     run --rm "$@" >"$work/out" 2>"$work/err" && fail "$* ran"
     grep -qF -- "$want" "$work/err" || fail "$*: $(cat "$work/err")"
+    ! grep -q '^: exit status' "$work/err" || fail "$*: an error has two lines: $(cat "$work/err")"
     ok "$* -> $(tail -n 1 "$work/err")"
 }
 refuses 'no Slipway daemon serves at' "$image" none true

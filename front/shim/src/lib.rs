@@ -117,7 +117,7 @@ mod containers {
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use args::{Args, Command};
@@ -131,7 +131,9 @@ pub fn main() -> ExitCode {
     match args::parse(std::env::args().skip(1)).and_then(|args| run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
-            eprintln!("containerd-shim-slipway-v2: {reason}");
+            // containerd puts the status behind these words: its error is one line.
+            let end = if std::io::stderr().is_terminal() { "\n" } else { "" };
+            eprint!("containerd-shim-slipway-v2: {reason}{end}");
             ExitCode::FAILURE
         }
     }
