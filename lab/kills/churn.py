@@ -156,7 +156,7 @@ class Node:
         seconds = 60 * self.options.minutes
         counts, by = self.counters, self.killer.counts()
         rows = [("pods started", counts["pods"]), ("containers started", counts["containers"]),
-                ("sandboxes with a share", counts["sandboxes"]),
+                ("sandboxes with a share", counts["sandboxes"]), ("commands in containers", counts["commands"]),
                 ("containers that no kill hit", counts["unhit"]), ("containers that one hit", counts["hit"]),
                 ("calls that a kill interrupted", counts["interrupted"]),
                 ("states compared", counts["compared"]),

@@ -4,6 +4,7 @@ import calendar
 import json
 import random
 import re
+import shutil
 import threading
 import time
 
@@ -24,9 +25,10 @@ class Container:
 
     KINDS = ("counts", "counts", "bursts", "stopped", "killed")
 
-    def __init__(self, name, chance, pod, volumes):
+    def __init__(self, name, chance, pod, scratch, volumes):
         kinds = self.KINDS + (("writes",) if volumes else ())
         self.name, self.kind, self.id = name, chance.choice(kinds), None
+        self.scratch = scratch
         self.dir = machine.WORK / "shared" / f"{pod}-{name}"
         self.status, self.lines = chance.randrange(0, 100), None
         if self.kind == "counts":
@@ -46,12 +48,16 @@ class Container:
             script = trap + "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.1; done"
             if self.kind == "killed":
                 self.status = 137
-        self.script = script
+        # The image has one program: what a shell does by itself is enough.
+        self.script = f"echo {name} >/scratch/{name}; {script}"
 
     def config(self):
+        mounts = [{"container_path": "/scratch", "host_path": str(self.scratch)}]
+        if self.kind == "writes":
+            mounts.append({"container_path": "/data", "host_path": str(self.dir)})
         return {"metadata": {"name": self.name}, "image": {"image": IMAGE}, "log_path": f"{self.name}.log",
                 "command": ["sh", "-c", self.script],
-                "mounts": [{"container_path": "/data", "host_path": str(self.dir)}] if self.kind == "writes" else [],
+                "mounts": mounts,
                 "linux": {"security_context": {"namespace_options": {"pid": 1}}}}
 
 
@@ -152,8 +158,12 @@ class Pod:
         self.id, self.begun = None, time.time()
         self.logs = machine.WORK / "logs" / name
         volumes = self.node.options.volumes
+        # As kubelet names it, so that the volume is the guest's.
+        self.kubelet = machine.WORK / "kubelet/pods" / name
+        self.scratch = self.kubelet / "volumes/kubernetes.io~empty-dir/scratch"
+        self.scratch.mkdir(parents=True)
         count = worker.random.randrange(1, 4)
-        self.containers = [Container(f"c{n}", worker.random, name, volumes) for n in range(count)]
+        self.containers = [Container(f"c{n}", worker.random, name, self.scratch, volumes) for n in range(count)]
         self.pod_file = machine.WORK / "load" / f"{name}.json"
         self.pod_file.parent.mkdir(exist_ok=True)
         self.pod_file.write_text(json.dumps({
@@ -260,6 +270,7 @@ class Pod:
             while not self.printed(container) and not self.hit() and time.monotonic() < deadline:
                 time.sleep(0.2)
             time.sleep(self.worker.random.uniform(0, 3))
+            self.look_inside(container)
             asked = True
             self.again("stop", "--timeout", "60" if container.kind == "stopped" else "0", container.id)
         status = self.ended(container, LONG)
@@ -288,6 +299,25 @@ class Pod:
         if wrong:
             self.node.fail("output", f"{self.name}/{container.name} ({container.kind}): {wrong}"
                            f"{', after a kill of ' + hit[0].victim if hit else ''}")
+
+    def look_inside(self, container):
+        """Executes a command in a container that runs: the pod's `emptyDir` has what this container, and those that have
+        ended before, wrote there first of all."""
+        if self.hit():
+            return
+        begun = time.time()
+        script = f"read name </scratch/{container.name}; echo $name; cd /scratch; echo *"
+        printed = self.call("exec", "--sync", container.id, "sh", "-c", script)
+        if printed is None:
+            return
+        self.node.count("commands")
+        wrote = {one.name for one in self.containers[:self.containers.index(container) + 1]}
+        words = printed.split()
+        right = words[:1] == [container.name] and wrote <= set(words[1:])
+        time.sleep(0.5)
+        if not right and self.node.killer.excuse(begun, time.time(), self.node.known(), self.id) is None:
+            self.node.fail("output", f"{self.name}/{container.name}: a command printed {printed[:200]!r}, where the volume has"
+                           f" {sorted(wrote)}")
 
     def again(self, *argv):
         """A call that removes something, until it succeeds. Failures without a kill are failures even so."""
@@ -318,6 +348,10 @@ class Pod:
             self.node.alive.discard(pod["id"])
         if self.id:
             self.node.alive.discard(self.id)
+        held = sorted(path.name for path in self.scratch.iterdir())
+        if held:
+            self.node.fail("output", f"{self.name}: the host's directory of the volume has {held}")
+        shutil.rmtree(self.kubelet)
 
 
 class Shared:
