@@ -17,6 +17,8 @@ import threading
 import time
 import urllib.request
 
+import first_byte_containerd
+
 MIB = 1 << 20
 SMALL = 256 << 10
 REGISTRY = pathlib.Path(__file__).resolve().parent.parent / "tests/e2e/registry.py"
@@ -92,8 +94,11 @@ class Node:
         path = self.work / f"{name}.log"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
+    def fail(self, why, *logs):
+        sys.exit(" ".join([why, *(self.log(name) for name in ("daemon", *logs))]))
+
     def end(self):
-        if len(self.started) == 2 and self.started[1].poll() is None:
+        if len(self.started) >= 2 and self.started[1].poll() is None:
             command = [self.options.slipway, "rm", "--force", "--all"]
             subprocess.run(command, env=self.environment, capture_output=True, check=False)
         for process in reversed(self.started):
@@ -179,6 +184,19 @@ class Node:
         command = [self.options.slipway, "run", "--rm", flag(way), "--timeline", str(timeline)]
         command += [image, "--", "head", "-c", "1", "/big/file"]
         begun = time.monotonic()
+        found = self.first_byte(command, begun, before)
+        self.wait_until_whole(image)
+        whole, all_sent = time.monotonic() - begun, self.sent() - before
+        self.forget(image)
+        return found | {
+            "whole_s": whole if way == "lazy" else None,
+            "sent_in_all": all_sent,
+            "stages_ms": stages(timeline),
+        }
+
+    def first_byte(self, command, begun, before):
+        """Runs a command that prints one byte. Returns the seconds from `begun` to the byte and to the command's end, and
+        the bytes that the registry had sent by then, beyond the first `before`."""
         process = subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -196,18 +214,8 @@ class Node:
             process.wait()
             limit.cancel()
         if len(byte) != 1 or process.returncode:
-            sys.exit(f"slipway run: status {process.returncode}: {errors.text()} {self.log('daemon')}")
-        self.wait_until_whole(image)
-        whole, all_sent = time.monotonic() - begun, self.sent() - before
-        self.forget(image)
-        return {
-            "seconds": took,
-            "sent": sent,
-            "command_s": ended,
-            "whole_s": whole if way == "lazy" else None,
-            "sent_in_all": all_sent,
-            "stages_ms": stages(timeline),
-        }
+            self.fail(f"{command[0]}: status {process.returncode}: {errors.text()}")
+        return {"seconds": took, "sent": sent, "command_s": ended}
 
 
 class Errors:
@@ -240,14 +248,14 @@ def stages(path):
     return found
 
 
-def measure(node, rounds):
-    """Returns the results of all rounds: `pull` and `run`, each `lazy` and `whole`."""
+def measure(subject, rounds):
+    """Returns the results of all rounds: `pull` and `run` of a node or of its containerds, each `lazy` and `whole`."""
     found = {what: {way: [] for way in WAYS} for what in ("pull", "run")}
     for number in range(1, rounds + 1):
         # Each way is as often the first one as the other.
         for way in WAYS if number % 2 else reversed(WAYS):
             for what in found:
-                one = getattr(node, what)(way)
+                one = getattr(subject, what)(way)
                 found[what][way].append(one)
                 say(f"round {number}: {what} {way} {one['seconds']:.2f} s, {one['sent'] / MIB:.1f} MiB")
     return found
@@ -286,8 +294,8 @@ def text(one, unit=1.0, digits=2):
     return f"{median:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
 
 
-def show(result):
-    for what, title in (("pull", "image pull alone"), ("run", "first byte of /big/file")):
+def show(result, pull):
+    for what, title in (("pull", f"{pull} alone"), ("run", "first byte of /big/file")):
         for way in WAYS:
             one = result[what][way]
             say(f"{title}, {way}: {text(one['seconds'])} s; {text(one['sent'], MIB, 1)} MiB sent by then")
@@ -297,6 +305,10 @@ def show(result):
         one = result["run"][way]
         rest = f"; whole after {text(one['whole_s'])} s" if "whole_s" in one else ""
         say(f"run, {way}: {text(one['sent_in_all'], MIB, 1)} MiB sent in all{rest}")
+        if "pull_s" in one:
+            say(f"run, {way}: {text(one['pull_s'])} s of it are the pull")
+    if any("stages_ms" not in result["run"][way] for way in WAYS):
+        return
     stage_names = dict.fromkeys(name for way in WAYS for name in result["run"][way]["stages_ms"])
     say("stages of the starts, ms, which may overlap:")
     for name in stage_names:
@@ -310,6 +322,7 @@ def conditions(options):
     return {
         "bandwidth": {"mbit": options.mbit, "limited_by": "registry" if options.mbit else None},
         "delay_ms": options.delay,
+        "containerd": options.containerd and pathlib.Path(options.containerd).name,
         "rounds": options.rounds,
         "registry_bytes": sum(path.stat().st_size for path in blobs.iterdir()),
         "cpus": os.cpu_count(),
@@ -324,18 +337,23 @@ def run_all(options):
         with blob.open("rb") as file:
             while file.read(MIB):
                 pass
+    containerds = first_byte_containerd.Containerds(node, options) if options.containerd else None
     try:
         node.start()
+        if containerds:
+            containerds.start()
         node.slipway("run", "--rm", "--lazy=false", node.image("warm"), "--", "head", "-c", "1", "/etc/passwd")
         if options.mbit:
             node.rate.write_text(str(options.mbit * 125_000))
-        found = measure(node, options.rounds)
+        found = measure(containerds or node, options.rounds)
     finally:
         node.end()
+        if containerds:
+            containerds.end()
     known, result = conditions(options), summary(found)
     limit = f"limited to {options.mbit:g} Mbit/s by itself" if options.mbit else "without a limit of bandwidth"
     say(f"{options.rounds} rounds; the registry is {limit}, and answers after {options.delay:g} ms")
-    show(result)
+    show(result, "crictl pull" if containerds else "image pull")
     if options.report:
         path = pathlib.Path(options.report) / "first-byte.json"
         content = {"conditions": known, "summary": result, "rounds": found}
@@ -368,6 +386,9 @@ def main():
     for name in ("slipway", "work", "registry"):
         measured.add_argument(f"--{name}", required=True)
     measured.add_argument("--report")
+    # The directory of its programs; then the others are needed.
+    for name in ("containerd", "crictl", "shim", "snapshotter"):
+        measured.add_argument(f"--{name}")
     measured.add_argument("--rounds", type=count, default=5)
     measured.add_argument("--mbit", type=amount, default=0)
     measured.add_argument("--delay", type=amount, default=0)
