@@ -26,6 +26,8 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "{snapshotter}"
   disable_snapshot_annotations = false
+[plugins."io.containerd.grpc.v1.cri".cni]
+  conf_dir = "{top}/cni"
 [proxy_plugins.slipway]
   type = "snapshot"
   address = "{socket}"
@@ -66,8 +68,8 @@ class Containerds:
             self.node.wait_while(lambda: not self.serves(way), "containerd does not answer")
 
     def serves(self, way):
-        command = [self.programs / "ctr", "--address", self.address(way), "version"]
-        return not subprocess.run(command, capture_output=True, check=False).returncode
+        """Returns whether the CRI plugin answers, which does so later than containerd itself."""
+        return self.address(way).exists() and not self.ask(way, 60, "images").returncode
 
     def end(self):
         """Ends what is left of an interrupted run. The node has ended its programs."""
@@ -84,11 +86,15 @@ class Containerds:
             if line.split()[1].startswith(f"{self.node.work}/"):
                 subprocess.run(["umount", "--lazy", line.split()[1]], check=False)
 
-    def crictl(self, way, *words):
+    def ask(self, way, limit, *words):
+        """Runs crictl, whose calls may take so many seconds."""
         endpoint = f"unix://{self.address(way)}"
         command = [self.options.crictl, "--config", self.crictl_settings, "--runtime-endpoint", endpoint]
-        command += ["--image-endpoint", endpoint, "--timeout", f"{self.options.limit}s", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=self.options.limit, check=False)
+        command += ["--image-endpoint", endpoint, "--timeout", f"{limit}s", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=limit + 60, check=False)
+
+    def crictl(self, way, *words):
+        done = self.ask(way, self.options.limit, *words)
         if done.returncode:
             self.node.fail(f"crictl {' '.join(words)}: {done.stderr}", self.tops[way].name, "snapshotter")
 
