@@ -294,6 +294,77 @@ own=$(awk '/^CapEff/ { print $2 }' /proc/self/status)
 [ "$out:$(images)" = "$own:$before" ] || fail "own root: $out and not $own, images: $(images)"
 ok "a root of a container's own leaves no image; a privileged container has all capabilities that ctr has"
 
+# Hooks: programs of the host. ctr has no option for them, but takes a configuration.
+cp "$(command -v busybox)" "$work/own/bin/busybox"
+cat >"$work/hook" <<END
+#!/bin/sh
+cat >"$work/hook.\$1"
+echo "\$1" >>"$work/hooks"
+pid=\$(sed -n 's/.*"pid":\([0-9]*\).*/\1/p' "$work/hook.\$1")
+[ -z "\$pid" ] || readlink "/proc/\$pid/ns/net" >"$work/hook.\$1.net"
+[ "\$1" != failing ] || { echo 'told by the hook' >&2; exit 3; }
+[ "\$1" != slow ] || sleep 1000
+[ "\$1" != wired ] || {
+    ip link add sw-e2e-hook type veth peer name eth0 netns "\$pid" && ip addr add 10.254.77.1/24 dev sw-e2e-hook &&
+    ip link set sw-e2e-hook up && nsenter --target "\$pid" --net sh -c 'ip addr add 10.254.77.2/24 dev eth0 && ip link set eth0 up'
+}
+END
+chmod 755 "$work/hook"
+# with_hooks PROGRAM POINT:WORD…: runs the container "hooked", whose hooks are called with these words.
+with_hooks() {
+    python3 - "$work" "$@" >"$work/hooked.json" <<'P' || fail "no configuration"
+import json, sys
+work, program, *points = sys.argv[1:]
+hooks = {}
+for point in points:
+    point, word = point.split(":")
+    hook = {"path": work + "/hook", "args": ["hook", word], "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}
+    hooks.setdefault(point, []).append(hook | ({"timeout": 1} if word == "slow" else {}))
+json.dump({"ociVersion": "1.0.2", "hooks": hooks, "annotations": {"of": "the test"}, "hostname": "hooked",
+           "process": {"user": {"uid": 0, "gid": 0}, "args": ["/bin/sh", "-c", program], "env": ["PATH=/bin"], "cwd": "/"},
+           "root": {"path": work + "/own"},
+           "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+           "linux": {"cgroupsPath": "/default/hooked", "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+                     "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]}}, sys.stdout)
+P
+    rm -f "$work"/hook.* "$work/hooks"
+    run --rm --config "$work/hooked.json" hooked
+}
+networks() { pgrep -f '^slipway-shim-network ' || true; }
+others=$(networks)
+out=$(with_hooks 'echo ran; exit 4' prestart:first createRuntime:second poststart:third poststop:fourth 2>"$work/err"); status=$?
+[ "$status:$out" = 4:ran ] || fail "hooks: status $status, $out: $(cat "$work/err") $(explain)"
+[ "$(paste -sd ' ' "$work/hooks")" = 'first second third fourth' ] || fail "hooks ran: $(cat "$work/hooks")"
+python3 - "$work" <<'P' || fail "states: $(cat "$work"/hook.*)"
+import json, sys
+states = [json.load(open(f"{sys.argv[1]}/hook.{one}")) for one in ("first", "second", "third", "fourth")]
+assert [state["status"] for state in states] == ["creating", "creating", "running", "stopped"], states
+assert all((state["id"], state["annotations"]) == ("hooked", {"of": "the test"}) for state in states), states
+assert len({state["pid"] for state in states[:3]}) == 1 and "pid" not in states[3], states
+P
+[ "$(cat "$work/hook.second.net")" != "$(readlink /proc/self/ns/net)" ] || fail "the hook's process has the host's network"
+out=$(with_hooks 'echo ran' createRuntime:failing createRuntime:second poststop:fourth 2>&1) && fail "a hook failed, and: $out"
+grep -q 'the createRuntime hook .*/hook failed: exit status: 3: told by the hook' <<<"$out" || fail "a hook that fails: $out"
+[ "$(paste -sd ' ' "$work/hooks")" = 'failing fourth' ] || fail "hooks ran: $(cat "$work/hooks")"
+out=$(with_hooks 'echo ran' createRuntime:slow 2>&1) && fail "a hook did not end, and: $out"
+grep -q 'hook was killed after 1 s' <<<"$out" || fail "a hook that does not end: $out"
+out=$(with_hooks 'echo ran' createContainer:first 2>&1) && fail "a hook of the container's namespaces ran: $out"
+grep -q 'createContainer hooks run in a container' <<<"$out" && [ ! -e "$work/hooks" ] || fail "createContainer: $out"
+no_networks() { [ "$(networks)" = "$others" ]; }
+wait_until 30 no_networks || fail "processes with networks are left: $(networks)"
+ok "hooks run in order with the container's state; one that fails or does not end fails the container"
+if [ -e /dev/net/tun ] && type -P nft ip nsenter >/dev/null; then
+    # shellcheck disable=SC2016 # the guest's
+    out=$(with_hooks 'until busybox ip -o addr | busybox grep -o "10.254.77.2/24"; do busybox sleep 0.1; done' createRuntime:wired 2>&1) ||
+        fail "a network of a hook's: $out $(explain)"
+    [ "$out" = 10.254.77.2/24 ] || fail "a network of a hook's: $out"
+    unwired() { ! ip link show sw-e2e-hook >/dev/null 2>&1; }
+    wait_until 30 unwired || { ip link delete sw-e2e-hook; fail "the network of a hook's is left"; }
+    ok "the guest has the interface that a hook has made, and it goes with the container"
+else
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a network of a hook's needs nft, ip, nsenter and /dev/net/tun"
+fi
+
 # From 2.1 on containerd can keep layers as EROFS files.
 if c plugins ls 2>/dev/null | grep -qE '^io.containerd.snapshotter.v1 +erofs .* ok'; then
     mounts=$(grep -c ' erofs ' /proc/mounts)

@@ -88,6 +88,8 @@ pub enum Command {
     Remove,
     /// Mount a root for an importer that this process becomes; see [`crate::mount`].
     Import,
+    /// Have a network namespace for a container's hooks; see [`crate::netns`].
+    Network,
     /// Print the version.
     Version,
     /// Print what this runtime is, as a message.
@@ -150,6 +152,7 @@ fn command(word: &str) -> Result<Command, String> {
         "delete" => Ok(Command::Delete),
         "remove" => Ok(Command::Remove),
         "import" => Ok(Command::Import),
+        "network" => Ok(Command::Network),
         _ => Err(format!("there is no command \"{word}\"; containerd runs this program")),
     }
 }
@@ -162,7 +165,7 @@ pub fn is_id(value: &str) -> bool {
 }
 
 fn check(args: &Args) -> Result<(), String> {
-    if matches!(args.command, Command::Version | Command::Info | Command::Import) {
+    if let Command::Version | Command::Info | Command::Import | Command::Network = args.command {
         return Ok(());
     }
     for (name, value) in [("namespace", &args.namespace), ("id", &args.id)] {

@@ -21,7 +21,9 @@ use crate::copies::{self, Copy, Room};
 use crate::daemon::{Daemon, failure};
 use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
+use crate::hooks::Subject;
 use crate::io::Paths;
+use crate::netns::Network;
 use crate::process::{Phase, Process, timestamp};
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci, PodNamespaces};
@@ -86,7 +88,17 @@ impl Maker<'_> {
         check_id(&request.id)?;
         options::check(request).map_err(invalid)?;
         let oci = Oci::load(Path::new(&request.bundle)).map_err(invalid)?;
-        self.make_of(request, &oci, None).await
+        let hooked = Subject { id: &request.id, bundle: Path::new(&request.bundle), oci: &oci };
+        // Of a container that is refused, no hook runs.
+        if !hooked.begins() || !self.accepts(request, &oci) {
+            return self.make_of(request, &oci, None, None).await;
+        }
+        let network = hooked.begin().await?;
+        let made = self.make_of(request, &oci, None, Some(network)).await;
+        if made.is_err() {
+            hooked.end().await;
+        }
+        made
     }
 
     /// Makes a pod's sandbox as containerd's Sandbox API asks for it.
@@ -104,15 +116,17 @@ impl Maker<'_> {
         let sandbox = Sandbox { created_at: timestamp(), resolver };
         let (id, bundle) = (request.sandbox_id.clone(), request.bundle_path.clone());
         let request = cd::CreateTaskRequest { id, bundle, ..Default::default() };
-        self.make_of(&request, &asked.oci, Some(sandbox)).await
+        self.make_of(&request, &asked.oci, Some(sandbox), None).await
     }
 
-    /// Makes a task of a configuration; with `sandbox`, that of a pod of the Sandbox API.
+    /// Makes a task of a configuration; with `sandbox`, that of a pod of the Sandbox API. `network`
+    /// is the network namespace that a container's hooks were run with.
     async fn make_of(
         &self,
         request: &cd::CreateTaskRequest,
         oci: &Oci,
         sandbox: Option<Sandbox>,
+        network: Option<Network>,
     ) -> Result<Task, Failure> {
         let id = request.id.as_str();
         let role = Role::of(&oci.annotations).map_err(invalid)?;
@@ -137,6 +151,9 @@ impl Maker<'_> {
             Role::Member(pod) => self.member(request, oci, pod, &name).await?,
             Role::Alone => self.alone(request, oci, &name).await?,
         };
+        if let Some(network) = &network {
+            network.give(&mut run);
+        }
         if has_sockets {
             spec::add_sockets(&mut run, self.daemon.socket_engine()).map_err(invalid)?;
         }
@@ -148,7 +165,7 @@ impl Maker<'_> {
         // A container of a pod has its name within the pod.
         run.name = if run.pod.is_empty() { name.clone() } else { id.to_owned() };
         let init = Process::new(String::new(), paths(request), run_in::Kind::Run(run));
-        Ok(Task {
+        let task = Task {
             id: id.to_owned(),
             bundle: PathBuf::from(&request.bundle),
             name,
@@ -165,7 +182,9 @@ impl Maker<'_> {
             snapshot: Mutex::new(content.snapshot),
             message: content.message,
             kept: Kept::default(),
-        })
+        };
+        task.kept.network.fill(network);
+        Ok(task)
     }
 
     /// Has a sandbox begin with a template of the node's, or with the one that the node makes for
@@ -295,12 +314,22 @@ impl Maker<'_> {
         oci: &Oci,
         name: &str,
     ) -> Result<Made, Failure> {
-        let read_only = oci.root.readonly;
         let functions = &self.daemon.functions();
-        let container = Container { id: &request.id, in_pod: false, read_only, functions };
+        let container = alone(request, oci, functions);
         let mut run = spec::run_spec(oci, container).map_err(invalid)?;
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Alone, run, content })
+    }
+
+    /// Returns whether a container has a sandbox of its own, and can be as its configuration says.
+    fn accepts(&self, request: &cd::CreateTaskRequest, oci: &Oci) -> bool {
+        let functions = self.daemon.functions();
+        let spec = match request.checkpoint.is_empty() {
+            true => spec::run_spec(oci, alone(request, oci, &functions)),
+            false => spec::restored_spec(oci),
+        };
+        let is_alone = Role::of(&oci.annotations) == Ok(Role::Alone);
+        is_alone && spec.is_ok() && self.check_group(&request.id, oci).is_ok()
     }
 
     /// Makes a container that begins with a checkpoint. What its configuration asks for of the
@@ -434,6 +463,11 @@ fn hosts_resolver() -> Vec<u8> {
         let _ = file.take(spec::MOST_RESOLVER as u64).read_to_end(&mut content);
     }
     content
+}
+
+/// Returns a container with a sandbox of its own.
+fn alone<'a>(request: &'a cd::CreateTaskRequest, oci: &Oci, functions: &'a str) -> Container<'a> {
+    Container { id: &request.id, in_pod: false, read_only: oci.root.readonly, functions }
 }
 
 fn check_id(id: &str) -> Result<(), Failure> {

@@ -17,7 +17,7 @@ use crate::role::Role;
 use crate::spec::Oci;
 use crate::task::KILLED;
 use crate::ttrpc::Failure;
-use crate::{checkpoint, names, role, rootfs};
+use crate::{checkpoint, hooks, names, role, rootfs};
 
 /// The longest time that the daemon may take to complete a snapshot of the container, so that it
 /// can be removed.
@@ -56,6 +56,7 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
         // containerd ends this command now, and would ask again only at its next start.
         remove_later(args, left).map_err(|error| format!("cannot remove it later: {error}"))?;
     }
+    hooks::ended(&args.id, &bundle).await;
     let response = cd::DeleteResponse {
         pid: pid.and_then(|text| text.trim().parse().ok()).unwrap_or(0),
         // Nobody saw its end: SIGKILL may have been it.

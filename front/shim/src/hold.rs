@@ -47,7 +47,7 @@ const NAME: &str = "slipway-shim-holder";
 /// The name of the serving process.
 const SERVING: &str = "containerd-shim-slipway-v2";
 /// This program, also if another build has its path by now.
-const THIS: &str = "/proc/self/exe";
+pub const THIS: &str = "/proc/self/exe";
 /// The operation that keeps a descriptor, in place of the one by the same name.
 const PUT: u8 = 1;
 /// The operation that closes a descriptor.

@@ -13,11 +13,12 @@
 //! `layers`; of the EROFS snapshotter `erofs`, of lazily pulled images `lazy`) is made an image in
 //! `rootfs`, `tool` and `mount`, and what happens is told in `events`. `refresh` keeps the
 //! container's `copies` of the host's files up to date; `empty_dirs` has Kubernetes' `emptyDir`
-//! volumes be directories of the guest.
+//! volumes be directories of the guest. `hooks` runs OCI hooks, which may make a container's
+//! interface in a namespace of `netns`.
 //!
 //! | call of containerd's | becomes |
 //! |---|---|
-//! | Create | a task with the request for its sandbox (`create`): the image is made, and nothing runs |
+//! | Create | a task with the request for its sandbox (`create`): the image is made, and nothing runs but hooks |
 //! | Start | a session with the daemon (`session`): its call `Run` for a pod or a container, which creates the sandbox unless the container is in a pod; `Exec` for a further process |
 //! | Exec | an entry among the task's further processes, until its Start |
 //! | ResizePty, CloseIO | a message of the process's session |
@@ -75,6 +76,7 @@ mod erofs;
 mod events;
 mod forward;
 mod hold;
+mod hooks;
 mod io;
 mod layers;
 mod lazy;
@@ -82,6 +84,7 @@ mod log;
 mod mount;
 mod mountinfo;
 mod names;
+mod netns;
 mod network;
 mod options;
 mod process;
@@ -147,6 +150,7 @@ fn run(args: &Args) -> Result<(), String> {
         Command::Delete => print(&in_runtime(delete::delete(args))?),
         Command::Remove => in_runtime(delete::carry_on(args)),
         Command::Import => mount::import(),
+        Command::Network => netns::hold(),
         Command::Serve => in_runtime(serve::serve(args)),
         Command::Resume => in_runtime(serve::resume(args)),
         Command::Hold => hold::hold(args),
@@ -170,6 +174,7 @@ fn features() -> serde_json::Value {
     serde_json::json!({
         "ociVersionMin": "1.0.0",
         "ociVersionMax": "1.2.0",
+        "hooks": spec::hooks::HOSTS,
         "mountOptions": spec::MOUNT_OPTIONS,
     })
 }

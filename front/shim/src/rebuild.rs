@@ -13,6 +13,7 @@ use crate::copies::Copy;
 use crate::daemon::Daemon;
 use crate::events::Events;
 use crate::io::Paths;
+use crate::netns::Network;
 use crate::process::{self, End, Phase, Process};
 use crate::session;
 use crate::store::{Keep, name};
@@ -103,6 +104,7 @@ impl Rebuilder<'_> {
             message: self.message(&record.id),
             ..self.plain(record.id, record.name)
         };
+        task.kept.network.fill(Network::left(self.keep, &task.id));
         task.keep_in(self.keep);
         Some(task)
     }

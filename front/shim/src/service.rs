@@ -25,7 +25,7 @@ use crate::task::{Kind, SIGKILL, Task};
 use crate::tasks::{Place, Tasks};
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{checkpoint, rebuild, rootfs, session, spec};
+use crate::{checkpoint, hooks, rebuild, rootfs, session, spec};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -192,6 +192,9 @@ impl Service {
         let task = self.tasks.find(&request.id)?;
         let process = task.process(&request.exec_id)?;
         session::start(&task, &process).await?;
+        if process.is_init() {
+            hooks::started(&task).await;
+        }
         Ok(cd::StartResponse { pid: task.pid() })
     }
 
@@ -213,6 +216,7 @@ impl Service {
         let pid = task.pid();
         if process.is_init() {
             self.remove(&task).await?;
+            hooks::ended(&task.id, &task.bundle).await;
             self.events.publish(&Event::Delete(cd::TaskDelete {
                 container_id: task.id.clone(),
                 pid,

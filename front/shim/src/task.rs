@@ -19,6 +19,7 @@ use crate::daemon::{Daemon, failure, is_lost};
 use crate::empty_dirs::Volumes;
 use crate::events::{Event, Events};
 use crate::hold::Spare;
+use crate::netns::Place;
 use crate::process::{End, Phase, Process};
 use crate::store::{Keep, Store, name};
 use crate::ttrpc::Failure;
@@ -92,6 +93,8 @@ pub struct Kept {
     store: OnceLock<Store>,
     /// The file for the termination message, whose path may lead elsewhere by then.
     message: Mutex<Option<Spare>>,
+    /// The network namespace that was made for its hooks.
+    pub network: Place,
 }
 
 /// A task as the next serving process finds it, beside its processes and its copies.
@@ -181,6 +184,7 @@ impl Task {
         // Set once: when the task is made.
         let _ = self.kept.store.set(keep.store.clone());
         self.keep_copies(&self.copies.lock().unwrap_or_else(PoisonError::into_inner));
+        self.kept.network.keep_in(keep, &self.id);
         self.init.keep_in(keep, &self.id);
         self.keep();
     }
@@ -225,6 +229,7 @@ impl Task {
         copies.iter().for_each(|file| store.remove(file));
         self.execs().values().chain([&self.init]).for_each(|process| process.forget());
         self.kept.message.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.kept.network.clear(store, &self.id);
     }
 
     /// Returns the process that stands for the task on the host: the VMM of its sandbox, with which

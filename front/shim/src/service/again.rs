@@ -12,7 +12,7 @@ use super::{Service, answer, request};
 use crate::containerd as cd;
 use crate::process::{Phase, Process};
 use crate::ttrpc::Failure;
-use crate::{checkpoint, rootfs};
+use crate::{checkpoint, hooks, rootfs};
 
 /// The methods of calls that are not carried out again.
 pub(super) const CHANGES: [&str; 7] =
@@ -55,6 +55,7 @@ impl Service {
         {
             crate::log::warn(&format!("image {image} may be left: {reason}"));
         }
+        hooks::ended(id, bundle).await;
         Err(killed("the container was created"))
     }
 

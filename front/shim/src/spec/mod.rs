@@ -17,6 +17,7 @@
 mod confinement;
 mod control_group;
 mod devices;
+pub mod hooks;
 mod limits;
 mod mounts;
 mod namespaces;
@@ -39,7 +40,7 @@ pub use self::mounts::{
     read as read_copy, refused, share, volumes_of_part,
 };
 pub use self::namespaces::PodNamespaces;
-pub use self::oci::{Mount, Oci};
+pub use self::oci::{Hook, Mount, Oci};
 use self::oci::{Process, Resources};
 pub use self::pod::{member_spec, member_update, pod_spec};
 pub use self::restored::{check_restored, restored_spec};
@@ -87,6 +88,7 @@ pub fn labels(
 /// One line that names what cannot be honoured, and says what to do.
 pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, String> {
     namespaces::check(&oci.linux)?;
+    hooks::check(oci)?;
     Ok(v1::RunSpec {
         hostname: oci.hostname.clone(),
         memory_bytes: sizes::memory(oci)?,
@@ -240,21 +242,12 @@ fn limit(limit: &oci::Rlimit) -> v1::Limit {
 fn check_rest(oci: &Oci) -> Result<(), String> {
     control_group::check(&oci.linux.cgroups_path)?;
     sizes::check_huge_pages(&oci.linux.resources)?;
-    confinement::check(oci)?;
-    check_hooks(oci)
+    confinement::check(oci)
 }
 
 /// Returns whether a path is absolute and leads nowhere up.
 pub fn is_plain_path(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
-}
-
-fn check_hooks(oci: &Oci) -> Result<(), String> {
-    let is_set = |hooks: &Option<Vec<_>>| hooks.as_ref().is_some_and(|hooks| !hooks.is_empty());
-    if let Some((name, _)) = oci.hooks.iter().find(|(_, hooks)| is_set(hooks)) {
-        return Err(format!("{name} hooks are not supported: leave them out"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

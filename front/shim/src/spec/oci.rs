@@ -14,13 +14,29 @@ const MOST: u64 = 4 << 20;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Oci {
+    #[serde(rename = "ociVersion")]
+    pub version: String,
     pub process: Process,
     pub root: Root,
     pub hostname: String,
     pub mounts: Vec<Mount>,
     pub annotations: BTreeMap<String, String>,
     pub linux: Linux,
-    pub hooks: BTreeMap<String, Option<Vec<serde::de::IgnoredAny>>>,
+    /// By the names of the points at which they run.
+    pub hooks: BTreeMap<String, Option<Vec<Hook>>>,
+}
+
+/// A program of the host's.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Hook {
+    pub path: String,
+    /// The words of its command line, its name among them.
+    pub args: Vec<String>,
+    /// The whole environment.
+    pub env: Vec<String>,
+    /// The longest run, seconds.
+    pub timeout: Option<i64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,7 +6,9 @@ use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{NETWORK, check_rest, control_group, limits, mounts, namespaces, process_spec};
+use super::{
+    NETWORK, check_rest, control_group, hooks, limits, mounts, namespaces, process_spec,
+};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
 pub const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
@@ -39,6 +41,7 @@ pub fn pod_spec(
         ));
     }
     check_rest(oci)?;
+    hooks::refuse(oci)?;
     let control_group = match node.places_pods {
         true => control_group::of_pod(&oci.linux.cgroups_path, default_group)?,
         false => String::new(),
@@ -78,6 +81,7 @@ pub fn member_spec(
     if let Some(name) = oci.linux.sysctl.keys().next() {
         return Err(format!("the kernel setting {name} is the pod's: set it there"));
     }
+    hooks::refuse(oci)?;
     let message = mounts::message(&oci.mounts).map(|mount| mount.destination.clone());
     Ok(v1::RunSpec {
         termination_message_path: message.unwrap_or_default(),

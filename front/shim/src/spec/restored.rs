@@ -4,7 +4,7 @@
 use slipway_sandbox_api::v1;
 
 use super::sizes::{CPUS, LAYERS, MAX_CPUS};
-use super::{NETWORK, Oci, namespaces, sizes};
+use super::{NETWORK, Oci, hooks, namespaces, sizes};
 
 /// Translates a container with a sandbox of its own that begins with a checkpoint. The caller adds
 /// name, snapshot and labels.
@@ -13,6 +13,7 @@ use super::{NETWORK, Oci, namespaces, sizes};
 /// One line that names the namespace that a microVM cannot have, or a size that is none.
 pub fn restored_spec(oci: &Oci) -> Result<v1::RunSpec, String> {
     namespaces::check(&oci.linux)?;
+    hooks::check(oci)?;
     largest(oci)?;
     Ok(v1::RunSpec {
         hostname: oci.hostname.clone(),

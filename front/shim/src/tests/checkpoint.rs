@@ -1,6 +1,9 @@
 //! Tests of checkpoints against a daemon that runs nothing: the calls that it gets, and in which
 //! order.
 
+#[path = "hooked.rs"]
+mod hooked;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 

@@ -196,7 +196,7 @@ fn what_cannot_be_honoured_is_named() {
             json!([{"pageSize": "2MB", "limit": 4 << 20}]),
             "4194304 bytes of huge pages of \"2MB\"",
         ),
-        ("/hooks", json!({"prestart": [{"path": "/bin/x"}]}), "prestart"),
+        ("/hooks", json!({"startContainer": [{"path": "/bin/x"}]}), "startContainer"),
         ("/linux/seccomp", json!({"defaultAction": "SCMP_ACT_NOTIFY"}), "SCMP_ACT_NOTIFY"),
         ("/process/apparmorProfile", json!("k8s-nginx"), "AppArmor profile \"k8s-nginx\""),
         ("/process/selinuxLabel", json!("u:r:slipway_own_t:s0"), "u:r:slipway_own_t:s0"),

@@ -1,0 +1,248 @@
+//! Runs the OCI hooks of a container with a sandbox of its own, in the host's namespaces.
+//!
+//! | hooks | run | state in the JSON that they read | a failure |
+//! |---|---|---|---|
+//! | `prestart`, `createRuntime` | at Create, before the container's files are read and its image is made | `creating`, the process of its [network namespace](crate::netns) | fails the Create |
+//! | `poststart` | at Start, once its process runs | `running`, the same process, or the VMM | is logged |
+//! | `poststop` | at Delete, once its sandbox is gone; after a Create that failed | `stopped`, without a process | is logged |
+//!
+//! A hook may be run a second time after the shim was killed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, Command};
+
+use crate::netns::Network;
+use crate::network;
+use crate::role::Role;
+use crate::spec::hooks::{BEFORE_START, ENDED, STARTED, at, check};
+use crate::spec::{Hook, Oci};
+use crate::task::Task;
+
+/// The longest run of a hook that names no other time.
+const USUAL: Duration = Duration::from_secs(120);
+/// The longest run of any hook.
+const LONGEST: Duration = Duration::from_secs(600);
+/// The longest time that the last words of a hook that has ended may take.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// The size of the end of its error output that is told, bytes.
+const MOST_TOLD: usize = 4096;
+/// The version of the specification that a configuration without one is taken to have.
+const VERSION: &str = "1.0.2";
+
+/// The state of a container, as its hooks read it (the OCI runtime specification, *runtime.md*,
+/// section State).
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct State<'a> {
+    oci_version: &'a str,
+    id: &'a str,
+    status: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    bundle: &'a Path,
+    annotations: &'a BTreeMap<String, String>,
+}
+
+impl State<'_> {
+    fn json(&self) -> Result<Vec<u8>, String> {
+        serde_json::to_vec(self).map_err(|error| format!("the container's state: {error}"))
+    }
+}
+
+/// A container, as its hooks are told of it.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// The bundle's directory.
+    pub bundle: &'a Path,
+    /// Its configuration.
+    pub oci: &'a Oci,
+}
+
+impl<'a> Subject<'a> {
+    fn state(self, status: &'a str, pid: Option<u32>) -> State<'a> {
+        let Self { id, bundle, oci } = self;
+        let oci_version = if oci.version.is_empty() { VERSION } else { &oci.version };
+        State { oci_version, id, status, pid, bundle, annotations: &oci.annotations }
+    }
+
+    /// Returns whether it has hooks before its start.
+    pub fn begins(self) -> bool {
+        BEFORE_START.iter().any(|point| !at(self.oci, point).is_empty())
+    }
+
+    /// Runs the hooks before the container's start. Returns the network namespace that is made for
+    /// them.
+    ///
+    /// # Errors
+    /// One line: a hook failed. The others are not run, and the hooks after the container's end
+    /// were.
+    pub async fn begin(self) -> Result<Network, String> {
+        let network = Network::make().await?;
+        let state = self.state("creating", Some(network.pid())).json()?;
+        for point in BEFORE_START {
+            for hook in at(self.oci, point) {
+                if let Err(reason) = run(hook, self.bundle, &state).await {
+                    self.end().await;
+                    return Err(format!("the {point} hook {reason}"));
+                }
+            }
+        }
+        Ok(network)
+    }
+
+    /// Runs the hooks after the container's end.
+    pub async fn end(self) {
+        self.run_all(ENDED, "stopped", None).await;
+    }
+
+    /// Runs all hooks of a point. Failures are logged.
+    async fn run_all(self, point: &str, status: &str, pid: Option<u32>) {
+        let hooks = at(self.oci, point);
+        if hooks.is_empty() {
+            return;
+        }
+        let state = match self.state(status, pid).json() {
+            Ok(state) => state,
+            Err(reason) => return crate::log::warn(&reason),
+        };
+        for hook in hooks {
+            if let Err(reason) = run(hook, self.bundle, &state).await {
+                crate::log::warn(&format!("{}: the {point} hook {reason}", self.id));
+            }
+        }
+    }
+}
+
+/// Runs the hooks of a container that runs.
+pub async fn started(task: &Task) {
+    let Some(oci) = of(&task.bundle) else { return };
+    let subject = Subject { id: &task.id, bundle: &task.bundle, oci: &oci };
+    let pid = task.kept.network.pid().unwrap_or_else(|| task.pid());
+    subject.run_all(STARTED, "running", Some(pid)).await;
+}
+
+/// Runs the hooks of a container whose sandbox is gone.
+pub async fn ended(id: &str, bundle: &Path) {
+    let Some(oci) = of(bundle) else { return };
+    Subject { id, bundle, oci: &oci }.end().await;
+}
+
+/// Returns the configuration of a container that may have hooks. The bundle may be a pod's, or may
+/// be gone.
+fn of(bundle: &Path) -> Option<Oci> {
+    let oci = Oci::load(bundle).ok()?;
+    let may = Role::of(&oci.annotations) == Ok(Role::Alone) && check(&oci).is_ok();
+    may.then_some(oci)
+}
+
+/// Runs a hook, which reads `state`.
+///
+/// # Errors
+/// Its path and the reason, with the end of its error output.
+async fn run(hook: &Hook, bundle: &Path, state: &[u8]) -> Result<(), String> {
+    let (path, limit) = (&hook.path, limit(hook));
+    let mut command = command(hook, bundle);
+    let spawned = network::spawn_on_host(&mut command);
+    let mut child = spawned.map_err(|error| format!("{path} cannot be run: {error}"))?;
+    let group = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let mut told = Tail::default();
+    let ended = tokio::time::timeout(limit, attend(&mut child, state, &mut told)).await;
+    let why = match ended {
+        Ok(Ok(status)) if status.success() => return Ok(()),
+        Ok(Ok(status)) => format!("failed: {status}"),
+        Ok(Err(error)) => format!("cannot be waited for: {error}"),
+        Err(_) => {
+            // With what it has started itself.
+            if let Some(group) = group {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            format!("was killed after {} s", limit.as_secs())
+        }
+    };
+    Err(format!("{path} {why}{told}"))
+}
+
+/// Returns the longest run of a hook.
+fn limit(hook: &Hook) -> Duration {
+    let named = hook.timeout.and_then(|seconds| u64::try_from(seconds).ok());
+    match named {
+        None | Some(0) => USUAL,
+        Some(seconds) => Duration::from_secs(seconds).min(LONGEST),
+    }
+}
+
+fn command(hook: &Hook, bundle: &Path) -> Command {
+    let mut command = Command::new(&hook.path);
+    if let Some((name, words)) = hook.args.split_first() {
+        command.arg0(name).args(words);
+    }
+    let env = hook.env.iter().filter_map(|one| one.split_once('='));
+    command.env_clear().envs(env).current_dir(bundle).process_group(0).kill_on_drop(true);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Gives a hook its input, and waits for its end.
+async fn attend(child: &mut Child, state: &[u8], told: &mut Tail) -> std::io::Result<ExitStatus> {
+    let stdin = child.stdin.take();
+    let Some(mut stderr) = child.stderr.take() else { return child.wait().await };
+    let talk = async { tokio::join!(feed(stdin, state), told.fill(&mut stderr)) };
+    let status = tokio::select! {
+        status = child.wait() => status?,
+        _ = talk => child.wait().await?,
+    };
+    // What it wrote is in the pipe, which a process that it has left may have open.
+    let _ = tokio::time::timeout(LAST_WORDS, told.fill(&mut stderr)).await;
+    Ok(status)
+}
+
+async fn feed(stdin: Option<ChildStdin>, state: &[u8]) {
+    if let Some(mut stdin) = stdin {
+        // A hook need not read.
+        let _ = stdin.write_all(state).await;
+    }
+}
+
+/// The end of a hook's error output.
+#[derive(Default)]
+struct Tail(Vec<u8>);
+
+impl Tail {
+    /// Reads until the output ends.
+    async fn fill(&mut self, output: &mut (impl AsyncRead + Unpin)) {
+        let mut piece = [0; 1024];
+        while let Ok(count @ 1..) = output.read(&mut piece).await {
+            self.0.extend_from_slice(&piece[..count]);
+            let excess = self.0.len().saturating_sub(MOST_TOLD);
+            self.0.drain(..excess);
+        }
+    }
+}
+
+impl std::fmt::Display for Tail {
+    /// As the end of a line.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = String::from_utf8_lossy(&self.0);
+        match text.trim() {
+            "" => Ok(()),
+            // Longer by the parts between lines, and by escapes.
+            text => {
+                let line = text.replace('\n', "; ");
+                write!(f, ": {}", slipway_printable::line(&line, 2 * MOST_TOLD))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/hooks.rs"]
+mod tests;

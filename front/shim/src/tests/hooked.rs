@@ -1,0 +1,31 @@
+//! Tests of the calls that run hooks of a container that was created.
+
+use super::super::fake::VMM;
+use super::*;
+
+#[tokio::test]
+async fn hooks_run_after_the_start_and_after_the_end() {
+    let shim = Shim::new();
+    let hook = |point: &str| {
+        let words = ["sh".to_owned(), "-c".to_owned(), format!("cat >{point}")];
+        json!([{"path": "/bin/sh", "args": words, "env": ["PATH=/usr/bin:/bin"]}])
+    };
+    let config = json!({"hooks": {"poststart": hook("started"), "poststop": hook("ended")}});
+    std::fs::write(shim.bundle().join("config.json"), config.to_string()).unwrap();
+    let state = |file: &str| -> Option<serde_json::Value> {
+        serde_json::from_slice(&std::fs::read(shim.bundle().join(file)).ok()?).ok()
+    };
+    let task = shim.put("one", Kind::Alone);
+    assert!(state("started").is_none());
+    shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
+    let started = state("started").unwrap();
+    assert_eq!(started["status"], "running");
+    assert_eq!(started["pid"].as_u64(), Some(VMM.into()));
+    assert!(state("ended").is_none());
+    shim.daemon.end(&task.name, 0, 0);
+    shim.on::<cd::WaitResponse>("Wait", "one").await.unwrap();
+    shim.on::<cd::DeleteResponse>("Delete", "one").await.unwrap();
+    let ended = state("ended").unwrap();
+    assert_eq!((&ended["status"], ended.get("pid")), (&json!("stopped"), None));
+    assert_eq!(ended["id"], "one");
+}
