@@ -365,6 +365,44 @@ else
     printf 'SKIPPED: %s\n' "e2e/$test_name: a network of a hook's needs nft, ip, nsenter and /dev/net/tun"
 fi
 
+# A logger: a program of the host that gets both outputs.
+cat >"$work/logger" <<'END'
+#!/bin/sh
+exec 5>&-
+copy() { while read -r line; do echo "$1 $line"; done; }
+{
+    copy err <&4 &
+    copy out <&3
+    wait
+    echo "$CONTAINER_NAMESPACE/$CONTAINER_ID $* $OWN"
+} >>"$2"
+END
+chmod 755 "$work/logger"
+logged() { run --log-uri "binary://$work/logger?file=$work/log&env.OWN=its%20own" "$@"; }
+has_last() { [ "$(tail -n 1 "$work/log")" = "default/$1 file $work/log its own" ]; }
+refuses 'the logger /no/such/logger cannot be run' --log-uri binary:///no/such/logger "$image" unlogged true
+logged --rm "$image" logged sh -c 'echo one; echo two >&2; exit 3'; status=$?
+[ "$status" = 3 ] && wait_until 30 has_last logged || fail "a logger: status $status, $(cat "$work/log") $(explain)"
+[ "$(sort "$work/log" | head -n 3 | grep -c '^out one$\|^err two$')" = 2 ] || fail "a logger: $(cat "$work/log")"
+: >"$work/log"
+wait_until 60 no_shims || fail "shims: $(shims) $(holders)"
+logged -d "$image" logged sh -c 'i=0; until [ -e /stop ]; do i=$((i + 1)); echo "line $i"; sleep 0.01; done; echo "last $i"; exit 4' >/dev/null ||
+    fail "a logger of a detached container: $(explain)"
+wait_until 60 grep -q 'line 20$' "$work/log" || fail "a logger: $(cat "$work/log") $(explain)"
+kill -9 "$(shims)" || fail "no single shim: $(shims)"
+seen=$(wc -l <"$work/log")
+more() { [ "$(wc -l <"$work/log")" -gt "$((seen + 20))" ]; }
+wait_until 60 more || fail "no more lines after kill -9 of the shim: $(tail -n 3 "$work/log") $(explain)"
+c task exec --exec-id stop --fifo-dir "$work/fifo" logged sh -c ': >/stop' </dev/null
+wait_until 60 stopped logged || fail "a logged container goes on: $(c task ls) $(explain)"
+c task delete logged >"$work/out" 2>&1
+grep -q 'exit code 4' "$work/out" || fail "delete says: $(cat "$work/out")"
+c container delete logged || fail "container delete: $(explain)"
+wait_until 30 has_last logged || fail "the logger goes on: $(tail -n 3 "$work/log") $(pgrep -af "$work/logger")"
+count=$(($(wc -l <"$work/log") - 2))
+cmp <(seq -f 'out line %.0f' "$count"; echo "out last $count") <(head -n -1 "$work/log") || fail "$(tail -n 3 "$work/log")"
+ok "a logger gets both outputs; the shim was killed: $count lines, each once, and the logger ended"
+
 # From 2.1 on containerd can keep layers as EROFS files.
 if c plugins ls 2>/dev/null | grep -qE '^io.containerd.snapshotter.v1 +erofs .* ok'; then
     mounts=$(grep -c ' erofs ' /proc/mounts)

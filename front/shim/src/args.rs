@@ -88,6 +88,8 @@ pub enum Command {
     Remove,
     /// Mount a root for an importer that this process becomes; see [`crate::mount`].
     Import,
+    /// Become a logger; see [`crate::logger`].
+    Log,
     /// Have a network namespace for a container's hooks; see [`crate::netns`].
     Network,
     /// Print the version.
@@ -152,6 +154,7 @@ fn command(word: &str) -> Result<Command, String> {
         "delete" => Ok(Command::Delete),
         "remove" => Ok(Command::Remove),
         "import" => Ok(Command::Import),
+        "log" => Ok(Command::Log),
         "network" => Ok(Command::Network),
         _ => Err(format!("there is no command \"{word}\"; containerd runs this program")),
     }
@@ -165,7 +168,10 @@ pub fn is_id(value: &str) -> bool {
 }
 
 fn check(args: &Args) -> Result<(), String> {
-    if let Command::Version | Command::Info | Command::Import | Command::Network = args.command {
+    // The others are of a container.
+    if let Command::Version | Command::Info | Command::Import | Command::Log | Command::Network =
+        args.command
+    {
         return Ok(());
     }
     for (name, value) in [("namespace", &args.namespace), ("id", &args.id)] {
@@ -205,6 +211,8 @@ mod tests {
         assert_eq!((remove.command, remove.leftover), (Command::Remove, left));
         assert_eq!(of("-v").unwrap().command, Command::Version);
         assert_eq!(of("-info").unwrap().command, Command::Info);
+        assert_eq!(of("log").unwrap().command, Command::Log);
+        assert_eq!(of("network").unwrap().command, Command::Network);
     }
 
     #[test]

@@ -125,6 +125,11 @@ impl Events {
         events
     }
 
+    /// Returns containerd's namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     /// Queues an event.
     pub fn publish(&self, event: &Event) {
         let envelope = event.envelope(&self.namespace);

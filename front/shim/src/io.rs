@@ -1,4 +1,5 @@
-//! A process's standard streams as containerd gives them: FIFOs, or a file for output.
+//! A process's standard streams as containerd gives them: FIFOs, or for output a file or a
+//! [`logger`](crate::logger).
 //!
 //! The shim has each FIFO open once more than it uses it, for both ends. So standard input stays
 //! open when a client leaves, until CloseIO, and writes to an output do not fail while no client
@@ -25,6 +26,9 @@ use tokio::net::unix::pipe;
 
 use crate::cursor::{Cursor, PIECE, Stream};
 use crate::hold::{Holder, Spare};
+
+/// The number of a logger's process among the descriptors of a process, behind those of streams.
+const LOGGER: u8 = 3;
 
 /// The paths of a process's streams; an empty path stands for none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +59,8 @@ pub struct Held {
     stdin: Mutex<Option<Spare>>,
     stdin_is_closed: AtomicBool,
     outputs: Mutex<Vec<Spare>>,
+    /// The process of the logger that takes the outputs.
+    logger: Mutex<Option<Spare>>,
     /// The holder that has them too, and the beginning of their names there.
     holder: OnceLock<(Arc<Holder>, String)>,
 }
@@ -97,6 +103,22 @@ impl Held {
     pub fn left(&self) -> [Option<Spare>; 3] {
         let Some((holder, name)) = self.holder.get() else { return [None, None, None] };
         [0, 1, 2].map(|stream| holder.take(&format!("{name}.{stream}")))
+    }
+
+    /// Keeps a descriptor of the process of the logger that takes the outputs.
+    pub fn keep_logger(&self, process: OwnedFd) {
+        *lock(&self.logger) = Some(self.spare(LOGGER, process));
+    }
+
+    /// Keeps the descriptor of a logger on that an earlier serving process had.
+    fn keep_logger_left(&self) {
+        let Some((holder, name)) = self.holder.get() else { return };
+        *lock(&self.logger) = holder.take(&format!("{name}.{LOGGER}"));
+    }
+
+    /// Takes the descriptor of the logger's process, if there is a logger.
+    pub fn take_logger(&self) -> Option<Spare> {
+        lock(&self.logger).take()
     }
 
     fn spare(&self, stream: u8, fifo: OwnedFd) -> Spare {
@@ -195,6 +217,35 @@ pub fn open(paths: &Paths, held: &Held) -> Result<Streams, String> {
     Ok(Streams { stdin, stdout, stderr })
 }
 
+/// Makes the streams of a process whose outputs go into these pipes of a logger's, standard output
+/// first, and puts what is only held into `held`.
+///
+/// # Errors
+/// One line: the path of standard input cannot be opened, or no descriptor is left.
+pub fn open_piped(
+    paths: &Paths,
+    held: &Held,
+    [stdout, stderr]: [OwnedFd; 2],
+) -> Result<Streams, String> {
+    let stdin = input(&paths.stdin, held)?;
+    let stdout = piped(stdout, Stream::Out, held)?;
+    let stderr = match paths.terminal {
+        true => Output::Nothing,
+        false => piped(stderr, Stream::Err, held)?,
+    };
+    Ok(Streams { stdin, stdout, stderr })
+}
+
+/// Makes an output of the end of a logger's pipe. The other end is the logger's alone, so that
+/// writes fail once it has ended.
+fn piped(fifo: OwnedFd, stream: Stream, held: &Held) -> Result<Output, String> {
+    let failed = |error: io::Error| format!("no pipe to the logger: {error}");
+    let copy = fifo.try_clone().map_err(failed)?;
+    let sender = pipe::Sender::from_owned_fd(fifo).map_err(failed)?;
+    lock(&held.outputs).push(held.spare(1 + stream as u8, copy));
+    Ok(Output::Fifo(sender))
+}
+
 /// Opens the streams of a process that an earlier serving process has started: those that the
 /// holder has, and others by their paths. One that cannot be opened any more is none.
 pub fn open_again(paths: &Paths, held: &Held) -> Streams {
@@ -205,8 +256,17 @@ pub fn open_again(paths: &Paths, held: &Held) -> Streams {
     };
     let warned = |reason: &String| crate::log::warn(reason);
     let stdin = input(&path(0, &paths.stdin), held).inspect_err(warned).unwrap_or_default();
+    let is_logged = crate::logger::takes(paths);
+    if is_logged {
+        held.keep_logger_left();
+    }
     let opened = |at: usize, plain: &String, stream: Stream| {
-        output(&path(at, plain), stream, held).inspect_err(warned).unwrap_or(Output::Nothing)
+        let opened = match &left[at] {
+            Some(fifo) if is_logged => again(fifo, stream, held),
+            None if is_logged => Ok(Output::Nothing),
+            _ => output(&path(at, plain), stream, held),
+        };
+        opened.inspect_err(warned).unwrap_or(Output::Nothing)
     };
     let stdout = opened(1, &paths.stdout, Stream::Out);
     let stderr = match paths.terminal {
@@ -214,6 +274,12 @@ pub fn open_again(paths: &Paths, held: &Held) -> Streams {
         false => opened(2, &paths.stderr, Stream::Err),
     };
     Streams { stdin, stdout, stderr }
+}
+
+/// Makes an output of the end of a logger's pipe that an earlier serving process had.
+fn again(fifo: &Spare, stream: Stream, held: &Held) -> Result<Output, String> {
+    let copy = fifo.copy().map_err(|error| format!("no pipe to the logger: {error}"))?;
+    piped(copy.into(), stream, held)
 }
 
 fn input(path: &str, held: &Held) -> Result<Option<pipe::Receiver>, String> {
@@ -252,7 +318,10 @@ fn output(path: &str, stream: Stream, held: &Held) -> Result<Output, String> {
             }
             Ok(Output::File(file.into()))
         }
-        _ => Err(format!("output to {scheme}:// is not supported: use FIFOs or file://")),
+        _ => Err(format!(
+            "output to {scheme}:// is not supported: use FIFOs, file://, or binary:// for both \
+             outputs"
+        )),
     }
 }
 

@@ -8,8 +8,8 @@
 //! Where no daemon serves in time, a fourth process carries that on. Beside the serving process is
 //! a holder (`hold`), which starts the next one if that is killed; what that one needs to know is
 //! in a `store` (`rebuild`, `cursor`). A container is a `task` with
-//! its `process`es; each has a `session` with the node's `daemon`, which carries its streams
-//! (`io`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
+//! its `process`es; each has a `session` with the node's `daemon`, which carries its streams (`io`,
+//! `logger`). What containerd asks for is translated in `spec` and `create`, its root (`content`,
 //! `layers`; of the EROFS snapshotter `erofs`, of lazily pulled images `lazy`) is made an image in
 //! `rootfs`, `tool` and `mount`, and what happens is told in `events`. `refresh` keeps the
 //! container's `copies` of the host's files up to date; `empty_dirs` has Kubernetes' `emptyDir`
@@ -81,6 +81,7 @@ mod io;
 mod layers;
 mod lazy;
 mod log;
+mod logger;
 mod mount;
 mod mountinfo;
 mod names;
@@ -150,6 +151,7 @@ fn run(args: &Args) -> Result<(), String> {
         Command::Delete => print(&in_runtime(delete::delete(args))?),
         Command::Remove => in_runtime(delete::carry_on(args)),
         Command::Import => mount::import(),
+        Command::Log => logger::exec(),
         Command::Network => netns::hold(),
         Command::Serve => in_runtime(serve::serve(args)),
         Command::Resume => in_runtime(serve::resume(args)),

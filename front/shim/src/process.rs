@@ -1,6 +1,7 @@
 //! A process of a task as containerd sees it: created, running, stopped.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -202,6 +203,12 @@ impl Process {
             stop: *lock(&self.stop),
         };
         kept.store.put_json(&kept.record, &record);
+    }
+
+    /// Returns the path of a file of its own of this kind in the store, if anything is kept.
+    pub fn place(&self, kind: &str) -> Option<PathBuf> {
+        let kept = self.kept.get()?;
+        kept.store.path(&name(kind, &[&kept.task, &self.exec_id]))
     }
 
     /// Returns the record of the position in its output.

@@ -22,13 +22,13 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::checkpoint;
 use crate::cursor::Stream;
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
 use crate::task::{ANSWER, KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
+use crate::{checkpoint, logger};
 
 /// The messages in flight to the daemon.
 const QUEUE: usize = 4;
@@ -88,7 +88,7 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
     if !process.step(&Phase::Created, Phase::Starting) {
         return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
     }
-    let streams = match crate::io::open(&process.paths, &process.held) {
+    let streams = match logger::open(task, process).await {
         Ok(streams) => streams,
         Err(reason) => {
             task.finish(process, End::now(UNKNOWN, reason.clone()));
@@ -189,7 +189,8 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams, joins: b
     process.held.close_stdin();
     // Readers see the end of the output before anybody hears of the process's end, unless they are
     // slow, or none is there now: containerd may be away.
-    if was_read(&process, UNREAD).await {
+    let is_read = was_read(&process, UNREAD).await;
+    if is_read {
         drop((stdout, stderr));
         process.held.release_outputs();
     } else {
@@ -197,6 +198,10 @@ async fn live(task: Arc<Task>, process: Arc<Process>, streams: Streams, joins: b
     }
     task.tell(&process, &end.message).await;
     task.finish(&process, end);
+    if is_read {
+        // After the exit: loggers may wait for that.
+        logger::end(&process).await;
+    }
     process.closed.send_replace(true);
 }
 
@@ -226,6 +231,7 @@ async fn keep_unread(process: Arc<Process>, stdout: Output, stderr: Output) {
     was_read(&process, KEPT).await;
     drop((stdout, stderr));
     process.held.release_outputs();
+    logger::end(&process).await;
 }
 
 /// Returns the end of a process of a pod that has ended, if the daemon does not report it soon: the
