@@ -469,7 +469,7 @@ mod tests {
     fn the_command_line_is_stronger_than_the_settings() {
         let config = Config { poll_budget_us: 70, ..Config::default() };
         let budget = |config: &Config, poll_budget| {
-            poll_budget_of(config, &DaemonArgs { ends_when_idle: false, poll_budget })
+            poll_budget_of(config, &DaemonArgs { ends_when_idle: false, check: false, poll_budget })
         };
         assert_eq!(budget(&config, None).unwrap(), Duration::from_micros(70));
         assert_eq!(budget(&config, Some(Duration::ZERO)).unwrap(), Duration::ZERO);

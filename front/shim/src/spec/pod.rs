@@ -6,9 +6,7 @@ use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{
-    NETWORK, check_rest, control_group, hooks, limits, mounts, namespaces, process_spec,
-};
+use super::{NETWORK, check_rest, control_group, hooks, limits, mounts, namespaces, process_spec};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
 pub const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
