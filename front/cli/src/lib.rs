@@ -54,6 +54,7 @@ mod spec;
 mod stats;
 mod systemd;
 mod table;
+mod target;
 mod template;
 mod vf;
 mod vmm;

@@ -40,7 +40,7 @@ pub struct Room {
     pub dirs: usize,
 }
 
-/// What becomes of mounts of the host's files.
+/// The copies that are made of mounts of the host's files, and the mounts that stay shares.
 #[derive(Default)]
 pub struct Copied {
     /// The copies that follow the host's files.

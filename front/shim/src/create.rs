@@ -7,7 +7,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use slipway_sandbox_api::copies::{MOST, MOST_BYTES, MOST_DIRS};
@@ -25,6 +24,7 @@ use crate::hooks::Subject;
 use crate::io::Paths;
 use crate::netns::Network;
 use crate::process::{Phase, Process, timestamp};
+use crate::reads::on_a_thread;
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci, PodNamespaces};
 use crate::task::{Kept, Kind, RESOLVER, Sandbox, Task};
@@ -32,16 +32,9 @@ use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::{checkpoint, lazy, names, options, rootfs, target};
 
-/// The longest time that reading the files of the host may take of which a container gets copies.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// The environment variable with the annotations of pods of the Sandbox API that count, as
 /// [`spec::pod_of_sandbox`] takes them.
 const ANNOTATIONS: &str = "SLIPWAY_POD_ANNOTATIONS";
-
-/// The most reads of the host's files that a shim has at work for new containers, those that hang
-/// included. It is more than a pod has containers that are made at once.
-pub const MOST_READS: usize = 64;
 
 /// The parts of the shim that a new task needs.
 pub struct Maker<'a> {
@@ -53,7 +46,7 @@ pub struct Maker<'a> {
     pub events: &'a Arc<Events>,
     /// The shim's other tasks, among which a container's pod is.
     pub tasks: &'a Tasks,
-    /// The places of reads of the host's files, [`MOST_READS`] of them.
+    /// The places of reads of the host's files, as many as `MOST_READS`.
     pub reads: &'a Arc<Semaphore>,
 }
 
@@ -111,7 +104,7 @@ impl Maker<'_> {
         let asked = spec::pod_of_sandbox(request, &allowed).map_err(invalid)?;
         let resolver = match asked.resolver {
             Some(text) => text.into_bytes(),
-            None => on_a_thread(self.reads, PATIENCE, hosts_resolver).await?,
+            None => on_a_thread(self.reads, hosts_resolver).await?,
         };
         let sandbox = Sandbox { created_at: timestamp(), resolver };
         let (id, bundle) = (request.sandbox_id.clone(), request.bundle_path.clone());
@@ -303,7 +296,7 @@ impl Maker<'_> {
             return Ok(());
         }
         let (shares, volumes) = (std::mem::take(&mut run.shares), Arc::clone(volumes));
-        let parted = on_a_thread(self.reads, PATIENCE, move || empty_dirs::part(shares, &volumes));
+        let parted = on_a_thread(self.reads, move || empty_dirs::part(shares, &volumes));
         (run.empty_dirs, run.shares) = parted.await?.map_err(invalid)?;
         Ok(())
     }
@@ -375,7 +368,7 @@ impl Maker<'_> {
         let mounts = spec::copied(&oci.mounts, container).map_err(invalid)?;
         let room = self.room(&mounts, run).await?;
         let shares = std::mem::take(&mut run.shares);
-        let read = on_a_thread(self.reads, PATIENCE, move || {
+        let read = on_a_thread(self.reads, move || {
             let message = message.and_then(|path| open_message(&path));
             copies::read(mounts, shares, room).map(|read| (read, message))
         });
@@ -415,36 +408,6 @@ impl Maker<'_> {
             image_name: oci.annotations.get(lazy::IMAGE_NAME).map(String::as_str),
         };
         rootfs::prepare(self.daemon, &root).await
-    }
-}
-
-/// Runs work on files of the host, whose file system may never answer: the thread hangs then, and
-/// the caller goes on. The thread has one of `places` as long as it lives.
-///
-/// # Errors
-/// [`Code::ResourceExhausted`] if no place is free; [`Code::DeadlineExceeded`] if the work takes
-/// longer than `patience`.
-async fn on_a_thread<T: Send + 'static>(
-    places: &Arc<Semaphore>,
-    patience: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failure> {
-    let Ok(place) = Arc::clone(places).try_acquire_owned() else {
-        let message = "too many reads of files that containers of this pod mount hang: a file \
-                       system of the host does not answer; unmount it, or make the pod anew";
-        return Err(Failure::new(Code::ResourceExhausted, message));
-    };
-    let work = move || {
-        let done = work();
-        drop(place);
-        done
-    };
-    match tokio::time::timeout(patience, tokio::task::spawn_blocking(work)).await {
-        Ok(done) => done.map_err(|error| Failure::from(error.to_string())),
-        Err(_) => {
-            let message = "the file system of a file that the container mounts does not answer";
-            Err(Failure::new(Code::DeadlineExceeded, message))
-        }
     }
 }
 
@@ -488,25 +451,4 @@ fn paths(request: &cd::CreateTaskRequest) -> Paths {
 
 fn invalid(reason: String) -> Failure {
     Failure::new(Code::InvalidArgument, reason)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_file_system_that_does_not_answer_fails_the_call() {
-        let places = Arc::new(Semaphore::new(1));
-        assert_eq!(on_a_thread(&places, PATIENCE, || 7).await, Ok(7));
-        let (held, hangs) = std::sync::mpsc::channel::<()>();
-        let failed = on_a_thread(&places, Duration::from_millis(1), move || hangs.recv()).await;
-        assert_eq!(failed.unwrap_err().code, Code::DeadlineExceeded);
-        // The thread hangs on, and no further one is begun beside it.
-        let failed = on_a_thread(&places, PATIENCE, || 7).await.unwrap_err();
-        assert_eq!(failed.code, Code::ResourceExhausted);
-        assert!(failed.message.contains("does not answer") && !failed.message.contains('\n'));
-        drop(held);
-        drop(places.acquire().await.unwrap());
-        assert_eq!(on_a_thread(&places, PATIENCE, || 7).await, Ok(7));
-    }
 }

@@ -29,6 +29,8 @@ use crate::hold::{Holder, Spare};
 
 /// The number of a logger's process among the descriptors of a process, behind those of streams.
 const LOGGER: u8 = 3;
+/// The beginning of an output's path that stands for a logger.
+pub const BINARY: &str = "binary://";
 
 /// The paths of a process's streams; an empty path stands for none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,14 @@ pub struct Paths {
     pub stderr: String,
     /// Set if the process has a terminal.
     pub terminal: bool,
+}
+
+impl Paths {
+    /// Returns the path of the process's logger without its scheme, if it has one. As with runc,
+    /// that of standard output takes both outputs.
+    pub fn logger(&self) -> Option<&str> {
+        self.stdout.strip_prefix(BINARY)
+    }
 }
 
 /// The ends that the session uses.
@@ -256,7 +266,7 @@ pub fn open_again(paths: &Paths, held: &Held) -> Streams {
     };
     let warned = |reason: &String| crate::log::warn(reason);
     let stdin = input(&path(0, &paths.stdin), held).inspect_err(warned).unwrap_or_default();
-    let is_logged = crate::logger::takes(paths);
+    let is_logged = paths.logger().is_some();
     if is_logged {
         held.keep_logger_left();
     }

@@ -89,6 +89,7 @@ mod netns;
 mod network;
 mod options;
 mod process;
+mod reads;
 mod rebuild;
 mod refresh;
 mod role;

@@ -31,13 +31,11 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 
 use crate::hold::{Spare, THIS};
-use crate::io::{Paths, Streams};
+use crate::io::{BINARY, Streams};
 use crate::network;
 use crate::process::Process;
 use crate::task::Task;
 
-/// The beginning of an output's path that stands for a logger.
-const SCHEME: &str = "binary://";
 /// The beginning of the words of a query that are the logger's environment.
 const ENVIRONMENT: &str = "env.";
 /// The variables that the shim sets.
@@ -73,7 +71,7 @@ impl Logger {
     /// Parses a path without its scheme. Of words with the same name the first one counts.
     fn parse(path: &str) -> Result<Self, String> {
         let shown = slipway_printable::line(path, MOST_TOLD);
-        let wrong = |why: &str| format!("the logger {SCHEME}{shown} {why}");
+        let wrong = |why: &str| format!("the logger {BINARY}{shown} {why}");
         if path.len() > LONGEST {
             return Err(format!("the path of a logger is longer than {LONGEST} bytes"));
         }
@@ -153,24 +151,13 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Returns the path of a process's logger without its scheme, if it has one. As with runc, that of
-/// standard output takes both outputs.
-fn path(paths: &Paths) -> Option<&str> {
-    paths.stdout.strip_prefix(SCHEME)
-}
-
-/// Returns whether a process's output is for a logger.
-pub fn takes(paths: &Paths) -> bool {
-    path(paths).is_some()
-}
-
 /// Opens the streams of a process of a task. A logger is started for its output, if its path names
 /// one, and is ready then.
 ///
 /// # Errors
 /// One line: a path cannot be opened, or the logger cannot be run or is not ready in time.
 pub async fn open(task: &Task, process: &Process) -> Result<Streams, String> {
-    let Some(path) = path(&process.paths) else {
+    let Some(path) = process.paths.logger() else {
         return crate::io::open(&process.paths, &process.held);
     };
     let mut logger = Logger::parse(path)?;

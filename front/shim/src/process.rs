@@ -10,11 +10,16 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 use slipway_sandbox_api::v1::{self, RunIn, run_in};
 use tokio::sync::{mpsc, watch};
+use tonic::Code;
 
 use crate::containerd as cd;
 use crate::cursor::Cursor;
 use crate::io::{Held, Paths};
 use crate::store::{Keep, Store, name};
+use crate::ttrpc::Failure;
+
+/// The longest time that a signal may take to reach its process.
+pub const DELIVERY: Duration = Duration::from_secs(5);
 
 /// The state of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -333,6 +338,23 @@ impl Process {
     fn tell(&self, kind: run_in::Kind) {
         if let Some(requests) = &*self.requests.borrow() {
             let _ = requests.try_send(RunIn { kind: Some(kind) });
+        }
+    }
+
+    /// Sends a signal to a process of a container that is not its first.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] if the process has ended; [`Code::DeadlineExceeded`].
+    pub async fn signal(&self, signal: u32) -> Result<(), Failure> {
+        let gone = || Failure::new(Code::NotFound, "the process has ended");
+        let requests = self.requests.borrow().clone().ok_or_else(gone)?;
+        let message = RunIn { kind: Some(run_in::Kind::Signal(signal)) };
+        match tokio::time::timeout(DELIVERY, requests.send(message)).await {
+            Ok(sent) => sent.map_err(|_| gone()),
+            Err(_) => Err(Failure::new(
+                Code::DeadlineExceeded,
+                "the process reads no input, and signals to it wait behind that",
+            )),
         }
     }
 

@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::args::Args;
 use crate::containerd as cd;
-use crate::create::{MOST_READS, Maker};
+use crate::create::Maker;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;

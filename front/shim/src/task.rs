@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slipway_sandbox_api::v1::{self, RunIn, run_in};
+use slipway_sandbox_api::v1;
 use tonic::Code;
 
 use crate::containerd as cd;
@@ -20,7 +20,7 @@ use crate::empty_dirs::Volumes;
 use crate::events::{Event, Events};
 use crate::hold::Spare;
 use crate::netns::Place;
-use crate::process::{End, Phase, Process};
+use crate::process::{DELIVERY, End, Phase, Process};
 use crate::store::{Keep, Store, name};
 use crate::ttrpc::Failure;
 
@@ -28,8 +28,6 @@ use crate::ttrpc::Failure;
 pub const SIGKILL: u32 = 9;
 /// The exit status of a process that SIGKILL ended.
 pub const KILLED: u32 = 128 + SIGKILL;
-/// The longest time that a signal may take to reach its process.
-const DELIVERY: Duration = Duration::from_secs(5);
 /// The longest time that a container may take to end after SIGKILL; then its microVM is ended, or
 /// its pod is told to end it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -402,7 +400,7 @@ impl Task {
                 Ok(())
             }
             Phase::Running if process.is_init() => self.signal(signal).await,
-            Phase::Running => signal_exec(process, signal).await,
+            Phase::Running => process.signal(signal).await,
         }
     }
 
@@ -485,18 +483,4 @@ impl Task {
 fn write_over(mut file: &File, content: &str) -> std::io::Result<()> {
     file.set_len(0)?;
     file.write_all(content.as_bytes())
-}
-
-async fn signal_exec(process: &Process, signal: u32) -> Result<(), Failure> {
-    let requests = process.requests.borrow().clone();
-    let requests = requests.ok_or_else(|| Failure::new(Code::NotFound, "the process has ended"))?;
-    let message = RunIn { kind: Some(run_in::Kind::Signal(signal)) };
-    match tokio::time::timeout(DELIVERY, requests.send(message)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Failure::new(Code::NotFound, "the process has ended")),
-        Err(_) => Err(Failure::new(
-            Code::DeadlineExceeded,
-            "the process reads no input, and signals to it wait behind that",
-        )),
-    }
 }

@@ -68,6 +68,7 @@ mod choice;
 mod console;
 mod control;
 mod cpu_templates;
+mod ended;
 mod error;
 mod exit;
 mod files;
@@ -100,12 +101,12 @@ pub use cage::Cage;
 pub use choice::{Preview, VmmChoice, Vmms};
 pub use console::STDERR_TAIL;
 pub use cpu_templates::{OfferedTemplate, cpu_templates};
+pub use ended::{ShutdownReason, VmExit};
 pub use error::{Error, Result};
 pub use helper::{Helper, HelperSpec};
 pub use identity::{VmRecord, reap_leftover};
 pub use interface::{
-    BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, MemoryDevice, PageSink,
-    ShutdownReason, Vm, VmEvent, VmExit,
+    BoxFuture, Capabilities, CpuSlot, Hypervisor, LaunchTimes, MemoryDevice, PageSink, Vm, VmEvent,
 };
 pub(crate) use interface::{no_hot_memory, no_hot_plug, saves_none};
 pub use memory::GuestMemory;

@@ -18,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use slipway_agent_protocol::v1::{File, FileDir, PutFilesRequest};
 
-use crate::init::FileDirSpec;
+use crate::init::{FILE_DIR_FLAGS as FLAGS, FileDirSpec};
 use crate::lock::lock;
 use crate::{copies, empty_dirs, log};
 
@@ -31,8 +31,6 @@ const MODE: u32 = 0o7777;
 const BYTES: u64 = 2 * ((2 << 20) + 4096 * 4096);
 /// The name of the file in a directory that stands for a single file.
 const FILE: &str = "file";
-/// Flags of all mounts of directories.
-pub const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// The directories of a container. They go with this value.
 #[derive(Default)]

@@ -5,6 +5,8 @@
 //! deadline and a largest size. Values that leave this module were checked: known names only,
 //! numbers in their ranges, messages that are one printable line.
 
+mod abilities;
+
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use slipway_telemetry::monotonic_ns;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use self::abilities::Abilities;
 use crate::error::MOST_MESSAGE;
 use crate::guests::Guests;
 use crate::{Error, Result};
@@ -58,17 +61,6 @@ pub struct Agent {
     sessions: Arc<Semaphore>,
     forwards: Arc<Semaphore>,
     abilities: Abilities,
-}
-
-/// What an agent can do that earlier ones cannot.
-#[derive(Clone, Copy, Default)]
-struct Abilities {
-    /// It gives processes ambient capabilities.
-    gives_ambient: bool,
-    /// It makes directories that containers share by name.
-    makes_empty_dirs: bool,
-    /// It makes directories of a container's own for files.
-    makes_file_dirs: bool,
 }
 
 /// The agent's answer to the first call.
@@ -167,11 +159,7 @@ impl Agent {
             )));
         }
         let at_ns = monotonic_ns();
-        let abilities = Abilities {
-            gives_ambient: reply.ambient_capabilities,
-            makes_empty_dirs: reply.empty_dirs,
-            makes_file_dirs: reply.file_dirs,
-        };
+        let abilities = Abilities::of(&reply);
         Ok(Hello { stages: stages(&reply, at_ns), at_ns, abilities })
     }
 
@@ -294,7 +282,7 @@ impl Agent {
     /// # Errors
     /// [`Error::Agent`].
     pub(crate) fn check_process(&self, process: Option<&v1::ProcessSpec>) -> Result<()> {
-        check_ambient(self.abilities.gives_ambient, process)
+        abilities::check_ambient(self.abilities.gives_ambient, process)
     }
 
     /// Returns whether the agent makes directories that containers share by name. Earlier agents
@@ -372,17 +360,6 @@ impl Agent {
     }
 }
 
-fn check_ambient(gives: bool, process: Option<&v1::ProcessSpec>) -> Result<()> {
-    let security = process.and_then(|process| process.security.as_ref());
-    let asked = security.and_then(|security| security.capabilities.as_ref());
-    if gives || asked.is_none_or(|asked| asked.ambient.is_empty()) {
-        return Ok(());
-    }
-    let old = "the sandbox's agent is of an earlier version, which gives no ambient capabilities: \
-               ask for none, or start the sandbox anew";
-    Err(Error::Agent(old.to_owned()))
-}
-
 fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
     v1::BlockStats {
         nsid: 0,
@@ -456,23 +433,6 @@ mod tests {
             assert!(text.len() <= MOST_TERMINATION, "{byte}: {}", text.len());
             let json = serde_json::to_string(&text).unwrap();
             assert!(json.len() <= 2 * MOST_TERMINATION + 2, "{byte}: {}", json.len());
-        }
-    }
-
-    #[test]
-    fn an_earlier_agent_gets_no_ambient_capabilities() {
-        let spec = |ambient: &[&str]| {
-            let ambient = ambient.iter().map(|name| (*name).to_owned()).collect();
-            let capabilities = Some(v1::Capabilities { names: Vec::new(), ambient });
-            let security = Some(v1::Security { capabilities, ..Default::default() });
-            v1::ProcessSpec { security, ..Default::default() }
-        };
-        for gives in [false, true] {
-            check_ambient(gives, None).unwrap();
-            check_ambient(gives, Some(&v1::ProcessSpec::default())).unwrap();
-            check_ambient(gives, Some(&spec(&[]))).unwrap();
-            let asked = check_ambient(gives, Some(&spec(&["CAP_CHOWN"])));
-            assert_eq!(asked.is_ok(), gives, "{asked:?}");
         }
     }
 

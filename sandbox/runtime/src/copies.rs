@@ -10,8 +10,6 @@ use slipway_agent_protocol::v1::{CreateContainerRequest, File, FileDir, PutFiles
 use slipway_sandbox_api::copies::{MOST, MOST_BYTES, MOST_DIRS, MOST_FILE_BYTES};
 
 use crate::agent::Agent;
-use crate::record::SandboxState;
-use crate::target::Target;
 use crate::{Error, Result, v1};
 
 /// The longest path in bytes.
@@ -75,7 +73,11 @@ fn check_dirs(dirs: &[v1::FileDir]) -> Result<Vec<FileDir>> {
     Ok(converted.collect())
 }
 
-fn check_files(files: &[v1::File]) -> Result<Vec<File>> {
+/// Checks files, and returns them for the agent.
+///
+/// # Errors
+/// [`Error::Invalid`], which names the file.
+pub(crate) fn check_files(files: &[v1::File]) -> Result<Vec<File>> {
     let bytes: usize = files.iter().map(|file| file.content.len()).sum();
     let largest = files.iter().map(|file| file.content.len()).max().unwrap_or(0);
     if files.len() > MOST || bytes > MOST_BYTES || largest > MOST_FILE_BYTES {
@@ -148,7 +150,7 @@ fn check_seen(request: &CreateContainerRequest) -> Result<()> {
 }
 
 /// Divides files among requests, in order.
-fn pieces(files: Vec<File>) -> Vec<Vec<File>> {
+pub(crate) fn pieces(files: Vec<File>) -> Vec<Vec<File>> {
     let (mut pieces, mut piece, mut left) = (Vec::new(), Vec::new(), FIRST);
     for file in files {
         let bytes = file.content.len() + file.path.len() + file.link.len() + FRAME;
@@ -163,31 +165,11 @@ fn pieces(files: Vec<File>) -> Vec<Vec<File>> {
     pieces
 }
 
-/// Puts files into a container that runs, and then removes files.
+/// Checks the paths of files to remove, and returns them.
 ///
 /// # Errors
-/// [`Error::Invalid`], which names the file; [`Error::WrongState`] if the container does not run;
-/// [`Error::Agent`] if the guest refuses. Files before the one that was refused are in place.
-pub(crate) async fn put(target: &Target, request: &v1::PutFilesRequest) -> Result<()> {
-    target.has_process()?;
-    if target.container.state() != SandboxState::Running {
-        return Err(target.wrong_state("files of a container that runs can be changed"));
-    }
-    let (files, removed) = (check_files(&request.files)?, check_removed(&request.removed)?);
-    let id = &target.container.name;
-    let put = |files| PutFilesRequest { id: id.clone(), files, removed: Vec::new() };
-    let mut requests: Vec<_> = pieces(files).into_iter().map(put).collect();
-    if let Some(last) = requests.last_mut() {
-        last.removed = removed;
-    }
-    let agent = target.sandbox.agent()?;
-    for request in requests {
-        agent.call(|mut client| async move { client.put_files(request).await }).await?;
-    }
-    Ok(())
-}
-
-fn check_removed(paths: &[String]) -> Result<Vec<String>> {
+/// [`Error::Invalid`], which names the path.
+pub(crate) fn check_removed(paths: &[String]) -> Result<Vec<String>> {
     if paths.len() > MOST {
         let count = paths.len();
         return Err(Error::Invalid(format!(

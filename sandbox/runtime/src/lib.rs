@@ -88,6 +88,7 @@ mod pod_disks;
 mod pod_functions;
 pub mod proc;
 pub mod process;
+mod put_files;
 mod reach;
 pub mod record;
 mod recover;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand, value_parser};
 
 use super::{MachineArgs, Pull};
-use crate::function::Target;
 use crate::size::{parse_duration, parse_size};
+use crate::target::Target;
 
 #[derive(Debug, Subcommand)]
 pub enum FunctionCommand {

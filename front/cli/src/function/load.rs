@@ -5,7 +5,6 @@
 //! for its turn is not flattered. Each has a connection of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use anyhow::Result;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::HOST;
-use hyper::{Request, StatusCode, Uri};
+use hyper::{Request, StatusCode};
 use serde::Serialize;
 use slipway_bench::{human, percentile};
 use tokio::net::TcpStream;
@@ -23,32 +22,12 @@ use super::exchange::exchange;
 use super::http::REPLICA;
 use crate::args::FunctionLoadArgs;
 use crate::table::table;
+use crate::target::Target;
 
 /// The most requests without an answer at once; further ones are sent late.
 const MOST_OPEN: usize = 4096;
 /// The most bytes of an answer.
 const LARGEST: usize = 64 << 20;
-
-/// The place to which requests are sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Host and port.
-    authority: String,
-    /// Path and query.
-    path: String,
-}
-
-impl FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("\"{text}\" is no URL, as http://127.0.0.1:8080/");
-        let uri: Uri = text.parse().map_err(|_| wrong())?;
-        let host = uri.host().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
-        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        Ok(Self { authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)), path })
-    }
-}
 
 /// The requests of a load.
 struct Load {
@@ -200,22 +179,6 @@ fn row(figures: &Figures) -> [String; 9] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn targets_are_urls_of_http() {
-        for (text, authority, path) in [
-            ("http://127.0.0.1:8080/", "127.0.0.1:8080", "/"),
-            ("http://127.0.0.1:8080", "127.0.0.1:8080", "/"),
-            ("http://[::1]:81/a?b=c", "[::1]:81", "/a?b=c"),
-            ("http://host/", "host:80", "/"),
-        ] {
-            let target = Target { authority: authority.to_owned(), path: path.to_owned() };
-            assert_eq!(text.parse(), Ok(target), "{text}");
-        }
-        for bad in ["", "127.0.0.1:8080", "https://host/", "/path", "http://", "a b"] {
-            assert!(bad.parse::<Target>().is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn errors_are_counted_by_kind_and_are_no_latencies() {

@@ -26,7 +26,6 @@ mod status;
 use anyhow::Result;
 use slipway_runtime::Config;
 
-pub use self::load::Target;
 use crate::args::{FunctionCommand, NodeArgs};
 
 /// Runs a command about functions. Returns the exit status.

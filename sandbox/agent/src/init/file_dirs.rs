@@ -8,7 +8,9 @@ use rustix::mount::{MountFlags, mount_remount};
 use slipway_agent_protocol::v1::Share;
 
 use super::{FileDirSpec, tree};
-use crate::file_dirs::FLAGS;
+
+/// Flags of all mounts of directories.
+pub const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// Returns the mount of a directory or file, detached and writable, and its place in the container.
 /// Must be called before the sandbox's root is left.

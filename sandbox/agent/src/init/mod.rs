@@ -47,6 +47,7 @@ use slipway_agent_protocol::v1::{EmptyDir, File, Names, Paths, ProcessSpec, Shar
 
 use channel::{Channel, Report};
 use credentials::Rights;
+pub use file_dirs::FLAGS as FILE_DIR_FLAGS;
 pub use files::etc as files_of_etc;
 pub use terminal::size as window_size;
 

@@ -31,7 +31,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, copies, layers, pause, placement, snoop, traces};
+use crate::{Error, connect, layers, pause, placement, put_files, snoop, traces};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -335,7 +335,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
 
     async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {
         let request = request.into_inner();
-        copies::put(&self.node.target(&request.name)?, &request).await?;
+        put_files::put(&self.node.target(&request.name)?, &request).await?;
         Ok(Response::new(v1::Empty {}))
     }
 

@@ -1,0 +1,61 @@
+//! The abilities of agents, by their version.
+
+use slipway_agent_protocol::v1;
+
+use crate::{Error, Result};
+
+/// The abilities of an agent that earlier ones lack.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Abilities {
+    /// It gives processes ambient capabilities.
+    pub gives_ambient: bool,
+    /// It makes directories that containers share by name.
+    pub makes_empty_dirs: bool,
+    /// It makes directories of a container's own for files.
+    pub makes_file_dirs: bool,
+}
+
+impl Abilities {
+    /// Returns the abilities of the agent that answered.
+    pub fn of(reply: &v1::HelloReply) -> Self {
+        Self {
+            gives_ambient: reply.ambient_capabilities,
+            makes_empty_dirs: reply.empty_dirs,
+            makes_file_dirs: reply.file_dirs,
+        }
+    }
+}
+
+/// Refuses ambient capabilities of a process that the agent would start without them.
+pub(super) fn check_ambient(gives: bool, process: Option<&v1::ProcessSpec>) -> Result<()> {
+    let security = process.and_then(|process| process.security.as_ref());
+    let asked = security.and_then(|security| security.capabilities.as_ref());
+    if gives || asked.is_none_or(|asked| asked.ambient.is_empty()) {
+        return Ok(());
+    }
+    let old = "the sandbox's agent is of an earlier version, which gives no ambient capabilities: \
+               ask for none, or start the sandbox anew";
+    Err(Error::Agent(old.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_agent_gets_no_ambient_capabilities() {
+        let spec = |ambient: &[&str]| {
+            let ambient = ambient.iter().map(|name| (*name).to_owned()).collect();
+            let capabilities = Some(v1::Capabilities { names: Vec::new(), ambient });
+            let security = Some(v1::Security { capabilities, ..Default::default() });
+            v1::ProcessSpec { security, ..Default::default() }
+        };
+        for gives in [false, true] {
+            check_ambient(gives, None).unwrap();
+            check_ambient(gives, Some(&v1::ProcessSpec::default())).unwrap();
+            check_ambient(gives, Some(&spec(&[]))).unwrap();
+            let asked = check_ambient(gives, Some(&spec(&["CAP_CHOWN"])));
+            assert_eq!(asked.is_ok(), gives, "{asked:?}");
+        }
+    }
+}
