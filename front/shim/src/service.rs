@@ -19,6 +19,7 @@ use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
 use crate::process::{End, Phase, Process};
+use crate::reads::MOST_READS;
 use crate::stats::{self, Form};
 use crate::store::Keep;
 use crate::task::{Kind, SIGKILL, Task};
