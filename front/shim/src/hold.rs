@@ -15,6 +15,10 @@
 //! descriptors nor knows what they are. It ends after [`DONE`], or after [`MOST_STARTS`] serving
 //! processes within [`WITHIN`]: something is wrong with the shim then, and containerd removes the
 //! containers, as it does when both processes are killed at once.
+//!
+//! A holder starts no process before it has the listening socket, which it gets last. So one that
+//! did not get all descriptors, since their sender was killed meanwhile, ends too. A holder that
+//! cannot be told something ends, as far as it can be told that, and the next one gets all.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -220,6 +224,27 @@ struct State {
     held: BTreeMap<String, Arc<OwnedFd>>,
 }
 
+impl State {
+    /// Sends a message to the holder. One that cannot be sent ends the holder, unless that has
+    /// died: the next one gets all descriptors.
+    fn tell(&self, operation: u8, name: &str, file: Option<BorrowedFd<'_>>) {
+        if send(&self.socket, operation, name, file).is_err() {
+            let _ = send(&self.socket, DONE, "", None);
+        }
+    }
+
+    /// Gives all descriptors to the holder at the other end of `socket`.
+    fn move_to(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let last = self.held.get_key_value(LISTENER);
+        let others = self.held.iter().filter(|(name, _)| *name != LISTENER);
+        for (name, file) in others.chain(last) {
+            send(&socket, PUT, name, Some(file.as_fd()))?;
+        }
+        self.socket = socket;
+        Ok(())
+    }
+}
+
 impl Holder {
     /// Starts a holder, in the network namespace of the host.
     ///
@@ -253,8 +278,7 @@ impl Holder {
     pub fn put(self: &Arc<Self>, name: String, file: OwnedFd) -> Spare {
         let file = Arc::new(file);
         let mut state = self.state();
-        // Fails if the holder has died: the next one gets all.
-        let _ = send(&state.socket, PUT, &name, Some(file.as_fd()));
+        state.tell(PUT, &name, Some(file.as_fd()));
         state.held.insert(name.clone(), Arc::clone(&file));
         Spare { file, kept: Some((Arc::clone(self), name)) }
     }
@@ -274,16 +298,13 @@ impl Holder {
     /// Closes what an earlier serving process had kept and nobody has taken: its process or its
     /// connection was forgotten just before the kill. A reader of such a FIFO would wait for ever.
     pub fn close_rest(&self) {
-        let mut guard = self.state();
-        let State { socket, held } = &mut *guard;
-        held.retain(|name, file| {
-            let is_taken = Arc::strong_count(file) > 1;
-            if !is_taken {
-                // Fails if the holder has died: the next one does not get it.
-                let _ = send(&*socket, CLEAR, name, None);
-            }
-            is_taken
-        });
+        let mut state = self.state();
+        let left = state.held.iter().filter(|(_, file)| Arc::strong_count(file) == 1);
+        let left: Vec<_> = left.map(|(name, _)| name.clone()).collect();
+        for name in &left {
+            state.held.remove(name);
+            state.tell(CLEAR, name, None);
+        }
     }
 
     /// Tells the holder to end, as this process does.
@@ -310,12 +331,7 @@ impl Holder {
 
     fn replace(&self, args: &Args) -> io::Result<()> {
         let socket = start(args)?;
-        let mut state = self.state();
-        for (name, file) in &state.held {
-            send(&socket, PUT, name, Some(file.as_fd()))?;
-        }
-        state.socket = socket;
-        Ok(())
+        self.state().move_to(socket)
     }
 
     fn clear(&self, name: &str, file: &Arc<OwnedFd>) {
@@ -323,7 +339,7 @@ impl Holder {
         // Another descriptor may have the name by now.
         if state.held.get(name).is_some_and(|held| Arc::ptr_eq(held, file)) {
             state.held.remove(name);
-            let _ = send(&state.socket, CLEAR, name, None);
+            state.tell(CLEAR, name, None);
         }
     }
 

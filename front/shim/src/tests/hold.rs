@@ -78,3 +78,23 @@ async fn the_end_of_a_holder_is_seen() {
     drop(theirs);
     watched.await.unwrap().unwrap();
 }
+
+#[test]
+fn the_next_holder_gets_the_listening_socket_last() {
+    let (holder, _theirs) = ends();
+    let _kept = ["a", LISTENER, "z"].map(|name| holder.put(name.to_owned(), end_of_pipe()));
+    let (socket, next) = pair().unwrap();
+    holder.state().move_to(socket).unwrap();
+    let names = [(); 3].map(|()| receive(&next).unwrap().unwrap().name);
+    // Without it, one whose sender was killed meanwhile starts no process.
+    assert_eq!(names, ["a", "z", LISTENER]);
+}
+
+#[test]
+fn a_holder_that_lacks_a_descriptor_ends() {
+    let (holder, theirs) = ends();
+    // The socket takes no message of that size.
+    let _kept = holder.put("x".repeat(8 << 20), end_of_pipe());
+    let mut held = BTreeMap::new();
+    assert!(attend(&theirs, &mut held) && held.is_empty());
+}
