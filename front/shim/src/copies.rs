@@ -24,6 +24,8 @@ use crate::mountinfo::{self, Mounted};
 use crate::spec::{self, Mount};
 use crate::store::name;
 
+/// The kind of the files with the records of copies.
+pub const RECORDS: &str = "copy";
 /// The memory in which a guest has a file is whole pages of this size, bytes.
 const PAGE: usize = 4096;
 /// The bits of a directory's mode.
@@ -111,7 +113,7 @@ impl Copy {
 
     /// Returns the beginning of the names of the files in the store with a container's copies.
     pub fn files(task: &str) -> String {
-        name("copy", &[task]) + "-"
+        name(RECORDS, &[task]) + "-"
     }
 
     /// Returns the name of the file in the store with this copy of a container.

@@ -9,8 +9,26 @@
 //!
 //! The mark is set before the record is written, and no two pieces in a row have the same one. So a
 //! record without its mark is one of a piece that was written, wherever the process was killed.
+//!
+//! # Cost
+//!
+//! A piece for a FIFO takes two system calls beside its own write: the mark (`utimensat`) and the
+//! record (`pwrite`). Neither can stand for both:
+//! - Without the mark, the time of change tells nothing: it advances once in a tick of the
+//!   kernel's, and the reader takes the bytes themselves.
+//! - Without the record, the position is lost with the mark: the piece's own write replaces one
+//!   time, and the reader's `read` the other (`relatime`).
+//!
+//! A mapped record would take no call. It is not mapped, since a write of a few bytes within a page
+//! is whole or not there when the process is killed, and a failure of it is an error. Stores to a
+//! mapping could be cut between two words, and a page that cannot be had would be `SIGBUS`.
+//! A larger piece would share the calls, and could be written in part.
+//!
+//! The file has its size and its page from the beginning, so a record does not fail where the file
+//! system is full. Output whose record fails all the same waits, and is not written.
 
 use std::fs::{File, Metadata};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::sync::OnceLock;
@@ -24,7 +42,7 @@ pub const PIECE: usize = 4096;
 const MARKS: u64 = 1 << 30;
 /// The size of a record, bytes: position, length, stream (0: output, 1: error output), and the
 /// size of the file before.
-const RECORD: usize = 32;
+pub const RECORD: usize = 32;
 
 /// An output of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,31 +84,47 @@ impl Cursor {
     }
 
     /// Records that the next `length` bytes are about to be written to a FIFO.
-    pub fn begin_fifo(&self, fifo: BorrowedFd<'_>, stream: Stream, length: usize) {
+    ///
+    /// # Errors
+    /// There is no record: the bytes must not be written.
+    pub fn begin_fifo(
+        &self,
+        fifo: BorrowedFd<'_>,
+        stream: Stream,
+        length: usize,
+    ) -> io::Result<()> {
         if !self.is_kept() {
-            return;
+            return Ok(());
         }
         let time = Timespec { tv_sec: mark(self.carried()), tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
         // Without the mark the piece counts as written: nothing is doubled.
         let _ = rustix::fs::futimens(fifo, &times);
-        self.record(stream, length, 0);
+        self.record(stream, length, 0)
     }
 
     /// Records that the next `length` bytes are about to be written to the end of a file, which has
     /// `size` bytes.
-    pub fn begin_file(&self, stream: Stream, length: usize, size: u64) {
-        self.record(stream, length, size);
+    ///
+    /// # Errors
+    /// There is no record: the bytes must not be written.
+    pub fn begin_file(&self, stream: Stream, length: usize, size: u64) -> io::Result<()> {
+        self.record(stream, length, size)
     }
 
-    fn record(&self, stream: Stream, length: usize, size: u64) {
-        let Some(file) = self.record.get() else { return };
+    /// Records that all bytes before the present position were carried, or have nowhere to go.
+    pub fn pass(&self, stream: Stream) {
+        // Fails without memory: then the next process asks for bytes that go nowhere.
+        let _ = self.record(stream, 0, 0);
+    }
+
+    fn record(&self, stream: Stream, length: usize, size: u64) -> io::Result<()> {
+        let Some(file) = self.record.get() else { return Ok(()) };
         let mut record = [0; RECORD];
         for (at, word) in [self.carried(), length as u64, stream as u64, size].iter().enumerate() {
             record[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
         }
-        // Fails without memory: then the next process begins with an earlier position.
-        let _ = file.write_all_at(&record, 0);
+        file.write_all_at(&record, 0)
     }
 
     /// Sets the position by the record of an earlier process. `look` returns what there is of the

@@ -17,7 +17,7 @@ use crate::role::Role;
 use crate::spec::Oci;
 use crate::task::KILLED;
 use crate::ttrpc::Failure;
-use crate::{checkpoint, hooks, names, role, rootfs};
+use crate::{checkpoint, hooks, names, role, rootfs, store};
 
 /// The longest time that the daemon may take to complete a snapshot of the container, so that it
 /// can be removed.
@@ -42,7 +42,8 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
     };
     let removed = remove(&daemon, &left, (REPLACEMENT, Duration::ZERO)).await;
     let group = role::group(&args.id, &annotations).unwrap_or_else(|_| args.id.clone());
-    remove_socket(&names::socket(args, &group), &names::state(args, &group));
+    remove_socket(&names::socket(args, &group));
+    store::sweep(Path::new(names::SOCKETS));
     if let Err(failed) = removed {
         let is_later = match failed.code {
             Code::Unavailable => daemon.is_between_lives(),
@@ -111,11 +112,10 @@ fn remove_later(args: &Args, left: Leftover) -> std::io::Result<()> {
     silent.stderr(Stdio::null()).current_dir("/").process_group(0).spawn().map(drop)
 }
 
-/// Removes the socket and the store of a shim that died with its holder. One that serves other
-/// containers of a pod keeps them.
-fn remove_socket(socket: &Path, state: &Path) {
+/// Removes the socket of a shim that died with its holder. One that serves other containers of a
+/// pod keeps it.
+fn remove_socket(socket: &Path) {
     if UnixStream::connect(socket).is_err() {
         let _ = std::fs::remove_file(socket);
-        let _ = std::fs::remove_dir_all(state);
     }
 }

@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ use crate::hold::{Holder, Spare};
 const LOGGER: u8 = 3;
 /// The beginning of an output's path that stands for a logger.
 pub const BINARY: &str = "binary://";
+/// The time between two attempts to record a piece of output.
+const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 /// The paths of a process's streams; an empty path stands for none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +175,9 @@ impl Output {
             }
             *self = Self::Nothing;
         }
+        if matches!(self, Self::Nothing) {
+            cursor.pass(stream);
+        }
     }
 
     /// Returns what there is of the destination; `None` if it is nowhere.
@@ -192,7 +198,7 @@ async fn write_pieces(
     cursor: &Cursor,
 ) -> io::Result<()> {
     for piece in data.chunks(PIECE) {
-        cursor.begin_fifo(fifo.as_fd(), stream, piece.len());
+        recorded(|| cursor.begin_fifo(fifo.as_fd(), stream, piece.len())).await;
         fifo.write_all(piece).await?;
         cursor.reach(cursor.carried() + piece.len() as u64);
     }
@@ -206,10 +212,22 @@ async fn append(
     cursor: &Cursor,
 ) -> io::Result<()> {
     if cursor.is_kept() {
-        cursor.begin_file(stream, data.len(), file.metadata().await?.len());
+        let size = file.metadata().await?.len();
+        recorded(|| cursor.begin_file(stream, data.len(), size)).await;
     }
     file.write_all(data).await?;
     file.flush().await
+}
+
+/// Returns once a piece of output is recorded, which is to be written then.
+async fn recorded(record: impl Fn() -> io::Result<()>) {
+    let mut is_told = false;
+    while let Err(error) = record() {
+        if !std::mem::replace(&mut is_told, true) {
+            crate::log::warn(&format!("output waits, since it cannot be recorded: {error}"));
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// Opens a process's streams, and puts what is only held into `held`.

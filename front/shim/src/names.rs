@@ -71,6 +71,16 @@ mod tests {
     }
 
     #[test]
+    fn shims_of_one_id_in_several_namespaces_have_stores_of_their_own() {
+        let other = Args { address: "/run/k3s/containerd.sock".to_owned(), ..args("default") };
+        let shims = [args("default"), args("k8s.io"), other];
+        let stores: std::collections::BTreeSet<_> =
+            shims.iter().map(|args| state(args, "one")).collect();
+        assert_eq!(stores.len(), shims.len());
+        assert!(stores.iter().all(|store| store.starts_with(SOCKETS)), "{stores:?}");
+    }
+
+    #[test]
     fn sandboxes_have_legal_names_of_their_own() {
         let long = "x".repeat(76);
         let names = ["one", "two", "_", long.as_str()].map(|id| sandbox(&args("default"), id));

@@ -1,6 +1,6 @@
 //! A process of a task as containerd sees it: created, running, stopped.
 
-use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::Code;
 
 use crate::containerd as cd;
-use crate::cursor::Cursor;
+use crate::cursor::{self, Cursor};
 use crate::io::{Held, Paths};
 use crate::store::{Keep, Store, name};
 use crate::ttrpc::Failure;
@@ -121,6 +121,32 @@ pub struct Record {
 /// The kind of the files with the records of processes.
 pub const RECORDS: &str = "process";
 
+impl Record {
+    /// Removes the files of a process whose task is gone.
+    pub fn forget(&self, keep: &Keep) {
+        Kept::of(keep, &self.task, &self.exec_id).forget();
+    }
+}
+
+impl Kept {
+    fn of(keep: &Keep, task: &str, exec_id: &str) -> Self {
+        let parts = [task, exec_id];
+        Self {
+            store: keep.store.clone(),
+            task: task.to_owned(),
+            record: name(RECORDS, &parts),
+            first: name("first", &parts),
+            cursor: name("cursor", &parts),
+        }
+    }
+
+    fn forget(&self) {
+        let Self { store, record, first, cursor, .. } = self;
+        // By the record, the next process finds what is left of them.
+        [first, cursor, record].into_iter().for_each(|name| store.remove(name));
+    }
+}
+
 impl Process {
     /// Makes a process that is not started.
     pub fn new(exec_id: String, paths: Paths, first: run_in::Kind) -> Self {
@@ -141,7 +167,8 @@ impl Process {
         }
     }
 
-    /// Makes the process that an earlier serving process has left, and keeps it on.
+    /// Makes the process that an earlier serving process has left, and keeps it on. Its records are
+    /// there already.
     pub fn left(record: Record, keep: &Keep) -> Self {
         let Record { task, exec_id, paths, .. } = record;
         let size = record.size.map(|(rows, columns)| v1::Size { rows, columns });
@@ -160,43 +187,56 @@ impl Process {
         if record.stdin_is_closed {
             process.held.close_stdin();
         }
-        process.keep_in(keep, &task);
+        if let Err(error) = process.keep_cursor(process.place(keep, &task)) {
+            crate::log::warn(&format!("the output of {task} has no record: {error}"));
+        }
         process
     }
 
     /// Keeps the process of the container `task` from here on, for the next serving process.
-    pub fn keep_in(&self, keep: &Keep, task: &str) {
-        let parts = [task, self.exec_id.as_str()];
-        let kept = Kept {
-            store: keep.store.clone(),
-            task: task.to_owned(),
-            record: name(RECORDS, &parts),
-            first: name("first", &parts),
-            cursor: name("cursor", &parts),
-        };
-        if let Some(holder) = &keep.holder {
-            self.held.keep_in(holder, name("io", &parts));
-        }
+    ///
+    /// # Errors
+    /// A record cannot be written. Others may be there ([`forget`](Self::forget)).
+    pub fn keep_in(&self, keep: &Keep, task: &str) -> io::Result<()> {
+        let kept = self.place(keep, task);
         let first = RunIn { kind: lock(&self.first).clone() };
         if first.kind.is_some() {
-            kept.store.put(&kept.first, &first.encode_to_vec());
+            kept.store.try_put(&kept.first, &first.encode_to_vec())?;
         }
-        // The output of a further process cannot be joined again.
-        let cursor = kept.store.path(&kept.cursor).filter(|_| self.is_init());
-        if let Some(path) = cursor
-            && let Ok(file) = File::options().create(true).write(true).truncate(false).open(path)
+        // That of an earlier process by this name has its position.
+        kept.store.remove(&kept.cursor);
+        self.keep_cursor(kept)?;
+        kept.store.try_put_json(&kept.record, &self.record(kept))
+    }
+
+    /// Gives the process its files in the store, and its names in the holder.
+    fn place(&self, keep: &Keep, task: &str) -> &Kept {
+        if let Some(holder) = &keep.holder {
+            self.held.keep_in(holder, name("io", &[task, &self.exec_id]));
+        }
+        self.kept.get_or_init(|| Kept::of(keep, task, &self.exec_id))
+    }
+
+    /// Opens the record of the position in the output. That of a further process cannot be joined
+    /// again.
+    fn keep_cursor(&self, kept: &Kept) -> io::Result<()> {
+        if self.is_init()
+            && let Some(file) = kept.store.fixed(&kept.cursor, cursor::RECORD)?
         {
             self.cursor.keep(file);
         }
-        // Set once.
-        let _ = self.kept.set(kept);
-        self.keep();
+        Ok(())
     }
 
     /// Writes what the next serving process is to know.
     pub fn keep(&self) {
-        let Some(kept) = self.kept.get() else { return };
-        let record = Record {
+        if let Some(kept) = self.kept.get() {
+            kept.store.put_json(&kept.record, &self.record(kept));
+        }
+    }
+
+    fn record(&self, kept: &Kept) -> Record {
+        Record {
             task: kept.task.clone(),
             exec_id: self.exec_id.clone(),
             paths: self.paths.clone(),
@@ -206,8 +246,7 @@ impl Process {
             stdin_is_closed: self.held.is_stdin_closed(),
             size: lock(&self.size).map(|size| (size.rows, size.columns)),
             stop: *lock(&self.stop),
-        };
-        kept.store.put_json(&kept.record, &record);
+        }
     }
 
     /// Returns the path of a file of its own of this kind in the store, if anything is kept.
@@ -224,8 +263,9 @@ impl Process {
 
     /// Removes what was kept.
     pub fn forget(&self) {
-        let Some(Kept { store, record, first, cursor, .. }) = self.kept.get() else { return };
-        [record, first, cursor].into_iter().for_each(|name| store.remove(name));
+        if let Some(kept) = self.kept.get() {
+            kept.forget();
+        }
     }
 
     /// Notes that it is to be stopped, with the time that a stop gives its containers, seconds.
@@ -277,19 +317,40 @@ impl Process {
         }
     }
 
+    /// Goes from created to starting, which is recorded before it begins. Returns whether it was
+    /// created and not started.
+    ///
+    /// # Errors
+    /// There is no record, and the process stays as it was.
+    pub fn begin(&self) -> io::Result<bool> {
+        if !self.change(&Phase::Created, Phase::Starting) {
+            return Ok(false);
+        }
+        let Some(kept) = self.kept.get() else { return Ok(true) };
+        let recorded = kept.store.try_put_json(&kept.record, &self.record(kept));
+        if recorded.is_err() {
+            self.change(&Phase::Starting, Phase::Created);
+        }
+        recorded.map(|()| true)
+    }
+
     /// Goes from `from` to `to`. Returns whether the state was `from`.
     pub fn step(&self, from: &Phase, to: Phase) -> bool {
-        let stepped = self.phase.send_if_modified(|phase| {
+        let stepped = self.change(from, to);
+        if stepped {
+            self.keep();
+        }
+        stepped
+    }
+
+    fn change(&self, from: &Phase, to: Phase) -> bool {
+        self.phase.send_if_modified(|phase| {
             let fits = phase == from;
             if fits {
                 *phase = to;
             }
             fits
-        });
-        if stepped {
-            self.keep();
-        }
-        stepped
+        })
     }
 
     /// Ends it, and calls `told` with the state before. Returns whether it had not ended before.

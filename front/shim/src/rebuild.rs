@@ -2,14 +2,13 @@
 //! [`store`](crate::store).
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use slipway_sandbox_api::v1::run_in;
 
 use crate::args::Args;
-use crate::copies::Copy;
+use crate::copies::{Copy, RECORDS as COPIES};
 use crate::daemon::Daemon;
 use crate::events::Events;
 use crate::io::Paths;
@@ -43,6 +42,13 @@ pub fn tasks(keep: &Keep, daemon: &Daemon, events: &Arc<Events>, args: &Args) ->
         let its = processes.remove(&record.id).unwrap_or_default();
         tasks.extend(rebuilder.task(record, its, &tasks).map(Arc::new));
     }
+    // Of tasks that were being removed, or created.
+    processes.into_values().flatten().for_each(|record| record.forget(keep));
+    for file in keep.store.names(COPIES) {
+        if !tasks.iter().any(|task| file.starts_with(&Copy::files(&task.id))) {
+            keep.store.remove(&file);
+        }
+    }
     for task in &tasks {
         session::resume(task, &task.init);
         let execs: Vec<_> = task.execs().values().cloned().collect();
@@ -57,7 +63,8 @@ impl Rebuilder<'_> {
         names.iter().filter_map(|name| self.keep.store.get_json(name)).collect()
     }
 
-    /// Makes a task. Returns `None` if it has no first process: its Delete was under way.
+    /// Makes a task. Returns `None` after removing what is left of it if it has no first process:
+    /// its Delete was under way.
     fn task(
         &self,
         record: task::Record,
@@ -72,7 +79,11 @@ impl Rebuilder<'_> {
                 false => drop(execs.insert(process.exec_id.clone(), process)),
             }
         }
-        let init = init?;
+        let Some(init) = init else {
+            self.keep.store.remove(&name(task::RECORDS, &[&record.id]));
+            execs.values().for_each(|process| process.forget());
+            return None;
+        };
         let (kind, events) = match record.kind {
             KindRecord::Alone => (Kind::Alone, Arc::clone(self.events)),
             KindRecord::Pod(network, volumes, sandbox) => {
@@ -90,6 +101,8 @@ impl Rebuilder<'_> {
                 (Kind::Member(its), Arc::clone(self.events))
             }
         };
+        let holder = self.keep.holder.as_ref();
+        let message = holder.and_then(|holder| holder.take(&name("message", &[&record.id])));
         let task = Task {
             kind,
             events,
@@ -101,11 +114,11 @@ impl Rebuilder<'_> {
             copies: Mutex::new(self.copies(&record.id)),
             copied: record.copied,
             snapshot: Mutex::new(record.snapshot),
-            message: self.message(&record.id),
+            message: message.as_ref().and_then(|spare| spare.copy().ok()),
+            kept: Kept::left(&self.keep.store, message),
             ..self.plain(record.id, record.name)
         };
         task.kept.network.fill(Network::left(self.keep, &task.id));
-        task.keep_in(self.keep);
         Some(task)
     }
 
@@ -144,9 +157,5 @@ impl Rebuilder<'_> {
     fn copies(&self, id: &str) -> Vec<Copy> {
         let names = self.keep.store.names(&Copy::files(id));
         names.iter().filter_map(|name| self.keep.store.get_json(name)).collect()
-    }
-
-    fn message(&self, id: &str) -> Option<File> {
-        self.keep.holder.as_ref()?.take(&name("message", &[id]))?.copy().ok()
     }
 }

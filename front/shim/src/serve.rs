@@ -24,6 +24,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LAST_EVENTS: Duration = Duration::from_secs(5);
 /// The name of the log among the holder's descriptors.
 const LOG: &str = "log";
+/// The name of the store's directory among the holder's descriptors.
+const STORE: &str = "store";
 /// The beginning of the names of connections among the holder's descriptors; a number follows.
 const CONNECTION: &str = "connection-";
 /// The file in the store that is there once the shim's work is done.
@@ -46,7 +48,7 @@ pub async fn serve(args: &Args) -> Result<(), String> {
     // Before there is a holder: it would take this end for another one.
     let signals = terminations()?;
     let keep = keep(args);
-    let kept = keep.holder.as_ref().map(|holder| hold_on(holder, socket));
+    let kept = keep.holder.as_ref().map(|holder| hold_on(holder, &keep.store, socket));
     let served = run(args, listener, signals, &keep, false).await;
     drop(kept);
     served
@@ -68,29 +70,40 @@ pub async fn resume(args: &Args) -> Result<(), String> {
     log::warn("the shim's process was killed: another one goes on");
     let socket = holder.take(hold::LISTENER).ok_or("the holder has no listening socket")?;
     let listener = listener(socket.as_fd()).map_err(failed)?;
-    let store = Store::open(&names::state(args, &args.id));
+    let kept = holder.take(STORE).ok_or("the holder has no store")?;
+    let store = Store::open(kept.as_fd().try_clone_to_owned().map_err(failed)?);
+    if store.is_gone() {
+        // The process that was killed had removed it last.
+        holder.end();
+        return Ok(());
+    }
     let keep = Keep { store, holder: Some(holder) };
     let served = run(args, listener, signals, &keep, true).await;
-    drop((log, socket));
+    drop((log, socket, kept));
     served
 }
 
 /// Prepares for the next serving process. Without a holder there will be none.
 fn keep(args: &Args) -> Keep {
     let made = Store::make(&names::state(args, &args.id));
-    match made.and_then(|store| Ok((store, Holder::start(args)?))) {
-        Ok((store, holder)) => Keep { store, holder: Some(holder) },
-        Err(error) => {
-            log::warn(&format!("the shim has no holder: its death ends the container: {error}"));
-            Keep::default()
-        }
-    }
+    let started = made.and_then(|store| {
+        let holder = Holder::start(args).inspect_err(|_| store.delete())?;
+        Ok(Keep { store, holder: Some(holder) })
+    });
+    started.unwrap_or_else(|error| {
+        log::warn(&format!("the shim has no holder: its death ends the container: {error}"));
+        Keep::default()
+    })
 }
 
 /// Has the holder keep what every serving process needs.
-fn hold_on(holder: &Arc<Holder>, socket: OwnedFd) -> (Spare, Option<Spare>) {
-    let log = log::share().map(|log| holder.put(LOG.to_owned(), log));
-    (holder.put(hold::LISTENER.to_owned(), socket), log)
+fn hold_on(holder: &Arc<Holder>, store: &Store, socket: OwnedFd) -> Vec<Spare> {
+    let put = |name: &str, file| holder.put(name.to_owned(), file);
+    let log = log::share().map(|log| put(LOG, log));
+    // Without the store, the next process ends at once.
+    let store = store.share().ok().map(|store| put(STORE, store));
+    // Last: with it, a holder starts the next process.
+    log.into_iter().chain(store).chain([put(hold::LISTENER, socket)]).collect()
 }
 
 /// Serves; with `again` what an earlier process has left.
@@ -105,7 +118,6 @@ async fn run(
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     network::leave_host()?;
-    let inode = keep.store.inode();
     let to = events::socket_from_environment();
     let events = Events::kept(&args.namespace, to, keep.store.clone());
     let service = Arc::new(Service::new(args.clone(), events, keep.clone()));
@@ -126,6 +138,7 @@ async fn run(
         // Whoever sends it wants the shim to end, and containerd to clean up.
         _ = signals.recv() => false,
         () = watch(args, keep) => true,
+        () = keep.store.catch_up() => true,
     };
     keep.store.put(OVER, b"");
     if was_asked {
@@ -139,9 +152,7 @@ async fn run(
         holder.end();
     }
     // Without the socket, the next shim of this name may have begun, with a store of its own.
-    if keep.store.inode() == inode {
-        keep.store.delete();
-    }
+    keep.store.delete();
     Ok(())
 }
 
@@ -189,7 +200,10 @@ impl Connections<'_> {
             });
             match stream {
                 Ok(stream) => self.serve(stream, Some(spare), number, true),
-                Err(error) => log::warn(&format!("a connection is lost: {error}")),
+                Err(error) => {
+                    log::warn(&format!("a connection is lost: {error}"));
+                    Record::new(&self.keep.store, number).delete();
+                }
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::io::Paths;
 use crate::process::{End, Phase, Process};
 use crate::reads::MOST_READS;
 use crate::stats::{self, Form};
-use crate::store::Keep;
+use crate::store::{self, Keep};
 use crate::task::{Kind, SIGKILL, Task};
 use crate::tasks::{Place, Tasks};
 use crate::ttrpc::Failure;
@@ -162,7 +162,7 @@ impl Service {
         let Self { args, daemon, events, tasks, reads, .. } = self;
         let task = Maker { args, daemon, events, tasks, reads }.make(&request).await?;
         let pid = task.pid();
-        self.enter(place, task);
+        self.enter(place, task).await?;
         self.events.publish(&Event::Create(cd::TaskCreate {
             container_id: request.id.clone(),
             bundle: request.bundle,
@@ -180,13 +180,21 @@ impl Service {
     }
 
     /// Puts a new task into its place.
-    fn enter(&self, place: Place<'_>, task: Task) {
-        task.keep_in(&self.keep);
+    ///
+    /// # Errors
+    /// It cannot be recorded. What was made of it is removed.
+    async fn enter(&self, place: Place<'_>, task: Task) -> Result<(), Failure> {
+        if let Err(error) = task.keep_in(&self.keep) {
+            task.forget();
+            self.remove_made(&task.bundle).await;
+            return Err(store::refusal(&format!("the container {}", task.id), &error));
+        }
         if let Kind::Member(pod) = &task.kind {
             // It may have decided on volumes of the pod's.
             pod.keep();
         }
         place.fill(Arc::new(task));
+        Ok(())
     }
 
     async fn start(&self, request: cd::ProcessRequest) -> Result<cd::StartResponse, Failure> {
@@ -276,7 +284,10 @@ impl Service {
             return Err(Failure::new(Code::ResourceExhausted, message));
         }
         let process = Process::new(exec_id.clone(), paths, run_in::Kind::Exec(exec));
-        process.keep_in(&self.keep, &task.id);
+        if let Err(error) = process.keep_in(&self.keep, &task.id) {
+            process.forget();
+            return Err(store::refusal(&format!("the process {exec_id}"), &error));
+        }
         execs.insert(exec_id.clone(), Arc::new(process));
         drop(execs);
         let container_id = task.id.clone();

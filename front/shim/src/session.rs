@@ -28,7 +28,7 @@ use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
 use crate::task::{ANSWER, KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
-use crate::{checkpoint, logger};
+use crate::{checkpoint, logger, store};
 
 /// The messages in flight to the daemon.
 const QUEUE: usize = 4;
@@ -83,9 +83,9 @@ impl Broken {
 /// Starts a process, and returns when it runs.
 ///
 /// # Errors
-/// It was started before, or it does not run, with the reason.
+/// It was started before, its start cannot be recorded, or it does not run, with the reason.
 pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failure> {
-    if !process.step(&Phase::Created, Phase::Starting) {
+    if !process.begin().map_err(|error| store::refusal("the start", &error))? {
         return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
     }
     let streams = match logger::open(task, process).await {

@@ -1,12 +1,14 @@
 //! A task: a container in a sandbox of its own or in a pod, with its processes, or a pod's sandbox,
 //! which has none.
 
+mod record;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -18,11 +20,10 @@ use crate::copies::Copy;
 use crate::daemon::{Daemon, failure, is_lost};
 use crate::empty_dirs::Volumes;
 use crate::events::{Event, Events};
-use crate::hold::Spare;
-use crate::netns::Place;
 use crate::process::{DELIVERY, End, Phase, Process};
-use crate::store::{Keep, Store, name};
 use crate::ttrpc::Failure;
+
+pub use record::{Kept, KindRecord, RECORDS, Record};
 
 /// The number of SIGKILL.
 pub const SIGKILL: u32 = 9;
@@ -85,53 +86,6 @@ pub struct Task {
     pub kept: Kept,
 }
 
-/// The record of a task for the next serving process.
-#[derive(Default)]
-pub struct Kept {
-    store: OnceLock<Store>,
-    /// The file for the termination message, whose path may lead elsewhere by then.
-    message: Mutex<Option<Spare>>,
-    /// The network namespace that was made for its hooks.
-    pub network: Place,
-}
-
-/// A task as the next serving process finds it, beside its processes and its copies.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Record {
-    /// The container's id.
-    pub id: String,
-    /// The bundle's directory.
-    pub bundle: PathBuf,
-    /// The name by which the daemon knows it.
-    pub name: String,
-    /// Its kind.
-    pub kind: KindRecord,
-    /// Set while its processes are stopped where they are.
-    pub paused: bool,
-    /// The name of the image that is this container's alone, if there is one.
-    pub private: Option<String>,
-    /// The name of the snapshot with which its sandbox begins, until that is removed.
-    pub snapshot: Option<String>,
-    /// The memory that its copies took of its guest when it was made, bytes.
-    #[serde(default)]
-    pub copied: usize,
-}
-
-/// The [`Kind`] of a task as the next serving process finds it.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum KindRecord {
-    /// A container with a sandbox of its own.
-    Alone,
-    /// A pod's sandbox: its network namespace, its `emptyDir` volumes as JSON, and its part of the
-    /// Sandbox API.
-    Pod(String, serde_json::Value, Option<Sandbox>),
-    /// A container of the pod with this id.
-    Member(String),
-}
-
-/// The kind of the files with the records of tasks.
-pub const RECORDS: &str = "task";
-
 /// The place of a task.
 pub enum Kind {
     /// A container with a sandbox of its own.
@@ -172,64 +126,6 @@ impl Sandbox {
 }
 
 impl Task {
-    /// Keeps the task from here on, for the next serving process.
-    pub fn keep_in(&self, keep: &Keep) {
-        let message = self.message.as_ref().and_then(|file| file.try_clone().ok());
-        if let (Some(holder), Some(file)) = (&keep.holder, message) {
-            let spare = holder.put(name("message", &[&self.id]), file.into());
-            *self.kept.message.lock().unwrap_or_else(PoisonError::into_inner) = Some(spare);
-        }
-        // Set once: when the task is made.
-        let _ = self.kept.store.set(keep.store.clone());
-        self.keep_copies(&self.copies.lock().unwrap_or_else(PoisonError::into_inner));
-        self.kept.network.keep_in(keep, &self.id);
-        self.init.keep_in(keep, &self.id);
-        self.keep();
-    }
-
-    /// Writes what the next serving process is to know of the task itself.
-    pub fn keep(&self) {
-        let Some(store) = self.kept.store.get() else { return };
-        let kind = match &self.kind {
-            Kind::Alone => KindRecord::Alone,
-            Kind::Pod { network, empty_dirs, sandbox } => {
-                let volumes = serde_json::to_value(&**empty_dirs).unwrap_or_default();
-                KindRecord::Pod(network.clone(), volumes, sandbox.clone())
-            }
-            Kind::Member(pod) => KindRecord::Member(pod.id.clone()),
-        };
-        let record = Record {
-            id: self.id.clone(),
-            bundle: self.bundle.clone(),
-            name: self.name.clone(),
-            kind,
-            paused: self.paused.load(Ordering::Relaxed),
-            private: self.private.clone(),
-            snapshot: self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            copied: self.copied,
-        };
-        store.put_json(&name(RECORDS, &[&self.id]), &record);
-    }
-
-    /// Writes the copies that the container has of files of the host.
-    pub fn keep_copies(&self, copies: &[Copy]) {
-        if let Some(store) = self.kept.store.get() {
-            copies.iter().for_each(|copy| store.put_json(&copy.file(&self.id), copy));
-        }
-    }
-
-    /// Removes what was kept of the task.
-    pub fn forget(&self) {
-        let Some(store) = self.kept.store.get() else { return };
-        // The task first: a process without one is not looked for.
-        store.remove(&name(RECORDS, &[&self.id]));
-        let copies = store.names(&Copy::files(&self.id));
-        copies.iter().for_each(|file| store.remove(file));
-        self.execs().values().chain([&self.init]).for_each(|process| process.forget());
-        self.kept.message.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.kept.network.clear(store, &self.id);
-    }
-
     /// Returns the process that stands for the task on the host: the VMM of its sandbox, with which
     /// the task ends. Before the VMM runs, it is the shim. A container's own processes have numbers
     /// in their guest only.

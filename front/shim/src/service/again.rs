@@ -46,7 +46,13 @@ impl Service {
         if let Ok(task) = self.tasks.find(id) {
             return Ok(task.pid());
         }
-        let bundle = Path::new(bundle);
+        self.remove_made(Path::new(bundle)).await;
+        hooks::ended(id, Path::new(bundle)).await;
+        Err(killed("the container was created"))
+    }
+
+    /// Removes what was made for a container that did not come to be, by the notes in its bundle.
+    pub(super) async fn remove_made(&self, bundle: &Path) {
         for snapshot in checkpoint::left_of(bundle) {
             checkpoint::discard(&self.daemon, &snapshot).await;
         }
@@ -55,8 +61,6 @@ impl Service {
         {
             crate::log::warn(&format!("image {image} may be left: {reason}"));
         }
-        hooks::ended(id, bundle).await;
-        Err(killed("the container was created"))
     }
 
     async fn started(&self, request: cd::ProcessRequest) -> Result<cd::StartResponse, Failure> {

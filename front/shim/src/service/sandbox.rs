@@ -52,7 +52,7 @@ impl Service {
         let Self { args, daemon, events, tasks, reads, .. } = self;
         let maker = Maker { args, daemon, events, tasks, reads };
         let task = maker.make_sandbox(request).await?;
-        self.enter(place, task);
+        self.enter(place, task).await?;
         Ok(cd::Empty {})
     }
 

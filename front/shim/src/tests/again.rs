@@ -32,9 +32,9 @@ impl Next {
 }
 
 /// Puts a container into the pod that is not started.
-fn create(shim: &Shim, pod: &Arc<Task>, id: &str) -> Arc<Task> {
+async fn create(shim: &Shim, pod: &Arc<Task>, id: &str) -> Arc<Task> {
     let place = shim.service.tasks.reserve(id).unwrap();
-    shim.service.enter(place, Shim::made(pod, id, Paths::default()));
+    shim.service.enter(place, Shim::made(pod, id, Paths::default())).await.unwrap();
     shim.service.tasks.find(id).unwrap()
 }
 
@@ -67,7 +67,7 @@ async fn what_runs_is_joined_again_and_its_end_is_told() {
 async fn what_was_created_can_be_started() {
     let shim = Shim::new();
     let pod = shim.pod().await;
-    create(&shim, &pod, "one");
+    create(&shim, &pod, "one").await;
     let next = Next(shim.next());
     assert_eq!(next.state("one", "").await.status(), cd::Status::Created);
     // The call had been taken, and nothing more.
@@ -81,7 +81,7 @@ async fn what_was_created_can_be_started() {
 async fn nothing_is_left_of_what_was_being_started_or_created() {
     let shim = Shim::new();
     let pod = shim.pod().await;
-    let one = create(&shim, &pod, "one");
+    let one = create(&shim, &pod, "one").await;
     assert!(one.init.step(&Phase::Created, Phase::Starting));
     let next = Next(shim.next());
     let failed = next.again("Start", "one").await.unwrap_err();
@@ -108,7 +108,7 @@ async fn a_further_process_that_ran_has_ended_and_one_that_did_not_can_be_starte
     for id in ["ran", "waits"] {
         let exec = run_in::Kind::Exec(v1::ExecSpec { cwd: id.into(), ..Default::default() });
         let process = Arc::new(Process::new(id.into(), Paths::default(), exec));
-        process.keep_in(&shim.service.keep, "one");
+        process.keep_in(&shim.service.keep, "one").unwrap();
         if id == "ran" {
             assert!(process.step(&Phase::Created, Phase::Starting));
             assert!(process.take_first().is_some());
@@ -138,7 +138,7 @@ async fn a_further_process_that_ran_has_ended_and_one_that_did_not_can_be_starte
 async fn a_container_whose_pod_was_deleted_is_deleted_and_the_shim_ends_then() {
     let shim = Shim::new();
     let pod = shim.pod().await;
-    let one = create(&shim, &pod, "one");
+    let one = create(&shim, &pod, "one").await;
     assert!(one.init.stop(End::now(7, ""), |_| ()));
     shim.daemon.end(&pod.name, 0, 0);
     shim.status("pod").await;
@@ -149,4 +149,61 @@ async fn a_container_whose_pod_was_deleted_is_deleted_and_the_shim_ends_then() {
     let response = next.again("Delete", "one").await.unwrap();
     assert_eq!(cd::DeleteResponse::decode(response.as_slice()).unwrap().exit_status, 7);
     next.0.end.notified().await;
+}
+
+#[tokio::test]
+async fn without_room_for_its_record_nothing_is_created_started_or_added() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    let one = create(&shim, &pod, "one").await;
+    // The next record by this name finds no room, and the one after it does.
+    let fill = |kind: &str, parts: &[&str]| {
+        let new = format!("state/.{}", store::name(kind, parts));
+        std::os::unix::fs::symlink("/dev/full", shim.dir.path().join(new)).unwrap();
+    };
+    fill("process", &["one", ""]);
+    let failed = shim.on::<cd::StartResponse>("Start", "one").await.unwrap_err();
+    assert_eq!(failed.code, Code::ResourceExhausted);
+    assert!(failed.message.contains("a record of the start: No space left"), "{failed}");
+    assert_eq!((one.init.phase(), shim.daemon.runs().len()), (Phase::Created, 1));
+    shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
+    fill("first", &["one", "more"]);
+    let value = br#"{"args": ["true"]}"#.to_vec();
+    let spec = Some(cd::Any { type_url: String::new(), value });
+    let (id, exec_id) = ("one".into(), "more".into());
+    let exec = cd::ExecProcessRequest { id, exec_id, spec, ..Default::default() };
+    let failed = shim.call::<cd::Empty>("Exec", &exec).await.unwrap_err();
+    assert!(failed.message.contains("the process more: No space left"), "{failed}");
+    assert!(one.process("more").is_err());
+    fill("task", &["two"]);
+    let place = shim.service.tasks.reserve("two").unwrap();
+    let two = Shim::made(&pod, "two", Paths::default());
+    let failed = shim.service.enter(place, two).await.unwrap_err();
+    assert!(failed.message.contains("the container two: No space left"), "{failed}");
+    let left = shim.service.keep.store.names("process-");
+    assert!(!left.contains(&store::name("process", &["two", ""])), "{left:?}");
+    create(&shim, &pod, "two").await;
+}
+
+#[tokio::test]
+async fn records_without_a_task_are_removed() {
+    let shim = Shim::new();
+    let pod = shim.pod().await;
+    let keep = &shim.service.keep;
+    let records = || -> Vec<_> {
+        let kinds = ["task-", "process-", "first-", "cursor-", "copy-"];
+        kinds.iter().flat_map(|kind| keep.store.names(kind)).collect()
+    };
+    let before = records();
+    create(&shim, &pod, "one").await;
+    let exec = run_in::Kind::Exec(v1::ExecSpec::default());
+    let more = Process::new("more".into(), Paths::default(), exec);
+    more.keep_in(keep, "one").unwrap();
+    keep.store.put(&(crate::copies::Copy::files("one") + "of-1"), b"{}");
+    // The container's Delete goes on with this, and is killed then.
+    keep.store.remove(&store::name("task", &["one"]));
+    assert!(records().len() > before.len());
+    let next = Next(shim.next());
+    assert_eq!(next.again("State", "one").await.unwrap_err().code, Code::NotFound);
+    assert_eq!(records(), before);
 }

@@ -35,7 +35,7 @@ fn a_piece_for_a_fifo_is_neither_lost_nor_doubled() {
     let cursor = cursor(&record);
     assert_eq!(next(&record, &fifo), 0, "before the first piece");
     for (at, piece) in [(0, &b"one"[..]), (3, &b"and two"[..]), (10, &b"!"[..])] {
-        cursor.begin_fifo(fifo.as_fd(), Stream::Out, piece.len());
+        cursor.begin_fifo(fifo.as_fd(), Stream::Out, piece.len()).unwrap();
         assert_eq!(next(&record, &fifo), at, "killed before the write");
         fifo.write_all(piece).unwrap();
         let end = at + piece.len() as u64;
@@ -60,12 +60,37 @@ fn a_part_of_a_piece_in_a_file_is_continued() {
     let mut file = File::options().append(true).open(&path).unwrap();
     let cursor = cursor(&record);
     cursor.reach(100);
-    cursor.begin_file(Stream::Err, 8, 10);
+    cursor.begin_file(Stream::Err, 8, 10).unwrap();
     assert_eq!(next(&record, &file), 100);
     file.write_all(b"half").unwrap();
     assert_eq!(next(&record, &file), 104);
     file.write_all(b"half and more").unwrap();
     assert_eq!(next(&record, &file), 108);
+}
+
+#[test]
+fn without_a_record_a_piece_must_not_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (fifo, cursor) = (fifo(&dir.path().join("fifo")), Cursor::default());
+    cursor.begin_fifo(fifo.as_fd(), Stream::Out, 1).unwrap();
+    cursor.keep(File::options().write(true).open("/dev/full").unwrap());
+    assert!(cursor.begin_fifo(fifo.as_fd(), Stream::Out, 1).is_err());
+    assert!(cursor.begin_file(Stream::Out, 1, 0).is_err());
+}
+
+#[test]
+fn output_that_went_nowhere_is_not_asked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut fifo, record) = (fifo(&dir.path().join("fifo")), dir.path().join("record"));
+    let cursor = cursor(&record);
+    cursor.begin_fifo(fifo.as_fd(), Stream::Out, 3).unwrap();
+    fifo.write_all(b"one").unwrap();
+    cursor.reach(1000);
+    cursor.pass(Stream::Err);
+    assert_eq!(next(&record, &fifo), 1000);
+    // A record that was made and not written yet is one of nothing.
+    std::fs::write(&record, [0; RECORD]).unwrap();
+    assert_eq!(next(&record, &fifo), 0);
 }
 
 #[test]

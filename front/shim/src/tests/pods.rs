@@ -93,7 +93,7 @@ impl Shim {
     /// Returns the service of the next serving process, as if this one had been killed. Its events
     /// go nowhere.
     pub(super) fn next(&self) -> Arc<Service> {
-        let store = Store::open(&self.dir.path().join("state"));
+        let store = Store::open(self.service.keep.store.share().unwrap());
         let keep = Keep { store, holder: None };
         let next = Self::process(self.dir.path(), self.dir.path().join("nowhere"), keep);
         next.resume();
@@ -153,7 +153,8 @@ impl Shim {
 
     pub(super) async fn begin(&self, task: Task) {
         let id = task.id.clone();
-        self.service.enter(self.service.tasks.reserve(&id).unwrap(), task);
+        let place = self.service.tasks.reserve(&id).unwrap();
+        self.service.enter(place, task).await.unwrap();
         self.on::<cd::StartResponse>("Start", &id).await.unwrap();
     }
 

@@ -10,19 +10,33 @@
 //! |---|---|
 //! | `part-N` | what there is of the request that connection N sends; a piece has [`PIECE`] bytes, the last one of a request may have fewer |
 //! | `call-N-S` | the request of stream S, until it is answered. An answer that is sent twice is ignored: nobody waits for it |
-//! | `cut-N` | there while a part of a response is on the socket: such a connection cannot go on |
+//! | `cut-N` | there while a response of more than [`PIECE`] bytes is written, of which a part may be on the socket: such a connection cannot go on |
+//!
+//! Without room for its record a request stays in the socket. Its caller is told so first, and only
+//! then the request is passed over: a process that is killed between the two leaves it for the next
+//! one. A request that ends something has the room that the store keeps, so that a container can be
+//! stopped there ([`ENDS`]). A request of several pieces waits in the socket until there is room, since a process that
+//! was killed while it passed over a part would leave the next one in the middle of a request.
 
 use std::io;
+use std::time::Duration;
 
+use prost::Message;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::frame::{HEADER, Header, MOST};
-use crate::store::Store;
+use super::{Failure, v1};
+use crate::store::{self, Store};
 
-/// The largest piece that is recorded at once, bytes. It is less than a socket has room for.
+/// The largest piece that is recorded at once, bytes. It is less than a socket has room for, and so
+/// little that a socket takes it as a whole or not at all: in one buffer of the kernel's.
 const PIECE: usize = 16 << 10;
+/// The methods that end something, and so give room back.
+const ENDS: [&str; 5] = ["Kill", "Delete", "Shutdown", "StopSandbox", "ShutdownSandbox"];
+/// The time between two attempts to record a piece of a request.
+const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 });
 
 /// The record of a connection.
 #[derive(Clone, Default)]
@@ -59,12 +73,20 @@ impl Record {
         calls.iter().chain([&self.part(), &self.cut()]).for_each(|name| self.store.remove(name));
     }
 
-    /// Writes a response, or any other frame.
+    /// Notes that a frame of so many bytes is about to be written.
+    ///
+    /// # Errors
+    /// There is no room for the record, and the frame must not be written.
+    pub fn begin(&self, size: usize) -> io::Result<()> {
+        if size > PIECE { self.store.try_put(&self.cut(), b"") } else { Ok(()) }
+    }
+
+    /// Writes a response, or any other frame, after [`begin`](Self::begin).
     ///
     /// # Errors
     /// The connection broke.
     pub async fn write(&self, to: &OwnedWriteHalf, frame: &[u8]) -> io::Result<()> {
-        let (mut rest, mut is_cut) = (frame, false);
+        let mut rest = frame;
         while !rest.is_empty() {
             to.writable().await?;
             match to.try_write(rest) {
@@ -72,13 +94,8 @@ impl Record {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error),
             }
-            // Rare: the peer reads slowly, or the response is larger than the socket's room.
-            if !rest.is_empty() && !is_cut {
-                self.store.put(&self.cut(), b"");
-                is_cut = true;
-            }
         }
-        if is_cut {
+        if frame.len() > PIECE {
             self.store.remove(&self.cut());
         }
         Ok(())
@@ -104,18 +121,30 @@ fn parts(mut request: Vec<u8>) -> Option<(Header, Vec<u8>)> {
     Some((header, request))
 }
 
+/// The next thing that a peer asks for.
+#[derive(Debug)]
+pub enum Next {
+    /// A request, which is recorded until it is answered.
+    Request(Header, Vec<u8>),
+    /// A request of this stream that could not be recorded. It is to be answered so, and then
+    /// passed over ([`Requests::pass_over`]).
+    Refused(u32, Failure),
+}
+
 /// The requests of a connection.
 pub struct Requests {
     from: OwnedReadHalf,
     record: Record,
     /// The consumed bytes of the next request.
     part: Vec<u8>,
+    /// The bytes in the socket of a request that was refused.
+    refused: usize,
 }
 
 impl Requests {
     /// Makes the requests of a new connection.
     pub fn new(from: OwnedReadHalf, record: Record) -> Self {
-        Self { from, record, part: Vec::new() }
+        Self { from, record, part: Vec::new(), refused: 0 }
     }
 
     /// Goes on with a connection of an earlier process.
@@ -137,28 +166,64 @@ impl Requests {
                 consume(socket, last.len())?;
             }
         }
-        // So that the next piece is behind the last one.
-        record.store.put(&record.part(), &part);
-        Ok(Self { from, record, part })
+        // The next piece takes the place of one that was not recorded to its end.
+        Ok(Self { from, record, part, refused: 0 })
     }
 
     /// Returns the next request. Returns `None` if the peer closed the connection between two.
-    /// Memory is taken as bytes arrive, not as the header promises. Recorded until it is answered.
+    /// Memory is taken as bytes arrive, not as the header promises.
     ///
     /// # Errors
     /// The connection broke, or the message is larger than [`MOST`].
-    pub async fn next(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
+    pub async fn next(&mut self) -> io::Result<Option<Next>> {
+        let mut is_told = false;
         while self.part.len() < HEADER || self.part.len() < total(&self.part)? {
             let Some(piece) = self.piece().await? else { return Ok(None) };
-            let Record { store, .. } = &self.record;
-            store.append(&self.record.part(), &piece, self.part.is_empty());
+            let (record, before) = (&self.record, self.part.len());
+            let is_whole = before == 0 && total(&piece)? == piece.len();
+            let appended = record.store.append(&record.part(), &piece, before);
+            let recorded = appended.or_else(|error| match is_whole && ends_something(&piece) {
+                true => record.store.put_with_room(&record.part(), &piece),
+                false => Err(error),
+            });
+            if let Err(error) = recorded {
+                let failure = store::refusal("the call", &error);
+                if is_whole {
+                    let header = Header::parse(std::array::from_fn(|at| piece[at]));
+                    self.refused = piece.len();
+                    return Ok(Some(Next::Refused(header.stream, failure)));
+                }
+                if !std::mem::replace(&mut is_told, true) {
+                    crate::log::warn(&format!("a large call waits: {failure}"));
+                }
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
             consume(self.from.as_ref(), piece.len())?;
             self.part.extend(piece);
         }
         let request = std::mem::take(&mut self.part);
         let Some((header, message)) = parts(request) else { return Ok(None) };
-        self.record.store.rename(&self.record.part(), &self.record.call(header.stream));
-        Ok(Some((header, message)))
+        let call = self.record.call(header.stream);
+        match self.record.store.rename(&self.record.part(), &call) {
+            Ok(()) => Ok(Some(Next::Request(header, message))),
+            Err(error) => {
+                Ok(Some(Next::Refused(header.stream, store::refusal("the call", &error))))
+            }
+        }
+    }
+
+    /// Takes a request off the socket that was refused, once its caller has been told.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn pass_over(&mut self) -> io::Result<()> {
+        // A part of it may be there, or all of it.
+        self.record.store.remove(&self.record.part());
+        match std::mem::take(&mut self.refused) {
+            0 => Ok(()),
+            count => consume(self.from.as_ref(), count),
+        }
     }
 
     /// Waits for the next piece, and leaves it in the socket.
@@ -200,6 +265,12 @@ impl Requests {
         }
         Ok(Some((total(begun)? - self.part.len()).min(PIECE)))
     }
+}
+
+/// Returns whether a whole request is of one of the methods that end something.
+fn ends_something(request: &[u8]) -> bool {
+    let message = request.get(HEADER..).unwrap_or_default();
+    v1::Request::decode(message).is_ok_and(|it| ENDS.contains(&it.method.as_str()))
 }
 
 /// Returns the size of the request that begins so, with its header.

@@ -8,12 +8,13 @@ use std::time::Duration;
 use prost::Message;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::kept::{Record, Requests};
+use super::kept::{Next, Record, Requests};
 use super::{Failure, frame, v1};
+use crate::store;
 
 /// The most calls of a connection that run at once. A call may wait as long as a container runs.
 const MOST_CALLS: usize = 512;
@@ -79,37 +80,67 @@ pub async fn serve_kept<H: Handler>(
     record.delete();
 }
 
-async fn write_all(
-    to: &OwnedWriteHalf,
-    mut queue: mpsc::Receiver<(u32, v1::Response)>,
-    record: &Record,
-) {
-    while let Some((stream, response)) = queue.recv().await {
-        let mut message = response.encode_to_vec();
-        if message.len() > frame::MOST {
+/// A response that waits to be written.
+struct Answer {
+    /// The number of the call.
+    stream: u32,
+    response: v1::Response,
+    /// Told once the response is on the socket.
+    written: Option<oneshot::Sender<()>>,
+}
+
+impl Answer {
+    /// Returns the frame to be written: the response, or an error in place of one that is too large
+    /// or cannot be recorded.
+    fn frame(&self, record: &Record) -> io::Result<Vec<u8>> {
+        let bytes = |response: &v1::Response| {
+            frame::bytes(self.stream, frame::RESPONSE, &response.encode_to_vec())
+        };
+        let Ok(frame) = bytes(&self.response) else {
             let failure = Failure::new(Code::ResourceExhausted, "the response is too large");
-            message = response_of(Err(failure)).encode_to_vec();
+            return bytes(&response_of(Err(failure)));
+        };
+        match record.begin(frame.len()) {
+            Ok(()) => Ok(frame),
+            Err(error) => bytes(&response_of(Err(store::refusal("the response", &error)))),
         }
-        let Ok(frame) = frame::bytes(stream, frame::RESPONSE, &message) else { return };
+    }
+}
+
+async fn write_all(to: &OwnedWriteHalf, mut queue: mpsc::Receiver<Answer>, record: &Record) {
+    while let Some(answer) = queue.recv().await {
+        let Ok(frame) = answer.frame(record) else { return };
         if record.write(to, &frame).await.is_err() {
             return;
         }
-        record.answered(stream);
+        record.answered(answer.stream);
+        if let Some(written) = answer.written {
+            // Fails if the connection has ended.
+            let _ = written.send(());
+        }
     }
 }
 
 /// The calls of a connection.
 struct Calls<H> {
     handler: Arc<H>,
-    responses: mpsc::Sender<(u32, v1::Response)>,
+    responses: mpsc::Sender<Answer>,
     running: JoinSet<()>,
 }
 
 impl<H: Handler> Calls<H> {
     /// Takes calls until the peer closes the connection or sends an invalid frame.
     async fn take(&mut self, mut requests: Requests) -> io::Result<()> {
-        while let Some((header, message)) = requests.next().await? {
+        while let Some(next) = requests.next().await? {
             while self.running.try_join_next().is_some() {}
+            let (header, message) = match next {
+                Next::Request(header, message) => (header, message),
+                Next::Refused(stream, failure) => {
+                    self.refuse(stream, failure).await?;
+                    requests.pass_over()?;
+                    continue;
+                }
+            };
             match self.request(header, &message) {
                 Ok(request) => {
                     let call = answer(Arc::clone(&self.handler), request, H::call);
@@ -117,12 +148,20 @@ impl<H: Handler> Calls<H> {
                 }
                 Err(reason) => {
                     let failure = Failure::new(Code::ResourceExhausted, reason);
-                    let response = response_of(Err(failure));
-                    let _ = self.responses.send((header.stream, response)).await;
+                    self.refuse(header.stream, failure).await?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Answers a call by an error, and returns once the answer is on the socket.
+    async fn refuse(&self, stream: u32, failure: Failure) -> io::Result<()> {
+        let (written, is_written) = oneshot::channel();
+        let (response, written) = (response_of(Err(failure)), Some(written));
+        // Fails if the connection has ended, as the next line tells.
+        let _ = self.responses.send(Answer { stream, response, written }).await;
+        is_written.await.map_err(io::Error::other)
     }
 
     /// Answers a call that an earlier process has taken.
@@ -153,9 +192,9 @@ impl<H: Handler> Calls<H> {
     ) {
         let responses = self.responses.clone();
         self.running.spawn(async move {
-            let response = response_of(call.await);
+            let (response, written) = (response_of(call.await), None);
             // Fails if the connection has ended, and then nobody waits for the response.
-            let _ = responses.send((stream, response)).await;
+            let _ = responses.send(Answer { stream, response, written }).await;
         });
     }
 }
@@ -195,6 +234,7 @@ fn response_of(answer: Result<Vec<u8>, Failure>) -> v1::Response {
 mod tests {
     use super::super::client::Client;
     use super::*;
+    use crate::store::Store;
 
     struct Echo;
 
@@ -207,6 +247,7 @@ mod tests {
         ) -> Result<Vec<u8>, Failure> {
             match method.as_str() {
                 "Echo" => Ok(payload),
+                "Medium" => Ok(vec![0; frame::MOST / 2]),
                 "Large" => Ok(vec![0; frame::MOST]),
                 _ => Err(Failure::new(Code::Unimplemented, format!("{service}/{method}"))),
             }
@@ -225,6 +266,34 @@ mod tests {
         let failed = client.call("s", "Large", Vec::new()).await.unwrap_err();
         assert_eq!(failed.to_string(), "the response is too large");
         assert_eq!(client.call("s", "Echo", b"on".to_vec()).await.unwrap(), b"on");
+    }
+
+    #[tokio::test]
+    async fn a_call_without_room_for_its_record_is_refused_and_the_next_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::make(&dir.path().join("state")).unwrap();
+        let full = dir.path().join("state/part-7");
+        std::os::unix::fs::symlink("/dev/full", full).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // Not as a new connection, which would remove what it finds of its number.
+        let record = Record::new(&store, 7);
+        let (from, to) = theirs.into_split();
+        let (responses, queue) = mpsc::channel(QUEUE);
+        let mut calls = Calls { handler: Arc::new(Echo), responses, running: JoinSet::new() };
+        tokio::spawn(async move {
+            tokio::select! {
+                taken = calls.take(Requests::new(from, record.clone())) => taken,
+                () = write_all(&to, queue, &record) => Ok(()),
+            }
+        });
+        let mut client = Client::over(ours);
+        let failed = client.call("s", "Echo", b"one".to_vec()).await.unwrap_err().to_string();
+        assert!(failed.contains("cannot keep a record of the call: No space"), "{failed}");
+        assert_eq!(client.call("s", "Echo", b"two".to_vec()).await.unwrap(), b"two");
+        // No file can take its place. A part of the response could be on the socket without it.
+        std::fs::create_dir(dir.path().join("state/cut-7")).unwrap();
+        let failed = client.call("s", "Medium", Vec::new()).await.unwrap_err().to_string();
+        assert!(failed.contains("cannot keep a record of the response"), "{failed}");
     }
 
     #[tokio::test]
