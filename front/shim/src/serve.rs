@@ -122,13 +122,14 @@ async fn run(
     let events = Events::kept(&args.namespace, to, keep.store.clone());
     let service = Arc::new(Service::new(args.clone(), events, keep.clone()));
     let connections = Connections { service: Arc::clone(&service), keep, next: AtomicU64::new(0) };
+    let was_over = again && keep.store.get(OVER).is_some();
     if again {
         service.resume();
         connections.resume();
         if let Some(holder) = &keep.holder {
             holder.close_rest();
         }
-        if keep.store.get(OVER).is_some() {
+        if was_over {
             service.end.notify_one();
         }
     }
@@ -142,7 +143,10 @@ async fn run(
     };
     keep.store.put(OVER, b"");
     if was_asked {
-        let _ = std::fs::remove_file(names::socket(args, &args.id));
+        if !was_over {
+            // Once: after that, the one of this name may be the next shim's.
+            let _ = std::fs::remove_file(names::socket(args, &args.id));
+        }
         // The answer to Shutdown is under way, and so are the last events.
         service.events().drain(LAST_EVENTS).await;
         tokio::time::sleep(PAUSE).await;

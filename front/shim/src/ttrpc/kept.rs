@@ -15,8 +15,9 @@
 //! Without room for its record a request stays in the socket. Its caller is told so first, and only
 //! then the request is passed over: a process that is killed between the two leaves it for the next
 //! one. A request that ends something has the room that the store keeps, so that a container can be
-//! stopped there ([`ENDS`]). A request of several pieces waits in the socket until there is room, since a process that
-//! was killed while it passed over a part would leave the next one in the middle of a request.
+//! stopped there ([`ENDS`]). A request of several pieces waits in the socket until there is room: a
+//! process that was killed while it passed over one would leave the next process in the middle of
+//! it.
 
 use std::io;
 use std::time::Duration;
