@@ -33,6 +33,8 @@ const LONGEST: Duration = Duration::from_secs(600);
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// The size of the end of its error output that is told, bytes.
 const MOST_TOLD: usize = 4096;
+/// The name of the file in a bundle whose container's last hooks have run.
+const NOTE: &str = "slipway-hooks-ended";
 /// The version of the specification that a configuration without one is taken to have.
 const VERSION: &str = "1.0.2";
 
@@ -130,10 +132,19 @@ pub async fn started(task: &Task) {
     subject.run_all(STARTED, "running", Some(pid)).await;
 }
 
-/// Runs the hooks of a container whose sandbox is gone.
+/// Runs the hooks of a container whose sandbox is gone, unless they ran before: containerd has a
+/// shim delete a task, and then the program once more. Hooks during which the shim was killed run
+/// again.
 pub async fn ended(id: &str, bundle: &Path) {
     let Some(oci) = of(bundle) else { return };
+    let note = bundle.join(NOTE);
+    if note.exists() {
+        return;
+    }
     Subject { id, bundle, oci: &oci }.end().await;
+    if let Err(error) = std::fs::write(&note, "") {
+        crate::log::warn(&format!("hooks may run twice: {}: {error}", note.display()));
+    }
 }
 
 /// Returns the configuration of a container that may have hooks. The bundle may be a pod's, or may

@@ -187,7 +187,7 @@ impl Process {
         if record.stdin_is_closed {
             process.held.close_stdin();
         }
-        if let Err(error) = process.keep_cursor(process.place(keep, &task)) {
+        if let Err(error) = process.keep_cursor(process.kept_in(keep, &task)) {
             crate::log::warn(&format!("the output of {task} has no record: {error}"));
         }
         process
@@ -198,7 +198,7 @@ impl Process {
     /// # Errors
     /// A record cannot be written. Others may be there ([`forget`](Self::forget)).
     pub fn keep_in(&self, keep: &Keep, task: &str) -> io::Result<()> {
-        let kept = self.place(keep, task);
+        let kept = self.kept_in(keep, task);
         let first = RunIn { kind: lock(&self.first).clone() };
         if first.kind.is_some() {
             kept.store.try_put(&kept.first, &first.encode_to_vec())?;
@@ -210,7 +210,7 @@ impl Process {
     }
 
     /// Gives the process its files in the store, and its names in the holder.
-    fn place(&self, keep: &Keep, task: &str) -> &Kept {
+    fn kept_in(&self, keep: &Keep, task: &str) -> &Kept {
         if let Some(holder) = &keep.holder {
             self.held.keep_in(holder, name("io", &[task, &self.exec_id]));
         }

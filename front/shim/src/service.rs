@@ -187,6 +187,7 @@ impl Service {
         if let Err(error) = task.keep_in(&self.keep) {
             task.forget();
             self.remove_made(&task.bundle).await;
+            hooks::ended(&task.id, &task.bundle).await;
             return Err(store::refusal(&format!("the container {}", task.id), &error));
         }
         if let Kind::Member(pod) = &task.kind {

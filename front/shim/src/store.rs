@@ -190,6 +190,12 @@ impl Store {
         Self(Some(Arc::new(Directory { file, late, lacks_room, is_behind })))
     }
 
+    /// Returns the path of a file, which leads to it while this process has the store. A store that
+    /// is nowhere has none.
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        self.directory().map(|directory| directory.path(name))
+    }
+
     fn directory(&self) -> Option<&Directory> {
         self.0.as_deref()
     }

@@ -54,7 +54,7 @@ async fn output_goes_nowhere_once_its_logger_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::make(&dir.path().join("state")).unwrap();
     let process = Process::new(String::new(), Paths::default(), run_in::Kind::StdinClosed(true));
-    process.keep_in(&Keep { store: store.clone(), holder: None }, "one");
+    process.keep_in(&Keep { store: store.clone(), holder: None }, "one").unwrap();
     let ((reader, stdout), (other, stderr)) =
         (fifo(&process, "stdout").unwrap(), fifo(&process, "stderr").unwrap());
     assert!(store.names("stdout").is_empty() && store.names("stderr").is_empty());
