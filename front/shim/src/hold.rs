@@ -16,9 +16,9 @@
 //! processes within [`WITHIN`]: something is wrong with the shim then, and containerd removes the
 //! containers, as it does when both processes are killed at once.
 //!
-//! A holder starts no process before it has the listening socket, which it gets last: a holder that
-//! did not get all descriptors, since their sender was killed meanwhile, ends. A message that cannot
-//! be sent is followed by [`DONE`]: the holder ends, and the next one gets all descriptors.
+//! A holder starts no process before it has the listening socket, which it gets last: a holder
+//! that did not get all descriptors, since their sender was killed meanwhile, ends. A message that
+//! cannot be sent is followed by [`DONE`]: the holder ends, and the next one gets all descriptors.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,6 +1,7 @@
 //! containerd's task service, versions 2 and 3, and beside it its sandbox service ([`sandbox`]).
 
 mod again;
+mod figures;
 mod sandbox;
 
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use crate::events::{Event, Events};
 use crate::io::Paths;
 use crate::process::{End, Phase, Process};
 use crate::reads::MOST_READS;
-use crate::stats::{self, Form};
-use crate::store::{self, Keep};
+use crate::stats::Form;
+use crate::store::Keep;
 use crate::task::{Kind, SIGKILL, Task};
 use crate::tasks::{Place, Tasks};
 use crate::ttrpc::Failure;
@@ -188,7 +189,7 @@ impl Service {
             task.forget();
             self.remove_made(&task.bundle).await;
             hooks::ended(&task.id, &task.bundle).await;
-            return Err(store::refusal(&format!("the container {}", task.id), &error));
+            return Err(Failure::unrecorded(&format!("the container {}", task.id), &error));
         }
         if let Kind::Member(pod) = &task.kind {
             // It may have decided on volumes of the pod's.
@@ -287,7 +288,7 @@ impl Service {
         let process = Process::new(exec_id.clone(), paths, run_in::Kind::Exec(exec));
         if let Err(error) = process.keep_in(&self.keep, &task.id) {
             process.forget();
-            return Err(store::refusal(&format!("the process {exec_id}"), &error));
+            return Err(Failure::unrecorded(&format!("the process {exec_id}"), &error));
         }
         execs.insert(exec_id.clone(), Arc::new(process));
         drop(execs);
@@ -440,24 +441,6 @@ impl Service {
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
             Err(status) => Err(failure(&status)),
         }
-    }
-
-    async fn stats(&self, request: &cd::ProcessRequest) -> Result<cd::StatsResponse, Failure> {
-        let task = self.tasks.find(&request.id)?;
-        // containerd also asks for the figures of a task before its start and after its end.
-        if task.init.phase() != Phase::Running {
-            return Ok(cd::StatsResponse { stats: Some(stats::none(self.form)) });
-        }
-        let mut client = self.daemon.connect().await?;
-        let request = v1::Name { name: task.name.clone() };
-        let stats = client.stats(request).await.map_err(|status| failure(&status))?;
-        let stats = stats.get_ref();
-        let stats = match task.kind {
-            Kind::Pod { .. } => stats::of_pod(stats, self.form),
-            Kind::Alone => stats::of_container(stats, stats.vmm_cpu_ns, self.form),
-            Kind::Member(_) => stats::of_container(stats, stats.guest_cpu_busy_ns, self.form),
-        };
-        Ok(cd::StatsResponse { stats: Some(stats) })
     }
 
     async fn connect(&self, request: cd::ProcessRequest) -> cd::ConnectResponse {

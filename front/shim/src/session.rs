@@ -28,7 +28,7 @@ use crate::io::{Output, Streams};
 use crate::process::{End, Phase, Process};
 use crate::task::{ANSWER, KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
-use crate::{checkpoint, logger, store};
+use crate::{checkpoint, logger};
 
 /// The messages in flight to the daemon.
 const QUEUE: usize = 4;
@@ -85,7 +85,7 @@ impl Broken {
 /// # Errors
 /// It was started before, its start cannot be recorded, or it does not run, with the reason.
 pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failure> {
-    if !process.begin().map_err(|error| store::refusal("the start", &error))? {
+    if !process.begin().map_err(|error| Failure::unrecorded("the start", &error))? {
         return Err(Failure::new(Code::FailedPrecondition, "the process was started before"));
     }
     let streams = match logger::open(task, process).await {

@@ -40,11 +40,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
-use tonic::Code;
 
 use crate::hold::Holder;
-use crate::names;
-use crate::ttrpc::Failure;
 
 /// The most stores of one name at once: of shims that end while the next one begins.
 const MOST_AT_ONCE: usize = 16;
@@ -422,17 +419,8 @@ pub fn name(kind: &str, parts: &[&str]) -> String {
     format!("{kind}-{}", &hex::encode(Sha256::digest(parts.join("/")))[..32])
 }
 
-/// Returns the answer to a call that is refused since there is no record of `what`.
-pub fn refusal(what: &str, error: &io::Error) -> Failure {
-    let advice = match is_full(error) {
-        true => format!("; free space in {}", names::SOCKETS),
-        false => String::new(),
-    };
-    let message = format!("slipway: cannot keep a record of {what}: {error}{advice}");
-    Failure::new(Code::ResourceExhausted, message)
-}
-
-fn is_full(error: &io::Error) -> bool {
+/// Returns whether a file system has no room.
+pub fn is_full(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 

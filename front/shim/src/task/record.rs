@@ -26,7 +26,11 @@ pub struct Kept {
 impl Kept {
     /// Makes the record of a task that an earlier serving process has left in `store`.
     pub fn left(store: &Store, message: Option<Spare>) -> Self {
-        Self { store: store.clone().into(), message: Mutex::new(message), network: Place::default() }
+        Self {
+            store: store.clone().into(),
+            message: Mutex::new(message),
+            network: Place::default(),
+        }
     }
 }
 

@@ -4,7 +4,10 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
+use tonic::Code;
+
 use super::*;
+use crate::ttrpc::Failure;
 
 /// Makes a store in a directory of the test's own.
 fn store() -> (tempfile::TempDir, Store) {
@@ -50,7 +53,7 @@ fn a_record_without_room_is_refused_and_the_old_one_stays() {
     fill(&store, "task-1");
     let error = store.try_put("task-1", b"new").unwrap_err();
     assert_eq!(store.get("task-1").unwrap(), b"old");
-    let Failure { code, message } = refusal("the container one", &error);
+    let Failure { code, message } = Failure::unrecorded("the container one", &error);
     assert_eq!(code, Code::ResourceExhausted);
     let expected = "slipway: cannot keep a record of the container one: No space left on device";
     assert!(message.starts_with(expected), "{message}");

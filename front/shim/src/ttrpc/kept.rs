@@ -29,7 +29,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::frame::{HEADER, Header, MOST};
 use super::{Failure, v1};
-use crate::store::{self, Store};
+use crate::store::Store;
 
 /// The largest piece that is recorded at once, bytes. It is less than a socket has room for, and so
 /// little that a socket takes it as a whole or not at all: in one buffer of the kernel's.
@@ -188,7 +188,7 @@ impl Requests {
                 false => Err(error),
             });
             if let Err(error) = recorded {
-                let failure = store::refusal("the call", &error);
+                let failure = Failure::unrecorded("the call", &error);
                 if is_whole {
                     let header = Header::parse(std::array::from_fn(|at| piece[at]));
                     self.refused = piece.len();
@@ -209,7 +209,7 @@ impl Requests {
         match self.record.store.rename(&self.record.part(), &call) {
             Ok(()) => Ok(Some(Next::Request(header, message))),
             Err(error) => {
-                Ok(Some(Next::Refused(header.stream, store::refusal("the call", &error))))
+                Ok(Some(Next::Refused(header.stream, Failure::unrecorded("the call", &error))))
             }
         }
     }

@@ -12,7 +12,11 @@ pub mod v1 {
     tonic::include_proto!("slipway.shim.ttrpc");
 }
 
+use std::io;
+
 use tonic::Code;
+
+use crate::{names, store};
 
 /// A call that failed: a code of gRPC, and one line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,16 @@ impl Failure {
     /// Makes a failure.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    /// Makes the answer to a call that is refused since there is no record of `what`.
+    pub fn unrecorded(what: &str, error: &io::Error) -> Self {
+        let advice = match store::is_full(error) {
+            true => format!("; free space in {}", names::SOCKETS),
+            false => String::new(),
+        };
+        let message = format!("slipway: cannot keep a record of {what}: {error}{advice}");
+        Self::new(Code::ResourceExhausted, message)
     }
 
     /// Makes the answer to a request that microVMs do not serve.

@@ -14,7 +14,6 @@ use tonic::Code;
 
 use super::kept::{Next, Record, Requests};
 use super::{Failure, frame, v1};
-use crate::store;
 
 /// The most calls of a connection that run at once. A call may wait as long as a container runs.
 const MOST_CALLS: usize = 512;
@@ -102,7 +101,7 @@ impl Answer {
         };
         match record.begin(frame.len()) {
             Ok(()) => Ok(frame),
-            Err(error) => bytes(&response_of(Err(store::refusal("the response", &error)))),
+            Err(error) => bytes(&response_of(Err(Failure::unrecorded("the response", &error)))),
         }
     }
 }
