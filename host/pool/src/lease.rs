@@ -297,23 +297,25 @@ impl Lease {
         shared.unlend(&memory);
         shared.settings.files.remove(&memory);
         let mut pause = Duration::from_millis(1);
-        loop {
+        let _turn = loop {
             if let Some(alone) = Arc::get_mut(&mut memory) {
-                if alone.template().is_some() {
-                    // Its few pages go to the kernel with the last of its descriptors.
+                if alone.template().is_some() || !shared.keeps(alone) {
+                    // Its pages go to the kernel with the last of its descriptors.
                     drop(place);
                     return;
                 }
+                // Recycling makes pages, and what is beyond the pool's limit goes after it.
+                let turn = shared.recycling();
                 if let Err(error) = alone.recycle() {
                     tracing::warn!(%error, "memory of a sandbox that is gone is not used again");
                     return;
                 }
-                break;
+                break turn;
             }
             // A request in flight, or an endpoint that has not noticed the end of its client.
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_secs(1));
-        }
+        };
         // From here on a successor knows nothing of the memory.
         drop(place);
         shared.put(memory);

@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     /// `/dev/userfaultfd`.
     device: File,
     state: Mutex<State>,
+    /// Held while memory is recycled: of all memory beyond the limit, one at a time is complete.
+    recycling: Mutex<()>,
     /// Tells the thread in the background that there is work, or that the pool has ended.
     work: Condvar,
     pub(crate) templates: Templates,
@@ -119,6 +121,7 @@ impl Shared {
             topology: Topology::of_host(),
             device,
             state: Mutex::default(),
+            recycling: Mutex::default(),
             work: Condvar::new(),
             templates: Templates::default(),
             faults: AtomicU64::new(0),
@@ -171,6 +174,16 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Changed in single calls: a panic leaves it consistent.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns whether the pool keeps memory of this size without a user.
+    pub(crate) fn keeps(&self, memory: &LateMemory) -> bool {
+        memory.len() as u64 <= self.settings.limit
+    }
+
+    /// Waits for the turn to recycle memory, and to put it into the pool.
+    pub(crate) fn recycling(&self) -> MutexGuard<'_, ()> {
+        self.recycling.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Returns the device that makes userfaultfds.

@@ -4,6 +4,8 @@
 
 mod harness;
 
+use std::time::Duration;
+
 use harness::{Sandbox, container, script};
 use slipway_agent_protocol::v1::*;
 
@@ -75,7 +77,10 @@ async fn a_directory_has_the_place_of_the_images_and_changes_at_once() {
     sandbox.remove("a").await;
     // They go with the container's last user in the agent, which may be the request itself.
     let left = sandbox.directory.path().join("file-dirs");
-    while std::fs::read_dir(&left).unwrap().count() > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
+    let gone = async {
+        while std::fs::read_dir(&left).unwrap().count() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
 }

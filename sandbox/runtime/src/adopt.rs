@@ -28,7 +28,8 @@ use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{
-    Error, Result, cpus, function, network, pod_functions, resize, shares, snapshot, sockets,
+    Error, Result, cpus, function, network, oom_score, pod_functions, resize, shares, snapshot,
+    sockets,
 };
 
 /// The deadline for adopting a sandbox, all steps together, since the daemon serves nobody before.
@@ -97,6 +98,8 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     resize::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));
+    // The daemon before this one may have ended between a container's end and this.
+    oom_score::apply(node, sandbox).await;
     network::restart(sandbox, &agent);
     let carry = carrier.map(|carrier| carrier.carry(&own, &agent));
     Ok(Running::new(vm, agent, carry))

@@ -128,7 +128,10 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
 }
 
 /// Limits the CPU time of a sandbox's VMM to that of so many CPUs.
-async fn limit(sandbox: &Sandbox, cpus: u32) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Cgroup`].
+pub(crate) async fn limit(sandbox: &Sandbox, cpus: u32) -> Result<()> {
     let mut group = sandbox.look(cgroup::of);
     sandbox.lane.run(move || group.limit_cpus(cgroup::cpu_time(cpus))).await.map_err(Error::Cgroup)
 }

@@ -130,7 +130,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
     let now = sandbox.look(|record| (record.memory_bytes, record.cpus));
     let mut undone = Ok(());
     if now.1 > cpus {
-        undone = cpus::change_to(sandbox, cpus).await;
+        undone = cut(sandbox, cpus).await;
     }
     if now.0 > memory {
         undone = undone.and(resize::change_to(sandbox, memory, LONGEST).await);
@@ -146,15 +146,26 @@ async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
     give_back_memory(&sandbox).await;
 }
 
-/// Takes the CPUs of a pod away that its containers' limits do not need. Those that its guest does
-/// not give up in time stay, with their CPU time.
+/// Takes the CPUs of a pod away that its containers' limits do not need.
 async fn give_back_cpus(sandbox: &Arc<Sandbox>) {
     let _turn = sandbox.wait_to_change_size().await;
     // Another update may have come first.
     let Some(kept) = sandbox.look(spare_cpus) else { return };
-    if let Err(error) = cpus::change_to(sandbox, kept).await {
-        tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay");
+    if let Err(error) = cut(sandbox, kept).await {
+        tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay, without time");
     }
+}
+
+/// Leaves a pod so many CPUs. Those that its guest does not give up stay without CPU time of their
+/// own.
+async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
+    let changed = cpus::change_to(sandbox, cpus).await;
+    if changed.is_err()
+        && let Err(error) = cpus::limit(sandbox, cpus).await
+    {
+        tracing::warn!(sandbox = sandbox.name, %error, "its CPU time is not limited");
+    }
+    changed
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
