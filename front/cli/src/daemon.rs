@@ -248,9 +248,9 @@ async fn told(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-/// Raises the descriptor limit: a sandbox takes about thirty descriptors, so the usual soft limit
-/// of 1024 would allow about thirty sandboxes.
-fn raise_descriptor_limit() {
+/// Raises the descriptor limit of this process to the hard limit: a sandbox takes about thirty
+/// descriptors, so the usual soft limit of 1024 would allow about thirty sandboxes.
+pub(crate) fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

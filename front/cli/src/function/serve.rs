@@ -16,6 +16,7 @@ use super::scheduler::Limits;
 use super::status::About;
 use crate::args::{FunctionServeArgs, NetworkArgs, NodeArgs};
 use crate::client::connect;
+use crate::daemon::raise_descriptor_limit;
 use crate::{image, spec};
 
 /// The most processes that a pod's agent serves at once: containers that run and commands in them.
@@ -34,6 +35,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// A setting is wrong, the image is not there, another process serves the function, or the daemon
 /// fails.
 pub async fn serve(node: &NodeArgs, config: &Config, args: &FunctionServeArgs) -> Result<i32> {
+    // The bounds of connections may be above the usual soft limit of 1024 descriptors.
+    raise_descriptor_limit();
     let limits = limits(args)?;
     place::check_name(&args.name)?;
     let client = connect(node, config).await?;
