@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, bail};
+use anyhow::{Error, Result, anyhow};
+use slipway_runtime::RETURN;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -17,10 +18,11 @@ use super::fleet::{Call, Fleet, Outcome};
 use super::queue::{Client, Ticket};
 use super::scheduler::{Action, End, Limits, Refusal, ReplicaId, SandboxId, Scheduler};
 use super::status::{About, SandboxStatus, Status};
+use crate::client::Lost;
 
 /// The longest time in which the sandboxes are removed at the end.
 const CLEAN_UP: Duration = Duration::from_secs(120);
-/// The time after which sandboxes that began meanwhile are looked for again at the end.
+/// The time after which sandboxes that are left or began meanwhile are looked for again at the end.
 const LOOK: Duration = Duration::from_secs(1);
 
 type Reply = oneshot::Sender<Result<Permit, Refusal>>;
@@ -292,24 +294,46 @@ impl Dispatcher {
         }
     }
 
-    /// Removes all sandboxes of the function, also those that are still being made.
+    /// Removes all sandboxes of the function, also those that are still being made. Tries again
+    /// those that are not removed.
     ///
     /// # Errors
-    /// The daemon's, or it takes too long.
+    /// It takes longer than [`CLEAN_UP`], or there is no daemon any more.
     pub async fn clean_up(&mut self) -> Result<()> {
-        let cleaned = async {
-            loop {
-                let settled = self.tasks.is_empty();
-                self.fleet.remove_all().await?;
-                if settled {
-                    return Ok::<_, Error>(());
+        let mut last = None;
+        let cleaned = tokio::time::timeout(CLEAN_UP, self.remove_all(&mut last)).await;
+        cleaned.unwrap_or_else(|_| {
+            let late = format!("the sandboxes are not removed within {} s", CLEAN_UP.as_secs());
+            Err(match last {
+                Some(error) => error.context(late),
+                None => anyhow!(late),
+            })
+        })
+    }
+
+    /// Removes all sandboxes until none is left and none is being made. The error of the last
+    /// attempt is in `last`.
+    ///
+    /// # Errors
+    /// The daemon has gone, and no other one came within [`RETURN`].
+    async fn remove_all(&mut self, last: &mut Option<Error>) -> Result<()> {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let settled = self.tasks.is_empty();
+            match self.fleet.remove_all().await {
+                Ok(()) if settled => return Ok(()),
+                Ok(()) => *last = None,
+                Err(error) if error.is::<Lost>() && begun.elapsed() >= RETURN => return Err(error),
+                Err(error) => {
+                    tracing::info!(error = line(&error), "sandboxes are removed again");
+                    *last = Some(error);
                 }
+            }
+            if settled {
+                tokio::time::sleep(LOOK).await;
+            } else {
                 let _ = tokio::time::timeout(LOOK, self.tasks.join_next()).await;
             }
-        };
-        match tokio::time::timeout(CLEAN_UP, cleaned).await {
-            Ok(cleaned) => cleaned,
-            Err(_) => bail!("the sandboxes are not removed within {} s", CLEAN_UP.as_secs()),
         }
     }
 }
@@ -325,8 +349,48 @@ async fn until(due: Option<Instant>) {
 /// Returns whether a task succeeded, and logs why it did not.
 fn succeeded(outcome: Result<()>, name: &str, what: &'static str) -> bool {
     if let Err(error) = &outcome {
-        let error = slipway_printable::line(&format!("{error:#}"), slipway_printable::MESSAGE);
-        tracing::warn!(name, error, "{what}");
+        tracing::warn!(name, error = line(error), "{what}");
     }
     outcome.is_ok()
+}
+
+/// Formats an error and its causes as one printable line.
+fn line(error: &Error) -> String {
+    slipway_printable::line(&format!("{error:#}"), slipway_printable::MESSAGE)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tokio::net::UnixStream;
+
+    use super::super::fleet::tests::fleet;
+    use super::*;
+
+    /// Makes the owner of a function whose daemon has the other end of `stream`.
+    pub async fn dispatcher(stream: UnixStream) -> (Dispatcher, Handle) {
+        let limits = Limits {
+            concurrency: 1,
+            replicas: 1,
+            least_sandboxes: 0,
+            sandboxes: 1,
+            queue: 1,
+            wait: Duration::from_secs(1),
+            keep_alive: Duration::from_secs(1),
+        };
+        Dispatcher::new(About::default(), Arc::new(fleet(stream).await), limits, &[])
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_does_not_come_back_ends_the_clean_up() {
+        let (stream, daemon) = UnixStream::pair().unwrap();
+        let (mut dispatcher, _handle) = dispatcher(stream).await;
+        drop(daemon);
+        // The connection is known to be broken before the clock stops, which leaps over input.
+        assert!(dispatcher.fleet.remove_all().await.is_err());
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        let error = dispatcher.clean_up().await.unwrap_err();
+        assert!(error.is::<Lost>(), "{error:#}");
+        assert!(begun.elapsed() >= RETURN);
+    }
 }

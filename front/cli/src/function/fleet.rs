@@ -10,13 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow};
 use futures_util::future::join_all;
 use hyper::body::Bytes;
+use slipway_runtime::SandboxClient;
 use slipway_runtime::v1::{self, RunIn, RunOut, run_in, run_out};
-use slipway_runtime::{SandboxClient, record};
 use tokio::sync::mpsc;
 use tonic::{Code, Streaming};
 
 use super::scheduler::{End, ReplicaId, SandboxId};
-use crate::client::{record as record_of, refused};
+use crate::client::refused;
 use crate::manage;
 use crate::session::requests;
 
@@ -28,6 +28,9 @@ const SETTINGS: &str = "slipway.function.settings";
 const PIECE: usize = 64 << 10;
 /// The most bytes of an invocation's standard error that are kept, the last ones.
 const LAST_WORDS: usize = 2 << 10;
+/// The longest time in which the daemon says whether a sandbox runs: an invocation's end waits for
+/// it.
+const ANSWER: Duration = Duration::from_secs(10);
 /// The lowest exit status of a process that was ended by a signal.
 const BY_SIGNAL: u32 = 128;
 
@@ -173,38 +176,57 @@ impl Fleet {
         }
     }
 
-    /// Returns whether a sandbox runs. If the daemon does not answer, it counts as one that does.
+    /// Returns whether a sandbox runs. It counts as one that does if the daemon does not answer
+    /// within [`ANSWER`].
     pub async fn runs(&self, id: SandboxId) -> bool {
-        let name = self.sandbox_name(id);
-        match manage::list(&mut self.client.clone()).await {
-            Ok(all) => all.iter().any(|one| one.name == name && one.state == "running"),
-            Err(_) => true,
+        let (name, mut client) = (self.sandbox_name(id), self.client.clone());
+        match tokio::time::timeout(ANSWER, manage::list(&mut client)).await {
+            Ok(Ok(all)) => all.iter().any(|one| one.name == name && one.state == "running"),
+            Ok(Err(_)) | Err(_) => true,
         }
     }
 
     /// Returns the sandboxes of this function that the node has.
+    ///
+    /// # Errors
+    /// The daemon's: some of the sandboxes are not known then.
     async fn sandboxes(&self) -> Result<Vec<Found>> {
         let mut client = self.client.clone();
         let mut found = Vec::new();
         for pod in manage::list(&mut client).await?.into_iter().filter(|one| one.pod) {
-            // One that cannot be inspected has gone meanwhile.
-            let Ok(record::Record { labels, .. }) = record_of(&mut client, &pod.id).await else {
-                continue;
+            let record = match client.inspect(manage::named(&pod.id)).await {
+                Ok(reply) => reply.into_inner().json,
+                // It has gone meanwhile.
+                Err(status) if status.code() == Code::NotFound => continue,
+                Err(status) => return Err(refused(status)),
             };
-            if labels.get(LABEL) == Some(&self.plan.name) {
-                let fits = labels.get(SETTINGS) == Some(&self.settings);
+            if let Some(fits) = self.fits(&record)? {
                 found.push(Found { pod, fits });
             }
         }
         Ok(found)
     }
 
-    /// Takes over the sandboxes that a server of this function left: at most `most` that run and
-    /// were made with the same settings. Their replicas are removed, since invocations may still
-    /// run in them, and so are all other sandboxes of the function.
+    /// Returns whether the sandbox of a record was made with the same settings, or `None` if it is
+    /// none of this function's. Reads the labels only: the daemon may be of a later version, with
+    /// other fields.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The record is no JSON.
+    fn fits(&self, record: &str) -> Result<Option<bool>> {
+        let record: serde_json::Value = serde_json::from_str(record)?;
+        let label = |name: &str| record["labels"][name].as_str();
+        let own = label(LABEL) == Some(self.plan.name.as_str());
+        Ok(own.then(|| label(SETTINGS) == Some(self.settings.as_str())))
+    }
+
+    /// Takes over the sandboxes that a server of this function left: at most `most` that run and
+    /// were made with the same settings. Their replicas are removed, since invocations may still
+    /// run in them, and so are all other sandboxes of the function. One that is not removed is left
+    /// until the server ends, and a line is logged.
+    ///
+    /// # Errors
+    /// The daemon's when it is asked for the sandboxes.
     pub async fn adopt(&self, most: usize) -> Result<Vec<SandboxId>> {
         let mut kept = Vec::new();
         let mut removed = Vec::new();
@@ -218,7 +240,10 @@ impl Fleet {
                 None => removed.push(pod.name),
             }
         }
-        self.remove_each(&removed).await?;
+        if let Err(error) = self.remove_each(&removed).await {
+            let error = slipway_printable::line(&format!("{error:#}"), slipway_printable::MESSAGE);
+            tracing::warn!(error, "an earlier server's sandbox is left until this one ends");
+        }
         Ok(kept)
     }
 
@@ -234,6 +259,10 @@ impl Fleet {
         self.remove_each(&names.collect::<Vec<_>>()).await
     }
 
+    /// Removes sandboxes or replicas, each of them also if another one is not removed.
+    ///
+    /// # Errors
+    /// The first one's of the daemon.
     async fn remove_each(&self, names: &[String]) -> Result<()> {
         let removals = names.iter().map(|name| async move {
             self.remove(name).await.with_context(|| format!("cannot remove {name}"))
@@ -338,8 +367,50 @@ async fn collect(mut replies: Streaming<RunOut>, most: usize) -> Outcome {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use serde_json::json;
+    use tokio::net::UnixStream;
+
     use super::*;
+
+    /// Makes the fleet of a function `f` whose daemon has the other end of `stream`.
+    pub async fn fleet(stream: UnixStream) -> Fleet {
+        let plan = Plan {
+            name: "f".to_owned(),
+            sandbox: v1::RunSpec::default(),
+            replica: v1::RunSpec::default(),
+            command: Vec::new(),
+            timeout: Duration::from_secs(1),
+            largest_answer: 1,
+        };
+        let channel = slipway_plane_api::over(stream).await.unwrap();
+        Fleet::new(SandboxClient::new(channel), plan)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_daemon_that_does_not_answer_holds_no_invocation() {
+        let (stream, _silent) = UnixStream::pair().unwrap();
+        let fleet = fleet(stream).await;
+        let begun = tokio::time::Instant::now();
+        assert!(fleet.runs(1).await);
+        assert!(begun.elapsed() >= ANSWER);
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_is_found_again_by_its_labels() {
+        let (stream, _silent) = UnixStream::pair().unwrap();
+        let fleet = fleet(stream).await;
+        let fits = |labels: serde_json::Value| {
+            fleet.fits(&json!({ "name": "f-1", "labels": labels }).to_string()).unwrap()
+        };
+        assert_eq!(fits(json!({ LABEL: "f", SETTINGS: fleet.settings })), Some(true));
+        assert_eq!(fits(json!({ LABEL: "f", SETTINGS: "other" })), Some(false));
+        assert_eq!(fits(json!({ LABEL: "f" })), Some(false));
+        assert_eq!(fits(json!({ LABEL: "g", SETTINGS: fleet.settings })), None);
+        assert_eq!(fits(json!({})), None);
+        assert_eq!(fleet.fits("{}").unwrap(), None);
+        assert!(fleet.fits("").is_err());
+    }
 
     #[test]
     fn an_end_by_a_signal_is_the_end_of_the_replica() {
