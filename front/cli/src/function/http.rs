@@ -4,8 +4,8 @@
 //!
 //! Clients are not trusted. A connection is for one request and has a deadline for each of its
 //! parts; nothing of a request reaches a replica before all of it is here; heads and bodies have
-//! bounds; connections and places in the queue are shared among clients (`seats`, `queue`). An
-//! invocation runs to its end even if its client leaves.
+//! bounds; connections and places in the queue are shared among clients (`seats`, `queue`); root
+//! has connections of its own. An invocation runs to its end even if its client leaves.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -44,6 +44,8 @@ const MOST_HEADERS: usize = 64;
 const BODY: Duration = Duration::from_secs(15);
 /// The time in which a client takes the answer.
 const ANSWER: Duration = Duration::from_secs(30);
+/// The most connections of root's commands at once. Those of other clients take none of them.
+const ROOT_CONNECTIONS: usize = 64;
 /// The pause after an error of accepting, such as that of too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The seconds after which a client that was refused may try again.
@@ -93,7 +95,7 @@ impl From<Refusal> for Problem {
 pub struct Bounds {
     /// The most bytes of a body.
     pub largest_body: usize,
-    /// The most connections at once.
+    /// The most connections at once, those of root's commands left out.
     pub connections: usize,
     /// The longest time from the end of a request to its outcome: of the queue and of the command.
     pub outcome: Duration,
@@ -104,6 +106,8 @@ pub struct Front {
     handle: Handle,
     bounds: Bounds,
     seats: Arc<Seats>,
+    /// The connections of root's commands.
+    root_seats: Arc<Seats>,
     /// The limit of log lines about invocations.
     lines: Mutex<Lines>,
 }
@@ -112,12 +116,22 @@ impl Front {
     /// Makes the front of the function behind `handle`.
     pub fn new(handle: Handle, bounds: Bounds) -> Self {
         let lines = Mutex::new(Lines::new(5, Instant::now()));
-        Self { handle, bounds, seats: Seats::new(bounds.connections), lines }
+        let (seats, root_seats) = (Seats::new(bounds.connections), Seats::new(ROOT_CONNECTIONS));
+        Self { handle, bounds, seats, root_seats, lines }
     }
 
-    /// Returns once no client is connected.
+    /// Returns once no client is connected. Nothing may be accepted any more.
     pub async fn idle(&self) {
         self.seats.empty().await;
+        self.root_seats.empty().await;
+    }
+
+    /// Takes the place of one connection. Returns `None` if the client has its part.
+    fn seat(&self, client: Client) -> Option<Seat> {
+        match client {
+            Client::Root => self.root_seats.take(client),
+            Client::Address(_) => self.seats.take(client),
+        }
     }
 
     /// Accepts clients for ever.
@@ -128,7 +142,7 @@ impl Front {
                 continue;
             };
             let client = Client::of(peer.ip());
-            match self.seats.take(client) {
+            match self.seat(client) {
                 Some(seat) => serve(Arc::clone(&self), client, stream, seat),
                 None => turn_away(stream),
             }
@@ -142,7 +156,7 @@ impl Front {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
-            if let Some(seat) = self.seats.take(Client::Root) {
+            if let Some(seat) = self.seat(Client::Root) {
                 serve(Arc::clone(&self), Client::Root, stream, seat);
             }
         }
@@ -293,7 +307,28 @@ fn environment(head: &hyper::http::request::Parts, length: usize) -> Vec<String>
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+    use tokio::net::UnixStream;
+
+    use super::super::dispatcher::tests::dispatcher;
     use super::*;
+
+    #[tokio::test]
+    async fn clients_that_have_all_connections_leave_root_its_own() {
+        let (stream, _daemon) = UnixStream::pair().unwrap();
+        let (_dispatcher, handle) = dispatcher(stream).await;
+        let bounds = Bounds { largest_body: 1, connections: 4, outcome: Duration::ZERO };
+        let front = Front::new(handle, bounds);
+        let clients = (0..=255).map(|last: u8| Client::of([10, 0, 0, last].into()));
+        let seats: Vec<_> = clients.filter_map(|client| front.seat(client)).collect();
+        assert_eq!(seats.len(), 4);
+        let root = front.seat(Client::Root);
+        assert!(root.is_some());
+        drop(seats);
+        assert!(front.idle().now_or_never().is_none());
+        drop(root);
+        assert!(front.idle().now_or_never().is_some());
+    }
 
     #[test]
     fn a_command_learns_of_its_request_as_by_cgi() {
