@@ -140,7 +140,11 @@ variant() {
 variant three
 echo of-the-test-three >"$node/tmp/refused"
 on cp /tmp/refused /run/refused
+# The installation's own setting goes with this one, and comes back with the old version.
+on sh -c 'echo "keeper = true" >/etc/slipway/config.toml'
 refuses 'the new daemon does not start, so the old version is back' install
+on test -e /etc/slipway/config.d/10-node.toml || fail "the old version has lost its setting"
+on rm /etc/slipway/config.toml
 systemctl_did >/dev/null
 does status
 cmp -s "$node$two/usr/local/bin/slipway" "$work/usr-local/bin/slipway" || fail "the old version is not back"

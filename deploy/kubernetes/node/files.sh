@@ -83,7 +83,11 @@ missing_directories() {
 # find_left: what a run that was killed has left: files beside their places, and directories that the state has not.
 find_left() {
     local dir
-    sed 's/^[a-z] //; s|/[^/]*$||' "$work/items" | sort -u | while read -r dir; do
+    {
+        sed 's/^[a-z] //' "$work/items"
+        echo "$setting"
+        echo "$environment"
+    } | sed 's|/[^/]*$||' | sort -u | while read -r dir; do
         [ ! -d "$host$dir" ] || find "$host$dir" -mindepth 1 -maxdepth 1 \( -name '.*.slipway-new' -o -name '.*.slipway-old' \)
     done >>"$work/asides"
     cat "$host$made" >>"$work/directories" 2>/dev/null || true
@@ -184,31 +188,38 @@ keep_others() {
     done <"$work/changed"
 }
 
-# rename_all: replaces each file in one step. The old ones stay under another name until the new daemon runs. The mv
-# is the node's, by its path: busybox's follows a link to a directory, and is what a name alone would run.
+# keep_old PATH: the old file stays under another name until the new daemon runs.
+keep_old() {
+    local old
+    old=$(before "$1")
+    note_aside "$old"
+    rm -f "$old"
+    if [ -L "$host$1" ]; then
+        cp -a "$host$1" "$old"
+    elif [ -f "$host$1" ]; then
+        ln "$host$1" "$old"
+    fi
+}
+
+# rename_all: replaces each file in one step. The mv is the node's, by its path: busybox's follows a link to a
+# directory, and is what a name alone would run.
 rename_all() {
-    local path old new
+    local path new
     while read -r _ path; do
-        old=$(before "$path")
-        note_aside "$old"
-        rm -f "$old"
-        if [ -L "$host$path" ]; then
-            cp -a "$host$path" "$old"
-        elif [ -f "$host$path" ]; then
-            ln "$host$path" "$old"
-        fi
+        keep_old "$path"
         new=$(aside "$path")
         on_host /bin/mv -fT "${new#"$host"}" "$path"
     done <"$work/changed"
 }
 
-# undo_rename: the version that ran before.
+# undo_rename: the version that ran before, with its settings.
 undo_rename() {
     local path old
+    gone_settings | cat "$work/changed" - >"$work/undone"
     while read -r _ path; do
         old=$(before "$path")
         if exists "$old"; then on_host /bin/mv -fT "${old#"$host"}" "$path"; else rm -rf "${host:?}$path"; fi
-    done <"$work/changed"
+    done <"$work/undone"
 }
 
 remove_gone() {
@@ -221,12 +232,17 @@ remove_gone() {
     done <"$work/gone"
 }
 
+# gone_settings: those that an earlier run has made and this one does not.
+gone_settings() { grep -xF -e "f $setting" -e "f $environment" "$work/gone" || true; }
+
 # remove_settings: before services are started again, which read them.
 remove_settings() {
     local path
-    for path in "$setting" "$environment"; do
-        ! grep -qx "f $path" "$work/gone" || rm -f "$host$path"
-    done
+    gone_settings >"$work/gone-settings"
+    while read -r _ path; do
+        keep_old "$path"
+        rm -f "$host$path"
+    done <"$work/gone-settings"
     if grep -qx "f $environment" "$work/changed" "$work/gone"; then echo containerd >>"$host$state/pending"; fi
 }
 

@@ -143,7 +143,9 @@ check_settings_of_daemon() {
     [ -n "$more_settings" ] && [ -e "$work/tree$setting" ] || return 0
     note_aside "$host$dir"
     rm -rf "${host:?}$dir"
-    mkdir -p "$host$dir/config.d"
+    # The node's settings may be root's alone.
+    mkdir -m 700 "$host$dir"
+    mkdir "$host$dir/config.d"
     cat "$host/etc/slipway/config.toml" >"$host$dir/config.toml" 2>/dev/null || true
     cp "$host${setting%/*}"/*.toml "$host$dir/config.d" 2>/dev/null || true
     cp "$work/tree$setting" "$host$dir/config.d"
