@@ -8,6 +8,8 @@
 //! without following any link: whoever can write to a directory above must not choose another file
 //! of the host.
 
+mod part;
+
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -16,10 +18,9 @@ use std::{fs, io};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
-use slipway_sandbox_api::copies::{Copies, CopyError};
+use slipway_sandbox_api::copies::CopyError;
 use slipway_sandbox_api::v1;
 
-use crate::empty_dirs::without_links;
 use crate::mountinfo::{self, Mounted};
 use crate::spec::{self, Mount};
 use crate::store::name;
@@ -105,8 +106,9 @@ struct Opened {
 impl Copy {
     /// Resolves a mount's source.
     fn new(mount: Mount) -> Result<Self, String> {
+        let unread = |source| CopyError::Read { path: PathBuf::from(&mount.source), source };
         let source = fs::canonicalize(&mount.source)
-            .map_err(|error| unreadable(&mount, mount.source.as_ref(), error))?;
+            .map_err(|error| spec::refused(&mount, &unread(error).to_string()))?;
         let (paths, hidden) = (BTreeSet::new(), BTreeSet::new());
         Ok(Self { mount, source, stamp: None, paths, hidden })
     }
@@ -177,18 +179,9 @@ impl Copy {
     }
 }
 
-fn unreadable(mount: &Mount, path: &Path, source: io::Error) -> String {
-    let path = path.to_owned();
-    spec::refused(mount, &CopyError::Read { path, source }.to_string())
-}
-
 /// Returns whether [`read`] may give a container directories of its own. Reads nothing.
 pub fn need_dirs(mounts: &[Mount], shares: &[v1::Share]) -> bool {
-    mounts.iter().any(|mount| spec::is_small_volume(&mount.source)) || have_parts(shares)
-}
-
-fn have_parts(shares: &[v1::Share]) -> bool {
-    shares.iter().any(|share| !spec::volumes_of_part(&share.source).is_empty())
+    mounts.iter().any(|mount| spec::is_small_volume(&mount.source)) || part::is_among(shares)
 }
 
 /// Reads the files of mounts that are to be copied, and of those shares that are parts of small
@@ -199,7 +192,7 @@ fn have_parts(shares: &[v1::Share]) -> bool {
 /// One line that names the file.
 pub fn read(mounts: Vec<Mount>, shares: Vec<v1::Share>, room: Room) -> Result<Copied, String> {
     // Without the host's mounts a part is shared.
-    let mounted = have_parts(&shares).then(|| mountinfo::read().unwrap_or_default());
+    let mounted = part::is_among(&shares).then(|| mountinfo::read().unwrap_or_default());
     read_with(mounts, shares, room, &mounted.unwrap_or_default())
 }
 
@@ -214,7 +207,7 @@ fn read_with(
         copied.add(Copy::new(mount)?, room)?;
     }
     for share in shares {
-        match part(&share, mounted).filter(|(_, files)| copied.has_room(files, true, room)) {
+        match part::read(&share, mounted).filter(|(_, files)| copied.has_room(files, true, room)) {
             Some((dir, files)) => {
                 copied.dirs.push(dir);
                 copied.put(files);
@@ -240,7 +233,7 @@ impl Copied {
         };
         let dir = fs::symlink_metadata(&copy.source).ok().filter(fs::Metadata::is_dir);
         let dir = dir.map(|status| file_dir(&share, &status));
-        if !self.has_room(&request.files, dir.is_some(), room) {
+        if self.is_hidden(&copy.mount) || !self.has_room(&request.files, dir.is_some(), room) {
             self.shares.push(share);
             return Ok(());
         }
@@ -259,6 +252,13 @@ impl Copied {
         }
         self.files.retain(|file| !paths.contains(&file.path));
         self.files.extend(files);
+    }
+
+    /// Returns whether a share, for want of room, would hide the copies of a mount. A volume is a
+    /// mount in the guest, too.
+    fn is_hidden(&self, mount: &Mount) -> bool {
+        let is_below = |share: &v1::Share| Path::new(&mount.destination).starts_with(&share.path);
+        !spec::is_small_volume(&mount.source) && self.shares.iter().any(is_below)
     }
 
     fn has_room(&self, files: &[v1::File], is_dir: bool, room: Room) -> bool {
@@ -288,18 +288,6 @@ fn file_dir(share: &v1::Share, status: &fs::Metadata) -> v1::FileDir {
         gid: status.gid(),
         file: !status.is_dir(),
     }
-}
-
-/// Reads the files of a share that is a part of a small volume. Returns `None` for another one, and
-/// for one that cannot be copied.
-fn part(share: &v1::Share, mounted: &[Mounted]) -> Option<(v1::FileDir, Vec<v1::File>)> {
-    let point = without_links(Path::new(&share.source));
-    let mut volumes = spec::volumes_of_part(&share.source).into_iter().filter(|one| one.is_dir());
-    volumes.find(|one| mountinfo::below(&point, &without_links(one), mounted).is_some())?;
-    let dir = file_dir(share, &fs::metadata(&point).ok()?);
-    let mut copies = Copies::of_volume();
-    copies.add_part(&point, &dir.path).ok()?;
-    Some((dir, copies.into_files()))
 }
 
 #[cfg(test)]
@@ -456,6 +444,17 @@ mod tests {
         // A volume that is too large in itself.
         fs::write(volume.join("..1/0"), vec![0; 3 << 20]).unwrap();
         assert_eq!(dirs(Room { bytes: usize::MAX, ..ROOM }), 0);
+    }
+
+    #[test]
+    fn a_file_below_a_volume_without_room_is_shared_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (etc, hosts) = (volume(dir.path(), "projected", 1), dir.path().join("hosts"));
+        fs::write(&hosts, "").unwrap();
+        let mounts = vec![mount(&etc, "/etc"), mount(&hosts, "/etc/hosts")];
+        let copied = read_with(mounts, Vec::new(), Room { dirs: 0, ..ROOM }, &[]).unwrap();
+        let shares: Vec<_> = copied.shares.iter().map(|share| share.path.as_str()).collect();
+        assert_eq!((shares, copied.files.len()), (vec!["/etc", "/etc/hosts"], 0));
     }
 
     #[test]
