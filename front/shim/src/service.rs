@@ -67,10 +67,6 @@ fn request<M: Message + Default>(payload: &[u8]) -> Result<M, Failure> {
     M::decode(payload).map_err(|error| Failure::new(Code::InvalidArgument, error.to_string()))
 }
 
-fn invalid(reason: String) -> Failure {
-    Failure::new(Code::InvalidArgument, reason)
-}
-
 impl Handler for Service {
     async fn call(
         self: Arc<Self>,
@@ -265,7 +261,7 @@ impl Service {
             return Err(Failure::new(Code::FailedPrecondition, message));
         }
         let json = request.spec.map(|spec| spec.value).unwrap_or_default();
-        let mut exec = spec::exec_spec(&json).map_err(invalid)?;
+        let mut exec = spec::exec_spec(&json).map_err(Failure::invalid)?;
         exec.name = task.name.clone();
         exec.terminal = request.terminal;
         exec.stdin = !request.stdin.is_empty();
@@ -360,7 +356,7 @@ impl Service {
     /// Saves a container in a directory, and ends it if that is asked for.
     async fn checkpoint(&self, request: cd::CheckpointTaskRequest) -> Result<cd::Empty, Failure> {
         let task = self.tasks.find(&request.id)?;
-        let exits = checkpoint::exits(request.options.as_ref()).map_err(invalid)?;
+        let exits = checkpoint::exits(request.options.as_ref()).map_err(Failure::invalid)?;
         checkpoint::save(&task, &request.path).await?;
         let (container_id, checkpoint) = (task.id.clone(), request.path);
         let event = cd::TaskCheckpointed { container_id, checkpoint };
@@ -386,7 +382,8 @@ impl Service {
         let name = task.name.clone();
         let request = match task.kind {
             Kind::Member(_) => {
-                let (limits, placement) = spec::member_update(&json).map_err(invalid)?;
+                let update = spec::member_update(&json);
+                let (limits, placement) = update.map_err(Failure::invalid)?;
                 let resources = Some(limits).filter(|limits| *limits != v1::Resources::default());
                 if resources.is_none() && placement.is_none() {
                     return Ok(cd::Empty {});

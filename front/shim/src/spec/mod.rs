@@ -187,7 +187,7 @@ pub struct Update {
 /// It asks for something else, or names a file of a control group that cannot be set.
 pub fn update(json: &[u8]) -> Result<Update, Failure> {
     let asked = resources(json)?;
-    let resources = limits::of_own(&asked)?;
+    let resources = limits::of_own(&asked).map_err(Failure::invalid)?;
     some(Update { resources, ..sizes_of(&asked, sizes::memory_of_limit) })
 }
 
@@ -199,8 +199,9 @@ pub fn pod_update(json: &[u8]) -> Result<Update, Failure> {
     some(sizes_of(&resources(json)?, pod::memory_of_limit))
 }
 
-fn resources(json: &[u8]) -> Result<Resources, String> {
-    serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))
+fn resources(json: &[u8]) -> Result<Resources, Failure> {
+    let read = serde_json::from_slice(json);
+    read.map_err(|error| Failure::invalid(format!("the resources: {error}")))
 }
 
 /// Returns the changes of a sandbox's machine and of where it runs.

@@ -235,6 +235,8 @@ fn further_processes_and_updates() {
     for bad in [&b"{}"[..], br#"{"memory": {"limit": -1}}"#, b"[", file] {
         assert!(update(bad).is_err());
     }
+    let failed = [&b"["[..], file].map(|bad| update(bad).unwrap_err().code);
+    assert_eq!(failed, [tonic::Code::InvalidArgument; 2]);
 }
 
 #[test]

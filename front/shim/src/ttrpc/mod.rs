@@ -43,6 +43,11 @@ impl Failure {
         Self::new(Code::ResourceExhausted, message)
     }
 
+    /// Makes the answer to a request that is not understood.
+    pub fn invalid(reason: String) -> Self {
+        Self::new(Code::InvalidArgument, reason)
+    }
+
     /// Makes the answer to a request that microVMs do not serve.
     pub fn unimplemented(what: &str) -> Self {
         let message = format!("slipway: {what} is not implemented for microVMs");
