@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -156,7 +157,7 @@ fn decode(text: &str) -> Option<String> {
 ///
 /// # Errors
 /// One line: a path cannot be opened, or the logger cannot be run or is not ready in time.
-pub async fn open(task: &Task, process: &Process) -> Result<Streams, String> {
+pub async fn open(task: &Task, process: &Arc<Process>) -> Result<Streams, String> {
     let Some(path) = process.paths.logger() else {
         return crate::io::open(&process.paths, &process.held);
     };
@@ -165,7 +166,12 @@ pub async fn open(task: &Task, process: &Process) -> Result<Streams, String> {
     let own = [(ID, id.as_str()), (NAMESPACE, task.events.namespace())];
     logger.environment.extend(own.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let pipes = start(&logger, &task.bundle, process).await?;
-    crate::io::open_piped(&process.paths, &process.held, pipes)
+    crate::io::open_piped(&process.paths, &process.held, pipes).inspect_err(|_| {
+        // The logger runs, for nothing.
+        process.held.release_outputs();
+        let process = Arc::clone(process);
+        tokio::spawn(async move { end(&process).await });
+    })
 }
 
 /// Starts a logger. Returns the ends for writing of its pipes.
