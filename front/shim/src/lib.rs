@@ -14,7 +14,7 @@
 //! `rootfs`, `tool` and `mount`, and what happens is told in `events`. `refresh` keeps the
 //! container's `copies` of the host's files up to date; `empty_dirs` has Kubernetes' `emptyDir`
 //! volumes be directories of the guest. `hooks` runs OCI hooks, which may make a container's
-//! interface in a namespace of `netns`.
+//! interface in a namespace of `netns`; `foreign` has what they and loggers begin with.
 //!
 //! | call of containerd's | becomes |
 //! |---|---|
@@ -74,6 +74,7 @@ mod delete;
 mod empty_dirs;
 mod erofs;
 mod events;
+mod foreign;
 mod forward;
 mod hold;
 mod hooks;

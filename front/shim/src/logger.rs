@@ -15,23 +15,23 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::FdFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 
-use crate::hold::{Spare, THIS};
+use crate::foreign::{self, ends_within};
+use crate::hold::THIS;
 use crate::io::{BINARY, Streams};
 use crate::network;
 use crate::process::Process;
@@ -52,8 +52,8 @@ const READY: Duration = Duration::from_secs(10);
 const LAST_LINES: Duration = Duration::from_secs(1);
 /// The time after SIGTERM after which it gets SIGKILL.
 const TERMINATION: Duration = Duration::from_secs(12);
-/// The time between two looks whether a logger has ended.
-const LOOK: Duration = Duration::from_millis(20);
+/// The least number of the copies of descriptors that are on their way to the numbers 3 to 5.
+const ASIDE: RawFd = 10;
 /// The beginning of what is read in place of readiness if the program cannot be run, as that of
 /// any failure of this program.
 const FAILED: &str = "containerd-shim-slipway-v2: ";
@@ -233,35 +233,17 @@ pub async fn end(process: &Process) {
     }
 }
 
-async fn ends_within(logger: &Spare, patience: Duration) -> bool {
-    let begun = Instant::now();
-    while !has_ended(logger) {
-        if begun.elapsed() >= patience {
-            return false;
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-    true
-}
-
-/// Returns whether the process of a descriptor has ended, which can be read then.
-fn has_ended(process: impl AsFd) -> bool {
-    let mut descriptors = [PollFd::new(&process, PollFlags::IN)];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut descriptors, Some(&at_once)).is_ok_and(|ready| ready > 0)
-}
-
 /// Becomes a logger: has its pipes, which are standard input and output, and the end of `ready`
 /// for writing, which is standard error, as the descriptors 3 to 5, and runs its program. A failure
 /// is told by the last one.
 ///
 /// # Errors
-/// One line: this process has other descriptors, or names no logger.
+/// One line: the environment names no logger, or the kernel refuses.
 pub fn exec() -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
     let json = std::env::var(PROGRAM).map_err(|error| format!("{PROGRAM}: {error}"))?;
     let logger: Logger = serde_json::from_str(&json).map_err(|error| error.to_string())?;
-    let ready = inherit().map_err(failed)?;
+    let ready = inherit().and_then(|moved| foreign::begin().map(|()| moved)).map_err(failed)?;
     let mut command = std::process::Command::new(&logger.program);
     command.args(&logger.words).env_clear().envs(logger.environment);
     let reason = command.exec();
@@ -272,23 +254,29 @@ pub fn exec() -> Result<(), String> {
 /// Moves the standard descriptors to 3 and those behind it, which the next program has too, and
 /// puts `/dev/null` in their place.
 fn inherit() -> io::Result<[OwnedFd; 3]> {
-    let moved = [
-        io::stdin().as_fd().try_clone_to_owned()?,
-        io::stdout().as_fd().try_clone_to_owned()?,
-        io::stderr().as_fd().try_clone_to_owned()?,
+    // The numbers from 3 on may be taken.
+    let copies = [
+        rustix::io::fcntl_dupfd_cloexec(io::stdin(), ASIDE)?,
+        rustix::io::fcntl_dupfd_cloexec(io::stdout(), ASIDE)?,
+        rustix::io::fcntl_dupfd_cloexec(io::stderr(), ASIDE)?,
     ];
-    // The lowest numbers that are free. This process has just begun, and has opened nothing.
-    for (number, descriptor) in (3..).zip(&moved) {
-        if descriptor.as_raw_fd() != number {
-            return Err(io::Error::other("this process has other descriptors already"));
-        }
-        rustix::io::fcntl_setfd(descriptor, FdFlags::empty())?;
-    }
+    let [stdout, stderr, ready] = &copies;
+    let moved = [place(stdout, 3)?, place(stderr, 4)?, place(ready, 5)?];
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     Ok(moved)
+}
+
+/// Makes a copy of a descriptor by this number, which the next program has too, in place of what
+/// the number may stand for. No value of this process owns that.
+#[allow(unsafe_code)]
+fn place(descriptor: &OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: nothing else owns the number, and the value is dropped only once it is open.
+    let mut placed = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+    rustix::io::dup2(descriptor, &mut placed)?;
+    Ok(ManuallyDrop::into_inner(placed))
 }
 
 #[cfg(test)]

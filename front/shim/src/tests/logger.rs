@@ -1,12 +1,14 @@
 //! Tests of the paths of loggers and of their pipes. Loggers themselves are processes of the shim's
 //! program: `tests/e2e/74-containerd.sh` runs some.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, IntoRawFd};
 
 use slipway_sandbox_api::v1::run_in;
 
 use super::*;
 use crate::cursor::{Cursor, Stream};
+use crate::foreign::has_ended;
 use crate::io::{Held, Output, Paths, open_piped};
 use crate::store::{Keep, Store};
 
@@ -102,4 +104,17 @@ async fn a_logger_that_does_not_end_is_ended() {
     end(&process).await;
     assert!(has_ended(&descriptor));
     child.wait().unwrap();
+}
+
+#[test]
+fn a_descriptor_takes_a_number_that_was_in_use() {
+    let (mut reader, writer) = io::pipe().unwrap();
+    let number = reader.try_clone().unwrap().into_raw_fd();
+    let placed = place(&writer.into(), number).unwrap();
+    assert_eq!(placed.as_raw_fd(), number);
+    assert!(rustix::io::fcntl_getfd(&placed).unwrap().is_empty());
+    File::from(placed).write_all(b"placed").unwrap();
+    let mut six = [0; 6];
+    reader.read_exact(&mut six).unwrap();
+    assert_eq!(&six, b"placed");
 }
