@@ -175,6 +175,7 @@ impl Maker<'_> {
             snapshot: Mutex::new(content.snapshot),
             message: content.message,
             kept: Kept::default(),
+            deleting: tokio::sync::Mutex::default(),
         };
         task.kept.network.fill(network);
         Ok(task)

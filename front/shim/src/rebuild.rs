@@ -151,6 +151,7 @@ impl Rebuilder<'_> {
             snapshot: Mutex::default(),
             message: None,
             kept: Kept::default(),
+            deleting: tokio::sync::Mutex::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! containerd's task service, versions 2 and 3, and beside it its sandbox service ([`sandbox`]).
 
 mod again;
+mod delete;
 mod figures;
 mod sandbox;
 
@@ -19,7 +20,7 @@ use crate::create::Maker;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
-use crate::process::{End, Phase, Process};
+use crate::process::{Phase, Process};
 use crate::reads::MOST_READS;
 use crate::stats::Form;
 use crate::store::Keep;
@@ -27,7 +28,7 @@ use crate::task::{Kind, SIGKILL, Task};
 use crate::tasks::{Place, Tasks};
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
-use crate::{checkpoint, hooks, rebuild, rootfs, session, spec};
+use crate::{checkpoint, hooks, rebuild, session, spec};
 
 /// The service's name.
 const SERVICE: &str = "containerd.task.v2.Task";
@@ -35,8 +36,6 @@ const SERVICE: &str = "containerd.task.v2.Task";
 const LATER: &str = "containerd.task.v3.Task";
 /// The most further processes of a task at once.
 const MOST_EXECS: usize = 256;
-/// The longest time that a deleted process's output may take to be written.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The least time between the Wait of a client that joins a process and its answer. When its CRI
 /// plugin starts, containerd waits for a container before it has entered it into its table, and
@@ -203,55 +202,6 @@ impl Service {
             hooks::started(&task).await;
         }
         Ok(cd::StartResponse { pid: task.pid() })
-    }
-
-    async fn delete(&self, request: cd::ProcessRequest) -> Result<cd::DeleteResponse, Failure> {
-        let task = self.tasks.find(&request.id)?;
-        let process = task.process(&request.exec_id)?;
-        let (status, at) = match process.phase() {
-            // From here on it cannot be started.
-            Phase::Created if process.step(&Phase::Created, Phase::Stopped(End::now(0, ""))) => {
-                (0, None)
-            }
-            Phase::Stopped(end) => (end.status, Some(end.at)),
-            _ => {
-                let message = "the process runs: kill it first";
-                return Err(Failure::new(Code::FailedPrecondition, message));
-            }
-        };
-        process.finish_output(LAST_WORDS).await;
-        let pid = task.pid();
-        if process.is_init() {
-            self.remove(&task).await?;
-            hooks::ended(&task.id, &task.bundle).await;
-            self.events.publish(&Event::Delete(cd::TaskDelete {
-                container_id: task.id.clone(),
-                pid,
-                exit_status: status,
-                exited_at: at,
-                id: String::new(),
-            }));
-            task.forget();
-            if self.tasks.remove(&task.id) {
-                self.end.notify_one();
-            }
-        } else {
-            process.forget();
-            task.execs().remove(&request.exec_id);
-        }
-        Ok(cd::DeleteResponse { pid, exit_status: status, exited_at: at })
-    }
-
-    /// Removes what the node has of a task: a pod with all its containers.
-    async fn remove(&self, task: &Task) -> Result<(), Failure> {
-        self.daemon.remove(&task.name, session::RETURN).await?;
-        // Before the image, which stays as long as a snapshot has it.
-        checkpoint::forget(task).await;
-        checkpoint::forget_saved(task).await;
-        if let Some(private) = &task.private {
-            rootfs::remove_private(&self.daemon, private).await?;
-        }
-        Ok(())
     }
 
     fn exec(&self, request: cd::ExecProcessRequest) -> Result<cd::Empty, Failure> {

@@ -84,6 +84,8 @@ pub struct Task {
     pub message: Option<File>,
     /// The task's record for the next serving process.
     pub kept: Kept,
+    /// Locked while it is being deleted.
+    pub deleting: tokio::sync::Mutex<()>,
 }
 
 /// The place of a task.

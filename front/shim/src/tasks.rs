@@ -177,6 +177,7 @@ mod tests {
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),
+            deleting: Default::default(),
         })
     }
 

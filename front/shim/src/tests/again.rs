@@ -3,6 +3,7 @@
 use super::calls::Calls;
 use super::pods::Shim;
 use super::*;
+use crate::process::End;
 use crate::store;
 
 /// The next serving process of a shim.

@@ -72,6 +72,7 @@ impl Shim {
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),
+            deleting: Default::default(),
         });
         self.service.tasks.reserve(id).unwrap().fill(Arc::clone(&task));
         task

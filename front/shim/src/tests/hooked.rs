@@ -3,15 +3,20 @@
 use super::super::fake::VMM;
 use super::*;
 
+/// Returns a container's configuration whose hooks are a shell's scripts.
+fn config(started: &str, ended: &str) -> String {
+    let hook = |script: &str| {
+        let words = ["sh", "-c", script];
+        json!([{"path": "/bin/sh", "args": words, "env": ["PATH=/usr/bin:/bin"]}])
+    };
+    json!({"hooks": {"poststart": hook(started), "poststop": hook(ended)}}).to_string()
+}
+
 #[tokio::test]
 async fn hooks_run_after_the_start_and_after_the_end() {
     let shim = Shim::new();
-    let hook = |point: &str| {
-        let words = ["sh".to_owned(), "-c".to_owned(), format!("cat >{point}")];
-        json!([{"path": "/bin/sh", "args": words, "env": ["PATH=/usr/bin:/bin"]}])
-    };
-    let config = json!({"hooks": {"poststart": hook("started"), "poststop": hook("ended")}});
-    std::fs::write(shim.bundle().join("config.json"), config.to_string()).unwrap();
+    let config = config("cat >started", "cat >ended");
+    std::fs::write(shim.bundle().join("config.json"), config).unwrap();
     let state = |file: &str| -> Option<serde_json::Value> {
         serde_json::from_slice(&std::fs::read(shim.bundle().join(file)).ok()?).ok()
     };
@@ -28,4 +33,18 @@ async fn hooks_run_after_the_start_and_after_the_end() {
     let ended = state("ended").unwrap();
     assert_eq!((&ended["status"], ended.get("pid")), (&json!("stopped"), None));
     assert_eq!(ended["id"], "one");
+}
+
+#[tokio::test]
+async fn two_calls_at_once_delete_once() {
+    let shim = Shim::new();
+    std::fs::write(shim.bundle().join("config.json"), config("true", "echo >>ended")).unwrap();
+    let task = shim.put("one", Kind::Alone);
+    shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
+    shim.daemon.end(&task.name, 0, 0);
+    shim.on::<cd::WaitResponse>("Wait", "one").await.unwrap();
+    let delete = || shim.on::<cd::DeleteResponse>("Delete", "one");
+    let (first, second) = tokio::join!(delete(), delete());
+    assert!(first.is_ok() && second.is_ok());
+    assert_eq!(std::fs::read_to_string(shim.bundle().join("ended")).unwrap(), "\n");
 }

@@ -178,6 +178,7 @@ impl Shim {
             snapshot: Default::default(),
             message: None,
             kept: Default::default(),
+            deleting: Default::default(),
         }
     }
 

@@ -140,5 +140,6 @@ fn task() -> Task {
         snapshot: Default::default(),
         message: None,
         kept: Default::default(),
+        deleting: Default::default(),
     }
 }
