@@ -20,6 +20,7 @@ use crate::copies::{self, Copy, Room};
 use crate::daemon::{Daemon, failure};
 use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
+use crate::hold::Holder;
 use crate::hooks::Subject;
 use crate::io::Paths;
 use crate::netns::Network;
@@ -48,6 +49,8 @@ pub struct Maker<'a> {
     pub tasks: &'a Tasks,
     /// The places of reads of the host's files, as many as `MOST_READS`.
     pub reads: &'a Arc<Semaphore>,
+    /// The holder, if there is one.
+    pub holder: Option<&'a Arc<Holder>>,
 }
 
 /// A translated task.
@@ -81,7 +84,8 @@ impl Maker<'_> {
         check_id(&request.id)?;
         options::check(request).map_err(invalid)?;
         let oci = Oci::load(Path::new(&request.bundle)).map_err(invalid)?;
-        let hooked = Subject { id: &request.id, bundle: Path::new(&request.bundle), oci: &oci };
+        let (id, bundle, holder) = (&request.id, Path::new(&request.bundle), self.holder);
+        let hooked = Subject { id, bundle, oci: &oci, holder };
         // Of a container that is refused, no hook runs.
         if !hooked.begins() || !self.accepts(request, &oci) {
             return self.make_of(request, &oci, None, None).await;

@@ -57,7 +57,7 @@ pub async fn delete(args: &Args) -> Result<Vec<u8>, String> {
         // containerd ends this command now, and would ask again only at its next start.
         remove_later(args, left).map_err(|error| format!("cannot remove it later: {error}"))?;
     }
-    hooks::ended(&args.id, &bundle).await;
+    hooks::ended(&args.id, &bundle, None).await;
     let response = cd::DeleteResponse {
         pid: pid.and_then(|text| text.trim().parse().ok()).unwrap_or(0),
         // Nobody saw its end: SIGKILL may have been it.

@@ -419,4 +419,4 @@ impl Drop for Spare {
 
 #[cfg(test)]
 #[path = "tests/hold.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -6,18 +6,25 @@
 //! | `poststart` | at Start, once its process runs | `running`, the same process, or the VMM | is logged |
 //! | `poststop` | at Delete, once its sandbox is gone; after a Create that failed | `stopped`, without a process | is logged |
 //!
-//! A hook may be run a second time after the shim was killed.
+//! A hook may be run a second time after the shim was killed. The [`holder`](crate::hold) has a
+//! descriptor of each hook that runs (pidfd_open(2)), by which the next serving process ends it
+//! before it runs others.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStderr, ChildStdin, Command};
+use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::foreign;
+use crate::hold::{Holder, Spare};
 use crate::netns::Network;
 use crate::network;
 use crate::role::Role;
@@ -31,6 +38,10 @@ const USUAL: Duration = Duration::from_secs(120);
 const LONGEST: Duration = Duration::from_secs(600);
 /// The longest time that the last words of a hook that has ended may take.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+/// The longest time that a hook may take to end after SIGKILL.
+const END: Duration = Duration::from_secs(5);
+/// The beginning of the names of hooks among the holder's descriptors; their process ids follow.
+const RUNS: &str = "hook-";
 /// The size of the end of its error output that is told, bytes.
 const MOST_TOLD: usize = 4096;
 /// The name of the file in a bundle whose container's last hooks have run.
@@ -67,11 +78,13 @@ pub struct Subject<'a> {
     pub bundle: &'a Path,
     /// Its configuration.
     pub oci: &'a Oci,
+    /// The holder, which has a descriptor of a hook that runs.
+    pub holder: Option<&'a Arc<Holder>>,
 }
 
 impl<'a> Subject<'a> {
     fn state(self, status: &'a str, pid: Option<u32>) -> State<'a> {
-        let Self { id, bundle, oci } = self;
+        let Self { id, bundle, oci, .. } = self;
         let oci_version = if oci.version.is_empty() { VERSION } else { &oci.version };
         State { oci_version, id, status, pid, bundle, annotations: &oci.annotations }
     }
@@ -92,7 +105,7 @@ impl<'a> Subject<'a> {
         let state = self.state("creating", Some(network.pid())).json()?;
         for point in BEFORE_START {
             for hook in at(self.oci, point) {
-                if let Err(reason) = run(hook, self.bundle, &state).await {
+                if let Err(reason) = run(hook, self.bundle, self.holder, &state).await {
                     self.end().await;
                     return Err(format!("the {point} hook {reason}"));
                 }
@@ -117,7 +130,7 @@ impl<'a> Subject<'a> {
             Err(reason) => return crate::log::warn(&reason),
         };
         for hook in hooks {
-            if let Err(reason) = run(hook, self.bundle, &state).await {
+            if let Err(reason) = run(hook, self.bundle, self.holder, &state).await {
                 crate::log::warn(&format!("{}: the {point} hook {reason}", self.id));
             }
         }
@@ -125,9 +138,9 @@ impl<'a> Subject<'a> {
 }
 
 /// Runs the hooks of a container that runs.
-pub async fn started(task: &Task) {
+pub async fn started(task: &Task, holder: Option<&Arc<Holder>>) {
     let Some(oci) = of(&task.bundle) else { return };
-    let subject = Subject { id: &task.id, bundle: &task.bundle, oci: &oci };
+    let subject = Subject { id: &task.id, bundle: &task.bundle, oci: &oci, holder };
     let pid = task.kept.network.pid().unwrap_or_else(|| task.pid());
     subject.run_all(STARTED, "running", Some(pid)).await;
 }
@@ -135,15 +148,37 @@ pub async fn started(task: &Task) {
 /// Runs the hooks of a container whose sandbox is gone, unless they ran before: containerd has a
 /// shim delete a task, and then the program once more. Hooks during which the shim was killed run
 /// again.
-pub async fn ended(id: &str, bundle: &Path) {
+pub async fn ended(id: &str, bundle: &Path, holder: Option<&Arc<Holder>>) {
     let Some(oci) = of(bundle) else { return };
     let note = bundle.join(NOTE);
     if note.exists() {
         return;
     }
-    Subject { id, bundle, oci: &oci }.end().await;
+    Subject { id, bundle, oci: &oci, holder }.end().await;
     if let Err(error) = std::fs::write(&note, "") {
         crate::log::warn(&format!("hooks may run twice: {}: {error}", note.display()));
+    }
+}
+
+/// Ends the hooks that an earlier serving process was running, with what they have started.
+pub async fn end_left(holder: &Arc<Holder>) {
+    let mut left = Vec::new();
+    for name in holder.names(RUNS) {
+        let Some(hook) = holder.take(&name) else { continue };
+        let pid = name[RUNS.len()..].parse().ok().and_then(Pid::from_raw);
+        // As long as it has not ended, it is the leader of its group.
+        if let Some(group) = pid.filter(|_| !foreign::has_ended(&hook)) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+        let _ = rustix::process::pidfd_send_signal(&hook, Signal::KILL);
+        left.push(hook);
+    }
+    let until = Instant::now() + END;
+    for hook in &left {
+        let patience = until.saturating_duration_since(Instant::now());
+        if !foreign::ends_within(hook, patience).await {
+            crate::log::warn("a hook that ran when the shim was killed does not end at SIGKILL");
+        }
     }
 }
 
@@ -159,17 +194,30 @@ fn of(bundle: &Path) -> Option<Oci> {
 ///
 /// # Errors
 /// Its path and the reason, with the end of its error output.
-async fn run(hook: &Hook, bundle: &Path, state: &[u8]) -> Result<(), String> {
+async fn run(
+    hook: &Hook,
+    bundle: &Path,
+    holder: Option<&Arc<Holder>>,
+    state: &[u8],
+) -> Result<(), String> {
     let (path, limit) = (&hook.path, limit(hook));
-    let mut command = command(hook, bundle);
-    let spawned = network::spawn_on_host(&mut command);
+    let until = Instant::now() + limit;
+    let Ok(spawned) = timeout_at(until, spawn(command(hook, bundle))).await else {
+        return Err(format!("{path} did not begin within {} s", limit.as_secs()));
+    };
     let mut child = spawned.map_err(|error| format!("{path} cannot be run: {error}"))?;
     let group = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    let mut told = Tail::default();
-    let ended = tokio::time::timeout(limit, attend(&mut child, state, &mut told)).await;
+    let kept = holder.zip(group).and_then(|(holder, pid)| keep(holder, pid));
+    let mut told = Tail { output: child.stderr.take(), text: Vec::new() };
+    let ended = timeout_at(until, attend(&mut child, state, &mut told)).await;
+    drop(kept);
     let why = match ended {
         Ok(Ok(status)) if status.success() => return Ok(()),
-        Ok(Ok(status)) => format!("failed: {status}"),
+        Ok(Ok(status)) => {
+            // What it wrote is in the pipe, which a process that it has left may have open.
+            let _ = timeout(LAST_WORDS, told.fill()).await;
+            format!("failed: {status}")
+        }
         Ok(Err(error)) => format!("cannot be waited for: {error}"),
         Err(_) => {
             // With what it has started itself.
@@ -182,6 +230,19 @@ async fn run(hook: &Hook, bundle: &Path, state: &[u8]) -> Result<(), String> {
     Err(format!("{path} {why}{told}"))
 }
 
+/// Starts a hook on a thread of its own, which waits for the file system of the program. One that
+/// begins after nobody waits for it any more is killed.
+async fn spawn(mut command: Command) -> io::Result<Child> {
+    let spawned = tokio::task::spawn_blocking(move || network::spawn_on_host(&mut command)).await;
+    spawned.map_err(io::Error::other)?
+}
+
+/// Has the holder keep a descriptor of a hook. Without one, the next serving process lets it run.
+fn keep(holder: &Arc<Holder>, pid: Pid) -> Option<Spare> {
+    let hook = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    Some(holder.put(format!("{RUNS}{pid}"), hook))
+}
+
 /// Returns the longest run of a hook.
 fn limit(hook: &Hook) -> Duration {
     let named = hook.timeout.and_then(|seconds| u64::try_from(seconds).ok());
@@ -191,6 +252,7 @@ fn limit(hook: &Hook) -> Duration {
     }
 }
 
+#[allow(unsafe_code)]
 fn command(hook: &Hook, bundle: &Path) -> Command {
     let mut command = Command::new(&hook.path);
     if let Some((name, words)) = hook.args.split_first() {
@@ -199,21 +261,19 @@ fn command(hook: &Hook, bundle: &Path) -> Command {
     let env = hook.env.iter().filter_map(|one| one.split_once('='));
     command.env_clear().envs(env).current_dir(bundle).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    // SAFETY: it only calls the kernel, as a child of a process with threads may before execve(2).
+    unsafe { command.pre_exec(foreign::begin) };
     command
 }
 
 /// Gives a hook its input, and waits for its end.
-async fn attend(child: &mut Child, state: &[u8], told: &mut Tail) -> std::io::Result<ExitStatus> {
+async fn attend(child: &mut Child, state: &[u8], told: &mut Tail) -> io::Result<ExitStatus> {
     let stdin = child.stdin.take();
-    let Some(mut stderr) = child.stderr.take() else { return child.wait().await };
-    let talk = async { tokio::join!(feed(stdin, state), told.fill(&mut stderr)) };
-    let status = tokio::select! {
-        status = child.wait() => status?,
-        _ = talk => child.wait().await?,
-    };
-    // What it wrote is in the pipe, which a process that it has left may have open.
-    let _ = tokio::time::timeout(LAST_WORDS, told.fill(&mut stderr)).await;
-    Ok(status)
+    let talk = async { tokio::join!(feed(stdin, state), told.fill()) };
+    tokio::select! {
+        status = child.wait() => status,
+        _ = talk => child.wait().await,
+    }
 }
 
 async fn feed(stdin: Option<ChildStdin>, state: &[u8]) {
@@ -224,17 +284,20 @@ async fn feed(stdin: Option<ChildStdin>, state: &[u8]) {
 }
 
 /// The end of a hook's error output.
-#[derive(Default)]
-struct Tail(Vec<u8>);
+struct Tail {
+    output: Option<ChildStderr>,
+    text: Vec<u8>,
+}
 
 impl Tail {
     /// Reads until the output ends.
-    async fn fill(&mut self, output: &mut (impl AsyncRead + Unpin)) {
+    async fn fill(&mut self) {
+        let Some(output) = &mut self.output else { return };
         let mut piece = [0; 1024];
         while let Ok(count @ 1..) = output.read(&mut piece).await {
-            self.0.extend_from_slice(&piece[..count]);
-            let excess = self.0.len().saturating_sub(MOST_TOLD);
-            self.0.drain(..excess);
+            self.text.extend_from_slice(&piece[..count]);
+            let excess = self.text.len().saturating_sub(MOST_TOLD);
+            self.text.drain(..excess);
         }
     }
 }
@@ -242,7 +305,7 @@ impl Tail {
 impl std::fmt::Display for Tail {
     /// As the end of a line.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = String::from_utf8_lossy(&self.0);
+        let text = String::from_utf8_lossy(&self.text);
         match text.trim() {
             "" => Ok(()),
             // Longer by the parts between lines, and by escapes.

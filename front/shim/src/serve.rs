@@ -16,7 +16,7 @@ use crate::service::Service;
 use crate::store::{Keep, Store};
 use crate::ttrpc::kept::Record;
 use crate::ttrpc::server;
-use crate::{log, names, network};
+use crate::{hooks, log, names, network};
 
 /// The pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -124,6 +124,10 @@ async fn run(
     let connections = Connections { service: Arc::clone(&service), keep, next: AtomicU64::new(0) };
     let was_over = again && keep.store.get(OVER).is_some();
     if again {
+        if let Some(holder) = &keep.holder {
+            // Before calls are answered that run others.
+            hooks::end_left(holder).await;
+        }
         service.resume();
         connections.resume();
         if let Some(holder) = &keep.holder {

@@ -155,8 +155,7 @@ impl Service {
         request: cd::CreateTaskRequest,
     ) -> Result<cd::CreateTaskResponse, Failure> {
         let place = self.tasks.reserve(&request.id)?;
-        let Self { args, daemon, events, tasks, reads, .. } = self;
-        let task = Maker { args, daemon, events, tasks, reads }.make(&request).await?;
+        let task = self.maker().make(&request).await?;
         let pid = task.pid();
         self.enter(place, task).await?;
         self.events.publish(&Event::Create(cd::TaskCreate {
@@ -175,6 +174,12 @@ impl Service {
         Ok(cd::CreateTaskResponse { pid })
     }
 
+    /// Returns what makes tasks.
+    fn maker(&self) -> Maker<'_> {
+        let Self { args, daemon, events, tasks, reads, .. } = self;
+        Maker { args, daemon, events, tasks, reads, holder: self.keep.holder.as_ref() }
+    }
+
     /// Puts a new task into its place.
     ///
     /// # Errors
@@ -183,7 +188,7 @@ impl Service {
         if let Err(error) = task.keep_in(&self.keep) {
             task.forget();
             self.remove_made(&task.bundle).await;
-            hooks::ended(&task.id, &task.bundle).await;
+            hooks::ended(&task.id, &task.bundle, self.keep.holder.as_ref()).await;
             return Err(Failure::unrecorded(&format!("the container {}", task.id), &error));
         }
         if let Kind::Member(pod) = &task.kind {
@@ -199,7 +204,7 @@ impl Service {
         let process = task.process(&request.exec_id)?;
         session::start(&task, &process).await?;
         if process.is_init() {
-            hooks::started(&task).await;
+            hooks::started(&task, self.keep.holder.as_ref()).await;
         }
         Ok(cd::StartResponse { pid: task.pid() })
     }

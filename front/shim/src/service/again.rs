@@ -47,7 +47,7 @@ impl Service {
             return Ok(task.pid());
         }
         self.remove_made(Path::new(bundle)).await;
-        hooks::ended(id, Path::new(bundle)).await;
+        hooks::ended(id, Path::new(bundle), self.keep.holder.as_ref()).await;
         Err(killed("the container was created"))
     }
 
@@ -71,6 +71,10 @@ impl Service {
             return self.start(request).await;
         }
         has_started(&process).await?;
+        if process.is_init() {
+            // They may not have run, or not to their end.
+            hooks::started(&task, self.keep.holder.as_ref()).await;
+        }
         Ok(cd::StartResponse { pid: task.known_pid().await })
     }
 

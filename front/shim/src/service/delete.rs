@@ -57,7 +57,7 @@ impl Service {
             return Ok(());
         }
         self.remove(task).await?;
-        hooks::ended(&task.id, &task.bundle).await;
+        hooks::ended(&task.id, &task.bundle, self.keep.holder.as_ref()).await;
         self.events.publish(&Event::Delete(cd::TaskDelete {
             container_id: task.id.clone(),
             pid: response.pid,

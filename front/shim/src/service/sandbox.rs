@@ -10,7 +10,6 @@ use tonic::Code;
 
 use super::{Service, answer, request};
 use crate::containerd as cd;
-use crate::create::Maker;
 use crate::process::{Phase, timestamp};
 use crate::session;
 use crate::task::{SIGKILL, Task};
@@ -49,9 +48,7 @@ impl Service {
         request: &cd::CreateSandboxRequest,
     ) -> Result<cd::Empty, Failure> {
         let place = self.tasks.reserve(&request.sandbox_id)?;
-        let Self { args, daemon, events, tasks, reads, .. } = self;
-        let maker = Maker { args, daemon, events, tasks, reads };
-        let task = maker.make_sandbox(request).await?;
+        let task = self.maker().make_sandbox(request).await?;
         self.enter(place, task).await?;
         Ok(cd::Empty {})
     }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use super::*;
 
 /// Makes a serving process's end, and the holder's.
-fn ends() -> (Arc<Holder>, OwnedFd) {
+pub(crate) fn ends() -> (Arc<Holder>, OwnedFd) {
     let (socket, theirs) = pair().unwrap();
     (Arc::new(Holder(Mutex::new(State { socket, held: BTreeMap::new() }))), theirs)
 }

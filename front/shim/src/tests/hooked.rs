@@ -48,3 +48,17 @@ async fn two_calls_at_once_delete_once() {
     assert!(first.is_ok() && second.is_ok());
     assert_eq!(std::fs::read_to_string(shim.bundle().join("ended")).unwrap(), "\n");
 }
+
+#[tokio::test]
+async fn a_start_that_is_repeated_has_its_hooks_run() {
+    let shim = Shim::new();
+    std::fs::write(shim.bundle().join("config.json"), config("echo >>started", "true")).unwrap();
+    shim.put("one", Kind::Alone);
+    shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
+    // The process that was killed may not have come that far.
+    std::fs::remove_file(shim.bundle().join("started")).unwrap();
+    let request = cd::ProcessRequest { id: "one".into(), exec_id: String::new() };
+    let (service, payload) = (Arc::clone(&shim.service), request.encode_to_vec());
+    service.repeat(SERVICE.to_owned(), "Start".to_owned(), payload).await.unwrap();
+    assert!(shim.bundle().join("started").exists());
+}

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::hold::{raise_descriptor_limit, tests::ends};
 
 /// Returns a hook that is a shell's script.
 fn script(text: &str, timeout: Option<i64>) -> Hook {
@@ -12,7 +13,7 @@ fn script(text: &str, timeout: Option<i64>) -> Hook {
 }
 
 async fn run_in(dir: &Path, hook: &Hook) -> Result<(), String> {
-    run(hook, dir, b"{}").await
+    run(hook, dir, None, b"{}").await
 }
 
 #[tokio::test]
@@ -28,7 +29,7 @@ async fn a_hook_reads_the_state_and_has_its_words_and_environment() {
         }]}
     }))
     .unwrap();
-    let subject = Subject { id: "one", bundle: dir.path(), oci: &oci };
+    let subject = Subject { id: "one", bundle: dir.path(), oci: &oci, holder: None };
     subject.run_all(ENDED, "running", Some(17)).await;
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
     let state: Value = serde_json::from_str(&read("state")).unwrap();
@@ -66,9 +67,11 @@ async fn a_hook_that_does_not_end_is_killed_with_what_it_has_started() {
     let mut seconds = 1;
     let child = loop {
         let failed = run_in(dir.path(), &hook(seconds)).await.unwrap_err();
-        assert_eq!(failed, format!("/bin/sh was killed after {seconds} s"));
         match std::fs::read_to_string(dir.path().join("child")) {
-            Ok(text) if text.ends_with('\n') => break text,
+            Ok(text) if text.ends_with('\n') => {
+                assert_eq!(failed, format!("/bin/sh was killed after {seconds} s"));
+                break text;
+            }
             // It was killed before it had begun: the machine is busy.
             _ => seconds *= 2,
         }
@@ -90,10 +93,54 @@ async fn what_a_hook_leaves_behind_keeps_nobody() {
     // It reads nothing, and its child has its outputs open.
     let hook = script("sleep 600 & echo $! >child; exit 0", None);
     let state = vec![b' '; 1 << 20];
-    assert_eq!(run(&hook, dir.path(), &state).await, Ok(()));
+    assert_eq!(run(&hook, dir.path(), None, &state).await, Ok(()));
     let child = std::fs::read_to_string(dir.path().join("child")).unwrap();
     let pid = Pid::from_raw(child.trim().parse().unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_hook_begins_with_the_usual_mask_and_limit_of_descriptors() {
+    raise_descriptor_limit();
+    let dir = tempfile::tempdir().unwrap();
+    let hook = script("umask >begun; ulimit -n >>begun", None);
+    assert_eq!(run_in(dir.path(), &hook).await, Ok(()));
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let least = most.map_or(1024, |most| most.min(1024));
+    let begun = std::fs::read_to_string(dir.path().join("begun")).unwrap();
+    assert_eq!(begun, format!("0022\n{least}\n"));
+}
+
+#[tokio::test]
+async fn the_holder_has_a_hook_as_long_as_it_runs() {
+    let (dir, (holder, _theirs)) = (tempfile::tempdir().unwrap(), ends());
+    let hook = script("until [ -e end ]; do sleep 0.01; done", None);
+    let runs = run(&hook, dir.path(), Some(&holder), b"{}");
+    let ends = async {
+        while holder.names(RUNS).is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        std::fs::write(dir.path().join("end"), "").unwrap();
+    };
+    let (outcome, ()) = tokio::join!(runs, ends);
+    assert_eq!((outcome, holder.names("")), (Ok(()), Vec::new()));
+}
+
+#[tokio::test]
+async fn a_hook_that_a_killed_process_was_running_is_ended_with_what_it_has_started() {
+    let (holder, _theirs) = ends();
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "sleep 600 & wait"]).process_group(0).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).unwrap();
+    // A process that is killed drops nothing.
+    std::mem::forget(keep(&holder, pid).unwrap());
+    end_left(&holder).await;
+    assert!(holder.names("").is_empty());
+    // Its output ends with the last process that has it.
+    let mut output = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut output).await.unwrap();
+    assert!(!child.wait().await.unwrap().success());
 }
 
 #[test]
@@ -107,7 +154,7 @@ fn every_hook_has_a_limit() {
 fn only_hooks_before_the_start_need_a_namespace() {
     let begins = |hooks: Value| {
         let oci: Oci = serde_json::from_value(json!({ "hooks": hooks })).unwrap();
-        Subject { id: "one", bundle: Path::new("/"), oci: &oci }.begins()
+        Subject { id: "one", bundle: Path::new("/"), oci: &oci, holder: None }.begins()
     };
     assert!(begins(json!({"createRuntime": [{"path": "/bin/x"}]})));
     assert!(!begins(json!({"prestart": [], "poststop": [{"path": "/bin/x"}]})));
