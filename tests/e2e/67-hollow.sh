@@ -96,8 +96,8 @@ CHECK
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
 ok "bench startup: three ways in turn, nothing is left"
 
-density() { timeout 900 "$slipway" bench density --engine hollow --idle 0.5 "$@"; }
-density --deployed 1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
+density() { timeout 900 "$slipway" bench density --engine hollow "$@"; }
+density --idle 0.5 --deployed 1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
     || fail "bench density: $(tail -3 "$work/errors")"
 python3 - "$work/d.json" "$work/d.svg" <<'CHECK' || fail "the report of density"
 import json, sys, xml.dom.minidom

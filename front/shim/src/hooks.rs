@@ -114,9 +114,18 @@ impl<'a> Subject<'a> {
         Ok(network)
     }
 
-    /// Runs the hooks after the container's end.
+    /// Runs the hooks after the container's end, unless they ran before: containerd has a shim
+    /// delete a task, or fail to make it, and then the program once more. Hooks during which the
+    /// shim was killed run again.
     pub async fn end(self) {
+        let note = self.bundle.join(NOTE);
+        if at(self.oci, ENDED).is_empty() || note.exists() {
+            return;
+        }
         self.run_all(ENDED, "stopped", None).await;
+        if let Err(error) = std::fs::write(&note, "") {
+            crate::log::warn(&format!("hooks may run twice: {}: {error}", note.display()));
+        }
     }
 
     /// Runs all hooks of a point. Failures are logged.
@@ -145,19 +154,10 @@ pub async fn started(task: &Task, holder: Option<&Arc<Holder>>) {
     subject.run_all(STARTED, "running", Some(pid)).await;
 }
 
-/// Runs the hooks of a container whose sandbox is gone, unless they ran before: containerd has a
-/// shim delete a task, and then the program once more. Hooks during which the shim was killed run
-/// again.
+/// Runs the hooks of a container whose sandbox is gone, unless they ran before.
 pub async fn ended(id: &str, bundle: &Path, holder: Option<&Arc<Holder>>) {
     let Some(oci) = of(bundle) else { return };
-    let note = bundle.join(NOTE);
-    if note.exists() {
-        return;
-    }
     Subject { id, bundle, oci: &oci, holder }.end().await;
-    if let Err(error) = std::fs::write(&note, "") {
-        crate::log::warn(&format!("hooks may run twice: {}: {error}", note.display()));
-    }
 }
 
 /// Ends the hooks that an earlier serving process was running, with what they have started.
