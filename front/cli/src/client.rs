@@ -114,6 +114,13 @@ async fn channel(args: &NodeArgs, config: &Config) -> Result<Channel> {
 
 /// Connects to the daemon. Returns `None` if no daemon answers.
 pub async fn try_connect(config: &Config) -> Result<Option<Channel>> {
+    let found = connect_any(config).await?;
+    found.map(|(channel, status)| is_the_one(config, &status).map(|()| channel)).transpose()
+}
+
+/// Connects to the daemon at the socket, whatever its data directory. Returns it with its status,
+/// or `None` if no daemon answers.
+pub async fn connect_any(config: &Config) -> Result<Option<(Channel, v1::StatusReply)>> {
     let socket = config.socket();
     if let Err(error) = rustix::fs::access(&socket, rustix::fs::Access::WRITE_OK) {
         return match error {
@@ -126,7 +133,7 @@ pub async fn try_connect(config: &Config) -> Result<Option<Channel>> {
     // A daemon that is ending accepts connections for a moment, so a request is the only sure test.
     let mut client = sandboxes(channel.clone());
     match tokio::time::timeout(ANSWER, client.status(v1::Empty {})).await {
-        Ok(Ok(status)) => is_the_one(config, status.get_ref()).map(|()| Some(channel)),
+        Ok(Ok(status)) => Ok(Some((channel, status.into_inner()))),
         Ok(Err(_)) => Ok(None),
         Err(_) => {
             let (socket, limit) = (socket.display(), ANSWER.as_secs());

@@ -31,7 +31,8 @@ pub async fn metrics(config: &Config, args: &MetricsArgs) -> Result<i32> {
 /// # Errors
 /// If no daemon runs, or it does not answer.
 async fn text(config: &Config) -> Result<String> {
-    let Some(channel) = client::try_connect(config).await? else {
+    // In a pod of Kubernetes, the node's settings are not there, and so its data directory unknown.
+    let Some((channel, _)) = client::connect_any(config).await? else {
         bail!("no daemon runs at {}; `slipway daemon` starts one", config.socket().display());
     };
     let mut registry = Registry::with_prefix("slipway");
