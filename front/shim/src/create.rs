@@ -82,8 +82,8 @@ impl Maker<'_> {
     /// One line that says what cannot be honoured, or what failed.
     pub async fn make(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
         check_id(&request.id)?;
-        options::check(request).map_err(invalid)?;
-        let oci = Oci::load(Path::new(&request.bundle)).map_err(invalid)?;
+        options::check(request).map_err(Failure::invalid)?;
+        let oci = Oci::load(Path::new(&request.bundle)).map_err(Failure::invalid)?;
         let (id, bundle, holder) = (&request.id, Path::new(&request.bundle), self.holder);
         let hooked = Subject { id, bundle, oci: &oci, holder };
         // Of a container that is refused, no hook runs.
@@ -105,7 +105,7 @@ impl Maker<'_> {
     pub async fn make_sandbox(&self, request: &cd::CreateSandboxRequest) -> Result<Task, Failure> {
         check_id(&request.sandbox_id)?;
         let allowed = std::env::var(ANNOTATIONS).unwrap_or_else(|_| spec::ALLOWED.to_owned());
-        let asked = spec::pod_of_sandbox(request, &allowed).map_err(invalid)?;
+        let asked = spec::pod_of_sandbox(request, &allowed).map_err(Failure::invalid)?;
         let resolver = match asked.resolver {
             Some(text) => text.into_bytes(),
             None => on_a_thread(self.reads, hosts_resolver).await?,
@@ -126,7 +126,7 @@ impl Maker<'_> {
         network: Option<Network>,
     ) -> Result<Task, Failure> {
         let id = request.id.as_str();
-        let role = Role::of(&oci.annotations).map_err(invalid)?;
+        let role = Role::of(&oci.annotations).map_err(Failure::invalid)?;
         self.check_group(id, oci)?;
         let events = match &sandbox {
             // containerd hears of a sandbox by the answers to its calls.
@@ -137,7 +137,7 @@ impl Maker<'_> {
         let restores = !request.checkpoint.is_empty();
         // A container of a pod has the pod's.
         let has_sockets = !matches!(role, Role::Member(_))
-            && spec::wants_sockets(oci, restores).map_err(invalid)?;
+            && spec::wants_sockets(oci, restores).map_err(Failure::invalid)?;
         let Made { kind, mut run, content } = match &role {
             Role::Alone if restores => self.restored(request, oci, &name).await?,
             Role::Pod | Role::Member(_) if restores => {
@@ -152,7 +152,7 @@ impl Maker<'_> {
             network.give(&mut run);
         }
         if has_sockets {
-            spec::add_sockets(&mut run, self.daemon.socket_engine()).map_err(invalid)?;
+            spec::add_sockets(&mut run, self.daemon.socket_engine()).map_err(Failure::invalid)?;
         }
         let boots = run.pod.is_empty() && !restores;
         if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), boots) {
@@ -193,24 +193,27 @@ impl Maker<'_> {
             return Ok(());
         }
         let template = self.daemon.template(template).await?;
-        spec::begin_with(run, &template).map_err(invalid)
+        spec::begin_with(run, &template).map_err(Failure::invalid)
     }
 
     /// Checks that the container belongs to the group that this shim serves, so that `delete` finds
     /// what is its.
     fn check_group(&self, id: &str, oci: &Oci) -> Result<(), Failure> {
-        let (group, own) = (role::group(id, &oci.annotations).map_err(invalid)?, &self.args.id);
+        let (group, own) =
+            (role::group(id, &oci.annotations).map_err(Failure::invalid)?, &self.args.id);
         if group == *own {
             return Ok(());
         }
-        Err(invalid(format!("this shim serves {own}, and container {id} belongs to {group}")))
+        Err(Failure::invalid(format!(
+            "this shim serves {own}, and container {id} belongs to {group}"
+        )))
     }
 
     async fn pod(&self, id: &str, oci: &Oci, sandbox: Option<Sandbox>) -> Result<Made, Failure> {
         let mut client = self.daemon.connect().await?;
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
         let default_group = format!("/{}/{id}", self.args.namespace);
-        let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(invalid)?;
+        let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(Failure::invalid)?;
         let network = run.network_namespace.clone();
         let kind = Kind::Pod { network, sandbox, empty_dirs: Arc::default() };
         Ok(Made { kind, run, content: Content::default() })
@@ -244,7 +247,7 @@ impl Maker<'_> {
         let container = Container { id: &request.id, in_pod: true, read_only, functions };
         let processes = [task.pid(), std::process::id()];
         let namespaces = PodNamespaces { network, processes };
-        let mut run = spec::member_spec(oci, container, namespaces).map_err(invalid)?;
+        let mut run = spec::member_spec(oci, container, namespaces).map_err(Failure::invalid)?;
         let has_sockets = spec::asks_for_sockets(&oci.mounts);
         if has_sockets {
             run.socket_engine = self.daemon.socket_engine().to_string_lossy().into_owned();
@@ -295,14 +298,14 @@ impl Maker<'_> {
         volumes: &Arc<Volumes>,
         run: &mut v1::RunSpec,
     ) -> Result<(), Failure> {
-        let in_guest = empty_dirs::in_guest(&oci.annotations).map_err(invalid)?;
+        let in_guest = empty_dirs::in_guest(&oci.annotations).map_err(Failure::invalid)?;
         let has_some = run.shares.iter().any(|share| empty_dirs::may_be_one(&share.source));
         if !in_guest || !has_some || !self.daemon.makes_empty_dirs().await? {
             return Ok(());
         }
         let (shares, volumes) = (std::mem::take(&mut run.shares), Arc::clone(volumes));
         let parted = on_a_thread(self.reads, move || empty_dirs::part(shares, &volumes));
-        (run.empty_dirs, run.shares) = parted.await?.map_err(invalid)?;
+        (run.empty_dirs, run.shares) = parted.await?.map_err(Failure::invalid)?;
         Ok(())
     }
 
@@ -314,7 +317,7 @@ impl Maker<'_> {
     ) -> Result<Made, Failure> {
         let functions = &self.daemon.functions();
         let container = alone(request, oci, functions);
-        let mut run = spec::run_spec(oci, container).map_err(invalid)?;
+        let mut run = spec::run_spec(oci, container).map_err(Failure::invalid)?;
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Alone, run, content })
     }
@@ -338,7 +341,7 @@ impl Maker<'_> {
         oci: &Oci,
         name: &str,
     ) -> Result<Made, Failure> {
-        let mut run = spec::restored_spec(oci).map_err(invalid)?;
+        let mut run = spec::restored_spec(oci).map_err(Failure::invalid)?;
         // The checkpoint's author may name any image of the node: its container gets its own.
         let root = self.root(request, oci, name).await?;
         let path = request.checkpoint.clone();
@@ -347,7 +350,7 @@ impl Maker<'_> {
         let taken = checkpoint::take(self.daemon, bundle, name, wanted).await?;
         if let Err(reason) = spec::check_restored(oci, &taken) {
             checkpoint::discard(self.daemon, &taken.name).await;
-            return Err(invalid(reason));
+            return Err(Failure::invalid(reason));
         }
         run.template.clone_from(&taken.name);
         let private = root.is_private.then_some(root.image);
@@ -370,14 +373,14 @@ impl Maker<'_> {
         // The next serving process goes on with it.
         run.keeps_input = run.stdin;
         let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
-        let mounts = spec::copied(&oci.mounts, container).map_err(invalid)?;
+        let mounts = spec::copied(&oci.mounts, container).map_err(Failure::invalid)?;
         let room = self.room(&mounts, run).await?;
         let shares = std::mem::take(&mut run.shares);
         let read = on_a_thread(self.reads, move || {
             let message = message.and_then(|path| open_message(&path));
             copies::read(mounts, shares, room).map(|read| (read, message))
         });
-        let (read, message) = read.await?.map_err(invalid)?;
+        let (read, message) = read.await?.map_err(Failure::invalid)?;
         let (copied, copies) = (read.bytes(), read.copies);
         (run.files, run.file_dirs, run.shares) = (read.files, read.dirs, read.shares);
         let root = self.root(request, oci, owner).await?;
@@ -441,7 +444,7 @@ fn alone<'a>(request: &'a cd::CreateTaskRequest, oci: &Oci, functions: &'a str) 
 fn check_id(id: &str) -> Result<(), Failure> {
     match args::is_id(id) {
         true => Ok(()),
-        false => Err(invalid(format!("{id:?} is no container's id"))),
+        false => Err(Failure::invalid(format!("{id:?} is no container's id"))),
     }
 }
 
@@ -452,8 +455,4 @@ fn paths(request: &cd::CreateTaskRequest) -> Paths {
         stderr: request.stderr.clone(),
         terminal: request.terminal,
     }
-}
-
-fn invalid(reason: String) -> Failure {
-    Failure::new(Code::InvalidArgument, reason)
 }
