@@ -4,7 +4,7 @@
 # shellcheck disable=SC2034 # the other parts use them
 
 usual_annotations=dev.slipway.template,dev.slipway.empty-dir
-# Those of a removal.
+# The values with which everything is taken away again.
 lazy=0 sandboxer=podsandbox annotations=$usual_annotations device_plugin=0 more_settings=''
 
 # shown TEXT: in one line of an error.

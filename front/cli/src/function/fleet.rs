@@ -156,7 +156,7 @@ impl Fleet {
                 Err(status) => break refused(status),
             }
         };
-        // One that this call has not made may be somebody else's.
+        // A sandbox of this name that this call did not make may be somebody else's.
         if created && let Err(left) = self.remove(name).await {
             tracing::warn!(error = format!("{left:#}"), name, "left by a start that failed");
         }

@@ -90,7 +90,7 @@ impl Place {
     /// Listens at the socket, where only root can connect.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The errors of socket(2), bind(2) and listen(2).
     pub fn listen(&self) -> Result<UnixListener> {
         // Left by a server that was killed: nobody else has the lock.
         let _ = std::fs::remove_file(&self.socket);

@@ -92,7 +92,7 @@ pub enum Action {
 pub struct Counts {
     /// Invocations that were given to a replica.
     pub invocations: u64,
-    /// Those of them that failed.
+    /// Invocations that failed in a replica.
     pub failed: u64,
     /// Invocations that no replica had.
     pub refused: u64,

@@ -48,7 +48,7 @@ pub struct Status {
     pub waiting: usize,
     /// Invocations that were given to a replica.
     pub invocations: u64,
-    /// Those of them that failed.
+    /// Invocations that failed in a replica.
     pub failed: u64,
     /// Invocations that no replica had.
     pub refused: u64,

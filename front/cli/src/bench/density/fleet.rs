@@ -37,7 +37,7 @@ pub struct Fleet {
     daemon: u32,
     /// The request for a sandbox with a container, without its name.
     spec: v1::RunSpec,
-    /// Those that idle.
+    /// The names of the sandboxes that idle.
     names: Vec<String>,
     /// How many names were made up.
     named: u32,
@@ -227,7 +227,7 @@ impl Fleet {
         let cleared = self.clear().await;
         if self.has_template {
             let removed = self.clients.templates.remove(named(&template_name())).await;
-            // One that was not made is not there.
+            // A template that could not be made is not found.
             if let Err(status) = removed
                 && status.code() != tonic::Code::NotFound
             {

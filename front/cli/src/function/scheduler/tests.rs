@@ -200,7 +200,7 @@ fn the_least_sandboxes_are_made_ahead_and_stay() {
     assert_eq!(rig.at(1060), [Action::RemoveReplica(first)]);
     assert_eq!(rig.scheduler.replica_removed(rig.now(), first, true), NOTHING);
     assert_eq!(rig.due(), None);
-    // One that does not run is made anew.
+    // A sandbox that was lost is made anew.
     let lost = rig.scheduler.lost(rig.now(), 1);
     assert_eq!(lost, [Action::RemoveSandbox(1)]);
     assert_eq!(rig.at(1061), [Action::MakeSandbox(2)]);
