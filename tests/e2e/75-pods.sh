@@ -148,6 +148,47 @@ servers=$(pgrep -x slipway-fs | while read -r pid; do runs "$pid" && echo "$pid"
 umount "$volumes/memory" || fail "umount"
 ok "containers of a pod share emptyDir volumes in the guest, on a disk and in memory, and no process of the host serves them"
 
+# Huge pages of the guest, and an emptyDir volume of them, whose files outlive a container with their pages. `ctr` has no
+# option for the limit, but takes a configuration.
+# huge SIZE BYTES PROGRAM: runs a container of the pod with a limit of pages of that size.
+huge() {
+    python3 - "$work" "$volumes/huge" "$@" >"$work/huge.json" <<'P' || fail "no configuration"
+import json, sys
+work, volume, size, limit, program = sys.argv[1:]
+json.dump({"ociVersion": "1.0.2",
+           "annotations": {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "web"},
+           "process": {"user": {"uid": 0, "gid": 0}, "args": ["/bin/sh", "-c", program], "env": ["PATH=/bin"], "cwd": "/"},
+           "root": {"path": work + "/own"},
+           "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
+                      {"destination": "/huge", "type": "bind", "source": volume, "options": ["rbind", "rw"]}],
+           "linux": {"cgroupsPath": "/default/huge",
+                     "resources": {"devices": [{"allow": False, "access": "rwm"}],
+                                   "hugepageLimits": [{"pageSize": size, "limit": int(limit)}]},
+                     "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]}}, sys.stdout)
+P
+    run --rm --config "$work/huge.json" huge 2>"$work/err"
+}
+mkdir -p "$volumes/huge" "$work/own/bin" && cp "$(command -v busybox)" "$work/own/bin/busybox" && ln -s busybox "$work/own/bin/sh" || fail "no root"
+pages='busybox awk "/^HugePages_(Total|Free)/ { print \$2 }" /proc/meminfo'
+if ! mount -t hugetlbfs -o pagesize=2M,mode=777 none "$volumes/huge" 2>"$work/out"; then
+    printf 'SKIPPED: %s\n' "e2e/$test_name: a volume of huge pages needs hugetlbfs: $(cat "$work/out")"
+else
+    said=$(huge 2MB 4194304 "$pages; busybox stat -c %a /huge; busybox fallocate -l 4194304 /huge/x && $pages
+        cat=/sys/fs/cgroup/hugetlb.2MB.max; [ ! -e \$cat ] || [ \$(busybox cat \$cat) = 4194304 ] || echo no limit") ||
+        fail "huge pages: $said $(cat "$work/err") $(explain)"
+    [ "$(paste -sd ' ' <<<"$said")" = "2 2 777 2 0" ] || fail "huge pages: $said $(explain)"
+    said=$(huge 2MB 4194304 "$pages; busybox stat -c %s /huge/x; busybox rm /huge/x; $pages") ||
+        fail "huge pages again: $said $(cat "$work/err") $(explain)"
+    [ "$(paste -sd ' ' <<<"$said")" = "2 0 4194304 2 2" ] || fail "huge pages again: $said $(explain)"
+    no_pages() { [ "$(inside one sh -c "$pages" | paste -sd ' ')" = "0 0" ]; }
+    wait_until 60 no_pages || fail "huge pages without their container: $(inside one sh -c "$pages") $(explain)"
+    huge 1GB 1073741824 true && fail "a container has a huge page of 1 GiB"
+    grep -q '1073741824 bytes of huge pages of "1GB" cannot be given' "$work/err" || fail "1 GiB: $(cat "$work/err")"
+    c container delete huge >/dev/null 2>&1
+    umount "$volumes/huge" || fail "umount"
+    ok "containers have huge pages of the guest, and share a volume of them; the last of them leaves none"
+fi
+
 # A termination message, at the usual path of its file.
 : >"$work/message" && mkdir -p "$work/pods/0-1/containers/says" && ln "$work/message" "$work/pods/0-1/containers/says/1" ||
     fail "no file for a message"

@@ -134,6 +134,7 @@ impl Agent for Hollow {
             ambient_capabilities: true,
             empty_dirs: true,
             file_dirs: true,
+            huge_pages: true,
         }))
     }
 

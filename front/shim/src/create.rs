@@ -256,6 +256,7 @@ impl Maker<'_> {
             self.daemon.check_functions().await?;
         }
         self.keep_in_guest(oci, empty_dirs, &mut run).await?;
+        self.check_huge_pages(&run).await?;
         run.pod = task.name.clone();
         if run.shares_processes {
             run.processes_of = self.target(request, oci, pod).await?;
@@ -309,6 +310,14 @@ impl Maker<'_> {
         Ok(())
     }
 
+    /// Refuses a container that needs huge pages if the daemon gives none.
+    async fn check_huge_pages(&self, run: &v1::RunSpec) -> Result<(), Failure> {
+        match spec::needs_huge_pages(run) {
+            true => self.daemon.check_huge_pages().await,
+            false => Ok(()),
+        }
+    }
+
     async fn alone(
         &self,
         request: &cd::CreateTaskRequest,
@@ -318,6 +327,7 @@ impl Maker<'_> {
         let functions = &self.daemon.functions();
         let container = alone(request, oci, functions);
         let mut run = spec::run_spec(oci, container).map_err(Failure::invalid)?;
+        self.check_huge_pages(&run).await?;
         let content = self.content(request, oci, container, name, &mut run).await?;
         Ok(Made { kind: Kind::Alone, run, content })
     }

@@ -102,14 +102,28 @@ impl Daemon {
     /// # Errors
     /// [`Code::FailedPrecondition`]; those of [`connect`](Self::connect).
     pub async fn check_functions(&self) -> Result<(), Failure> {
+        self.check("functions of pools", |node| node.gives_functions).await
+    }
+
+    /// Checks that the daemon gives containers huge pages of their guests. An earlier version would
+    /// run a container without them.
+    ///
+    /// # Errors
+    /// Those of [`check_functions`](Self::check_functions).
+    pub async fn check_huge_pages(&self) -> Result<(), Failure> {
+        self.check("limits of huge pages", |node| node.gives_huge_pages).await
+    }
+
+    /// Checks that the daemon knows `what`.
+    async fn check(&self, what: &str, knows: fn(&v1::StatusReply) -> bool) -> Result<(), Failure> {
         let mut client = self.connect().await?;
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
         let node = node.into_inner();
-        if node.gives_functions {
+        if knows(&node) {
             return Ok(());
         }
         let message = format!(
-            "the daemon is of version {} and knows no functions of pools: start the daemon again",
+            "the daemon is of version {} and knows no {what}: start the daemon again",
             node.version
         );
         Err(Failure::new(Code::FailedPrecondition, message))

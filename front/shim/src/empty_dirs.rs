@@ -4,12 +4,12 @@
 //! writes to, and for a `subPath` a bind mount of a directory below it,
 //! `…/pods/UID/volume-subpaths/NAME/CONTAINER/INDEX`. So the guest has a directory of its own by
 //! that name, which begins with the mode and the owner of the host's, and no process serves it. In
-//! memory it is if kubelet has mounted a tmpfs (`medium: Memory`), with the size of that.
+//! memory it is if kubelet has mounted a tmpfs (`medium: Memory`), with the size of that, and in
+//! huge pages of the guest if kubelet has mounted a hugetlbfs (`medium: HugePages`).
 //!
 //! A volume is the host's directory as before if that holds files when its first container comes,
-//! if it is another file system of kubelet's (`medium: HugePages`), if its mount is to get mounts
-//! of the host, or if it is of another pod. That is decided once for all containers of a pod: a
-//! container that could then have the other kind only is refused.
+//! if its mount is to get mounts of the host, or if it is of another pod. That is decided once for
+//! all containers of a pod: a container that could then have the other kind only is refused.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -33,6 +33,10 @@ const LONGEST: usize = 63;
 const MOST_DIRECTORIES: usize = 256;
 /// The deepest directory below a volume that is looked at.
 const DEEPEST: usize = 16;
+/// The type of the file system of a volume of huge pages.
+const HUGE_PAGES: &str = "hugetlbfs";
+/// The option of that file system with the only size of pages that a guest's kernel makes.
+const PAGE_SIZE: &str = "pagesize=2M";
 /// The bits of a directory's mode.
 const MODE: u32 = 0o7777;
 
@@ -104,6 +108,9 @@ struct Beginning {
     mode: u32,
     uid: u32,
     gid: u32,
+    /// Set if it is of huge pages, in memory.
+    #[serde(default)]
+    huge_pages: bool,
 }
 
 impl Beginning {
@@ -113,13 +120,14 @@ impl Beginning {
         let status = fs::symlink_metadata(directory)?;
         let mounted = mounts.iter().rev().find(|one| one.point == directory);
         let is_of_kind = |kind: &str| mounted.is_some_and(|one| one.kind == kind);
-        if !status.is_dir() || is_of_kind("hugetlbfs") || !holds_directories_only(directory)? {
+        if !status.is_dir() || !holds_directories_only(directory)? {
             return Ok(None);
         }
-        let in_memory = is_of_kind("tmpfs");
-        let size_bytes = mounted.filter(|_| in_memory).and_then(Mounted::size).unwrap_or(0);
+        let (is_tmpfs, huge_pages) = (is_of_kind("tmpfs"), is_of_kind(HUGE_PAGES));
+        let size_bytes = mounted.filter(|_| is_tmpfs).and_then(Mounted::size).unwrap_or(0);
         let (mode, uid, gid) = (status.mode() & MODE, status.uid(), status.gid());
-        Ok(Some(Self { in_memory, size_bytes, mode, uid, gid }))
+        let in_memory = is_tmpfs || huge_pages;
+        Ok(Some(Self { in_memory, size_bytes, mode, uid, gid, huge_pages }))
     }
 }
 
@@ -194,6 +202,22 @@ pub fn without_links(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
+/// Refuses a volume of huge pages of another size than 2 MiB.
+fn check_page_size(share: &v1::Share, directory: &Path, mounts: &[Mounted]) -> Result<(), String> {
+    let mounted = mounts.iter().rev().find(|one| one.point == directory);
+    let is_wrong = |one: &Mounted| {
+        one.kind == HUGE_PAGES && !one.options.split(',').any(|option| option == PAGE_SIZE)
+    };
+    if !mounted.is_some_and(is_wrong) {
+        return Ok(());
+    }
+    Err(format!(
+        "the volume {} cannot be mounted at {}: its huge pages are not of 2 MiB, the only ones \
+         that a guest's kernel makes while it runs (medium: HugePages-2Mi)",
+        share.source, share.path
+    ))
+}
+
 /// Returns the directory of the guest that takes the place of a share, or `None` if it stays one.
 fn of_guest(
     share: &v1::Share,
@@ -211,6 +235,7 @@ fn of_guest(
         }
     };
     let sub_path = sub_path.filter(|_| !share.later);
+    check_page_size(share, &directory, mounts)?;
     let beginning = match sub_path {
         // A directory that cannot be read is the share's trouble.
         Some(_) => Beginning::read(&directory, mounts).unwrap_or_default(),
@@ -228,7 +253,7 @@ fn of_guest(
             share.source, share.path, named.name
         ));
     };
-    let Beginning { in_memory, size_bytes, mode, uid, gid } = beginning;
+    let Beginning { in_memory, size_bytes, mode, uid, gid, huge_pages } = beginning;
     let (source, path, read_only) = (share.source.clone(), share.path.clone(), share.read_only);
     let name = named.name;
     let dir = v1::EmptyDir {
@@ -242,6 +267,7 @@ fn of_guest(
         uid,
         gid,
         source,
+        huge_pages,
     };
     Ok(Some(dir))
 }

@@ -24,6 +24,9 @@ pub const STREAM_WINDOW: u32 = 256 << 10;
 /// The HTTP/2 receive window of the agent's connection, in bytes; see [`STREAM_WINDOW`].
 pub const CONNECTION_WINDOW: u32 = 64 * STREAM_WINDOW;
 
+/// The size in bytes of the huge pages that containers can have.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
 /// The most bytes of a reply that is not a message of a stream. If a reply is longer, the host's
 /// call fails.
 pub const MOST_REPLY: usize = 64 << 10;

@@ -3,13 +3,14 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use slipway_agent_protocol::v1::Resources;
 
 use crate::init::VolumeSpec;
-use crate::{device_policy, group};
+use crate::{device_policy, group, log};
 
 /// The time that removing a cgroup waits for the last process to leave.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -37,7 +38,7 @@ impl Hierarchy {
         std::fs::metadata(parent.join("cgroup.procs"))?;
         make(directory)?;
         for level in [parent, directory] {
-            for controller in ["+cpu", "+memory", "+pids", "+io"] {
+            for controller in ["+cpu", "+memory", "+pids", "+io", "+hugetlb"] {
                 // Controllers are enabled one by one, so that a missing one does not keep the
                 // others from being enabled.
                 let _ = std::fs::write(level.join("cgroup.subtree_control"), controller);
@@ -127,6 +128,28 @@ impl Cgroup {
         for (file, _, value) in files.iter().filter(|(_, limit, _)| *limit != 0) {
             std::fs::write(self.0.join(file), value)
                 .with_context(|| format!("setting the container's {file} to {value}"))?;
+        }
+        match limits.huge_page_bytes {
+            0 => Ok(()),
+            bytes => self.limit_huge_pages(&text(bytes, u64::MAX)),
+        }
+    }
+
+    /// Sets the limits of the huge pages of 2 MiB that processes use, and of those that they have
+    /// reserved by mappings: without the latter a process would be killed, and not refused, at the
+    /// limit. A kernel without the controller sets none.
+    fn limit_huge_pages(&self, value: &str) -> Result<()> {
+        static MISSING: Once = Once::new();
+        let files = ["hugetlb.2MB.max", "hugetlb.2MB.rsvd.max"];
+        let there = files.map(|file| self.0.join(file)).into_iter().filter(|file| file.exists());
+        let mut limited = false;
+        for file in there {
+            std::fs::write(&file, value)
+                .with_context(|| format!("setting {} to {value}", file.display()))?;
+            limited = true;
+        }
+        if !limited {
+            MISSING.call_once(|| log!("no hugetlb controller: huge pages are not limited"));
         }
         Ok(())
     }
@@ -280,6 +303,27 @@ mod tests {
         let names = ["memory.high", "memory.low", "memory.oom.group"];
         let values = names.map(|name| file(name).unwrap());
         assert_eq!(values, ["max", "0", "0"]);
+    }
+
+    #[test]
+    fn huge_pages_are_limited_where_the_kernel_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let cgroup = Cgroup(dir.path().to_owned());
+        let limit = |huge_page_bytes| {
+            cgroup.limit(&Resources { huge_page_bytes, ..Resources::default() }).unwrap();
+        };
+        limit(4 << 20);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "it makes no file");
+        let files = ["hugetlb.2MB.max", "hugetlb.2MB.rsvd.max"].map(|file| dir.path().join(file));
+        for file in &files {
+            std::fs::write(file, "max").unwrap();
+        }
+        for (bytes, text) in [(0, "max"), (4 << 20, "4194304"), (1, "1"), (u64::MAX, "max")] {
+            limit(bytes);
+            for file in &files {
+                assert_eq!(std::fs::read_to_string(file).unwrap(), text);
+            }
+        }
     }
 
     #[test]

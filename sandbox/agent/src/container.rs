@@ -17,6 +17,7 @@ use tonic::Status;
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::file_dirs::{self, FileDirs};
+use crate::huge_pages::HugePages;
 use crate::init::{ContainerSpec, Device, InitSpec, VolumeSpec};
 use crate::log;
 use crate::message::Message;
@@ -75,6 +76,8 @@ pub struct Container {
     _shares: Held,
     /// The container's directories for copies of the host's files.
     file_dirs: FileDirs,
+    /// The huge pages that the kernel has for the container's limit.
+    huge_pages: HugePages,
     /// The container's termination message.
     message: Option<Message>,
     /// The paths of the files that the host has given the container.
@@ -107,6 +110,7 @@ impl Container {
             _ => Some(Message::make(&request.id)?),
         };
         let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
+        let huge_pages = HugePages::add(&places.sysfs, limits.huge_page_bytes).await?;
         let files = request.files.iter().map(|file| file.path.clone()).collect();
         let file_dirs = FileDirs::make(&places.file_dirs, &request.file_dirs).await?;
         request.files = file_dirs.fill(std::mem::take(&mut request.files)).await?;
@@ -129,6 +133,7 @@ impl Container {
             sockets: spec.sockets,
             _shares: shares,
             file_dirs,
+            huge_pages,
             message,
             files,
             copying: tokio::sync::Mutex::default(),
@@ -281,7 +286,8 @@ impl Container {
         }
     }
 
-    /// Kills the remaining processes and removes the cgroup, unless another call has done so.
+    /// Kills the remaining processes, removes the cgroup and gives huge pages back, unless another
+    /// call has done so.
     pub async fn remove(&self) -> std::io::Result<()> {
         let mut removed = self.removed.lock().await;
         if *removed {
@@ -291,6 +297,7 @@ impl Container {
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove().await?;
         }
+        self.huge_pages.give_back().await;
         *removed = true;
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Directories of the sandbox that containers of a pod share by name: Kubernetes' `emptyDir`.
 //!
-//! A directory in memory is a tmpfs of its own, which bounds its size. The others are in an ext4 on
-//! one disk, which the host attaches for all of them: a tmpfs would hold their data in the guest's
-//! memory, and a container's volatile layer ends with that container. The file systems are mounted
-//! outside of containers, and stay until the sandbox ends.
+//! A directory in memory is a tmpfs of its own, which bounds its size, or a hugetlbfs, whose pages
+//! the limits of containers bound. The others are in an ext4 on one disk, which the host attaches
+//! for all of them: a tmpfs would hold their data in the guest's memory, and a container's volatile
+//! layer ends with that container. The file systems are mounted outside of containers, and stay
+//! until the sandbox ends.
 //!
 //! A container gets clones of the mounts (`init/empty_dirs`), each with the directory as its root.
 //! So it reaches neither other directories nor what is beside them on the disk.
@@ -17,6 +18,7 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, Dev, FileType, Mode, mknodat};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use slipway_agent_protocol::HUGE_PAGE;
 use slipway_agent_protocol::v1::EmptyDir;
 
 use crate::lock::lock;
@@ -73,6 +75,7 @@ fn make_all(at: &Path, disk: Option<Dev>, dirs: &[EmptyDir]) -> Result<()> {
     let _making = lock(&MAKING);
     for dir in dirs.iter().filter(|dir| path(at, &dir.name).is_none()) {
         let made = make_base(at).and_then(|()| match (dir.in_memory, disk) {
+            (true, _) if dir.huge_pages => make_of_huge_pages(at, dir),
             (true, _) => make_in_memory(at, dir),
             (false, Some(disk)) => make_on_disk(at, disk, dir),
             (false, None) => bail!("no disk given"),
@@ -98,6 +101,19 @@ fn make_in_memory(at: &Path, dir: &EmptyDir) -> Result<()> {
     let options = CString::new(tmpfs_options(dir))?;
     mount_once(&at.join(MEMORY).join(&dir.name), |path| {
         Ok(mount("tmpfs", path, "tmpfs", MountFlags::NODEV, options.as_c_str())?)
+    })
+}
+
+fn make_of_huge_pages(at: &Path, dir: &EmptyDir) -> Result<()> {
+    let options = CString::new(format!("pagesize={HUGE_PAGE},uid={},gid={}", dir.uid, dir.gid))?;
+    mount_once(&at.join(MEMORY).join(&dir.name), |path| {
+        mount("hugetlbfs", path, "hugetlbfs", MountFlags::NODEV, options.as_c_str())?;
+        // The option `mode` of hugetlbfs has no set-group-ID.
+        let permissions = std::fs::Permissions::from_mode(dir.mode & MODE);
+        let set = std::fs::set_permissions(path, permissions);
+        Ok(set.inspect_err(|_| {
+            let _ = unmount(path, UnmountFlags::DETACH);
+        })?)
     })
 }
 

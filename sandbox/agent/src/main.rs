@@ -20,7 +20,8 @@
 //! mounts the host's files that containers have, and [`copies`] writes those of which they have
 //! copies, into a container's root or its [`file_dirs`]. [`rejoin`] gives a container of a saved
 //! machine the names of another sandbox. A [`message`] is what a container's program says of its
-//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name.
+//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name, and
+//! [`huge_pages`] has the kernel make those that containers' limits stand for.
 //!
 //! # What keeps a container in
 //!
@@ -62,6 +63,7 @@ mod empty_dirs;
 mod file;
 mod file_dirs;
 mod group;
+mod huge_pages;
 mod init;
 mod kept;
 mod lock;

@@ -72,6 +72,7 @@ impl AgentService for Service {
             ambient_capabilities: true,
             empty_dirs: true,
             file_dirs: true,
+            huge_pages: true,
         }))
     }
 

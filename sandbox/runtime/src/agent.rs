@@ -15,7 +15,8 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use slipway_agent_protocol::v1::agent_client::AgentClient;
 use slipway_agent_protocol::{
-    CONNECTION_WINDOW, EXIT_STATUS_METADATA, MOST_HEADERS, MOST_REPLY, PROTOCOL, STAGES, v1,
+    CONNECTION_WINDOW, EXIT_STATUS_METADATA, HUGE_PAGE, MOST_HEADERS, MOST_REPLY, PROTOCOL, STAGES,
+    v1,
 };
 use slipway_peer::Bin;
 use slipway_peer::tokio::{InTurns, Stream};
@@ -274,6 +275,32 @@ impl Agent {
         let v1::WaitReply { exit_status, out_of_memory, termination_message } = waited;
         let message = termination(&termination_message);
         Ok(Ended { status: exit_status.min(255), out_of_memory, message })
+    }
+
+    /// Checks that the agent can create a container: its process, and its huge pages.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_container(&self, request: &v1::CreateContainerRequest) -> Result<()> {
+        self.check_process(request.process.as_ref())?;
+        match request.resources.is_some_and(|limits| limits.huge_page_bytes >= HUGE_PAGE) {
+            true => self.check_huge_pages(),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that the agent has the guest make huge pages: earlier agents ignore limits of these
+    /// and directories of them.
+    ///
+    /// # Errors
+    /// [`Error::Agent`].
+    pub(crate) fn check_huge_pages(&self) -> Result<()> {
+        if self.abilities.makes_huge_pages {
+            return Ok(());
+        }
+        let old = "the sandbox's agent is of an earlier version, which makes no huge pages: start \
+                   the sandbox anew, without a template of that version";
+        Err(Error::Agent(old.to_owned()))
     }
 
     /// Checks that the agent can start a process: earlier agents ignore its ambient capabilities,

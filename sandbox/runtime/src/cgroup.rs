@@ -221,13 +221,40 @@ async fn make_at(sandbox: &Sandbox, path: &str, limits: Limits) -> Result<Vec<Pa
 /// Logs a limit above the control group of a pod's own that is too small for so much memory of the
 /// guest. kubelet raises its limit before it raises those of containers; `slipway update` does not.
 pub(crate) async fn look_above(sandbox: &Sandbox, guest_bytes: u64) {
+    let Some((wanted, limit)) = above(sandbox, guest_bytes).await else { return };
+    warn_of_limit(&sandbox.name, wanted, limit);
+}
+
+/// Checks that the limits above the control group of a pod's own leave room for so much memory of
+/// the guest, some of it in huge pages. kubelet's limit does not count these, which are ordinary
+/// memory of the host.
+///
+/// # Errors
+/// [`Error::Invalid`], which says how much is missing.
+pub(crate) async fn check_above(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
+    let Some((wanted, Some(limit))) = above(sandbox, guest_bytes).await else { return Ok(()) };
+    match wanted.saturating_sub(limit).div_ceil(1 << 20) {
+        0 => Ok(()),
+        missing => Err(Error::Invalid(format!(
+            "with its huge pages the pod's VMM may take {} MiB of the host, and its control \
+             group's parent has a limit of {} MiB, which does not count them: name a RuntimeClass \
+             whose overhead has {missing} MiB more, or set pod_cgroups = false",
+            wanted.div_ceil(1 << 20),
+            limit >> 20
+        ))),
+    }
+}
+
+/// Returns the memory in bytes that the VMM of a pod in a control group of its own may take with so
+/// much memory of the guest, and the limit above that group. Returns `None` for other sandboxes.
+async fn above(sandbox: &Sandbox, guest_bytes: u64) -> Option<(u64, Option<u64>)> {
     if sandbox.look(|record| record.control_group.is_empty()) {
-        return;
+        return None;
     }
     let (hierarchies, _) = sandbox.look(found);
     let wanted = guest_bytes.saturating_add(sandbox.look(|record| record.memory.overhead_bytes));
     let limit = sandbox.lane.run(move || hierarchies.memory_limit()).await;
-    warn_of_limit(&sandbox.name, wanted, limit);
+    Some((wanted, limit))
 }
 
 /// Logs that the kernel may end a VMM before the VMM has taken what it may take.

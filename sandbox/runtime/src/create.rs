@@ -185,7 +185,9 @@ impl Node {
         start::accelerator(&spec.accelerator)?;
         let asked = if spec.cpus == 0 { self.config.cpus } else { spec.cpus };
         let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
-        let memory_bytes = memory(spec.memory_bytes, self.config.memory_bytes)?;
+        let limits = pod::limits_of_new(spec.resources.as_ref())?;
+        let otherwise = self.config.memory_bytes.saturating_add(limits.huge_bytes());
+        let memory_bytes = memory(spec.memory_bytes, otherwise)?;
         let max_memory_bytes = resize::of_new(memory_bytes, spec.max_memory_bytes, of_host())?;
         Ok(Record {
             settings,
@@ -215,7 +217,7 @@ impl Node {
             boot_cpus: cpus,
             max_cpus,
             chosen_cpus: 0,
-            limits: pod::limits_of_new(spec.resources.as_ref())?,
+            limits,
             hostname: process::or(&spec.hostname, &name),
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),

@@ -1,12 +1,12 @@
 //! Directories of a pod's guest that its containers share by name: Kubernetes' `emptyDir` volumes.
 //!
-//! The first container with one in memory has the agent mount a tmpfs. All others of a pod are on
-//! one disk, which the pod gets with the first container that has one: a namespace of its first
-//! function, like the disks of its containers, over a sparse file among the pod's own. The file
-//! leaves a part of its file system to others: kubelet does not count it, and would let the guests
-//! of a node fill the file system. In a tmpfs their data would be the guest's memory, and in a
-//! volatile layer (`layers`) the host's; they may be larger than either, and Kubernetes promises
-//! the disk of the node.
+//! The first container with one in memory has the agent mount a tmpfs, or a hugetlbfs. All others
+//! of a pod are on one disk, which the pod gets with the first container that has one: a namespace
+//! of its first function, like the disks of its containers, over a sparse file among the pod's own.
+//! The file leaves a part of its file system to others: kubelet does not count it, and would let
+//! the guests of a node fill the file system. In a tmpfs their data would be the guest's memory,
+//! and in a volatile layer (`layers`) the host's; they may be larger than either, and Kubernetes
+//! promises the disk of the node.
 //!
 //! The directories stay until the pod ends, and the file until the pod is removed. An agent of an
 //! earlier version, which a template may have, makes no such directories: then the container has
@@ -44,13 +44,18 @@ pub fn refuse(spec: &RunSpec) -> Result<()> {
 /// that it shares: in place of the former, if the guest cannot make any.
 ///
 /// # Errors
-/// [`Error::Invalid`], which names the directory; [`Error::WrongState`] if the pod does not run.
+/// [`Error::Invalid`], which names the directory; [`Error::WrongState`] if the pod does not run;
+/// [`Error::Agent`] for a directory of huge pages, in whose place no share can be.
 pub fn split(sandbox: &Sandbox, spec: &RunSpec) -> Result<(Vec<EmptyDir>, Vec<v1::Share>)> {
     let mut shares = spec.shares.clone();
     if spec.empty_dirs.is_empty() {
         return Ok((Vec::new(), shares));
     }
-    if sandbox.agent()?.makes_empty_dirs() {
+    let agent = sandbox.agent()?;
+    if spec.empty_dirs.iter().any(|dir| dir.huge_pages) {
+        agent.check_huge_pages()?;
+    }
+    if agent.makes_empty_dirs() {
         return Ok((check(&spec.empty_dirs)?, shares));
     }
     shares.extend(spec.empty_dirs.iter().map(instead));
@@ -81,6 +86,9 @@ fn check(dirs: &[v1::EmptyDir]) -> Result<Vec<EmptyDir>> {
         if dir.mode & !MODE != 0 {
             return Err(refused("its mode has bits that no directory has"));
         }
+        if dir.huge_pages && !dir.in_memory {
+            return Err(refused("no disk has huge pages"));
+        }
         if checked.iter().any(|one| one.path == dir.path) {
             return Err(refused("there are two with this path"));
         }
@@ -94,6 +102,7 @@ fn check(dirs: &[v1::EmptyDir]) -> Result<Vec<EmptyDir>> {
             mode: dir.mode,
             uid: dir.uid,
             gid: dir.gid,
+            huge_pages: dir.huge_pages,
         });
     }
     Ok(checked)
@@ -193,6 +202,7 @@ mod tests {
             sub_path("x/../../b"),
             sub_path("x\0"),
             v1::EmptyDir { mode: 0o10777, ..asked("a", "/a") },
+            v1::EmptyDir { huge_pages: true, ..asked("a", "/a") },
         ] {
             let refused = check(std::slice::from_ref(&wrong)).unwrap_err().to_string();
             assert!(!refused.contains('\n'), "{wrong:?}: {refused}");

@@ -25,6 +25,7 @@ impl Node {
         if asked == Limits::default() {
             return Err(Error::Invalid("the update names no limit".to_owned()));
         }
+        pod::check_huge_pages(target.sandbox.look(|record| record.limits), asked)?;
         if target.container.state() != SandboxState::Running {
             return Err(target.wrong_state("the limits of a container that runs can be changed"));
         }

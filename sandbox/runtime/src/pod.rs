@@ -9,6 +9,7 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
+mod huge_pages;
 mod output;
 mod request;
 mod update;
@@ -21,7 +22,7 @@ use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
 
 use self::request::{describe, refuse_machine};
-pub(crate) use self::request::{limits, limits_of_new, settings};
+pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, settings};
 pub(crate) use self::update::limit_in_guest;
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
@@ -262,6 +263,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
     }
     oom_score::apply(&node, &target.sandbox).await;
+    huge_pages::leave(&target);
     target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
@@ -288,6 +290,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     change(target, |added| added.state = SandboxState::Starting).await;
     let (sandbox, container) = (&target.sandbox, &target.container);
     placement::apply(sandbox).await?;
+    huge_pages::join(target).await?;
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());
@@ -306,7 +309,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
         Some(function::create_added(record, added, &disks, copies))
     });
     let request = request.ok_or_else(gone)?;
-    agent.check_process(request.process.as_ref())?;
+    agent.check_container(&request)?;
     copies::create(&agent, request).await?;
     let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     let start = agent_v1::StartContainerRequest { id: container.name.clone() };

@@ -386,7 +386,7 @@ async fn container(
     let own = Target::own(Arc::clone(sandbox));
     let its = own.container.take_copies();
     let create = sandbox.look(|record| function::create_request(record, its));
-    agent.check_process(create.process.as_ref())?;
+    agent.check_container(&create)?;
     copies::create(agent, create).await?;
     let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
     if let Some(network) = network {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use slipway_sandbox_api::v1;
 
+use super::huge_pages;
 use super::oci::Resources;
 use super::sizes::{self, LEAST_QUOTA, PERIOD};
 
@@ -57,6 +58,7 @@ fn named(asked: &Resources) -> v1::Resources {
         },
         cpu_weight: sizes::weight(asked),
         pids: u32::try_from(pids).unwrap_or(u32::MAX),
+        huge_page_bytes: huge_pages::limit(asked),
         ..v1::Resources::default()
     }
 }

@@ -18,6 +18,7 @@ mod confinement;
 mod control_group;
 mod devices;
 pub mod hooks;
+mod huge_pages;
 mod limits;
 mod mounts;
 mod namespaces;
@@ -35,6 +36,7 @@ use std::path::{Component, Path, PathBuf};
 
 use slipway_sandbox_api::v1;
 
+pub use self::huge_pages::needs_huge_pages;
 pub use self::mounts::{
     Container, OPTIONS as MOUNT_OPTIONS, asks_for_sockets, is_small_volume, plain_parts,
     read as read_copy, refused, share, volumes_of_part,
@@ -187,6 +189,7 @@ pub struct Update {
 /// It asks for something else, or names a file of a control group that cannot be set.
 pub fn update(json: &[u8]) -> Result<Update, Failure> {
     let asked = resources(json)?;
+    huge_pages::check(&asked).map_err(Failure::invalid)?;
     let resources = limits::of_own(&asked).map_err(Failure::invalid)?;
     some(Update { resources, ..sizes_of(&asked, sizes::memory_of_limit) })
 }
@@ -242,7 +245,7 @@ fn limit(limit: &oci::Rlimit) -> v1::Limit {
 
 fn check_rest(oci: &Oci) -> Result<(), String> {
     control_group::check(&oci.linux.cgroups_path)?;
-    sizes::check_huge_pages(&oci.linux.resources)?;
+    huge_pages::check(&oci.linux.resources)?;
     confinement::check(oci)
 }
 

@@ -6,7 +6,9 @@ use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
 use super::sizes::{self, CPUS, LAYERS, MAX_CPUS, MAX_MEMORY, MEMORY};
-use super::{NETWORK, check_rest, control_group, hooks, limits, mounts, namespaces, process_spec};
+use super::{
+    NETWORK, check_rest, control_group, hooks, huge_pages, limits, mounts, namespaces, process_spec,
+};
 
 /// The annotation with the sum of the limits of memory of a pod's containers, bytes.
 pub const POD_MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
@@ -98,6 +100,7 @@ pub fn member_spec(
 pub fn member_update(json: &[u8]) -> Result<(v1::Resources, Option<v1::Placement>), String> {
     let asked: Resources =
         serde_json::from_slice(json).map_err(|error| format!("the resources: {error}"))?;
+    huge_pages::check(&asked)?;
     Ok((limits::of_member(&asked)?, sizes::placement(&asked)))
 }
 

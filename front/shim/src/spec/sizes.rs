@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use slipway_sandbox_api::v1;
 
+use super::huge_pages;
 use super::oci::{Oci, Resources};
 
 /// The annotation with a sandbox's memory: bytes, or with a suffix K, M or G of powers of 1024.
@@ -35,9 +36,11 @@ pub fn memory(oci: &Oci) -> Result<u64, String> {
     Ok(memory_of_limit(&oci.linux.resources))
 }
 
-/// Returns the memory of a sandbox whose container has such a limit, bytes; 0 if it has none.
+/// Returns the memory of a sandbox whose container has such a limit, and huge pages beside that, in
+/// bytes; 0 if it has no limit.
 pub fn memory_of_limit(resources: &Resources) -> u64 {
-    memory_limit(resources).map_or(0, |limit| limit.max(LEAST_MEMORY))
+    let huge = huge_pages::bytes(resources);
+    memory_limit(resources).map_or(0, |limit| limit.max(LEAST_MEMORY).saturating_add(huge))
 }
 
 /// Returns the memory that the annotation `key` gives to a sandbox, bytes.
@@ -58,20 +61,6 @@ pub fn annotated_memory(
 pub fn memory_limit(resources: &Resources) -> Option<u64> {
     let limit = resources.memory.as_ref().and_then(|memory| memory.limit);
     limit.and_then(|limit| u64::try_from(limit).ok()).filter(|limit| *limit > 0)
-}
-
-/// Refuses limits of huge pages that let a container have some. kubelet names a limit of 0 for each
-/// size of pages that its node has.
-///
-/// # Errors
-/// One line that names the limit.
-pub fn check_huge_pages(resources: &Resources) -> Result<(), String> {
-    let Some(limit) = resources.huge_pages.iter().find(|one| one.limit > 0) else { return Ok(()) };
-    Err(format!(
-        "the limit of {} bytes of huge pages of {:?} cannot be given: a microVM has none of the \
-         host's; leave it out (hugepages-2Mi, hugepages-1Gi), and have a limit of memory instead",
-        limit.limit, limit.page_size
-    ))
 }
 
 fn size(text: &str) -> Option<u64> {
@@ -168,24 +157,6 @@ mod tests {
 
     fn cpu(value: Value) -> Resources {
         serde_json::from_value(json!({ "cpu": value })).unwrap()
-    }
-
-    #[test]
-    fn huge_pages_are_refused_and_none_of_them_are_taken() {
-        let check = |limits: Value| {
-            check_huge_pages(&serde_json::from_value(json!({"hugepageLimits": limits})).unwrap())
-        };
-        let none = |size: &str| json!({"pageSize": size, "limit": 0});
-        assert_eq!(check_huge_pages(&Resources::default()), Ok(()));
-        assert_eq!(check(json!([])), Ok(()));
-        assert_eq!(check(json!([none("2MB"), none("1GB"), {"pageSize": "64KB"}])), Ok(()));
-        for (size, limit) in [("1GB", 1 << 30), ("2MB\n", u64::MAX)] {
-            let error = check(json!([none("2MB"), {"pageSize": size, "limit": limit}]));
-            let error = error.unwrap_err();
-            let named = format!("the limit of {limit} bytes of huge pages of {size:?} cannot");
-            assert!(error.starts_with(&named) && !error.contains('\n'), "{error}");
-            assert!(error.contains("limit of memory instead"), "{error}");
-        }
     }
 
     #[test]

@@ -130,8 +130,12 @@ fn memory_has_the_size_of_the_hosts() {
         let dir = one(&volumes, share, &[on_root(), mount]).unwrap();
         assert_eq!((dir.in_memory, dir.size_bytes), (true, size), "{name}");
     }
-    let (share, mount) = mounted("huge", "hugetlbfs", "rw,pagesize=2M");
-    assert_eq!(one(&volumes, share, &[on_root(), mount]), None);
+    let (share, mount) = mounted("huge", "hugetlbfs", "rw,pagesize=2M,size=4M");
+    let dir = one(&volumes, share, &[on_root(), mount]).unwrap();
+    assert_eq!((dir.in_memory, dir.huge_pages, dir.size_bytes), (true, true, 0));
+    let (share, mount) = mounted("giant", "hugetlbfs", "rw,pagesize=1024M");
+    let refused = part_with(vec![share], &volumes, &[on_root(), mount]).unwrap_err();
+    assert!(refused.contains("/m: its huge pages are not of 2 MiB"), "{refused}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub struct Fake {
     imports: Mutex<Vec<v1::ImportSnapshotRequest>>,
     /// Set while it does not answer when it is asked about a sandbox.
     pub is_silent: AtomicBool,
-    /// Set if it is a daemon that knows functions of pools.
+    /// Set if it is a daemon that knows functions of pools, and huge pages.
     pub gives_functions: AtomicBool,
     /// Set if it is a daemon that gives containers directories of the guest.
     pub makes_empty_dirs: AtomicBool,
@@ -222,6 +222,7 @@ impl v1::sandboxes_server::Sandboxes for Fake {
             cpus: 1,
             version: "0.0.1".to_owned(),
             gives_functions: self.gives_functions.load(Ordering::Relaxed),
+            gives_huge_pages: self.gives_functions.load(Ordering::Relaxed),
             makes_empty_dirs: self.makes_empty_dirs.load(Ordering::Relaxed),
             makes_file_dirs: self.makes_empty_dirs.load(Ordering::Relaxed),
             ..Default::default()

@@ -345,8 +345,11 @@ async fn a_daemon_that_knows_no_functions_of_pools_is_not_asked_for_them() {
     let refused = shim.service.daemon.check_functions().await.unwrap_err();
     assert_eq!(refused.code, Code::FailedPrecondition);
     assert!(refused.message.ends_with("start the daemon again"), "{refused}");
+    let refused = shim.service.daemon.check_huge_pages().await.unwrap_err();
+    assert!(refused.message.contains("knows no limits of huge pages"), "{refused}");
     shim.daemon.gives_functions.store(true, Ordering::Relaxed);
     shim.service.daemon.check_functions().await.unwrap();
+    shim.service.daemon.check_huge_pages().await.unwrap();
 }
 
 #[tokio::test]

@@ -77,6 +77,27 @@ fn memory_and_cpus() {
 }
 
 #[test]
+fn huge_pages_are_beside_the_limit_of_memory() {
+    let with = |more: Value| {
+        let mut config = plain();
+        let limits = json!([{"pageSize": "2MB", "limit": 4 << 20}]);
+        config["linux"]["resources"]["hugepageLimits"] = limits;
+        config["linux"]["resources"]["memory"] = more;
+        translated(config).unwrap()
+    };
+    let limited = with(json!({"limit": 1 << 30}));
+    assert_eq!(limited.memory_bytes, (1 << 30) + (4 << 20));
+    assert_eq!(limited.resources.unwrap().huge_page_bytes, 4 << 20);
+    assert_eq!(with(json!(null)).memory_bytes, 0, "the daemon adds them to its own size");
+    let both = update(br#"{"memory": {"limit": 1073741824},
+        "hugepageLimits": [{"pageSize": "2MB", "limit": 4194304}]}"#);
+    assert_eq!(both.unwrap().memory_bytes, (1 << 30) + (4 << 20));
+    let giant = br#"{"hugepageLimits": [{"pageSize": "1GB", "limit": 1073741824}]}"#;
+    assert_eq!(update(giant).unwrap_err().code, tonic::Code::InvalidArgument);
+    assert!(member_update(giant).unwrap_err().contains("1GB"));
+}
+
+#[test]
 fn annotations_decide() {
     let annotated = |key: &str, value: &str| {
         let mut config = plain();
@@ -193,8 +214,8 @@ fn what_cannot_be_honoured_is_named() {
         ("/linux/devices", json!([{"path": "/dev/fuse"}]), "/dev/fuse"),
         (
             "/linux/resources/hugepageLimits",
-            json!([{"pageSize": "2MB", "limit": 4 << 20}]),
-            "4194304 bytes of huge pages of \"2MB\"",
+            json!([{"pageSize": "1GB", "limit": 1 << 30}]),
+            "1073741824 bytes of huge pages of \"1GB\"",
         ),
         ("/hooks", json!({"startContainer": [{"path": "/bin/x"}]}), "startContainer"),
         ("/linux/seccomp", json!({"defaultAction": "SCMP_ACT_NOTIFY"}), "SCMP_ACT_NOTIFY"),

@@ -13,6 +13,8 @@ pub(super) struct Abilities {
     pub makes_empty_dirs: bool,
     /// It makes directories of a container's own for files.
     pub makes_file_dirs: bool,
+    /// It has the guest's kernel make huge pages.
+    pub makes_huge_pages: bool,
 }
 
 impl Abilities {
@@ -22,6 +24,7 @@ impl Abilities {
             gives_ambient: reply.ambient_capabilities,
             makes_empty_dirs: reply.empty_dirs,
             makes_file_dirs: reply.file_dirs,
+            makes_huge_pages: reply.huge_pages,
         }
     }
 }

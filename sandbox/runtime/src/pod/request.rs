@@ -118,7 +118,25 @@ pub(crate) fn limits(asked: Option<&Resources>) -> Result<Limits> {
         memory_low_bytes: asked.memory_low_bytes,
         memory_min_bytes: asked.memory_min_bytes,
         oom_group: asked.oom_group,
+        huge_page_bytes: asked.huge_page_bytes,
     })
+}
+
+/// Refuses a change of the huge pages that a container has: its guest has made them for it.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn check_huge_pages(has: Limits, asked: Limits) -> Result<()> {
+    let (has, wanted) = (has.huge_bytes(), asked.huge_bytes());
+    // Updates of Kubernetes name what a container has.
+    if asked.huge_page_bytes == 0 || wanted == has {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "the huge pages of a container that runs cannot be changed: it has {} MiB of them; make a \
+         new container for another number",
+        has >> 20
+    )))
 }
 
 /// Refuses a limit of memory above the most that the pod's microVM can have, so that nobody counts

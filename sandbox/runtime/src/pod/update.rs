@@ -19,7 +19,7 @@ use slipway_agent_protocol::v1 as agent_v1;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::change;
-use super::request::{fits, limits};
+use super::request::{check_huge_pages, fits, limits};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -29,11 +29,11 @@ use crate::{Error, Result, cpus, resize};
 
 /// The memory that a pod's guest has beside its containers' limits, bytes: for its kernel and its
 /// agent. containerd's shim makes pods with as much.
-const OVERHEAD: u64 = 128 << 20;
+pub(super) const OVERHEAD: u64 = 128 << 20;
 /// The period of a CPU limit, microseconds.
 const PERIOD_US: u64 = 100_000;
 /// The longest time that a guest may take to follow a change of its memory.
-const LONGEST: Duration = Duration::from_secs(60);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// The pauses before each time that a guest is asked to give back what no limit needs.
 const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
@@ -143,7 +143,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
 /// Gives back to the host what a pod has beyond its containers' limits.
 async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
     give_back_cpus(&sandbox).await;
-    give_back_memory(&sandbox).await;
+    give_back_memory(&sandbox, 0).await;
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need.
@@ -169,13 +169,17 @@ async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
-/// is free. What a container has just set free the guest may count as used for a moment, so it is
-/// asked again.
-async fn give_back_memory(sandbox: &Arc<Sandbox>) {
+/// is free and the pod has more than `least` bytes. What a container has just set free the guest
+/// may count as used for a moment, so it is asked again.
+pub(super) async fn give_back_memory(sandbox: &Arc<Sandbox>, least: u64) {
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
         // Another update may have come first.
+        let spare = |record: &Record| {
+            let kept = spare(record)?.max(least);
+            (kept < record.memory_bytes).then_some(kept)
+        };
         let Some(bytes) = sandbox.look(spare) else { return };
         match resize::change_to(sandbox, bytes, LONGEST).await {
             Ok(()) => return,
@@ -192,8 +196,8 @@ async fn give_back_memory(sandbox: &Arc<Sandbox>) {
 /// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
 /// it began with or a user gave it.
 fn spare(record: &Record) -> Option<u64> {
-    let needed = Sums::of(record, "", Limits::default()).memory.saturating_add(OVERHEAD);
     let bounds = &record.memory;
+    let needed = Sums::of(record, "", Limits::default()).needed(bounds.boot_bytes);
     let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
     (kept < record.memory_bytes).then_some(kept)
 }
@@ -212,24 +216,41 @@ fn cpus_of(quota_us: u64) -> u32 {
 }
 
 /// The sums of the limits of a pod's live containers. Those without a limit do not count.
-struct Sums {
-    memory: u64,
+pub(super) struct Sums {
+    /// The limits of memory and the huge pages, bytes.
+    pub memory: u64,
+    /// The huge pages among that, bytes.
+    pub huge: u64,
     quota_us: u64,
+    /// Set if a container has no limit of memory.
+    is_open: bool,
 }
 
 impl Sums {
     /// Adds up the limits, those of the container `name` as `asked` changes them.
-    fn of(record: &Record, name: &str, asked: Limits) -> Self {
+    pub fn of(record: &Record, name: &str, asked: Limits) -> Self {
         let live = record.added.iter().filter(|one| one.state.is_live());
         let all = live.map(|one| match one.name == name {
             true => one.limits.changed_by(asked),
             false => one.limits,
         });
-        let zero = Self { memory: 0, quota_us: 0 };
+        let zero = Self { memory: 0, huge: 0, quota_us: 0, is_open: false };
         all.fold(zero, |sums, one| Self {
-            memory: sums.memory.saturating_add(one.memory_bytes),
+            memory: sums.memory.saturating_add(one.memory_bytes).saturating_add(one.huge_bytes()),
+            huge: sums.huge.saturating_add(one.huge_bytes()),
             quota_us: sums.quota_us.saturating_add(one.cpu_quota_us),
+            is_open: sums.is_open || one.memory_bytes == 0,
         })
+    }
+
+    /// Returns the memory that the limits need with the guest's kernel, bytes. A container without
+    /// one may use what the pod began with, `boot` bytes: huge pages are beside that.
+    pub fn needed(&self, boot: u64) -> u64 {
+        let limited = self.memory.saturating_add(OVERHEAD);
+        match self.is_open {
+            true => limited.max(boot.saturating_add(self.huge)),
+            false => limited,
+        }
     }
 }
 
@@ -254,6 +275,9 @@ impl Plan {
     fn new(record: &Record, name: &str, asked: Limits) -> Result<Self> {
         let (has, most) = (record.memory_bytes, record.memory.max_bytes.max(record.memory_bytes));
         fits(asked, most)?;
+        if let Some(added) = record.added(name) {
+            check_huge_pages(added.limits, asked)?;
+        }
         let before = Sums::of(record, name, Limits::default());
         let after = Sums::of(record, name, asked);
         let raises = after.memory > before.memory;
@@ -267,7 +291,7 @@ impl Plan {
                 most >> 20
             )));
         }
-        let wanted = after.memory.saturating_add(OVERHEAD).min(most);
+        let wanted = after.needed(record.memory.boot_bytes).min(most);
         let cpus = cpus_of(after.quota_us).min(record.max_cpus);
         // A limit that is lifted needs no less than before.
         let memory_lowers = after.memory < before.memory && asked.memory_bytes != u64::MAX;
@@ -371,6 +395,29 @@ mod tests {
         assert_eq!(planned(&record, memory(320)), (448, 320, false));
         record.memory_bytes = 448 * MIB;
         assert_eq!(spare(&record), Some(192 * MIB));
+    }
+
+    #[test]
+    fn huge_pages_are_beside_limits_and_beside_what_a_pod_began_with() {
+        let huge = |mib: u64| Limits { huge_page_bytes: mib * MIB, ..Limits::default() };
+        let needed = |record: &Record| {
+            let sums = Sums::of(record, "", Limits::default());
+            (sums.memory / MIB, sums.huge / MIB, sums.needed(192 * MIB) / MIB)
+        };
+        let mut record = pod(&[64, 32]);
+        record.added[0].limits.huge_page_bytes = 6 * MIB + 1;
+        assert_eq!(needed(&record), (102, 6, 230));
+        record.added[1].limits.memory_bytes = 0;
+        assert_eq!(needed(&record), (70, 6, 198), "one of them has no limit");
+        record.memory_bytes = 320 * MIB;
+        assert_eq!(spare(&record), Some(198 * MIB));
+        // An update of other limits may name them, and cannot change them.
+        assert_eq!(planned(&record, Limits { memory_bytes: 96 * MIB, ..huge(6) }).1, 102);
+        assert!(Plan::new(&pod(&[64]), "c0", huge(0)).is_ok());
+        for other in [huge(4), huge(8), Limits { huge_page_bytes: 1, ..huge(0) }] {
+            let error = Plan::new(&record, "c0", other).unwrap_err().to_string();
+            assert!(error.contains("cannot be changed: it has 6 MiB"), "{error}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use slipway_agent_protocol::HUGE_PAGE;
 
 use super::{EmptyDir, Placement, Process, SandboxState, Share, Volume, Wish};
 
@@ -129,9 +130,18 @@ pub struct Limits {
     /// The processes that the kernel ends if memory is short: 2, all of the container; 1 or 0, one.
     #[serde(default)]
     pub oom_group: u32,
+    /// The memory in huge pages of 2 MiB, beside `memory_bytes`, as far as it is whole pages: fewer
+    /// bytes than one page has stand for none.
+    #[serde(default)]
+    pub huge_page_bytes: u64,
 }
 
 impl Limits {
+    /// Returns the bytes of the huge pages that the guest makes for the container.
+    pub fn huge_bytes(&self) -> u64 {
+        self.huge_page_bytes - self.huge_page_bytes % HUGE_PAGE
+    }
+
     /// Returns these limits with those of `change` that are not 0 in their place. The greatest
     /// number stands for no limit.
     pub fn changed_by(self, change: Self) -> Self {
@@ -150,6 +160,7 @@ impl Limits {
             memory_low_bytes: either(self.memory_low_bytes, change.memory_low_bytes, u64::MAX),
             memory_min_bytes: either(self.memory_min_bytes, change.memory_min_bytes, u64::MAX),
             oom_group: count(self.oom_group, change.oom_group),
+            huge_page_bytes: either(self.huge_page_bytes, change.huge_page_bytes, u64::MAX),
         }
     }
 }
@@ -165,6 +176,7 @@ impl From<Limits> for slipway_agent_protocol::v1::Resources {
             memory_low_bytes: limits.memory_low_bytes,
             memory_min_bytes: limits.memory_min_bytes,
             oom_group: limits.oom_group,
+            huge_page_bytes: limits.huge_page_bytes,
         }
     }
 }
@@ -199,5 +211,12 @@ mod tests {
         let after = before.changed_by(change);
         assert_eq!(after, Limits { memory_min_bytes: 4, oom_group: 2, ..Limits::default() });
         assert_eq!(after.changed_by(Limits::default()), after, "nothing is named");
+    }
+
+    #[test]
+    fn a_guest_makes_whole_huge_pages() {
+        let bytes =
+            |huge_page_bytes| Limits { huge_page_bytes, ..Limits::default() }.huge_bytes() >> 20;
+        assert_eq!([0, 1, 2 << 20, (6 << 20) - 1].map(bytes), [0, 0, 2, 4]);
     }
 }

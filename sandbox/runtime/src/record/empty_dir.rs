@@ -24,13 +24,25 @@ pub struct EmptyDir {
     pub uid: u32,
     /// The id of its group.
     pub gid: u32,
+    /// Set if the directory in memory is a hugetlbfs with pages of 2 MiB.
+    #[serde(default)]
+    pub huge_pages: bool,
 }
 
 impl From<EmptyDir> for agent_v1::EmptyDir {
     fn from(dir: EmptyDir) -> Self {
-        let EmptyDir { name, path, sub_path, read_only, in_memory, size_bytes, mode, uid, gid } =
-            dir;
-        Self { name, path, sub_path, read_only, in_memory, size_bytes, mode, uid, gid }
+        Self {
+            name: dir.name,
+            path: dir.path,
+            sub_path: dir.sub_path,
+            read_only: dir.read_only,
+            in_memory: dir.in_memory,
+            size_bytes: dir.size_bytes,
+            mode: dir.mode,
+            uid: dir.uid,
+            gid: dir.gid,
+            huge_pages: dir.huge_pages,
+        }
     }
 }
 
