@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use harness::guest::{Guest, LimitCalls, REFUSED};
-use harness::{Daemon, Guests, LONG, run_with, spec};
+use harness::{Daemon, Guests, LONG, exit_of, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
 use tokio::task::JoinHandle;
 
@@ -203,4 +203,19 @@ async fn a_pod_that_names_its_size_as_the_most_has_no_room() {
     pod.update(128 * MIB).await.unwrap().unwrap();
     let said = pod.update(129 * MIB).await.unwrap().unwrap_err();
     assert!(said.contains("129 MiB is more than the 128 MiB"), "{said}");
+}
+
+#[tokio::test]
+async fn memory_comes_for_huge_pages_as_far_as_there_is_room() {
+    let pod = Pod::new("huge", 512).await;
+    let member = |name: &str, huge_page_bytes| {
+        let memory_bytes = 32 * MIB;
+        let limits = v1::Resources { memory_bytes, huge_page_bytes, ..Default::default() };
+        v1::RunSpec { pod: "huge".to_owned(), resources: Some(limits), ..spec(name) }
+    };
+    let reason = exit_of(started(&pod.daemon, member("much", 384 * MIB)).await).await.reason;
+    assert!(reason.contains("microVM can have 512 MiB"), "{reason}");
+    assert_eq!(pod.state().await.memory_bytes, 128 * MIB);
+    let _some = started(&pod.daemon, member("some", 64 * MIB)).await;
+    pod.wait_memory(256).await;
 }

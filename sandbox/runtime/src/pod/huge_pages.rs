@@ -52,7 +52,7 @@ fn huge_bytes(target: &Target) -> u64 {
 }
 
 /// The memory that a microVM is given, bytes.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Growth {
     /// The memory that it is to have.
     wanted: u64,

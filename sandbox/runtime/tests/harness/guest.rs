@@ -103,6 +103,7 @@ impl Agent for Guest {
         Ok(Response::new(v1::HelloReply {
             protocol: PROTOCOL,
             stages: self.stages.clone(),
+            huge_pages: true,
             ..Default::default()
         }))
     }
