@@ -12,8 +12,8 @@ PREFIX ?= /usr/local
 CNI_BIN ?= /opt/cni/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # What runs in guests is linked statically: the agent and the socket engine for the initramfs, slipway-load for any image.
-# So are slipway-vmm, slipway-fs and slipway-cni, which start sooner without libraries. slipway-cni, of which
-# hundreds start at once, has a fixed address too: relocations would take a fifth of its start. The explicit target keeps these flags from build scripts and macros.
+# So are slipway-vmm, slipway-fs and slipway-cni, which start sooner without libraries. The explicit target keeps these
+# flags from build scripts and macros.
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
@@ -38,9 +38,7 @@ build: ## the programs: target/release/slipway, slipway-bench, containerd's shim
 	@# By itself: together with the benchmark it would have the benchmark's drivers.
 	RUSTFLAGS='-C target-feature=+crt-static' \
 	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
-	RUSTFLAGS='-C target-feature=+crt-static' \
-	    cargo rustc --profile agent --locked --package slipway-cni --bin slipway-cni --target $(HOST) \
-	    -- -C relocation-model=static
+	@deploy/build-cni.sh $(TARGET) $(HOST)
 
 demo: build ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
