@@ -13,14 +13,9 @@ impl Node {
     /// goes on to its end if the caller stops waiting.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for a pod; [`Error::WrongState`] if the container does not run;
-    /// [`Error::Busy`] if too many updates wait; [`Error::Agent`] if the guest refuses; errors of
-    /// saving the record.
+    /// [`Error::Invalid`]; [`Error::WrongState`] if the container does not run; [`Error::Busy`] if
+    /// too many updates wait; [`Error::Agent`] if the guest refuses; errors of saving the record.
     pub(crate) async fn update_own(&self, target: &Target, asked: &Resources) -> Result<()> {
-        if target.sandbox.look(|record| record.pod) {
-            let why = "a pod has CPUs and memory, and its containers have limits";
-            return Err(Error::Invalid(why.to_owned()));
-        }
         let asked = pod::limits(Some(asked))?;
         if asked == Limits::default() {
             return Err(Error::Invalid("the update names no limit".to_owned()));

@@ -185,7 +185,8 @@ pub struct Record {
     /// containers take no CPU of these away.
     #[serde(default)]
     pub chosen_cpus: u32,
-    /// The limits of the sandbox's own container in the guest, beside its memory and CPUs.
+    /// The limits of the sandbox's own container in the guest, beside its memory and CPUs. Those of
+    /// a pod as a whole, which its guest does not keep, as the last update said them.
     #[serde(default)]
     pub limits: Limits,
     /// The host name in the container's UTS namespace.

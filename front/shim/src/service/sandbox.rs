@@ -6,14 +6,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_sandbox_api::v1;
 use tonic::Code;
 
 use super::{Service, answer, request};
 use crate::containerd as cd;
+use crate::daemon::failure;
 use crate::process::{Phase, timestamp};
-use crate::session;
 use crate::task::{SIGKILL, Task};
 use crate::ttrpc::Failure;
+use crate::{session, spec};
 
 /// The service's name.
 pub(super) const SERVICE: &str = "containerd.runtime.sandbox.v1.Sandbox";
@@ -38,6 +40,7 @@ impl Service {
             "SandboxStatus" => answer(self.sandbox_status(request(payload)?).await),
             "PingSandbox" => answer(self.ping_sandbox(&request(payload)?)),
             "ShutdownSandbox" => answer(self.shutdown_sandbox(&request(payload)?).await),
+            "UpdateSandbox" => answer(self.update_sandbox(&request(payload)?).await),
             "SandboxMetrics" => answer(self.sandbox_metrics(&request(payload)?).await),
             _ => Err(Failure::new(Code::Unimplemented, format!("no method {method}"))),
         }
@@ -143,6 +146,24 @@ impl Service {
             self.tasks.remove(&task.id);
         }
         self.end.notify_one();
+        Ok(cd::Empty {})
+    }
+
+    /// Gives a pod the limits that all of its containers have together. The call is of containerd
+    /// 2.4 and later, which takes it that an earlier shim does not know it.
+    async fn update_sandbox(
+        &self,
+        request: &cd::UpdateSandboxRequest,
+    ) -> Result<cd::Empty, Failure> {
+        let task = self.sandbox(&request.sandbox_id)?;
+        let limits = spec::updated_limits(request).map_err(Failure::invalid)?;
+        if limits.is_none() || !matches!(task.init.phase(), Phase::Running) {
+            return Ok(cd::Empty {});
+        }
+        let name = task.name.clone();
+        let request = v1::UpdateRequest { name, resources: limits, ..Default::default() };
+        let mut client = self.daemon.connect().await?;
+        client.update(request).await.map_err(|status| failure(&status))?;
         Ok(cd::Empty {})
     }
 

@@ -30,6 +30,7 @@ mod security;
 mod sizes;
 mod sockets;
 mod template;
+mod updated;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
@@ -50,6 +51,7 @@ pub use self::sandbox::{ALLOWED, MOST_RESOLVER, pod_of_sandbox};
 use self::sizes::{CPUS, LAYERS, MAX_CPUS, MAX_MEMORY};
 pub use self::sockets::{add_sockets, wants_sockets};
 pub use self::template::{AUTO, TEMPLATE, begin_with};
+pub use self::updated::updated_limits;
 use crate::ttrpc::Failure;
 
 /// The annotation that names one of Slipway's networks, or "none".

@@ -232,9 +232,32 @@ async fn a_sandbox_that_never_ran_is_forgotten_without_a_daemon_and_one_that_ran
 async fn a_pods_pause_container_is_no_sandbox_of_this_service() {
     let shim = Shim::new();
     shim.pod().await;
-    for method in ["PingSandbox", "StartSandbox", "SandboxMetrics"] {
+    for method in ["PingSandbox", "StartSandbox", "SandboxMetrics", "UpdateSandbox"] {
         assert_eq!(on::<cd::Empty>(&shim, method).await.unwrap_err().code, Code::NotFound);
     }
-    let failed = on::<cd::Empty>(&shim, "UpdateSandbox").await.unwrap_err();
+    let failed = on::<cd::Empty>(&shim, "PauseSandbox").await.unwrap_err();
     assert_eq!(failed.code, Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn a_pod_is_given_the_limits_of_an_update_while_it_runs() {
+    let resources = json!({"Resources": {"memory_limit_in_bytes": 1 << 30}}).to_string();
+    let any = cd::Any { value: resources.into_bytes(), ..Default::default() };
+    let extensions = [("updated-resources".to_owned(), any)].into();
+    let update = cd::UpdateSandboxRequest {
+        sandbox_id: "pod".into(),
+        sandbox: Some(cd::StoredSandbox { extensions }),
+        fields: vec!["extensions".into()],
+    };
+    let labels = cd::UpdateSandboxRequest { fields: vec!["labels".into()], ..update.clone() };
+    let shim = Shim::new();
+    call::<cd::Empty>(&shim, "CreateSandbox", &request_of(&config())).await.unwrap();
+    call::<cd::Empty>(&shim, "UpdateSandbox", &update).await.unwrap();
+    assert!(shim.daemon.calls().is_empty(), "it does not run yet");
+    on::<cd::StartSandboxResponse>(&shim, "StartSandbox").await.unwrap();
+    for update in [&labels, &update] {
+        call::<cd::Empty>(&shim, "UpdateSandbox", update).await.unwrap();
+    }
+    let name = &shim.service.tasks.find("pod").unwrap().name;
+    assert_eq!(shim.daemon.calls(), [format!("update {name} 0 {}", 1 << 30)]);
 }

@@ -9,8 +9,11 @@
 //! The update of a pod in its own control group waits for that task: kubelet lowers the limit of
 //! the group above after the update, and the kernel would end a VMM that has more.
 //!
-//! Updates of the containers of one pod take turns, with each other and with `slipway update` of
-//! the pod.
+//! Updates of the containers of one pod take turns, with each other, with those of the pod's own
+//! limits ([`whole`]) and with `slipway update` of the pod.
+
+mod sums;
+mod whole;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +21,7 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use tokio::sync::OwnedSemaphorePermit;
 
+pub(super) use self::sums::Sums;
 use super::change;
 use super::request::{check_huge_pages, fits, limits};
 use crate::node::Node;
@@ -64,14 +68,23 @@ impl Node {
 /// `place` is held until that is done.
 async fn take_turn(target: Target, asked: Limits, place: OwnedSemaphorePermit) -> Result<()> {
     let turn = target.sandbox.wait_to_change_size().await;
+    if update(&target, asked).await? {
+        // The task waits for a turn of its own.
+        drop(turn);
+        give_back_spare(&target.sandbox, place).await?;
+    }
+    Ok(())
+}
+
+/// Has a task give back to the host what a pod has beyond its limits. Returns at once, or, for a
+/// pod in a control group of its own, when the task has ended.
+async fn give_back_spare(sandbox: &Arc<Sandbox>, place: OwnedSemaphorePermit) -> Result<()> {
     let has_spare = |record: &Record| spare(record).is_some() || spare_cpus(record).is_some();
-    if !update(&target, asked).await? || !target.sandbox.look(has_spare) {
+    if !sandbox.look(has_spare) {
         return Ok(());
     }
-    // The task waits for a turn of its own.
-    drop(turn);
-    let giving = tokio::spawn(give_back(Arc::clone(&target.sandbox), place));
-    if target.sandbox.look(waits) {
+    let giving = tokio::spawn(give_back(Arc::clone(sandbox), place));
+    if sandbox.look(waits) {
         giving.await.map_err(|error| Error::Agent(error.to_string()))?;
     }
     Ok(())
@@ -215,46 +228,12 @@ fn cpus_of(quota_us: u64) -> u32 {
     u32::try_from(quota_us.div_ceil(PERIOD_US)).unwrap_or(u32::MAX)
 }
 
-/// The sums of the limits of a pod's live containers. Those without a limit do not count.
-pub(super) struct Sums {
-    /// The limits of memory and the huge pages, bytes.
-    pub memory: u64,
-    /// The huge pages among that, bytes.
-    pub huge: u64,
-    quota_us: u64,
-    /// Set if a container has no limit of memory.
-    is_open: bool,
+/// Returns the most bytes that a pod's microVM can have.
+fn most(record: &Record) -> u64 {
+    record.memory.max_bytes.max(record.memory_bytes)
 }
 
-impl Sums {
-    /// Adds up the limits, those of the container `name` as `asked` changes them.
-    pub fn of(record: &Record, name: &str, asked: Limits) -> Self {
-        let live = record.added.iter().filter(|one| one.state.is_live());
-        let all = live.map(|one| match one.name == name {
-            true => one.limits.changed_by(asked),
-            false => one.limits,
-        });
-        let zero = Self { memory: 0, huge: 0, quota_us: 0, is_open: false };
-        all.fold(zero, |sums, one| Self {
-            memory: sums.memory.saturating_add(one.memory_bytes).saturating_add(one.huge_bytes()),
-            huge: sums.huge.saturating_add(one.huge_bytes()),
-            quota_us: sums.quota_us.saturating_add(one.cpu_quota_us),
-            is_open: sums.is_open || one.memory_bytes == 0,
-        })
-    }
-
-    /// Returns the memory that the limits need with the guest's kernel, bytes. A container without
-    /// one may use what the pod began with, `boot` bytes: huge pages are beside that.
-    pub fn needed(&self, boot: u64) -> u64 {
-        let limited = self.memory.saturating_add(OVERHEAD);
-        match self.is_open {
-            true => limited.max(boot.saturating_add(self.huge)),
-            false => limited,
-        }
-    }
-}
-
-/// The changes of a pod's microVM for an update of a container's limits.
+/// The changes of a pod's microVM for an update of limits.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     /// The memory that it is given, bytes; `None`: it has enough.
@@ -273,7 +252,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Invalid`] if the microVM cannot have as much memory.
     fn new(record: &Record, name: &str, asked: Limits) -> Result<Self> {
-        let (has, most) = (record.memory_bytes, record.memory.max_bytes.max(record.memory_bytes));
+        let most = most(record);
         fits(asked, most)?;
         if let Some(added) = record.added(name) {
             check_huge_pages(added.limits, asked)?;
@@ -291,17 +270,24 @@ impl Plan {
                 most >> 20
             )));
         }
+        Ok(Self::between(record, &before, &after, asked))
+    }
+
+    /// Plans what takes the sums of the limits from `before` to `after`.
+    fn between(record: &Record, before: &Sums, after: &Sums, asked: Limits) -> Self {
+        let (has, most) = (record.memory_bytes, most(record));
+        let raises = after.memory > before.memory;
         let wanted = after.needed(record.memory.boot_bytes).min(most);
         let cpus = cpus_of(after.quota_us).min(record.max_cpus);
         // A limit that is lifted needs no less than before.
         let memory_lowers = after.memory < before.memory && asked.memory_bytes != u64::MAX;
         let cpus_lower = after.quota_us < before.quota_us && asked.cpu_quota_us != u64::MAX;
-        Ok(Self {
+        Self {
             memory: Some(wanted).filter(|wanted| raises && *wanted > has),
             least: after.memory.min(most),
             cpus: Some(cpus).filter(|cpus| after.quota_us > before.quota_us && *cpus > record.cpus),
             lowers: memory_lowers || cpus_lower,
-        })
+        }
     }
 
     /// Gives the microVM what the limits need.

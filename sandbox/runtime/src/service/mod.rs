@@ -69,7 +69,10 @@ impl Service {
             (_, None, 0, 0) if placement.is_some() => Ok(()),
             (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
             (true, Some(resources), cpus, memory) => {
-                self.node.update_own(target, resources).await?;
+                match target.sandbox.look(|record| record.pod) {
+                    true => self.node.update_pod(&target.sandbox, resources).await?,
+                    false => self.node.update_own(target, resources).await?,
+                }
                 match (cpus, memory) {
                     (0, 0) => Ok(()),
                     (cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
