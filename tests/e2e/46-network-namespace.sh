@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sandboxes with the interface that others made in a network namespace: with veth and a bridge by hand, and with
-# the CNI plugins bridge, ptp and macvlan. Addresses, routes, MTU, every byte both ways, forged addresses, the
-# daemon killed, the interface gone, errors.
+# Sandboxes with the interfaces that others made in a network namespace: with veth and bridges by hand, and with
+# the CNI plugins bridge, ptp and macvlan. Addresses, routes, MTU, every byte both ways, forged addresses, several
+# interfaces, the daemon killed, the interface gone, errors.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_network_node "$@"
@@ -21,7 +21,7 @@ end_all() {
     [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
     [ -n "$keeper" ] && kill "$keeper" 2>/dev/null && wait "$keeper" 2>/dev/null
     local name
-    for name in pod out router cni; do ip netns delete "$mine-$name" 2>/dev/null; done
+    for name in pod out router cni two many; do ip netns delete "$mine-$name" 2>/dev/null; done
 }
 start_daemon() {
     "$slipway" daemon 2>>"$work/daemon.log" & daemon=$!
@@ -93,11 +93,17 @@ grep -q "cannot be used with" "$work/out" || fail "$(cat "$work/out")"
 ip netns add "$mine-cni"
 refuses "no Ethernet interface" --netns "/run/netns/$mine-cni"
 ip netns delete "$mine-cni"
-ok "what is no network namespace, or has no interface, is refused in one line"
+wired many '' 1500
+for number in 1 2 3 4; do
+    there many link add "net$number" type veth peer name "far$number"; there many link set "net$number" up
+done
+refuses "at most 4 interfaces, and there are 5: eth0, net1, net2, net3, net4" --netns "/run/netns/$mine-many"
+ip netns delete "$mine-many"
+ok "what is no network namespace, has no interface, or too many, is refused in one line"
 
-# A further interface, as Multus adds it, is not the sandbox's: the daemon says so. Its peer is not up.
-there pod link add net1 type veth peer name net2
-there pod addr add 10.77.0.2/24 dev net1; there pod link set net1 up
+# An interface of a kind that no guest has, such as a bridge in the namespace, is left out: the daemon says so.
+there pod link add net1 type bridge
+there pod addr add 10.76.0.2/24 dev net1; there pod link set net1 up
 run_in pod
 grep -q 'interfaces="net1"' "$work/daemon.log" || fail "the daemon does not tell of net1: $(tail -3 "$work/daemon.log")"
 there pod link delete net1
@@ -143,6 +149,55 @@ in_guest pod ip address del 10.88.0.77/24 dev eth0
 grep -q '"uplink:eth0"' "$work/out" || fail "port stats: $(cat "$work/out")"
 ok "nobody answers beside the guest, and forged addresses are dropped"
 
+# Two interfaces, each with a bridge of its own.
+wired two br0 1500
+ip link add name br1 type bridge; ip link set br1 up
+ip addr add 10.77.0.1/24 dev br1; ip addr add fd77::1/64 dev br1 nodad; ip addr add 10.78.0.1/32 dev br1
+ip link add host-two1 mtu 1300 type veth peer name net1 mtu 1300 netns "$mine-two"
+ip link set host-two1 master br1; ip link set host-two1 up
+there two link set net1 up
+there two addr add 10.88.0.3/24 dev eth0; there two addr add fd88::3/64 dev eth0 nodad
+there two addr add 10.77.0.2/24 dev net1; there two addr add fd77::2/64 dev net1 nodad
+there two route add default via 10.88.0.1; there two route add 10.78.0.0/24 via 10.77.0.1
+run_in two
+for name in eth0 net1; do
+    seen=$(in_guest two cat "/sys/class/net/$name/address" "/sys/class/net/$name/mtu")
+    [ "$seen" = "$(ip netns exec "$mine-two" cat "/sys/class/net/$name/address" "/sys/class/net/$name/mtu")" ] ||
+        fail "$name of the guest: $seen"
+done
+in_guest two sh -c 'ip -o address; ip route' >"$work/out" || fail "ip: $(cat "$work/out")"
+for line in 'eth0.* 10\.88\.0\.3/24' 'eth0.* fd88::3/64' 'net1.* 10\.77\.0\.2/24' 'net1.* fd77::2/64' \
+    '^default via 10\.88\.0\.1 dev eth0' '^10\.78\.0\.0/24 via 10\.77\.0\.1 dev net1'; do
+    grep -q "$line" "$work/out" || fail "no $line: $(cat "$work/out")"
+done
+all_ping() {
+    { sh -c "$pings; "'for to in "$@"; do pings "$to" || exit 1; done' - 10.88.0.3 fd88::3 10.77.0.2 fd77::2 &&
+        in_guest two sh -c "$pings; "'for to in "$@"; do pings "$to" || exit 1; done' - \
+            10.88.0.1 fd88::1 192.0.2.2 10.77.0.1 fd77::1 10.78.0.1; } >"$work/out" 2>&1 || fail "$1: $(cat "$work/out")"
+}
+all_ping "two interfaces"
+python3 "$here/peer.py" verify 7000 1000000 10.88.0.3 10.77.0.2 fd77::2 || fail "two interfaces: payloads of the host"
+in_guest two python3 -c "$peer" verify 7000 1000000 10.88.0.1 10.77.0.1 fd77::1 || fail "two interfaces: payloads of the guest"
+grep -q '10\.88\.0\.3' <<<"$("$slipway" ps)" || fail "ps: $("$slipway" ps)"
+"$slipway" inspect two | python3 -c 'import json, sys
+further = json.load(sys.stdin)[0]["network"]["further"]
+assert [one["settings"]["interface"] for one in further] == ["net1"], further
+assert sorted(further[0]["settings"]["addresses"]) == [["10.77.0.2", 24], ["fd77::2", 64]], further' ||
+    fail "inspect: $("$slipway" inspect two)"
+"$slipway" port inspect two:net1 >"$work/out" || fail "port inspect: $(cat "$work/out")"
+grep -q '10\.77\.0\.2' "$work/out" || fail "port inspect: $(cat "$work/out")"
+restart_daemon
+is_state two running || fail "the sandbox is $(state_of two)"
+all_ping "two interfaces after a restart"
+"$slipway" rm --force two >/dev/null || fail "rm"
+[ -z "$(ip netns exec "$mine-two" nft list ruleset)" ] || fail "left: $(ip netns exec "$mine-two" nft list ruleset)"
+grep -q net1 <<<"$("$slipway" port ls --json)" && fail "ports are left: $("$slipway" port ls)"
+for to in 10.88.0.3 10.77.0.2; do
+    sh -c "$pings; pings $to" >/dev/null || fail "the namespace's kernel does not answer again at $to"
+done
+ip netns delete "$mine-two"
+ok "two interfaces of a namespace are the guest's, with names, MTU, addresses and routes, until it ends"
+
 # One connection that lasts over three kills of the daemon.
 rm -f "$work/stop"
 python3 "$here/peer.py" flow 7000 "$work/stop" 10.88.0.2 fd88::2 >"$work/flow" 2>&1 & flow=$!
@@ -177,20 +232,21 @@ cni() { # COMMAND PLUGIN [RESULT]: for the namespace `cni`
     local config
     config=$(python3 -c 'import json, sys
 one = {"cniVersion": "1.0.0", "name": "e2e", "type": sys.argv[1]}
-one["ipam"] = {"type": "host-local", "dataDir": sys.argv[2], "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}] if sys.argv[5] == "eth0" else []
+one["ipam"] = {"type": "host-local", "dataDir": sys.argv[2], "routes": routes,
     "ranges": [[{"subnet": "10.66.%s.0/24" % sys.argv[4]}], [{"subnet": "fd66:%s::/64" % sys.argv[4]}]]}
 if one["type"] == "bridge": one.update(bridge="cni0", isGateway=True, hairpinMode=True)
 if one["type"] == "macvlan": one.update(master="mac0", mtu=1500)
 if sys.argv[3]: one["prevResult"] = json.loads(sys.argv[3])
-print(json.dumps(one))' "$2" "$work/ipam" "${3:-}" "$number") || fail "CNI configuration"
-    CNI_COMMAND=$1 CNI_CONTAINERID=e2e CNI_NETNS=/run/netns/$mine-cni CNI_IFNAME=eth0 CNI_PATH=$plugins \
+print(json.dumps(one))' "$2" "$work/ipam" "${3:-}" "$number" "$interface") || fail "CNI configuration"
+    CNI_COMMAND=$1 CNI_CONTAINERID=e2e CNI_NETNS=/run/netns/$mine-cni CNI_IFNAME=$interface CNI_PATH=$plugins \
         "$plugins/$2" <<<"$config"
 }
 # The other end of the wire of `macvlan` is a host of the same network.
 ip link add mac0 type veth peer name eth1 netns "$mine-out"
 ip link set mac0 up
 there out link set eth1 up
-number=0
+number=0 interface=eth0
 for plugin in bridge ptp macvlan; do
     number=$((number + 1))
     ip netns add "$mine-cni" || fail "ip netns add"
@@ -214,6 +270,34 @@ print(*(one["address"].split("/")[0] for one in json.load(sys.stdin)["ips"]))' <
     ip netns delete "$mine-cni"
     ok "the CNI plugin $plugin: every byte both ways, CHECK while the sandbox runs and after"
 done
+
+# Two configurations in one namespace, as Multus has them.
+addresses_of() { python3 -c 'import json, sys
+print(*(one["address"].split("/")[0] for one in json.load(sys.stdin)["ips"]))' <<<"$1"; }
+ip netns add "$mine-cni" || fail "ip netns add"
+ip -n "$mine-cni" link set lo up
+as() { interface=$1 number=$2; } # the interface, and the number of the plugin's network above
+as eth0 1; first=$(cni ADD bridge) || fail "bridge ADD: $first"
+as net1 3; second=$(cni ADD macvlan) || fail "macvlan ADD: $second"
+run_in cni
+# shellcheck disable=SC2046 # addresses
+python3 "$here/peer.py" verify 7000 1000000 $(addresses_of "$first") || fail "two configurations: payloads to eth0"
+# shellcheck disable=SC2046 # addresses
+ip netns exec "$mine-out" python3 "$here/peer.py" verify 7000 1000000 $(addresses_of "$second") ||
+    fail "two configurations: payloads to net1"
+in_guest cni python3 -c "$peer" verify 7000 1000000 10.66.1.1 10.66.3.1 fd66:3::1 || fail "two configurations: payloads of the guest"
+both_check() {
+    as eth0 1; cni CHECK bridge "$first" >"$work/out" 2>&1 || fail "bridge CHECK $1: $(cat "$work/out")"
+    as net1 3; cni CHECK macvlan "$second" >"$work/out" 2>&1 || fail "macvlan CHECK $1: $(cat "$work/out")"
+}
+both_check "while the sandbox runs"
+"$slipway" rm --force cni >/dev/null || fail "rm"
+both_check after
+[ -z "$(ip netns exec "$mine-cni" nft list ruleset)" ] || fail "rules are left: $(ip netns exec "$mine-cni" nft list ruleset)"
+as net1 3; cni DEL macvlan >"$work/out" 2>&1 || fail "macvlan DEL: $(cat "$work/out")"
+as eth0 1; cni DEL bridge >"$work/out" 2>&1 || fail "bridge DEL: $(cat "$work/out")"
+ip netns delete "$mine-cni"
+ok "two CNI configurations in one namespace, bridge and macvlan: every byte both ways, CHECK of both"
 
 # The plugin of Slipway's own: its interface is a placeholder, and the sandbox has a port of the network's switch.
 slipway_cni=${SLIPWAY_CNI:-$(dirname "$slipway")/../x86_64-unknown-linux-gnu/agent/slipway-cni}

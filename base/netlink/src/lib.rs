@@ -174,6 +174,20 @@ impl Netlink {
         self.exchange(request, |_, _| {})
     }
 
+    /// Gives the link number `index`, which is down, another name.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no name of a link; the kernel's errors: no right, no such link, a name
+    /// that another link has, a link that is up.
+    pub fn rename(&mut self, index: u32, name: &str) -> io::Result<()> {
+        if !link::can_be_a_name(name) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut request = Request::new(RTM_NEWLINK);
+        link::rename(&mut request, index, name);
+        self.exchange(request, |_, _| {})
+    }
+
     /// Removes the link number `index`.
     ///
     /// # Errors

@@ -59,6 +59,12 @@ pub fn change(request: &mut Request, index: u32, change: LinkChange) {
     }
 }
 
+/// Lays out another name of a link.
+pub fn rename(request: &mut Request, index: u32, name: &str) {
+    request.body(&header(index, 0, 0));
+    request.attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+}
+
 /// Returns whether the kernel could have a link of this name.
 pub fn can_be_a_name(name: &str) -> bool {
     (1..=LONGEST_NAME).contains(&name.len()) && !name.contains('\0')

@@ -18,7 +18,8 @@ use crate::table::table;
 struct Port {
     network: String,
     port: v1::SwitchPort,
-    /// The name of the sandbox whose interface is at the port, if it is a sandbox's.
+    /// The name of the sandbox whose interface is at the port, if it is a sandbox's: with a colon
+    /// and the interface's name, if it is a further one.
     sandbox: Option<String>,
 }
 
@@ -102,8 +103,7 @@ async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
     let mut client = connect(node, config).await?;
     let listed = client.list(sandbox_v1::Empty {}).await.map_err(refused)?;
     let sandboxes = listed.into_inner().sandboxes.into_iter();
-    let names: HashMap<String, String> =
-        sandboxes.map(|sandbox| (sandbox.network_function, sandbox.name)).collect();
+    let names: HashMap<String, String> = sandboxes.flat_map(port_tools::names).collect();
     let mut ports = Vec::new();
     for switch in switches {
         for port in switch.ports {

@@ -11,16 +11,37 @@ use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
 use crate::client::{connect, connect_plane, refused};
 use crate::table::table;
 
-/// Finds the port named `text`: NETWORK/PORT, a sandbox, or the plane's own name for the port.
+/// Finds the port named `text`: NETWORK/PORT, a sandbox, SANDBOX:INTERFACE for a further interface
+/// of it, or the plane's own name for the port.
 pub async fn reference(node: &NodeArgs, config: &Config, text: &str) -> Result<v1::PortReference> {
     let (switch, port) = text.split_once('/').unwrap_or(("", text));
     let mut sandboxes = connect(node, config).await?;
-    let named = sandbox_v1::Name { name: port.to_owned() };
+    let (name, interface) = port.split_once(':').unwrap_or((port, ""));
+    let named = sandbox_v1::Name { name: name.to_owned() };
     let found = sandboxes.inspect(named).await.ok().and_then(|reply| reply.into_inner().sandbox);
-    let found = found.filter(|sandbox| is_meant(sandbox, port));
-    let functions = found.map(|sandbox| sandbox.network_function).filter(|id| !id.is_empty());
+    let found = found.filter(|sandbox| is_meant(sandbox, name));
+    let functions = found.and_then(|sandbox| function(sandbox, interface));
     let port = functions.unwrap_or_else(|| port.to_owned());
     Ok(v1::PortReference { switch: switch.to_owned(), port })
+}
+
+/// Returns the plane's id of the function of a sandbox's interface; without a name, of the first.
+fn function(sandbox: sandbox_v1::Sandbox, interface: &str) -> Option<String> {
+    if interface.is_empty() {
+        return Some(sandbox.network_function).filter(|id| !id.is_empty());
+    }
+    let mut further = sandbox.further_interfaces.into_iter();
+    further.find(|one| one.name == interface).map(|one| one.network_function)
+}
+
+/// Returns the plane's ids of a sandbox's functions, and the names of their ports.
+pub fn names(sandbox: sandbox_v1::Sandbox) -> Vec<(String, String)> {
+    let sandbox_v1::Sandbox { name, network_function, further_interfaces, .. } = sandbox;
+    let further = further_interfaces
+        .into_iter()
+        .map(|one| (one.network_function, format!("{name}:{}", one.name)))
+        .collect::<Vec<_>>();
+    std::iter::once((network_function, name)).chain(further).collect()
 }
 
 /// Returns whether `text`, by which `sandbox` was found, really names it. A sandbox is also found
@@ -221,5 +242,26 @@ mod tests {
         for (name, text) in [("web", "web"), ("7", "7"), ("web", "1234a"), ("web", "1234abcd")] {
             assert!(is_meant(&sandbox(name), text), "{text}");
         }
+    }
+
+    #[test]
+    fn each_interface_of_a_sandbox_has_a_port_by_its_name() {
+        let further = |name: &str, function: &str| sandbox_v1::FurtherInterface {
+            name: name.into(),
+            network_function: function.into(),
+        };
+        let sandbox = sandbox_v1::Sandbox {
+            name: "web".into(),
+            network_function: "1.net".into(),
+            further_interfaces: vec![further("net1", "1.net1")],
+            ..Default::default()
+        };
+        let found = |interface: &str| function(sandbox.clone(), interface);
+        assert_eq!(found("").as_deref(), Some("1.net"));
+        assert_eq!((found("net1").as_deref(), found("net2")), (Some("1.net1"), None));
+        assert_eq!(function(sandbox_v1::Sandbox::default(), ""), None);
+        let names = names(sandbox);
+        let both = [("1.net", "web"), ("1.net1", "web:net1")];
+        assert!(names.iter().map(|(id, name)| (id.as_str(), name.as_str())).eq(both), "{names:?}");
     }
 }

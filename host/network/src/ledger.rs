@@ -6,8 +6,8 @@
 //! machine. A lease is written before it is used, and names its sandbox; the next daemon is told
 //! which sandboxes still exist, and frees the leases of the others.
 //!
-//! A sandbox with an interface in a namespace of others has a file of its own, written likewise.
-//! So has each attachment of a container (`attachments.rs`).
+//! Each interface in a namespace of others that a sandbox has is in a file of its own, written
+//! likewise. So is each attachment of a container (`attachments.rs`).
 //!
 //! A new property of networks is a field of [`Network`], with `#[serde(default)]` since files of
 //! earlier builds lack it, and one of `CreateNetworkRequest` and `Network` in `network.proto`.
@@ -119,6 +119,9 @@ pub struct Uplink {
     /// settings only; `None` if the interface is the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// The place among the sandbox's interfaces, from 0.
+    #[serde(default)]
+    pub number: u32,
 }
 
 impl Uplink {
@@ -253,7 +256,7 @@ impl Ledger {
         self.write(&self.path(&network.name, "leases"), &own, false)
     }
 
-    /// Reads the interfaces in namespaces of others, by sandbox. Unreadable ones were lost in a
+    /// Reads the interfaces in namespaces of others, by their keys. Unreadable ones were lost in a
     /// crash of the machine, with the namespaces.
     ///
     /// # Errors
@@ -283,20 +286,20 @@ impl Ledger {
         Ok(uplinks)
     }
 
-    /// Writes the interface of sandbox `id`; on return it survives a crash of the daemon.
+    /// Writes the interface `key` of a sandbox; on return it survives a crash of the daemon.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn save_uplink(&self, id: &str, uplink: &Uplink) -> Result<()> {
-        self.write(&self.dir.join(UPLINKS).join(format!("{id}.json")), uplink, false)
+    pub fn save_uplink(&self, key: &str, uplink: &Uplink) -> Result<()> {
+        self.write(&self.dir.join(UPLINKS).join(format!("{key}.json")), uplink, false)
     }
 
-    /// Removes the interface of sandbox `id`.
+    /// Removes the interface `key` of a sandbox.
     ///
     /// # Errors
     /// [`Error::File`].
-    pub fn remove_uplink(&self, id: &str) -> Result<()> {
-        let path = self.dir.join(UPLINKS).join(format!("{id}.json"));
+    pub fn remove_uplink(&self, key: &str) -> Result<()> {
+        let path = self.dir.join(UPLINKS).join(format!("{key}.json"));
         slipway_replace::remove(&path).map(drop).map_err(Error::file("cannot remove", path))
     }
 
@@ -428,6 +431,7 @@ mod tests {
             index: 2,
             mac: Mac::derived(Ipv4Addr::new(10, 1, 2, 2)),
             network: None,
+            number: 0,
         };
         ledger.save_uplink("0123456789ab", &uplink).unwrap();
         fs::write(dir.path().join("uplinks/half.json"), "{").unwrap();

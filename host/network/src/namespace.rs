@@ -1,11 +1,13 @@
-//! The interface that somebody else, such as a CNI plugin, made in a network namespace of the host,
-//! for a sandbox that has it in place of an interface in a network.
+//! The interfaces that somebody else, such as a CNI plugin, made in a network namespace of the
+//! host, for a sandbox that has them in place of an interface in a network.
 //!
-//! The sandbox's guest takes over the interface's MAC address, addresses and routes. They stay in
+//! The sandbox's guest takes over an interface's MAC address, addresses and routes. They stay in
 //! the namespace too, so that whoever made them finds them there (CHECK of CNI). The namespace's
 //! own kernel must not answer beside the guest (ARP, ICMP, resets of TCP), so a rule of the packet
 //! filter drops each frame that comes in there. The switch's port gets frames before that rule
 //! does: packet sockets are first in the kernel's receive path.
+
+mod choice;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -15,16 +17,15 @@ use slipway_netlink::{Address, Link, Neighbour, Netlink, Route};
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::network_v1 as v1;
 
+pub use self::choice::MOST_INTERFACES;
+use self::choice::{choose_all, left_out};
 use crate::ledger::{Lease, Uplink};
 use crate::{Error, Mac, Result, nft};
 
-/// The interface that is taken if it exists; the name that CNI runtimes ask for.
-const USUAL: &str = "eth0";
-/// The range of MTUs: the least of IPv4 (RFC 791), and the most that a virtio interface can have.
-const MTU: std::ops::RangeInclusive<u32> = 68..=65_535;
 /// The most addresses, routes and neighbours together.
 const MOST: usize = 1024;
-/// The name of the packet filter's table in the namespace.
+/// The name of the packet filter's table in the namespace for the first interface of a sandbox. The
+/// names for its further ones have their numbers at the end.
 const TABLE: &str = "slipway_uplink";
 
 /// An interface with its settings.
@@ -35,15 +36,27 @@ pub struct Interface {
     addresses: Vec<Address>,
     routes: Vec<Route>,
     neighbours: Vec<Neighbour>,
-    left_out: Vec<String>,
 }
 
-/// Finds the interface of the namespace at `path`; blocks.
+/// The interfaces of a namespace.
+#[derive(Debug)]
+pub struct Found {
+    /// The namespace.
+    pub identity: Identity,
+    /// The sandbox's interfaces, the first of them its main one.
+    pub interfaces: Vec<Interface>,
+    /// The names of other interfaces that are up and have an address. The sandbox does not get
+    /// them.
+    pub left_out: Vec<String>,
+}
+
+/// Finds the interfaces of the namespace at `path`; blocks.
 ///
 /// # Errors
 /// [`Error::Namespace`]; [`Error::Invalid`] for the host's own namespace; [`Error::Host`] if there
-/// is no usable interface, or several.
-pub fn look(path: &Path) -> Result<(Identity, Interface)> {
+/// is no usable interface, several could be the first one, or there are more than a sandbox can
+/// have.
+pub fn look(path: &Path) -> Result<Found> {
     let namespace = Namespace::open(path)?;
     let own = slipway_netns::own().map_err(Error::host("cannot look at /proc/self/ns/net"))?;
     if namespace.identity() == own {
@@ -53,62 +66,25 @@ pub fn look(path: &Path) -> Result<(Identity, Interface)> {
             path.display()
         )));
     }
-    let read = || -> std::io::Result<Result<Interface>> {
+    let read = || -> std::io::Result<Result<(Vec<Interface>, Vec<String>)>> {
         let mut netlink = Netlink::open()?;
         let links = netlink.links()?;
-        let link = match choose(links.clone()) {
-            Ok(link) => link,
+        let taken = match choose_all(links.clone()) {
+            Ok(taken) => taken,
             Err(why) => return Ok(Err(Error::Host(format!("{}: {why}", path.display())))),
         };
         let (addresses, routes) = (netlink.addresses()?, netlink.routes()?);
-        let left_out = left_out(&links, link.index, &addresses);
-        let found = Interface::of(link, addresses, routes, netlink.neighbours()?);
-        Ok(found.map(|found| Interface { left_out, ..found }))
+        let neighbours = netlink.neighbours()?;
+        let left_out = left_out(&links, &taken, &addresses);
+        let all = || (addresses.clone(), routes.clone(), neighbours.clone());
+        let found = taken.into_iter().map(|link| Interface::of(link, all()));
+        let found = found.collect::<Result<Vec<_>>>();
+        Ok(found.map(|found| (found, left_out)))
     };
     let read = namespace.run(read)?;
-    let interface = read.map_err(Error::host(format!("cannot look at {}", path.display())))??;
-    Ok((namespace.identity(), interface))
-}
-
-/// Chooses the interface as runtimes with CNI do. Tunnels that each namespace has from the start
-/// have no Ethernet address, or one of zeros.
-fn choose(links: Vec<Link>) -> Result<Link, String> {
-    let has_mac = |link: &Link| link.mac.is_some_and(|mac| Ethernet(mac).is_unicast());
-    let mut links: Vec<Link> = links.into_iter().filter(has_mac).collect();
-    let link = match links.iter().position(|link| link.name == USUAL) {
-        Some(at) => links.swap_remove(at),
-        None if links.len() > 1 => {
-            let names: Vec<_> = links.into_iter().map(|link| link.name).collect();
-            return Err(format!(
-                "which interface is the sandbox's? There are {}; name it {USUAL}",
-                names.join(", ")
-            ));
-        }
-        None => links.pop().ok_or("there is no Ethernet interface; a CNI plugin makes one")?,
-    };
-    // The name becomes a word in the packet filter's language.
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:+".contains(&byte);
-    if !link.name.bytes().all(plain) {
-        return Err(format!("the name of the interface {:?} cannot be used", link.name));
-    }
-    if !link.up {
-        return Err(format!("the interface {0} is down; `ip link set {0} up` there", link.name));
-    }
-    if !MTU.contains(&link.mtu) {
-        return Err(format!("the interface {} has an MTU of {} bytes", link.name, link.mtu));
-    }
-    Ok(link)
-}
-
-/// Returns the names of the other interfaces that are up and have an address, such as those that
-/// Multus adds to a pod's namespace.
-fn left_out(links: &[Link], taken: u32, addresses: &[Address]) -> Vec<String> {
-    let has_address = |link: &Link| {
-        let is_its = |one: &Address| one.index == link.index && !one.address.is_loopback();
-        addresses.iter().any(|one| is_its(one) && !is_link_local(one.address))
-    };
-    let others = links.iter().filter(|link| link.index != taken && link.up && has_address(link));
-    others.map(|link| link.name.clone()).collect()
+    let read = read.map_err(Error::host(format!("cannot look at {}", path.display())))?;
+    let (interfaces, left_out) = read?;
+    Ok(Found { identity: namespace.identity(), interfaces, left_out })
 }
 
 fn mac_of(link: &Link) -> Result<Mac> {
@@ -122,12 +98,8 @@ fn is_link_local(address: IpAddr) -> bool {
 impl Interface {
     /// Selects what belongs to `link`, without the link-local address and route of IPv6, which each
     /// kernel makes itself.
-    fn of(
-        link: Link,
-        mut addresses: Vec<Address>,
-        mut routes: Vec<Route>,
-        mut neighbours: Vec<Neighbour>,
-    ) -> Result<Self> {
+    fn of(link: Link, all: (Vec<Address>, Vec<Route>, Vec<Neighbour>)) -> Result<Self> {
+        let (mut addresses, mut routes, mut neighbours) = all;
         let index = link.index;
         addresses.retain(|one| one.index == index && !is_link_local(one.address));
         routes.retain(|one| one.index == index && !is_link_local(one.destination.0));
@@ -140,17 +112,16 @@ impl Interface {
             )));
         }
         let mac = mac_of(&link)?;
-        Ok(Self { link, mac, addresses, routes, neighbours, left_out: Vec::new() })
+        Ok(Self { link, mac, addresses, routes, neighbours })
     }
 
-    /// Returns the names of the namespace's other interfaces that are up and have an address. The
-    /// sandbox does not get them.
-    pub fn left_out(&self) -> &[String] {
-        &self.left_out
-    }
-
-    /// Returns the entry of the ledger for sandbox `name`.
-    pub fn uplink(&self, name: &str, namespace: &Path, identity: Identity) -> Uplink {
+    /// Returns the entry of the ledger for sandbox `name`, whose interface of this number it is.
+    pub fn uplink(
+        &self,
+        (name, number): (&str, u32),
+        namespace: &Path,
+        identity: Identity,
+    ) -> Uplink {
         Uplink {
             sandbox: name.to_owned(),
             namespace: namespace.to_owned(),
@@ -160,6 +131,7 @@ impl Interface {
             index: self.link.index,
             mac: self.mac,
             network: None,
+            number,
         }
     }
 
@@ -217,8 +189,9 @@ impl Interface {
 /// # Errors
 /// [`Error::Namespace`]; [`Error::Host`], also if the interface is gone.
 pub fn close(uplink: &Uplink) -> Result<()> {
+    let table = table(uplink);
     let drop_all = format!(
-        "add table netdev {TABLE}\ndelete table netdev {TABLE}\ntable netdev {TABLE} {{\nchain \
+        "add table netdev {table}\ndelete table netdev {table}\ntable netdev {table} {{\nchain \
          frames {{\ntype filter hook ingress device \"{}\" priority -500; policy drop;\n}}\n}}\n",
         uplink.interface
     );
@@ -246,10 +219,19 @@ pub fn close(uplink: &Uplink) -> Result<()> {
 /// # Errors
 /// [`Error::Host`].
 pub fn open_again(uplink: &Uplink) -> Result<()> {
-    let nothing = format!("add table netdev {TABLE}\ndelete table netdev {TABLE}\n");
+    let table = table(uplink);
+    let nothing = format!("add table netdev {table}\ndelete table netdev {table}\n");
     match in_namespace(uplink, || nft::apply_here(&nothing)) {
         Err(Error::Namespace(_)) => Ok(()),
         done => done,
+    }
+}
+
+/// Returns the name of the packet filter's table in the namespace.
+fn table(uplink: &Uplink) -> String {
+    match uplink.number {
+        0 => TABLE.to_owned(),
+        number => format!("{TABLE}_{number}"),
     }
 }
 
@@ -264,60 +246,8 @@ fn in_namespace(uplink: &Uplink, work: impl FnOnce() -> Result<()> + Send) -> Re
 
 #[cfg(test)]
 mod tests {
+    use super::choice::tests::station;
     use super::*;
-
-    fn link(index: u32, name: &str, mac: Option<[u8; 6]>) -> Link {
-        Link { index, name: name.into(), mac, mtu: 1500, up: true, kind: String::new() }
-    }
-
-    fn station(index: u32, name: &str) -> Link {
-        link(index, name, Some([2, 0, 0, 0, 0, index as u8]))
-    }
-
-    #[test]
-    fn the_interface_is_eth0_or_the_only_one() {
-        let nobodys =
-            || vec![link(1, "lo", Some([0; 6])), link(2, "sit0", None), link(3, "g", Some([0; 6]))];
-        let with = |more: Vec<Link>| choose([nobodys(), more].concat());
-        assert_eq!(with(vec![station(4, "net1")]).unwrap().name, "net1");
-        assert_eq!(with(vec![station(4, "net1"), station(5, "eth0")]).unwrap().index, 5);
-        assert!(with(vec![]).unwrap_err().contains("no Ethernet interface"));
-        let two = with(vec![station(4, "net1"), station(5, "net2")]).unwrap_err();
-        assert!(two.contains("net1, net2"), "{two}");
-        let down = Link { up: false, ..station(4, "eth0") };
-        assert!(with(vec![down]).unwrap_err().contains("is down"));
-        for bad in ["a\"b", "a\\", "a;b", "ä"] {
-            assert!(with(vec![station(4, bad)]).unwrap_err().contains("cannot be used"), "{bad}");
-        }
-        for (mtu, good) in [(67, false), (68, true), (65_535, true), (65_536, false)] {
-            assert_eq!(with(vec![Link { mtu, ..station(4, "eth0") }]).is_ok(), good, "{mtu}");
-        }
-    }
-
-    #[test]
-    fn other_interfaces_are_left_out_that_are_up_and_have_an_address() {
-        let address =
-            |index, text: &str| Address { index, address: text.parse().unwrap(), prefix: 64 };
-        let down = Link { up: false, ..station(7, "net3") };
-        let links = [
-            link(1, "lo", Some([0; 6])),
-            station(4, "eth0"),
-            station(5, "net1"),
-            station(6, "net2"),
-            down,
-            link(8, "wg0", None),
-        ];
-        let addresses = [
-            address(1, "127.0.0.1"),
-            address(1, "::1"),
-            address(4, "10.1.1.2"),
-            address(5, "10.2.1.2"),
-            address(6, "fe80::6"),
-            address(7, "10.4.1.2"),
-            address(8, "fd00::8"),
-        ];
-        assert_eq!(left_out(&links, 4, &addresses), ["net1", "wg0"]);
-    }
 
     #[test]
     fn settings_are_those_of_the_interface() {
@@ -339,8 +269,8 @@ mod tests {
         ];
         let near = Neighbour { index: 4, address: ip("10.1.1.1"), mac: [0xee; 6] };
         let neighbours = vec![near, Neighbour { index: 1, ..near }];
-        let found =
-            Interface::of(station(4, "eth0"), addresses.clone(), routes, neighbours).unwrap();
+        let all = (addresses.clone(), routes, neighbours);
+        let found = Interface::of(station(4, "eth0"), all).unwrap();
         let told = found.describe("uplink.x".into());
         assert_eq!(
             (told.mac.as_str(), told.mtu, told.name.as_str()),
@@ -357,7 +287,7 @@ mod tests {
         assert_eq!(told.routes[0].source, "10.1.1.2");
         assert_eq!(told.neighbours.len(), 1);
         let many = vec![addresses[1]; MOST + 1];
-        let error = Interface::of(station(4, "eth0"), many, vec![], vec![]).unwrap_err();
+        let error = Interface::of(station(4, "eth0"), (many, vec![], vec![])).unwrap_err();
         assert!(error.to_string().contains("at most 1024"), "{error}");
     }
 
@@ -383,7 +313,8 @@ mod tests {
         let routes = vec![own, from("10.1.9.0", "10.1.1.3"), six];
         let restricted = |addresses: Vec<Address>| {
             let routes = routes.clone();
-            let mut found = Interface::of(station(4, "eth0"), addresses, routes, vec![]).unwrap();
+            let all = (addresses, routes, vec![]);
+            let mut found = Interface::of(station(4, "eth0"), all).unwrap();
             found.restrict(&lease, 24);
             (found.addresses, found.routes)
         };

@@ -18,7 +18,7 @@ use slipway_plane_api::v1 as plane_v1;
 use tokio::sync::Mutex;
 use tonic::Code;
 
-use self::namespaces::blocking;
+use self::namespaces::{blocking, keys};
 use crate::allocate::{self, Wish, choose};
 use crate::attachment::{Attachment, Store};
 use crate::dns::{Server, Zone};
@@ -73,7 +73,7 @@ struct NetworkTable {
     networks: BTreeMap<String, Network>,
     /// The networks that are up.
     up: BTreeMap<String, Up>,
-    /// Interfaces in namespaces of others, by sandbox.
+    /// Interfaces in namespaces of others, by their keys.
     uplinks: BTreeMap<String, Uplink>,
     /// Interfaces of containers, by id; their leases are in their networks.
     attachments: BTreeMap<String, Attachment>,
@@ -247,12 +247,12 @@ impl Networks {
         attachment(find(&state, name)?, id)
     }
 
-    /// Removes a sandbox from its network, and frees its addresses and ports, or gives its
-    /// interface of others back.
+    /// Removes a sandbox from its network, and frees its addresses and ports, or gives one of its
+    /// interfaces of others back.
     ///
     /// # Errors
     /// [`Error`] of the ledger or the packet filter; the addresses are free all the same.
-    pub async fn leave(&self, id: &str) -> Result<()> {
+    async fn leave_one(&self, id: &str) -> Result<()> {
         self.leave_namespace(id).await?;
         let mut state = self.state.lock().await;
         let of = |network: &&mut Network| network.leases.contains_key(id);
@@ -274,10 +274,11 @@ impl Networks {
     /// # Errors
     /// The first error; the rest was done all the same.
     pub async fn reconcile(&self, live: &BTreeSet<String>) -> Result<()> {
-        let mut outcome = self.reconcile_namespaces(live).await;
+        let live: BTreeSet<String> = live.iter().flat_map(|id| keys(id)).collect();
+        let mut outcome = self.reconcile_namespaces(&live).await;
         self.catch_up().await;
         self.drop_lost_attachments().await;
-        outcome = outcome.and(self.reconcile_networks(live).await);
+        outcome = outcome.and(self.reconcile_networks(&live).await);
         outcome.and(self.reconnect_attachments().await)
     }
 

@@ -103,7 +103,7 @@ impl v1::networks_server::Networks for Service {
     async fn join_namespace(
         &self,
         request: Request<v1::JoinNamespaceRequest>,
-    ) -> Reply<v1::Interface> {
+    ) -> Reply<v1::JoinNamespaceReply> {
         let request = request.into_inner();
         self.complete(|networks| async move { networks.join_namespace(&request).await }).await
     }

@@ -416,7 +416,7 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         a.ip(&format!("addr add {more}/24 dev eth0"));
         a.ip(&format!("addr add {}77/64 dev eth0 nodad", made.ipv6_gateway));
         a.ip(&format!("route add 192.0.2.0/24 via {} src {more}", made.ipv4_gateway));
-        let found = rig.networks.join_namespace(&join("s")).await.unwrap();
+        let found = rig.networks.join_namespace(&join("s")).await.unwrap().interfaces.remove(0);
         assert!(found.routes.iter().all(|one| one.source != more), "{:?}", found.routes);
         assert_eq!((&found.switch, &found.mac, found.mtu), (&"default".into(), &made.mac, 1500));
         assert_eq!(found.rates, rates);
@@ -434,7 +434,7 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         for _ in 0..2 {
             rig.networks.leave("s").await.unwrap();
         }
-        let again = rig.networks.join_namespace(&join("t")).await.unwrap();
+        let again = rig.networks.join_namespace(&join("t")).await.unwrap().interfaces.remove(0);
         assert_eq!((again.switch.as_str(), again.rates), ("default", rates), "after a restart");
         rig.networks.leave("t").await.unwrap();
         rig.detach("a").await;

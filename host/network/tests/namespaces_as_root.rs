@@ -96,13 +96,18 @@ async fn open(dir: &Path) -> Rig {
 }
 
 impl Rig {
+    /// Returns the first interface.
     async fn join(&self, id: &str, path: &Path) -> Result<v1::Interface, Error> {
+        self.join_all(id, path).await.map(|mut all| all.remove(0))
+    }
+
+    async fn join_all(&self, id: &str, path: &Path) -> Result<Vec<v1::Interface>, Error> {
         let request = v1::JoinNamespaceRequest {
             sandbox_id: id.into(),
             name: format!("name-{id}"),
             path: path.to_str().unwrap().into(),
         };
-        self.networks.join_namespace(&request).await
+        self.networks.join_namespace(&request).await.map(|joined| joined.interfaces)
     }
 
     /// Returns the names of switches and their ports.
@@ -225,6 +230,53 @@ fn a_namespace_that_is_gone_is_no_obstacle_as_root() {
         rig.networks.leave("a").await.unwrap();
         assert!(rig.switches().is_empty());
         rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+    });
+}
+
+#[test]
+fn further_interfaces_are_taken_and_given_back_with_the_first_as_root() {
+    as_host("further_interfaces_are_taken_and_given_back_with_the_first_as_root", || async {
+        let (dir, other) = (tempfile::tempdir().unwrap(), wired());
+        ip(&format!("link add v1 type veth peer name net1 netns {}", other.thread));
+        for words in ["link set v1 up", "addr add 10.2.1.1/24 dev v1"] {
+            ip(words);
+        }
+        for words in ["addr add 10.2.1.2/24 dev net1", "link set net1 mtu 1300 up"] {
+            other.ip(words);
+        }
+        let rig = open(dir.path()).await;
+        let all = rig.join_all("a", &other.path).await.unwrap();
+        let texts = all.iter().map(|one| (one.name.as_str(), one.switch.as_str(), one.mtu));
+        assert!(texts.eq([("eth0", "uplink.a", 1400), ("net1", "uplink.a.1", 1300)]), "{all:?}");
+        assert_eq!(all[1].addresses[0].address, "10.2.1.2");
+        let routes = all[1].routes.iter().filter(|one| one.destination.contains('.'));
+        assert_eq!(routes.map(|one| one.destination.as_str()).collect::<Vec<_>>(), ["10.2.1.0"]);
+        let both = ["uplink.a.1/uplink:net1", "uplink.a/uplink:eth0"];
+        let sorted = |rig: &Rig| {
+            let mut switches = rig.switches();
+            switches.sort();
+            switches
+        };
+        assert_eq!(sorted(&rig), both);
+        let tables = ["table netdev slipway_uplink {", "table netdev slipway_uplink_1 {"];
+        for table in tables {
+            assert!(other.rules().contains(table), "{}", other.rules());
+        }
+        drop(rig);
+        let rig = open(dir.path()).await;
+        rig.networks.reconcile(&["a".to_owned()].into()).await.unwrap();
+        assert_eq!(sorted(&rig), both);
+        rig.networks.leave("a").await.unwrap();
+        assert_eq!((other.rules(), rig.switches()), (String::new(), vec![]));
+        // What cannot be had as a whole is not had at all.
+        ip("link set v1 down");
+        other.ip("link set net1 down");
+        other.ip("link set net1 address 02:00:00:00:00:01 up");
+        other.ip("link add net2 address 02:00:00:00:00:01 type veth peer name net3");
+        other.ip("link set net2 up");
+        let refused = rig.join("a", &other.path).await.unwrap_err().to_string();
+        assert!(refused.contains("net1 and net2 have the same MAC address"), "{refused}");
+        assert_eq!((other.rules(), rig.switches()), (String::new(), vec![]));
     });
 }
 

@@ -25,6 +25,8 @@ pub struct Wanted {
     mac: [u8; 6],
     /// The address that the interface has until now, if that is another one.
     saved_mac: Option<[u8; 6]>,
+    /// The name that it gets, if not the kernel's.
+    name: Option<String>,
     /// The addresses with the lengths of their networks' prefixes.
     addresses: Vec<(IpAddr, u8)>,
     gateways: Vec<IpAddr>,
@@ -51,6 +53,7 @@ impl Wanted {
                 .filter(|text| !text.is_empty())
                 .map(mac)
                 .transpose()?,
+            name: Some(request.name.clone()).filter(|name| !name.is_empty()),
             addresses: addresses.collect::<Result<_>>()?,
             gateways: gateways.collect::<Result<_>>()?,
             mtu: (request.mtu > 0).then_some(request.mtu),
@@ -125,16 +128,30 @@ pub async fn configure(wanted: Wanted) -> Result<String> {
     let find = || Netlink::open()?.links().map(|links| interface(links, &wanted));
     let found = uevent::wait_for(PATIENCE, find).await.context("looking for the interface")?;
     let link = found.with_context(absent)?;
-    let name = link.name.clone();
+    let kernels = link.name.clone();
     // Thousands of connections take a while to end.
     let applied = tokio::task::spawn_blocking(move || {
         if wanted.is_saved(&link, &Netlink::open()?.addresses()?) {
             saved::forget(&link)?;
         }
-        apply(&link, &wanted)
+        let link = named(link, wanted.name.as_deref())?;
+        apply(&link, &wanted)?;
+        Ok::<_, anyhow::Error>(link.name)
     });
-    applied.await?.with_context(|| format!("configuring {name}"))?;
-    Ok(name)
+    applied.await?.with_context(|| format!("configuring {kernels}"))
+}
+
+/// Gives an interface that nothing uses yet this name. Another interface that has the name makes
+/// way: nothing uses it either, and it gets its own name later.
+fn named(link: Link, name: Option<&str>) -> Result<Link> {
+    let Some(name) = name.filter(|name| *name != link.name) else { return Ok(link) };
+    let mut netlink = Netlink::open()?;
+    if let Some(other) = netlink.link(name)? {
+        let moved = netlink.rename(other.index, &format!("slip{}", other.index));
+        moved.with_context(|| format!("another interface is called {name}"))?;
+    }
+    netlink.rename(link.index, name).with_context(|| format!("calling it {name}"))?;
+    Ok(Link { name: name.to_owned(), ..link })
 }
 
 /// Returns the interface that has the wanted MAC address, or the one that it gets it in place of.
@@ -300,6 +317,24 @@ mod tests {
             for gateway in wanted.gateways {
                 assert!(routes.iter().any(|route| route.gateway == Some(gateway)), "{routes:?}");
             }
+        });
+    }
+
+    /// In a network namespace of its own, as above.
+    #[test]
+    fn an_interface_gets_a_name_and_keeps_it_as_root() {
+        in_namespace(|| {
+            let mut netlink = Netlink::open().unwrap();
+            let wanted = ConfigureNetworkRequest { name: "net1".into(), ..request() };
+            let name = Wanted::parse(&wanted).unwrap().name;
+            for _ in 0..2 {
+                let link = netlink.links().unwrap().remove(0);
+                let link = named(link, name.as_deref()).unwrap();
+                assert_eq!(netlink.link("net1").unwrap(), Some(link));
+            }
+            let link = netlink.link("net1").unwrap().unwrap();
+            assert_eq!(named(link.clone(), None).unwrap(), link);
+            assert!(named(link, Some("a-name-of-17-bytes")).is_err());
         });
     }
 

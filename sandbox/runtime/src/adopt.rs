@@ -119,9 +119,11 @@ async fn check_served(node: &Node, record: &Record, vmm: &VmRecord) -> Result<()
             return Err(lost("its disks ended with the daemon"));
         }
     }
-    let net = network::function_of(record);
-    let holds = network::holds(node, record).await?;
-    if record.network.is_some() && !(holds && serves(node, &net, vmm).await?) {
+    let mut holds = network::holds(node, record).await?;
+    for id in network::functions_of(record) {
+        holds = holds && serves(node, &id, vmm).await?;
+    }
+    if !holds {
         return Err(lost("its network ended with the daemon"));
     }
     let mut holds = pod_functions::holds(node, record).await?;
@@ -148,7 +150,7 @@ fn hold_fetcher(node: &Node, sandbox: &Sandbox, record: &Record) {
 
 fn left(node: &Node, record: &Record) -> Option<LeftVm> {
     // In the order of the start.
-    let sockets = function::sockets(node, record).chain(network::socket(node, record));
+    let sockets = function::sockets(node, record).chain(network::sockets(node, record));
     Some(LeftVm {
         record: record.vm.clone()?,
         agent_socket: node.agent_socket(&record.id),
@@ -179,7 +181,7 @@ async fn serves(node: &Node, id: &str, vmm: &VmRecord) -> Result<bool> {
 /// its sockets' function, whose programs use the kernel's sockets, and without its shares.
 fn needed(node: &Node, record: &Record) -> impl Iterator<Item = PathBuf> {
     let disks = function::sockets(node, record).chain(pod_functions::sockets(record));
-    disks.chain(network::socket(node, record))
+    disks.chain(network::sockets(node, record))
 }
 
 /// Checks that none of the functions `needed` is among the `broken` ones.

@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::record::{Device, Record};
 use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Shape, Template};
-use crate::{Error, Result};
+use crate::{Error, Result, network};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.
 ///
@@ -56,6 +56,10 @@ pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
     let own = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let reasons = [
         (record.sockets.is_some(), "a sandbox with a socket function boots: leave --sockets out"),
+        (
+            !network::further::of(record).is_empty(),
+            "a sandbox with several network interfaces boots: leave the template out",
+        ),
         (own, "volumes of a fork are namespaces: leave out the volume's device"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)

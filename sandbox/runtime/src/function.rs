@@ -285,6 +285,7 @@ fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
     let served = [record.network.is_some(), record.sockets.is_some(), record.begins_with_shares()];
     let served = served.iter().filter(|served| **served).count();
+    let served = served + network::further::of(record).len();
     let mut emulated = ids(record).count() + served..;
     let mut place = |device: Device| {
         Some(match device {

@@ -1,7 +1,8 @@
 //! A sandbox's interface in a network: the networks' service assigns it, a function of the plane
-//! provides it, and the agent configures it while the container is being created.
+//! provides it, and the agent configures it while the container is being created. In a network
+//! namespace of others there may be [further](further) ones.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result, pod_functions, process};
 
+pub mod further;
 mod namespace;
 mod pooled;
 
@@ -107,6 +109,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         interrupt_interval_ns: spec.interrupt_interval_ns,
         namespace: None,
         pool: pooled::chosen(node, spec, nic),
+        further: Vec::new(),
     };
     enter(node, sandbox, place).await
 }
@@ -230,15 +233,28 @@ pub fn function_of(record: &Record) -> String {
     taken.map_or_else(|| function_id(&record.id), |taken| taken.id.clone())
 }
 
-/// Returns the socket of the network function, or `None` if the sandbox has no network.
-pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
+/// Returns the plane's ids of all functions that a sandbox has for its network, in their order on
+/// the bus.
+pub fn functions_of(record: &Record) -> Vec<String> {
+    let first = record.network.is_some().then(|| function_of(record));
+    first.into_iter().chain(further::ids(record)).collect()
+}
+
+/// Returns the socket of the first network function, or `None` if the sandbox has no network.
+fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
     let network = record.network.as_ref()?;
     let own = || node.run_dir(&record.id).join("net.sock");
     Some(network.taken().map_or_else(own, |taken| taken.socket.clone()))
 }
 
-/// Makes the plane serve the network function, or takes one of a pool. When this returns, its
-/// socket accepts the VMM. Returns `None` if the sandbox has no network.
+/// Returns the sockets of all network functions, in their order on the bus.
+pub fn sockets(node: &Node, record: &Record) -> Vec<PathBuf> {
+    socket(node, record).into_iter().chain(further::sockets(node, record)).collect()
+}
+
+/// Makes the plane serve the network functions, or takes one of a pool. When this returns, their
+/// sockets accept the VMM. Returns the sockets in their order on the bus: none if the sandbox has
+/// no network.
 ///
 /// # Errors
 /// [`Error::Plane`].
@@ -247,44 +263,63 @@ pub async fn serve(
     sandbox: &Sandbox,
     uid: u32,
     memory: &plane_v1::ClientMemory,
-) -> Result<Option<PathBuf>> {
+) -> Result<Vec<PathBuf>> {
     let record = &sandbox.record();
     if let Some(socket) = pooled::take(node, sandbox, record, uid, memory).await? {
-        return Ok(Some(socket));
+        return Ok(vec![socket]);
     }
     let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
+    let id = function_id(&record.id);
+    create(node, (id, socket.as_path()), uid, memory, virtio_net(record, network)).await?;
+    let mut sockets = vec![socket];
+    sockets.extend(further::serve(node, record, uid, memory).await?);
+    Ok(sockets)
+}
+
+/// Describes the function of a sandbox's first interface.
+fn virtio_net(record: &Record, network: &Network) -> plane_v1::VirtioNet {
     let rates = network.rates();
+    plane_v1::VirtioNet {
+        switch: network.switch.clone(),
+        mac: network.mac.clone(),
+        mtu: network.mtu,
+        queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
+        addresses: network.addresses(),
+        spoof_check: true,
+        vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
+        model: model(network.nic).into(),
+        interrupt_interval_ns: network.interrupt_interval_ns,
+        max_rate: rates.max_rate,
+        max_burst: rates.max_burst,
+        receive_rate: rates.receive_rate,
+        receive_burst: rates.receive_burst,
+        ..Default::default()
+    }
+}
+
+/// Makes the plane serve a function with this id at this socket.
+async fn create(
+    node: &Node,
+    (id, socket): (String, &Path),
+    uid: u32,
+    memory: &plane_v1::ClientMemory,
+    virtio_net: plane_v1::VirtioNet,
+) -> Result<()> {
     let request = plane_v1::CreateEndpointRequest {
-        id: function_id(&record.id),
+        id,
         socket_path: socket.to_string_lossy().into_owned(),
         owner: Some(plane_v1::Owner { uid, gid: uid }),
         nvme: None,
         memory: Some(*memory),
-        virtio_net: Some(plane_v1::VirtioNet {
-            switch: network.switch.clone(),
-            mac: network.mac.clone(),
-            mtu: network.mtu,
-            queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
-            addresses: network.addresses(),
-            spoof_check: true,
-            vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },
-            model: model(network.nic).into(),
-            interrupt_interval_ns: network.interrupt_interval_ns,
-            max_rate: rates.max_rate,
-            max_burst: rates.max_burst,
-            receive_rate: rates.receive_rate,
-            receive_burst: rates.receive_burst,
-            ..Default::default()
-        }),
+        virtio_net: Some(virtio_net),
     };
     let created = node.plane.clone().create_endpoint(request).await;
-    created.map_err(Error::plane)?;
-    Ok(Some(socket))
+    created.map(drop).map_err(Error::plane)
 }
 
-/// Removes the network function and releases the interface. Missing ones are no error.
+/// Removes the network functions and releases the interfaces. Missing ones are no error.
 ///
 /// # Errors
 /// The first failure. The rest is released even so.
@@ -299,7 +334,8 @@ pub async fn release(node: &Node, record: &Record) -> Result<()> {
     let returned = pooled::give_back(node, record).await;
     // The interface is released even if it was not recorded: a daemon may have been killed before
     // it was.
-    removed.and(returned).and(leave(node, &record.id).await)
+    let further = further::remove(node, record).await;
+    removed.and(further).and(returned).and(leave(node, &record.id).await)
 }
 
 /// Returns the name servers and addresses for the container's name service files. Returns `None` if
@@ -309,11 +345,12 @@ pub fn names(record: &Record) -> Option<agent_v1::Names> {
     Some(agent_v1::Names { servers: network.name_servers.clone(), addresses: network.addresses() })
 }
 
-/// An interface that is being configured. Dropping this does not stop the configuration.
+/// The interfaces of a sandbox that are being configured. Dropping this does not stop the
+/// configuration.
 pub struct Configuring(JoinHandle<Result<()>>);
 
 impl Configuring {
-    /// Waits until the interface is usable.
+    /// Waits until the interfaces are usable.
     ///
     /// # Errors
     /// [`Error::Agent`] with the agent's message.
@@ -322,23 +359,29 @@ impl Configuring {
     }
 }
 
-/// Starts a task in which the agent configures the interface, while the caller goes on. Returns
-/// `None` if the sandbox has no interface. `saved_mac` is the address that the interface has until
-/// then, in a fork; so has one of a pool.
+/// Starts a task in which the agent configures the interfaces, while the caller goes on. Returns
+/// `None` if the sandbox has no interface. `saved_mac` is the address that the first interface has
+/// until then, in a fork; so has one of a pool.
 pub fn begin(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
     record: &Record,
     saved_mac: Option<String>,
 ) -> Option<Configuring> {
-    let mut request = wanted(record)?;
+    let mut first = wanted(record)?;
     let taken = record.network.as_ref().and_then(Network::taken).map(|taken| taken.mac.clone());
-    request.saved_mac = saved_mac.or(taken).unwrap_or_default();
+    first.saved_mac = saved_mac.or(taken).unwrap_or_default();
+    let further: Vec<_> = further::of(record).iter().map(namespace::further_settings).collect();
+    let interface = record.network.as_ref().and_then(|network| network.namespace.as_ref());
+    if let Some(interface) = interface.filter(|_| !further.is_empty()) {
+        // The guest's kernel may have found another one first.
+        first.name.clone_from(&interface.interface);
+    }
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
     let turn = Arc::clone(&sandbox.configuring).try_lock_owned();
     Some(Configuring(tokio::spawn(async move {
         let _turn = turn;
-        let configured = configure(&sandbox, &agent, request).await;
+        let configured = configure_all(&sandbox, &agent, first, further).await;
         if let Err(error) = &configured
             && !sandbox.is_stopping()
             && sandbox.state().is_live()
@@ -349,32 +392,42 @@ pub fn begin(
     })))
 }
 
-/// Returns the settings of a sandbox's interface. One that the VMM emulates gets no address: its
-/// user gives it some.
+/// Returns the settings of a sandbox's first interface. One that the VMM emulates gets no address:
+/// its user gives it some.
 fn wanted(record: &Record) -> Option<agent_v1::ConfigureNetworkRequest> {
     let Some(network) = &record.network else {
         let mac = record.emulated_nic.as_ref()?.mac.clone();
         return Some(agent_v1::ConfigureNetworkRequest { mac, ..Default::default() });
     };
     Some(match &network.namespace {
-        Some(interface) => namespace::settings(network, interface),
+        Some(interface) => namespace::settings((network.mac.as_str(), network.mtu), interface),
         None => settings(network),
     })
 }
 
-async fn configure(
+/// Configures interfaces one after the other: the agent tells how long the last one took. The stage
+/// of the timeline is that of the first.
+async fn configure_all(
     sandbox: &Sandbox,
     agent: &Agent,
-    request: agent_v1::ConfigureNetworkRequest,
+    first: agent_v1::ConfigureNetworkRequest,
+    further: Vec<agent_v1::ConfigureNetworkRequest>,
 ) -> Result<()> {
-    let configure =
-        |mut client: AgentClient<_>| async move { client.configure_network(request).await };
-    agent.call_within(Some(PATIENCE), configure).await?;
+    configure(agent, first).await?;
     let hello = agent.hello().await?;
     if let Some(stage) = hello.stages.iter().find(|stage| stage.name == STAGE) {
         sandbox.record_stage(stage.name, (stage.start_ns, stage.end_ns), None);
     }
+    for request in further {
+        configure(agent, request).await?;
+    }
     Ok(())
+}
+
+async fn configure(agent: &Agent, request: agent_v1::ConfigureNetworkRequest) -> Result<()> {
+    let configure =
+        |mut client: AgentClient<_>| async move { client.configure_network(request).await };
+    agent.call_within(Some(PATIENCE), configure).await.map(drop)
 }
 
 /// Has an adopted sandbox's driver start its interface anew, if the plane has reset it: an e1000

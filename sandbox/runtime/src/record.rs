@@ -34,7 +34,7 @@ pub use self::empty_dir::{EmptyDir, EmptyDirs};
 pub use self::function::{FunctionPool, Given, GivenNic, GivenSockets, TakenFunction, Wish};
 pub use self::memory::MemoryBounds;
 pub use self::needs::Needs;
-pub use self::network::{NamespaceInterface, Network, Nic, PortRates, Route};
+pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::origin::Origin;
 pub use self::placement::Placement;
 pub use self::process::Process;

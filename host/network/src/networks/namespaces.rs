@@ -1,8 +1,12 @@
-//! Sandboxes with an interface in a network namespace of others.
+//! Sandboxes with interfaces in a network namespace of others.
 //!
-//! Each has a switch of its own, with the interface and the sandbox's function as its ports. What
-//! outlives the daemon is an entry of the ledger and the rule in the namespace. A sandbox with an
-//! interface that was made for a function (`attachments`) is at the network's own switch instead.
+//! Each interface has a switch of its own, with the interface and the sandbox's function as its
+//! ports. What outlives the daemon is an entry of the ledger and the rule in the namespace. An
+//! interface that was made for a function (`attachments`) has that at the network's own switch
+//! instead.
+//!
+//! The key of a sandbox's first interface, in the ledger and in networks, is the sandbox's id. That
+//! of a further one has the interface's number at its end: `ID.1` to `ID.3`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,11 +19,22 @@ use tonic::Code;
 use super::Networks;
 use crate::attachment::{Attachment, Rates};
 use crate::ledger::{Lease, Uplink};
+use crate::namespace::Interface;
 use crate::{Error, Result, namespace};
 
-/// Returns the switch of sandbox `id`. No network's name has a dot.
-fn switch_of(id: &str) -> String {
-    format!("uplink.{id}")
+/// Returns the key of a sandbox's interface of this number.
+fn key_of(id: &str, number: u32) -> String {
+    if number == 0 { id.to_owned() } else { format!("{id}.{number}") }
+}
+
+/// Returns the keys of all interfaces that a sandbox may have.
+pub(super) fn keys(id: &str) -> impl Iterator<Item = String> {
+    (0..namespace::MOST_INTERFACES).map(move |number| key_of(id, number))
+}
+
+/// Returns the switch of the interface `key`. No network's name has a dot.
+fn switch_of(key: &str) -> String {
+    format!("uplink.{key}")
 }
 
 /// A sandbox's port of a network's own switch.
@@ -43,40 +58,73 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 impl Networks {
-    /// Gives a sandbox the interface of a network namespace.
+    /// Gives a sandbox the interfaces of a network namespace.
     ///
     /// # Errors
-    /// [`Error`]; the interface is as it was then.
+    /// [`Error`]; the interfaces are as they were then.
     pub async fn join_namespace(
         &self,
         request: &v1::JoinNamespaceRequest,
-    ) -> Result<v1::Interface> {
-        let id = &request.sandbox_id;
+    ) -> Result<v1::JoinNamespaceReply> {
+        let (id, name) = (&request.sandbox_id, request.name.as_str());
         slipway_plane_api::check_id(id).map_err(Error::Invalid)?;
         let path = PathBuf::from(&request.path);
-        let (path, (identity, mut interface)) =
+        let (path, found) =
             blocking(move || namespace::look(&path).map(|found| (path, found))).await?;
-        if !interface.left_out().is_empty() {
+        if !found.left_out.is_empty() {
             tracing::warn!(
                 sandbox = request.name,
                 namespace = %path.display(),
-                interfaces = interface.left_out().join(", "),
-                "a sandbox gets one interface of its namespace, and not these others"
+                interfaces = found.left_out.join(", "),
+                "a sandbox does not get these interfaces of its namespace"
             );
         }
-        let mut uplink = interface.uplink(&request.name, &path, identity);
-        let traceparent = self.trace_in(identity).await;
-        if let Some(port) = self.claim(id, &mut uplink).await? {
+        let mut interfaces = Vec::new();
+        for (number, interface) in (0..).zip(found.interfaces) {
+            let uplink = interface.uplink((name, number), &path, found.identity);
+            match self.take(&key_of(id, number), interface, uplink).await {
+                Ok(taken) => interfaces.push(taken),
+                Err(error) => {
+                    // The first failure is reported; a second one adds nothing.
+                    let _ = self.leave(id).await;
+                    return Err(error);
+                }
+            }
+        }
+        if let Some(first) = interfaces.first_mut() {
+            first.traceparent = self.trace_in(found.identity).await;
+        }
+        Ok(v1::JoinNamespaceReply { interfaces })
+    }
+
+    /// Takes one of a sandbox's interfaces. After an error it may be half taken.
+    async fn take(
+        &self,
+        key: &str,
+        mut interface: Interface,
+        mut uplink: Uplink,
+    ) -> Result<v1::Interface> {
+        if let Some(port) = self.claim(key, &mut uplink).await? {
             interface.restrict(&port.lease, port.prefix);
             let rates = port.rates.describe();
-            return Ok(v1::Interface { rates, traceparent, ..interface.describe(port.network) });
+            return Ok(v1::Interface { rates, ..interface.describe(port.network) });
         }
-        if let Err(error) = self.bring_up_uplink(id, &uplink).await {
-            // The first failure is reported; a second one adds nothing.
-            let _ = self.leave_namespace(id).await;
-            return Err(error);
+        self.bring_up_uplink(key, &uplink).await?;
+        Ok(interface.describe(switch_of(key)))
+    }
+
+    /// Gives back what a sandbox has: its place in a network, with addresses and ports, or its
+    /// interfaces of others.
+    ///
+    /// # Errors
+    /// [`Error`] of the ledger or the packet filter: the first one. The rest is given back, and
+    /// addresses are free, all the same.
+    pub async fn leave(&self, id: &str) -> Result<()> {
+        let mut left = Ok(());
+        for key in keys(id) {
+            left = left.and(self.leave_one(&key).await);
         }
-        Ok(v1::Interface { traceparent, ..interface.describe(switch_of(id)) })
+        left
     }
 
     /// Returns the `traceparent` to which an attachment in a namespace belongs; empty if there is
@@ -91,7 +139,7 @@ impl Networks {
 
     /// Enters an interface into the ledger. Returns the sandbox's port for an interface that was
     /// made for it.
-    async fn claim(&self, id: &str, uplink: &mut Uplink) -> Result<Option<NetworkPort>> {
+    async fn claim(&self, key: &str, uplink: &mut Uplink) -> Result<Option<NetworkPort>> {
         let mut state = self.state.lock().await;
         let attachment = state.attachments.values().find(|one| one.is_of(uplink));
         let port = attachment.and_then(|one| {
@@ -100,7 +148,7 @@ impl Networks {
             Some(NetworkPort { network, lease, prefix, rates: one.rates })
         });
         uplink.network = port.as_ref().map(|port| port.network.clone());
-        let taken = |(other, one): &(&String, &Uplink)| *other != id && one.is_same(uplink);
+        let taken = |(other, one): &(&String, &Uplink)| *other != key && one.is_same(uplink);
         if let Some((_, other)) = state.uplinks.iter().find(taken) {
             return Err(Error::InterfaceTaken {
                 interface: uplink.interface.clone(),
@@ -108,17 +156,17 @@ impl Networks {
                 sandbox: other.sandbox.clone(),
             });
         }
-        self.ledger.save_uplink(id, uplink)?;
-        state.uplinks.insert(id.to_owned(), uplink.clone());
+        self.ledger.save_uplink(key, uplink)?;
+        state.uplinks.insert(key.to_owned(), uplink.clone());
         Ok(port)
     }
 
-    /// Connects the sandbox's switch to the interface.
-    async fn bring_up_uplink(&self, id: &str, uplink: &Uplink) -> Result<()> {
+    /// Connects the switch of the interface `key` to the interface.
+    async fn bring_up_uplink(&self, key: &str, uplink: &Uplink) -> Result<()> {
         let closed = uplink.clone();
         blocking(move || namespace::close(&closed)).await?;
         let request = plane_v1::CreateSwitchRequest {
-            name: switch_of(id),
+            name: switch_of(key),
             tap: String::new(),
             uplink: Some(plane_v1::Uplink {
                 namespace: uplink.namespace.to_string_lossy().into_owned(),
@@ -136,24 +184,24 @@ impl Networks {
         }
     }
 
-    /// Gives the interface of sandbox `id` back, if it has one. A namespace or an interface that is
-    /// gone is no error.
+    /// Gives the interface `key` of a sandbox back, if it has it. A namespace or an interface that
+    /// is gone is no error.
     ///
     /// # Errors
     /// [`Error::File`]: the ledger still has the entry.
-    pub(super) async fn leave_namespace(&self, id: &str) -> Result<()> {
-        let Some(uplink) = self.state.lock().await.uplinks.get(id).cloned() else { return Ok(()) };
+    pub(super) async fn leave_namespace(&self, key: &str) -> Result<()> {
+        let Some(uplink) = self.state.lock().await.uplinks.get(key).cloned() else { return Ok(()) };
         if uplink.network.is_none() {
-            self.disconnect(id, uplink).await;
+            self.disconnect(key, uplink).await;
         }
-        self.ledger.remove_uplink(id)?;
-        self.state.lock().await.uplinks.remove(id);
+        self.ledger.remove_uplink(key)?;
+        self.state.lock().await.uplinks.remove(key);
         Ok(())
     }
 
-    /// Removes the sandbox's switch and the rule in the namespace.
-    async fn disconnect(&self, id: &str, uplink: Uplink) {
-        let request = plane_v1::RemoveSwitchRequest { name: switch_of(id) };
+    /// Removes the interface's switch and the rule in the namespace.
+    async fn disconnect(&self, key: &str, uplink: Uplink) {
+        let request = plane_v1::RemoveSwitchRequest { name: switch_of(key) };
         match self.plane.clone().remove_switch(request).await {
             Err(status) if status.code() != Code::NotFound => {
                 tracing::warn!(
@@ -172,7 +220,7 @@ impl Networks {
     }
 
     /// Connects the interfaces of the sandboxes that outlived the last daemon, and gives those of
-    /// all others back.
+    /// all others back. `live` are the keys of the former.
     ///
     /// # Errors
     /// The first error; the rest was done all the same. A sandbox whose namespace is gone goes on
@@ -180,12 +228,12 @@ impl Networks {
     pub(super) async fn reconcile_namespaces(&self, live: &BTreeSet<String>) -> Result<()> {
         let uplinks = self.state.lock().await.uplinks.clone();
         let mut outcome = Ok(());
-        for (id, uplink) in uplinks {
-            let done = match live.contains(&id) {
+        for (key, uplink) in uplinks {
+            let done = match live.contains(&key) {
                 // Its network comes up by its lease.
                 true if uplink.network.is_some() => Ok(()),
-                true => self.bring_up_uplink(&id, &uplink).await,
-                false => self.leave_namespace(&id).await,
+                true => self.bring_up_uplink(&key, &uplink).await,
+                false => self.leave_namespace(&key).await,
             };
             if let Err(error) = &done {
                 tracing::warn!(sandbox = uplink.sandbox, %error, "its interface is not connected");

@@ -1,13 +1,16 @@
-//! A sandbox's interface that somebody else, such as a CNI plugin, made in a network namespace of
-//! the host. The networks' service finds it and connects it; the agent configures the guest's
-//! interface as it was found.
+//! A sandbox's interfaces that somebody else, such as CNI plugins, made in a network namespace of
+//! the host. The networks' service finds them and connects them; the agent configures the guest's
+//! interfaces as they were found.
+//!
+//! Each is a function of its own, which is there from the boot. In the guest they have the names of
+//! the namespace; an interface without others has the name that the guest's kernel gives it.
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_plane_api::network_v1;
 
 use super::{check_interface, enter, refusal};
 use crate::node::Node;
-use crate::record::{NamespaceInterface, Network, PortRates, Route};
+use crate::record::{FurtherInterface, NamespaceInterface, Network, PortRates, Route};
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
@@ -16,8 +19,8 @@ use crate::{Error, Result};
 /// into a network of others.
 pub const VLAN: u32 = 1;
 
-/// Gives a recorded sandbox the interface of the network namespace that `spec` names, and records
-/// it.
+/// Gives a recorded sandbox the interfaces of the network namespace that `spec` names, and records
+/// them.
 ///
 /// # Errors
 /// The errors of [`super::join`].
@@ -28,8 +31,11 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         name: sandbox.name.clone(),
         path: spec.network_namespace.clone(),
     };
-    let found = node.networks.clone().join_namespace(request).await.map_err(refusal)?.into_inner();
-    enter(node, sandbox, network(spec, found)).await
+    let joined = node.networks.clone().join_namespace(request).await.map_err(refusal)?;
+    let mut found = joined.into_inner().interfaces.into_iter();
+    let first = found.next().ok_or_else(|| Error::Invalid("no interface was found".to_owned()))?;
+    let network = Network { further: found.map(further).collect(), ..network(spec, first) };
+    enter(node, sandbox, network).await
 }
 
 /// Refuses what the interface's maker has decided already.
@@ -58,6 +64,32 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         all.next().map(|one| (one.address.clone(), one.prefix)).unwrap_or_default()
     };
     let ((ipv4, ipv4_prefix), (ipv6, ipv6_prefix)) = (first(false), first(true));
+    let FurtherInterface { switch, mac, mtu, settings } = further(found);
+    Network {
+        name: spec.network_namespace.clone(),
+        switch,
+        mac,
+        ipv4,
+        ipv4_prefix,
+        ipv4_gateway: String::new(),
+        ipv6,
+        ipv6_prefix,
+        ipv6_gateway: String::new(),
+        mtu,
+        name_servers: Vec::new(),
+        published: Vec::new(),
+        wait: spec.wait_network,
+        queues: spec.queues,
+        nic: spec.nic.parse().unwrap_or_default(),
+        interrupt_interval_ns: spec.interrupt_interval_ns,
+        pool: None,
+        namespace: Some(settings),
+        further: Vec::new(),
+    }
+}
+
+/// Returns the record of an interface, as a further one.
+fn further(found: network_v1::Interface) -> FurtherInterface {
     let route = |one: network_v1::InterfaceRoute| Route {
         destination: one.destination,
         prefix: one.prefix,
@@ -66,33 +98,15 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         source: one.source,
         metric: one.metric,
     };
-    Network {
-        name: spec.network_namespace.clone(),
-        switch: found.switch,
-        mac: found.mac,
-        ipv4,
-        ipv4_prefix,
-        ipv4_gateway: String::new(),
-        ipv6,
-        ipv6_prefix,
-        ipv6_gateway: String::new(),
-        mtu: found.mtu,
-        name_servers: Vec::new(),
-        published: Vec::new(),
-        wait: spec.wait_network,
-        queues: spec.queues,
-        nic: spec.nic.parse().unwrap_or_default(),
-        interrupt_interval_ns: spec.interrupt_interval_ns,
-        pool: None,
-        namespace: Some(NamespaceInterface {
-            interface: found.name,
-            addresses: found.addresses.into_iter().map(|one| (one.address, one.prefix)).collect(),
-            routes: found.routes.into_iter().map(route).collect(),
-            neighbours: found.neighbours.into_iter().map(|one| (one.address, one.mac)).collect(),
-            rates: rates(found.rates.unwrap_or_default()),
-            traceparent: found.traceparent,
-        }),
-    }
+    let settings = NamespaceInterface {
+        interface: found.name,
+        addresses: found.addresses.into_iter().map(|one| (one.address, one.prefix)).collect(),
+        routes: found.routes.into_iter().map(route).collect(),
+        neighbours: found.neighbours.into_iter().map(|one| (one.address, one.mac)).collect(),
+        rates: rates(found.rates.unwrap_or_default()),
+        traceparent: found.traceparent,
+    };
+    FurtherInterface { switch: found.switch, mac: found.mac, mtu: found.mtu, settings }
 }
 
 fn rates(found: network_v1::PortRates) -> PortRates {
@@ -100,9 +114,16 @@ fn rates(found: network_v1::PortRates) -> PortRates {
     PortRates { max_rate, max_burst, receive_rate, receive_burst }
 }
 
-/// Returns the settings of the guest's interface.
+/// Returns the settings of a further interface of the guest.
+pub fn further_settings(further: &FurtherInterface) -> agent_v1::ConfigureNetworkRequest {
+    let FurtherInterface { mac, mtu, settings: interface, .. } = further;
+    let name = interface.interface.clone();
+    agent_v1::ConfigureNetworkRequest { name, ..settings((mac.as_str(), *mtu), interface) }
+}
+
+/// Returns the settings of an interface of the guest, with this MAC address and MTU.
 pub fn settings(
-    network: &Network,
+    (mac, mtu): (&str, u32),
     interface: &NamespaceInterface,
 ) -> agent_v1::ConfigureNetworkRequest {
     let addresses = interface.addresses.iter().cloned();
@@ -116,17 +137,18 @@ pub fn settings(
         metric: one.metric,
     };
     agent_v1::ConfigureNetworkRequest {
-        mac: network.mac.clone(),
+        mac: mac.to_owned(),
         addresses: addresses
             .map(|(address, prefix)| agent_v1::InterfaceAddress { address, prefix })
             .collect(),
         gateways: Vec::new(),
-        mtu: network.mtu,
+        mtu,
         routes: interface.routes.iter().map(route).collect(),
         neighbours: neighbours
             .map(|(address, mac)| agent_v1::InterfaceNeighbour { address, mac })
             .collect(),
         saved_mac: String::new(),
+        name: String::new(),
     }
 }
 
@@ -194,12 +216,22 @@ mod tests {
         let text = serde_json::to_string(&network).unwrap();
         assert!(!text.contains("00-1-2-01"), "it is of no use to a later daemon: {text}");
         let network: Network = serde_json::from_str(&text).unwrap();
-        let told = settings(&network, network.namespace.as_ref().unwrap());
+        let interface = network.namespace.as_ref().unwrap();
+        let told = settings((network.mac.as_str(), network.mtu), interface);
         assert_eq!((told.mac.as_str(), told.mtu), ("02:00:00:00:00:01", 1450));
+        assert!(told.name.is_empty(), "the guest's kernel names the first interface");
         assert_eq!((told.addresses.len(), told.gateways.len()), (3, 0));
         assert_eq!(told.routes[0].gateway, "10.1.1.1");
         let rates = network.rates();
         assert_eq!((rates.max_rate, rates.max_burst), (1000, 0));
         assert_eq!((rates.receive_rate, rates.receive_burst), (2000, 300));
+    }
+
+    #[test]
+    fn a_further_interface_has_its_name_in_the_guest() {
+        let found = network_v1::Interface { name: "net1".into(), ..found() };
+        let told = further_settings(&further(found));
+        assert_eq!((told.name.as_str(), told.mac.as_str()), ("net1", "02:00:00:00:00:01"));
+        assert_eq!((told.addresses.len(), told.routes.len(), told.mtu), (3, 1, 1450));
     }
 }

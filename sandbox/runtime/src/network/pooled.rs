@@ -224,6 +224,7 @@ mod tests {
             interrupt_interval_ns: 0,
             namespace: None,
             pool: None,
+            further: Vec::new(),
         }
     }
 }

@@ -52,6 +52,10 @@ pub struct Network {
     /// the sandbox starts.
     #[serde(default)]
     pub pool: Option<FunctionPool>,
+    /// The further interfaces of the network namespace, each of which the guest has too. They are
+    /// virtio network devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<FurtherInterface>,
 }
 
 impl Network {
@@ -61,21 +65,35 @@ impl Network {
         self.pool.as_ref()?.taken.as_ref()
     }
 
-    /// Returns all addresses of the sandbox, IPv4 before IPv6. One that leads nowhere has none.
+    /// Returns all addresses of the sandbox's first interface, IPv4 before IPv6. One that leads
+    /// nowhere has none.
     pub fn addresses(&self) -> Vec<String> {
-        let Some(interface) = &self.namespace else {
-            let both = [&self.ipv4, &self.ipv6].into_iter();
-            return both.filter(|address| !address.is_empty()).cloned().collect();
-        };
-        let mut all: Vec<_> = interface.addresses.iter().map(|(one, _)| one.clone()).collect();
-        all.sort_by_key(|address| address.contains(':'));
-        all
+        match &self.namespace {
+            Some(interface) => interface.sorted_addresses(),
+            None => {
+                let both = [&self.ipv4, &self.ipv6].into_iter();
+                both.filter(|address| !address.is_empty()).cloned().collect()
+            }
+        }
     }
 
-    /// Returns the rates of the sandbox's port.
+    /// Returns the rates of the port of the sandbox's first interface.
     pub fn rates(&self) -> PortRates {
         self.namespace.as_ref().map(|interface| interface.rates).unwrap_or_default()
     }
+}
+
+/// An interface of a network namespace that a sandbox has beside its first one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FurtherInterface {
+    /// The plane's switch that connects it.
+    pub switch: String,
+    /// Its MAC address.
+    pub mac: String,
+    /// The largest packet in bytes.
+    pub mtu: u32,
+    /// Its other settings.
+    pub settings: NamespaceInterface,
 }
 
 /// The settings of an interface that somebody else made in a network namespace.
@@ -96,6 +114,15 @@ pub struct NamespaceInterface {
     /// until the sandbox starts only.
     #[serde(skip)]
     pub traceparent: String,
+}
+
+impl NamespaceInterface {
+    /// Returns the addresses, IPv4 before IPv6.
+    pub fn sorted_addresses(&self) -> Vec<String> {
+        let mut all: Vec<_> = self.addresses.iter().map(|(one, _)| one.clone()).collect();
+        all.sort_by_key(|address| address.contains(':'));
+        all
+    }
 }
 
 /// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and

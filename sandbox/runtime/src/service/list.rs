@@ -6,7 +6,7 @@
 //! `Container`, in [`container`], and in `container_json` and `container_row` there. What a later
 //! daemon must know is in the [`Record`].
 
-use crate::network::function_of;
+use crate::network::{function_of, further};
 use crate::record::{Added, PAUSED, Record, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::v1;
@@ -55,6 +55,15 @@ fn container(added: &Added, state: SandboxState) -> v1::Container {
     }
 }
 
+fn further_interfaces(record: &Record) -> Vec<v1::FurtherInterface> {
+    let all = further::of(record).iter().zip(further::ids(record));
+    let listed = all.map(|(one, network_function)| v1::FurtherInterface {
+        name: one.settings.interface.clone(),
+        network_function,
+    });
+    listed.collect()
+}
+
 fn summary_of(
     record: &Record,
     state: SandboxState,
@@ -78,6 +87,7 @@ fn summary_of(
         addresses: network.map(|one| one.addresses()).unwrap_or_default(),
         published: network.map(|one| one.published.clone()).unwrap_or_default(),
         network_function: network.map(|_| function_of(record)).unwrap_or_default(),
+        further_interfaces: if holds { further_interfaces(record) } else { Vec::new() },
         sockets: record.sockets.is_some(),
         cpus: record.cpus,
         max_cpus: record.max_cpus,

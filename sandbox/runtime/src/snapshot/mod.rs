@@ -37,7 +37,7 @@ use crate::templates::pages::measure_pages;
 use crate::templates::{
     Boots, Manifest, Saved, Shape, Snapshot, Unfinished, apart, check_chosen, create_file, digest,
 };
-use crate::{Error, Result, VERSION, memory, name, pod_functions};
+use crate::{Error, Result, VERSION, memory, name, network, pod_functions};
 
 /// The time within which a VMM that was saved goes on.
 const RESUME: Duration = Duration::from_secs(20);
@@ -198,6 +198,7 @@ fn cannot_save(record: &Record) -> Option<&'static str> {
         (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (record.shared_root.is_some(), "its root is in shared pages"),
         (record.emulated_nic.is_some(), "its interface is the VMM's own"),
+        (!network::further::of(record).is_empty(), "it has several network interfaces"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }
