@@ -81,9 +81,17 @@ impl Pod {
 
     /// Begins an update of the container's limit.
     fn update(&self, bytes: u64) -> JoinHandle<Result<(), String>> {
+        self.update_of(format!("{}/c", self.name), bytes)
+    }
+
+    /// Begins an update of the limit of the pod as a whole.
+    fn update_whole(&self, bytes: u64) -> JoinHandle<Result<(), String>> {
+        self.update_of(self.name.clone(), bytes)
+    }
+
+    fn update_of(&self, name: String, bytes: u64) -> JoinHandle<Result<(), String>> {
         let mut client = self.daemon.client.clone();
         let resources = Some(v1::Resources { memory_bytes: bytes, ..Default::default() });
-        let name = format!("{}/c", self.name);
         let request = v1::UpdateRequest { name, resources, ..Default::default() };
         tokio::spawn(async move {
             let updated = client.update(request).await;
@@ -118,6 +126,22 @@ async fn memory_comes_before_a_limit_and_goes_after_it() {
     lowered.await.unwrap().unwrap();
     // 48 MiB and what its guest needs.
     pod.wait_memory(176).await;
+}
+
+#[tokio::test]
+async fn a_pods_own_limit_gives_memory_to_containers_without_one() {
+    let pod = Pod::new("whole", 512).await;
+    pod.answer(u32::MAX);
+    pod.update_whole(256 * MIB).await.unwrap().unwrap();
+    assert_eq!(pod.state().await.memory_bytes, 128 * MIB, "its container has a limit");
+    pod.update(u64::MAX).await.unwrap().unwrap();
+    assert_eq!(pod.state().await.memory_bytes, 384 * MIB, "it shares the pod's");
+    let said = pod.update_whole(513 * MIB).await.unwrap().unwrap_err();
+    assert!(said.contains("513 MiB is more than the 512 MiB"), "{said}");
+    pod.update_whole(64 * MIB).await.unwrap().unwrap();
+    pod.wait_memory(192).await;
+    let said = pod.update_whole(0).await.unwrap().unwrap_err();
+    assert!(said.contains("names no limit"), "{said}");
 }
 
 #[tokio::test]
