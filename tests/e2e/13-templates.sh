@@ -157,6 +157,20 @@ wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
 
+# Two interfaces of a network namespace, whose other ends are down. The namespace's name is the machine's.
+two=slipway-e2e-$$-two
+ip netns add "$two" || fail "ip netns add"
+for name in eth0 net1; do
+    ip -n "$two" link add "$name" type veth peer name "far-$name" && ip -n "$two" link set "$name" up
+done
+own=$(templates | sed -n '1s/ .*//p')
+named=$(refused run --rm --network-namespace "/run/netns/$two" --from "$own" "$image" -- true)
+starts=$(for _ in 1 2; do automatic --network-namespace "/run/netns/$two"; done | xargs)
+ip netns delete "$two"
+grep -q "a sandbox with several network interfaces boots" <<<"$named" || fail "a template for two interfaces: $named"
+[ "$starts" = "boot boot" ] || fail "two interfaces and --from auto: $starts $(explain)"
+ok "a sandbox with several interfaces boots with --from auto, and a named template is refused"
+
 # A damaged template is no error: the next sandbox boots, and the node makes the template again.
 end_daemon TERM
 for damaged in "$SLIPWAY_DATA_DIR"/templates/auto-*; do
