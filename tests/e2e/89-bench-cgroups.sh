@@ -34,7 +34,32 @@ bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "co
 grep -Eq '^50-t4 .* 1\.00 ' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
 ok "a report that was written is compared with itself"
 
-for bad in "--load 0-t1" "--load 5" "--only nosuch" "--controllers ../x" "--report $work/a.svg"; do
+# Short turns: 20 processes are woken ten times a second, by pipes, and are in groups of the controllers that this host has.
+idle=''
+[ ! -w /sys/fs/cgroup/cpu ] || [ ! -w /sys/fs/cgroup/memory ] || idle=one,each,each-no-cpu
+! grep -qsw cpu /sys/fs/cgroup/cgroup.subtree_control || idle=one-v2,each-v2,each-no-cpu-v2
+if [ -n "$idle" ]; then
+    bench --quick --rounds 1 --idle 20-w10 --only "$idle" --json --svg "$work/i.svg" >"$work/i.json" 2>"$work/errors" ||
+        fail "idle groups: $(cat "$work/errors")"
+    python3 - "$work/i.json" "$work/i.svg" "$idle" <<'CHECK' || fail "the report of idle groups"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+assert [run["subject"] for run in report["runs"]] == sys.argv[3].split(","), report["runs"]
+for run in report["runs"]:
+    measured = run["measured"]
+    assert run["load"] == "20-w10" and measured["processors"] > 0, run
+    assert measured["window_ns"] >= 250_000_000 and measured["woken_in_1000s"] > 0, run
+    assert measured["busy_ns"] <= measured["window_ns"] * measured["processors"], run
+    assert measured["p50_ns"] <= measured["p99_ns"] <= measured["lost_ns"], run
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+    [ -z "$(find /sys/fs/cgroup -maxdepth 2 -name 'slipway-bench-*')" ] || fail "idle groups are left"
+    bench --idle --report "$work/i.json" --compare "$work/i.json" >"$work/same" || fail "a report of idle groups, shown again"
+    grep -q '^RunD-V, as published: 7.6 %' "$work/same" || fail "its table: $(cat "$work/same")"
+    ok "$idle: idle processes are woken, and no group is left"
+fi
+
+for bad in "--load 0-t1" "--load 5" "--idle 0" "--idle 5 --load 5-t1" "--only nosuch" "--controllers ../x" "--report $work/a.svg"; do
     # shellcheck disable=SC2086 # words
     bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench cgroups $bad succeeded"
     [ -s "$work/errors" ] || fail "bench cgroups $bad says nothing"

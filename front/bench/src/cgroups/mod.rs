@@ -9,10 +9,13 @@
 //! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
 //!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
 //!
+//! [`idle`] measures what groups cost their host while their processes sleep.
+//!
 //! The processes that are moved sleep. They are started before the first turn, and are moved back
 //! after each, which is not part of a turn.
 
 mod compare;
+pub mod idle;
 mod load;
 mod plot;
 mod report;

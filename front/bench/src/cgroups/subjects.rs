@@ -16,7 +16,7 @@ use crate::measurement::Subject;
 use crate::statistics::percentile;
 
 /// The limits that every group gets.
-const LIMITS: Limits = Limits { memory_bytes: 512 << 20, cpus: 2, threads: 256 };
+pub(super) const LIMITS: Limits = Limits { memory_bytes: 512 << 20, cpus: 2, threads: 256 };
 /// The longest time that a pool is given to become full.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -58,7 +58,7 @@ pub enum Version {
 
 impl Version {
     /// Returns the mount points, or `None` if the host has not mounted all of them.
-    fn roots(&self) -> Option<Vec<PathBuf>> {
+    pub(super) fn roots(&self) -> Option<Vec<PathBuf>> {
         let root = Path::new(ROOT);
         let roots: Vec<_> = match self {
             Self::V1(controllers) => controllers.iter().map(|name| root.join(name)).collect(),
@@ -89,12 +89,11 @@ impl CgroupWay {
         version: &Version,
         sleepers: &Arc<Sleepers>,
     ) -> Option<Self> {
-        let parent = format!("slipway-bench-{}", std::process::id());
         Some(Self {
             name: name.to_owned(),
             about: about.to_owned(),
             way,
-            all: Hierarchies::at(version.roots()?, &parent),
+            all: Hierarchies::at(version.roots()?, &parent_name()),
             sleepers: Arc::clone(sleepers),
         })
     }
@@ -147,15 +146,27 @@ impl CgroupWay {
             }
         }
     }
+}
 
-    fn remove_all(&self) {
-        for name in self.all.names() {
-            let _ = self.all.group(&name).remove();
-        }
-        for root in self.all.roots() {
-            let _ = std::fs::remove_dir(root.join(self.all.path_of("").trim_matches('/')));
-        }
+/// Removes all groups, which no process is in, and their parents.
+pub(super) fn remove_all(all: &Hierarchies) {
+    for name in all.names() {
+        let _ = all.group(&name).remove();
     }
+    for parent in parents(all) {
+        let _ = std::fs::remove_dir(parent);
+    }
+}
+
+/// Returns the directories that are the parents of all groups, one in each hierarchy.
+pub(super) fn parents(all: &Hierarchies) -> impl Iterator<Item = PathBuf> {
+    let parent = all.path_of("").trim_matches('/').to_owned();
+    all.roots().iter().map(move |root| root.join(&parent))
+}
+
+/// Returns the name of the parent of this process's groups.
+pub(super) fn parent_name() -> String {
+    format!("slipway-bench-{}", std::process::id())
 }
 
 impl Subject for CgroupWay {
@@ -187,7 +198,7 @@ impl Subject for CgroupWay {
         // Cleaned up whatever failed.
         let back = self.sleepers.bring_back(load.groups as usize, self.all.roots());
         drop(pool);
-        self.remove_all();
+        remove_all(&self.all);
         let (total_ns, mut times) = asked?;
         back?;
         times.sort_unstable();

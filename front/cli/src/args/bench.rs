@@ -320,10 +320,17 @@ pub struct CgroupsArgs {
     #[arg(long, value_name = "CONTROLLER", value_delimiter = ',',
           default_values = slipway_cgroup::V1_CONTROLLERS)]
     pub controllers: Vec<String>,
+    /// Instead: what groups cost the host while their processes sleep. Loads as 2000-w10: the
+    /// number of groups, each with a process, and how often each is woken in a second; 2000 is
+    /// 2000-w1 [default without a value: 1,500,2000]
+    #[arg(long, value_name = "LOAD", value_delimiter = ',', num_args = 0..=1,
+          default_missing_value = "1,500,2000", conflicts_with_all = ["load", "controllers"])]
+    pub idle: Vec<slipway_bench::cgroups::idle::IdleLoad>,
     /// Turns of each subject with each load
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
-    /// Few groups, two turns at most: shows that everything works, in seconds
+    /// Few groups, two turns at most: shows that everything works, in seconds. With --idle, short
+    /// turns in place of few groups
     #[arg(long)]
     pub quick: bool,
     /// List subjects and loads

@@ -1,5 +1,7 @@
 //! `slipway bench cgroups`: measures how soon a process is in a control group of its own.
 
+mod idle;
+
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
@@ -29,6 +31,9 @@ const QUICK: [&str; 1] = ["50-t4"];
 
 /// Measures, or shows an earlier report.
 pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
+    if !args.idle.is_empty() {
+        return idle::idle(args);
+    }
     if args.list {
         return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }

@@ -1,0 +1,81 @@
+//! Formats a report of idle control groups as tables for a terminal.
+
+use super::report::percent;
+use super::{IdleLoad, IdleReport};
+use crate::duration::human;
+use crate::table::titled;
+use crate::turns::{fault_lines, foot};
+
+const HEADINGS: [&str; 8] =
+    ["", "busy", "least, most", "over the first", "lost", "least, most", "p50", "p99"];
+/// What RunD-V tells of its node (section IV.A2).
+const PAPER: &str = "RunD-V, as published: 7.6 % of a node's cycles (104 processors, more than \
+                     1000 sandboxes, more than 10,000 groups) go to switches and load tracking\n";
+
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
+/// newline at the end. Headings are bold if `colour`.
+pub fn idle_table(report: &IdleReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let rows = rows(report, load);
+        if !rows.is_empty() {
+            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
+            text.push_str(&woken(report, load));
+        }
+    }
+    text.push_str(&fault_lines(&report.faults));
+    text.push_str(
+        "busy: part of the time of all processors in which they were not idle; lost: part of its \
+         time that a program which never sleeps did not have; p50, p99: its interruptions\n",
+    );
+    text.push_str(PAPER);
+    text + &foot(&[], &report.subjects)
+}
+
+fn rows(report: &IdleReport, load: &IdleLoad) -> Vec<[String; 8]> {
+    let mut first = None;
+    let row = |name: &String| {
+        let one = report.figures(load, name)?;
+        let base = *first.get_or_insert(one.busy);
+        let spread = |(least, most): (f64, f64)| format!("{}, {}", percent(least), percent(most));
+        Some([
+            name.clone(),
+            percent(one.busy),
+            spread(one.busy_range),
+            format!("{:+.2} %", (one.busy - base) * 100.0),
+            percent(one.lost),
+            spread(one.lost_range),
+            human(one.p50_ns as u64),
+            human(one.p99_ns as u64),
+        ])
+    };
+    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+}
+
+/// Says how often processes were woken: a host that is too busy wakes them later.
+fn woken(report: &IdleReport, load: &IdleLoad) -> String {
+    let figures = report.subjects.iter().filter_map(|one| report.figures(load, &one.name));
+    let least = figures.map(|one| one.woken).fold(f64::INFINITY, f64::min);
+    let asked = u64::from(load.groups) * u64::from(load.wakes);
+    format!("wakes in a second: {least:.0} or more, of {asked}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroups::idle::report::tests::report;
+    use crate::table::BOLD;
+
+    #[test]
+    fn rows_are_subjects_beside_the_papers_figure() {
+        let text = idle_table(&report(&[("one", &[1]), ("each", &[4])]), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        for part in ["4.00 %", "+3.00 %", "2.00 %", "4.00 µs", "8.00 µs"] {
+            assert!(line("each ").contains(part), "{part}: {text}");
+        }
+        assert!(line("one ").contains("+0.00 %"), "{text}");
+        assert!(text.contains("wakes in a second: 20000 or more, of 20000"), "{text}");
+        assert!(line("RunD-V").contains("7.6 %") && text.contains("each: <&>"), "{text}");
+        assert!(idle_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+}
