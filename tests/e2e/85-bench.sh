@@ -126,3 +126,20 @@ kill -9 "$starter"
 no_guest() { [ "$("$slipway" ps --json)" = "[]" ]; }
 wait_until 60 no_guest || fail "a guest outlives its starter: $("$slipway" ps)"
 ok "a guest ends with its starter"
+
+# One sandbox with a replica, and two requests at once, which may have a second replica but no second sandbox.
+timeout 600 "$slipway" bench function --quick --rounds 1 --only vertical --json --svg "$work/f.svg" "$image" >"$work/f.json" \
+    2>"$work/errors" || fail "bench function: $(tail -3 "$work/errors")"
+python3 - "$work/f.json" "$work/f.svg" <<'CHECK' || fail "the report of bench function"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+run, = report["runs"]
+measured = run["measured"]
+assert (run["subject"], run["load"]) == ("vertical", "s1-q2"), run
+assert 0 < measured["p50_ns"] <= measured["p99_ns"] <= measured["max_ns"], run
+assert measured["sandboxes_made"] == 0 and measured["replicas_made"] <= 1 and measured["vmm_bytes"] > 0, run
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+"$slipway" bench function --report "$work/f.json" --compare "$work/f.json" | grep -q '57.9 %' || fail "its table lacks RunD-V's figures"
+[ "$("$slipway" ps --json)" = "[]" ] || fail "bench function leaves $("$slipway" ps)"
+ok "bench function: a burst of two on one sandbox, nothing is left"

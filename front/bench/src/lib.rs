@@ -4,10 +4,11 @@
 //! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
 //! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
 //! [`attach`] how soon many owners get virtual functions, [`arms`] starts with and without them,
-//! and [`density`] what idle sandboxes take of the host. The rest is about the start-up of
-//! sandboxes: statistics for each stage, a table, a picture in the terminal, a picture as SVG, and
-//! the comparison of two runs. That part is a pure function of [`slipway_telemetry::Timeline`]s;
-//! its caller starts the sandboxes, prints the strings and writes the files. The pieces:
+//! [`density`] what idle sandboxes take of the host, and [`function`] bursts of requests to a
+//! function that scales. The rest is about the start-up of sandboxes: statistics for each stage, a
+//! table, a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is
+//! a pure function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
+//! strings and writes the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;
@@ -50,6 +51,7 @@ mod cpu_time;
 pub mod density;
 mod duration;
 mod environment;
+pub mod function;
 mod groups;
 mod json;
 mod keeping;

@@ -4,6 +4,7 @@ use crate::attach::AttachLoad;
 use crate::block::Workload;
 use crate::cgroups::CgroupLoad;
 use crate::cgroups::idle::IdleLoad;
+use crate::function::FunctionLoad;
 use crate::memory::MemoryLoad;
 use crate::nic::NicLoad;
 use crate::packet::PacketLoad;
@@ -31,6 +32,6 @@ macro_rules! saved_as_typed {
 }
 
 saved_as_typed! {
-    AttachLoad, CgroupLoad, IdleLoad, MemoryLoad, NicLoad, PacketLoad, SocketLoad, VmmLoad,
-    Workload
+    AttachLoad, CgroupLoad, FunctionLoad, IdleLoad, MemoryLoad, NicLoad, PacketLoad, SocketLoad,
+    VmmLoad, Workload
 }

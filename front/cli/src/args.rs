@@ -7,6 +7,7 @@
 #![allow(rustdoc::broken_intra_doc_links)] // these comments are help texts, their brackets usage
 
 mod bench;
+mod bench_function;
 mod density;
 mod disk;
 mod endpoint;
@@ -31,6 +32,7 @@ pub use bench::{
     PacketArgs, PacketModelArg, PacketTargetArgs, SocketArgs, SocketLoadArgs, StartupArgs,
     TargetArgs, VmmArgs,
 };
+pub use bench_function::BenchFunctionArgs;
 pub use density::{DensityArgs, DensityEngine};
 pub use disk::{DiskKind, Doorbells};
 pub use endpoint::{DiskCommand, EndpointArgs, EndpointCommand, LimitArgs};

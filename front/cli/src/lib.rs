@@ -187,6 +187,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Attach(args) => bench::attach(args),
         BenchCommand::Memory(args) => bench::memory(args),
         BenchCommand::Cgroups(args) => bench::cgroups(args),
+        BenchCommand::Function(args) => bench::function(&cli.node, args),
         BenchCommand::MemoryUser(args) => bench::memory_user(args),
         BenchCommand::SocketLoad(args) => bench::socket_load(args),
         BenchCommand::Target(args) => bench::target(args),

@@ -51,7 +51,7 @@ impl Rollup {
     ///
     /// # Errors
     /// The process is gone, or may not be looked at, or the kernel does not tell.
-    pub(super) fn of(id: u32) -> Result<Self> {
+    pub(crate) fn of(id: u32) -> Result<Self> {
         let path = format!("/proc/{id}/smaps_rollup");
         let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
         Self::parse(&text).with_context(|| format!("{path} lacks figures of Linux 5.4"))
@@ -73,7 +73,7 @@ impl Rollup {
 
     /// Returns all of the memory that counts for these processes: what is mapped, by its parts, and
     /// huge pages.
-    pub(super) fn all(&self) -> u64 {
+    pub(crate) fn all(&self) -> u64 {
         self.pss + self.hugetlb
     }
 }

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use slipway_bench::arms::Arm;
 
 use super::MachineArgs;
+use super::bench_function::BenchFunctionArgs;
 use super::density::DensityArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
 use super::report::{ReportArgs, seconds};
@@ -33,6 +34,9 @@ pub enum BenchCommand {
     Attach(AttachArgs),
     /// Deploy more and more sandboxes that idle, and say what each takes of the host
     Density(Box<DensityArgs>),
+    /// Send bursts of requests to functions that scale up, out, and both ways in turn, and say how
+    /// soon they are answered and what that takes of the host
+    Function(Box<BenchFunctionArgs>),
     /// One of the two programs that `socket` measures
     #[command(hide = true)]
     SocketLoad(SocketLoadArgs),

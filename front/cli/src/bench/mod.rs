@@ -1,11 +1,12 @@
 //! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups`,
-//! `attach` and `density` are modules of their own, with their targets and guests.
+//! `attach`, `density` and `function` are modules of their own, with their targets and guests.
 
 mod arms;
 mod attach;
 mod block;
 mod cgroups;
 mod density;
+mod function;
 mod memory;
 mod nic;
 mod packet;
@@ -30,6 +31,7 @@ pub use attach::attach;
 pub use block::block;
 pub use cgroups::cgroups;
 pub use density::density;
+pub use function::function;
 pub use memory::{memory, user as memory_user};
 pub use packet::packet;
 pub use packet_target::serve as packet_target;

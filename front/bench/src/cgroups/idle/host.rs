@@ -50,7 +50,7 @@ impl Idle {
     }
 }
 
-/// What a program that never sleeps loses.
+/// The time that a program which never sleeps loses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lost {
     /// The time in which it did not run, ns.

@@ -1,5 +1,5 @@
-//! What idle control groups cost their host (RunD-V, section IV.A2: the scheduler walks over the
-//! groups for per-entity load tracking).
+//! Measurements of the cost of idle control groups to their host (RunD-V, section IV.A2: the
+//! scheduler walks over the groups for per-entity load tracking).
 //!
 //! - [`IdleLoad`]: the number of groups, and how often the process of each is woken;
 //! - [`IdleGroups`], the subject: the same processes, all of them in one group, a group for each,

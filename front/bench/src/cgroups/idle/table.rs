@@ -8,7 +8,7 @@ use crate::turns::{fault_lines, foot};
 
 const HEADINGS: [&str; 8] =
     ["", "busy", "least, most", "over the first", "lost", "least, most", "p50", "p99"];
-/// What RunD-V tells of its node (section IV.A2).
+/// The figure of RunD-V (section IV.A2).
 const PAPER: &str = "RunD-V, as published: 7.6 % of a node's cycles (104 processors, more than \
                      1000 sandboxes, more than 10,000 groups) go to switches and load tracking\n";
 

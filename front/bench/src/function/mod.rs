@@ -1,0 +1,26 @@
+//! Bursts of requests to a function that scales up, out or both (RunD-V, figures 16 to 18).
+//!
+//! - [`FunctionLoad`]: the number of sandboxes that are there before a burst, and of its requests;
+//! - [`FunctionWay`], the subject: the function's server with bounds that let it scale both ways,
+//!   by new sandboxes alone, or by new replicas in the sandboxes that are there alone. A turn is a
+//!   server of its own, `slipway function serve`, and a burst of `slipway function load`;
+//! - [`measure`](crate::measure) runs a [`FunctionPlan`]; [`FunctionReport`] is everything measured,
+//!   as JSON; [`function_table`] and [`function_plot`] show it; [`compare_functions`] compares two.
+
+mod compare;
+mod load;
+mod plot;
+mod report;
+mod server;
+mod subjects;
+mod table;
+
+pub use compare::compare_functions;
+pub use load::FunctionLoad;
+pub use plot::function_plot;
+pub use report::{
+    FunctionFigures, FunctionMeasured, FunctionPlan, FunctionReport, FunctionRun, FunctionSubject,
+};
+pub use server::FunctionSettings;
+pub use subjects::{FunctionWay, Scaling};
+pub use table::function_table;
