@@ -20,6 +20,8 @@ const TOP: i32 = 66;
 const NAMES: i32 = 190;
 /// Greatest length of a bar in pixels.
 const BAR: i32 = 480;
+/// Length of a dash, and of the gap behind it, in pixels.
+const DASH: i32 = 6;
 
 /// A bar.
 pub(crate) struct Bar {
@@ -33,6 +35,8 @@ pub(crate) struct Bar {
     pub range: (f64, f64),
     /// The text behind the bar.
     pub text: String,
+    /// Set if the length is a model's and was not measured: the bar is drawn as dashes.
+    pub modelled: bool,
 }
 
 /// Bars that are compared with each other.
@@ -58,7 +62,7 @@ impl Group {
     ) -> Self {
         let bar = |(subject, Described { name, .. }): (usize, &Described)| {
             let (length, range, text) = shown(name)?;
-            Some(Bar { subject, name: name.clone(), length, range, text })
+            Some(Bar { subject, name: name.clone(), length, range, text, modelled: false })
         };
         Self { name, more_is_better, bars: subjects.iter().enumerate().filter_map(bar).collect() }
     }
@@ -120,9 +124,14 @@ fn draw_bar(area: &Area<'_>, bar: &Bar, scale: f64, y: i32) -> Result<()> {
     let x = |value: f64| NAMES + 10 + (value * scale).round() as i32;
     let end = x(bar.length).max(NAMES + 11);
     let (least, most) = (x(bar.range.0), x(bar.range.1));
-    let fill = palette::subject(bar.subject).filled();
+    let colour = palette::subject(bar.subject);
+    let corners = [(NAMES + 10, y + 3), (end, y + ROW - 3)];
     write(area, &printable(&bar.name), (NAMES, y + 3), FONT, HPos::Right)?;
-    area.draw(&Rectangle::new([(NAMES + 10, y + 3), (end, y + ROW - 3)], fill))?;
+    if bar.modelled {
+        draw_dashes(area, corners, colour)?;
+    } else {
+        area.draw(&Rectangle::new(corners, colour.filled()))?;
+    }
     if most > least {
         let middle = y + ROW / 2;
         area.draw(&PathElement::new([(least, middle), (most, middle)], INK))?;
@@ -131,4 +140,22 @@ fn draw_bar(area: &Area<'_>, bar: &Bar, scale: f64, y: i32) -> Result<()> {
         }
     }
     write(area, &bar.text, (end.max(most) + 6, y + 3), FONT, HPos::Left)
+}
+
+/// Draws the outline of a bar as dashes.
+fn draw_dashes(
+    area: &Area<'_>,
+    [(left, top), (right, bottom)]: [(i32, i32); 2],
+    colour: RGBColor,
+) -> Result<()> {
+    for x in (left..right).step_by(2 * DASH as usize) {
+        for y in [top, bottom] {
+            let line = [(x, y), ((x + DASH).min(right), y)];
+            area.draw(&PathElement::new(line, colour.stroke_width(2)))?;
+        }
+    }
+    for x in [left, right] {
+        area.draw(&PathElement::new([(x, top), (x, bottom)], colour.stroke_width(2)))?;
+    }
+    Ok(())
 }

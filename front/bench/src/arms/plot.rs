@@ -68,8 +68,8 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
     let time = |name: &str, shown: Shown| {
         let bar = |(subject, arm, one): (usize, Arm, ArmFigures)| {
             let (ns, (least, most), text) = shown(&one);
-            let range = (least as f64, most as f64);
-            Bar { subject, name: arm.name().to_owned(), length: ns as f64, range, text }
+            let (length, range) = (ns as f64, (least as f64, most as f64));
+            Bar { subject, name: arm.name().to_owned(), length, range, text, modelled: false }
         };
         let bars = measured(report).map(bar).collect();
         Group { name: format!("{name} of {} at once", report.count), more_is_better: false, bars }
@@ -77,7 +77,7 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
     let ratio = |name: &str, ours: fn(&ArmFigures) -> Option<f64>, paper: fn(usize) -> f64| {
         let bar = |subject, name: String, ratio: f64| {
             let (range, text) = ((ratio, ratio), format!("{ratio:.2}"));
-            Bar { subject, name, length: ratio, range, text }
+            Bar { subject, name, length: ratio, range, text, modelled: false }
         };
         let own = measured(report).filter_map(|(subject, arm, one)| {
             Some(bar(subject, arm.name().to_owned(), ours(&one)?))

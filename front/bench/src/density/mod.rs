@@ -24,5 +24,5 @@ pub use host::{Cpu, PoolMemory, Processes, Taken, available_bytes, shortage};
 pub use plot::density_plot;
 pub use report::DensityReport;
 pub use rollup::Rollup;
-pub use series::{Burst, DensityPoint, MODEL, Quantity, Series};
+pub use series::{Burst, DensityPoint, MODEL, MODELS, Quantity, Series};
 pub use table::density_table;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::table::mib;
-use super::{DensityPoint, DensityReport, MODEL, Quantity, Series};
+use super::{DensityPoint, DensityReport, MODELS, Quantity, Series};
 use crate::duration::human;
 use crate::groups::{Bar, Group, groups};
 use crate::statistics::percentile;
@@ -21,7 +21,8 @@ const MODELLED: usize = 3;
 pub fn density_plot(report: &DensityReport, title: &str) -> Result<String> {
     let mut all = of_series(&report.sandboxes, "sandbox", "deployed");
     if let Some(group) = all.first_mut() {
-        group.bars.extend(model(&report.sandboxes));
+        let bar = |count| model(&report.sandboxes, count);
+        group.bars.extend(MODELS.into_iter().filter_map(bar));
     }
     all.extend(of_series(&report.replicas, "container", "in one pod"));
     groups(title, all.into_iter())
@@ -55,14 +56,14 @@ fn memory(series: &Series, point: &DensityPoint, name: String) -> Bar {
     let (guest, vmm) = (mib(part(Quantity::Guest)), mib(part(Quantity::Vmm)));
     let plane = mib(part(Quantity::Plane) + part(Quantity::Mapped));
     let text = format!("{}: guest {guest}, VMM {vmm}, plane {plane}", mib(length));
-    Bar { subject: MEASURED, name, length, range: series.range(point), text }
+    Bar { subject: MEASURED, name, length, range: series.range(point), text, modelled: false }
 }
 
-/// Returns the bar of the model, if the points support one.
-fn model(series: &Series) -> Option<Bar> {
-    let length = series.model(Quantity::Pss, MODEL)?;
-    let (name, text) = (format!("{MODEL}: model"), format!("{} by the line", mib(length)));
-    Some(Bar { subject: MODELLED, name, length, range: (length, length), text })
+/// Returns the bar of the model for a number of sandboxes, if the points support one.
+fn model(series: &Series, count: u32) -> Option<Bar> {
+    let length = series.model(Quantity::Pss, count)?;
+    let (name, text) = (format!("{count}: model"), format!("{} by the line", mib(length)));
+    Some(Bar { subject: MODELLED, name, length, range: (length, length), text, modelled: true })
 }
 
 /// Returns how many were started at once in some point, in ascending order.
@@ -79,14 +80,15 @@ fn start(point: &DensityPoint, at_once: u32, name: String) -> Option<Bar> {
     let lasts = burst.lasts();
     let (least, most) = (*lasts.first()?, *lasts.last()?);
     let median = percentile(&lasts, 50);
+    let (length, text) = (median as f64, human(median));
     let range = (least as f64, most as f64);
-    Some(Bar { subject: MEASURED, name, length: median as f64, range, text: human(median) })
+    Some(Bar { subject: MEASURED, name, length, range, text, modelled: false })
 }
 
 fn idle(point: &DensityPoint, name: String) -> Bar {
     let length = point.idle.own() as f64 / (point.idle_ns.max(1) as f64 / 1e9);
     let text = human(length as u64);
-    Bar { subject: MEASURED, name, length, range: (length, length), text }
+    Bar { subject: MEASURED, name, length, range: (length, length), text, modelled: false }
 }
 
 #[cfg(test)]
@@ -101,6 +103,7 @@ mod tests {
         well_formed(&text).unwrap();
         let parts = [
             "4 deployed",
+            "100: model",
             "2000: model",
             "11.00: guest 7.00, VMM 3.00, plane 1.00",
             "start of 10 more at once",

@@ -10,6 +10,8 @@ use crate::slices;
 
 /// The number of sandboxes for which the model is asked: the greatest of RunD-V's figure 14.
 pub const MODEL: u32 = 2000;
+/// The numbers of sandboxes for which the model is asked, as far as they were not measured.
+pub const MODELS: [u32; 4] = [100, 500, 1000, MODEL];
 /// The fewest points that support a model.
 const LEAST_POINTS: usize = 3;
 /// The greatest distance of a point from the line that supports a model, as a part of the line's

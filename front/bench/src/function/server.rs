@@ -100,8 +100,8 @@ struct Container {
     state: String,
 }
 
-/// A server, which also ends when this process does. Dropping it kills it if it has not ended; the next one of the same name takes over its
-/// sandboxes then.
+/// A server, which also ends when this process does. Dropping it kills it if it has not ended; the
+/// next one of the same name takes over its sandboxes then.
 pub(super) struct Server {
     child: Child,
     settings: FunctionSettings,

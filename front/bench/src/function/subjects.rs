@@ -115,8 +115,8 @@ mod tests {
 
     #[test]
     fn each_way_has_bounds_of_its_own() {
-        let settings =
-            Arc::new(FunctionSettings { replicas: 8, sandboxes: 32, ..FunctionSettings::default() });
+        let settings = FunctionSettings { replicas: 8, sandboxes: 32, ..Default::default() };
+        let settings = Arc::new(settings);
         let load: FunctionLoad = "s4-q24".parse().unwrap();
         let of = |scaling: Scaling| scaling.bounds(&settings, &load);
         assert_eq!(of(Scaling::Both), (8, 20));

@@ -37,7 +37,7 @@ fn paper_bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
         report.figures(load, mode.name())?;
         let length = mode.paper(load)?;
         let (name, text) = (mode.name().to_owned(), rate(length, "pps"));
-        Some(Bar { subject, name, length, range: (length, length), text })
+        Some(Bar { subject, name, length, range: (length, length), text, modelled: false })
     };
     Mode::ALL.into_iter().filter_map(bar).collect()
 }
