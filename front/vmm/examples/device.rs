@@ -7,6 +7,11 @@
 //!   memory plugged, and prints the machine's statistics then;
 //! - `device CONTROL qemu-memory ID BYTES` does the same with a `virtio-mem-pci` of QEMU's, and
 //!   prints QEMU's memory devices then;
+//! - `device CONTROL qemu-dimm ID BYTES` plugs a DIMM with memory of its own into QEMU;
+//! - `device CONTROL qemu-dimm-remove ID` has the guest give a DIMM of QEMU's up, asks again as
+//!   often as it refuses, frees the memory, and prints how often it refused;
+//! - `device CONTROL qemu-balloon BYTES` waits until the guest has given up so much to the balloon
+//!   of QEMU that it has BYTES at most;
 //! - `device CONTROL cont` lets a machine run that was started with `--paused`.
 //!
 //! Prints the VMM's answers.
@@ -79,6 +84,60 @@ fn wait_for_qemu(
     }
 }
 
+/// The time before a guest that has refused to give a DIMM up is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The greatest of ACPI's statuses by which a guest refuses (ACPI 6.5, 6.3.5); the next one says
+/// that the ejection is in progress, and 0 that it is done.
+const LAST_REFUSAL: u64 = 0x83;
+
+/// Returns the request to remove a device.
+fn removal(id: &str) -> Value {
+    json!({ "execute": "device_del", "arguments": { "id": id } })
+}
+
+/// Returns the name of the memory of a DIMM.
+fn memory_of(id: &str) -> String {
+    format!("memory-{id}")
+}
+
+/// Waits until QEMU has removed the DIMM `id`, and frees its memory. Returns how often the guest
+/// refused.
+fn wait_for_dimm(control: &UnixStream, lines: &mut impl BufRead, id: &str) -> Outcome<u32> {
+    let mut refusals = 0;
+    loop {
+        let event = wait(lines, "event")?;
+        let status = event.pointer("/data/info/status").and_then(Value::as_u64);
+        let refuses = status.is_some_and(|one| (1..=LAST_REFUSAL).contains(&one));
+        match event["event"].as_str() {
+            Some("DEVICE_DELETED") if event.pointer("/data/device") == Some(&json!(id)) => break,
+            Some("ACPI_DEVICE_OST") if refuses => {
+                refusals += 1;
+                std::thread::sleep(AGAIN);
+                send(control, &removal(id), None)?;
+            }
+            _ => {}
+        }
+    }
+    let arguments = json!({ "id": memory_of(id) });
+    send(control, &json!({ "execute": "object-del", "arguments": arguments }), None)?;
+    wait(lines, "return")?;
+    Ok(refusals)
+}
+
+/// Waits until the guest has `bytes` bytes at most beside what QEMU's balloon has. Returns what
+/// QEMU says.
+fn wait_for_balloon(control: &UnixStream, lines: &mut impl BufRead, bytes: u64) -> Outcome<Value> {
+    loop {
+        send(control, &json!({ "execute": "query-balloon" }), None)?;
+        let answer = wait(lines, "return")?;
+        let actual = answer.pointer("/return/actual").and_then(Value::as_u64);
+        if actual.ok_or("QEMU has no balloon")? <= bytes {
+            return Ok(answer);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
 fn main() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -92,9 +151,16 @@ fn main() -> Outcome<()> {
             let number: u8 = number.parse()?;
             (path, add(json!({ "driver": "host-x86_64-cpu", "id": id, "core-id": number })), None)
         }
-        [path, "remove", id] => {
-            let command = json!({ "execute": "device_del", "arguments": { "id": id } });
-            (path, command, None)
+        [path, "remove" | "qemu-dimm-remove", id] => (path, removal(id), None),
+        [path, "qemu-dimm", id, bytes] => {
+            let (id, bytes): (_, u64) = (memory_of(id), bytes.parse()?);
+            let kind = "memory-backend-memfd";
+            let arguments = json!({ "qom-type": kind, "id": id, "size": bytes, "share": true });
+            (path, json!({ "execute": "object-add", "arguments": arguments }), None)
+        }
+        [path, "qemu-balloon", bytes] => {
+            let bytes: u64 = bytes.parse()?;
+            (path, json!({ "execute": "balloon", "arguments": { "value": bytes } }), None)
         }
         [path, "memory", device, bytes] => {
             let (device, bytes): (u8, u64) = (device.parse()?, bytes.parse()?);
@@ -111,7 +177,8 @@ fn main() -> Outcome<()> {
         [path, "cont"] => (path, json!({ "execute": "cont" }), None),
         _ => {
             return Err("device CONTROL function ID SOCKET | cpu ID NUMBER | remove ID | \
-                 memory NUMBER BYTES | qemu-memory ID BYTES | cont"
+                 memory NUMBER BYTES | qemu-memory ID BYTES | qemu-dimm ID BYTES | \
+                 qemu-dimm-remove ID | qemu-balloon BYTES | cont"
                 .into());
         }
     };
@@ -131,8 +198,22 @@ fn main() -> Outcome<()> {
         send(&control, &json!({ "execute": "slipway-statistics" }), None)?;
         println!("{}", wait(&mut lines, "return")?);
     }
-    if let [_, "qemu-memory", id, bytes] = words[..] {
-        println!("{}", wait_for_qemu(&control, &mut lines, id, bytes.parse()?)?);
+    match words[..] {
+        [_, "qemu-memory", id, bytes] => {
+            println!("{}", wait_for_qemu(&control, &mut lines, id, bytes.parse()?)?);
+        }
+        [_, "qemu-dimm", id, _] => {
+            let dimm = json!({ "driver": "pc-dimm", "id": id, "memdev": memory_of(id) });
+            send(&control, &add(dimm), None)?;
+            println!("{}", wait(&mut lines, "return")?);
+        }
+        [_, "qemu-dimm-remove", id] => {
+            println!("refused {} times", wait_for_dimm(&control, &mut lines, id)?);
+        }
+        [_, "qemu-balloon", bytes] => {
+            println!("{}", wait_for_balloon(&control, &mut lines, bytes.parse()?)?);
+        }
+        _ => {}
     }
     Ok(())
 }
