@@ -87,7 +87,7 @@ pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use turns::{Described, Fault, Subjects, Turn, Turns, busy_ns, fault_lines, take_turns};
+pub use turns::{Described, Fault, Subjects, Turn, Turns, Watch, busy_ns, fault_lines, take_turns};
 
 #[cfg(test)]
 mod samples;

@@ -230,6 +230,26 @@ impl Processors {
     }
 }
 
+/// A look at the machine's processors while something is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch(Option<Processors>);
+
+impl Watch {
+    /// Begins to look.
+    pub fn begin() -> Self {
+        Self(Processors::read())
+    }
+
+    /// Returns the reason why what was measured meanwhile is void: others used too much of the
+    /// processors, or a hypervisor took too much away. `own` is the processors' time that was
+    /// measured; `None` if it is not known, and then others are not looked at. Returns `None` if
+    /// it counts.
+    pub fn disturbance(self, own: Option<Duration>) -> Option<String> {
+        let passed = Processors::read()?.since(self.0?);
+        disturbance(own.map(|own| passed.others(own)), Some(passed.stolen()))
+    }
+}
+
 /// Returns the part of all processors' time that other processes use, seen for [`LOOK`]. Waits
 /// first until this process is idle: its threads may still free the memory of the turn before.
 fn busy_with_others() -> Option<f64> {
@@ -324,6 +344,16 @@ mod tests {
         let line = "VOID: 2 turns on a busy machine, first a with b: others used 50 % of the \
                     processors\n";
         assert_eq!(fault_lines(&[fault(0), fault(1)]), line);
+    }
+
+    #[test]
+    fn a_watch_knows_others_by_the_time_that_is_not_ours() {
+        assert_eq!(Watch(None).disturbance(None), None);
+        // All processors' time since boot is more than nothing and, with all of it as our own, no
+        // others had any.
+        let boot = Watch(Some(Processors { busy: 0, stolen: 0, all: 0 }));
+        let all = boot.disturbance(Some(Duration::from_secs(1 << 40)));
+        assert!(all.is_none_or(|reason| reason.ends_with("was stolen")));
     }
 
     #[test]

@@ -35,6 +35,10 @@ pub struct DensityPoint {
     pub idle: Cpu,
     /// Starts while they were there.
     pub bursts: Vec<Burst>,
+    /// Reasons why figures of this point are void: the machine was busy with something else, or its
+    /// processors were taken away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub void: Vec<String>,
 }
 
 /// Starts of some more at once, round after round.
@@ -220,6 +224,7 @@ pub(super) mod tests {
             idle_ns: 10_000_000_000,
             idle: Cpu { vmms: u64::from(count) * 50_000_000, ..Cpu::default() },
             bursts: vec![burst(1), burst(10)],
+            void: Vec::new(),
         }
     }
 

@@ -77,11 +77,13 @@ fn memory(name: &str, series: &Series, colour: bool) -> String {
 
 fn measured(series: &Series, point: &DensityPoint) -> [String; 10] {
     let busy = if point.settled { "" } else { " BUSY" };
+    let void = if point.void.is_empty() { "" } else { " VOID" };
     let (least, most) = series.range(point);
     // A single VMM has no spread.
     let spread =
         if least < most { format!("{}, {}", mib(least), mib(most)) } else { String::new() };
-    row(format!("{}{busy}", point.count), spread, |quantity| mib(series.each(point, quantity)))
+    let name = format!("{}{busy}{void}", point.count);
+    row(name, spread, |quantity| mib(series.each(point, quantity)))
 }
 
 /// Formats what guests and the pool tell, with the most sandboxes.
@@ -163,9 +165,14 @@ fn notes(report: &DensityReport) -> String {
     let begun = if report.is_hollow() { "no guest code runs" } else { begun };
     let memory = report.memory_bytes >> 20;
     let mut text = format!("{}, guests of {memory} MiB, {begun}\n", report.engine);
-    let mut points = report.sandboxes.points.iter().chain(&report.replicas.points);
-    if points.any(|point| !point.settled) {
+    let points = || report.sandboxes.points.iter().chain(&report.replicas.points);
+    if points().any(|point| !point.settled) {
         text.push_str("BUSY: still at work when the memory was read\n");
+    }
+    for point in points() {
+        for reason in &point.void {
+            text.push_str(&format!("VOID: {}: {reason}\n", point.count));
+        }
     }
     if !report.sandboxes.points.is_empty() {
         text.push_str(match report.sandboxes.model(Quantity::Pss, MODEL) {
@@ -215,10 +222,13 @@ mod tests {
         let mut few = report(&[1, 2], &[]);
         few.stopped = "4 more do not fit".into();
         few.sandboxes.points[1].settled = false;
+        few.sandboxes.points[0].void = vec!["idle: others used 50 %".into()];
         let text = density_table(&few, false);
         assert!(!text.contains("2000: model") && text.contains("no model: "), "{text}");
         assert!(text.contains("STOPPED: 4 more do not fit\n"), "{text}");
         assert!(line(&text, "2 BUSY").contains("11.00"), "{text}");
+        assert!(line(&text, "1 VOID").contains("11.00"), "{text}");
+        assert!(text.contains("VOID: 1: idle: others used 50 %\n"), "{text}");
     }
 
     #[test]

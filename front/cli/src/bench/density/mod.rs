@@ -6,11 +6,11 @@ mod fleet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use slipway_bench::SavedReport;
 use slipway_bench::density::{
     Burst, DensityPoint, DensityReport, Processes, Quantity, Series, available_bytes,
     compare_density, density_plot, density_table, shortage,
 };
+use slipway_bench::{SavedReport, Watch};
 use slipway_runtime::{Config, v1};
 use slipway_telemetry::monotonic_ns;
 
@@ -232,11 +232,13 @@ async fn deployed(fleet: &mut Fleet, args: &DensityArgs, count: u32) -> Result<D
     let processes = fleet.processes().await?;
     let mut point = point(fleet, &processes, args).await?;
     for at_once in &args.burst {
-        let mut rounds = Vec::new();
+        let (watch, mut rounds) = (Watch::begin(), Vec::new());
         for _ in 0..args.rounds {
             rounds.push(fleet.burst(*at_once).await?);
         }
         point.bursts.push(Burst { at_once: *at_once, rounds });
+        let reason = watch.disturbance(None);
+        point.void.extend(reason.map(|reason| format!("starts of {at_once}: {reason}")));
     }
     Ok(point)
 }
@@ -286,13 +288,14 @@ async fn point(
 ) -> Result<DensityPoint> {
     let settled = settle(processes).await?;
     let taken = fleet.memory(processes).await?;
-    let (began, before) = (monotonic_ns(), processes.cpu()?);
+    let (watch, began, before) = (Watch::begin(), monotonic_ns(), processes.cpu()?);
     tokio::time::sleep(Duration::from_secs_f64(args.idle)).await;
     let idle = processes.cpu()?.since(before);
     let idle_ns = monotonic_ns().saturating_sub(began).max(1);
-    let guest_used = fleet.guest_used().await;
-    let count = fleet.count();
-    Ok(DensityPoint { count, taken, guest_used, settled, idle_ns, idle, bursts: Vec::new() })
+    let reason = watch.disturbance(Some(Duration::from_nanos(idle.own())));
+    let void = reason.map(|reason| format!("idle: {reason}")).into_iter().collect();
+    let (guest_used, count, bursts) = (fleet.guest_used().await, fleet.count(), Vec::new());
+    Ok(DensityPoint { count, taken, guest_used, settled, idle_ns, idle, bursts, void })
 }
 
 /// Waits until VMMs idle. Returns `false` if they do not in time.
