@@ -78,6 +78,7 @@ pub(super) struct Burst {
 pub(super) struct Status {
     name: String,
     sandboxes: Vec<SandboxStatus>,
+    pub replicas: u32,
     pub replicas_made: u64,
     pub sandboxes_made: u64,
 }

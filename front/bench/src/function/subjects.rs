@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::server::{FunctionSettings, Server};
 use super::{FunctionLoad, FunctionMeasured};
@@ -11,6 +11,8 @@ use crate::measurement::Subject;
 
 /// The most invocations of a function at once that its server takes.
 const MOST_PLACES: u32 = 160;
+/// The most bursts until there are as many replicas as requests.
+const MOST_TRIES: u32 = 20;
 
 /// A way to scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +91,7 @@ impl Subject for FunctionWay {
 /// Measures a burst. `available` is the memory that the host had before the server, bytes.
 fn measure(server: &mut Server, load: &FunctionLoad, available: u64) -> Result<FunctionMeasured> {
     server.wait_for_sandboxes(load.sandboxes)?;
-    // As many at once as there are sandboxes: one replica is made in each.
-    server.burst(load.sandboxes)?;
+    make_replicas(server, load.sandboxes)?;
     server.wait_for_replicas(load.sandboxes)?;
     let before = server.status()?;
     let burst = server.burst(load.requests)?;
@@ -107,6 +108,18 @@ fn measure(server: &mut Server, load: &FunctionLoad, available: u64) -> Result<F
         vmm_bytes: memory,
         host_bytes: available.saturating_sub(available_bytes()),
     })
+}
+
+/// Sends as many requests at once as there are sandboxes, which makes a replica in each, and again
+/// if one of them found a replica that was ready already.
+fn make_replicas(server: &Server, count: u32) -> Result<()> {
+    for _ in 0..MOST_TRIES {
+        if server.status()?.replicas >= count {
+            return Ok(());
+        }
+        server.burst(count)?;
+    }
+    bail!("{count} requests at once make fewer than {count} replicas")
 }
 
 #[cfg(test)]
