@@ -3,6 +3,10 @@
 //! Commands that may not start stay in the guest's queues. A limited controller starts one command
 //! of each queue in turn, so its queues share the limit. Lanes take from the same buckets, so the
 //! limit holds for the whole controller, however many threads it has.
+//!
+//! A command may start if all buckets are open, which is decided before the command is fetched:
+//! neither its opcode nor its size is known then. So a limit of one kind of commands would have to
+//! hold back all of them.
 
 use std::sync::Arc;
 use std::time::Duration;

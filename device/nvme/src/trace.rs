@@ -36,7 +36,7 @@ use crate::queue::SubmissionQueue;
 pub enum Layer {
     /// From the time at which the doorbell's new value was seen to the time at which the entry was
     /// copied in. This includes waiting for room in the completion queue or among the commands in
-    /// flight.
+    /// flight, or for a limit of the controller.
     Fetch,
     /// From the copied entry to the disk: checks, PRPs, pinning, and commands of the same batch
     /// that came before.

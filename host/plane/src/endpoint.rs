@@ -8,6 +8,10 @@
 //! (`Endpoint::set_limits`). `Endpoint::describe` shows it; the command line has it in
 //! `args/endpoint.rs`, and in `request` and `as_json` of `endpoint.rs`. Functions of pools get it
 //! in `vf::template::request`. `docs/disks.md` or `docs/networks.md` has it.
+//!
+//! A new limit of a controller is a field of `Limits`, in place of the request: `door::rates` makes
+//! a rate of it for `slipway_nvme`'s limiter. `LimitArgs` of `args/endpoint.rs` has it, and
+//! `limits_of` and `show_limits` of the command line's `endpoint.rs`.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -16,6 +16,10 @@
 //! 3. The pool serves the faults. It takes the memory back when the VMM's process is gone, whatever
 //!    becomes of the connection.
 //!
+//! After the last message of step 2 neither end sends or reads: the connection's end only has the
+//! pool look whether the process is gone. A keeper has the connection, if there is one, so a
+//! further message must be one that the next daemon's pool understands, too.
+//!
 //! Another process that serves the guest of a fork, with no pool of its own, needs all of the
 //! template in the fork's memory, and a descriptor that it can map: [`complete`].
 //!

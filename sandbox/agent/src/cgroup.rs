@@ -1,5 +1,5 @@
-//! A container's cgroup (kernel documentation, "Control Group v2"): listing and killing its
-//! processes, detecting out-of-memory kills, and restricting devices.
+//! A container's cgroup (kernel documentation, "Control Group v2"): setting its limits, listing,
+//! stopping and killing its processes, detecting out-of-memory kills, and restricting devices.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,11 @@
 //! agent's `Cgroup::limit` writes it to the container's group. It comes from `front/shim`
 //! (`spec/limits`), `slipway pod run` (`front/cli`, `spec`) and `slipway update` (`manage`).
 //! `docs/pods.md`, `docs/containerd.md`; `tests/e2e/12-pods.sh`, `75-pods.sh`.
+//!
+//! A limit of another controller than cpu, memory, pids and io needs that controller in the
+//! agent's `Hierarchy::new`. `slipway update` has a limit in `UpdateArgs` (`args/manage.rs`), and
+//! `update_request` of `manage` must send `resources` for a sandbox of its own, too. The runtime
+//! changes limits in `own_limits.rs`, and those of a pod's containers in `pod/update.rs`.
 
 use std::path::PathBuf;
 
