@@ -18,7 +18,8 @@
 //!
 //! A holder starts no process before it has the listening socket, which it gets last: a holder
 //! that did not get all descriptors, since their sender was killed meanwhile, ends. A message that
-//! cannot be sent is followed by [`DONE`]: the holder ends, and the next one gets all descriptors.
+//! cannot be sent is followed by [`DONE`], and a holder that has no room for a descriptor ends: the
+//! next one gets all descriptors.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -65,7 +66,7 @@ const LONGEST: usize = 256;
 const MOST_STARTS: usize = 5;
 /// The time in which [`MOST_STARTS`] serving processes may be started.
 const WITHIN: Duration = Duration::from_secs(60);
-/// The pause after a holder that could not be started.
+/// The pause after a holder that could not be started, or ended within this time.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A received message.
@@ -82,6 +83,9 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Sends a message; waits for room. The kernel has a sent descriptor even if the sender dies at
 /// once.
+///
+/// # Errors
+/// [`Errno::TOOBIG`] for a name of which [`receive`] would cut the end; those of sendmsg(2).
 fn send(
     socket: impl AsFd,
     operation: u8,
@@ -92,6 +96,9 @@ fn send(
     let mut control = SendAncillaryBuffer::new(&mut space);
     let files = file.as_slice();
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::TOOBIG);
+    }
+    if 1 + name.len() > LONGEST {
         return Err(Errno::TOOBIG);
     }
     let operation = [operation];
@@ -161,13 +168,15 @@ pub fn hold(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Keeps what one serving process wants kept, until that ends. Returns whether its work is done.
+/// Keeps what one serving process wants kept, until that ends. Returns whether this holder is to
+/// end: the work of the serving process is done, or a descriptor was lost on its way, since this
+/// process has none left. The serving process gives all descriptors to the next holder then.
 fn attend(socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) -> bool {
     while let Ok(Some(Message { operation, name, file })) = receive(socket) {
         match (operation, file) {
             (PUT, Some(file)) => drop(held.insert(name, file)),
             (CLEAR, _) => drop(held.remove(&name)),
-            (DONE, _) => return true,
+            (PUT, None) | (DONE, _) => return true,
             _ => {}
         }
     }
@@ -216,6 +225,10 @@ pub fn raise_descriptor_limit() {
 }
 
 /// The serving process's end of the holder.
+///
+/// A message waits for room with the mutex held, so a holder that does not read holds up the shim.
+/// It is this program's, and only root can stop it. A call that went on meanwhile would have
+/// descriptors that are closed when this process is killed.
 pub struct Holder(Mutex<State>);
 
 struct State {
@@ -251,7 +264,7 @@ impl Holder {
     /// # Errors
     /// The process cannot be started.
     pub fn start(args: &Args) -> io::Result<Arc<Self>> {
-        let state = State { socket: start(args)?, held: BTreeMap::new() };
+        let state = State { socket: start_holder(args)?, held: BTreeMap::new() };
         Ok(Arc::new(Self(Mutex::new(state))))
     }
 
@@ -315,22 +328,30 @@ impl Holder {
 
     /// Starts another holder whenever the present one has ended. Never returns.
     pub async fn watch(&self, args: &Args) {
+        let mut replaced: Option<Instant> = None;
         loop {
             let socket = self.state().socket.try_clone();
             let watched = match socket {
                 Ok(socket) => gone(socket).await,
                 Err(error) => Err(error),
             };
-            let started = watched.and_then(|()| self.replace(args));
-            if let Err(error) = started {
-                crate::log::warn(&format!("no holder beside the shim: {error}"));
+            // The next one may have no room for all descriptors either.
+            if replaced.is_some_and(|since| since.elapsed() < AGAIN) {
+                crate::log::warn("the holder beside the shim ended at once");
                 tokio::time::sleep(AGAIN).await;
+            }
+            match watched.and_then(|()| self.replace(args)) {
+                Ok(()) => replaced = Some(Instant::now()),
+                Err(error) => {
+                    crate::log::warn(&format!("no holder beside the shim: {error}"));
+                    tokio::time::sleep(AGAIN).await;
+                }
             }
         }
     }
 
     fn replace(&self, args: &Args) -> io::Result<()> {
-        let socket = start(args)?;
+        let socket = start_holder(args)?;
         self.state().move_to(socket)
     }
 
@@ -349,7 +370,7 @@ impl Holder {
     }
 }
 
-fn start(args: &Args) -> io::Result<OwnedFd> {
+fn start_holder(args: &Args) -> io::Result<OwnedFd> {
     let (ours, theirs) = pair()?;
     let mut command = tokio::process::Command::new(THIS);
     command.arg0(NAME).args(args.words_of_holder()).arg("hold").current_dir("/");

@@ -93,8 +93,20 @@ fn the_next_holder_gets_the_listening_socket_last() {
 #[test]
 fn a_holder_that_lacks_a_descriptor_ends() {
     let (holder, theirs) = ends();
-    // The socket takes no message of that size.
-    let _kept = holder.put("x".repeat(8 << 20), end_of_pipe());
+    // Its end would be cut.
+    let _kept = holder.put("x".repeat(LONGEST), end_of_pipe());
     let mut held = BTreeMap::new();
     assert!(attend(&theirs, &mut held) && held.is_empty());
+}
+
+#[test]
+fn a_holder_that_has_no_room_for_a_descriptor_ends() {
+    let (holder, theirs) = ends();
+    let _kept = holder.put("y".repeat(LONGEST - 1), end_of_pipe());
+    // As it arrives at a process without descriptors.
+    send(&holder.state().socket, PUT, "lost", None).unwrap();
+    let _after = holder.put("after".to_owned(), end_of_pipe());
+    let mut held = BTreeMap::new();
+    assert!(attend(&theirs, &mut held));
+    assert_eq!(held.into_keys().collect::<Vec<_>>(), ["y".repeat(LONGEST - 1)]);
 }
