@@ -96,6 +96,8 @@ impl Fetcher {
 
     /// Does the work of [`Fetcher::hold`] on the calling thread.
     fn reach_and_hold(self: &Arc<Self>) -> Result<Arc<Held>> {
+        // Also if one is held already: that may be of a process that has just ended, and only a new
+        // connection shows that the process accepts some.
         let connection = self.reach()?;
         self.held_or(Some(connection))
     }
@@ -178,24 +180,24 @@ impl Fetcher {
         let begun = Instant::now();
         let (mut child, mut starts) = (None, 0);
         loop {
-            match self.connect(&address) {
+            let refused = match self.connect(&address) {
                 Ok(connection) => {
                     if let Some(child) = child {
                         reap(child);
                     }
                     return Ok(connection);
                 }
-                // It listens, and is slow to accept.
-                Err(Errno::AGAIN) => {}
-                Err(_) if child.is_none() => {
-                    child = Some(self.start()?);
-                    starts += 1;
-                }
-                Err(_) => {}
+                Err(errno) => errno,
+            };
+            // With this error it listens, and is slow to accept.
+            if refused != Errno::AGAIN && child.is_none() {
+                child = Some(self.start()?);
+                starts += 1;
             }
             if let Some(status) = ended(&mut child) {
                 if starts == MOST_STARTS {
-                    return Err(failed(format!("it ended at once: {status}")));
+                    let why = format!("it ended at once: {status}; {}", self.refusal(refused));
+                    return Err(failed(why));
                 }
                 std::thread::sleep(LEAST_PAUSE);
             }
@@ -203,12 +205,17 @@ impl Fetcher {
                 if let Some(child) = child {
                     end(child);
                 }
-                let (socket, patience) = (self.socket.display(), self.patience);
-                let why = format!("it does not accept a connection at {socket} in {patience:?}");
+                let (refusal, patience) = (self.refusal(refused), self.patience);
+                let why = format!("it does not accept a connection in {patience:?}; {refusal}");
                 return Err(failed(why));
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Describes an error of connecting: "connecting to SOCKET: REASON".
+    fn refusal(&self, errno: Errno) -> String {
+        format!("connecting to {}: {}", self.socket.display(), std::io::Error::from(errno))
     }
 
     fn connect(&self, address: &SocketAddrUnix) -> rustix::io::Result<Foreign> {
@@ -265,8 +272,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::adopt::tests::{added_of, record_of};
-    use crate::record::SandboxState;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -407,7 +412,8 @@ mod tests {
         let mark = tempfile::tempdir().unwrap();
         let rig = Rig::new(&stays(mark.path()), Duration::from_millis(50));
         let error = rig.fetcher.reach_and_hold().err().unwrap().to_string();
-        assert!(error.contains("does not accept a connection at"), "{error}");
+        assert!(error.contains("does not accept a connection in"), "{error}");
+        assert!(error.contains("fetch.sock: No such file"), "{error}");
         std::fs::remove_file(rig.dir.path().join("slipway")).unwrap();
         let error = rig.fetcher.reach_and_hold().err().unwrap().to_string();
         assert!(error.contains("cannot start"), "{error}");
@@ -423,20 +429,5 @@ mod tests {
         }
         assert_eq!(pause, LONGEST_PAUSE);
         assert_eq!(next_pause(pause, LASTS), LEAST_PAUSE);
-    }
-
-    #[test]
-    fn a_record_tells_whether_an_image_of_it_may_be_incomplete() {
-        let mut record = record_of(SandboxState::Running);
-        assert!(!record.has_lazy_image(), "a record of an earlier version");
-        record.settings.lazy = true;
-        assert!(record.has_lazy_image());
-        record.settings.lazy = false;
-        record.added = vec![added_of("a", SandboxState::Running)];
-        assert!(!record.has_lazy_image());
-        record.added[0].settings.lazy = true;
-        assert!(record.has_lazy_image());
-        record.added[0].state = SandboxState::Exited;
-        assert!(!record.has_lazy_image());
     }
 }

@@ -457,6 +457,21 @@ mod tests {
     }
 
     #[test]
+    fn a_record_tells_whether_an_image_of_it_may_be_incomplete() {
+        let mut record = crate::adopt::tests::record_of(SandboxState::Running);
+        assert!(!record.has_lazy_image(), "a record of an earlier version");
+        record.settings.lazy = true;
+        assert!(record.has_lazy_image());
+        record.settings.lazy = false;
+        record.added = vec![crate::adopt::tests::added_of("a", SandboxState::Running)];
+        assert!(!record.has_lazy_image());
+        record.added[0].settings.lazy = true;
+        assert!(record.has_lazy_image());
+        record.added[0].state = SandboxState::Exited;
+        assert!(!record.has_lazy_image());
+    }
+
+    #[test]
     fn a_sandbox_of_an_earlier_version_keeps_its_size() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path(), "0123456789ab");
