@@ -24,7 +24,7 @@ fn run(shared: &Weak<Shared>) {
         idle(true);
         std::thread::yield_now();
         idle(false);
-        pool.zeroed(zero(&job));
+        pool.count_zeroed(zero(&job));
         if let Some(done) = job.done {
             done.ring();
         }

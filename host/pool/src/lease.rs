@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -24,6 +23,8 @@ use crate::userfault::{Continued, Userfault};
 const BATCH: u64 = 2 << 20;
 /// The time between two looks whether a sandbox whose connection has ended is gone.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// The pause after an error of waiting for faults or of reading them.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The memory of one sandbox.
 pub(crate) struct Lease {
@@ -43,7 +44,8 @@ pub(crate) struct Lease {
 
 /// The result of a poll.
 struct Ready {
-    faults: bool,
+    /// The events that poll(2) reports for the userfaultfd.
+    faults: PollFlags,
     hung_up: bool,
     bell: bool,
 }
@@ -58,28 +60,8 @@ impl Lease {
         request: Request,
         bin: &Bin,
     ) -> Result<Self, WireError> {
-        let (memory, place) = match Self::choose(shared, request) {
-            Ok(chosen) => chosen,
-            Err(text) => {
-                send(connection.as_fd(), &Answer::Refused(text.as_bytes()).encode(), &[])?;
-                return Err(WireError::Refused(text));
-            }
-        };
-        // Before anybody else has the file: a device that is given it must know what it is.
-        shared.settings.files.add(&memory);
-        let traits = Traits { home: memory.home(), fork: memory.template().is_some() };
-        send(connection.as_fd(), &Answer::Given(traits).encode(), &[memory.file()])?;
-        let token = token(&memory).map_err(WireError::io("opening memory for its name"))?;
-        let files = [token.as_fd(), shared.device()];
-        send(connection.as_fd(), &traits.encode_token(), &files)?;
-        let (message, [faults]) = receive(connection.as_fd(), bin)?;
-        let ranges = faults::decode(&message).ok_or(WireError::Malformed)?;
-        let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
-        if ranges.iter().any(lost) {
-            return Err(WireError::Malformed);
-        }
-        let faults = Userfault::of_peer(Foreign::into_owned(faults));
-        let faults = faults.map_err(WireError::io("taking a userfaultfd"))?;
+        let (memory, place) = Self::offer(shared, &connection, request)?;
+        let (faults, ranges) = Self::accept_faults(&memory, &connection, bin)?;
         let bell = Arc::new(Bell::new().map_err(WireError::io("making an eventfd"))?);
         if let Some(place) = &place {
             let kept = place.put(&memory, &connection, &faults, &ranges);
@@ -101,6 +83,47 @@ impl Lease {
         }
     }
 
+    /// Sends the memory that the launcher asks for, and then its token, for the VMM.
+    fn offer(
+        shared: &Shared,
+        connection: &OwnedFd,
+        request: Request,
+    ) -> Result<(Arc<LateMemory>, Option<Place>), WireError> {
+        let (memory, place) = match Self::take_memory(shared, request) {
+            Ok(taken) => taken,
+            Err(text) => {
+                send(connection.as_fd(), &Answer::Refused(text.as_bytes()).encode(), &[])?;
+                return Err(WireError::Refused(text));
+            }
+        };
+        // Before anybody else has the file: a device that is given it must know what it is.
+        shared.settings.files.add(&memory);
+        let traits = Traits { home: memory.home(), fork: memory.template().is_some() };
+        send(connection.as_fd(), &Answer::Given(traits).encode(), &[memory.file()])?;
+        let token = token(&memory).map_err(WireError::io("opening memory for its name"))?;
+        let files = [token.as_fd(), shared.device()];
+        send(connection.as_fd(), &traits.encode_token(), &files)?;
+        Ok((memory, place))
+    }
+
+    /// Receives the faults of the VMM, and where in its address space the memory is. Waits for
+    /// them without a deadline: a VMM may begin late on a busy host, this thread serves nobody
+    /// else, and the end of the launcher and of the VMM ends the connection.
+    fn accept_faults(
+        memory: &LateMemory,
+        connection: &OwnedFd,
+        bin: &Bin,
+    ) -> Result<(Userfault, Vec<Range>), WireError> {
+        let (message, [faults]) = receive(connection.as_fd(), bin)?;
+        let ranges = faults::decode(&message).ok_or(WireError::Malformed)?;
+        let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
+        if ranges.iter().any(lost) {
+            return Err(WireError::Malformed);
+        }
+        let faults = Userfault::of_peer(Foreign::into_owned(faults));
+        Ok((faults.map_err(WireError::io("taking a userfaultfd"))?, ranges))
+    }
+
     /// Returns what only memory with a template has.
     fn fork(shared: &Shared, memory: &LateMemory, request: Request) -> Option<Fork> {
         memory.template()?;
@@ -110,7 +133,7 @@ impl Lease {
 
     /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed, or
     /// copied from its template, now. Of other memory, the sandbox has the parts without pages.
-    fn choose(
+    fn take_memory(
         shared: &Shared,
         request: Request,
     ) -> Result<(Arc<LateMemory>, Option<Place>), String> {
@@ -179,30 +202,45 @@ impl Lease {
         let mut hung_up = false;
         loop {
             let more = fork.as_ref().is_some_and(Fork::has_more);
-            match self.wait(hung_up, more) {
-                Err(error) => {
-                    tracing::error!(%error, "faults of a sandbox cannot be served");
-                    std::thread::sleep(Duration::from_secs(1));
-                }
-                Ok(ready) => {
-                    hung_up |= ready.hung_up;
-                    if ready.bell {
-                        self.bell.silence();
-                        self.release();
-                    }
-                    if ready.faults {
-                        self.serve_faults(fork.as_ref());
-                    } else if let Some(fork) = fork.as_mut().filter(|_| !hung_up) {
-                        let (faults, ranges) = (&self.faults, &self.ranges);
-                        let copied = fork::copy_ahead(&self.memory, faults, ranges, fork);
-                        self.shared.copied_ahead.fetch_add(copied, Ordering::Relaxed);
-                    }
-                }
+            let served = self.wait(hung_up, more).and_then(|ready| {
+                hung_up |= ready.hung_up;
+                self.serve_turn(&ready, fork.as_mut(), hung_up)
+            });
+            if let Err(error) = served {
+                tracing::error!(%error, "faults of a sandbox cannot be served");
+                std::thread::sleep(PAUSE);
             }
             if hung_up && self.is_gone() {
                 return self.take_back();
             }
         }
+    }
+
+    /// Does what a poll has found, or copies ahead if there is nothing else to do.
+    fn serve_turn(
+        &self,
+        ready: &Ready,
+        fork: Option<&mut Fork>,
+        hung_up: bool,
+    ) -> std::io::Result<()> {
+        if ready.bell {
+            self.bell.silence();
+            self.release();
+        }
+        if ready.faults.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            // As when a process that has the userfaultfd, too, has made it block: the kernel says
+            // nothing else of it then, and at once.
+            self.faults.never_wait()?;
+            return Err(std::io::Error::other("poll(2) fails for the userfaultfd"));
+        }
+        if ready.faults.contains(PollFlags::IN) {
+            return self.serve_faults(fork.as_deref());
+        }
+        if let Some(fork) = fork.filter(|_| !hung_up) {
+            let copied = fork::copy_ahead(&self.memory, &self.faults, &self.ranges, fork);
+            self.shared.count_copied(copied);
+        }
+        Ok(())
     }
 
     /// Waits until there is something to do, for a moment only once the connection has ended, and
@@ -223,20 +261,17 @@ impl Lease {
             Err(rustix::io::Errno::INTR) => {}
             other => drop(other?),
         }
-        let found = |at: usize, flags| {
-            polled.get(at).is_some_and(|one: &PollFd<'_>| one.revents().intersects(flags))
-        };
+        let found = |at: usize| polled.get(at).map_or(PollFlags::empty(), PollFd::revents);
         Ok(Ready {
-            // A userfaultfd that cannot be read any more is no reason to poll again at once.
-            faults: found(0, PollFlags::IN),
-            bell: found(1, PollFlags::IN),
-            hung_up: found(2, PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
+            faults: found(0),
+            bell: found(1).contains(PollFlags::IN),
+            hung_up: found(2).intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
         })
     }
 
-    fn serve_faults(&self, fork: Option<&Fork>) {
-        for address in self.faults.faults().unwrap_or_default() {
-            self.shared.faults.fetch_add(1, Ordering::Relaxed);
+    fn serve_faults(&self, fork: Option<&Fork>) -> std::io::Result<()> {
+        for address in self.faults.faults()? {
+            self.shared.count_fault();
             let holds = |one: &&Range| one.address <= address && address - one.address < one.len;
             if let Some(range) = self.ranges.iter().find(holds) {
                 let at = address - range.address;
@@ -246,6 +281,7 @@ impl Lease {
                 }
             }
         }
+        Ok(())
     }
 
     /// Zeroes and maps pages from byte `at` of a range on, up to the end of its block of 2 MiB.

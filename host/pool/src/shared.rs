@@ -74,8 +74,8 @@ pub(crate) struct Shared {
     /// Tells the thread in the background that there is work, or that the pool has ended.
     work: Condvar,
     pub(crate) templates: Templates,
-    pub(crate) faults: AtomicU64,
-    pub(crate) copied_ahead: AtomicU64,
+    faults: AtomicU64,
+    copied_ahead: AtomicU64,
     zeroed_ahead: AtomicU64,
 }
 
@@ -92,8 +92,16 @@ struct Zeroing {
     memory: Arc<LateMemory>,
     /// The number of the next granule to look at.
     next: usize,
-    /// Rung when all granules were looked at; `None` for memory that nobody has.
-    done: Option<Arc<Bell>>,
+    /// The sandbox that has the memory; `None` for memory that nobody has.
+    user: Option<User>,
+}
+
+/// The sandbox that has a memory.
+struct User {
+    /// The device and inode number of the memory's file; `None` if the kernel does not tell them.
+    identity: Option<(u64, u64)>,
+    /// Rung when all granules were looked at.
+    done: Arc<Bell>,
 }
 
 /// A part of a memory for the thread in the background.
@@ -206,14 +214,14 @@ impl Shared {
             return self.fork(request);
         }
         let mut state = self.lock();
-        let (home, recycled) = match state.choose(request, None, &self.topology) {
+        let (home, recycled) = match state.pick(request, None, &self.topology) {
             Choice::Recycled(at) => (None, state.free.remove(at)),
             Choice::New(home) => (home, None),
         };
         drop(state);
         let memory = match recycled {
             Some(one) => one.memory,
-            None => self.make(request, home)?,
+            None => self.make_new(request, home)?,
         };
         if self.settings.ahead {
             self.top_up(request, &memory);
@@ -238,7 +246,7 @@ impl Shared {
 
     /// Makes new memory if none is left for another such request, after `taken` was taken for one.
     fn top_up(&self, request: Request, taken: &LateMemory) {
-        let next = self.lock().choose(request, Some(taken), &self.topology);
+        let next = self.lock().pick(request, Some(taken), &self.topology);
         // The thread in the background makes its pages. Too few huge ones are no error here.
         if let Choice::New(home) = next
             && let Ok(spare) = fresh(request, home, &self.topology)
@@ -249,11 +257,15 @@ impl Shared {
 
     /// Makes new memory. Where too few huge pages are left for it, takes recycled memory of another
     /// node.
-    fn make(&self, request: Request, home: Option<NumaNode>) -> Result<Arc<LateMemory>, String> {
+    fn make_new(
+        &self,
+        request: Request,
+        home: Option<NumaNode>,
+    ) -> Result<Arc<LateMemory>, String> {
         fresh(request, home, &self.topology).or_else(|reason| {
             let anywhere = Request { near: None, ..request };
             let mut state = self.lock();
-            match state.choose(anywhere, None, &self.topology) {
+            match state.pick(anywhere, None, &self.topology) {
                 Choice::Recycled(at) => state.free.remove(at).map(|one| one.memory).ok_or(reason),
                 Choice::New(_) => Err(reason),
             }
@@ -264,8 +276,10 @@ impl Shared {
     pub(crate) fn lend(&self, memory: &Arc<LateMemory>, bell: &Arc<Bell>) {
         // Nothing of a fork is zeroed ahead.
         let next = memory.template().map_or(0, |_| memory.granules());
-        let (memory, done) = (memory.clone(), Some(bell.clone()));
-        self.lock().lent.push(Zeroing { memory, next, done });
+        let status = rustix::fs::fstat(memory.file());
+        let identity = status.ok().map(|status| (status.st_dev, status.st_ino));
+        let user = Some(User { identity, done: bell.clone() });
+        self.lock().lent.push(Zeroing { memory: memory.clone(), next, user });
         self.work.notify_all();
     }
 
@@ -277,8 +291,7 @@ impl Shared {
     /// Returns the memory of a sandbox whose file has this device and inode number.
     pub(crate) fn lent(&self, identity: (u64, u64)) -> Option<Arc<LateMemory>> {
         let has = |one: &&Zeroing| {
-            let status = rustix::fs::fstat(one.memory.file());
-            status.is_ok_and(|status| (status.st_dev, status.st_ino) == identity)
+            one.user.as_ref().is_some_and(|user| user.identity == Some(identity))
         };
         self.lock().lent.iter().find(has).map(|one| one.memory.clone())
     }
@@ -289,7 +302,7 @@ impl Shared {
         if state.ended {
             return;
         }
-        state.free.push_back(Zeroing { memory, next: 0, done: None });
+        state.free.push_back(Zeroing { memory, next: 0, user: None });
         let mut held: u64 = state.free.iter().map(|one| one.memory.len() as u64).sum();
         let mut surplus = Vec::new();
         while held > self.settings.limit {
@@ -328,19 +341,29 @@ impl Shared {
         for memory in free {
             let count = memory.granules() * percent.min(100) / 100;
             let zeroed = (0..count).filter(|one| memory.zero_ahead(*one) == Ok(true)).count();
-            self.zeroed(zeroed as u64);
+            self.count_zeroed(zeroed as u64);
         }
     }
 
+    /// Counts a fault that is served.
+    pub(crate) fn count_fault(&self) {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts pages of 4 KiB that were copied ahead.
+    pub(crate) fn count_copied(&self, pages: u64) {
+        self.copied_ahead.fetch_add(pages, Ordering::Relaxed);
+    }
+
     /// Counts granules that were zeroed ahead.
-    pub(crate) fn zeroed(&self, granules: u64) {
+    pub(crate) fn count_zeroed(&self, granules: u64) {
         self.zeroed_ahead.fetch_add(granules, Ordering::Relaxed);
     }
 }
 
 impl State {
     /// Chooses memory for a request. `taken` was taken for a sandbox and is not lent yet.
-    fn choose(&self, request: Request, taken: Option<&LateMemory>, topology: &Topology) -> Choice {
+    fn pick(&self, request: Request, taken: Option<&LateMemory>, topology: &Topology) -> Choice {
         let fits = |(_, one): &(usize, &Zeroing)| is_like(&one.memory, request);
         let candidates = self.free.iter().enumerate().filter(fits).map(|(at, one)| Candidate {
             at,
@@ -364,6 +387,9 @@ impl State {
 }
 
 impl Zeroing {
+    /// Takes the next part, of at most so many granules. Missing pages are made for memory that
+    /// nobody has, which a sandbox then finds there; those of a sandbox's memory are made when the
+    /// sandbox touches them.
     fn part(&mut self, granules: usize) -> Job {
         let all = self.memory.granules();
         let start = self.next;
@@ -372,8 +398,8 @@ impl Zeroing {
         Job {
             memory: self.memory.clone(),
             granules: start..self.next,
-            populate: self.done.is_none(),
-            done: self.done.clone().filter(|_| last),
+            populate: self.user.is_none(),
+            done: self.user.as_ref().filter(|_| last).map(|user| user.done.clone()),
         }
     }
 }

@@ -40,8 +40,18 @@ pub struct Userfault(OwnedFd);
 impl Userfault {
     /// Takes a descriptor that another process made. Not being a userfaultfd, it fails later calls.
     pub fn of_peer(file: OwnedFd) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&file, true)?;
-        Ok(Self(file))
+        let this = Self(file);
+        this.never_wait()?;
+        Ok(this)
+    }
+
+    /// Has [`Userfault::faults`] never wait, and poll(2) tell of faults. Another process with the
+    /// descriptor can undo that.
+    ///
+    /// # Errors
+    /// The errno of the kernel.
+    pub fn never_wait(&self) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.0, true)?)
     }
 
     /// Makes a request whose argument is these words.
@@ -111,23 +121,43 @@ impl Userfault {
     /// Returns the addresses of some of the faults that wait, at most 16. Never waits.
     ///
     /// # Errors
-    /// The errors of read(2).
+    /// The errors of read(2). [`io::ErrorKind::InvalidData`] if what was read has no fault: the
+    /// descriptor is no userfaultfd, and may be readable for ever.
     pub fn faults(&self) -> io::Result<Vec<u64>> {
         let mut messages = [0; 16 * MESSAGE];
         let read = match rustix::io::read(&self.0, &mut messages) {
-            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
             other => other?,
         };
         let messages = messages[..read].chunks_exact(MESSAGE);
         let faults = messages.filter(|message| message[0] == EVENT_PAGEFAULT);
         // Flags, then the address (`struct uffd_msg`).
         let address = |message: &[u8]| message[16..24].try_into().map_or(0, u64::from_ne_bytes);
-        Ok(faults.map(address).collect())
+        let faults: Vec<u64> = faults.map(address).collect();
+        if faults.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(faults) }
     }
 }
 
 impl AsFd for Userfault {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_without_faults_is_an_error_unless_it_has_nothing_yet() {
+        let (silent, _writer) = io::pipe().unwrap();
+        assert!(Userfault::of_peer(silent.into()).unwrap().faults().unwrap().is_empty());
+        for endless in ["/dev/null", "/dev/zero"] {
+            let file = File::open(endless).unwrap();
+            let error = Userfault::of_peer(file.into()).unwrap().faults().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{endless}");
+        }
     }
 }
