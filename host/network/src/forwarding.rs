@@ -21,6 +21,8 @@
 //!   that restores the state while another switches forwarding on would remove the record and
 //!   leave some switches on for ever.
 
+mod switches;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -31,10 +33,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slipway_lock::Lock;
 
+use self::switches::{FOUR, PROC, SIX, Switches, is_set};
 use crate::host::DEVICE;
 use crate::{Error, Result};
 
-const PROC: &str = "/proc/sys/net";
 /// The longest wait for another daemon that changes the switches, which takes it milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -65,51 +67,7 @@ struct Before {
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarding {
     file: PathBuf,
-}
-
-/// The switches of one family: a directory with one switch for each interface.
-struct Switches {
-    family: &'static str,
-    name: &'static str,
-}
-
-const FOUR: Switches = Switches { family: "ipv4", name: "forwarding" };
-const SIX: Switches = Switches { family: "ipv6", name: "force_forwarding" };
-
-impl Switches {
-    fn path(&self, interface: &str) -> PathBuf {
-        Path::new(PROC).join(self.family).join("conf").join(interface).join(self.name)
-    }
-
-    /// Returns the interfaces that have the switch. New interfaces start with the value of
-    /// "default".
-    fn interfaces(&self) -> Vec<String> {
-        let named = ["default".to_owned()].into_iter().chain(interfaces(self.family));
-        named.filter(|name| self.path(name).exists()).collect()
-    }
-
-    fn on(&self) -> BTreeSet<String> {
-        self.interfaces().into_iter().filter(|name| is_set(&self.path(name))).collect()
-    }
-
-    fn open(&self) -> Result<()> {
-        for name in self.interfaces() {
-            let path = self.path(&name);
-            if !is_set(&path)
-                && let Err(error) = fs::write(&path, "1")
-                && path.exists()
-            {
-                return Err(Error::host("cannot switch IP forwarding on")(error));
-            }
-        }
-        Ok(())
-    }
-
-    fn close(&self, before: &BTreeSet<String>) {
-        for name in self.interfaces().iter().filter(|name| !before.contains(*name)) {
-            let _ = fs::write(self.path(name), "0");
-        }
-    }
+    switches: Switches,
 }
 
 impl Forwarding {
@@ -127,17 +85,18 @@ impl Forwarding {
         if file.exists() && !named.exists() && is_first_namespace() {
             let _ = fs::rename(file, &named);
         }
-        Ok(Self { file: named })
+        Ok(Self { file: named, switches: Switches(PROC.into()) })
     }
 
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.
     ///
     /// # Errors
-    /// [`Error::Host`] if the record cannot be read.
+    /// [`Error::Host`] if the record or a switch cannot be read.
     pub fn only_for_sandboxes(&self) -> Result<OnlyForSandboxes> {
-        let ipv6 =
-            is_there(SIX.family) && (!is_set(&whole_six()) || self.load()?.six_whole.is_some());
-        Ok(OnlyForSandboxes { ipv4: !is_set(&whole_four()), ipv6 })
+        let switches = &self.switches;
+        let ipv6 = switches.has(SIX.family)
+            && (!is_set(&switches.whole_six())? || self.load()?.six_whole.is_some());
+        Ok(OnlyForSandboxes { ipv4: !is_set(&switches.whole_four())?, ipv6 })
     }
 
     /// Switches forwarding on for the families of `only`. The packet filter must have its rules
@@ -147,28 +106,28 @@ impl Forwarding {
     /// # Errors
     /// [`Error::Host`]; no switch is changed if that is for the record.
     pub fn open(&self, only: OnlyForSandboxes) -> Result<()> {
-        let _lock = self.lock()?;
+        let (_lock, switches) = (self.lock()?, &self.switches);
         let mut before = self.load()?;
         // If the host now forwards for its own reasons, that must not be undone later.
         before.four = before.four.filter(|_| only.ipv4);
         before.six = before.six.filter(|_| only.ipv6);
         if only.ipv4 && before.four.is_none() {
-            before.four = Some(FOUR.on());
+            before.four = Some(switches.on(FOUR)?);
         }
-        let each = SIX.path("all").exists();
+        let each = switches.path(SIX, "all").exists();
         if only.ipv6 && each && before.six.is_none() {
-            before.six = Some(SIX.on());
+            before.six = Some(switches.on(SIX)?);
         }
         if only.ipv6 && !each && before.six_whole.is_none() {
-            before.six_whole = Some(takers_of_advertisements());
+            before.six_whole = Some(switches.takers_of_advertisements()?);
         }
         self.save(&before)?;
         if only.ipv4 {
-            FOUR.open()?;
+            switches.open(FOUR)?;
         }
         match &before.six_whole {
-            Some(takers) if only.ipv6 => open_six_whole(takers),
-            _ if only.ipv6 => SIX.open(),
+            Some(takers) if only.ipv6 => switches.open_six_whole(takers),
+            _ if only.ipv6 => switches.open(SIX),
             _ => Ok(()),
         }
     }
@@ -178,7 +137,8 @@ impl Forwarding {
     ///
     /// # Errors
     /// [`Error::Host`] if another daemon keeps the lock or the record cannot be read; nothing is
-    /// changed then.
+    /// changed then. [`Error::Host`] if a switch cannot be restored; the record stays then, for the
+    /// next attempt.
     pub fn close(&self, own: &BTreeSet<String>) -> Result<()> {
         if !self.file.exists() {
             return Ok(());
@@ -186,20 +146,10 @@ impl Forwarding {
         let _lock = self.lock()?;
         let others = |name: &String| name.starts_with(DEVICE) && !own.contains(name);
         // A daemon makes its interface before it waits for the lock in `open`.
-        if !self.file.exists() || interfaces(FOUR.family).iter().any(others) {
+        if !self.file.exists() || self.switches.interfaces(FOUR.family).iter().any(others) {
             return Ok(());
         }
-        let before = self.load()?;
-        if let Some(before) = before.four.filter(|_| !is_set(&whole_four())) {
-            FOUR.close(&before);
-        }
-        if let Some(before) = before.six.filter(|_| !is_set(&whole_six())) {
-            SIX.close(&before);
-        }
-        if let Some(takers) = before.six_whole {
-            let _ = fs::write(whole_six(), "0");
-            takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "1")));
-        }
+        self.switches.restore(&self.load()?)?;
         let _ = fs::remove_file(&self.file);
         Ok(())
     }
@@ -258,61 +208,148 @@ fn is_first_namespace() -> bool {
     matches!((namespace("thread-self"), namespace("1")), (Ok(own), Ok(first)) if own == first)
 }
 
-fn whole_four() -> PathBuf {
-    Path::new(PROC).join("ipv4/ip_forward")
-}
-
-fn whole_six() -> PathBuf {
-    Path::new(PROC).join("ipv6/conf/all/forwarding")
-}
-
-/// Returns whether the host has switches of the family: it has none if IPv6 is switched off.
-fn is_there(family: &str) -> bool {
-    Path::new(PROC).join(family).join("conf").exists()
-}
-
-fn is_set(path: &Path) -> bool {
-    fs::read_to_string(path).is_ok_and(|value| value.trim() == "1")
-}
-
-/// Returns the interfaces of the host except the loopback.
-fn interfaces(family: &str) -> Vec<String> {
-    let entries = fs::read_dir(Path::new(PROC).join(family).join("conf"));
-    let names = entries.into_iter().flatten().flatten();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| !["all", "default", "lo"].contains(&name.as_str())).collect()
-}
-
-fn accept_ra(interface: &str) -> PathBuf {
-    Path::new(PROC).join("ipv6/conf").join(interface).join("accept_ra")
-}
-
-/// Returns the interfaces that take router advertisements unless the host forwards (1).
-fn takers_of_advertisements() -> BTreeSet<String> {
-    let all = ["all", "default"].map(str::to_owned).into_iter().chain(interfaces(SIX.family));
-    all.filter(|name| is_set(&accept_ra(name))).collect()
-}
-
-/// Switches IPv6 forwarding on for the whole host. An interface of a forwarding host takes router
-/// advertisements only if its value is 2 instead of 1: otherwise the host would lose its default
-/// route.
-fn open_six_whole(takers: &BTreeSet<String>) -> Result<()> {
-    takers.iter().for_each(|name| drop(fs::write(accept_ra(name), "2")));
-    let path = whole_six();
-    if is_set(&path) {
-        return Ok(());
-    }
-    fs::write(path, "1").map_err(Error::host("cannot switch IPv6 forwarding on"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A directory with the switches of a host that forwards nothing, but IPv4 of `eth1`, and whose
+    /// `eth0` takes router advertisements.
+    struct Host(tempfile::TempDir);
+
+    impl Host {
+        /// Makes the host, with a switch for IPv6 of each interface if `each` is set.
+        fn new(each: bool) -> Self {
+            let host = Self(tempfile::tempdir().unwrap());
+            host.put("ipv4/ip_forward", "0");
+            for name in ["all", "default", "lo", "eth0", "eth1"] {
+                host.put(&format!("ipv4/conf/{name}/forwarding"), "0");
+                host.put(&format!("ipv6/conf/{name}/forwarding"), "0");
+                host.put(&format!("ipv6/conf/{name}/accept_ra"), "0");
+                if each {
+                    host.put(&format!("ipv6/conf/{name}/force_forwarding"), "0");
+                }
+            }
+            host.put("ipv4/conf/eth1/forwarding", "1");
+            host.put("ipv6/conf/eth0/accept_ra", "1");
+            host
+        }
+
+        fn path(&self, switch: &str) -> PathBuf {
+            self.0.path().join("net").join(switch)
+        }
+
+        fn put(&self, switch: &str, value: &str) {
+            let path = self.path(switch);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, value).unwrap();
+        }
+
+        /// Makes a switch that cannot be read or written, by root either.
+        fn spoil(&self, switch: &str) {
+            fs::remove_file(self.path(switch)).unwrap();
+            fs::create_dir(self.path(switch)).unwrap();
+        }
+
+        fn mend(&self, switch: &str, value: &str) {
+            fs::remove_dir(self.path(switch)).unwrap();
+            self.put(switch, value);
+        }
+
+        fn of<const N: usize>(&self, switches: [&str; N]) -> [String; N] {
+            switches.map(|switch| fs::read_to_string(self.path(switch)).unwrap())
+        }
+
+        fn forwarding(&self) -> Forwarding {
+            let (file, net) = (self.0.path().join("forwarding.json"), self.0.path().join("net"));
+            Forwarding { file, switches: Switches(net) }
+        }
+    }
+
+    const FOURS: [&str; 5] = [
+        "ipv4/conf/default/forwarding",
+        "ipv4/conf/eth0/forwarding",
+        "ipv4/conf/eth1/forwarding",
+        "ipv4/conf/lo/forwarding",
+        "ipv4/ip_forward",
+    ];
+    const BOTH: OnlyForSandboxes = OnlyForSandboxes { ipv4: true, ipv6: true };
+
+    #[test]
+    fn each_interface_forwards_and_is_restored() {
+        let host = Host::new(true);
+        let forwarding = host.forwarding();
+        let sixes = ["default", "eth0", "all"].map(|name| format!("ipv6/conf/{name}"));
+        let sixes = sixes.map(|conf| format!("{conf}/force_forwarding"));
+        let sixes = sixes.each_ref().map(String::as_str);
+        assert_eq!(forwarding.only_for_sandboxes().unwrap(), BOTH);
+        forwarding.open(BOTH).unwrap();
+        assert_eq!(host.of(FOURS), ["1", "1", "1", "0", "0"]);
+        assert_eq!(host.of(sixes), ["1", "1", "0"]);
+        // Another daemon's network is there.
+        host.put(&format!("ipv4/conf/{DEVICE}0/forwarding"), "1");
+        forwarding.close(&BTreeSet::new()).unwrap();
+        assert!(host.of(FOURS)[0] == "1" && forwarding.file.exists());
+        forwarding.close(&BTreeSet::from([format!("{DEVICE}0")])).unwrap();
+        assert_eq!(host.of(FOURS), ["0", "0", "1", "0", "0"]);
+        assert_eq!(host.of(sixes), ["0", "0", "0"]);
+        assert!(!forwarding.file.exists());
+    }
+
+    #[test]
+    fn the_whole_host_forwards_ipv6_only_when_all_go_on_taking_advertisements() {
+        let host = Host::new(false);
+        let forwarding = host.forwarding();
+        let six = OnlyForSandboxes { ipv4: false, ipv6: true };
+        let whole = ["ipv6/conf/all/forwarding"];
+        // One of an interface that has gone does no harm, one that cannot be written does.
+        let takers = ["eth0", "gone0"].map(str::to_owned).into();
+        forwarding.save(&Before { six_whole: Some(takers), ..Before::default() }).unwrap();
+        host.spoil("ipv6/conf/eth0/accept_ra");
+        let error = forwarding.open(six).unwrap_err().to_string();
+        assert!(error.contains("eth0/accept_ra") && !error.contains('\n'), "{error}");
+        assert_eq!(host.of(whole), ["0"]);
+        host.mend("ipv6/conf/eth0/accept_ra", "1");
+        forwarding.open(six).unwrap();
+        assert_eq!(host.of(whole), ["1"]);
+        assert_eq!(host.of(["ipv6/conf/eth0/accept_ra", "ipv6/conf/eth1/accept_ra"]), ["2", "0"]);
+        assert_eq!(forwarding.only_for_sandboxes().unwrap(), BOTH);
+        forwarding.close(&BTreeSet::new()).unwrap();
+        assert_eq!(host.of(["ipv6/conf/all/forwarding", "ipv6/conf/eth0/accept_ra"]), ["0", "1"]);
+    }
+
+    #[test]
+    fn a_switch_that_cannot_be_restored_is_tried_again() {
+        let host = Host::new(true);
+        let forwarding = host.forwarding();
+        forwarding.open(BOTH).unwrap();
+        host.spoil(FOURS[0]);
+        let error = forwarding.close(&BTreeSet::new()).unwrap_err().to_string();
+        assert!(error.contains(FOURS[0]), "{error}");
+        // The others are restored.
+        assert_eq!(host.of([FOURS[1], "ipv6/conf/eth0/force_forwarding"]), ["0", "0"]);
+        assert!(forwarding.file.exists());
+        host.mend(FOURS[0], "1");
+        forwarding.close(&BTreeSet::new()).unwrap();
+        assert_eq!(host.of(FOURS), ["0", "0", "1", "0", "0"]);
+        assert!(!forwarding.file.exists());
+    }
+
+    #[test]
+    fn a_switch_that_cannot_be_read_is_not_one_that_is_off() {
+        let host = Host::new(true);
+        let forwarding = host.forwarding();
+        host.spoil(FOURS[2]);
+        let error = forwarding.open(BOTH).unwrap_err().to_string();
+        assert!(error.contains(FOURS[2]), "{error}");
+        assert!(!forwarding.file.exists());
+        host.spoil("ipv4/ip_forward");
+        assert!(forwarding.only_for_sandboxes().is_err());
+    }
+
     #[test]
     fn a_record_that_cannot_be_read_is_not_one_that_is_missing() {
-        let dir = tempfile::tempdir().unwrap();
-        let forwarding = Forwarding { file: dir.path().join("forwarding.json") };
+        let host = Host::new(true);
+        let forwarding = host.forwarding();
         // No family: no switch is looked at or changed.
         let none = OnlyForSandboxes::default();
         forwarding.open(none).unwrap();
