@@ -18,7 +18,7 @@ use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, adopt, cgroup, life, network, old_layers, pod_functions};
+use crate::{Error, Result, adopt, cgroup, life, network, old_layers, pod_functions, volume};
 
 impl Node {
     /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
@@ -45,6 +45,7 @@ impl Node {
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(&dir, private).map_err(Error::file("cannot close", &dir))?;
         self.templates.clean();
+        volume::remove_unfinished(&self.config.cache_dir());
         // Before any id is claimed. The record of a VMM's sandbox may be gone, or not be readable.
         self.uids.mark_running();
         let passed_over = self.take_over_all(&dir).await?;

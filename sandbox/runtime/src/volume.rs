@@ -1,13 +1,16 @@
-//! Volumes and the volatile layer: the files on the host that become NVMe namespaces. These
-//! functions wait for the disk, so a daemon calls them in the sandbox's [lane](crate::files::Lane).
+//! Volumes and the volatile layer: the files on the host that become NVMe namespaces. Volumes that
+//! are asked for are checked here, and `images` makes files. These functions wait for the disk,
+//! so a daemon calls them in the sandbox's [lane](crate::files::Lane).
+
+mod images;
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use slipway_plane_api::v1::DeviceIdentity;
 use slipway_space::Space;
 
+pub use self::images::{create_scratch, create_shared, remove_unfinished, volatile_template};
 use crate::copies::is_plain;
 use crate::record::{Device, HostDevice, Store, Volume};
 use crate::v1::VolumeSpec;
@@ -23,16 +26,6 @@ const OWN: [&str; 16] = [
 const MOST_IN_POD: usize = 32;
 /// The smallest volume, which has room for a file system.
 const LEAST_BYTES: u64 = 1 << 20;
-/// The largest disk of directories that the containers of a pod share, if the settings have no
-/// size, and the unit of its size.
-const MOST_SHARED: u64 = 64 << 30;
-const SHARED_UNIT: u64 = 16 << 20;
-/// The way in which mkfs.ext4 makes inode tables: as zeros on the disk, so that no guest writes
-/// them later, which would take memory.
-const TABLES: &str = "lazy_itable_init=0,nodiscard";
-/// The way for a large disk: no tables, which would take space of the host. No guest writes them
-/// that mounts it with `noinit_itable`.
-const NO_TABLES: &str = "lazy_itable_init=1,nodiscard";
 
 /// Checks the requested volumes against the host's current state.
 ///
@@ -48,17 +41,7 @@ pub fn check(specs: &[VolumeSpec], store: &Store) -> Result<Vec<Volume>> {
         }
         let device_path = check_device_path(spec)?;
         check_apart(&spec.name, &device_path, &volumes)?;
-        let (path, scratch_bytes, host_device, file) = match &spec.source {
-            Some(Source::SizeBytes(size)) => {
-                check_size(&spec.name, *size, store.dir())?;
-                (store.dir().join(format!("volume-{}.img", spec.name)), Some(*size), None, None)
-            }
-            Some(Source::Path(path)) => {
-                let Existing { path, host_device, file } = existing(path)?;
-                (path, None, host_device, file)
-            }
-            None => return Err(Error::Invalid(format!("volume {} has no source", spec.name))),
-        };
+        let Backing { path, scratch_bytes, host_device, file } = backing(spec, store)?;
         volumes.push(Volume {
             name: spec.name.clone(),
             path,
@@ -164,18 +147,33 @@ fn check_apart(name: &str, device_path: &str, others: &[Volume]) -> Result<()> {
     })
 }
 
-/// A file or device of the host.
-struct Existing {
-    /// The path without symbolic links.
+/// The file or device behind a volume.
+struct Backing {
+    /// The path, without symbolic links.
     path: PathBuf,
+    /// The size of a scratch volume in bytes; `None` for what is there already.
+    scratch_bytes: Option<u64>,
     /// The device, if it is one.
     host_device: Option<HostDevice>,
-    /// The device and inode number of a regular file.
+    /// The device and inode number of a regular file that is there already.
     file: Option<(u64, u64)>,
 }
 
+/// Finds the file or device of a volume, or the place of its file in `store`.
+fn backing(spec: &VolumeSpec, store: &Store) -> Result<Backing> {
+    match &spec.source {
+        Some(Source::SizeBytes(size)) => {
+            check_size(&spec.name, *size, store.dir())?;
+            let path = store.dir().join(format!("volume-{}.img", spec.name));
+            Ok(Backing { path, scratch_bytes: Some(*size), host_device: None, file: None })
+        }
+        Some(Source::Path(path)) => existing(path),
+        None => Err(Error::Invalid(format!("volume {} has no source", spec.name))),
+    }
+}
+
 /// Finds a file or device of the host.
-fn existing(path: &str) -> Result<Existing> {
+fn existing(path: &str) -> Result<Backing> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let invalid = |why: String| Error::Invalid(format!("volume file {path}: {why}"));
     let full = fs::canonicalize(path).map_err(|error| invalid(error.to_string()))?;
@@ -193,23 +191,8 @@ fn existing(path: &str) -> Result<Existing> {
     }
     let found = if device { DeviceIdentity::at(&full) } else { None };
     let file = (!device).then(|| (kind.dev(), kind.ino()));
-    Ok(Existing { path: full, host_device: found.map(HostDevice::from), file })
-}
-
-/// Creates the files of scratch volumes, sparse. A volume that the container mounts gets an empty
-/// ext4.
-///
-/// # Errors
-/// [`Error::File`]; [`Error::Tool`] when mkfs.ext4 fails or is missing.
-pub fn create_scratch(volumes: &[Volume]) -> Result<()> {
-    for volume in volumes {
-        let Some(size) = volume.scratch_bytes else { continue };
-        sparse(&volume.path, size)?;
-        if !volume.mount_point.is_empty() {
-            format_ext4(&volume.path, TABLES)?;
-        }
-    }
-    Ok(())
+    let host_device = found.map(HostDevice::from);
+    Ok(Backing { path: full, scratch_bytes: None, host_device, file })
 }
 
 /// Refuses a scratch volume that is smaller than 1 MiB or could never be filled.
@@ -227,7 +210,7 @@ fn check_size(name: &str, size: u64, dir: &Path) -> Result<()> {
 /// [`Error::Invalid`], [`Error::File`].
 pub(crate) fn check_fits(name: &str, size: u64, dir: &Path) -> Result<()> {
     let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let free = space(there)?.free;
+    let free = space_of(there)?.free;
     if size > free {
         return Err(Error::Invalid(format!(
             "volume {name} of {} MiB is larger than what {} has free, {} MiB",
@@ -240,162 +223,105 @@ pub(crate) fn check_fits(name: &str, size: u64, dir: &Path) -> Result<()> {
 }
 
 /// Returns the space of the file system of `path`.
-fn space(path: &Path) -> Result<Space> {
+fn space_of(path: &Path) -> Result<Space> {
     Space::at(path).map_err(Error::file("cannot ask", path))
-}
-
-/// Makes the file with the directories that the containers of a pod share, an empty ext4, unless it
-/// is there. It is sparse, and has `most` bytes, or as many as the file system allows; 0 stands for
-/// 64 GiB, but not over half of the file system. Returns the bytes that its file system is to keep
-/// free while guests write to it.
-///
-/// # Errors
-/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`]; [`Error::Invalid`] if there
-/// is no space.
-pub fn create_shared(path: &Path, most: u64) -> Result<u64> {
-    let space = space(path.parent().unwrap_or(Path::new("/")))?;
-    if path.exists() {
-        return Ok(space.reserve());
-    }
-    let size = shared_size(&space, most);
-    if size == 0 {
-        return Err(Error::Invalid(format!(
-            "there is no space for emptyDir volumes at {}: free at least {} MiB",
-            path.display(),
-            SHARED_UNIT >> 20
-        )));
-    }
-    make_ext4(path, size, NO_TABLES)?;
-    Ok(space.reserve())
-}
-
-/// Returns the size of a new disk of shared directories: `most` bytes, or for 0 as many as
-/// [`MOST_SHARED`], but not over half of the file system; and no more than is free beyond its
-/// reserve. It is a multiple of [`SHARED_UNIT`], and 0 if there is no space.
-fn shared_size(space: &Space, most: u64) -> u64 {
-    let most = if most == 0 { MOST_SHARED.min(space.size / 2) } else { most };
-    most.min(space.beyond(space.reserve())) / SHARED_UNIT * SHARED_UNIT
-}
-
-/// Makes a file with an empty ext4. Nobody finds an incomplete one at `path`.
-fn make_ext4(path: &Path, size: u64, tables: &str) -> Result<()> {
-    let last = path.file_name().unwrap_or_default().to_string_lossy();
-    let new = path.with_file_name(format!(".{last}.{}", name::new_id()));
-    let made = sparse(&new, size).and_then(|()| format_ext4(&new, tables));
-    let kept =
-        made.and_then(|()| fs::rename(&new, path).map_err(Error::file("cannot create", path)));
-    if kept.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    kept
-}
-
-fn sparse(path: &Path, size: u64) -> Result<()> {
-    // Nobody else reads it, or locks it, which takes no more than reading.
-    let mut options = fs::File::options();
-    let file = options.write(true).create_new(true).mode(0o600).open(path);
-    let file = file.map_err(Error::file("cannot create", path))?;
-    // The size is a multiple of 4096, so that no logical block of a namespace straddles the end.
-    file.set_len(size.next_multiple_of(4096)).map_err(Error::file("cannot size", path))
-}
-
-/// Returns the path of the empty ext4 file system whose copies on write are the volatile layers. It
-/// is made once for each size.
-///
-/// # Errors
-/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`].
-pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
-    let dir = cache.join("layers");
-    let path = dir.join(format!("{size}.ext4"));
-    if path.exists() {
-        return Ok(path);
-    }
-    fs::create_dir_all(cache).map_err(Error::file("cannot create", cache))?;
-    // VMMs read other files of the cache, and nobody but the daemon this one.
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-    made.map_err(Error::file("cannot create", &dir))?;
-    make_ext4(&path, size, TABLES).map(|()| path)
-}
-
-/// Makes an empty ext4 in a file of zeros, with [`TABLES`] or [`NO_TABLES`].
-fn format_ext4(path: &Path, tables: &str) -> Result<()> {
-    let tool = |reason: String| Error::Tool { program: "mkfs.ext4".to_owned(), reason };
-    let output = std::process::Command::new("mkfs.ext4")
-        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
-        // No journal, since the file system ends with its sandbox. A namespace with blocks of 4096
-        // bytes takes no smaller block of the file system.
-        .args(["-q", "-F", "-m", "0", "-b", "4096", "-O", "^has_journal", "-E"])
-        .arg(tables)
-        .arg(path)
-        .output()
-        .map_err(|error| tool(format!("{error}; `apt-get install e2fsprogs` brings it")))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(tool(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
-    #[test]
-    fn a_disk_of_shared_directories_leaves_space_to_others() {
-        let of = |size: u64, free: u64, most: u64| {
-            shared_size(&Space { size: size << 30, free: free << 30 }, most << 30) >> 30
-        };
-        assert_eq!([of(1000, 900, 0), of(100, 90, 0)], [64, 50]);
-        // 1 GiB stays free.
-        assert_eq!([of(100, 20, 0), of(100, 20, 80), of(100, 90, 80)], [19, 19, 80]);
-        assert_eq!([of(100, 1, 0), of(100, 0, 0), of(100, 1, 9)], [0, 0, 0]);
-        let unknown = Space { size: u64::MAX, free: u64::MAX };
-        assert_eq!(shared_size(&unknown, 0), MOST_SHARED);
-        let odd = Space { size: 1 << 40, free: 1 << 40 };
-        assert_eq!(shared_size(&odd, SHARED_UNIT + 1), SHARED_UNIT);
+    /// Returns the description of a scratch volume of so many bytes.
+    pub(super) fn scratch(name: &str, size: u64) -> VolumeSpec {
+        let source = Some(Source::SizeBytes(size));
+        VolumeSpec { name: name.to_owned(), source, ..VolumeSpec::default() }
+    }
+
+    /// Returns the description of a file's volume.
+    pub(super) fn of_file(name: &str, path: &Path) -> VolumeSpec {
+        let source = Some(Source::Path(path.to_str().unwrap().to_owned()));
+        VolumeSpec { name: name.to_owned(), source, ..VolumeSpec::default() }
+    }
+
+    /// Makes a file of 1 MiB.
+    pub(super) fn file() -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(LEAST_BYTES).unwrap();
+        file
     }
 
     #[test]
-    fn other_users_cannot_open_the_volatile_layers_template() {
-        let cache = tempfile::tempdir().unwrap();
-        let path = match volatile_template(cache.path(), 8 << 20) {
-            Ok(path) => path,
-            Err(Error::Tool { reason, .. }) => {
-                println!("SKIPPED: other_users_cannot_open_the_volatile_layers_template: {reason}");
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-        assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
-    }
-
-    #[test]
-    fn the_disk_of_shared_directories_is_made_once_and_takes_little_space() {
-        use std::os::unix::fs::MetadataExt;
+    fn a_scratch_volume_has_a_size_that_its_disk_can_hold() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("empty-dirs.img");
-        let keep_free = match create_shared(&path, 0) {
-            Ok(keep_free) => keep_free,
-            Err(error @ (Error::Tool { .. } | Error::Invalid(_))) => {
-                println!(
-                    "SKIPPED: the_disk_of_shared_directories_is_made_once_and_takes_little_space: \
-                     {error}"
-                );
-                return;
-            }
-            Err(error) => panic!("{error}"),
+        // Its directory is not there yet.
+        let store = Store::new(dir.path(), "store");
+        let checked = |size| check(&[scratch("data", size)], &store);
+        let volume = checked(LEAST_BYTES).unwrap().remove(0);
+        assert_eq!(volume.path, store.dir().join("volume-data.img"));
+        assert_eq!(volume.scratch_bytes, Some(LEAST_BYTES));
+        assert!(volume.host_device.is_none() && volume.file.is_none());
+        let small = checked(LEAST_BYTES - 1).unwrap_err().to_string();
+        assert!(small.contains("volume data: 1048575 bytes are less than 1 MiB"), "{small}");
+        // Some file systems do not tell what is free.
+        if space_of(dir.path()).unwrap().free < u64::MAX {
+            let large = checked(u64::MAX).unwrap_err().to_string();
+            assert!(large.contains("volume data") && large.contains("has free"), "{large}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_every_volume_has_a_source() {
+        let store = Store::new(Path::new("/"), "store");
+        let file = file();
+        let twice = ["one", "one"].map(|name| of_file(name, file.path()));
+        let said = check(&twice, &store).unwrap_err().to_string();
+        assert!(said.contains("two volumes are called \"one\""), "{said}");
+        let none = VolumeSpec { name: "none".to_owned(), ..VolumeSpec::default() };
+        let said = check(&[none], &store).unwrap_err().to_string();
+        assert!(said.contains("volume none has no source"), "{said}");
+    }
+
+    #[test]
+    fn blocks_have_512_or_4096_bytes_and_those_of_the_vmm_512() {
+        let spec = |device: i32, block_size| VolumeSpec {
+            device,
+            block_size,
+            ..scratch("data", LEAST_BYTES)
         };
-        assert!(keep_free > 0);
-        let status = fs::metadata(&path).unwrap();
-        assert!((SHARED_UNIT..=MOST_SHARED).contains(&status.len()), "{}", status.len());
-        assert!(status.blocks() * 512 <= 64 << 20, "{} blocks", status.blocks());
-        assert_eq!(status.permissions().mode() & 0o7777, 0o600);
-        assert_eq!(create_shared(&path, SHARED_UNIT).unwrap(), keep_free);
-        assert_eq!(fs::metadata(&path).unwrap().ino(), status.ino());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        for (block_size, is_right) in [(0, true), (512, true), (4096, true), (1024, false)] {
+            let checked = check_block_size(&spec(0, block_size));
+            assert_eq!(checked.is_ok(), is_right, "{block_size}");
+        }
+        for (asked, block_size, device) in [
+            (Asked::Plane, 4096, Some(Device::Namespace)),
+            (Asked::PlaneFunction, 4096, Some(Device::Function)),
+            (Asked::VmmNvme, 0, Some(Device::VmmNvme)),
+            (Asked::VmmVirtioBlk, 512, Some(Device::VmmVirtioBlk)),
+            (Asked::VmmNvme, 4096, None),
+            (Asked::VmmVirtioBlk, 4096, None),
+        ] {
+            let checked = check_device(&spec(asked.into(), block_size)).ok();
+            assert_eq!(checked, device, "{asked:?}, {block_size}");
+        }
+        assert!(check_device(&spec(99, 512)).is_err());
+    }
+
+    #[test]
+    fn a_container_of_a_pod_has_some_files_of_the_host() {
+        let store = Store::new(Path::new("/"), "store");
+        let file = file();
+        let many = |count: usize| -> Vec<VolumeSpec> {
+            (0..count).map(|number| of_file(&format!("v{number}"), file.path())).collect()
+        };
+        let most = check_in_pod(&many(MOST_IN_POD), &store).unwrap();
+        assert!(most.iter().all(|volume| volume.scratch_bytes.is_none()));
+        let said = check_in_pod(&many(MOST_IN_POD + 1), &store).unwrap_err().to_string();
+        assert!(said.contains("33 volumes are too many"), "{said}");
+        let own = VolumeSpec { device: Asked::PlaneFunction.into(), ..of_file("own", file.path()) };
+        for other in [scratch("data", LEAST_BYTES), own] {
+            let said = check_in_pod(std::slice::from_ref(&other), &store).unwrap_err().to_string();
+            assert!(said.contains(&other.name) && said.contains("file:PATH"), "{said}");
+        }
     }
 
     #[test]
