@@ -15,6 +15,13 @@ use crate::listener::Listener;
 use crate::real::{self, sys};
 use crate::session;
 
+/// A descriptor in a set.
+#[derive(Clone, Copy)]
+struct Member {
+    set: c_int,
+    fd: c_int,
+}
+
 /// Calls the kernel's epoll_ctl(2). Returns -1 with errno set if it failed.
 pub(super) fn control(set: c_int, how: c_int, fd: c_int, events: u32, datum: u64) -> c_int {
     let event = epoll_event { events, u64: datum };
@@ -32,26 +39,35 @@ pub unsafe extern "C" fn epoll_ctl(
     // SAFETY: the caller guarantees valid pointers.
     let event = unsafe { event.as_ref() };
     let interest = event.map(|event| Interest { events: event.events, datum: event.u64 });
+    let member = Member { set, fd };
     let Some(object) = fds::get(fd) else {
         let done = kernel();
-        // The socket is added before connect(2), as nginx does, or before listen(2).
-        if done == 0 && how == libc::EPOLL_CTL_ADD && is_unconnected(fd) {
+        // The socket is added before connect(2), as nginx does, or before listen(2). The kernel
+        // adds nothing without an interest.
+        if done == 0
+            && how == libc::EPOLL_CTL_ADD
+            && let Some(interest) = interest
+            && is_unconnected(fd)
+        {
             guard(|| {
                 let plain = fds::make(DescriptorKind::Plain);
                 fds::put(fd, &plain);
-                admit(set, fd, &plain, interest.unwrap_or_default(), None);
+                admit(member, &plain, interest, None);
                 Ok(0)
             });
         }
         return done;
     };
+    let done = |outcome: Result<(), Errno>| outcome.map(|()| 0);
     match object.kind() {
-        DescriptorKind::Stream(_) => guard(|| change(set, how, fd, &object, interest)) as c_int,
+        DescriptorKind::Stream(_) => {
+            guard(|| done(change(member, how, &object, interest))) as c_int
+        }
         DescriptorKind::Listener(_) | DescriptorKind::Plain => {
             if kernel() < 0 {
                 return -1;
             }
-            guard(|| follow(set, how, fd, &object, interest)) as c_int
+            guard(|| done(follow(member, how, &object, interest))) as c_int
         }
         _ => kernel(),
     }
@@ -64,12 +80,12 @@ pub unsafe extern "C" fn epoll_ctl(
 /// # Errors
 /// The kernel's, if it adds the descriptor but not the second queue. Neither is in the set then.
 fn follow(
-    set: c_int,
+    member: Member,
     how: c_int,
-    fd: c_int,
     object: &Ref,
     interest: Option<Interest>,
-) -> Result<usize, Errno> {
+) -> Result<(), Errno> {
+    let Member { set, fd } = member;
     let has_queue = first_number(set, object).is_none_or(|first| first == fd);
     let listener = match object.kind() {
         DescriptorKind::Listener(listener) => Some(listener),
@@ -77,11 +93,11 @@ fn follow(
     };
     match (how, interest, listener) {
         (libc::EPOLL_CTL_DEL, _, _) => {
-            leave(set, fd, object);
+            leave(member, object);
             if let Some(listener) = listener.filter(|_| has_queue) {
                 pass_queue_on(set, object, listener);
             }
-            return Ok(0);
+            return Ok(());
         }
         (libc::EPOLL_CTL_ADD, Some(interest), Some(listener)) => {
             if let Err(error) = add_queue(set, listener, interest) {
@@ -90,14 +106,15 @@ fn follow(
             }
         }
         (_, Some(interest), Some(listener)) if has_queue => {
+            // The kernel has just made this change to the listener, so the call has no error.
             control(set, how, listener.eventfd.as_raw_fd(), interest.events, interest.datum);
         }
         _ => {}
     }
     if let Some(interest) = interest {
-        admit(set, fd, object, interest, None);
+        admit(member, object, interest, None);
     }
-    Ok(0)
+    Ok(())
 }
 
 /// Returns the first number of `object` that is in the set and was not closed.
@@ -106,7 +123,7 @@ fn first_number(set: c_int, object: &Ref) -> Option<c_int> {
     // The list keeps what was in a set that was closed, and whose number another set may have.
     let is_there = |fd: c_int| {
         let is_its = |its: Ref| std::ptr::eq(its.object(), object.object());
-        interest_in(set, fd).is_some() && fds::get(fd).is_some_and(is_its)
+        interest_in(Member { set, fd }).is_some() && fds::get(fd).is_some_and(is_its)
     };
     sets.into_iter().find(|(its, fd)| *its == set && is_there(*fd)).map(|(_, fd)| fd)
 }
@@ -115,9 +132,11 @@ fn first_number(set: c_int, object: &Ref) -> Option<c_int> {
 fn pass_queue_on(set: c_int, object: &Ref, listener: &Listener) {
     // Removed in any case: an exclusive member's interest cannot be changed.
     control(set, libc::EPOLL_CTL_DEL, listener.eventfd.as_raw_fd(), 0, 0);
-    let next = first_number(set, object).and_then(|fd| interest_in(set, fd));
-    // The queue that left made room for itself, and epoll_ctl(2) has no error for this.
-    let _ = next.map(|interest| add_queue(set, listener, interest));
+    let next = first_number(set, object).and_then(|fd| interest_in(Member { set, fd }));
+    if let Some(interest) = next {
+        // The queue that left made room for itself, and epoll_ctl(2) has no error for this.
+        let _ = add_queue(set, listener, interest);
+    }
 }
 
 /// Adds the second queue of a listener to the kernel's set. Another number of the listener may have
@@ -154,34 +173,34 @@ fn is_unconnected(fd: c_int) -> bool {
 /// # Errors
 /// The errors of epoll_ctl(2).
 fn change(
-    set: c_int,
+    member: Member,
     how: c_int,
-    fd: c_int,
     object: &Ref,
     interest: Option<Interest>,
-) -> Result<usize, Errno> {
+) -> Result<(), Errno> {
+    let Member { set, fd } = member;
     let group = object.stream().and_then(|stream| stream.endpoint.group());
     if how == libc::EPOLL_CTL_DEL {
         if group.is_none() && control(set, how, fd, 0, 0) < 0 {
             return Err(last_error());
         }
-        let left = leave(set, fd, object);
-        return if left.is_some() || group.is_none() { Ok(0) } else { Err(Errno::NOENT) };
+        let left = leave(member, object);
+        return if left.is_some() || group.is_none() { Ok(()) } else { Err(Errno::NOENT) };
     }
     let interest = interest.ok_or(Errno::FAULT)?;
     let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return Err(Errno::INVAL) };
     match group {
-        Some(key) => watch(set, own, how, fd, object, key)?,
+        Some(key) => watch(member, own, how, object, key)?,
         // The kernel checks the request: `set` may be no epoll set, or contain `fd` already.
         None if control(set, how, fd, IN | EDGE, own.datum(fd as u32)) < 0 => {
             return Err(last_error());
         }
         None => {}
     }
-    admit(set, fd, object, interest, object.stream().map(|_| object));
+    admit(member, object, interest, object.stream().map(|_| object));
     watch_engine(set, own);
-    Ok(0)
+    Ok(())
 }
 
 /// Returns whether `fd` is in the set as `object`, and not as a previous owner of the number.
@@ -195,10 +214,9 @@ fn is_in(inner: &Inner, fd: c_int, object: &Ref) -> bool {
 /// # Errors
 /// The errors of epoll_ctl(2).
 fn watch(
-    set: c_int,
+    Member { set, fd }: Member,
     own: &Set,
     how: c_int,
-    fd: c_int,
     object: &Ref,
     key: Key,
 ) -> Result<(), Errno> {
@@ -278,7 +296,7 @@ fn watch_engine(set: c_int, own: &Set) {
 
 /// Records a member of the set, or its new interest, and notes the set in `object`. A connection,
 /// which is passed as `ours` too, is active at first.
-fn admit(set: c_int, fd: c_int, object: &Ref, interest: Interest, ours: Option<&Ref>) {
+fn admit(Member { set, fd }: Member, object: &Ref, interest: Interest, ours: Option<&Ref>) {
     let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return };
     let Ok(at) = usize::try_from(fd) else { return };
@@ -313,7 +331,7 @@ fn admit(set: c_int, fd: c_int, object: &Ref, interest: Interest, ours: Option<&
 }
 
 /// Takes `fd` out of the set. Returns its interest, or `None` if it was not in the set.
-fn leave(set: c_int, fd: c_int, object: &Ref) -> Option<Interest> {
+fn leave(Member { set, fd }: Member, object: &Ref) -> Option<Interest> {
     object.sets.hold().retain(|one| *one != (set, fd));
     let known = fds::get(set)?;
     let DescriptorKind::Epoll(own) = known.kind() else { return None };
@@ -343,7 +361,7 @@ pub fn forget(object: &Ref) {
         {
             own.kernel_forgets(set, fd);
         }
-        leave(set, fd, object);
+        leave(Member { set, fd }, object);
         real::set_errno(saved);
     }
 }
@@ -351,9 +369,10 @@ pub fn forget(object: &Ref) {
 /// Moves a socket that waited in `set` over to our side of it. The socket is a connection of ours
 /// now, and its descriptor an eventfd that the kernel's set does not contain yet.
 pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
-    let interest = interest_in(set, fd);
+    let member = Member { set, fd };
+    let interest = interest_in(member);
     if interest.is_some()
-        && let Err(error) = change(set, libc::EPOLL_CTL_ADD, fd, object, interest)
+        && let Err(error) = change(member, libc::EPOLL_CTL_ADD, object, interest)
     {
         // connect(2), which calls this, succeeded and has no error for a set.
         session::log(format_args!("events of descriptor {fd} are lost: epoll_ctl: {error}"));
@@ -361,7 +380,7 @@ pub fn became_ours(set: c_int, fd: c_int, object: &Ref) {
 }
 
 /// Returns the recorded interest of a member of the set.
-fn interest_in(set: c_int, fd: c_int) -> Option<Interest> {
+fn interest_in(Member { set, fd }: Member) -> Option<Interest> {
     let known = fds::get(set)?;
     let DescriptorKind::Epoll(own) = known.kind() else { return None };
     let inner = own.inner.hold();
@@ -371,12 +390,13 @@ fn interest_in(set: c_int, fd: c_int) -> Option<Interest> {
 /// Adds the second queue of a listener to `set`, in which the socket waited before listen(2).
 pub fn became_listener(set: c_int, fd: c_int, object: &Ref) {
     let DescriptorKind::Listener(listener) = object.kind() else { return };
-    let Some(interest) = leave(set, fd, object) else { return };
+    let member = Member { set, fd };
+    let Some(interest) = leave(member, object) else { return };
     if let Err(error) = add_queue(set, listener, interest) {
         // listen(2), which calls this, succeeded and has no error for a set.
         session::log(format_args!("connections at descriptor {fd} are late: epoll_ctl: {error}"));
     }
-    admit(set, fd, object, interest, None);
+    admit(member, object, interest, None);
 }
 
 /// Activates a connection in its sets, after this process itself changed its state.
