@@ -221,6 +221,7 @@ pub struct Connection {
     head: Vec<u8>,
     /// Set once the preface was seen.
     synchronised: bool,
+    /// Dropped with the connection, after which [`Port::connections`] waits for the next one.
     _alive: oneshot::Sender<()>,
 }
 
