@@ -92,7 +92,7 @@ impl Missing {
         self.there.are_all_there()
     }
 
-    /// Has a read of these blocks wait. The caller calls [`Missing::go_on`] afterwards.
+    /// Has a read of these blocks wait. The caller calls [`Missing::pursue`] afterwards.
     pub fn wait(&mut self, request: Request, blocks: Range<u64>) {
         let (missing, asked, due) = (blocks.start, blocks.start, self.alarm.now() + PATIENCE);
         self.waiting.push(Waiting { request, blocks, missing, asked, due });
@@ -111,24 +111,36 @@ impl Missing {
             self.release(ready);
         }
         if heard || self.alarm.is_due() {
-            self.go_on(wake, completions);
+            self.pursue(wake, completions);
         }
     }
 
-    /// Ends reads that have waited too long, connects if reads wait and there is no connection,
-    /// and asks for what is missing.
-    pub fn go_on(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) {
+    /// Pursues the reads that wait: ends those that have waited too long, connects if some are left
+    /// and there is no connection, asks for what they lack, and sets the alarm for the next time.
+    pub fn pursue(&mut self, wake: &OwnedFd, completions: &mut Vec<Completion>) {
         let now = self.alarm.now();
-        if self.waiting.first().is_some_and(|read| read.due <= now) {
-            let late = |read: &mut Waiting| read.due <= now;
-            fail(&mut self.waiting, late, libc::ETIMEDOUT, completions);
-        }
+        self.end_late(now, completions);
         if self.link.is_lost() && !self.waiting.is_empty() && self.again <= now {
             self.connect(wake);
         }
         if self.ask().is_err() {
             self.lose(wake);
         }
+        self.set_alarm();
+    }
+
+    /// Ends the reads that have waited too long.
+    fn end_late(&mut self, now: Duration, completions: &mut Vec<Completion>) {
+        // The first one is due first.
+        if self.waiting.first().is_some_and(|read| read.due <= now) {
+            let late = |read: &mut Waiting| read.due <= now;
+            fail(&mut self.waiting, late, libc::ETIMEDOUT, completions);
+        }
+    }
+
+    /// Sets the alarm for the next read that is due, or for the next attempt to connect if that
+    /// comes first. Without reads there is none.
+    fn set_alarm(&mut self) {
         let again = self.link.is_lost().then_some(self.again);
         let due = self.waiting.first().map(|read| read.due);
         self.alarm.set(due.map(|due| again.map_or(due, |again| again.min(due))));
@@ -240,13 +252,11 @@ impl Missing {
     fn release(&mut self, ready: &mut Vec<Request>) {
         let there = &self.there;
         self.wanted.retain(|want| there.next_missing(want.clone()).is_some());
-        let has_all = |read: &mut Waiting| match there.next_missing(read.missing..read.blocks.end) {
-            None => true,
-            Some(missing) => {
-                read.missing = missing;
-                false
-            }
-        };
+        for read in &mut self.waiting {
+            let end = read.blocks.end;
+            read.missing = there.next_missing(read.missing..end).unwrap_or(end);
+        }
+        let has_all = |read: &mut Waiting| read.missing == read.blocks.end;
         ready.extend(self.waiting.extract_if(.., has_all).map(|read| read.request));
     }
 

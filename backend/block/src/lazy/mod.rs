@@ -146,7 +146,7 @@ impl<D: Disk> Disk for LazyDisk<D> {
             }
         }
         if waits {
-            missing.go_on(&self.wake, completions);
+            missing.pursue(&self.wake, completions);
         }
         if !self.ready.is_empty() {
             self.inner.submit(&mut self.ready, completions);
