@@ -71,6 +71,7 @@ mod startup_report;
 mod statistics;
 mod svg;
 mod table;
+mod times;
 mod turns;
 pub mod vmm;
 

@@ -22,4 +22,6 @@ pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;
 pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicRun, NicSubject, NicWork};
 pub use table::nic_table;
-pub use traffic::{Counted, Times, receive, send};
+pub use traffic::{Counted, receive, send};
+
+pub use crate::times::Times;

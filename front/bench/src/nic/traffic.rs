@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::{NicLoad, Traffic};
+use crate::times::Times;
 
 /// The port of every receiver of UDP: that of the discard service (RFC 863), to which a memory
 /// port's source sends too.
@@ -26,15 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 /// The most datagrams that are sent in a row to make up for a late wake-up.
 const LATE: u64 = 100;
-
-/// The times of one end.
-#[derive(Clone, Copy, Debug)]
-pub struct Times {
-    /// The time of load before the measurement.
-    pub warm_up: Duration,
-    /// The measured time.
-    pub time: Duration,
-}
 
 /// The result of one end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

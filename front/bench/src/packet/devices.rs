@@ -11,7 +11,7 @@ use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
 use super::served::{Model, Serve, Wanted, drive_apart, guest};
-use super::{PacketLoad, PacketMeasured, PacketSubject};
+use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::Cpus;
 
 /// The longest wait for a function.
@@ -61,7 +61,7 @@ impl PacketSubject for Devices {
         load.is_plain() && load.bytes <= 1518
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let (path, cpus) = (directory.path(), &self.cpus);
         let wanted = Wanted { directory: path, cpus, model: Model::Virtio, source: None };
@@ -184,7 +184,7 @@ impl Receiver {
 fn drive(
     directory: &Path,
     load: &PacketLoad,
-    (warm_up, time): (Duration, Duration),
+    Times { warm_up, time }: Times,
 ) -> Result<PacketMeasured> {
     let mut sender = Sender::new(Host::new(&directory.join("1"))?, load.bytes as usize)?;
     let mut receiver = Receiver::new(Host::new(&directory.join("2"))?);

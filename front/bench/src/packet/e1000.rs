@@ -14,7 +14,7 @@ use slipway_vfio_user_spec::{IrqSetFlags, irq, region};
 
 use super::native::frame;
 use super::served::{Model, Serve, Served, TargetCounts, Wanted, drive_apart, guest};
-use super::{FunctionCounts, PacketLoad, PacketMeasured, PacketSubject, Source, Work};
+use super::{FunctionCounts, PacketLoad, PacketMeasured, PacketSubject, Source, Times, Work};
 use crate::block::native::Cpus;
 
 /// The longest wait for a function, or for an interrupt that must come.
@@ -141,7 +141,7 @@ impl PacketSubject for E1000 {
         bare.is_plain() && load.bytes <= 1514 && (load.offered == 0 || load.window == 0)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let (path, cpus) = (directory.path(), &self.cpus);
         let model = if self.mode == Mode::Block { Model::E1000Csb } else { Model::E1000 };
@@ -407,7 +407,7 @@ fn drive(
     mode: Mode,
     directory: &Path,
     load: &PacketLoad,
-    (warm_up, time): (Duration, Duration),
+    Times { warm_up, time }: Times,
     served: &mut dyn Served,
 ) -> Result<PacketMeasured> {
     let mut pair = Pair::new(mode, directory, load)?;

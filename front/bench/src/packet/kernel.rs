@@ -11,7 +11,7 @@ use slipway_switch::{Burst, Offload, Pick, Port};
 
 use super::native::frame;
 use super::process::{find, in_namespace, run};
-use super::{PacketLoad, PacketMeasured, PacketSubject};
+use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::{Cpus, pin};
 
 /// The most frames that the source passes to the kernel in a call, if there is such a call.
@@ -68,7 +68,7 @@ impl Bridge {
     fn carry(
         &self,
         load: &PacketLoad,
-        (warm_up, time): (Duration, Duration),
+        Times { warm_up, time }: Times,
     ) -> Result<PacketMeasured> {
         let [mut source, mut sink] = self.make()?;
         // The first frames teach the bridge where the sink is, and show that the path is open.
@@ -176,7 +176,7 @@ impl PacketSubject for Bridge {
         load.is_plain() && load.bytes <= 1514
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         in_namespace(|| self.carry(load, times))
     }
 }
@@ -195,7 +195,7 @@ mod tests {
             };
             let load: PacketLoad = "64b-p2".parse().unwrap();
             let ms = Duration::from_millis;
-            match bridge.run(&load, (ms(10), ms(100))) {
+            match bridge.run(&load, Times { warm_up: ms(10), time: ms(100) }) {
                 Ok(measured) => assert!(measured.delivered > 0, "{measured:?}"),
                 // Root in a container may lack the right to make namespaces and bridges.
                 Err(error) => eprintln!("SKIPPED: bridges_forward_as_root: {error:#}"),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::process::{PERIOD, Running, find, listen, wait_for};
-use super::{PacketLoad, PacketMeasured, PacketSubject};
+use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::Cpus;
 
 /// The longest time that testpmd may take until the link is up.
@@ -73,7 +73,7 @@ impl PacketSubject for Memif {
         load.is_plain() && load.bytes >= 64
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         // The affinity set for earlier subjects is inherited, and would keep both on one processor.
         let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
         crate::block::native::pin(&both)?;
@@ -86,7 +86,7 @@ impl PacketSubject for Memif {
             .with_context(|| format!("try {} by hand", self.program.display()))?;
         let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={}", load.bytes)];
         let _client = self.start("client", folder.path(), &sends)?;
-        let (sum, count) = listen(&rates, 1, deadline, times.1)?;
+        let (sum, count) = listen(&rates, 1, deadline, times.time)?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
         Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, ..PacketMeasured::default() })
     }

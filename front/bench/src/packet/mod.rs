@@ -47,3 +47,5 @@ pub use report::{
 pub use served::{FunctionCounts, Model, Serve, Served, TargetCounts, Wanted};
 pub use source::Source;
 pub use table::packet_table;
+
+pub use crate::times::Times;

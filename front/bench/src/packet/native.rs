@@ -9,10 +9,10 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
 
-use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject};
+use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::{Cpus, pin};
 
-/// Frames of a burst at a set rate (the paper's figure).
+/// Frames of a burst at a set rate, as in *Speeding Up Packet I/O in Virtual Machines*.
 const OFFERED: usize = 100;
 /// Slots of rings with few ports.
 const SLOTS: u32 = 512;
@@ -60,19 +60,19 @@ impl Source {
         Ok(Self { output, load: *load, begin: Instant::now(), sent: 0 })
     }
 
+    /// Returns the frames that are due: a burst. Returns `None` before the time of the next burst.
+    fn due(&self) -> Option<usize> {
+        let PacketLoad { offered, neighbour, .. } = self.load;
+        if offered > 0 {
+            let due = self.begin.elapsed().as_secs_f64() * offered as f64 - self.sent as f64;
+            return (due >= OFFERED as f64).then_some(OFFERED);
+        }
+        Some(if neighbour > 0 { OFFERED } else { BURST })
+    }
+
     /// Sends as many frames as are due and fit.
     fn send(&mut self) -> Result<()> {
-        let due = match self.load.offered {
-            0 if self.load.neighbour > 0 => OFFERED,
-            0 => BURST,
-            offered => {
-                let due = self.begin.elapsed().as_secs_f64() * offered as f64 - self.sent as f64;
-                if due < OFFERED as f64 {
-                    return Ok(());
-                }
-                OFFERED
-            }
-        };
+        let Some(due) = self.due() else { return Ok(()) };
         let count = self.output.free(due)?.min(due);
         for slot in 0..count {
             if self.load.ports > 2 {
@@ -129,25 +129,31 @@ impl Quiet {
     }
 }
 
+/// The frames that sinks received.
+#[derive(Default)]
+struct Counts {
+    /// Those of all sinks.
+    all: AtomicU64,
+    /// Those of the last sink, which is the neighbour's if there is one.
+    last: AtomicU64,
+}
+
 /// Sinks on a thread of their own, which read headers only.
 struct Sinks {
     stop: Arc<AtomicBool>,
-    received: Arc<AtomicU64>,
-    /// Frames received at the last sink, which is the neighbour's if there is one.
-    last: Arc<AtomicU64>,
+    counts: Arc<Counts>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
 }
 
 impl Sinks {
     fn start(inputs: Vec<Consumer>, cpus: Vec<usize>) -> Self {
-        let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let last = Arc::new(AtomicU64::new(0));
-        let (until, counts) = (Arc::clone(&stop), [Arc::clone(&received), Arc::clone(&last)]);
+        let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::<Counts>::default());
+        let (until, its) = (Arc::clone(&stop), Arc::clone(&counts));
         let thread = std::thread::spawn(move || {
             pin(&cpus)?;
-            drain(inputs, &until, &counts)
+            drain(inputs, &until, &its)
         });
-        Self { stop, received, last, thread: Some(thread) }
+        Self { stop, counts, thread: Some(thread) }
     }
 
     /// Waits until frames in flight have arrived, or had the time to.
@@ -156,7 +162,11 @@ impl Sinks {
     }
 
     fn count(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+        self.counts.all.load(Ordering::Relaxed)
+    }
+
+    fn count_of_last(&self) -> u64 {
+        self.counts.last.load(Ordering::Relaxed)
     }
 
     fn finish(mut self) -> Result<()> {
@@ -174,54 +184,64 @@ impl Drop for Sinks {
     }
 }
 
-fn drain(
-    mut inputs: Vec<Consumer>,
-    stop: &AtomicBool,
-    [received, last]: &[Arc<AtomicU64>; 2],
-) -> Result<()> {
-    let (mut sum, mut count, mut of_last) = (0_u64, 0, 0);
+/// Takes the frames of all sinks until it is to stop.
+fn drain(mut inputs: Vec<Consumer>, stop: &AtomicBool, counts: &Counts) -> Result<()> {
+    let (mut sum, mut all, mut of_last) = (0, 0, 0);
     let end = inputs.len() - 1;
     while !stop.load(Ordering::Relaxed) {
         for at in 0..inputs.len() {
-            // A real program has one port; this one stands for as many programs as there are ports.
-            // Slots that were not written are left alone, since their cache lines are the
-            // producer's.
-            if let Some(later) = inputs.get(at + 2 * AHEAD) {
-                later.fetch_next();
-            }
-            if let Some(soon) = inputs.get_mut(at + AHEAD)
-                && soon.available(1)? > 0
-            {
-                soon.fetch(0);
-            }
-            let input = &mut inputs[at];
-            let there = input.available(1)?;
-            for slot in 1..there.min(AHEAD) {
-                input.fetch(slot);
-            }
-            for slot in 0..there {
-                if slot + AHEAD < there {
-                    input.fetch(slot + AHEAD);
-                }
-                let mut header = [0; 14];
-                input.read(slot, &mut header);
-                sum = sum.wrapping_add(u64::from(header[5]) + input.descriptor(slot).len() as u64);
-            }
-            input.release(there);
-            count += there as u64;
-            of_last += if at == end { there as u64 } else { 0 };
+            fetch_ahead(&mut inputs, at)?;
+            let taken = take(&mut inputs[at], &mut sum)? as u64;
+            all += taken;
+            of_last += if at == end { taken } else { 0 };
         }
-        received.store(count, Ordering::Relaxed);
-        last.store(of_last, Ordering::Relaxed);
+        counts.all.store(all, Ordering::Relaxed);
+        counts.last.store(of_last, Ordering::Relaxed);
     }
     std::hint::black_box(sum);
     Ok(())
 }
 
+/// Prefetches for the sinks whose turns follow that of sink `at`. A real program has one port; this
+/// one stands for as many programs as there are ports.
+#[inline]
+fn fetch_ahead(inputs: &mut [Consumer], at: usize) -> Result<()> {
+    if let Some(later) = inputs.get(at + 2 * AHEAD) {
+        later.fetch_next();
+    }
+    // Slots that were not written are left alone, since their cache lines are the producer's.
+    if let Some(soon) = inputs.get_mut(at + AHEAD)
+        && soon.available(1)? > 0
+    {
+        soon.fetch(0);
+    }
+    Ok(())
+}
+
+/// Takes all frames of a sink, and adds what it read of them to `sum`. Returns how many there were.
+#[inline]
+fn take(input: &mut Consumer, sum: &mut u64) -> Result<usize> {
+    let there = input.available(1)?;
+    for slot in 1..there.min(AHEAD) {
+        input.fetch(slot);
+    }
+    for slot in 0..there {
+        if slot + AHEAD < there {
+            input.fetch(slot + AHEAD);
+        }
+        let mut header = [0; 14];
+        input.read(slot, &mut header);
+        let read = u64::from(header[5]) + input.descriptor(slot).len() as u64;
+        *sum = sum.wrapping_add(read);
+    }
+    input.release(there);
+    Ok(there)
+}
+
 /// Runs `turn` for `warm_up`, then for `time`. Returns the frames sent and received in the latter.
 fn timed(
     sinks: &Sinks,
-    (warm_up, time): (Duration, Duration),
+    Times { warm_up, time }: Times,
     mut turn: impl FnMut() -> Result<u64>,
 ) -> Result<PacketMeasured> {
     let mut run = |time: Duration| {
@@ -260,7 +280,7 @@ impl PacketSubject for RawLink {
         (load.offered, load.neighbour, load.window) == (0, 0, 0)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         let (mut outputs, mut inputs) = (Vec::new(), Vec::new());
         for _ in 1..load.ports {
             let link = Link::new(geometry(load)).context("memory for the rings")?;
@@ -273,6 +293,7 @@ impl PacketSubject for RawLink {
         let frame = frame(0, 1, load.bytes);
         let (mut at, mut sent) = (0, 0);
         let measured = timed(&sinks, times, || {
+            // A burst is less by what remains of a row: what is sent is counted.
             for _ in 0..BURST / row {
                 if outputs.len() > AHEAD {
                     outputs[(at + AHEAD) % outputs.len()].fetch_next(row.min(AHEAD));
@@ -317,7 +338,7 @@ impl PacketSubject for Switched {
         load.window == 0
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
         // Any number will do, since no frames are hostile here.
         let table = Learning::new(LearningOptions::default(), 0x9e37_79b9_7f4a_7c15);
         let mut switch = Switch::new(Box::new(table));
@@ -354,7 +375,7 @@ fn alone(
     switch: &mut Switch,
     mut source: Source,
     sinks: &Sinks,
-    times: (Duration, Duration),
+    times: Times,
 ) -> Result<PacketMeasured> {
     timed(sinks, times, || {
         source.send()?;
@@ -369,13 +390,13 @@ fn beside(
     switch: &mut Switch,
     (mut source, mut quiet): (Source, Quiet),
     sinks: &Sinks,
-    (warm_up, time): (Duration, Duration),
+    Times { warm_up, time }: Times,
 ) -> Result<PacketMeasured> {
     let own = source.load.ports as slipway_switch::PortIndex;
     let mut turns = |time| {
         // Frames that were due before the turns began are not counted as lost.
         (quiet.begin, quiet.due) = (Instant::now(), 0);
-        timed(sinks, (Duration::ZERO, time), || {
+        timed(sinks, Times { warm_up: Duration::ZERO, time }, || {
             source.send()?;
             let _ = switch.turn(0, BURST, Duration::ZERO);
             quiet.send()?;
@@ -386,10 +407,10 @@ fn beside(
     };
     turns(warm_up)?;
     sinks.settle();
-    let before = sinks.last.load(Ordering::Relaxed);
+    let before = sinks.count_of_last();
     let (mut measured, due) = turns(time)?;
     sinks.settle();
-    let delivered = sinks.last.load(Ordering::Relaxed) - before;
+    let delivered = sinks.count_of_last() - before;
     measured.neighbour = Some(Neighbour { offered: due, delivered });
     measured.delivered = measured.delivered.saturating_sub(delivered);
     Ok(measured)
@@ -407,22 +428,36 @@ fn attach(switch: &mut Switch, number: u32, geometry: &Geometry) -> Result<(Cons
 mod tests {
     use super::*;
 
+    /// Runs a load until frames of all kinds have arrived, for longer each time: a busy machine may
+    /// carry none in a short time. Returns the result, and how long the last run took in all.
+    fn carry(subject: &mut dyn PacketSubject, load: &PacketLoad) -> (PacketMeasured, Duration) {
+        let mut time = Duration::from_millis(100);
+        loop {
+            let begin = Instant::now();
+            let measured = subject.run(load, Times { warm_up: time / 5, time }).unwrap();
+            let quiet = measured.neighbour.map(|one| one.offered.min(one.delivered));
+            let carried = measured.sent > 0 && measured.delivered > 0 && quiet != Some(0);
+            if carried || time > Duration::from_secs(10) {
+                assert!(carried, "{load}: {measured:?}");
+                return (measured, begin.elapsed());
+            }
+            time *= 2;
+        }
+    }
+
     #[test]
     fn every_load_is_carried() {
         let cpus = Cpus::split(1).unwrap();
-        let ms = Duration::from_millis;
         for load in ["64b-p2", "1500b-p2", "64b-p100-r8", "64b-p2-o100k", "64b-p2-n10k"] {
             let load: PacketLoad = load.parse().unwrap();
             let subjects: [Box<dyn PacketSubject>; 2] =
                 [Box::new(RawLink(cpus.clone())), Box::new(Switched(cpus.clone()))];
             for mut subject in subjects {
                 if subject.takes(&load) {
-                    let measured = subject.run(&load, (ms(20), ms(100))).unwrap();
-                    assert!(measured.delivered > 0 && measured.sent > 0, "{load}: {measured:?}");
-                    let quiet = measured.neighbour.map(|one| one.offered.min(one.delivered));
-                    assert_eq!(quiet.is_some(), load.neighbour > 0);
-                    assert_ne!(quiet, Some(0), "{measured:?}");
-                    assert!(load.offered == 0 || measured.sent <= 20_000, "{measured:?}");
+                    let (measured, took) = carry(&mut *subject, &load);
+                    assert_eq!(measured.neighbour.is_some(), load.neighbour > 0);
+                    let most = took.as_secs_f64() * load.offered as f64;
+                    assert!(load.offered == 0 || measured.sent as f64 <= most, "{measured:?}");
                 }
             }
         }

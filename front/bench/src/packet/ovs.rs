@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::process::{PERIOD, Running, find, in_namespace, listen, run, wait_for};
-use super::{PacketLoad, PacketMeasured, PacketSubject};
+use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::Cpus;
 
 /// The longest time that Open vSwitch may take to begin, and testpmd after it.
@@ -174,7 +174,7 @@ impl PacketSubject for OvsDpdk {
         load.is_plain() && (64..=1514).contains(&load.bytes)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured> {
-        in_namespace(|| self.carry(load, times.1))
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load, times.time))
     }
 }

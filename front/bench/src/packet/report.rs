@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{FunctionCounts, PacketLoad};
+use super::{FunctionCounts, PacketLoad, Times};
 use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::statistics::median;
@@ -57,11 +57,11 @@ pub trait PacketSubject {
     /// Returns whether the subject can carry the load.
     fn takes(&self, load: &PacketLoad) -> bool;
 
-    /// Runs the load without measuring for the first of two `times`, then measures for the second.
+    /// Runs the load for the warm-up without measuring, and then measures.
     ///
     /// # Errors
     /// An obstacle, with a hint at the remedy.
-    fn run(&mut self, load: &PacketLoad, times: (Duration, Duration)) -> Result<PacketMeasured>;
+    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured>;
 }
 
 /// The loads and times of a measurement.
@@ -150,7 +150,8 @@ impl Subjects for Timed<'_> {
 
     fn run(&mut self, subject: usize, load: &PacketLoad, round: u32) -> Result<PacketRun> {
         let subject = &mut self.subjects[subject];
-        let measured = subject.run(load, (self.plan.warm_up, self.plan.time))?;
+        let times = Times { warm_up: self.plan.warm_up, time: self.plan.time };
+        let measured = subject.run(load, times)?;
         Ok(PacketRun { subject: subject.name().to_owned(), load: *load, round, measured })
     }
 }

@@ -1,0 +1,12 @@
+//! The times of a measurement.
+
+use std::time::Duration;
+
+/// The times of one turn of a load.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The time of load before the measurement.
+    pub warm_up: Duration,
+    /// The measured time.
+    pub time: Duration,
+}
