@@ -15,7 +15,8 @@
 //!   rule goes.
 //! - IPv6 of kernels before 6.17 has only the switch for the whole host. It is used there, with the
 //!   same rule. Interfaces that learn their routes from router advertisements are told to go on.
-//! - When the last network with a way out goes, the former state is restored. It is recorded in a
+//! - When the last network with a way out goes, the former state is restored. If a switch cannot
+//!   be, the record and the filter's rule stay until the next attempt. The state is recorded in a
 //!   file that does not survive a restart of the machine, as the switches do not. Each network
 //!   namespace has switches of its own, and a file. A lock beside the file keeps daemons apart: one
 //!   that restores the state while another switches forwarding on would remove the record and

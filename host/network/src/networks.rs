@@ -435,12 +435,11 @@ impl Networks {
         let leads_out = up.iter().any(|network| !network.internal);
         let only = match leads_out {
             true => forwarding.only_for_sandboxes()?,
-            false => OnlyForSandboxes::default(),
+            false => {
+                state.forwards = None;
+                stop_forwarding(forwarding, devices(&up)).await
+            }
         };
-        if !leads_out {
-            stop_forwarding(forwarding, devices(&up)).await;
-            state.forwards = None;
-        }
         let Settings { table, reach, .. } = &self.settings;
         let rules = rules::ruleset(table, &up, reach, only);
         if state.rules.as_ref() != Some(&rules) {
@@ -522,12 +521,16 @@ fn devices(networks: &[&Network]) -> BTreeSet<String> {
 }
 
 /// Restores the host's forwarding switches, unless daemons with other interfaces than `own` use
-/// them.
-async fn stop_forwarding(forwarding: &Forwarding, own: BTreeSet<String>) {
-    let forwarding = forwarding.clone();
-    if let Err(error) = blocking(move || forwarding.close(&own)).await {
-        tracing::warn!(%error, "the host goes on forwarding until the next change");
-    }
+/// them. Returns the families of which all packets must be dropped even so: none, unless a switch
+/// may have stayed on.
+async fn stop_forwarding(forwarding: &Forwarding, own: BTreeSet<String>) -> OnlyForSandboxes {
+    let its = forwarding.clone();
+    let Err(error) = blocking(move || its.close(&own)).await else {
+        return OnlyForSandboxes::default();
+    };
+    tracing::warn!(%error, "the host goes on forwarding until the next change");
+    let both = OnlyForSandboxes { ipv4: true, ipv6: true };
+    forwarding.only_for_sandboxes().unwrap_or(both)
 }
 
 fn find<'a>(state: &'a NetworkTable, name: &str) -> Result<&'a Network> {

@@ -18,7 +18,7 @@ use crate::reach::Policy;
 const LOOPBACK: &str = "ip daddr 127.0.0.0/8 return\nip6 daddr ::1 return\n";
 
 /// Returns the table of `networks`, as an input of `nft -f -` that replaces the former one. Without
-/// networks there is no table.
+/// networks there is no table, unless the host still forwards for none of them (`only`).
 pub fn ruleset(
     table: &str,
     networks: &[&Network],
@@ -27,7 +27,7 @@ pub fn ruleset(
 ) -> String {
     // The first line makes the deletion valid if the table does not exist.
     let mut text = format!("add table inet {table}\ndelete table inet {table}\n");
-    if networks.is_empty() {
+    if networks.is_empty() && only == OnlyForSandboxes::default() {
         return text;
     }
     let _ = writeln!(text, "table inet {table} {{");
@@ -269,6 +269,14 @@ mod tests {
     fn without_networks_there_is_no_table() {
         let text = ruleset("slipway", &[], &Policy::default(), OnlyForSandboxes::default());
         assert_eq!(text, "add table inet slipway\ndelete table inet slipway\n");
+    }
+
+    #[test]
+    fn a_host_whose_switches_stay_on_after_its_last_network_is_no_router() {
+        let only = OnlyForSandboxes { ipv4: true, ipv6: false };
+        let text = ruleset("slipway", &[], &Policy::default(), only);
+        let others = "iifname != \"slip*\" oifname != \"slip*\" drop";
+        assert!(text.contains(&format!("meta nfproto ipv4 {others}")), "{text}");
     }
 
     #[test]
