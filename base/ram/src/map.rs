@@ -150,6 +150,17 @@ impl Region {
         }
     }
 
+    /// Gives the whole region to hardware, which reaches it without this process. Takes all late
+    /// memory of the region first, which writes its first bytes and may last for seconds. Returns
+    /// the region's address in this process, where it stays as long as a clone of the region.
+    ///
+    /// Returns `None` for message-only memory, and if the host has no page left.
+    pub fn give_to_hardware(&self) -> Option<u64> {
+        let Backing::Mapped(mapping) = &self.backing else { return None };
+        let len = mapping.len();
+        mapping.take_patiently(0, len).then(|| mapping.address(0, len).addr() as u64)
+    }
+
     /// Returns whether the owner may take the memory away (see [`Mapping::is_guarded`]).
     pub fn is_guarded(&self) -> bool {
         matches!(&self.backing, Backing::Mapped(mapping) if mapping.is_guarded())

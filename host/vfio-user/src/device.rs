@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use rustix::io::Errno;
 use slipway_pci::{Bar, DoorbellRegisters, Function, StateError, TurnLength};
 use slipway_peer::Bin;
 use slipway_ram::DmaMap;
+use slipway_vfio_user_spec::irq;
 
 use crate::doorbells::SharedPage;
 use crate::interrupts::{EventSink, Line};
 use crate::kept::KeptRun;
 use crate::pace::{Cells, Pace};
 use crate::run_state::RunState;
-use crate::{DoorbellMode, EndpointParts};
+use crate::{DoorbellMode, EndpointParts, Hardware};
 
 /// A doorbell page that clients map.
 pub(crate) struct Mapped {
@@ -69,6 +71,8 @@ pub(crate) struct Device {
     pub(crate) has_lanes: bool,
     /// The state of the function; only a running one is polled.
     pub(crate) run: RunState,
+    /// The driver of the hardware behind the function, if there is hardware.
+    pub(crate) hardware: Option<Box<dyn Hardware>>,
 }
 
 impl Device {
@@ -105,6 +109,7 @@ impl Device {
             turn: TurnLength::default(),
             has_lanes: false,
             run: RunState::default(),
+            hardware: parts.hardware,
         })
     }
 
@@ -214,7 +219,13 @@ impl Device {
 
     /// Cleans up after a client: removes routes and memory, resets the function, renews the
     /// doorbells. A held function stays held.
+    ///
+    /// # Errors
+    /// Hardware is not cut off from the client, or no memory is left for new doorbells.
     pub(crate) fn renew(&mut self) -> std::io::Result<()> {
+        if let Some(hardware) = &mut self.hardware {
+            hardware.release()?;
+        }
         self.map.clear();
         self.unroute();
         if self.is_held() {
@@ -242,6 +253,28 @@ impl Device {
     pub(crate) fn lines(&self) -> impl Iterator<Item = &Line> {
         let others = [&self.error, &self.request, &self.sink.pin, &self.unmasking];
         self.sink.lines().iter().chain(others)
+    }
+
+    /// Tells the hardware, if there is any, the routes of the interrupts of type `index`.
+    pub(crate) fn pass_routes(&mut self, index: u32) -> Result<(), Errno> {
+        let Some(hardware) = &mut self.hardware else { return Ok(()) };
+        match index {
+            irq::MSIX => {
+                let routes: Vec<_> = self.sink.lines().iter().map(Line::routed).collect();
+                hardware.route_vectors(&routes)
+            }
+            irq::INTX => hardware.route_pin(self.sink.pin.routed().as_ref()),
+            // Error and device request are never signalled.
+            _ => Ok(()),
+        }
+    }
+
+    /// Masks the pin of the hardware, if there is any, as the client has masked it.
+    pub(crate) fn pass_mask(&mut self) -> Result<(), Errno> {
+        match &mut self.hardware {
+            Some(hardware) => hardware.mask_pin(self.sink.pin.is_masked()),
+            None => Ok(()),
+        }
     }
 
     /// Removes every interrupt's route, and the client's eventfd.
@@ -306,10 +339,12 @@ impl Device {
 
     /// Unmasks the pin, as the client's eventfd for that is readable. Returns false if the eventfd
     /// cannot be drained.
-    pub(crate) fn unmask_pin(&self) -> bool {
+    pub(crate) fn unmask_pin(&mut self) -> bool {
         let drained =
             self.unmasking.routed().is_none_or(|file| slipway_peer::eventfd::drain(file.as_fd()));
         self.sink.pin.unmask();
+        // An error: the hardware's pin is not routed, so there is nothing to unmask.
+        let _ = self.pass_mask();
         drained
     }
 }

@@ -76,6 +76,14 @@
 //! home. On a shared reactor, accesses to message-only regions fault: read-only ones are firmware
 //! (QEMU's ROMs), small ones the mappable pages of other devices, and neither is meant for DMA.
 //!
+//! # Hardware
+//! A function may be that of hardware ([`EndpointParts::set_hardware`]), which reaches the client's
+//! memory through an IOMMU and raises the client's eventfds itself. [`Hardware`] is told of both.
+//! An unmap is answered when the hardware no longer reaches the range. Those calls block, so the
+//! endpoint has a thread of its own for good ([`Endpoint::serve_alone`]). Its clients have no
+//! message-only memory that is meant for DMA, and mask no MSI-X vectors with the server; the
+//! endpoint does not outlive the process.
+//!
 //! # Migration
 //! A client may stop the function, read its state, and write the state into an endpoint with a
 //! function of the same kind (the head of `server/migration.rs`). A state is never longer than the
@@ -104,6 +112,7 @@ mod device;
 mod doorbells;
 mod endpoint;
 mod fault;
+mod hardware;
 mod interrupts;
 mod keeping;
 mod kept;
@@ -129,6 +138,7 @@ pub use control::Control;
 pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
+pub use hardware::{Hardware, MappedRange};
 pub use kept::{KEPT_LEN, KEPT_VERSION, Kept};
 pub use lane::LaneHome;
 pub use parts::EndpointParts;

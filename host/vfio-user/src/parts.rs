@@ -12,7 +12,7 @@ use slipway_telemetry::{Clock, MonotonicClock};
 use crate::doorbells::SharedPage;
 use crate::interrupts::EventSink;
 use crate::keeping::Keeping;
-use crate::{Config, DoorbellMode, Kept};
+use crate::{Config, DoorbellMode, Hardware, Kept};
 use crate::{kept, slots};
 
 /// The parts that a function is built from and that an endpoint then serves.
@@ -24,6 +24,7 @@ pub struct EndpointParts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) kept: Option<(Box<kept::Parts>, Keeping)>,
     pub(crate) mode: DoorbellMode,
+    pub(crate) hardware: Option<Box<dyn Hardware>>,
 }
 
 impl EndpointParts {
@@ -37,7 +38,14 @@ impl EndpointParts {
             clock: Arc::new(MonotonicClock::new()),
             kept: None,
             mode: config.doorbells,
+            hardware: None,
         }
+    }
+
+    /// Sets the driver of the hardware behind the function, which is told of the client. Such an
+    /// endpoint is not kept, and is served alone ([`crate::Endpoint::serve_alone`]).
+    pub fn set_hardware(&mut self, hardware: Box<dyn Hardware>) {
+        self.hardware = Some(hardware);
     }
 
     /// Returns parts for an endpoint that outlives the process. The memory that a predecessor's

@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use slipway_pci::Function;
-use slipway_reactor::Handle;
+use slipway_reactor::{Handle, Reactor, Settings};
 use slipway_vfio_user_wire::Wire;
 
 use super::connected::Connection;
@@ -44,6 +44,10 @@ impl Endpoint {
     ) -> std::io::Result<Self> {
         let mut parts = parts;
         let kept = parts.kept.take();
+        if kept.is_some() && parts.hardware.is_some() {
+            let text = "hardware does not outlive the process that drives it";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
+        }
         let device = Device::new(parts, function)?;
         let (listener, kept) = listen(&config, kept, &device.bin)?;
         let around = (wakes, home);
@@ -119,6 +123,20 @@ impl Endpoint {
         self.device.pace.kick();
         self.state = EndpointState::Connected(Connection::new(session, Instant::now()));
         Ok(())
+    }
+
+    /// Serves clients on a thread of this endpoint's own, of this name, until the endpoint is
+    /// closed: calls of its function or its hardware may block. Takes the place of adding the
+    /// endpoint to a reactor.
+    ///
+    /// # Errors
+    /// No descriptor or thread is left. The endpoint is gone then.
+    pub fn serve_alone(mut self, name: &str) -> std::io::Result<()> {
+        self.residence = Residence::OwnForGood;
+        // Nobody is held up by a step that sleeps.
+        let on_stall = Arc::new(|_: &str| {});
+        let settings = Settings { name: name.to_owned(), on_stall, ..Settings::default() };
+        Reactor::detached(settings, Box::new(self)).map(drop).map_err(|(error, _)| error)
     }
 
     /// Has other reactors poll the function's lanes, if it has lanes: one lane for each home, as

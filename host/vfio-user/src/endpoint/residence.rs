@@ -12,7 +12,7 @@ pub enum Residence {
     },
     /// A reactor of its own, until the cleanup after its client is done.
     OwnForClient,
-    /// A reactor of its own, for good: the endpoint has slept in a step.
+    /// A reactor of its own, for good: the endpoint has slept in a step, or is meant to.
     OwnForGood,
 }
 

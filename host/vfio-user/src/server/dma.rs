@@ -15,7 +15,7 @@ use crate::config::FileRole;
 use crate::device::Device;
 use crate::stats::add;
 use crate::version::PAGE_SIZE;
-use crate::{Config, MemoryFile};
+use crate::{Config, MappedRange, MemoryFile};
 
 /// A region without a descriptor, which is reached by messages only.
 #[derive(Clone, Copy)]
@@ -55,9 +55,9 @@ impl Session {
     fn map_remote(&mut self, device: &mut Device, map: RemoteMap) -> Result<Answer, Errno> {
         let large = map.len > self.config.remote_threshold;
         let moves = map.permissions.write && large && !self.private;
-        if moves && (self.kept.is_some() || device.has_lanes) {
+        if moves && (self.kept.is_some() || device.has_lanes || device.hardware.is_some()) {
             // On a thread of its own, a successor would not find the session; nor would its lanes
-            // move there.
+            // move there. Hardware cannot send messages.
             return Err(Errno::NOTSUP);
         }
         if moves {
@@ -87,11 +87,13 @@ impl Session {
         let region = self.config.map(came, (offset, len), permissions, &device.bin);
         let region = region.map_err(|error| errno(&error))?;
         let slot = self.kept.as_mut().map(|kept| kept.put_region(file)).transpose()?;
+        let given = region.clone();
         self.add(device, iova, region).inspect_err(|_| {
             if let (Some(kept), Some(slot)) = (&self.kept, slot) {
                 kept.clear_region(slot);
             }
         })?;
+        self.give(device, (iova, &given), permissions, (file, offset))?;
         if let Some(kept) = &mut self.kept {
             kept.region_added((iova, len, offset), permissions, slot);
         }
@@ -99,6 +101,27 @@ impl Session {
         let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         add(&self.live.dma_map_ns, spent);
         Ok(Answer::Reply(Vec::new()))
+    }
+
+    /// Lets the hardware, if there is any, reach a region that was added. After an error, the
+    /// region is not mapped any more.
+    fn give(
+        &mut self,
+        device: &mut Device,
+        (iova, region): (u64, &Region),
+        permissions: Permissions,
+        (file, offset): (&Foreign, u64),
+    ) -> Result<(), Errno> {
+        let Some(hardware) = &mut device.hardware else { return Ok(()) };
+        let (len, file) = (region.len(), (file.as_fd(), offset));
+        let address = region.give_to_hardware().ok_or(Errno::NOMEM);
+        let range = |address| MappedRange { iova, len, permissions, address, file };
+        let given = address.and_then(|address| hardware.map(&range(address)));
+        if given.is_err() {
+            let _ = device.map.remove(iova, len);
+            self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;
+        }
+        given
     }
 
     /// Adds message-only memory. Accesses to it fault where they may not wait (see
@@ -186,13 +209,17 @@ impl Session {
 
     fn remove(&mut self, device: &mut Device, request: &DmaUnmap) -> Result<Vec<Removed>, Errno> {
         let (iova, len) = (request.address.get(), request.size.get());
-        let gone: u64 = device
+        let mapped: Vec<(u64, u64)> = device
             .map
             .regions()
             .iter()
             .filter(|(start, region)| !region.is_remote() && (len == 0 || *start == iova))
-            .map(|(_, region)| region.len())
-            .sum();
+            .map(|(start, region)| (*start, region.len()))
+            .collect();
+        if let Some(hardware) = &mut device.hardware {
+            mapped.iter().try_for_each(|(start, len)| hardware.unmap(*start, *len))?;
+        }
+        let gone: u64 = mapped.iter().map(|(_, len)| len).sum();
         let removed = match len {
             0 => device.map.clear(),
             _ => vec![device.map.remove(iova, len).map_err(|_| Errno::NOENT)?],

@@ -27,6 +27,7 @@ pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     let lines = lines(device, request.index.get())?;
     let flags = match request.index.get() {
         _ if lines.is_empty() => IrqInfoFlags::empty(),
+        irq::MSIX if device.hardware.is_some() => IrqInfoFlags::EVENTFD,
         irq::MSIX => IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE,
         irq::INTX => IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE | IrqInfoFlags::AUTOMASKED,
         _ => IrqInfoFlags::EVENTFD,
@@ -57,6 +58,10 @@ pub(super) fn set(
         || (!matches!(index, irq::MSIX | irq::INTX) && action != F::TRIGGER)
     {
         return Err(Errno::INVAL);
+    }
+    if device.hardware.is_some() && index == irq::MSIX && action != F::TRIGGER {
+        // Its messages do not come by here, where they could be held back.
+        return Err(Errno::NOTSUP);
     }
     let (start, count) = (request.start.get() as usize, request.count.get() as usize);
     if count == 0 {
@@ -90,6 +95,20 @@ pub(super) fn set(
         }
     }
     Ok(Answer::Reply(Vec::new()))
+}
+
+/// Passes a request that was carried out here on to the hardware, if there is any.
+pub(super) fn pass_on(device: &mut Device, payload: &[u8]) -> Result<(), Errno> {
+    let (request, _): (IrqSet, _) = prefix(payload)?;
+    let flags = F::from_bits_truncate(request.flags.get());
+    let (index, is_route) = (request.index.get(), flags.contains(F::DATA_EVENTFD));
+    if flags.contains(F::TRIGGER) {
+        // Otherwise the client tries its own eventfds.
+        let changes = is_route || request.count.get() == 0;
+        return if changes { device.pass_routes(index) } else { Ok(()) };
+    }
+    // The eventfd that unmasks the pin is watched by the endpoint.
+    if index == irq::INTX && !is_route { device.pass_mask() } else { Ok(()) }
 }
 
 /// Returns whether a request is about MSI-X. Only MSI-X shows that a guest runs: VMMs route the

@@ -292,6 +292,7 @@ impl Session {
             Command::DeviceSetIrqs => {
                 let routes = !message.files.is_empty() && irqs::is_msix(payload);
                 let answer = irqs::set(device, payload, message.files, &self.live)?;
+                irqs::pass_on(device, payload)?;
                 if let Some(kept) = &mut self.kept {
                     // The kept state is written anew, including all regions.
                     self.cost += device.map.regions().len() / REGIONS_PER_COST;

@@ -8,6 +8,7 @@ mod device_info;
 mod dma_map;
 mod dma_unmap;
 mod framing;
+mod hardware;
 mod intx;
 mod irq_info;
 mod isolation;
