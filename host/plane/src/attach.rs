@@ -34,7 +34,7 @@ impl Plane {
         };
         // Before the disk is opened: an unknown endpoint is the likelier error.
         let (overlays, lasts, lanes) = self.with_endpoint(id, |served| {
-            let lanes = served.reactors().len() - 1;
+            let lanes = served.reactors().len().saturating_sub(1);
             Ok::<_, Error>((served.overlays()?, served.lasts(), lanes))
         })??;
         let opened = disk::open(&wanted, (self.disks(), &overlays), lasts, lanes)?;

@@ -157,13 +157,15 @@ impl Balance {
         let mut candidates = Vec::new();
         for (id, slot) in all.iter() {
             let Slot::Served(served) = slot else { continue };
+            // Hardware has a thread of its own.
+            let Some(reactor) = served.reactors().first().copied() else { continue };
             let control = served.control();
             let polls = control.busy_polls();
             let before = self.polls.get(id).copied().unwrap_or(polls);
             seen.insert(id.clone(), polls);
             candidates.push(Candidate {
                 id,
-                reactor: served.reactors()[0],
+                reactor,
                 polls: if control.is_private() { 0 } else { polls.wrapping_sub(before) },
                 // An endpoint that is spread over reactors already has its share of several.
                 moves: served.reactors().len() == 1 && !self.stays.contains_key(id),

@@ -13,6 +13,8 @@
 //! a rate of it for `slipway_nvme`'s limiter. `LimitArgs` of `args/endpoint.rs` has it, and
 //! `limits_of` and `show_limits` of the command line's `endpoint.rs`.
 
+mod hardware;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -73,7 +75,8 @@ pub struct Resources<'a> {
 /// The control thread's record of an endpoint that a reactor serves.
 pub struct Served {
     id: String,
-    /// The numbers of the endpoint's reactors: its own first, then those of its lanes.
+    /// The numbers of the endpoint's reactors: its own first, then those of its lanes. Hardware has
+    /// none.
     reactors: Vec<usize>,
     socket: PathBuf,
     created_ns: u64,
@@ -89,6 +92,8 @@ enum FunctionKind {
     Nvme(Nvme),
     /// A network function, whose port is detached when this is dropped.
     Network(Attached),
+    /// Real hardware.
+    Hardware,
 }
 
 impl Served {
@@ -136,7 +141,9 @@ impl Served {
     fn nvme(&self) -> Result<&Nvme, Error> {
         match &self.kind {
             FunctionKind::Nvme(nvme) => Ok(nvme),
-            FunctionKind::Network(_) => Err(Error::Network(self.id.clone())),
+            FunctionKind::Network(_) | FunctionKind::Hardware => {
+                Err(Error::Network(self.id.clone()))
+            }
         }
     }
 
@@ -144,7 +151,7 @@ impl Served {
     pub fn e1000(&self) -> Option<v1::E1000Counters> {
         match &self.kind {
             FunctionKind::Network(attached) => attached.e1000(),
-            FunctionKind::Nvme(_) => None,
+            FunctionKind::Nvme(_) | FunctionKind::Hardware => None,
         }
     }
 
@@ -207,7 +214,7 @@ impl Served {
     pub fn binding(&self, id: &str) -> Result<network::Binding, Error> {
         match &self.kind {
             FunctionKind::Network(attached) => Ok(attached.binding(id)),
-            FunctionKind::Nvme(_) => {
+            FunctionKind::Nvme(_) | FunctionKind::Hardware => {
                 Err(Error::Invalid("a function without a port has no addresses".to_owned()))
             }
         }
@@ -248,8 +255,11 @@ impl Served {
 
     /// Moves the endpoint to another reactor.
     pub fn relocate(&mut self, reactor: usize, handle: &Handle) {
-        self.reactors[0] = reactor;
-        self.control.relocate(handle);
+        // Hardware stays on its own thread.
+        if let Some(own) = self.reactors.first_mut() {
+            *own = reactor;
+            self.control.relocate(handle);
+        }
     }
 
     /// Returns the handle that closes the endpoint.
@@ -379,8 +389,8 @@ impl Served {
             doorbells: nvme.map_or(0, |nvme| nvme.doorbells.into()),
             sweep_period_us: nvme.map_or(0, |nvme| nvme.sweep_period_us),
             limits: nvme.and_then(|nvme| nvme.limits),
-            reactor: self.reactors[0] as u32,
-            lane_reactors: self.reactors[1..].iter().map(|number| *number as u32).collect(),
+            reactor: self.reactors.first().map_or(0, |number| *number as u32),
+            lane_reactors: self.reactors.iter().skip(1).map(|number| *number as u32).collect(),
             overlays: nvme.map(|nvme| overlays::describe(&nvme.overlays)),
         }
     }

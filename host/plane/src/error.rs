@@ -28,8 +28,8 @@ pub enum Error {
     /// An endpoint uses the disk.
     #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
     DiskInUse(String, String),
-    /// The endpoint is no NVMe controller.
-    #[error("endpoint \"{0}\" is a network function and has no disks")]
+    /// The endpoint is no NVMe controller of the plane.
+    #[error("endpoint \"{0}\" is no NVMe controller of the plane and has no disks of it")]
     Network(String),
     /// The endpoint has no such namespace.
     #[error("endpoint \"{0}\" has no such namespace or disk")]

@@ -5,7 +5,7 @@
 //! - [`Plane`] owns the reactors and finds every endpoint by its id.
 //! - `disk` opens the disk of a namespace, and `controller` makes an NVMe controller of disks.
 //!   `endpoint` assembles function and socket and hands the result to a reactor, which owns it from
-//!   then on.
+//!   then on. A hardware function (`slipway-vfio`) has a thread of its own instead.
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
 //! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
 //!   of running endpoints, by messages to their controllers. `copy` copies an overlay to a file.
@@ -42,6 +42,7 @@ mod overlays;
 mod plane;
 mod reserve;
 mod service;
+mod settings;
 mod snoop;
 mod table;
 mod template;
@@ -49,6 +50,7 @@ mod vf;
 mod wakes;
 
 pub use error::Error;
-pub use plane::{Plane, Settings};
+pub use plane::Plane;
 pub use service::Service;
+pub use settings::Settings;
 pub use vf::{VfError, VirtualFunctions};

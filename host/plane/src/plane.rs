@@ -1,5 +1,7 @@
 //! The plane: reactors and the endpoints on them.
 
+mod hardware;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -19,37 +21,11 @@ use crate::disks::Disks;
 use crate::endpoint::{NewEndpoint, Resources, Served};
 use crate::keep::{Keep, KeptPlace, MOST_LANES};
 use crate::table::{Endpoints, Slot};
-use crate::{Error, snoop};
+use crate::{Error, Settings, snoop};
 
 /// The time that an endpoint may take to finish its I/O and end. A disk that hangs longer is
 /// reported, and its endpoint ends when the disk responds.
 const CLOSE: Duration = Duration::from_secs(30);
-
-/// The configuration of a plane.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// The number of threads that serve devices, at least 1.
-    pub reactors: u32,
-    /// The longest time for which such a thread polls for more work before it sleeps: see
-    /// [`slipway_reactor::Settings::poll_budget`].
-    pub poll_budget: Duration,
-    /// The most bytes of memory that a pool holds for sandboxes to come; `None` makes no pool,
-    /// unless it is for templates.
-    pub pool: Option<u64>,
-    /// Set if there is a pool for memory that begins as a template, where the kernel has what it
-    /// needs.
-    pub templates: bool,
-    /// The most bytes of memory that the overlays of all endpoints hold together.
-    pub overlays: u64,
-}
-
-impl Default for Settings {
-    /// Returns one thread, which polls for more work for 200 us, and no bound for overlays.
-    fn default() -> Self {
-        let poll_budget = slipway_reactor::Settings::default().poll_budget;
-        Self { reactors: 1, poll_budget, pool: None, templates: false, overlays: u64::MAX }
-    }
-}
 
 /// The node's devices. Clones share them.
 #[derive(Clone)]

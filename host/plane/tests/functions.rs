@@ -106,6 +106,24 @@ fn nothing_is_left_for_the_next_owner(kind: Kind) {
     assert!(first_bytes(&mut driver).iter().all(|byte| *byte == 0), "bytes of the last owner");
 }
 
+/// A host has no such function, if it has VFIO at all.
+#[test]
+fn hardware_that_cannot_be_had_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plane, functions) = functions(folder.path());
+    let addresses = vec!["fffe:fd:1f.7".to_owned()];
+    let kind = Some(template::Kind::Hardware(template::Hardware { addresses }));
+    let pool = vf_v1::Template { kind, ..Default::default() };
+    let refused = functions.create("nics", pool).unwrap_err();
+    let VfError::Hardware(why) = &refused else { panic!("{refused}") };
+    assert!(why.contains("vfio-pci") || why.contains("no PCI function"), "{why}");
+    assert!(!functions.is_in_use() && plane.list().is_empty());
+    // The ledger has no template of it either.
+    drop(functions);
+    let again = VirtualFunctions::open(plane, folder.path(), &folder.path().join("ledger"));
+    assert!(!again.is_in_use());
+}
+
 /// Asserts that no client is admitted behind the name of a socket.
 fn is_refused(socket: &str) {
     let error = UnixStream::connect(socket).unwrap_err();

@@ -3,6 +3,7 @@
 use slipway_plane_api::{v1, vf_v1};
 use slipway_vf_pool::{Device, Fault};
 
+use super::hardware::Hardware;
 use crate::{Error, Plane};
 
 /// An endpoint that is made before anybody asks for it. Its socket refuses clients until an owner
@@ -14,11 +15,17 @@ pub(super) struct Function {
     is_fresh: bool,
     /// The client of the owner to come, if that said one.
     client: Option<vf_v1::Client>,
+    /// The hardware behind the endpoint; `None` if the plane makes the function itself.
+    hardware: Option<Hardware>,
 }
 
 impl Function {
-    pub(super) fn new(plane: Plane, request: v1::CreateEndpointRequest) -> Self {
-        Self { plane, request, is_fresh: false, client: None }
+    pub(super) fn new(
+        plane: Plane,
+        request: v1::CreateEndpointRequest,
+        hardware: Option<Hardware>,
+    ) -> Self {
+        Self { plane, request, is_fresh: false, client: None, hardware }
     }
 
     /// Sets the client that the next owner has for the function.
@@ -26,10 +33,22 @@ impl Function {
         self.client = client;
     }
 
+    /// Makes the endpoint. Hardware is opened, if it is closed, and reset before.
     fn create(&mut self) -> Result<(), Fault> {
-        self.plane.create_shut(&self.request).map_err(fault)?;
+        let created = match &mut self.hardware {
+            Some(hardware) => {
+                hardware.reset()?;
+                self.plane.create_hardware(&self.request, hardware.device()?)
+            }
+            None => self.plane.create_shut(&self.request),
+        };
+        created.map_err(fault)?;
         self.is_fresh = true;
         Ok(())
+    }
+
+    fn close_hardware(&mut self) -> Result<(), Fault> {
+        self.hardware.as_mut().map_or(Ok(()), Hardware::close)
     }
 
     fn renew(&mut self) -> Result<(), Fault> {
@@ -67,7 +86,14 @@ impl Device for Function {
             }
             // Left by the last daemon; the reset that follows cuts its client off.
             Ok(_) => Ok(()),
-            Err(_) => self.create(),
+            Err(_) => {
+                let created = self.create();
+                if created.is_err() {
+                    // An error: it stays bound to vfio-pci, and the next opening finds it so.
+                    let _ = self.close_hardware();
+                }
+                created
+            }
         }
     }
 
@@ -75,12 +101,14 @@ impl Device for Function {
         match self.plane.get(&self.request.id) {
             // The last daemon may have died before it had opened it to its owner.
             Ok(endpoint) if endpoint.socket_path == self.request.socket_path => self.admit(),
+            // Hardware always has: it is open as long as its daemon has its descriptors.
             _ => Err(Fault("it ended with the last daemon".into())),
         }
     }
 
     /// A function that was open to clients is made anew: its client is disconnected, its I/O has
-    /// ended, no mapping of its memory is left, and every register has its reset value.
+    /// ended, no mapping of its memory is left, and every register has its reset value. Hardware
+    /// has a function-level reset in between.
     fn reset(&mut self) -> Result<(), Fault> {
         if self.is_unused()? {
             return Ok(());
@@ -89,7 +117,8 @@ impl Device for Function {
     }
 
     /// The disk went with the function: a new disk in memory is zeros, a new overlay is empty. A
-    /// function that had no client was not written to.
+    /// function that had no client was not written to. The namespaces of an NVMe VF of hardware are
+    /// not the plane's: they are not erased.
     fn scrub(&mut self) -> Result<(), Fault> {
         if self.is_unused()? {
             return Ok(());
@@ -125,12 +154,21 @@ impl Device for Function {
 
     fn access(&self) -> vf_v1::Lease {
         let v1::CreateEndpointRequest { id, socket_path, virtio_net, .. } = self.request.clone();
+        let kind = match (&self.hardware, &virtio_net) {
+            (Some(_), _) => "hardware",
+            (None, Some(_)) => "nic",
+            (None, None) => "nvme",
+        };
+        let hardware = self.hardware.as_ref();
+        let address = hardware.map_or_else(String::new, |one| one.address().to_string());
         let v1::VirtioNet { mac, switch, mtu, .. } = virtio_net.unwrap_or_default();
-        vf_v1::Lease { number: 0, id, socket_path, mac, switch, mtu }
+        let (number, kind) = (0, kind.to_owned());
+        vf_v1::Lease { number, id, socket_path, mac, switch, mtu, kind, address }
     }
 
     fn close(&mut self) -> Result<(), Fault> {
-        self.remove()
+        self.remove()?;
+        self.close_hardware()
     }
 }
 

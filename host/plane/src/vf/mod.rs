@@ -3,7 +3,7 @@
 //! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its controller
 //! is reset, its disk is empty. Its socket refuses clients until an owner has taken the VF.
 //! `function` is such an endpoint as a device of `slipway-vf-pool`, which has the states, the locks
-//! and the ledger. `service` answers the calls of `vf.proto`.
+//! and the ledger. `hardware` is a real VF behind one. `service` answers the calls of `vf.proto`.
 //!
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
@@ -17,6 +17,7 @@
 //! `66-vf-guest.sh`.
 
 mod function;
+mod hardware;
 mod service;
 mod template;
 
@@ -31,6 +32,7 @@ use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Settings};
 
 use crate::Plane;
 use function::Function;
+use hardware::Hardware;
 
 /// The number of VFs of a pool that are made and reset at once.
 const WORKERS: u32 = 4;
@@ -60,6 +62,9 @@ pub enum VfError {
     /// The ledger is whole, so there is nothing to rebuild.
     #[error("the ledger {} is whole; nothing was done", .0.display())]
     Whole(PathBuf),
+    /// Hardware cannot be had.
+    #[error("{0}")]
+    Hardware(String),
     /// A VF has a client while its owner is unknown.
     #[error("endpoint {0} has a client (process {1}); end it first")]
     Client(String, u32),
@@ -159,9 +164,11 @@ impl VirtualFunctions {
         ledger: Ledger,
     ) -> Result<Entry, VfError> {
         template::check(name, &template).map_err(VfError::Invalid)?;
+        let addresses = template::addresses(&template).map_err(VfError::Invalid)?;
         let device = |number| {
             let request = template::request(name, number, &template, &self.shared.sockets);
-            Function::new(self.shared.plane.clone(), request)
+            let hardware = addresses.get(number as usize).copied().map(Hardware::new);
+            Function::new(self.shared.plane.clone(), request, hardware)
         };
         let set_size = if template.set_size == 0 { template.count } else { template.set_size };
         let settings =
@@ -175,12 +182,14 @@ impl VirtualFunctions {
     /// # Errors
     /// [`VfError`]; nothing is left then.
     pub fn create(&self, name: &str, template: vf_v1::Template) -> Result<vf_v1::Pool, VfError> {
+        let template = template::counted(template);
         template::check(name, &template).map_err(VfError::Invalid)?;
         let mut state = self.lock();
         let ledger = state.ledger.clone().map_err(VfError::NoLedger)?;
         if state.pools.contains_key(name) {
             return Err(VfError::Exists(name.to_owned()));
         }
+        hardware::check(&template, state.pools.values().map(|entry| &entry.template))?;
         // Written first: a daemon that dies now leaves no endpoint that nobody knows.
         ledger.set_template(name, Some(&template.encode_to_vec()))?;
         let made = self.make(name, template, ledger.clone());

@@ -29,6 +29,7 @@ impl From<VfError> for Status {
             VfError::InUse(..)
             | VfError::NoLedger(_)
             | VfError::Whole(_)
+            | VfError::Hardware(_)
             | VfError::Client(..)
             | VfError::Pool(_) => Self::failed_precondition(message),
         }
@@ -55,7 +56,9 @@ impl VirtualFunctions {
 
     pub(super) fn describe(&self, name: &str, entry: &Entry) -> vf_v1::Pool {
         let health = entry.pool.health();
+        let addresses = template::addresses(&entry.template).unwrap_or_default();
         let vf = |status: slipway_vf_pool::VfStatus| {
+            let address = addresses.get(status.vf as usize);
             let mut vf = vf_v1::Vf {
                 number: status.vf,
                 set: status.set,
@@ -63,6 +66,7 @@ impl VirtualFunctions {
                 draining: status.is_draining,
                 takes: status.takes,
                 socket_path: self.socket_of(name, status.vf),
+                address: address.map_or_else(String::new, ToString::to_string),
                 ..Default::default()
             };
             match status.state {

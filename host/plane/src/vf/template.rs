@@ -8,6 +8,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::disk::Kind as DiskKind;
 use slipway_plane_api::vf_v1::{self, template::Kind};
 use slipway_switch::Mac;
+use slipway_vfio::PciAddress;
 
 /// The most VFs of a pool.
 const MOST: u32 = 1024;
@@ -44,8 +45,43 @@ pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String
             Err("a VF of kind nic needs a switch".into())
         }
         Some(Kind::Nic(_)) => Ok(()),
-        None => Err("a pool's VFs are of kind nvme or nic".into()),
+        Some(Kind::Hardware(_)) => check_addresses(&addresses(template)?, count),
+        None => Err("a pool's VFs are of kind nvme, nic or hardware".into()),
     }
+}
+
+/// Checks that a pool of hardware has an address for each of its VFs, and none twice.
+fn check_addresses(addresses: &[PciAddress], count: u32) -> Result<(), String> {
+    let given = addresses.len();
+    if given != count as usize {
+        return Err(format!("a pool of {count} VFs of hardware has {count} addresses, not {given}"));
+    }
+    let is_twice = |at: usize| addresses[..at].contains(&addresses[at]);
+    match (0..given).find(|at| is_twice(*at)) {
+        Some(at) => Err(format!("PCI function {} is named twice", addresses[at])),
+        None => Ok(()),
+    }
+}
+
+/// Returns the addresses of a pool of hardware, by the numbers of its VFs; none for another kind.
+///
+/// # Errors
+/// A sentence about a text that is no address.
+pub(super) fn addresses(template: &vf_v1::Template) -> Result<Vec<PciAddress>, String> {
+    let Some(Kind::Hardware(hardware)) = &template.kind else { return Ok(Vec::new()) };
+    let address = |text: &String| text.parse::<PciAddress>().map_err(|error| error.to_string());
+    hardware.addresses.iter().map(address).collect()
+}
+
+/// Returns a template with its number of VFs, where that follows from the hardware.
+pub(super) fn counted(template: vf_v1::Template) -> vf_v1::Template {
+    let count = match &template.kind {
+        Some(Kind::Hardware(hardware)) if template.count == 0 => {
+            u32::try_from(hardware.addresses.len()).unwrap_or(u32::MAX)
+        }
+        _ => template.count,
+    };
+    vf_v1::Template { count, ..template }
 }
 
 /// Checks the client of an owner that takes a VF of this template.
@@ -103,7 +139,7 @@ pub(super) fn request(
             let rest = v1::NvmeController::default();
             nvme = Some(v1::NvmeController { namespaces, doorbells, overlay_bytes, ..rest });
         }
-        None => {}
+        Some(Kind::Hardware(_)) | None => {}
     }
     v1::CreateEndpointRequest {
         id,
@@ -150,6 +186,37 @@ mod tests {
         for (name, template) in bad {
             assert!(check(name, &template).is_err(), "{name} {template:?}");
         }
+    }
+
+    fn hardware(addresses: &[&str], count: u32) -> vf_v1::Template {
+        let addresses = addresses.iter().map(|&text| text.to_owned()).collect();
+        let kind = Some(Kind::Hardware(vf_v1::template::Hardware { addresses }));
+        vf_v1::Template { kind, count, ..Default::default() }
+    }
+
+    #[test]
+    fn a_pool_of_hardware_has_an_address_for_each_vf() {
+        let (first, second) = ("0000:01:10.0", "0000:01:10.2");
+        let pair = counted(hardware(&[first, second], 0));
+        assert_eq!(pair.count, 2);
+        check("nics", &pair).unwrap();
+        check("nics", &hardware(&[first, second], 2)).unwrap();
+        assert_eq!(addresses(&pair).unwrap()[1].to_string(), second);
+        let bad = [
+            (hardware(&[first, second], 1), "1 addresses, not 2"),
+            (hardware(&[first], 2), "2 addresses, not 1"),
+            (hardware(&[], 0), "1 to 1024 VFs"),
+            (hardware(&[first, first], 2), "named twice"),
+            (hardware(&["01:10.0"], 1), "no PCI address"),
+        ];
+        for (template, why) in bad {
+            let refused = check("nics", &template).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
+        let request = request("nics", 1, &pair, Path::new("/run"));
+        assert_eq!((request.id.as_str(), request.nvme, request.virtio_net), ("nics.1", None, None));
+        let client = vf_v1::Client { mac: "02:00:00:00:00:01".into(), ..Default::default() };
+        assert!(check_client(&pair, &client).is_err(), "the plane has no port of it");
     }
 
     #[test]

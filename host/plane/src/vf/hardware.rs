@@ -1,0 +1,87 @@
+//! The hardware of VFs, which VFIO keeps from its drivers.
+
+use std::sync::Arc;
+
+use slipway_plane_api::vf_v1;
+use slipway_vf_pool::Fault;
+use slipway_vfio::{Binding, Device, Error, Host, PciAddress};
+
+use super::{VfError, template};
+
+/// The hardware of a VF. Dropping it closes the device and leaves it with vfio-pci.
+pub(super) struct Hardware {
+    host: Host,
+    address: PciAddress,
+    binding: Option<Binding>,
+    /// The open device. An endpoint has clones while it exists.
+    device: Option<Arc<Device>>,
+}
+
+impl Hardware {
+    pub fn new(address: PciAddress) -> Self {
+        Self { host: Host::default(), address, binding: None, device: None }
+    }
+
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// Returns the open device.
+    pub fn device(&self) -> Result<&Arc<Device>, Fault> {
+        self.device.as_ref().ok_or_else(|| Fault(format!("PCI function {} is closed", self.address)))
+    }
+
+    /// Resets the device, which has no endpoint. Opens it first if it is closed.
+    pub fn reset(&mut self) -> Result<(), Fault> {
+        if self.device.is_none() {
+            self.device = Some(Arc::new(self.open()?));
+        }
+        let device = self.device()?;
+        if Arc::strong_count(device) > 1 {
+            return Err(Fault("its last client is not cut off yet".into()));
+        }
+        device.reset().map_err(fault)
+    }
+
+    fn open(&mut self) -> Result<Device, Fault> {
+        let sysfs = self.host.sysfs();
+        sysfs.check(self.address).map_err(fault)?;
+        if self.binding.is_none() {
+            self.binding = Some(sysfs.bind(self.address).map_err(fault)?);
+        }
+        self.host.open(self.address).map_err(fault)
+    }
+
+    /// Closes the device and gives it back to the driver that it had.
+    pub fn close(&mut self) -> Result<(), Fault> {
+        self.device = None;
+        match self.binding.take() {
+            Some(binding) => self.host.sysfs().give_back(binding).map_err(fault),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks that the hardware of a template, if it has some, can be had, and that no other pool has
+/// it.
+///
+/// # Errors
+/// [`VfError::Invalid`], [`VfError::Hardware`].
+pub(super) fn check<'a>(
+    template: &vf_v1::Template,
+    others: impl Iterator<Item = &'a vf_v1::Template>,
+) -> Result<(), VfError> {
+    let addresses = template::addresses(template).map_err(VfError::Invalid)?;
+    let other: Vec<PciAddress> =
+        others.flat_map(|other| template::addresses(other).unwrap_or_default()).collect();
+    if let Some(address) = addresses.iter().find(|address| other.contains(address)) {
+        return Err(VfError::Hardware(format!("PCI function {address} is in another pool")));
+    }
+    let sysfs = slipway_vfio::Sysfs::default();
+    let refused = |error: Error| VfError::Hardware(error.to_string());
+    addresses.into_iter().try_for_each(|address| sysfs.check(address).map_err(refused))
+}
+
+fn fault(error: Error) -> Fault {
+    Fault(error.to_string())
+}
