@@ -28,7 +28,8 @@ impl Hardware {
 
     /// Returns the open device.
     pub fn device(&self) -> Result<&Arc<Device>, Fault> {
-        self.device.as_ref().ok_or_else(|| Fault(format!("PCI function {} is closed", self.address)))
+        let closed = || Fault(format!("PCI function {} is closed", self.address));
+        self.device.as_ref().ok_or_else(closed)
     }
 
     /// Resets the device, which has no endpoint. Opens it first if it is closed.

@@ -126,16 +126,14 @@ impl Endpoint {
     }
 
     /// Serves clients on a thread of this endpoint's own, of this name, until the endpoint is
-    /// closed: calls of its function or its hardware may block. Takes the place of adding the
-    /// endpoint to a reactor.
+    /// closed: calls of its function or its hardware may block, since they hold up no other
+    /// endpoint. Takes the place of adding the endpoint to a reactor.
     ///
     /// # Errors
     /// No descriptor or thread is left. The endpoint is gone then.
     pub fn serve_alone(mut self, name: &str) -> std::io::Result<()> {
         self.residence = Residence::OwnForGood;
-        // Nobody is held up by a step that sleeps.
-        let on_stall = Arc::new(|_: &str| {});
-        let settings = Settings { name: name.to_owned(), on_stall, ..Settings::default() };
+        let settings = Settings { name: name.to_owned(), ..Settings::default() };
         Reactor::detached(settings, Box::new(self)).map(drop).map_err(|(error, _)| error)
     }
 
