@@ -70,6 +70,15 @@ fn memory_that_was_all_given_is_late_again_for_the_next_user() {
 }
 
 #[test]
+fn hardware_is_given_no_stale_byte() {
+    let (late, bin) = (recycled(4), slipway_peer::Bin::new());
+    let (start, len) = (GRANULE as u64, 2 * GRANULE as u64);
+    let region = Region::late(&late, start, len, Permissions::READ_ONLY, &bin).unwrap();
+    assert!(region.give_to_hardware().is_some());
+    assert_eq!(stale(&late), [0, 3]);
+}
+
+#[test]
 fn a_write_takes_the_granules_that_it_touches() {
     let late = recycled(4);
     let (_map, memory) = mapped(&late, Permissions::READ_WRITE);
