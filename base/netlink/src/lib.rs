@@ -3,8 +3,8 @@
 //!
 //! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
 //! the kernel gives at once. `message` lays requests out and takes answers apart, `link` has
-//! the parts that describe a link, and `neighbour` those of a neighbour. [`Sockets`] lists TCP and
-//! UDP connections and ends them.
+//! the parts that describe a link, `neighbour` those of a neighbour, and `vf` sets the addresses of
+//! virtual functions. [`Sockets`] lists TCP and UDP connections and ends them.
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
@@ -16,6 +16,7 @@ mod link;
 mod message;
 mod neighbour;
 mod sockets;
+mod vf;
 
 use std::io;
 use std::net::IpAddr;

@@ -12,8 +12,8 @@ use slipway_runtime::Config;
 use slipway_space::Space;
 
 use crate::args::DoctorArgs;
-use crate::table;
 use crate::vmm::vmms;
+use crate::{pci, table};
 
 /// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         mkfs_ext4(),
         cgroups(),
         networks(),
+        hardware_functions(),
         data_dir(config),
         space(config),
         daemon(config),
@@ -223,6 +224,15 @@ fn networks() -> Finding {
         Some(what) => (Verdict::Lesser, format!("{what} is missing: sandboxes have none")),
     };
     Finding { what: "networks", verdict, detail, mend: "apt-get install nftables; modprobe tun" }
+}
+
+/// Returns the finding about virtual functions of hardware, which few hosts give to guests.
+fn hardware_functions() -> Finding {
+    let detail = match pci::lacks(Path::new("/")) {
+        None => "guests can be given some".to_owned(),
+        Some(what) => format!("none can be given to guests: {what}"),
+    };
+    Finding { what: "hardware functions", verdict: Verdict::Fine, detail, mend: "" }
 }
 
 /// Checks that the users of VMMs can pass to the kernel and the initramfs in the data directory.

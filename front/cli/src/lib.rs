@@ -36,6 +36,7 @@ mod manage;
 mod metrics;
 mod network;
 mod out;
+mod pci;
 mod pktgen;
 mod pod;
 mod pool;

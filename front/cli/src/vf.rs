@@ -10,7 +10,7 @@ use slipway_runtime::Config;
 use crate::args::{NodeArgs, VfCommand, VfCreateArgs, VfNumberArgs};
 use crate::client::{connect_functions, refused};
 use crate::endpoint::owner;
-use crate::table;
+use crate::{pci, table};
 
 /// The time between two looks at functions that are being made.
 const LOOK: Duration = Duration::from_millis(20);
@@ -94,22 +94,32 @@ async fn take(client: &mut VfClient, pool: &str, owner: &str, json: bool) -> Res
 /// Returns the template of the pool that is asked for.
 ///
 /// # Errors
-/// The user is no user, or a layer has no bound or one that does not fit the disk.
+/// The user is no user; a layer has no bound or one that does not fit the disk; the physical
+/// function has no virtual ones.
 fn template_of(args: &VfCreateArgs, config: &Config) -> Result<vf_v1::Template> {
+    let mut count = args.count;
     let kind = match (&args.disk, &args.switch) {
         (Some(disk), _) => {
             let disk = disk.disk();
             let layers_bytes = layers_of(&disk, args.layers, config)?;
             template::Kind::Nvme(template::Nvme { disk: Some(disk), layers_bytes })
         }
-        (None, switch) => template::Kind::Nic(template::Nic {
-            switch: switch.clone().unwrap_or_default(),
-            mtu: args.mtu.unwrap_or(0),
-        }),
+        (None, Some(switch)) => {
+            let mtu = args.mtu.unwrap_or(0);
+            template::Kind::Nic(template::Nic { switch: switch.clone(), mtu })
+        }
+        (None, None) => {
+            let addresses = match &args.pci_of {
+                Some(physical) => pci::virtual_functions(pci::DEVICES.as_ref(), physical)?,
+                None => args.pci.clone(),
+            };
+            count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+            template::Kind::Hardware(template::Hardware { addresses })
+        }
     };
     Ok(vf_v1::Template {
         kind: Some(kind),
-        count: args.count,
+        count,
         set_size: args.set_size.unwrap_or(0),
         user: args.user.as_deref().map(owner).transpose()?,
     })
@@ -203,7 +213,7 @@ fn row(pool: &vf_v1::Pool) -> [String; 8] {
     let count = |state| count(pool, state);
     [
         pool.name.clone(),
-        kind(pool).to_owned(),
+        shown_kind(pool),
         pool.vfs.len().to_string(),
         count("ready").to_string(),
         count("taken").to_string(),
@@ -217,7 +227,26 @@ fn kind(pool: &vf_v1::Pool) -> &'static str {
     match pool.template.as_ref().and_then(|template| template.kind.as_ref()) {
         Some(template::Kind::Nvme(_)) => "nvme",
         Some(template::Kind::Nic(_)) => "nic",
+        Some(template::Kind::Hardware(_)) => "hardware",
         None => "",
+    }
+}
+
+/// Returns the PCI addresses of a pool's functions by their numbers, or none if they are no
+/// hardware.
+fn addresses(pool: &vf_v1::Pool) -> &[String] {
+    match pool.template.as_ref().and_then(|template| template.kind.as_ref()) {
+        Some(template::Kind::Hardware(hardware)) => &hardware.addresses,
+        _ => &[],
+    }
+}
+
+/// Returns the kind with the address of the first function, and the number of further functions.
+fn shown_kind(pool: &vf_v1::Pool) -> String {
+    match addresses(pool) {
+        [] => kind(pool).to_owned(),
+        [only] => format!("{} {only}", kind(pool)),
+        [first, more @ ..] => format!("{} {first}+{}", kind(pool), more.len()),
     }
 }
 
@@ -225,6 +254,7 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
     let vf = |vf: &vf_v1::Vf| {
         serde_json::json!({
             "number": vf.number,
+            "pci_address": addresses(pool).get(vf.number as usize),
             "devset": vf.set,
             "state": vf.state,
             "reason": vf.reason,
@@ -267,6 +297,8 @@ mod tests {
             layers,
             switch: None,
             mtu: None,
+            pci: Vec::new(),
+            pci_of: None,
             count: 2,
             set_size: None,
             user: None,
@@ -287,6 +319,32 @@ mod tests {
         assert_eq!(bytes("overlay:/a", Some(0)), 1);
         assert_eq!(bytes("ram:1M", None), 0);
         assert!(template_of_disk("ram:1M", Some(1 << 20)).is_err());
+    }
+
+    #[test]
+    fn a_pool_of_hardware_has_a_function_for_each_address() {
+        let pci = vec!["0000:01:10.0".to_owned(), "0000:01:10.2".to_owned()];
+        let args = VfCreateArgs {
+            pool: "a".into(),
+            disk: None,
+            layers: None,
+            switch: None,
+            mtu: None,
+            pci: pci.clone(),
+            pci_of: None,
+            count: 8,
+            set_size: None,
+            user: None,
+        };
+        let template = template_of(&args, &Config::default()).unwrap();
+        assert_eq!(template.count, 2);
+        let vf = |number| vf_v1::Vf { number, ..Default::default() };
+        let template = Some(template);
+        let pool = vf_v1::Pool { template, vfs: vec![vf(0), vf(1)], ..Default::default() };
+        assert_eq!(row(&pool)[1], "hardware 0000:01:10.0+1");
+        let json = as_json(&pool);
+        let address = |number: usize| json["functions"][number]["pci_address"].as_str();
+        assert_eq!((json["kind"].as_str(), address(1)), (Some("hardware"), Some(&*pci[1])));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 
 use super::AlwaysJson;
 use super::disk::DiskArg;
+use crate::pci::parse_address;
 use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
@@ -88,8 +89,8 @@ pub struct VfCreateArgs {
     #[arg(
         long,
         value_name = "DISK",
-        required_unless_present = "switch",
-        conflicts_with = "switch"
+        required_unless_present_any = ["switch", "pci", "pci_of"],
+        conflicts_with_all = ["switch", "pci", "pci_of"]
     )]
     pub disk: Option<DiskArg>,
     /// The most memory of the host that what an owner writes to an overlay takes [default: the
@@ -97,13 +98,22 @@ pub struct VfCreateArgs {
     #[arg(long, value_name = "SIZE", requires = "disk", value_parser = parse_size)]
     pub layers: Option<u64>,
     /// Functions are network interfaces on ports of this switch
-    #[arg(long, value_name = "SWITCH")]
+    #[arg(long, value_name = "SWITCH", conflicts_with_all = ["pci", "pci_of"])]
     pub switch: Option<String>,
     /// Bytes in a packet of a network interface [default: 1500]
     #[arg(long, value_name = "BYTES", requires = "switch")]
     pub mtu: Option<u32>,
-    /// Functions, 1 to 1024
-    #[arg(long, value_name = "N", default_value_t = 8,
+    /// Functions are these virtual functions of hardware, by their PCI addresses. Each leaves its
+    /// driver until the pool is removed
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = parse_address,
+          conflicts_with = "pci_of")]
+    pub pci: Vec<String>,
+    /// Functions are all virtual functions of the physical function at this PCI address, which
+    /// exist already (sriov_numvfs)
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    pub pci_of: Option<String>,
+    /// Functions, 1 to 1024; of hardware, as many as there are
+    #[arg(long, value_name = "N", default_value_t = 8, conflicts_with_all = ["pci", "pci_of"],
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub count: u32,
     /// Functions that are reset together where one alone cannot be [default: all]
