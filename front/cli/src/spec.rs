@@ -87,6 +87,7 @@ pub fn machine(
         nic: network.nic.clone().unwrap_or_default(),
         interrupt_interval_ns: network.nic_interval.map_or(0, |time| time.as_nanos() as u64),
         vf_pool: network.vf.clone().unwrap_or_default(),
+        vf_addresses: network.vf_addresses.clone(),
         socket_engine: if network.sockets { socket_engine(run_dir)? } else { String::new() },
         ..v1::RunSpec::default()
     })

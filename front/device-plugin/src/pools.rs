@@ -164,7 +164,8 @@ fn has_room(devices: &Devices) -> Result<(), &'static str> {
 
 /// Checks that a pool's functions can be devices of a pod.
 fn check(pool: &vf_v1::Pool) -> Result<(), &'static str> {
-    // Disks and network interfaces. A later version may have others, which no pod can have yet.
+    // Disks, network interfaces and hardware. A later version may have others, which no pod can
+    // have yet.
     if pool.template.as_ref().is_none_or(|template| template.kind.is_none()) {
         return Err("its functions are of a kind that this version does not know");
     }
@@ -267,11 +268,14 @@ mod tests {
         let of_kind = |kind| Some(vf_v1::Template { kind, ..Default::default() });
         let nic = Some(template::Kind::Nic(template::Nic::default()));
         let nics = vf_v1::Pool { template: of_kind(nic), ..pool("nics", ready()) };
+        let hardware = Some(template::Kind::Hardware(template::Hardware::default()));
+        let hardware = vf_v1::Pool { template: of_kind(hardware), ..pool("hw", ready()) };
         let later = vf_v1::Pool { template: of_kind(None), ..pool("later", ready()) };
         let many = (0..=MOST as u32).map(|number| vf(number, "ready", "")).collect();
         let all = vec![
             pool("fast", ready()),
             nics,
+            hardware,
             later,
             pool("-fast", ready()),
             pool("fast_", ready()),
@@ -286,7 +290,7 @@ mod tests {
             let chosen = Source::new(Path::new("/s"), &wanted, None).choose(all.clone(), None);
             chosen.into_keys().collect::<Vec<_>>()
         };
-        assert_eq!(names(&[]), ["fast", "nics"]);
+        assert_eq!(names(&[]), ["fast", "hw", "nics"]);
         assert_eq!(names(&["nics", "later", "none"]), ["nics"]);
         assert_eq!(names(&["other"]), [""; 0]);
         let pools = (0..2 * MOST_POOLS).map(|one| pool(&one.to_string(), ready())).collect();

@@ -1,11 +1,14 @@
-//! Functions of pools that pods have: names that the sandboxes' service, the device plugin and the
-//! shim must agree on.
+//! Functions of pools that sandboxes have: names that the sandboxes' service, the device plugin and
+//! the shim must agree on.
 
 use std::path::{Path, PathBuf};
 
 /// The kind of owner that a pod is for a pool. The owner of each function is
 /// `slipway-pod:SANDBOX.NUMBER`.
 pub const POD: &str = "slipway-pod";
+
+/// The kind of owner that a sandbox which is no pod is for a pool: `slipway-sandbox:SANDBOX`.
+pub const SANDBOX: &str = "slipway-sandbox";
 
 /// The directory of the mounts in a container that stand for functions, each named POOL.NUMBER.
 /// Other runtimes refuse mounts in /proc: a container of theirs does not run without what it asks

@@ -14,7 +14,7 @@ use slipway_agent_protocol::v1::{ConfigureNetworkRequest, InterfaceRoute};
 use slipway_ethernet_spec::Mac;
 use slipway_netlink::{Address, Link, LinkChange, Neighbour, Netlink, Route};
 
-use crate::{log, machine, uevent};
+use crate::{log, machine, nvme, uevent};
 
 /// The longest wait for the interface. A guest under emulation on a busy host takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,7 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The requested settings of the interface. Indices of links are 0.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
-    mac: [u8; 6],
+    /// `None`: the interface keeps its own.
+    mac: Option<[u8; 6]>,
+    /// The PCI address of the function that the interface is of, if it is found by that.
+    function: Option<String>,
     /// The address that the interface has until now, if that is another one.
     saved_mac: Option<[u8; 6]>,
     /// The name that it gets, if not the kernel's.
@@ -47,12 +50,16 @@ impl Wanted {
         let mut routes = request.routes.iter().map(route).collect::<Result<Vec<_>>>()?;
         // The kernel takes a route by a gateway only if it has a route to the gateway.
         routes.sort_by_key(|route| route.gateway.is_some());
+        let some = |text: &str| (!text.is_empty()).then(|| mac(text)).transpose();
+        let function = Some(request.pci_address.clone()).filter(|text| !text.is_empty());
+        let own = match function {
+            Some(_) => some(&request.mac)?,
+            None => Some(mac(&request.mac)?),
+        };
         Ok(Self {
-            mac: mac(&request.mac)?,
-            saved_mac: Some(&*request.saved_mac)
-                .filter(|text| !text.is_empty())
-                .map(mac)
-                .transpose()?,
+            mac: own,
+            function,
+            saved_mac: some(&request.saved_mac)?,
             name: Some(request.name.clone()).filter(|name| !name.is_empty()),
             addresses: addresses.collect::<Result<_>>()?,
             gateways: gateways.collect::<Result<_>>()?,
@@ -120,14 +127,26 @@ fn absent() -> String {
     )
 }
 
+fn absent_at(function: &str) -> String {
+    let seconds = PATIENCE.as_secs();
+    format!(
+        "the function {function} has no interface after {seconds} s: has the guest's kernel its \
+         driver?"
+    )
+}
+
 /// Waits for the interface and configures it. Returns its name.
 pub async fn configure(wanted: Wanted) -> Result<String> {
     // Drivers talk to their device while they are loaded, so this must not run on the thread that
     // serves the host.
     tokio::task::spawn_blocking(machine::load_network_modules).await?;
-    let find = || Netlink::open()?.links().map(|links| interface(links, &wanted));
+    if wanted.function.is_some() {
+        tokio::task::spawn_blocking(machine::load_extra_modules).await?;
+    }
+    let sysfs = Path::new(machine::SYSFS);
+    let find = || Netlink::open()?.links().map(|links| interface(sysfs, links, &wanted));
     let found = uevent::wait_for(PATIENCE, find).await.context("looking for the interface")?;
-    let link = found.with_context(absent)?;
+    let link = found.with_context(|| wanted.function.as_deref().map_or_else(absent, absent_at))?;
     let kernels = link.name.clone();
     // Thousands of connections take a while to end.
     let applied = tokio::task::spawn_blocking(move || {
@@ -154,11 +173,28 @@ fn named(link: Link, name: Option<&str>) -> Result<Link> {
     Ok(Link { name: name.to_owned(), ..link })
 }
 
-/// Returns the interface that has the wanted MAC address, or the one that it gets it in place of.
-fn interface(links: Vec<Link>, wanted: &Wanted) -> Option<Link> {
-    let of = |mac: [u8; 6]| links.iter().position(|link| link.mac == Some(mac));
-    let at = of(wanted.mac).or_else(|| of(wanted.saved_mac?))?;
+/// Returns the interface of the wanted function. Without one, returns the interface that has the
+/// wanted MAC address, or the one that gets it.
+fn interface(sysfs: &Path, links: Vec<Link>, wanted: &Wanted) -> Option<Link> {
+    if let Some(function) = &wanted.function {
+        let name = name_at(sysfs, function)?;
+        return links.into_iter().find(|link| link.name == name);
+    }
+    let of = |mac: Option<[u8; 6]>| links.iter().position(|link| mac.is_some() && link.mac == mac);
+    let at = of(wanted.mac).or_else(|| of(wanted.saved_mac))?;
     links.into_iter().nth(at)
+}
+
+/// Returns the name of the interface of the PCI function at `address`: an entry of `net` in the
+/// function's directory, or in that of its virtio device.
+fn name_at(sysfs: &Path, address: &str) -> Option<String> {
+    let function = nvme::function(sysfs, address).ok()?;
+    let devices = nvme::entries(&function).into_iter().filter(|path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"virtio"))
+    });
+    let mut all = std::iter::once(function).chain(devices);
+    let interface = all.find_map(|device| nvme::entries(&device.join("net")).into_iter().next())?;
+    interface.file_name()?.to_str().map(str::to_owned)
 }
 
 /// Has the driver of the interface with this MAC address start its device anew.
@@ -178,9 +214,9 @@ fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
     if let Err(error) = std::fs::write(&setting, "0") {
         log!("{setting}: {error}");
     }
-    if link.mac != Some(wanted.mac) {
+    if wanted.mac.is_some() && link.mac != wanted.mac {
         // Linux changes the address of an interface that is down; its drivers need not do more.
-        let change = LinkChange { mac: Some(wanted.mac), up: None, mtu: None };
+        let change = LinkChange { mac: wanted.mac, up: None, mtu: None };
         netlink.change(link.index, change).context("setting its MAC address")?;
     }
     let change = LinkChange { mtu: wanted.mtu, up: Some(true), mac: None };
@@ -267,7 +303,7 @@ mod tests {
     #[test]
     fn requests_are_understood_or_refused() {
         let wanted = Wanted::parse(&request()).unwrap();
-        assert_eq!(wanted.mac, [0x5a, 0x11, 0x0a, 0xd5, 0, 2]);
+        assert_eq!(wanted.mac, Some([0x5a, 0x11, 0x0a, 0xd5, 0, 2]));
         assert_eq!((wanted.addresses.len(), wanted.gateways.len(), wanted.mtu), (2, 2, Some(1400)));
         let bad = |change: fn(&mut ConfigureNetworkRequest)| {
             let mut request = request();
@@ -293,16 +329,44 @@ mod tests {
         assert_eq!(routes[0].destination.0.to_string(), "10.213.0.1");
     }
 
+    #[test]
+    fn an_interface_of_hardware_is_found_by_its_function() {
+        let parse = |mac: &str, pci_address: &str| {
+            let (mac, pci_address) = (mac.to_owned(), pci_address.to_owned());
+            Wanted::parse(&ConfigureNetworkRequest { mac, pci_address, ..request() })
+        };
+        assert!(parse("", "").is_err() && parse("x", "0000:00:06.0").is_err());
+        let wanted = parse("", "0000:00:06.0").unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let link = |index, name: &str| {
+            let (name, kind) = (name.to_owned(), String::new());
+            Link { index, name, mac: Some([2; 6]), mtu: 1500, up: false, kind }
+        };
+        let found = || {
+            let links = vec![link(1, "eth0"), link(2, "eth1")];
+            interface(root.path(), links, &wanted).map(|link| link.index)
+        };
+        let function = root.path().join("bus/pci/devices/0000:00:06.0");
+        std::fs::create_dir_all(function.join("msi_irqs/net/eth0")).unwrap();
+        assert_eq!((wanted.mac, found()), (None, None));
+        std::fs::create_dir_all(function.join("virtio3/net/eth1")).unwrap();
+        assert_eq!(found(), Some(2));
+        std::fs::create_dir_all(function.join("net/eth0")).unwrap();
+        assert_eq!(found(), Some(1));
+    }
+
     /// Uses the loopback interface of a network namespace of its own, which has a MAC address of
     /// zeros.
     #[test]
     fn an_interface_is_configured_as_root() {
         in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
-            let mut wanted = Wanted { mac: [0; 6], ..Wanted::parse(&request()).unwrap() };
+            let mac = Some([0; 6]);
+            let mut wanted = Wanted { mac, ..Wanted::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
-            let link = interface(netlink.links().unwrap(), &wanted).unwrap();
+            let sysfs = Path::new(machine::SYSFS);
+            let link = interface(sysfs, netlink.links().unwrap(), &wanted).unwrap();
             for _ in 0..2 {
                 apply(&link, &wanted).unwrap();
             }
@@ -343,8 +407,10 @@ mod tests {
     fn an_interface_has_the_requested_routes_and_no_others_as_root() {
         in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
-            let wanted = Wanted { mac: [0; 6], ..Wanted::parse(&point_to_point()).unwrap() };
-            let link = interface(netlink.links().unwrap(), &wanted).unwrap();
+            let mac = Some([0; 6]);
+            let wanted = Wanted { mac, ..Wanted::parse(&point_to_point()).unwrap() };
+            let sysfs = Path::new(machine::SYSFS);
+            let link = interface(sysfs, netlink.links().unwrap(), &wanted).unwrap();
             for _ in 0..2 {
                 apply(&link, &wanted).unwrap();
             }

@@ -24,6 +24,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest wait for a namespace whose time is only for the record.
 const RECORD_PATIENCE: Duration = Duration::from_secs(60);
 
+/// The namespace identifier that stands for the lowest one of a controller.
+const LOWEST: u32 = u32::MAX;
+
 /// A namespace of a controller.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Namespace {
@@ -83,8 +86,9 @@ fn look(sysfs: &Path, wanted: &BlockDevice) -> Result<Option<Device>> {
         return virtio(sysfs, &wanted.pci_address);
     }
     let Some(controller) = controller(sysfs, &wanted.pci_address)? else { return Ok(None) };
-    let namespaces = namespaces(&controller);
-    let Some(found) = namespaces.iter().find(|namespace| namespace.nsid == wanted.nsid) else {
+    let mut namespaces = namespaces(&controller);
+    namespaces.retain(|namespace| [LOWEST, namespace.nsid].contains(&wanted.nsid));
+    let Some(found) = namespaces.iter().min_by_key(|namespace| namespace.nsid) else {
         return Ok(None);
     };
     number(&sysfs.join("class/block").join(&found.disk))
@@ -111,7 +115,11 @@ pub fn number(disk: &Path) -> Result<Option<Device>> {
     }
 }
 
-fn function(sysfs: &Path, address: &str) -> Result<PathBuf> {
+/// Returns the directory of the PCI function at `address`.
+///
+/// # Errors
+/// `address` is no PCI address.
+pub fn function(sysfs: &Path, address: &str) -> Result<PathBuf> {
     let ordinary = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if address.is_empty() || !address.bytes().all(ordinary) || address.contains("..") {
         bail!("{address:?} is not a PCI address");
@@ -141,7 +149,7 @@ fn controllers(sysfs: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns a directory's entries, or none if the directory does not exist.
-fn entries(directory: &Path) -> Vec<PathBuf> {
+pub fn entries(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
@@ -181,6 +189,7 @@ fn absent(sysfs: &Path, wanted: &BlockDevice) -> anyhow::Error {
     let seconds = PATIENCE.as_secs();
     match found {
         None => anyhow!("{place} did not appear within {seconds} s"),
+        Some(_) if wanted.nsid == LOWEST => anyhow!("{place} has no namespace after {seconds} s"),
         Some(controller) => {
             let there: Vec<u32> = namespaces(&controller).iter().map(|ns| ns.nsid).collect();
             anyhow!(
@@ -263,6 +272,23 @@ mod tests {
         ]);
         let found = look(root.path(), &device("0000:00:04.0", 2)).unwrap();
         assert_eq!(found, Some(Device { major: 259, minor: 8 }));
+    }
+
+    #[test]
+    fn the_lowest_namespace_of_a_controller_can_be_asked_for() {
+        let root = sysfs(&[
+            ("bus/pci/devices/0000:00:04.0/nvme/nvme0/nvme0n1/nsid", "9\n"),
+            ("bus/pci/devices/0000:00:04.0/nvme/nvme0/nvme0n2/nsid", "3\n"),
+            ("bus/pci/devices/0000:00:05.0/nvme/nvme1/state", "live\n"),
+            ("class/block/nvme0n1/dev", "259:0\n"),
+            ("class/block/nvme0n2/dev", "259:1\n"),
+        ]);
+        let found = Some(Device { major: 259, minor: 1 });
+        assert_eq!(look(root.path(), &device("0000:00:04.0", LOWEST)).unwrap(), found);
+        let empty = device("0000:00:05.0", LOWEST);
+        assert_eq!(look(root.path(), &empty).unwrap(), None);
+        let error = absent(root.path(), &empty).to_string();
+        assert!(error.contains("0000:00:05.0 has no namespace"), "{error}");
     }
 
     #[test]

@@ -48,7 +48,8 @@ mod unpack;
 pub use error::{Error, Result};
 pub use kernel::Kernel;
 pub use modules::{
-    BRIDGE, CONNECTIONS, EXTRA, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED, Wanted,
+    BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED,
+    Wanted,
 };
 
 use cpio::Archive;
@@ -121,6 +122,8 @@ pub struct Extras<'a> {
     pub bridge: bool,
     /// Set for the driver of memory that comes and goes, in `/modules/memory`.
     pub memory: bool,
+    /// Set for drivers of virtual functions of hardware, in `/modules/extra`.
+    pub hardware: bool,
 }
 
 /// Returns the path of the initramfs for `kernel` with `agent` (a static x86-64 program) as its
@@ -140,10 +143,11 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let shares = if extras.shares { SHARES } else { &[] };
     let bridge = if extras.bridge { BRIDGE } else { &[] };
     let memory = if extras.memory { MEMORY } else { &[] };
+    let extra = if extras.hardware { HARDWARE } else { EXTRA };
     let modules = match &kernel.modules {
         Some(directory) => {
             let groups =
-                [WANTED, NETWORK, EXTRA, VLAN, sockets, pmem, shares, bridge, memory, CONNECTIONS];
+                [WANTED, NETWORK, extra, VLAN, sockets, pmem, shares, bridge, memory, CONNECTIONS];
             modules::resolve(directory, groups)?
         }
         None => Default::default(),

@@ -46,6 +46,18 @@ pub const WANTED: &[Wanted] = &[
 /// Modules that few sandboxes use, loaded on request: the VMM's own disk, for comparisons.
 pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
 
+/// Modules of [`EXTRA`], and those of network interfaces that are virtual functions of hardware, as
+/// far as the kernel has them: of ConnectX, 82599 and newer, 82576 and I350, 700 and 800 series,
+/// NetXtreme-E.
+pub const HARDWARE: &[Wanted] = &[
+    Wanted { name: "virtio_blk", required: false },
+    Wanted { name: "mlx5_core", required: false },
+    Wanted { name: "ixgbevf", required: false },
+    Wanted { name: "igbvf", required: false },
+    Wanted { name: "iavf", required: false },
+    Wanted { name: "bnxt_en", required: false },
+];
+
 /// Modules that a sandbox with a network needs in addition, whatever kind its interface is of.
 /// Slipway's own driver for e1000 interfaces, where the kernel's directory has it, comes before the
 /// kernel's: the first takes the interface.

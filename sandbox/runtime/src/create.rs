@@ -49,6 +49,9 @@ impl Node {
         spec: &RunSpec,
         saves: Option<Saves>,
     ) -> Result<Arc<Sandbox>> {
+        let own_function = pod_functions::own::chosen(self, spec, saves.is_some()).await?;
+        let rest = own_function.as_ref().map(|_| pod_functions::own::without(spec));
+        let spec = rest.as_ref().unwrap_or(spec);
         let chosen = begin::chosen(self, spec).await?;
         let begins = chosen.as_deref();
         let most = || layers::of_node(&self.config) / FORKED_VOLUMES;
@@ -64,10 +67,14 @@ impl Node {
         let store = self.store(&id);
         let (volumes, its) = (spec.volumes.clone(), store.clone());
         let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
+        if let Some(own) = &own_function {
+            pod_functions::own::check(own, &volumes)?;
+        }
         let shares = shares::check(&self.looks, &spec.shares).await?;
         let mtu = saves.as_ref().map_or(0, |saves| saves.mtu);
         let saves = saves.map(|saves| saves.name);
-        let record = Record { shares, saves, ..self.record(spec, settings, id.clone(), volumes)? };
+        let record = self.record(spec, settings, id.clone(), volumes)?;
+        let record = Record { shares, saves, own_function, ..record };
         let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
         let record = Record { max_cpus, ..record };
         let record = match snapshot {
@@ -234,6 +241,7 @@ impl Node {
             socket_slot: spec.makes_pod && self.config.pod_sockets > 0,
             given_sockets: None,
             functions: Vec::new(),
+            own_function: None,
             plugs: 0,
             client_memory: None,
             shared_root: None,

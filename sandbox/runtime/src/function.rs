@@ -213,7 +213,7 @@ pub fn create_request(record: &Record, copies: Copies) -> agent_v1::CreateContai
             read_only: record.settings.read_only,
             shared_image: record.shared_root.is_some(),
         }),
-        volumes: volumes(record),
+        volumes: volumes(record).into_iter().chain(pod_functions::own::volume(record)).collect(),
         process: Some(process::agent_spec(&record.settings.process)),
         hostname: record.hostname.clone(),
         privileged: record.settings.privileged,

@@ -1,5 +1,6 @@
 //! Functions of pools in the containers of a pod: NVMe controllers that are reset and empty, and
-//! network interfaces ([`nics`]), which the pod's machine is given while it runs.
+//! network interfaces ([`nics`]), which the pod's machine is given while it runs. They are the
+//! plane's own devices or [`hardware`]; of that, a sandbox that is no pod may have one ([`own`]).
 //!
 //! A function is named by its pool and its number, since an orchestrator counts them (`slipway
 //! device-plugin`). The first container that asks for it has the pod take it. From then on it is
@@ -11,7 +12,9 @@
 //!
 //! It is in the pod's record before it is taken, so nothing of it is lost if the daemon is killed.
 
+mod hardware;
 mod nics;
+pub mod own;
 mod pools;
 mod socket_function;
 
@@ -21,13 +24,15 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_hypervisor::{Vm, VmEvent};
+use slipway_plane_api::vf_v1::Lease;
+use slipway_plane_api::vf_v1::template::Kind;
 use tokio::sync::broadcast::error::RecvError;
 
 pub use self::nics::members;
 pub use self::pools::{endpoints, holds, reconcile, sockets};
 pub use self::socket_function::{check as check_sockets, join as join_sockets};
 use crate::node::Node;
-use crate::record::{Added, Given, Record, Volume, Wish};
+use crate::record::{Added, Given, GivenNic, Record, Volume, Wish};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::{PoolFunction, RunSpec};
@@ -35,6 +40,8 @@ use crate::{Error, Result, name};
 
 /// The namespace of a function of a pool.
 const NSID: u32 = 1;
+/// The agent's number for the lowest namespace of a controller.
+const LOWEST_NSID: u32 = u32::MAX;
 /// The longest wait for a guest that is to give up a function. It frees the slot later, too.
 const EJECTION: Duration = Duration::from_secs(10);
 
@@ -50,13 +57,6 @@ pub fn refuse(spec: &RunSpec) -> Result<()> {
     Err(Error::Invalid(why.to_owned()))
 }
 
-/// Returns the number of functions that a pod's machine has room for. The machine of a template has
-/// none, and neither has a fork's.
-pub fn slots(record: &Record) -> usize {
-    let boots = record.pod && record.template.is_none() && record.saves.is_none();
-    if boots { record.function_slots as usize } else { 0 }
-}
-
 /// Returns the number of functions that can be added to a machine.
 pub(crate) fn plug_slots(record: &Record) -> usize {
     if let Some(origin) = &record.origin {
@@ -64,7 +64,7 @@ pub(crate) fn plug_slots(record: &Record) -> usize {
     }
     // The function of shares, once a container has some. A template has the slot for its forks.
     let shares = usize::from(record.pod || record.template.is_some());
-    shares + slots(record) + usize::from(record.has_socket_slot())
+    shares + record.function_room() + usize::from(record.has_socket_slot())
 }
 
 /// Checks the functions that a new container of a pod asks for, beside its volumes.
@@ -72,7 +72,7 @@ pub(crate) fn plug_slots(record: &Record) -> usize {
 /// # Errors
 /// [`Error::Invalid`].
 pub fn check(asked: &[PoolFunction], volumes: &[Volume], record: &Record) -> Result<Vec<Wish>> {
-    if asked.len() > slots(record) {
+    if asked.len() > record.function_room() {
         return Err(Error::Invalid(no_room(record)));
     }
     let mut wishes: Vec<Wish> = Vec::new();
@@ -106,7 +106,7 @@ fn no_room(record: &Record) -> String {
     format!(
         "pod {name} has room for {} functions of pools: set `pod_functions` in the node's \
          settings, start the daemon again, and make the pod again",
-        slots(record)
+        record.function_room()
     )
 }
 
@@ -114,11 +114,17 @@ fn no_room(record: &Record) -> String {
 pub fn volumes(record: &Record, added: &Added) -> Vec<agent_v1::Volume> {
     let volume = |wish: &Wish| {
         let given = find(record, wish).filter(|given| given.nic.is_none())?;
-        let device = agent_v1::BlockDevice { pci_address: given.address.clone(), nsid: NSID };
-        let name = wish.name.clone();
-        Some(agent_v1::Volume { name, device: Some(device), ..Default::default() })
+        Some(block_device(given, &wish.name))
     };
     added.functions.iter().filter_map(volume).collect()
+}
+
+/// Returns the block device called `name` that a function is. Its namespace is that of the plane,
+/// or the lowest one that a controller of hardware has.
+fn block_device(given: &Given, name: &str) -> agent_v1::Volume {
+    let nsid = if given.host_address.is_empty() { NSID } else { LOWEST_NSID };
+    let device = agent_v1::BlockDevice { pci_address: given.address.clone(), nsid };
+    agent_v1::Volume { name: name.to_owned(), device: Some(device), ..Default::default() }
 }
 
 /// Gives a pod the functions that a container of it asks for, unless it has them.
@@ -136,9 +142,10 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
         return Ok(());
     }
     let _turn = sandbox.functions.lock().await;
+    let agent = sandbox.agent()?;
     for wish in wishes {
         give(node, sandbox, &wish).await?;
-        nics::configure(sandbox, &wish).await?;
+        nics::configure(sandbox, &agent, &wish).await?;
     }
     Ok(())
 }
@@ -152,7 +159,7 @@ async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
         None => {}
     }
     let vm = vm(sandbox)?;
-    let most = sandbox.look(slots);
+    let most = sandbox.look(Record::function_room);
     if sandbox.look(|record| record.functions.len()) >= most {
         let name = sandbox.name.clone();
         return Err(Error::Busy { name, what: "functions of pools", most });
@@ -188,11 +195,12 @@ async fn plug(
     wish: &Wish,
     device: &str,
 ) -> Result<()> {
-    let nic = nics::place(node, sandbox, wish).await?;
+    let (nic, host_address) = identify(node, sandbox, wish).await?;
     // From here on the place goes back with the function.
     sandbox.note(|record| {
         if let Some(given) = record.functions.iter_mut().find(|one| is(one, wish)) {
             given.nic.clone_from(&nic);
+            given.host_address = host_address;
         }
     });
     let lease = pools::take(node, sandbox, wish, nic.as_ref()).await?;
@@ -202,6 +210,43 @@ async fn plug(
             "pool {pool} was made anew meanwhile: start the container again"
         )));
     }
+    attach(sandbox, vm, wish, device, lease).await
+}
+
+/// Returns the interface that a function is to be, or `None` if it is a disk, and the address on
+/// the host of one that is hardware. An interface of the plane's has its place in a network then.
+async fn identify(
+    node: &Node,
+    sandbox: &Sandbox,
+    wish: &Wish,
+) -> Result<(Option<GivenNic>, String)> {
+    match pools::kind(node, &wish.pool).await? {
+        Some(Kind::Nic(nic)) => {
+            let placed = nics::place(node, sandbox, wish, nic).await?;
+            Ok((Some(placed), String::new()))
+        }
+        Some(Kind::Hardware(found)) => match hardware::address(&found, wish.number) {
+            // The pool says which numbers it has.
+            "" => Ok((None, String::new())),
+            address => Ok((hardware::interface(sandbox, address).await?, address.to_owned())),
+        },
+        _ => Ok((None, String::new())),
+    }
+}
+
+/// Has the VMM give a function that was taken to the guest, under the name `device`.
+async fn attach(
+    sandbox: &Sandbox,
+    vm: &dyn Vm,
+    wish: &Wish,
+    device: &str,
+    lease: Lease,
+) -> Result<()> {
+    let given = sandbox.look(|record| find(record, wish).cloned()).unwrap_or_default();
+    let mut nic = given.nic;
+    if let Some(nic) = nic.as_mut().filter(|_| !given.host_address.is_empty()) {
+        nic.mac = hardware::set_mac(sandbox, &given.host_address).await?;
+    }
     let socket = PathBuf::from(lease.socket_path);
     let address = vm.plug(device, &socket).await?;
     let record = vm.record();
@@ -209,9 +254,7 @@ async fn plug(
         kept.vm = Some(record);
         if let Some(given) = kept.functions.iter_mut().find(|one| is(one, wish)) {
             (given.id, given.socket, given.address) = (lease.id, socket, address);
-            if let Some(nic) = &mut given.nic {
-                nic.own_mac = lease.mac;
-            }
+            given.nic = nic.map(|nic| GivenNic { own_mac: lease.mac, ..nic });
         }
     });
     saved.await
@@ -225,7 +268,7 @@ fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
 /// pod's record in memory.
 async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     // First: a VMM that still connects to the function fails now, and has it or has it not.
-    pools::give_back(node, &sandbox.id, &wish.pool, wish.number).await?;
+    pools::give_back(node, sandbox, &wish.pool, wish.number).await?;
     let given = sandbox.look(|record| find(record, wish).cloned());
     if let (Some(given), Some(vm)) = (&given, sandbox.vm())
         && !given.device.is_empty()
@@ -271,12 +314,18 @@ async fn free(sandbox: &Sandbox, vm: &dyn Vm, device: &str) {
     }
 }
 
-/// Gives all functions of a pod back whose VMM has ended. What cannot be given back now, the next
-/// daemon takes back.
+/// Gives all functions of a sandbox back whose VMM has ended. What cannot be given back now, the
+/// next daemon takes back.
 pub async fn give_back(node: &Node, sandbox: &Sandbox) {
     let _turn = sandbox.functions.lock().await;
+    // It may have been taken and not recorded.
+    if let Some(own) = sandbox.look(|record| record.own_function.clone())
+        && let Err(error) = pools::give_back(node, sandbox, &own.pool, 0).await
+    {
+        tracing::warn!(sandbox = sandbox.name, pool = own.pool, %error, "a function stays taken");
+    }
     for Given { pool, number, nic, .. } in sandbox.look(|record| record.functions.clone()) {
-        if let Err(error) = pools::give_back(node, &sandbox.id, &pool, number).await {
+        if let Err(error) = pools::give_back(node, sandbox, &pool, number).await {
             tracing::warn!(sandbox = sandbox.name, pool, number, %error, "a function stays taken");
         }
         if nic.is_some()
@@ -300,7 +349,7 @@ fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Device, GivenNic, SandboxState};
+    use crate::record::{Device, SandboxState};
 
     fn asked(pool: &str, number: u32, name: &str) -> PoolFunction {
         PoolFunction { pool: pool.into(), number, name: name.into() }
@@ -309,7 +358,8 @@ mod tests {
     pub(super) fn given(pool: &str, number: u32, address: &str) -> Given {
         let (pool, address) = (pool.to_owned(), address.to_owned());
         let (device, id) = (format!("pool-{number}"), format!("{pool}.{number}"));
-        Given { pool, number, device, id, socket: "/vf".into(), address, nic: None }
+        let socket = "/vf".into();
+        Given { pool, number, device, id, socket, address, ..Given::default() }
     }
 
     pub(super) fn pod(function_slots: u32) -> Record {
@@ -318,10 +368,10 @@ mod tests {
 
     #[test]
     fn a_pod_that_boots_has_the_room_that_the_node_gives() {
-        assert_eq!((slots(&pod(2)), slots(&pod(0))), (2, 0));
-        assert_eq!(slots(&Record { template: Some("web".into()), ..pod(2) }), 0);
-        assert_eq!(slots(&Record { saves: Some("web".into()), ..pod(2) }), 0);
-        assert_eq!(slots(&Record { pod: false, ..pod(2) }), 0);
+        assert_eq!((pod(2).function_room(), pod(0).function_room()), (2, 0));
+        assert_eq!(Record { template: Some("web".into()), ..pod(2) }.function_room(), 0);
+        assert_eq!(Record { saves: Some("web".into()), ..pod(2) }.function_room(), 0);
+        assert_eq!(Record { pod: false, ..pod(2) }.function_room(), 0);
         let why = |record: &Record| {
             check(&[asked("fast", 1, "fast-0")], &[], record).map_err(|error| error.to_string())
         };

@@ -31,7 +31,9 @@ use slipway_telemetry::Timeline;
 pub use self::boot::BootRecord;
 pub use self::container::{Added, Disks, Limits, Settings};
 pub use self::empty_dir::{EmptyDir, EmptyDirs};
-pub use self::function::{FunctionPool, Given, GivenNic, GivenSockets, TakenFunction, Wish};
+pub use self::function::{
+    FunctionPool, Given, GivenNic, GivenSockets, OwnFunction, TakenFunction, Wish,
+};
 pub use self::memory::MemoryBounds;
 pub use self::needs::Needs;
 pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route};
@@ -232,6 +234,9 @@ pub struct Record {
     /// The functions of pools that the containers of a pod were given, from before they are taken.
     #[serde(default)]
     pub functions: Vec<Given>,
+    /// The hardware function that the sandbox asks for, if it is no pod.
+    #[serde(default)]
+    pub own_function: Option<OwnFunction>,
     /// The number of functions of pools and of sockets that were added to the machine, or would
     /// have been.
     #[serde(default)]

@@ -33,7 +33,7 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::{
     Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement,
-    resize, root, shares, sockets,
+    pod_functions, resize, root, shares, sockets,
 };
 
 pub(crate) use self::machine::accelerator;
@@ -64,6 +64,14 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if record.sockets.is_some() {
         stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
     }
+    let record = match record.own_function {
+        Some(_) => {
+            let joined = pod_functions::own::join(node, sandbox, &agent);
+            stages.run("hardware", or_end(&*vm, joined)).await?;
+            sandbox.record()
+        }
+        None => record,
+    };
     let log_bytes = node.config.log_bytes;
     let carried = if record.origin.is_some() {
         let gone_on = go_on(sandbox, &agent, &record, network, log_bytes);
@@ -188,7 +196,8 @@ impl Boot<'_> {
         let record = sandbox.record();
         let booted = boot_record(spec, template);
         let boots = record.saves.is_none() && record.template.is_none();
-        if boots && !record.pod && node.config.shares_roots()? {
+        let may_share = !record.pod && record.own_function.is_none();
+        if boots && may_share && node.config.shares_roots()? {
             stages.run("shared-root", root::share(node, sandbox, spec)).await?;
         }
         let client = client_memory(spec)?;

@@ -28,7 +28,7 @@ const BOUNDS_NS: [u64; 15] = [
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
-const STAGES: [&str; 16] = [
+const STAGES: [&str; 17] = [
     "memory",
     "shared-root",
     "cgroup",
@@ -44,6 +44,7 @@ const STAGES: [&str; 16] = [
     "resume",
     "network",
     "sockets",
+    "hardware",
     "container",
 ];
 /// The stages that are recorded and not counted: one that is empty by design, and those of a

@@ -48,9 +48,14 @@ pub struct NetworkArgs {
     pub nic_interval: Option<std::time::Duration>,
     /// Take the sandbox's interface from this pool of virtual functions (`slipway vf create POOL
     /// --switch NETWORK`), which were made before [default: the settings' `vf_pool`, or one is
-    /// made]
+    /// made]. Of a pool of hardware (--pci), the sandbox has one function beside its other devices:
+    /// the block device /dev/slipway/POOL-0, or a further network interface
     #[arg(long, value_name = "POOL", conflicts_with_all = ["network_namespace", "nic", "queues"])]
     pub vf: Option<String>,
+    /// Address of the network interface of hardware that the sandbox has of its pool, as
+    /// 10.1.0.2/24
+    #[arg(long = "vf-address", value_name = "ADDRESS/PREFIX", requires = "vf")]
+    pub vf_addresses: Vec<String>,
     /// Make the TCP sockets of the sandbox's containers devices: among sandboxes of its network and
     /// programs of the host that policy lets it reach, bytes go past both kernels, by the node's
     /// socket engine (`slipway socket engine`; SLIPWAY_SOCKET says where it is)

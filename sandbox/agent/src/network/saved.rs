@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(unconnected.recv(&mut [0; 2]).unwrap(), 1);
 
             let link = netlink.link("v0").unwrap().unwrap();
-            assert!(link.up && link.mac == Some(wanted.mac), "{link:?}");
+            assert!(link.up && link.mac == wanted.mac, "{link:?}");
             let mut addresses = netlink.addresses().unwrap();
             assert!(!wanted.is_saved(&link, &addresses), "a repetition cuts nothing");
             // The kernel makes the link-local one.

@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 
+use slipway_plane_api::functions::SANDBOX;
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
 use tonic::Code;
 
@@ -16,8 +17,6 @@ use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
 
-/// The kind of owner that a sandbox is for the pools. Others have owners of their own kinds.
-const KIND: &str = "slipway-sandbox";
 /// The largest packet of a function whose template names none, in bytes.
 const MTU: u32 = 1500;
 
@@ -90,7 +89,7 @@ fn pool(record: &Record) -> Option<(&Network, &FunctionPool)> {
 }
 
 fn owner(record: &Record) -> String {
-    format!("{KIND}:{}", record.id)
+    format!("{SANDBOX}:{}", record.id)
 }
 
 async fn lease(
@@ -170,7 +169,7 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
 
 /// Takes back the functions of all sandboxes but these, which are gone.
 pub async fn reconcile(node: &Node, ids: Vec<String>) {
-    node.reconcile_functions("sandboxes", KIND, ids).await;
+    node.reconcile_functions("sandboxes", SANDBOX, ids).await;
 }
 
 #[cfg(test)]

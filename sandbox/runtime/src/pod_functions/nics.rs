@@ -16,6 +16,7 @@ use slipway_plane_api::{network_v1, vf_v1};
 use tonic::Code;
 
 use super::{find, is};
+use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{Given, GivenNic, Record, Wish};
 use crate::sandbox::Sandbox;
@@ -28,23 +29,21 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest name of an interface of Linux.
 const LONGEST_NAME: usize = 15;
 
-/// Gives a pod its place in the network of a pool of interfaces, and returns the interface. Returns
-/// `None` if the pool is one of disks.
+/// Gives a pod its place in the network of a pool of interfaces, and returns the interface.
 ///
 /// # Errors
-/// [`Error::Plane`] if there is no such pool; [`Error::Network`] if the pod gets no place.
-pub(super) async fn place(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<Option<GivenNic>> {
-    let request = vf_v1::GetPoolRequest { name: wish.pool.clone() };
-    let pool = node.functions.clone().get_pool(request).await;
-    let template = pool.map_err(Error::plane)?.into_inner().template;
-    let Some(vf_v1::template::Kind::Nic(nic)) = template.and_then(|template| template.kind) else {
-        return Ok(None);
-    };
+/// [`Error::Network`] if the pod gets no place.
+pub(super) async fn place(
+    node: &Node,
+    sandbox: &Sandbox,
+    wish: &Wish,
+    nic: vf_v1::template::Nic,
+) -> Result<GivenNic> {
     let own = if nic.mtu == 0 { MTU } else { nic.mtu };
     let found = GivenNic { switch: nic.switch.clone(), mtu: own, ..GivenNic::default() };
     let request = network_v1::GetNetworkRequest { name: nic.switch.clone() };
     match node.networks.clone().get_network(request).await {
-        Err(status) if status.code() == Code::NotFound => return Ok(Some(found)),
+        Err(status) if status.code() == Code::NotFound => return Ok(found),
         Err(status) => return Err(Error::Network(Box::new(status))),
         Ok(_) => {}
     }
@@ -56,7 +55,7 @@ pub(super) async fn place(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result
     };
     let joined = node.networks.clone().join(request).await;
     let joined = joined.map_err(|status| Error::Network(Box::new(status)))?.into_inner();
-    Ok(Some(in_network(found, joined)))
+    Ok(in_network(found, joined))
 }
 
 /// Returns an interface with the addresses that a pod has for it in a network.
@@ -79,17 +78,15 @@ pub(super) async fn leave(node: &Node, id: &str, pool: &str, number: u32) -> Res
 /// is a disk.
 ///
 /// # Errors
-/// [`Error::Agent`] with the agent's message; [`Error::WrongState`] if the pod has ended;
-/// [`Error::File`] if the record is not saved.
-pub(super) async fn configure(sandbox: &Sandbox, wish: &Wish) -> Result<()> {
-    let nic = sandbox.look(|record| find(record, wish).and_then(|given| given.nic.clone()));
-    let Some(nic) = nic.filter(|nic| nic.interface.is_empty()) else { return Ok(()) };
-    let request = settings(&nic);
+/// [`Error::Agent`] with the agent's message; [`Error::File`] if the record is not saved.
+pub(super) async fn configure(sandbox: &Sandbox, agent: &Agent, wish: &Wish) -> Result<()> {
+    let given = sandbox.look(|record| find(record, wish).cloned());
+    let Some(request) = given.as_ref().and_then(settings) else { return Ok(()) };
     // One interface after the other: the agent tells how long the last one took.
     let _turn = sandbox.configuring.lock().await;
     let configure =
         |mut client: AgentClient<_>| async move { client.configure_network(request).await };
-    let reply = sandbox.agent()?.call_within(Some(PATIENCE), configure).await?;
+    let reply = agent.call_within(Some(PATIENCE), configure).await?;
     let interface = name(&reply.interface)?;
     let saved = sandbox.update(|record| {
         let given = record.functions.iter_mut().find(|one| is(one, wish));
@@ -110,8 +107,10 @@ fn name(said: &str) -> Result<String> {
     }
 }
 
-/// Returns the settings of the guest's interface.
-fn settings(nic: &GivenNic) -> agent_v1::ConfigureNetworkRequest {
+/// Returns the settings of the guest's interface that a function is. Returns `None` if the function
+/// is a disk, or the guest has configured the interface.
+fn settings(given: &Given) -> Option<agent_v1::ConfigureNetworkRequest> {
+    let nic = given.nic.as_ref().filter(|nic| nic.interface.is_empty())?;
     let address = |(address, prefix): &(String, u32)| agent_v1::InterfaceAddress {
         address: address.clone(),
         prefix: *prefix,
@@ -120,13 +119,16 @@ fn settings(nic: &GivenNic) -> agent_v1::ConfigureNetworkRequest {
         true => (nic.own_mac.clone(), String::new()),
         false => (nic.mac.clone(), nic.own_mac.clone()),
     };
-    agent_v1::ConfigureNetworkRequest {
+    // Only the driver in the guest may know the MAC address of hardware.
+    let is_hardware = !given.host_address.is_empty();
+    Some(agent_v1::ConfigureNetworkRequest {
         mac,
         addresses: nic.addresses.iter().map(address).collect(),
         mtu: nic.mtu,
         saved_mac,
+        pci_address: if is_hardware { given.address.clone() } else { String::new() },
         ..Default::default()
-    }
+    })
 }
 
 /// Returns the owners of the places in networks that pods keep, for a daemon that has just started.
@@ -166,6 +168,10 @@ mod tests {
     use super::super::tests::{given, pod};
     use super::*;
 
+    fn settings_of(nic: GivenNic) -> agent_v1::ConfigureNetworkRequest {
+        settings(&Given { nic: Some(nic), ..given("nics", 3, "0000:00:06.0") }).unwrap()
+    }
+
     fn nic() -> GivenNic {
         let (switch, own_mac) = ("pods".to_owned(), "5a:12:00:00:00:01".to_owned());
         GivenNic { switch, own_mac, mtu: 9000, ..GivenNic::default() }
@@ -183,7 +189,7 @@ mod tests {
             mtu: 1500,
             ..Default::default()
         };
-        let request = settings(&in_network(nic(), place));
+        let request = settings_of(in_network(nic(), place));
         let addresses = request.addresses.iter().map(|one| (one.address.as_str(), one.prefix));
         assert!(addresses.eq([("10.80.0.2", 16), ("fd00::2", 64)]));
         assert_eq!((request.mac.as_str(), request.mtu), ("5a:11:0a:50:00:02", 1500));
@@ -194,9 +200,21 @@ mod tests {
 
     #[test]
     fn an_interface_on_a_switch_of_no_network_has_no_address() {
-        let request = settings(&nic());
+        let request = settings_of(nic());
         assert_eq!((request.mac.as_str(), request.mtu), ("5a:12:00:00:00:01", 9000));
         assert!(request.addresses.is_empty() && request.saved_mac.is_empty());
+    }
+
+    #[test]
+    fn an_interface_of_hardware_is_found_by_its_function() {
+        let host_address = "0000:01:10.0".to_owned();
+        let hardware = Given { host_address, ..given("hw", 0, "0000:00:06.0") };
+        let of = |nic| Given { nic, ..hardware.clone() };
+        let request = settings(&of(Some(GivenNic::default()))).unwrap();
+        assert_eq!((request.pci_address.as_str(), request.mac.as_str()), ("0000:00:06.0", ""));
+        let configured = GivenNic { interface: "eth1".into(), ..GivenNic::default() };
+        assert_eq!((settings(&of(Some(configured))), settings(&of(None))), (None, None));
+        assert_eq!(settings_of(nic()).pci_address, "");
     }
 
     #[test]

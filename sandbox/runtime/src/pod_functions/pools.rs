@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use slipway_plane_api::functions::{self, POD};
+use slipway_plane_api::functions::{self, POD, SANDBOX};
+use slipway_plane_api::vf_v1::template::Kind;
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
 use tonic::{Code, Status};
 
@@ -18,6 +19,42 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The time between two attempts to take such a function.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// Returns the kind of a pool's functions. Returns `None` for one that this version does not know.
+///
+/// # Errors
+/// [`Error::Plane`] if there is no such pool.
+pub(super) async fn kind(node: &Node, pool: &str) -> Result<Option<Kind>> {
+    let request = vf_v1::GetPoolRequest { name: pool.to_owned() };
+    let pool = node.functions.clone().get_pool(request).await.map_err(Error::plane)?;
+    Ok(pool.into_inner().template.and_then(|template| template.kind))
+}
+
+/// Takes any function of a pool that is ready, for the VMM of a sandbox that is no pod.
+///
+/// # Errors
+/// [`Error::Plane`] if none is ready; [`Error::WrongState`] if the sandbox has no VMM.
+pub(super) async fn take_any(node: &Node, sandbox: &Sandbox, pool: &str) -> Result<vf_v1::Lease> {
+    let (pool, owner) = (pool.to_owned(), sandbox.look(|record| owner(record, 0)));
+    let client = Some(client(sandbox, None)?);
+    let request = vf_v1::TakeRequest { pool, owner, client, number: None };
+    let lease = node.functions.clone().take(request).await;
+    Ok(lease.map_err(Error::plane)?.into_inner())
+}
+
+/// Returns the client of a function that a sandbox's VMM is. `nic` is the interface that the
+/// function is to be.
+fn client(sandbox: &Sandbox, nic: Option<&GivenNic>) -> Result<vf_v1::Client> {
+    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
+    let gone = || sandbox.wrong_state("it has no microVM");
+    let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
+    Ok(vf_v1::Client {
+        user: Some(plane_v1::Owner { uid, gid: uid }),
+        memory: Some(memory.into()),
+        mac: nic.map(|nic| nic.mac.clone()).unwrap_or_default(),
+        addresses: nic.map(addresses).unwrap_or_default(),
+    })
+}
+
 /// Takes a function for the pod's VMM. Waits for one that is being reset, and for one that another
 /// pod has: an orchestrator may give it to the next pod before the sandbox of the last has ended.
 /// `nic` is the interface that the function is to be.
@@ -27,19 +64,10 @@ pub(super) async fn take(
     wish: &Wish,
     nic: Option<&GivenNic>,
 ) -> Result<vf_v1::Lease> {
-    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
-    let gone = || sandbox.wrong_state("it has no microVM");
-    let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
-    let client = vf_v1::Client {
-        user: Some(plane_v1::Owner { uid, gid: uid }),
-        memory: Some(memory.into()),
-        mac: nic.map(|nic| nic.mac.clone()).unwrap_or_default(),
-        addresses: nic.map(addresses).unwrap_or_default(),
-    };
     let request = vf_v1::TakeRequest {
         pool: wish.pool.clone(),
-        owner: owner(&sandbox.id, wish.number),
-        client: Some(client),
+        owner: sandbox.look(|record| owner(record, wish.number)),
+        client: Some(client(sandbox, nic)?),
         number: Some(wish.number),
     };
     let begun = Instant::now();
@@ -87,9 +115,15 @@ fn is_passed_on(vf: &vf_v1::Vf) -> bool {
     is_on_its_way && !vf.draining
 }
 
-/// Gives a function back. One that the pod does not have is no error.
-pub(super) async fn give_back(node: &Node, id: &str, pool: &str, number: u32) -> Result<()> {
-    let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner: owner(id, number) };
+/// Gives a function back. One that the sandbox does not have is no error.
+pub(super) async fn give_back(
+    node: &Node,
+    sandbox: &Sandbox,
+    pool: &str,
+    number: u32,
+) -> Result<()> {
+    let owner = sandbox.look(|record| owner(record, number));
+    let request = vf_v1::ReturnRequest { pool: pool.to_owned(), owner };
     Error::unless_gone(node.functions.clone().r#return(request).await)
 }
 
@@ -106,18 +140,18 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
             Err(status) if status.code() == Code::NotFound => return Ok(false),
             Err(status) => return Err(Error::plane(status)),
         };
-        if !pool.vfs.iter().any(|vf| is_given(vf, given, &record.id)) {
+        if !pool.vfs.iter().any(|vf| is_given(vf, given, record)) {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Returns whether a function is the one that a pod was given, and has it still.
-fn is_given(vf: &vf_v1::Vf, given: &Given, sandbox: &str) -> bool {
+/// Returns whether a function is the one that a sandbox was given, which has it still.
+fn is_given(vf: &vf_v1::Vf, given: &Given, record: &Record) -> bool {
     let socket = given.socket.to_string_lossy();
     vf.number == given.number
-        && vf.owner == owner(sandbox, given.number)
+        && vf.owner == owner(record, given.number)
         && vf.socket_path == socket
 }
 
@@ -152,8 +186,13 @@ fn owner_id(sandbox: &str, number: u32) -> String {
     format!("{sandbox}.{number}")
 }
 
-fn owner(sandbox: &str, number: u32) -> String {
-    format!("{POD}:{}", owner_id(sandbox, number))
+/// Returns the owner that a sandbox is of the function `number`. One that is no pod has one
+/// function.
+fn owner(record: &Record, number: u32) -> String {
+    match record.pod {
+        true => format!("{POD}:{}", owner_id(&record.id, number)),
+        false => format!("{SANDBOX}:{}", record.id),
+    }
 }
 
 #[cfg(test)]
@@ -167,7 +206,9 @@ mod tests {
         let record = Record { functions, ..pod(2) };
         assert_eq!(ids(&record), ["0123456789ab.3"]);
         assert!(endpoints(&record).eq(["fast.3"]));
-        assert_eq!(owner(&record.id, 3), "slipway-pod:0123456789ab.3");
+        assert_eq!(owner(&record, 3), "slipway-pod:0123456789ab.3");
+        let alone = Record { pod: false, ..record };
+        assert_eq!(owner(&alone, 3), "slipway-sandbox:0123456789ab");
     }
 
     #[test]
@@ -178,7 +219,7 @@ mod tests {
             vf_v1::Vf { number, owner, socket_path, ..Default::default() }
         };
         let ours = "slipway-pod:0123456789ab.3";
-        let is = |vf: vf_v1::Vf| is_given(&vf, &given, "0123456789ab");
+        let is = |vf: vf_v1::Vf| is_given(&vf, &given, &pod(1));
         assert!(is(vf(3, ours, "/vf")));
         assert!(!is(vf(4, ours, "/vf")));
         assert!(!is(vf(3, "slipway-pod:0123456789ab.4", "/vf")));
@@ -192,7 +233,7 @@ mod tests {
             vf_v1::Vf { state, owner, ..Default::default() }
         };
         let coming =
-            [vf("taken", &owner("0123456789ab", 3)), vf("being reset", ""), vf("ready", "")];
+            [vf("taken", &owner(&pod(1), 3)), vf("being reset", ""), vf("ready", "")];
         for vf in coming {
             assert!(is_passed_on(&vf), "{vf:?}");
             assert!(!is_passed_on(&vf_v1::Vf { draining: true, ..vf }));

@@ -1,5 +1,5 @@
 //! The functions of pools that a sandbox has: one as its interface, others as disks and further
-//! interfaces that the containers of a pod ask for.
+//! interfaces that the containers of a pod ask for, or the sandbox itself of a pool of hardware.
 
 use std::path::PathBuf;
 
@@ -29,6 +29,15 @@ pub struct TakenFunction {
     pub mac: String,
 }
 
+/// The hardware function that a sandbox which is no pod has beside its other devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnFunction {
+    /// The pool's name.
+    pub pool: String,
+    /// The addresses of a function that is a network interface, with the lengths of their prefixes.
+    pub addresses: Vec<(String, u32)>,
+}
+
 /// A function of a pool that a container of a pod asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wish {
@@ -41,7 +50,7 @@ pub struct Wish {
     pub name: String,
 }
 
-/// A function of a pool that a pod was given for its containers.
+/// A function of a pool that a sandbox was given for its containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
     /// The pool's name.
@@ -64,6 +73,9 @@ pub struct Given {
     /// The interface that it is, or `None` if it is a disk.
     #[serde(default)]
     pub nic: Option<GivenNic>,
+    /// The PCI address on the host of a hardware function; empty: it is the plane's own device.
+    #[serde(default)]
+    pub host_address: String,
 }
 
 /// The socket function that a pod was given for its containers.
@@ -80,6 +92,13 @@ pub struct GivenSockets {
 }
 
 impl Record {
+    /// Returns the number of functions of pools that the sandbox's machine has room for. The
+    /// machine of a template has none, and neither has a fork's.
+    pub fn function_room(&self) -> usize {
+        let boots = self.pod && self.template.is_none() && self.saves.is_none();
+        if boots { self.function_slots as usize } else { usize::from(self.own_function.is_some()) }
+    }
+
     /// Returns whether the machine of a pod has room for a socket function that it does not begin
     /// with. The machine of a template has none, and neither has a fork's.
     pub fn has_socket_slot(&self) -> bool {
@@ -88,10 +107,10 @@ impl Record {
     }
 }
 
-/// A function of a pool as a further network interface of a pod.
+/// A function of a pool as a further network interface of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenNic {
-    /// The switch that it is on. A network's switch has the network's name.
+    /// The switch that it is on. A network's switch has the network's name. Empty: it is hardware.
     pub switch: String,
     /// The MAC address of the interface in the guest; empty: the function's own.
     pub mac: String,
@@ -100,7 +119,7 @@ pub struct GivenNic {
     /// The pod's addresses in the network of the switch, with the lengths of its prefixes. Empty
     /// if no network is on the switch.
     pub addresses: Vec<(String, u32)>,
-    /// The largest packet in bytes.
+    /// The largest packet in bytes; 0: the interface's own.
     pub mtu: u32,
     /// The interface's name in the guest; empty: it is not configured.
     pub interface: String,

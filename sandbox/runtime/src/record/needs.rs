@@ -27,6 +27,9 @@ pub struct Needs {
     /// Set if the sandbox has room for more memory.
     #[serde(default)]
     pub memory: bool,
+    /// Set if the sandbox has a function of hardware, or may get one.
+    #[serde(default)]
+    pub hardware: bool,
 }
 
 impl Needs {
@@ -43,6 +46,7 @@ impl Needs {
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,
             memory: record.memory.room() > 0,
+            hardware: record.function_room() > 0,
         }
     }
 }

@@ -130,6 +130,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         interrupt_interval_ns,
         emulated_nic,
         vf_pool,
+        vf_addresses,
         socket_engine,
         volumes,
         shares,
@@ -162,7 +163,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (!files.is_empty() || !file_dirs.is_empty(), "files"),
         (!functions.is_empty(), "functions of pools"),
         (!socket_engine.is_empty(), "--sockets"),
-        (!vf_pool.is_empty(), "the pool of functions"),
+        (!vf_pool.is_empty() || !vf_addresses.is_empty(), "the pool of functions"),
     ];
     parts.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }

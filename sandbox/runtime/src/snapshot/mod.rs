@@ -189,6 +189,7 @@ fn cannot_save(record: &Record) -> Option<&'static str> {
         (record.pod, "it is a pod"),
         (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
         (record.sockets.is_some(), "it has a socket function"),
+        (record.own_function.is_some(), "it has a function of hardware"),
         (shares, "it has directories of the host"),
         (own_device, "a volume of its has a device of its own"),
         (
