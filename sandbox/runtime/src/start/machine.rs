@@ -95,8 +95,7 @@ async fn capabilities(node: &Node, record: &Record, uid: u32) -> Result<Capabili
 /// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
 /// or as recycled pages. A machine that is to be saved, or has room for more memory, has memory of
 /// its own, with that room at its end. The socket engine and the server of shares, other processes,
-/// know no memory of the pool. Hardware writes to memory past the pool's check of its pages: a
-/// sandbox with a function of hardware has new pages of the kernel, which are zero.
+/// know no memory of the pool.
 async fn guest_memory(
     node: &Node,
     sandbox: &Sandbox,
@@ -111,7 +110,6 @@ async fn guest_memory(
         return sandbox.lane.run(forked).await;
     }
     let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
-    let alone = alone && record.own_function.is_none();
     if !alone || record.memory.room() > 0 || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }

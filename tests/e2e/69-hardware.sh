@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# Virtual functions (VFs) of hardware: pools of them, a sandbox with an NVMe disk and one with a network interface, a VMM
+# and a daemon that are killed, cycles of that, bad input. The hardware is that of lab/kvm-host --hardware.
+# SLIPWAY_HARDWARE_CYCLES is the number of cycles of a start, kill -9 of the VMM and the VF's return: 3, or 100.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_root
+# Of a machine's own hardware nothing is known: it may be in use.
+[ -n "${SLIPWAY_LAB_HARDWARE:-}" ] || skip "hardware that a test may reset: lab/kvm-host --hardware --test $test_name SLIPWAY"
+need_node
+cycles=${SLIPWAY_HARDWARE_CYCLES:-3}
+devices=/sys/bus/pci/devices
+rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+holder=
+end_all() {
+    [ -z "$holder" ] || kill "$holder" 2>/dev/null
+    [ -n "$daemon" ] && runs "$daemon" && {
+        "$slipway" rm --force --all
+        for pool in hw nics rest; do timeout 60 "$slipway" vf rm "$pool"; done
+    } >/dev/null 2>&1
+    rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+}
+
+# physical CLASS: the address of the first physical function with SR-IOV whose class code begins so.
+physical() {
+    local device
+    for device in "$devices"/*; do
+        [[ $(cat "$device/sriov_totalvfs" 2>/dev/null || echo 0) != 0 && $(cat "$device/class") == "$1"* ]] || continue
+        echo "${device##*/}"
+        return
+    done
+    return 1
+}
+# virtual PHYSICAL NUMBER: the address of a VF.
+virtual() { basename "$(readlink "$devices/$1/virtfn$2")"; }
+driver_of() { basename "$(readlink "$devices/$1/driver")" 2>/dev/null; }
+states() { "$slipway" vf inspect "$1" | python3 -c 'import json, sys
+print(*sorted(vf["state"] for vf in json.load(sys.stdin)[0]["functions"]), sep=",")'; }
+are() { [ "$(states "$1")" = "$2" ]; }
+# taken POOL: the PCI address of the first VF that has an owner, and the owner.
+taken() { "$slipway" vf inspect "$1" | python3 -c 'import json, sys
+print(*next((vf["pci_address"], vf["owner"]) for vf in json.load(sys.stdin)[0]["functions"] if vf["owner"]))'; }
+# refuses PATTERN COMMAND…: the command fails, in one line that matches.
+refuses() {
+    local pattern=$1 said; shift
+    said=$(timeout 300 "$slipway" "$@" 2>&1 </dev/null) && fail "slipway $*: should fail"
+    [ "$(wc -l <<<"$said")" = 1 ] || fail "slipway $*: not one line: $said"
+    grep -qE -- "$pattern" <<<"$said" || fail "slipway $*: $said"
+    ok "$* -> $said"
+}
+now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
+
+modprobe -a virtio_pci virtio_net vfio-pci || fail "no vfio-pci, or no drivers for virtio"
+disk=$(physical 0x0108) && nic=$(physical 0x0200) || fail "the lab has no hardware with SR-IOV"
+start_keeper
+start_daemon
+refuses "$disk has no virtual functions yet: .*sriov_numvfs" vf create none --pci-of "$disk"
+refuses 'no PCI function 0000:fe:1f.7' vf create none --pci-of 0000:fe:1f.7
+refuses 'is no PCI address' vf create none --pci 00:fe
+python3 "$here/hardware.py" queues "$disk" 4 || fail "VFs of the NVMe controller $disk"
+echo 0 >"$devices/$nic/sriov_drivers_autoprobe" && echo 2 >"$devices/$nic/sriov_numvfs" ||
+    fail "VFs of the network interface $nic"
+"$slipway" doctor | grep -q '^hardware functions *ok *guests can be given some$' || fail "doctor: $("$slipway" doctor)"
+first=$(virtual "$disk" 0) second=$(virtual "$disk" 1)
+
+# What a start without the pool would wait for, and a VF that another program has.
+echo vfio-pci >"$devices/$first/driver_override" && echo "$first" >/sys/bus/pci/drivers_probe
+demand=$(python3 "$here/hardware.py" open "$first") || fail "$first cannot be opened by VFIO"
+mkfifo "$work/held"
+python3 "$here/hardware.py" hold "$first" <"$work/held" >"$work/holder" & holder=$!
+exec 8>"$work/held"
+wait_until 20 grep -q held "$work/holder" || fail "$first cannot be held"
+refuses "$first.*(open already|busy|in use)" vf create busy --pci "$first"
+exec 8>&-
+wait "$holder"
+holder=
+echo "$first" >/sys/bus/pci/drivers/vfio-pci/unbind
+echo >"$devices/$first/driver_override"
+
+refuses '0000:fe:1f.7' vf create none --pci 0000:fe:1f.7
+# A part of the south bridge, whose functions are one group.
+refuses 'group' vf create none --pci 0000:00:1f.2
+[ "$("$slipway" vf ls --json)" = "[]" ] || fail "pools are left: $("$slipway" vf ls)"
+
+# A VF whose disk the host has.
+echo "$second" >/sys/bus/pci/drivers/nvme/bind
+has_disk() { compgen -G "$devices/$second/nvme/nvme*/nvme*n*" >/dev/null; }
+wait_until 60 has_disk || fail "the host has no disk of $second"
+refuses "$second is in use by driver nvme" vf create busy --pci "$second"
+echo "$second" >/sys/bus/pci/drivers/nvme/unbind
+"$slipway" vf create hw --pci-of "$disk" >/dev/null || fail "vf create --pci-of: $(explain)"
+wait_until 60 are hw ready,ready,ready,ready || fail "not ready: $(states hw)"
+"$slipway" vf ls | grep -qE "^hw +hardware $first\+3 +4 +4 +0 +0 +0 +0$" || fail "vf ls: $("$slipway" vf ls)"
+refuses "$first" vf create twice --pci "$first"
+"$slipway" vf ls --json | grep -q '"twice"' && fail "a pool is left: $("$slipway" vf ls)"
+begin=$(now_ms)
+"$slipway" vf ls >/dev/null
+command=$(($(now_ms) - begin)) begin=$(now_ms)
+"$slipway" vf take hw --owner test:time >/dev/null || fail "vf take: $(explain)"
+say "attach: $(($(now_ms) - begin)) ms by the pool, of which the command alone is $command; open and reset on demand $demand ms"
+"$slipway" vf return hw --owner test:time >/dev/null && wait_until 60 are hw ready,ready,ready,ready || fail "return: $(states hw)"
+
+begin_one() {
+    timeout 300 "$slipway" run -d --name one --network none --memory 128M --vf hw "$image" -- sleep 100000 >/dev/null ||
+        fail "run --vf: $(explain)"
+}
+# Writes a megabyte to the disk and reads it back.
+uses_disk() {
+    timeout 300 "$slipway" exec one sh -c '
+        dd if=/dev/urandom of=/tmp/data bs=64k count=16 2>/dev/null &&
+        dd if=/tmp/data of=/dev/slipway/hw-0 bs=64k oflag=direct 2>/dev/null &&
+        dd if=/dev/slipway/hw-0 of=/tmp/back bs=16k count=64 iflag=direct 2>/dev/null && cmp /tmp/data /tmp/back'
+}
+begin_one
+are hw ready,ready,ready,taken || fail "the pool: $(states hw)"
+read -r address owner < <(taken hw)
+[[ $owner = slipway-sandbox:* && -e $devices/$address ]] || fail "$address has the owner $owner"
+uses_disk || fail "the disk of $address: $(explain)"
+ok "a sandbox writes to $address and reads it back"
+
+refuses 'are disks' run --rm --network none --memory 128M --vf hw --vf-address 10.1.0.2/24 "$image" -- true
+wait_until 60 are hw ready,ready,ready,taken || fail "after an error: $(states hw)"
+for n in 1 2 3; do "$slipway" vf take hw --owner "test:$n" >/dev/null || fail "take $n"; done
+refuses 'of 4 4 are taken' run --rm --network none --memory 128M --vf hw "$image" -- true
+"$slipway" vf reconcile --kind test >/dev/null
+wait_until 60 are hw ready,ready,ready,taken || fail "reconcile: $(states hw)"
+
+for n in $(seq "$cycles"); do
+    kill -9 "$(vmm_of one)" || fail "no VMM in cycle $n"
+    wait_until 60 are hw ready,ready,ready,ready || fail "cycle $n: the VF does not come back: $(states hw)"
+    "$slipway" rm --force one >/dev/null || fail "rm in cycle $n"
+    begin_one
+    [ $((n % 10)) != 1 ] || uses_disk || fail "the disk in cycle $n: $(explain)"
+done
+ok "$cycles times kill -9 of the VMM: the VF comes back, and the next sandbox has one"
+"$slipway" rm --force one >/dev/null && wait_until 60 are hw ready,ready,ready,ready || fail "the end: $(states hw)"
+
+# Hardware does not go on without the process that has it open: the next daemon has the pool again.
+# Its sandboxes have recycled memory, the second one that of the first.
+end_daemon KILL
+echo 'memory = "pool"' >>"$SLIPWAY_CONFIG"
+start_daemon
+wait_until 60 are hw ready,ready,ready,ready || fail "after kill -9 of the daemon: $(states hw)"
+for n in 1 2; do
+    begin_one
+    uses_disk || fail "the disk after a restart: $(explain)"
+    "$slipway" rm --force one >/dev/null && wait_until 60 are hw ready,ready,ready,ready || fail "the end: $(states hw)"
+done
+ok "kill -9 of the daemon: the next one has the pool, and sandboxes in recycled memory use its disks"
+
+# One has a driver of the host, which has it back later.
+one=$(virtual "$nic" 0) other=$(virtual "$nic" 1)
+echo "$other" >/sys/bus/pci/drivers/virtio-pci/bind || fail "$other has no driver"
+"$slipway" vf create nics --pci-of "$nic" >/dev/null || fail "a pool of interfaces: $(explain)"
+link=$(basename "$devices/$nic"/virtio*/net/*)
+ip address add 10.77.0.1/24 dev "$link" && ip link set "$link" up || fail "the host's end, $link"
+timeout 300 "$slipway" run -d --name two --network none --memory 128M --vf nics --vf-address 10.77.0.2/24 "$image" -- \
+    sleep 100000 >/dev/null || fail "run --vf with an interface: $(explain)"
+timeout 60 "$slipway" exec two ping -q -c 2 -W 20 10.77.0.1 >/dev/null || fail "no frames through the VF: $(explain)"
+"$slipway" rm --force two >/dev/null && wait_until 60 are nics ready,ready || fail "the interface: $(states nics)"
+ok "a sandbox reaches the host through an interface of hardware"
+
+"$slipway" vf rm hw nics >/dev/null || fail "vf rm"
+[ "$(driver_of "$other")" = virtio-pci ] || fail "$other has the driver $(driver_of "$other"), and had virtio-pci"
+[ -z "$(driver_of "$one")" ] || fail "$one has the driver $(driver_of "$one"), and had none"
+ok "rm: the VFs are their drivers' again"
