@@ -64,13 +64,12 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     if record.sockets.is_some() {
         stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
     }
-    let record = match record.own_function {
-        Some(_) => {
-            let joined = pod_functions::own::join(node, sandbox, &agent);
-            stages.run("hardware", or_end(&*vm, joined)).await?;
-            sandbox.record()
-        }
-        None => record,
+    let record = if record.own_function.is_some() {
+        let joined = pod_functions::own::join(node, sandbox, &agent);
+        stages.run("hardware", or_end(&*vm, joined)).await?;
+        sandbox.record()
+    } else {
+        record
     };
     let log_bytes = node.config.log_bytes;
     let carried = if record.origin.is_some() {
