@@ -68,6 +68,10 @@ SEEN_BY = {
         "sandbox/ and front/ reach the plane through slipway-plane-api, since it may be another "
         "process; slipway-cli is that process (slipway daemon)",
     ),
+    "slipway-vfio": (
+        ["host/"],
+        "sandbox/ and front/ have hardware of the plane's pools, and touch none themselves",
+    ),
     "slipway-network": (
         ["slipway-cli"],
         "sandbox/ and front/ reach networks through slipway-plane-api as well",

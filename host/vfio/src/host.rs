@@ -76,7 +76,7 @@ impl Host {
             return Err(Error::Unfit { address, why });
         }
         let joined = ioctl::set_container(&group, &container);
-        joined.and_then(|()| ioctl::set_type1(&container)).map_err(step.refused("use the IOMMU"))?;
+        joined.and_then(|()| ioctl::set_type1(&container)).map_err(step.exposed("use the IOMMU"))?;
         let name = CString::new(address.to_string()).map_err(|_| Error::Unknown(address))?;
         let device = ioctl::device_of(&group, &name).map_err(step.refused("open the device"))?;
         Device::new(address, (device, Some(group)), Space::Container(container))
@@ -94,7 +94,7 @@ fn open_cdev(address: PciAddress, cdev: &Path, iommufd: &Path) -> Result<Device,
     let space = Space::of_iommufd(iommufd).map_err(step.refused("make the address space"))?;
     let Space::Iommufd(_, table) = space else { return Err(Error::NoIommu(address)) };
     let mut attach = AttachTable { argsz: size_of_request::<AttachTable>(), flags: 0, table };
-    call(&device, &mut attach).map_err(step.refused("attach the address space"))?;
+    call(&device, &mut attach).map_err(step.exposed("attach the address space"))?;
     Device::new(address, (device, None), space)
 }
 
@@ -107,6 +107,19 @@ impl Step {
         move |errno| match errno {
             Errno::BUSY => Error::Busy(address),
             errno => Error::Refused { address, step, source: errno.into() },
+        }
+    }
+
+    /// Makes errors of the step that puts the function behind its IOMMU.
+    fn exposed(&self, step: &'static str) -> impl Fn(Errno) -> Error + use<> {
+        let (address, refused) = (self.0, self.refused(step));
+        move |errno| match errno {
+            Errno::PERM => {
+                let why = "could forge interrupts: the host's IOMMU does not remap them; switch \
+                           that on in the firmware";
+                Error::Unfit { address, why }
+            }
+            errno => refused(errno),
         }
     }
 }
