@@ -431,6 +431,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         detach: false,
         privileged: args.process.privileged,
         security: security::asked_by_exec(&mut client, args).await?,
+        zygote: None,
     };
     let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
     let (sender, stream) = requests(run_in::Kind::Exec(spec));

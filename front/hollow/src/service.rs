@@ -135,6 +135,8 @@ impl Agent for Hollow {
             empty_dirs: true,
             file_dirs: true,
             huge_pages: true,
+            // Processes of containers are none that could be forked.
+            zygotes: false,
         }))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use rustix::process::Pid;
 use slipway_agent_protocol::v1::{
-    ConfigureRequest, CreateContainerRequest, ExecRequest, PrepareRequest, ProcessRef,
+    ConfigureRequest, CreateContainerRequest, ExecReply, ExecRequest, PrepareRequest, ProcessRef,
     PutFilesRequest, RejoinRequest, StatsReply, UpdateContainerRequest,
 };
 use tokio::task::JoinSet;
@@ -21,6 +21,7 @@ use crate::reaper::Reaper;
 use crate::stages::Stages;
 use crate::statuses::{internal, invalid, precondition, refusal, status};
 use crate::table::{Missing, Refused, Table};
+use crate::zygote::Place;
 use crate::{log, name};
 
 /// The time that containers have to end when the sandbox does: half of the time that the daemon
@@ -179,23 +180,32 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets up another process in a container. Returns its process id.
-    pub async fn exec(&self, request: ExecRequest) -> Result<u32, Status> {
+    /// Sets up another process in a container, or only its zygote. Returns its process id.
+    pub async fn exec(&self, request: ExecRequest) -> Result<ExecReply, Status> {
         let process = request.process.clone().unwrap_or_default();
         let container = self.container(&process.container_id)?;
         name::check(&process.exec_id).map_err(invalid)?;
         let spec = request.spec.as_ref().context("no process given").map_err(invalid)?;
         check_process(spec).map_err(invalid)?;
+        if request.zygote.is_some() && spec.terminal {
+            return Err(Status::invalid_argument("a fork has no terminal"));
+        }
+        let (places, reaper) = (&self.places, &self.reaper);
+        let place = Place { container: &container, places, reaper };
+        if let Some(asked) = request.zygote.as_ref().filter(|asked| asked.prepare) {
+            let refused = place.prepare(&request, asked).await.unwrap_or_default();
+            return Ok(ExecReply { refused, ..ExecReply::default() });
+        }
         let reserved = container.reserve_exec(&process.exec_id);
         let reserved = reserved.map_err(|refused| refusal(refused, "exec", &process.exec_id))?;
-        let exec = container.exec(&self.places, &self.reaper, request).await;
-        let exec = Arc::new(exec.map_err(|failure| status(&failure))?);
-        let pid = pid(&exec);
-        if let Err(exec) = reserved.fill(exec) {
+        let begun = place.begin(request).await.map_err(|failure| status(&failure))?;
+        let reply =
+            ExecReply { pid: pid(&begun.process), forked: begun.forked, refused: begun.refused };
+        if let Err(exec) = reserved.fill(begun.process) {
             let _ = exec.signal(libc::SIGKILL as u32);
             return Err(refusal(Refused::Closed, "exec", &process.exec_id));
         }
-        Ok(pid)
+        Ok(reply)
     }
 
     /// Returns the container `id`. Fails while the container is being created.

@@ -186,10 +186,29 @@ impl Cgroup {
         device_policy::attach(&self.0, volumes)
     }
 
-    /// Returns the ids of the processes, in the agent's PID namespace.
+    /// Moves a process into a new cgroup directly below this one.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn part(&self, name: &str, pid: i32) -> io::Result<Cgroup> {
+        let part = Cgroup(self.0.join(name));
+        make(&part.0)?;
+        if let Err(error) = std::fs::write(part.0.join("cgroup.procs"), pid.to_string()) {
+            let _ = std::fs::remove_dir(&part.0);
+            return Err(error);
+        }
+        Ok(part)
+    }
+
+    /// Returns the ids of the processes in this cgroup and in those directly below it, in the
+    /// agent's PID namespace.
     pub fn processes(&self) -> Vec<i32> {
-        let list = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
-        list.lines().filter_map(|line| line.parse().ok()).collect()
+        let parts = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let parts = parts.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let groups = std::iter::once(self.0.clone()).chain(parts.map(|entry| entry.path()));
+        let list = |group: PathBuf| std::fs::read_to_string(group.join("cgroup.procs"));
+        let lists: Vec<_> = groups.filter_map(|group| list(group).ok()).collect();
+        lists.iter().flat_map(|list| list.lines()).filter_map(|pid| pid.parse().ok()).collect()
     }
 
     /// Stops all processes where they are, or has them go on, and waits until that is so. If the
@@ -221,7 +240,7 @@ impl Cgroup {
         std::fs::write(self.0.join("cgroup.kill"), "1")
     }
 
-    /// Sends `signal` to every process that is in the cgroup now.
+    /// Sends `signal` to every process of [`Cgroup::processes`] that there is now.
     pub fn signal(&self, signal: u32) -> io::Result<()> {
         if signal == libc::SIGKILL as u32 && self.kill().is_ok() {
             return Ok(());
@@ -258,7 +277,11 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            remove_tree(&entry.path())?;
+            match remove_tree(&entry.path()) {
+                // That of a fork which has ended meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed?,
+            }
         }
     }
     std::fs::remove_dir(path)

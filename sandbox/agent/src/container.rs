@@ -86,9 +86,23 @@ pub struct Container {
     copying: tokio::sync::Mutex<()>,
     /// The other processes, by exec id.
     execs: Table<Process>,
+    /// The process of which others are forks.
+    pub zygote: tokio::sync::Mutex<Zygote>,
     /// Set once the container was removed. Held while it is being removed: the second of two
     /// requests must not remove the cgroup of a container that has the same id by then.
     removed: tokio::sync::Mutex<bool>,
+}
+
+/// The process of a container of which others are forks.
+#[derive(Default)]
+pub enum Zygote {
+    /// It was not asked for.
+    #[default]
+    Absent,
+    /// It has stopped itself.
+    Stands(Arc<Process>),
+    /// The container has none, for this reason.
+    Refused(String),
 }
 
 impl Container {
@@ -138,6 +152,7 @@ impl Container {
             files,
             copying: tokio::sync::Mutex::default(),
             execs: Table::default(),
+            zygote: tokio::sync::Mutex::default(),
             removed: tokio::sync::Mutex::default(),
         };
         if let Err(error) = container.restrict_devices(places, &spec) {
@@ -166,20 +181,27 @@ impl Container {
         reaper: &Arc<Reaper>,
         request: ExecRequest,
     ) -> Result<Process, Failure> {
+        let spec = self.further(places, request)?;
+        Process::prepare(&places.program, reaper, &spec).await
+    }
+
+    /// Returns the description of another process for it.
+    ///
+    /// # Errors
+    /// The container does not run.
+    pub fn further(&self, places: &Places, request: ExecRequest) -> Result<InitSpec> {
         if !self.main.is_alive() {
-            return Err(anyhow!("the container is not running").into());
+            bail!("the container is not running");
         }
-        let spec = InitSpec {
+        Ok(InitSpec {
             process: Some(request.spec.context("no process given")?),
             privileged: request.privileged,
             drop_mknod: !places.restricts_devices(),
             cgroup: cgroup_path(self.cgroup.as_ref()),
-            container: None,
             join: self.main.pid().as_raw_nonzero().get(),
             sockets: self.sockets,
-            hold: String::new(),
-        };
-        Process::prepare(&places.program, reaper, &spec).await
+            ..InitSpec::default()
+        })
     }
 
     /// Puts files into the container's directories for them and its root, and removes others.

@@ -21,7 +21,8 @@
 //! copies, into a container's root or its [`file_dirs`]. [`rejoin`] gives a container of a saved
 //! machine the names of another sandbox. A [`message`] is what a container's program says of its
 //! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name, and
-//! [`huge_pages`] has the kernel make those that containers' limits stand for.
+//! [`huge_pages`] has the kernel make those that containers' limits stand for. A [`zygote`] is a
+//! process of a container of which others are forks; [`stopped`] says whether it stands still.
 //!
 //! # What keeps a container in
 //!
@@ -45,9 +46,9 @@
 //!
 //! `tokio` (one thread) and `tonic` serve gRPC, as on the host's end; `prost` also encodes the
 //! description of a process for [`init`]. `rustix` gives system calls safe types. `libc` has those
-//! that `rustix` lacks: clone into namespaces, execve, signals by number, bpf, two ioctls. These
-//! calls, the adoption of inherited descriptors and the runtime's registration of descriptors are
-//! the `unsafe` blocks. `slipway-netlink` configures the interface and ends connections.
+//! that `rustix` lacks: clone into namespaces, execve, signals by number, bpf, ptrace, two ioctls.
+//! These calls, the adoption of inherited descriptors and the runtime's registration of descriptors
+//! are the `unsafe` blocks. `slipway-netlink` configures the interface and ends connections.
 //! `serde_json` writes histograms. `anyhow` is used because every error here ends as text for the
 //! host.
 #![allow(unsafe_code)]
@@ -85,10 +86,12 @@ mod stages;
 mod stats;
 mod statuses;
 mod stdio;
+mod stopped;
 mod sysctl;
 mod table;
 mod trace;
 mod uevent;
+mod zygote;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

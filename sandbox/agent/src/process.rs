@@ -50,11 +50,22 @@ pub struct Outputs {
     pub stderr: Option<Arc<AsyncFile>>,
 }
 
+/// How a process that was set up begins to run.
+enum Begin {
+    /// `container-init` executes the program, once it is told so.
+    Execute(AsyncFd<OwnedFd>),
+    /// A fork, which is stopped, goes on.
+    GoOn,
+}
+
 /// A process that was set up. It runs after [`Process::start`].
 pub struct Process {
     pid: Pid,
     exit: Exit,
-    channel: Mutex<Option<AsyncFd<OwnedFd>>>,
+    /// `None` once it was started.
+    begin: Mutex<Option<Begin>>,
+    /// Set for a fork of a zygote.
+    is_fork: bool,
     stdin: Mutex<Option<Arc<AsyncFile>>>,
     terminal: Option<Arc<AsyncFile>>,
     /// The streams, locked by the attached Stdio stream.
@@ -83,10 +94,13 @@ impl Process {
             pipes.stdout = Some(terminal.clone());
             pipes.stdin = pipes.stdin.is_some().then(|| terminal.clone());
         }
+        let is_fork = spec.fork != 0;
+        let begin = if is_fork { Begin::GoOn } else { Begin::Execute(channel) };
         Ok(Process {
             pid,
             exit,
-            channel: Mutex::new(Some(channel)),
+            begin: Mutex::new(Some(begin)),
+            is_fork,
             stdin: Mutex::new(pipes.stdin),
             terminal,
             outputs: Arc::new(tokio::sync::Mutex::new(Outputs {
@@ -99,8 +113,15 @@ impl Process {
 
     /// Runs the program, and returns once it executes. Returns `false` if it was started before.
     pub async fn start(&self) -> Result<bool, Failure> {
-        let channel = lock(&self.channel).take();
-        let Some(channel) = channel else { return Ok(false) };
+        let begin = lock(&self.begin).take();
+        let channel = match begin {
+            None => return Ok(false),
+            Some(Begin::GoOn) => {
+                self.signal(libc::SIGCONT as u32)?;
+                return Ok(true);
+            }
+            Some(Begin::Execute(channel)) => channel,
+        };
         channel::go(channel.get_ref())
             .map_err(|_| anyhow::anyhow!("the process was ended before"))?;
         match receive(&channel).await? {
@@ -118,6 +139,11 @@ impl Process {
     /// Returns whether the process has not ended. Its id is not reused before it has.
     pub fn is_alive(&self) -> bool {
         self.exit.borrow().is_none()
+    }
+
+    /// Returns whether the process is a fork of a zygote.
+    pub fn is_fork(&self) -> bool {
+        self.is_fork
     }
 
     /// Waits for the process's end. Returns its exit status: 0 to 255, or 128 + n for signal n.

@@ -73,6 +73,7 @@ impl AgentService for Service {
             empty_dirs: true,
             file_dirs: true,
             huge_pages: true,
+            zygotes: true,
         }))
     }
 
@@ -146,8 +147,8 @@ impl AgentService for Service {
 
     async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
         let request = request.into_inner();
-        let pid = self.complete(|agent| async move { agent.exec(request).await }).await?;
-        Ok(Response::new(ExecReply { pid }))
+        let reply = self.complete(|agent| async move { agent.exec(request).await }).await?;
+        Ok(Response::new(reply))
     }
 
     type StdioStream = Attachment;

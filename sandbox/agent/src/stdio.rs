@@ -223,6 +223,9 @@ impl Drop for Attachment {
         self.input.abort();
         if self.has_ended {
             self.process.close_stdin();
+        } else if self.process.is_fork() {
+            // Nobody else could end it: it shares its container with other forks.
+            let _ = self.process.signal(libc::SIGKILL as u32);
         }
     }
 }

@@ -272,7 +272,7 @@ async fn calls_at_once_with_one_id_have_one_result() {
         let mut client = sandbox.client.clone();
         let process = ProcessRef { container_id: "a".into(), exec_id: "one".into() };
         let (process, spec) = (Some(process), Some(script("true")));
-        let request = ExecRequest { process, spec, privileged: false };
+        let request = ExecRequest { process, spec, ..Default::default() };
         execs.spawn(async move { client.exec(request).await.map(drop) });
     }
     let ended = execs.join_all().await;

@@ -68,7 +68,7 @@ async fn a_container_goes_on_with_other_names_and_another_host() {
     // A process of the old host's, which nobody asks for again.
     let exec = ProcessRef { container_id: "a".into(), exec_id: "shell".into() };
     let spec = Some(ProcessSpec { stdin: true, ..script("cat; sleep 1000") });
-    let request = ExecRequest { process: Some(exec.clone()), spec, privileged: false };
+    let request = ExecRequest { process: Some(exec.clone()), spec, ..Default::default() };
     old.exec(request).await.unwrap();
     drop((stream, old));
     // Output that waits in the pipe.

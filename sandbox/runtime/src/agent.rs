@@ -6,6 +6,7 @@
 //! numbers in their ranges, messages that are one printable line.
 
 mod abilities;
+mod zygote;
 
 use std::future::Future;
 use std::path::Path;

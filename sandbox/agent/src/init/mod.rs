@@ -8,6 +8,8 @@
 //! 2. *inner*: mounts the root (for a container), finds the user, opens the terminal, sets limits,
 //!    reports [`Report::Ready`], waits for the agent's "go", drops privileges and executes.
 //!
+//! A fork of a container's zygote has no inner stage: the outer one makes it ([`fork`]).
+//!
 //! A re-executed program may allocate and use ordinary library code, which a bare fork of a process
 //! that may have threads must not. Nothing here is asynchronous.
 //!
@@ -23,6 +25,7 @@ mod execute;
 mod file_dirs;
 mod files;
 mod foreign;
+mod fork;
 mod hidden;
 mod holder;
 mod limits;
@@ -31,8 +34,10 @@ mod seccomp;
 mod shares;
 pub mod sockets;
 mod terminal;
+mod tracee;
 mod tree;
 mod user;
+mod variables;
 mod volume;
 
 use std::io::Read;
@@ -85,6 +90,12 @@ pub struct InitSpec {
     /// Set if the container's sockets are devices.
     #[prost(bool, tag = "7")]
     pub sockets: bool,
+    /// The id of a zygote to fork, in the agent's PID namespace; 0: a process is started anew.
+    #[prost(int32, tag = "8")]
+    pub fork: i32,
+    /// The text of the file that the process has at its descriptor 3; if absent, it has none.
+    #[prost(string, optional, tag = "9")]
+    pub variables: Option<String>,
     /// The directory for the empty root of a process that holds a PID namespace, in place of a
     /// process that runs a program; otherwise empty.
     #[prost(string, tag = "20")]
@@ -241,14 +252,17 @@ fn inherited(number: Option<String>) -> Result<OwnedFd> {
     // SAFETY: the agent passes descriptors that it opened for this process alone; nothing else
     // in this freshly executed program owns a descriptor above 2.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
-    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-    Ok(fd)
+    // Above the one that the program may get.
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, variables::DESCRIPTOR + 1)?)
 }
 
 fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
     let mut bytes = Vec::new();
     std::fs::File::from(spec).read_to_end(&mut bytes).context("reading the specification")?;
     let spec = InitSpec::decode(bytes.as_slice()).context("decoding the specification")?;
+    if spec.fork != 0 {
+        return fork::run(channel, &spec);
+    }
     if !spec.cgroup.is_empty() {
         // "0" stands for the writing process.
         std::fs::write(Path::new(&spec.cgroup).join("cgroup.procs"), "0")
@@ -397,6 +411,9 @@ fn prepare_and_execute(
     if !channel.wait_for_go()? {
         // The agent is gone or gave up this process.
         std::process::exit(1);
+    }
+    if let Some(text) = &spec.variables {
+        variables::leave(text)?;
     }
     let path = program.find(&user)?;
     credentials::drop_to(&user, &rights)?;

@@ -15,6 +15,8 @@ pub(super) struct Abilities {
     pub makes_file_dirs: bool,
     /// It has the guest's kernel make huge pages.
     pub makes_huge_pages: bool,
+    /// It forks processes of zygotes.
+    pub has_zygotes: bool,
 }
 
 impl Abilities {
@@ -25,6 +27,7 @@ impl Abilities {
             makes_empty_dirs: reply.empty_dirs,
             makes_file_dirs: reply.file_dirs,
             makes_huge_pages: reply.huge_pages,
+            has_zygotes: reply.zygotes,
         }
     }
 }

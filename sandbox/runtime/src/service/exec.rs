@@ -39,13 +39,23 @@ pub(super) async fn begin(
     let reference = process(&target.container.name, &exec_id);
     let open = agent.clone();
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let started = agent.call(|mut client| async move { client.exec(request).await }).await;
-    let opened = match started {
-        Ok(_) => stdio::open(&open, reference.clone(), input_end, session).await,
+    let prepares = spec.zygote.as_ref().is_some_and(|zygote| zygote.prepare);
+    let opened = match agent.exec(request).await {
+        Ok(reply) if prepares => {
+            let exit = run_out::Kind::Exit(v1::Exit::default());
+            for kind in [started(reply), exit] {
+                let _ = sender.send(out(kind)).await;
+            }
+            return Ok(receiver);
+        }
+        Ok(reply) => {
+            let output = stdio::open(&open, reference.clone(), input_end, session).await;
+            output.map(|output| (output, started(reply)))
+        }
         Err(error) => Err(error),
     };
-    let output = match opened {
-        Ok(output) => output,
+    let (output, started) = match opened {
+        Ok(opened) => opened,
         Err(error) => {
             let Error::Exec { status, ref reason } = error else { return Err(error.into()) };
             let exit = v1::Exit { status, reason: reason.clone(), ..Default::default() };
@@ -58,9 +68,16 @@ pub(super) async fn begin(
     let process = reference.clone();
     tokio::spawn(forward(messages, input, move || Some(open.clone()), reference));
     tokio::spawn(async move {
+        let _ = sender.send(out(started)).await;
         carry_exec(output, waiting, process, sender).await;
     });
     Ok(receiver)
+}
+
+/// Returns the message that a process, or a zygote, was set up.
+fn started(reply: agent_v1::ExecReply) -> run_out::Kind {
+    let agent_v1::ExecReply { forked, refused, .. } = reply;
+    run_out::Kind::Started(v1::Started { forked, not_forked: refused, ..Default::default() })
 }
 
 /// Returns the request for the agent to start the process of `spec` in a container.
@@ -90,6 +107,11 @@ fn exec_request(
         process: process(&target.container.name, exec_id),
         spec: Some(process::agent_spec(&asked)),
         privileged: spec.privileged || settings.privileged,
+        zygote: spec.zygote.as_ref().map(|zygote| agent_v1::Zygote {
+            ready_ms: zygote.ready_ms,
+            variables: zygote.variables.clone(),
+            prepare: zygote.prepare,
+        }),
     })
 }
 
@@ -112,8 +134,6 @@ async fn tell_exec(
     process: Option<agent_v1::ProcessRef>,
     sender: &Sender,
 ) {
-    let started = v1::Started { stages: Vec::new() };
-    let _ = sender.send(out(run_out::Kind::Started(started))).await;
     loop {
         match stdio::next_piece(&mut output).await {
             Ok(Some((log::Stream::Out, data))) => {

@@ -56,7 +56,7 @@ async fn tell_start(target: &Target, sender: &Sender) -> bool {
         container.wait_state(|state| !state.is_live()).await;
         return false;
     }
-    let started = v1::Started { stages: stages_of(target) };
+    let started = v1::Started { stages: stages_of(target), ..Default::default() };
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
     true
 }
@@ -108,7 +108,7 @@ pub(super) async fn report_rest(
     from: u64,
     sender: Sender,
 ) {
-    let started = v1::Started { stages: Vec::new() };
+    let started = v1::Started::default();
     let _ = sender.send(out(run_out::Kind::Started(started))).await;
     let mut position = from;
     let mut reader = match KeptOutput::open(&target) {
