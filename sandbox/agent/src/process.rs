@@ -64,8 +64,8 @@ pub struct Process {
     exit: Exit,
     /// `None` once it was started.
     begin: Mutex<Option<Begin>>,
-    /// Set for a fork of a zygote.
-    is_fork: bool,
+    /// Set if the process is killed when its Stdio stream is closed.
+    ends_with_stream: bool,
     stdin: Mutex<Option<Arc<AsyncFile>>>,
     terminal: Option<Arc<AsyncFile>>,
     /// The streams, locked by the attached Stdio stream.
@@ -94,13 +94,13 @@ impl Process {
             pipes.stdout = Some(terminal.clone());
             pipes.stdin = pipes.stdin.is_some().then(|| terminal.clone());
         }
-        let is_fork = spec.fork != 0;
-        let begin = if is_fork { Begin::GoOn } else { Begin::Execute(channel) };
+        let begin = if spec.fork != 0 { Begin::GoOn } else { Begin::Execute(channel) };
         Ok(Process {
             pid,
             exit,
             begin: Mutex::new(Some(begin)),
-            is_fork,
+            // Those that are begun for a container's zygote share the container.
+            ends_with_stream: spec.variables.is_some(),
             stdin: Mutex::new(pipes.stdin),
             terminal,
             outputs: Arc::new(tokio::sync::Mutex::new(Outputs {
@@ -141,9 +141,9 @@ impl Process {
         self.exit.borrow().is_none()
     }
 
-    /// Returns whether the process is a fork of a zygote.
-    pub fn is_fork(&self) -> bool {
-        self.is_fork
+    /// Returns whether the process is killed when its Stdio stream is closed.
+    pub fn ends_with_stream(&self) -> bool {
+        self.ends_with_stream
     }
 
     /// Waits for the process's end. Returns its exit status: 0 to 255, or 128 + n for signal n.

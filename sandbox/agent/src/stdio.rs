@@ -223,8 +223,7 @@ impl Drop for Attachment {
         self.input.abort();
         if self.has_ended {
             self.process.close_stdin();
-        } else if self.process.is_fork() {
-            // Nobody else could end it: it shares its container with other forks.
+        } else if self.process.ends_with_stream() {
             let _ = self.process.signal(libc::SIGKILL as u32);
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! The first request for a fork starts the zygote. What makes a fork is [`crate::init`] in a
 //! process of its own, so a zygote holds up requests for forks of its own container only. After a
-//! failure the container has no zygote any more: its program is started anew for each request.
+//! failure the container has no zygote any more: its program is started anew for each request. In
+//! both cases all that comes of a process ends with it, and it ends with its Stdio stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,8 @@ use crate::{log, stdio};
 
 /// The time between two looks at a process that is to stop itself.
 const LOOK: Duration = Duration::from_millis(2);
+/// The longest time between two looks at one that nobody waits for.
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
 /// A process that was set up for a request.
 pub struct Begun {
@@ -127,7 +130,7 @@ impl Place<'_> {
         }
     }
 
-    /// Makes a fork, in a control group of its own, which ends with it.
+    /// Makes a fork.
     async fn fork_of(
         &self,
         zygote: &Process,
@@ -143,11 +146,15 @@ impl Place<'_> {
             variables: Some(lines(&asked.variables)),
             ..InitSpec::default()
         };
-        let process = Process::prepare(&self.places.program, self.reaper, &spec).await?;
+        self.prepare_apart(&spec, &group(request)).await
+    }
+
+    /// Sets up a process in a control group of its own, which ends with it.
+    async fn prepare_apart(&self, spec: &InitSpec, name: &str) -> Result<Arc<Process>, Failure> {
+        let process = Process::prepare(&self.places.program, self.reaper, spec).await?;
         let process = Arc::new(process);
         let pid = process.pid().as_raw_nonzero().get();
-        let name = format!("fork-{}", exec_id(request));
-        let part = self.container.cgroup.as_ref().map(|cgroup| cgroup.part(&name, pid));
+        let part = self.container.cgroup.as_ref().map(|cgroup| cgroup.part(name, pid));
         match part.transpose() {
             Ok(part) => {
                 tokio::spawn(end(process.clone(), part));
@@ -160,8 +167,9 @@ impl Place<'_> {
         }
     }
 
-    /// Starts the program anew, and has it go on when it stops itself.
+    /// Sets up the program anew, and has it go on when it stops itself.
     async fn anew(self, mut request: ExecRequest, asked: Asked) -> Result<Arc<Process>, Failure> {
+        let name = group(&request);
         let variables = lines(&asked.variables);
         if let Some(process) = &mut request.spec {
             process.env.extend(asked.variables);
@@ -170,16 +178,16 @@ impl Place<'_> {
             variables: Some(variables),
             ..self.container.further(self.places, request)?
         };
-        let process = Process::prepare(&self.places.program, self.reaper, &spec).await?;
-        let process = Arc::new(process);
-        let ready = Duration::from_millis(asked.ready_ms.into());
-        tokio::spawn(go_on(process.clone(), ready));
+        let process = self.prepare_apart(&spec, &name).await?;
+        tokio::spawn(go_on(process.clone()));
         Ok(process)
     }
 }
 
-fn exec_id(request: &ExecRequest) -> &str {
-    request.process.as_ref().map_or("", |process| &process.exec_id)
+/// Returns the name of the control group of the process that is begun for a request.
+fn group(request: &ExecRequest) -> String {
+    let id = request.process.as_ref().map_or("", |process| process.exec_id.as_str());
+    format!("fork-{id}")
 }
 
 /// Returns the text of a file of variables.
@@ -212,27 +220,28 @@ async fn await_stop(process: &Process, ready: Duration) -> anyhow::Result<()> {
     }
 }
 
-/// Has a process go on once if it stops itself within the time `ready`.
-async fn go_on(process: Arc<Process>, ready: Duration) {
-    let deadline = Instant::now() + ready;
+/// Has a process go on once if it stops itself.
+async fn go_on(process: Arc<Process>) {
     let pid = process.pid().as_raw_nonzero().get();
-    while process.is_alive() && Instant::now() < deadline {
+    let mut pause = LOOK;
+    while process.is_alive() {
         if Status::read(pid).is_some_and(Status::is_stopped) {
             let _ = process.signal(libc::SIGCONT as u32);
             return;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_LOOK);
     }
 }
 
-/// Kills all that is left of a fork when it has ended.
-async fn end(fork: Arc<Process>, part: Option<Cgroup>) {
-    fork.ended().await;
+/// Kills all that is left of a process when it has ended.
+async fn end(process: Arc<Process>, part: Option<Cgroup>) {
+    process.ended().await;
     let Some(part) = part else { return };
     // Fails if the container was removed, with all that is in it.
     let _ = part.kill();
     if let Err(error) = part.remove().await {
-        log!("ending a fork: {error}");
+        log!("ending what a process left: {error}");
     }
 }
 
