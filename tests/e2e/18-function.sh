@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `slipway function`: requests run a command in replicas, which are made one after the other in a sandbox. Its bounds, what
 # hostile requests get, the end of idle replicas, a server that is killed with -9, whose sandbox the next one has, and one that
-# is told to end while an invocation runs.
+# is told to end while an invocation runs. Then invocations that are forks of a zygote, and programs that cannot be forked.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -25,11 +25,13 @@ serve() {
     wait_until 60 grep -q '^Serving f at ' "$work/server" || fail "no server: $(cat "$work/server")"
     url=$(sed -n 's,^Serving f at \(.*\)/$,\1,p' "$work/server")
 }
-# is KEY VALUE: whether the figures of f say so; sandboxes are counted.
+# is KEY VALUE: whether the figures of $name say so; sandboxes are counted, and `ready` are those of them that are.
+name=f
 is() { [ "$(f ls --json | python3 -c 'import json,sys
-one = next((f for f in json.load(sys.stdin) if f["name"] == "f"), {})
-value = one.get(sys.argv[1], "none")
-print(len(value) if isinstance(value, list) else value)' "$1")" = "$2" ]; }
+one = next((f for f in json.load(sys.stdin) if f["name"] == sys.argv[1]), {})
+one["ready"] = [sandbox for sandbox in one.get("sandboxes", []) if sandbox["state"] == "ready"]
+value = one.get(sys.argv[2], "none")
+print(len(value) if isinstance(value, list) else value)' "$name" "$1")" = "$2" ]; }
 # Have the invocations of /wait… go on, by a further process in a replica.
 go() {
     local replica
@@ -106,3 +108,74 @@ server=''
 [ "$(state_of f-1)" = gone ] && [ "$(f ls --json)" = '[]' ] || fail "left: $("$slipway" ps; f ls)"
 [ -z "$(leftovers)" ] || fail "left over: $(leftovers)"
 ok "SIGTERM lets the last invocation end, and nothing is left"
+
+# What is made before the zygote stops itself is the same in each of its forks. The variables are at descriptor 3.
+zygote='made=$(cat /proc/sys/kernel/random/uuid); kill -STOP $$
+while read -r variable; do export "$variable"; done <&3
+case $PATH_INFO in
+    /meet) echo >>/dev/shm/meet; until [ "$(wc -l </dev/shm/meet)" -ge 3 ]; do sleep 0.1; done ;;
+    /leave) sleep 100000 </dev/null >/dev/null 2>&1 & ;;
+    /count) ps | grep -c "[s]leep 100000" ;;
+    /fail) echo "its last words" >&2; exit 3 ;;
+esac
+echo "$made $REQUEST_METHOD $PATH_INFO"; cat'
+# fork NAME OPTION… -- COMMAND…: a server of the function NAME with a sandbox that is ready.
+fork() {
+    name=$1; shift
+    local options=()
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    "$slipway" function serve --listen 127.0.0.1:0 --min-sandboxes 1 --max-sandboxes 1 --replicas-per-sandbox 3 --from none \
+        --timeout 1h --queue-time 1h --keep-alive 1h "${options[@]}" "$name" "$image" "$@" 2>"$work/server" & server=$!
+    wait_until 60 grep -q "^Serving $name at " "$work/server" || fail "no server: $(cat "$work/server")"
+    url=$(sed -n "s,^Serving $name at \\(.*\\)/\$,\\1,p" "$work/server")
+    wait_until 120 is ready 1 || fail "no sandbox of $name: $(f ls; cat "$work/server"; explain)"
+}
+# The server ends, and nothing is left.
+finish() {
+    kill "$server"
+    wait "$server" || fail "the server ended with status $?: $(cat "$work/server")"
+    server=''
+    [ -z "$(leftovers)" ] || fail "left over: $(leftovers)"
+}
+# first: sets $ms to the milliseconds until the answer to the first request.
+first() {
+    local begun
+    begun=$(date +%s%N)
+    [ "$(status "$url/first" --data x)" = 200 ] || fail "the first request: $(cat "$work/body" "$work/server"; explain)"
+    ms=$((($(date +%s%N) - begun) / 1000000))
+}
+
+fork e -- sh -c "$command"
+first; started=$ms
+finish
+fork z --zygote -- sh -c "$zygote"
+first; forked=$ms
+made=$(sed -n '1s/ .*//p' "$work/body")
+for n in 1 2 3; do
+    [ "$(printf 'a\nb' | curl -s --data-binary @- "$url/p$n")" = "$(printf '%s POST /p%s\na\nb' "$made" "$n")" ] ||
+        fail "fork $n: $(curl -s "$url/again"; cat "$work/server")"
+done
+is zygote yes && is forked 4 || fail "forks: $(f ls --json; cat "$work/server")"
+ok "invocations are forks of a zygote; the first answer took $forked ms, and $started ms with a process that is started"
+
+f load "$url/meet" --bursts 3 --timeout 1h --json >"$work/load" || fail "load: $(cat "$work/load" "$work/server")"
+python3 - "$work/load" <<'END' || fail "a burst of forks: $(cat "$work/load")"
+import json, sys
+one, = json.load(open(sys.argv[1]))
+assert (one["answered"], one["replicas"], one["sandboxes"]) == (3, 3, 1)
+END
+[ "$(status "$url/fail")" = 502 ] && grep -q 'its last words' "$work/server" || fail "a fork that fails: $(cat "$work/body")"
+[ "$(status "$url/leave")" = 200 ] || fail "a fork that leaves a process: $(cat "$work/body")"
+none_left() { status "$url/count" >/dev/null; [ "$(head -n 1 "$work/body")" = 0 ]; }
+wait_until 60 none_left || fail "a process of a fork is left: $(cat "$work/body")"
+finish
+ok "forks run at once, fail by themselves, and leave no process"
+
+fork z --zygote -- sh -c 'cat <&3 | grep PATH_INFO; echo "$PATH_INFO"; cat'
+[ "$(status "$url/a" --data x)" = 200 ] || fail "a program that does not stop itself: $(cat "$work/body" "$work/server")"
+[ "$(cat "$work/body")" = "$(printf 'PATH_INFO=/a\n/a\nx')" ] || fail "its answer: $(cat "$work/body")"
+is forked 0 || fail "a fork of a program that has ended: $(f ls --json)"
+f ls | grep -q 'zygote: no: it ended with status 0' || fail "what ls says: $(f ls)"
+[ "$(grep -c 'zygote: no' "$work/server")" = 1 ] || fail "the server's log: $(cat "$work/server")"
+finish
+ok "a program that cannot be forked is started anew"

@@ -146,18 +146,24 @@ impl Place<'_> {
             variables: Some(lines(&asked.variables)),
             ..InitSpec::default()
         };
-        self.prepare_apart(&spec, &group(request)).await
+        self.prepare_apart(&spec, &group(request), asked.longest_ms).await
     }
 
-    /// Sets up a process in a control group of its own, which ends with it.
-    async fn prepare_apart(&self, spec: &InitSpec, name: &str) -> Result<Arc<Process>, Failure> {
+    /// Sets up a process in a control group of its own, which ends with it, and that is killed
+    /// after `longest` milliseconds unless this is 0.
+    async fn prepare_apart(
+        &self,
+        spec: &InitSpec,
+        name: &str,
+        longest: u32,
+    ) -> Result<Arc<Process>, Failure> {
         let process = Process::prepare(&self.places.program, self.reaper, spec).await?;
         let process = Arc::new(process);
         let pid = process.pid().as_raw_nonzero().get();
         let part = self.container.cgroup.as_ref().map(|cgroup| cgroup.part(name, pid));
         match part.transpose() {
             Ok(part) => {
-                tokio::spawn(end(process.clone(), part));
+                tokio::spawn(end(process.clone(), part, longest));
                 Ok(process)
             }
             Err(error) => {
@@ -178,7 +184,7 @@ impl Place<'_> {
             variables: Some(variables),
             ..self.container.further(self.places, request)?
         };
-        let process = self.prepare_apart(&spec, &name).await?;
+        let process = self.prepare_apart(&spec, &name, asked.longest_ms).await?;
         tokio::spawn(go_on(process.clone()));
         Ok(process)
     }
@@ -234,8 +240,13 @@ async fn go_on(process: Arc<Process>) {
     }
 }
 
-/// Kills all that is left of a process when it has ended.
-async fn end(process: Arc<Process>, part: Option<Cgroup>) {
+/// Kills all that is left of a process when it has ended. Kills the process after `longest`
+/// milliseconds unless this is 0.
+async fn end(process: Arc<Process>, part: Option<Cgroup>, longest: u32) {
+    let limit = Duration::from_millis(longest.into());
+    if longest > 0 && tokio::time::timeout(limit, process.ended()).await.is_err() {
+        let _ = process.signal(libc::SIGKILL as u32);
+    }
     process.ended().await;
     let Some(part) = part else { return };
     // Fails if the container was removed, with all that is in it.

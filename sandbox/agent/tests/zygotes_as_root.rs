@@ -35,7 +35,7 @@ fn request(exec_id: &str, spec: &ProcessSpec) -> ExecRequest {
     ExecRequest {
         process: Some(reference(exec_id)),
         spec: Some(ProcessSpec { stdin: true, ..spec.clone() }),
-        zygote: Some(Zygote { ready_ms: 100_000, variables, prepare: false }),
+        zygote: Some(Zygote { ready_ms: 100_000, variables, ..Zygote::default() }),
         ..ExecRequest::default()
     }
 }
@@ -162,6 +162,12 @@ async fn all_that_comes_of_a_fork_ends_with_it() {
     sender.send(StdioIn { kind: input }).await.unwrap();
     assert_eq!(first(&mut stream).await, "cat\n");
     drop((sender, stream));
+    processes(&mut sandbox, STANDING).await;
+    // It lasts too long, and nobody takes part in it.
+    let mut short = request("lasts", &spec);
+    short.zygote.as_mut().unwrap().longest_ms = 1;
+    sandbox.client.exec(short).await.unwrap();
+    assert_eq!(sandbox.wait(&reference("lasts")).await.exit_status, 137);
     processes(&mut sandbox, STANDING).await;
     // It is killed before it begins.
     sandbox.client.exec(request("stillborn", &spec)).await.unwrap();

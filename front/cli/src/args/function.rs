@@ -71,6 +71,15 @@ pub struct FunctionServeArgs {
     /// The longest time of an invocation; then it is answered with 504, and its replica removed
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub timeout: Duration,
+    /// Run COMMAND once in each sandbox, up to where it stops itself by SIGSTOP, and answer
+    /// requests with forks of it, which read the request's variables at descriptor 3
+    #[arg(long, conflicts_with = "replica_memory")]
+    pub zygote: bool,
+    /// The time in which COMMAND stops itself, at most a minute; one that does not is started anew
+    /// for each request
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_ready,
+          requires = "zygote")]
+    pub ready_timeout: Duration,
     /// The most bytes of a request's body
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub max_body: u64,
@@ -100,6 +109,14 @@ pub struct FunctionServeArgs {
     /// When to fetch the image
     #[arg(long, value_enum, default_value_t = Pull::Missing)]
     pub pull: Pull,
+}
+
+/// Reads the time in which a zygote is to stop itself.
+fn parse_ready(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        time if time <= Duration::from_secs(60) => Ok(time),
+        _ => Err(format!("\"{text}\" is too long: a minute at most")),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -96,7 +96,10 @@ fn row(status: &Status) -> [String; 10] {
         status.waiting.to_string(),
         status.invocations.to_string(),
         status.failed.to_string(),
-        status.state.clone(),
+        match status.zygote.as_str() {
+            "" => status.state.clone(),
+            zygote => format!("{}, zygote: {zygote}", status.state),
+        },
     ]
 }
 

@@ -14,7 +14,8 @@ use slipway_runtime::RETURN;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::fleet::{Call, Fleet, Outcome};
+use super::fleet::Fleet;
+use super::invocation::{Call, Outcome};
 use super::queue::{Client, Ticket};
 use super::scheduler::{Action, End, Limits, Refusal, ReplicaId, SandboxId, Scheduler};
 use super::status::{About, SandboxStatus, Status};
@@ -102,7 +103,7 @@ impl Handle {
         permit.end = End::Broken;
         let replica = permit.replica;
         let outcome = self.fleet.invoke(replica, call).await;
-        if matches!(outcome, Outcome::Lost(_)) && !self.fleet.runs(replica.sandbox).await {
+        if matches!(outcome, Outcome::Lost(_)) && !self.fleet.is_usable(replica.sandbox).await {
             let _ = self.events.send(Event::Lost(replica.sandbox));
         }
         permit.end = outcome.end();
@@ -236,7 +237,7 @@ impl Dispatcher {
                 }),
                 Action::RemoveReplica(id) => self.begin(move |fleet| async move {
                     let name = fleet.replica_name(id);
-                    let removed = fleet.remove(&name).await;
+                    let removed = fleet.remove_replica(id).await;
                     let gone = succeeded(removed, &name, "the replica is not removed");
                     Event::ReplicaRemoved(id, gone)
                 }),
@@ -278,6 +279,7 @@ impl Dispatcher {
             busy: one.busy,
         });
         let sandboxes = sandboxes.collect();
+        let (zygote, forked) = self.fleet.zygotes();
         Status {
             about: self.about.clone(),
             state: if self.ending { "ending" } else { "serving" }.to_owned(),
@@ -290,6 +292,8 @@ impl Dispatcher {
             replicas_made: counts.up,
             sandboxes_made: counts.out,
             recycled: counts.recycled,
+            zygote,
+            forked,
             sandboxes,
         }
     }

@@ -1,5 +1,7 @@
 //! The sandboxes and replicas of a function on the node. A sandbox is a pod, a replica a container
-//! of it that sleeps, and an invocation one more process of that container.
+//! of it that sleeps, and an invocation one more process of that container. If invocations are
+//! forks of zygotes, a sandbox has one such container with the zygote, and its replicas are places
+//! for forks.
 //!
 //! A pod is found again by its labels: [`LABEL`] names its function, and [`SETTINGS`] tells whether
 //! it was made with the same settings.
@@ -7,15 +9,15 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use futures_util::future::join_all;
-use hyper::body::Bytes;
 use slipway_runtime::SandboxClient;
-use slipway_runtime::v1::{self, RunIn, RunOut, run_in, run_out};
-use tokio::sync::mpsc;
-use tonic::{Code, Streaming};
+use slipway_runtime::v1::{self, RunIn, run_in, run_out};
+use tonic::Code;
 
-use super::scheduler::{End, ReplicaId, SandboxId};
+use super::invocation::{Call, Outcome, collect, feed};
+use super::scheduler::{ReplicaId, SandboxId};
+use super::zygote::{CONTAINER, Zygotes};
 use crate::client::refused;
 use crate::manage;
 use crate::session::requests;
@@ -24,15 +26,9 @@ use crate::session::requests;
 pub const LABEL: &str = "slipway.function";
 /// The label of a pod with a digest of the settings that it was made with.
 const SETTINGS: &str = "slipway.function.settings";
-/// The size of the pieces in which a request's body is sent, bytes.
-const PIECE: usize = 64 << 10;
-/// The most bytes of an invocation's standard error that are kept, the last ones.
-const LAST_WORDS: usize = 2 << 10;
 /// The longest time in which the daemon says whether a sandbox runs: an invocation's end waits for
 /// it.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The lowest exit status of a process that was ended by a signal.
-const BY_SIGNAL: u32 = 128;
 
 /// The settings of a function's sandboxes and replicas.
 pub struct Plan {
@@ -48,40 +44,8 @@ pub struct Plan {
     pub timeout: Duration,
     /// The most bytes of an answer.
     pub largest_answer: usize,
-}
-
-/// An invocation.
-pub struct Call {
-    /// The standard input of the command.
-    pub body: Bytes,
-    /// More of its environment, as "NAME=value".
-    pub env: Vec<String>,
-}
-
-/// The end of an invocation.
-pub enum Outcome {
-    /// The command ended with status 0; its standard output.
-    Answer(Vec<u8>),
-    /// The command ended with another status; its last words, or why it could not be run.
-    Failed(u32, String),
-    /// The answer has too many bytes.
-    TooLarge,
-    /// The command ran for too long.
-    Late,
-    /// The command was not run, or its end is not known.
-    Lost(Error),
-}
-
-impl Outcome {
-    /// Returns what the scheduler is to make of the end.
-    pub fn end(&self) -> End {
-        match self {
-            Self::Answer(_) => End::Answered,
-            Self::Failed(status, _) if *status < BY_SIGNAL => End::Failed,
-            // A replica that ran out of memory may have lost any of its processes.
-            Self::Failed(..) | Self::TooLarge | Self::Late | Self::Lost(_) => End::Broken,
-        }
-    }
+    /// The time in which the command is to stop itself, so that invocations are forks of it.
+    pub zygote: Option<Duration>,
 }
 
 /// A function's sandboxes and replicas, by the node's daemon.
@@ -90,6 +54,8 @@ pub struct Fleet {
     plan: Plan,
     /// The value of the label [`SETTINGS`].
     settings: String,
+    /// The zygotes, if invocations are forks.
+    zygotes: Option<Zygotes>,
 }
 
 /// A sandbox of the function that the node has.
@@ -104,7 +70,13 @@ impl Fleet {
     pub fn new(client: SandboxClient, plan: Plan) -> Self {
         let mut hasher = DefaultHasher::new();
         format!("{:?}", plan.sandbox).hash(&mut hasher);
-        Self { client, plan, settings: format!("{:016x}", hasher.finish()) }
+        if plan.zygote.is_some() {
+            // Agents of servers without zygotes may be of an earlier version, which has none.
+            CONTAINER.hash(&mut hasher);
+        }
+        let settings = format!("{:016x}", hasher.finish());
+        let zygotes = plan.zygote.map(|ready| Zygotes::new(ready, plan.timeout));
+        Self { client, plan, settings, zygotes }
     }
 
     /// Returns the name of a sandbox.
@@ -117,6 +89,20 @@ impl Fleet {
         format!("{}/{}", self.sandbox_name(id.sandbox), container_name(id))
     }
 
+    /// Returns the path of the container with a replica, as POD/CONTAINER.
+    fn container(&self, id: ReplicaId) -> String {
+        match self.zygotes {
+            Some(_) => format!("{}/{CONTAINER}", self.sandbox_name(id.sandbox)),
+            None => self.replica_name(id),
+        }
+    }
+
+    /// Returns what is said of the function's zygotes, and how many forks there were.
+    pub fn zygotes(&self) -> (String, u64) {
+        let told = self.zygotes.as_ref().map(|zygotes| (zygotes.state(), zygotes.forked()));
+        told.unwrap_or_default()
+    }
+
     /// Makes a sandbox, and returns when it runs.
     ///
     /// # Errors
@@ -127,7 +113,25 @@ impl Fleet {
         let labels = labels.map(|(key, value)| (key.to_owned(), value.clone()));
         let sandbox = self.plan.sandbox.clone();
         let spec = v1::RunSpec { name: name.clone(), labels: labels.into(), ..sandbox };
-        self.start(spec, &name).await
+        self.start(spec, &name).await?;
+        let zygote = self.make_zygote(id).await;
+        if zygote.is_err()
+            && let Err(left) = self.remove(&name).await
+        {
+            tracing::warn!(error = format!("{left:#}"), name, "left by a start that failed");
+        }
+        zygote
+    }
+
+    /// Makes the container with a sandbox's zygote, and returns when the zygote stands, or cannot
+    /// be forked. Does nothing if invocations are no forks.
+    async fn make_zygote(&self, id: SandboxId) -> Result<()> {
+        let Some(zygotes) = &self.zygotes else { return Ok(()) };
+        let (pod, container) = (self.sandbox_name(id), CONTAINER.to_owned());
+        let path = format!("{pod}/{container}");
+        let spec = v1::RunSpec { name: container, pod, ..self.plan.replica.clone() };
+        self.start(spec, &path).await?;
+        zygotes.prepare(self.client.clone(), path, self.plan.command.clone()).await
     }
 
     /// Makes a replica, and returns when it runs.
@@ -135,6 +139,10 @@ impl Fleet {
     /// # Errors
     /// If it does not run. As far as possible nothing is left of it.
     pub async fn make_replica(&self, id: ReplicaId) -> Result<()> {
+        if self.zygotes.is_some() {
+            // It is a place for forks, whose container is there.
+            return Ok(());
+        }
         let (name, pod) = (container_name(id), self.sandbox_name(id.sandbox));
         let spec = v1::RunSpec { name, pod, ..self.plan.replica.clone() };
         self.start(spec, &self.replica_name(id)).await
@@ -163,6 +171,18 @@ impl Fleet {
         Err(error)
     }
 
+    /// Removes a replica, whatever it does.
+    ///
+    /// # Errors
+    /// The daemon's.
+    pub async fn remove_replica(&self, id: ReplicaId) -> Result<()> {
+        match self.zygotes {
+            // All that came of its forks has ended with these.
+            Some(_) => Ok(()),
+            None => self.remove(&self.replica_name(id)).await,
+        }
+    }
+
     /// Removes a sandbox, or a replica as POD/CONTAINER, whatever it does.
     ///
     /// # Errors
@@ -176,9 +196,15 @@ impl Fleet {
         }
     }
 
+    /// Returns whether a sandbox in which an invocation was lost can have more of them. The
+    /// container of a zygote is not made again.
+    pub async fn is_usable(&self, id: SandboxId) -> bool {
+        self.zygotes.is_none() && self.runs(id).await
+    }
+
     /// Returns whether a sandbox runs. It counts as one that does if the daemon does not answer
     /// within [`ANSWER`].
-    pub async fn runs(&self, id: SandboxId) -> bool {
+    async fn runs(&self, id: SandboxId) -> bool {
         let (name, mut client) = (self.sandbox_name(id), self.client.clone());
         match tokio::time::timeout(ANSWER, manage::list(&mut client)).await {
             Ok(Ok(all)) => all.iter().any(|one| one.name == name && one.state == "running"),
@@ -233,7 +259,7 @@ impl Fleet {
         for Found { pod, fits } in self.sandboxes().await? {
             let usable = fits && pod.state == "running" && kept.len() < most;
             match self.id_of(&pod.name).filter(|_| usable) {
-                Some(id) => match self.clear(&pod).await {
+                Some(id) => match self.begin_anew(id, &pod).await {
                     Ok(()) => kept.push(id),
                     Err(_) => removed.push(pod.name),
                 },
@@ -251,6 +277,12 @@ impl Fleet {
     fn id_of(&self, name: &str) -> Option<SandboxId> {
         let id = name.strip_prefix(self.plan.name.as_str())?.strip_prefix('-')?.parse().ok()?;
         (self.sandbox_name(id) == name).then_some(id)
+    }
+
+    /// Gives a sandbox the containers with which it begins.
+    async fn begin_anew(&self, id: SandboxId, pod: &v1::Sandbox) -> Result<()> {
+        self.clear(pod).await?;
+        self.make_zygote(id).await
     }
 
     /// Removes all containers of a sandbox.
@@ -281,12 +313,23 @@ impl Fleet {
 
     /// Runs the command for an invocation in a replica.
     pub async fn invoke(&self, id: ReplicaId, call: Call) -> Outcome {
+        // What is of one invocation only is not in the environment of a zygote.
+        let (env, zygote) = match &self.zygotes {
+            Some(zygotes) => (Vec::new(), Some(zygotes.ask(call.env))),
+            None => (call.env, None),
+        };
         let spec = v1::ExecSpec {
-            name: self.replica_name(id),
+            name: self.container(id),
             command: self.plan.command.clone(),
-            env: call.env,
+            env,
+            zygote,
             stdin: true,
             ..v1::ExecSpec::default()
+        };
+        let note = |started: &v1::Started| {
+            if let Some(zygotes) = &self.zygotes {
+                zygotes.note(started);
+            }
         };
         let (sender, stream) = requests(run_in::Kind::Exec(spec));
         let mut client = self.client.clone();
@@ -296,14 +339,15 @@ impl Fleet {
                 Err(status) => return Outcome::Lost(refused(status)),
             };
             tokio::select! {
-                outcome = collect(replies, self.plan.largest_answer) => outcome,
+                outcome = collect(replies, self.plan.largest_answer, note) => outcome,
                 outcome = feed(&sender, &call.body) => outcome,
             }
         };
         match tokio::time::timeout(self.plan.timeout, carried).await {
             Ok(outcome) => outcome,
             Err(_) => {
-                // Of no use if the queue is full. The replica is not used again in either case.
+                // Of no use if the queue is full. In either case the replica is not used again, and
+                // a fork is killed by its agent.
                 let kill = run_in::Kind::Signal(libc::SIGKILL as u32);
                 let _ = sender.try_send(RunIn { kind: Some(kill) });
                 Outcome::Late
@@ -324,48 +368,6 @@ fn why(exit: &v1::Exit) -> String {
     }
 }
 
-/// Sends the standard input of a process and its end. Never returns: a process may end before it
-/// has read all of it.
-async fn feed(sender: &mpsc::Sender<RunIn>, body: &Bytes) -> Outcome {
-    let pieces = body.chunks(PIECE).map(|piece| run_in::Kind::Stdin(piece.to_vec()));
-    for kind in pieces.chain([run_in::Kind::StdinClosed(true)]) {
-        // Fails if the process has ended, which its replies tell.
-        let _ = sender.send(RunIn { kind: Some(kind) }).await;
-    }
-    std::future::pending().await
-}
-
-/// Collects the standard output of a process, at most `most` bytes, until the process ends.
-async fn collect(mut replies: Streaming<RunOut>, most: usize) -> Outcome {
-    let (mut answer, mut words) = (Vec::new(), Vec::new());
-    loop {
-        let kind = match replies.message().await {
-            Ok(Some(message)) => message.kind,
-            Ok(None) => return Outcome::Lost(anyhow!("the daemon closed the session")),
-            Err(status) => return Outcome::Lost(refused(status)),
-        };
-        match kind {
-            Some(run_out::Kind::Stdout(data)) if answer.len() + data.len() > most => {
-                return Outcome::TooLarge;
-            }
-            Some(run_out::Kind::Stdout(data)) => answer.extend(data),
-            Some(run_out::Kind::Stderr(data)) => {
-                words.extend(data);
-                words.drain(..words.len().saturating_sub(LAST_WORDS));
-            }
-            Some(run_out::Kind::Exit(exit)) if exit.status == 0 => return Outcome::Answer(answer),
-            Some(run_out::Kind::Exit(exit)) => {
-                let words = match exit.reason.is_empty() {
-                    true => String::from_utf8_lossy(&words).into_owned(),
-                    false => exit.reason,
-                };
-                return Outcome::Failed(exit.status, words);
-            }
-            _ => {}
-        }
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use serde_json::json;
@@ -382,6 +384,7 @@ pub(super) mod tests {
             command: Vec::new(),
             timeout: Duration::from_secs(1),
             largest_answer: 1,
+            zygote: None,
         };
         let channel = slipway_plane_api::over(stream).await.unwrap();
         Fleet::new(SandboxClient::new(channel), plan)
@@ -410,13 +413,5 @@ pub(super) mod tests {
         assert_eq!(fits(json!({})), None);
         assert_eq!(fleet.fits("{}").unwrap(), None);
         assert!(fleet.fits("").is_err());
-    }
-
-    #[test]
-    fn an_end_by_a_signal_is_the_end_of_the_replica() {
-        let failed = |status| Outcome::Failed(status, String::new()).end();
-        assert_eq!((failed(1), failed(127)), (End::Failed, End::Failed));
-        assert_eq!((failed(128 + 9), Outcome::Late.end()), (End::Broken, End::Broken));
-        assert_eq!(Outcome::Answer(Vec::new()).end(), End::Answered);
     }
 }

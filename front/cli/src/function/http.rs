@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 
 use super::dispatcher::Handle;
-use super::fleet::{Call, Outcome};
+use super::invocation::{Call, Outcome};
 use super::queue::Client;
 use super::scheduler::Refusal;
 use super::seats::{Seat, Seats};

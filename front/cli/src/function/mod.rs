@@ -4,8 +4,9 @@
 //! A function is one process, its server, and nothing else: the daemon knows only pods. The server
 //! (`serve`) hears of invocations by HTTP (`http`, `seats`) and asks its `dispatcher`, the owner of
 //! all state, for a replica. Decisions are made by `scheduler` and `queue`, which know neither
-//! sockets nor clocks, and carried out by `fleet`, a client of the daemon. `place` has the files by
-//! which root's commands (`ask`) find servers, and `status` the figures that they are told.
+//! sockets nor clocks, and carried out by `fleet`, a client of the daemon that runs each
+//! `invocation`, with `zygote` if these are forks. `place` has the files by which root's commands
+//! (`ask`) find servers, and `status` the figures that they are told.
 //!
 //! `load` is the other side: a load of requests to any URL. `exchange` is its client of HTTP, and
 //! that of `ask`.
@@ -15,6 +16,7 @@ mod dispatcher;
 mod exchange;
 mod fleet;
 mod http;
+mod invocation;
 mod load;
 mod place;
 mod queue;
@@ -22,6 +24,7 @@ mod scheduler;
 mod seats;
 mod serve;
 mod status;
+mod zygote;
 
 use anyhow::Result;
 use slipway_runtime::Config;

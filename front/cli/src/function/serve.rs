@@ -149,6 +149,7 @@ fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan>
         command: args.command.clone(),
         timeout: args.timeout,
         largest_answer: usize::try_from(args.max_answer).unwrap_or(usize::MAX),
+        zygote: args.zygote.then_some(args.ready_timeout),
     })
 }
 
@@ -198,6 +199,20 @@ mod tests {
         assert_eq!((plan.sandbox.template.as_str(), plan.sandbox.makes_pod), ("auto", true));
         assert_eq!(plan.replica.entrypoint.as_deref(), Some("sleep"));
         assert_eq!(plan.command, ["cat", "-n"]);
+        assert_eq!(plan.zygote, None);
+    }
+
+    #[test]
+    fn a_zygote_has_ten_seconds_and_no_limits_of_replicas() {
+        let zygote = |options: &[&str]| {
+            plan(&Config::default(), &args(options), "sha256:0").unwrap().zygote
+        };
+        assert_eq!(zygote(&["--zygote"]), Some(Duration::from_secs(10)));
+        assert_eq!(zygote(&["--zygote", "--ready-timeout", "1s"]), Some(Duration::from_secs(1)));
+        for bad in [&["--zygote", "--replica-memory", "64M"][..], &["--ready-timeout", "1s"]] {
+            let words = ["slipway", "function", "serve"].iter().chain(bad);
+            assert!(Cli::try_parse_from(words.chain(&["f", "image", "--", "cat"])).is_err());
+        }
     }
 
     #[test]

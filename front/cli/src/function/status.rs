@@ -58,4 +58,10 @@ pub struct Status {
     pub sandboxes_made: u64,
     /// Replicas that were removed again.
     pub recycled: u64,
+    /// "yes", or "no: " and the first reason why an invocation was no fork. Empty: none was to be.
+    #[serde(default)]
+    pub zygote: String,
+    /// Invocations that were forks of zygotes.
+    #[serde(default)]
+    pub forked: u64,
 }

@@ -60,7 +60,7 @@ mod tests {
         };
         let asked = |prepare| {
             let variables = vec!["B=2".to_owned()];
-            request(Some(v1::Zygote { variables, prepare, ready_ms: 1 }))
+            request(Some(v1::Zygote { variables, prepare, ..Default::default() }))
         };
         let mut plain = request(None);
         assert!(!start_anew(&mut plain));

@@ -111,6 +111,7 @@ fn exec_request(
             ready_ms: zygote.ready_ms,
             variables: zygote.variables.clone(),
             prepare: zygote.prepare,
+            longest_ms: zygote.longest_ms,
         }),
     })
 }
