@@ -27,7 +27,7 @@ const EVENT_FORK: c_int = 1;
 const EVENT_STOP: c_int = 128;
 /// TRACESYSGOOD, TRACEFORK and EXITKILL: a process whose tracer dies half-way has registers that
 /// are not its own.
-const OPTIONS: usize = 1 | 1 << EVENT_FORK | 1 << 20;
+const OPTIONS: usize = 0x1 | 0x2 | 0x10_0000;
 /// The bit that tells a stop at a system call from the signal SIGTRAP.
 const AT_SYSTEM_CALL: c_int = 0x80;
 /// The size of a set of signals, bytes.

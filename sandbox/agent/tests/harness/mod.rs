@@ -278,9 +278,8 @@ impl Sandbox {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let exec_id = format!("exec{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let process = ProcessRef { container_id: id.into(), exec_id };
-        let process_ref = Some(process.clone());
-        let request =
-            ExecRequest { process: process_ref, spec: Some(spec), ..Default::default() };
+        let (named, spec) = (Some(process.clone()), Some(spec));
+        let request = ExecRequest { process: named, spec, ..Default::default() };
         self.client.exec(request).await?;
         let mut stream = self.attach(&process, vec![]).await?;
         let mut output = drain(&mut stream).await;
