@@ -139,9 +139,12 @@ impl Switches {
 
     /// Switches all interfaces but those of `before` off.
     fn close(&self, kind: Kind, before: &BTreeSet<String>) -> Result<()> {
-        let others = self.with(kind).into_iter().filter(|name| !before.contains(name));
-        let closed = others.map(|name| set(&self.path(kind, &name), "0"));
-        closed.fold(Ok(()), |all, one| all.and(one))
+        let mut closed = Ok(());
+        // One that cannot be written keeps no other one on.
+        for name in self.with(kind).iter().filter(|name| !before.contains(*name)) {
+            closed = closed.and(set(&self.path(kind, name), "0"));
+        }
+        closed
     }
 
     /// Switches IPv6 forwarding of the whole host off, and gives the `takers` of router

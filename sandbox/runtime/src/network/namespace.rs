@@ -149,6 +149,7 @@ pub fn settings(
             .collect(),
         saved_mac: String::new(),
         name: String::new(),
+        pci_address: String::new(),
     }
 }
 
