@@ -53,6 +53,7 @@ fn end_connections(transport: Transport) -> std::io::Result<()> {
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+    use std::path::Path;
     use std::process::Command;
     use std::time::Duration;
 
@@ -139,7 +140,7 @@ mod tests {
             let mut wanted = Wanted { saved_mac, ..Wanted::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
-            let found = interface(netlink.links().unwrap(), &wanted).unwrap();
+            let found = interface(Path::new(machine::SYSFS), netlink.links().unwrap(), &wanted).unwrap();
             let addresses = netlink.addresses().unwrap();
             assert!(wanted.is_saved(&found, &addresses) && wanted.is_saved(&found, &[]));
             let down = Link { up: false, ..found.clone() };
