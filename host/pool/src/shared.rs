@@ -290,9 +290,8 @@ impl Shared {
 
     /// Returns the memory of a sandbox whose file has this device and inode number.
     pub(crate) fn lent(&self, identity: (u64, u64)) -> Option<Arc<LateMemory>> {
-        let has = |one: &&Zeroing| {
-            one.user.as_ref().is_some_and(|user| user.identity == Some(identity))
-        };
+        let has =
+            |one: &&Zeroing| one.user.as_ref().is_some_and(|user| user.identity == Some(identity));
         self.lock().lent.iter().find(has).map(|one| one.memory.clone())
     }
 

@@ -76,7 +76,9 @@ impl Host {
             return Err(Error::Unfit { address, why });
         }
         let joined = ioctl::set_container(&group, &container);
-        joined.and_then(|()| ioctl::set_type1(&container)).map_err(step.exposed("use the IOMMU"))?;
+        joined
+            .and_then(|()| ioctl::set_type1(&container))
+            .map_err(step.exposed("use the IOMMU"))?;
         let name = CString::new(address.to_string()).map_err(|_| Error::Unknown(address))?;
         let device = ioctl::device_of(&group, &name).map_err(step.refused("open the device"))?;
         Device::new(address, (device, Some(group)), Space::Container(container))

@@ -65,11 +65,7 @@ impl Bridge {
         Ok([open("source")?, open("sink")?])
     }
 
-    fn carry(
-        &self,
-        load: &PacketLoad,
-        Times { warm_up, time }: Times,
-    ) -> Result<PacketMeasured> {
+    fn carry(&self, load: &PacketLoad, Times { warm_up, time }: Times) -> Result<PacketMeasured> {
         let [mut source, mut sink] = self.make()?;
         // The first frames teach the bridge where the sink is, and show that the path is open.
         let hello = Frames::new(1, 0, load.bytes, 1)?;

@@ -204,9 +204,8 @@ mod tests {
 
     #[test]
     fn a_zygote_has_ten_seconds_and_no_limits_of_replicas() {
-        let zygote = |options: &[&str]| {
-            plan(&Config::default(), &args(options), "sha256:0").unwrap().zygote
-        };
+        let zygote =
+            |options: &[&str]| plan(&Config::default(), &args(options), "sha256:0").unwrap().zygote;
         assert_eq!(zygote(&["--zygote"]), Some(Duration::from_secs(10)));
         assert_eq!(zygote(&["--zygote", "--ready-timeout", "1s"]), Some(Duration::from_secs(1)));
         for bad in [&["--zygote", "--replica-memory", "64M"][..], &["--ready-timeout", "1s"]] {

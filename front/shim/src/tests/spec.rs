@@ -89,8 +89,10 @@ fn huge_pages_are_beside_the_limit_of_memory() {
     assert_eq!(limited.memory_bytes, (1 << 30) + (4 << 20));
     assert_eq!(limited.resources.unwrap().huge_page_bytes, 4 << 20);
     assert_eq!(with(json!(null)).memory_bytes, 0, "the daemon adds them to its own size");
-    let both = update(br#"{"memory": {"limit": 1073741824},
-        "hugepageLimits": [{"pageSize": "2MB", "limit": 4194304}]}"#);
+    let both = update(
+        br#"{"memory": {"limit": 1073741824},
+        "hugepageLimits": [{"pageSize": "2MB", "limit": 4194304}]}"#,
+    );
     assert_eq!(both.unwrap().memory_bytes, (1 << 30) + (4 << 20));
     let giant = br#"{"hugepageLimits": [{"pageSize": "1GB", "limit": 1073741824}]}"#;
     assert_eq!(update(giant).unwrap_err().code, tonic::Code::InvalidArgument);

@@ -54,7 +54,9 @@ pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String
 fn check_addresses(addresses: &[PciAddress], count: u32) -> Result<(), String> {
     let given = addresses.len();
     if given != count as usize {
-        return Err(format!("a pool of {count} VFs of hardware has {count} addresses, not {given}"));
+        return Err(format!(
+            "a pool of {count} VFs of hardware has {count} addresses, not {given}"
+        ));
     }
     let is_twice = |at: usize| addresses[..at].contains(&addresses[at]);
     match (0..given).find(|at| is_twice(*at)) {

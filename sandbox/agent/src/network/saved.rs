@@ -140,7 +140,8 @@ mod tests {
             let mut wanted = Wanted { saved_mac, ..Wanted::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
-            let found = interface(Path::new(machine::SYSFS), netlink.links().unwrap(), &wanted).unwrap();
+            let found =
+                interface(Path::new(machine::SYSFS), netlink.links().unwrap(), &wanted).unwrap();
             let addresses = netlink.addresses().unwrap();
             assert!(wanted.is_saved(&found, &addresses) && wanted.is_saved(&found, &[]));
             let down = Link { up: false, ..found.clone() };

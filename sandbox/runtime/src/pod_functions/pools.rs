@@ -150,9 +150,7 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
 /// Returns whether a function is the one that a sandbox was given, which has it still.
 fn is_given(vf: &vf_v1::Vf, given: &Given, record: &Record) -> bool {
     let socket = given.socket.to_string_lossy();
-    vf.number == given.number
-        && vf.owner == owner(record, given.number)
-        && vf.socket_path == socket
+    vf.number == given.number && vf.owner == owner(record, given.number) && vf.socket_path == socket
 }
 
 /// Returns the plane's ids of the functions that a guest has. An earlier version recorded none.
@@ -232,8 +230,7 @@ mod tests {
             let (state, owner) = (state.to_owned(), owner.to_owned());
             vf_v1::Vf { state, owner, ..Default::default() }
         };
-        let coming =
-            [vf("taken", &owner(&pod(1), 3)), vf("being reset", ""), vf("ready", "")];
+        let coming = [vf("taken", &owner(&pod(1), 3)), vf("being reset", ""), vf("ready", "")];
         for vf in coming {
             assert!(is_passed_on(&vf), "{vf:?}");
             assert!(!is_passed_on(&vf_v1::Vf { draining: true, ..vf }));

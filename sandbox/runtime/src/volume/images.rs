@@ -236,8 +236,8 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         remove_unfinished(cache.path());
         fs::create_dir(layers(cache.path())).unwrap();
-        let [whole, begun] = ["4096.ext4", ".4096.ext4.0123456789ab"]
-            .map(|name| layers(cache.path()).join(name));
+        let [whole, begun] =
+            ["4096.ext4", ".4096.ext4.0123456789ab"].map(|name| layers(cache.path()).join(name));
         for path in [&whole, &begun] {
             fs::write(path, "content").unwrap();
         }

@@ -27,11 +27,7 @@ impl Node {
     /// [`Error::Invalid`], also if the pod cannot have as much memory; [`Error::WrongState`] if it
     /// does not run; [`Error::Busy`] if too many updates wait; [`Error::Agent`] if the guest or the
     /// VMM refuses; errors of saving the record. The microVM is given its size back then.
-    pub(crate) async fn update_pod(
-        &self,
-        sandbox: &Arc<Sandbox>,
-        asked: &Resources,
-    ) -> Result<()> {
+    pub(crate) async fn update_pod(&self, sandbox: &Arc<Sandbox>, asked: &Resources) -> Result<()> {
         let Limits { memory_bytes, cpu_quota_us, .. } = limits(Some(asked))?;
         let asked = Limits { memory_bytes, cpu_quota_us, ..Limits::default() };
         if asked == Limits::default() {
