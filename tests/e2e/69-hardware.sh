@@ -82,12 +82,13 @@ refuses '0000:fe:1f.7' vf create none --pci 0000:fe:1f.7
 refuses 'group' vf create none --pci 0000:00:1f.2
 [ "$("$slipway" vf ls --json)" = "[]" ] || fail "pools are left: $("$slipway" vf ls)"
 
-# A VF whose disk the host has.
-echo "$second" >/sys/bus/pci/drivers/nvme/bind
+# A VF whose disk the host has. Without autoprobe, Linux binds a VF to the driver that its override names.
+echo nvme >"$devices/$second/driver_override" && echo "$second" >/sys/bus/pci/drivers_probe
 has_disk() { compgen -G "$devices/$second/nvme/nvme*/nvme*n*" >/dev/null; }
 wait_until 60 has_disk || fail "the host has no disk of $second"
 refuses "$second is in use by driver nvme" vf create busy --pci "$second"
 echo "$second" >/sys/bus/pci/drivers/nvme/unbind
+echo >"$devices/$second/driver_override"
 "$slipway" vf create hw --pci-of "$disk" >/dev/null || fail "vf create --pci-of: $(explain)"
 wait_until 60 are hw ready,ready,ready,ready || fail "not ready: $(states hw)"
 "$slipway" vf ls | grep -qE "^hw +hardware $first\+3 +4 +4 +0 +0 +0 +0$" || fail "vf ls: $("$slipway" vf ls)"
