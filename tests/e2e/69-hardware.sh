@@ -151,7 +151,8 @@ ok "kill -9 of the daemon: the next one has the pool, and sandboxes in recycled 
 
 # One has a driver of the host, which has it back later.
 one=$(virtual "$nic" 0) other=$(virtual "$nic" 1)
-echo "$other" >/sys/bus/pci/drivers/virtio-pci/bind || fail "$other has no driver"
+echo virtio-pci >"$devices/$other/driver_override" && echo "$other" >/sys/bus/pci/drivers_probe
+[ "$(driver_of "$other")" = virtio-pci ] || fail "$other has no driver"
 "$slipway" vf create nics --pci-of "$nic" >/dev/null || fail "a pool of interfaces: $(explain)"
 link=$(basename "$devices/$nic"/virtio*/net/*)
 ip address add 10.77.0.1/24 dev "$link" && ip link set "$link" up || fail "the host's end, $link"

@@ -31,8 +31,17 @@ impl Default for Sysfs {
 #[must_use = "the function is to be given back to its driver"]
 pub struct Binding {
     address: PciAddress,
-    /// The function was not bound to vfio-pci before: it had this driver, or none.
-    earlier: Option<Option<String>>,
+    /// What the function had before. `None` if it was bound to vfio-pci.
+    earlier: Option<Earlier>,
+}
+
+/// What a function had before it was bound to vfio-pci.
+#[derive(Debug)]
+struct Earlier {
+    /// Its driver, if it had one.
+    driver: Option<String>,
+    /// Its override: the name of the only driver that may have it; empty if any may.
+    only: String,
 }
 
 impl Sysfs {
@@ -106,10 +115,11 @@ impl Sysfs {
     /// [`Error::Sysfs`], [`Error::NotBound`]; the function is with its driver again then, as far as
     /// that takes it.
     pub fn bind(&self, address: PciAddress) -> Result<Binding, Error> {
-        let earlier = self.driver(address);
-        if earlier.as_deref() == Some(VFIO_PCI) {
+        let driver = self.driver(address);
+        if driver.as_deref() == Some(VFIO_PCI) {
             return Ok(Binding { address, earlier: None });
         }
+        let earlier = Earlier { driver, only: self.only(address) };
         let binding = Binding { address, earlier: Some(earlier) };
         match self.hand_over(address) {
             Ok(()) => Ok(binding),
@@ -124,9 +134,22 @@ impl Sysfs {
         let device = self.device(address);
         write(&device.join("driver_override"), VFIO_PCI)?;
         self.part(address)?;
-        write(&self.root.join("bus/pci/drivers_probe"), &address.to_string())?;
+        self.probe(address)?;
         let is_bound = self.driver(address).as_deref() == Some(VFIO_PCI);
         is_bound.then_some(()).ok_or(Error::NotBound(address))
+    }
+
+    /// Has the kernel look for a driver of a function. It finds none for a VF whose physical
+    /// function has `sriov_drivers_autoprobe` off, unless the VF has an override.
+    fn probe(&self, address: PciAddress) -> Result<(), Error> {
+        write(&self.root.join("bus/pci/drivers_probe"), &address.to_string())
+    }
+
+    /// Returns the override of a function, empty if it has none.
+    fn only(&self, address: PciAddress) -> String {
+        let text = std::fs::read_to_string(self.device(address).join("driver_override"));
+        // As the kernel writes the absence of a name.
+        text.map(|text| text.trim().replace("(null)", "")).unwrap_or_default()
     }
 
     /// Parts a function from its driver, if it has one.
@@ -143,17 +166,19 @@ impl Sysfs {
     /// [`Error::Sysfs`].
     pub fn give_back(&self, binding: Binding) -> Result<(), Error> {
         let Binding { address, earlier } = binding;
-        let Some(driver) = earlier else { return Ok(()) };
-        // An empty line: any driver that knows the function may have it.
-        write(&self.device(address).join("driver_override"), "\n")?;
+        let Some(Earlier { driver, only }) = earlier else { return Ok(()) };
+        let file = self.device(address).join("driver_override");
+        let driver = driver.unwrap_or_default();
+        // An empty line takes the override away.
+        write(&file, &format!("{driver}\n"))?;
         self.part(address)?;
-        match driver {
-            Some(driver) => {
-                let file = self.root.join("bus/pci/drivers").join(driver).join("bind");
-                write(&file, &address.to_string())
-            }
-            None => Ok(()),
+        if !driver.is_empty() {
+            self.probe(address)?;
         }
+        if only != driver {
+            write(&file, &format!("{only}\n"))?;
+        }
+        Ok(())
     }
 }
 
@@ -235,7 +260,6 @@ mod tests {
             let root = tree.0.path();
             for driver in ["vfio-pci", "igbvf"] {
                 create_dir_all(root.join("bus/pci/drivers").join(driver)).unwrap();
-                write(root.join("bus/pci/drivers").join(driver).join("bind"), "").unwrap();
                 write(root.join("bus/pci/drivers").join(driver).join("unbind"), "").unwrap();
             }
             write(root.join("bus/pci/drivers_probe"), "").unwrap();
@@ -337,7 +361,6 @@ mod tests {
         assert!(matches!(refused, Error::NotBound(_)), "{refused}");
         let drivers = tree.0.path().join("bus/pci/drivers");
         assert_eq!(read_to_string(drivers.join("igbvf/unbind")).unwrap(), ADDRESS);
-        assert_eq!(read_to_string(drivers.join("igbvf/bind")).unwrap(), ADDRESS);
         assert_eq!(read_to_string(tree.0.path().join("bus/pci/drivers_probe")).unwrap(), ADDRESS);
         let left = read_to_string(tree.path("driver_override")).unwrap();
         assert!(left.starts_with('\n'), "the override is left: {left:?}");
