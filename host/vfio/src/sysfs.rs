@@ -190,31 +190,59 @@ fn used(device: &Path) -> Option<String> {
     if let Some(count @ 1..) = count {
         return Some(format!("and has {count} virtual functions: name those instead"));
     }
-    let interfaces = names(&device.join("net"));
-    if let Some(interface) = interfaces.iter().find(|name| is_up(device, name)) {
-        return Some(format!("whose interface is up: `ip link set {interface} down`"));
-    }
-    disk(device).map(|disk| {
-        let file = device.join("driver/unbind");
-        format!("which has the disk {disk}: unbind it first, through {}", file.display())
+    interface(device).or_else(|| {
+        let (disk, file) = (disk(device)?, device.join("driver/unbind"));
+        Some(format!("which has the {disk}: unbind it first, through {}", file.display()))
     })
 }
 
-fn is_up(device: &Path, interface: &str) -> bool {
-    let flags = std::fs::read_to_string(device.join("net").join(interface).join("flags"));
+/// Returns the use that the host makes of the network interfaces on a function.
+fn interface(device: &Path) -> Option<String> {
+    for net in parts(device).map(|part| part.join("net")) {
+        let interfaces = names(&net);
+        if interfaces.is_empty() && net.exists() {
+            // Of interfaces, sysfs shows those of its own network namespace.
+            return Some("whose interface is in another network namespace: end what has it".into());
+        }
+        if let Some(name) = interfaces.iter().find(|name| is_up(&net, name)) {
+            return Some(format!("whose interface is up: `ip link set {name} down`"));
+        }
+    }
+    None
+}
+
+/// Returns the folders in which a function's driver has devices: the function's, and those of the
+/// virtio devices on it.
+fn parts(device: &Path) -> impl Iterator<Item = PathBuf> {
+    let virtio = names(device).into_iter().filter(|name| name.starts_with("virtio"));
+    let virtio: Vec<_> = virtio.map(|name| device.join(name)).collect();
+    std::iter::once(device.to_owned()).chain(virtio)
+}
+
+fn is_up(net: &Path, interface: &str) -> bool {
+    let flags = std::fs::read_to_string(net.join(interface).join("flags"));
     let flags = flags.unwrap_or_default();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
     flags.is_ok_and(|flags| flags & UP != 0)
 }
 
-/// Returns the name of a disk on a function: of an NVMe controller or of a virtio block device.
-/// Nothing tells whether a disk is in use, so each counts as that.
+/// Returns the disk on a function, of an NVMe controller or a virtio block device, or its disks, of
+/// an adapter of ATA or SCSI. Nothing tells whether a disk is in use, so each counts as that.
 fn disk(device: &Path) -> Option<String> {
     let nvme = device.join("nvme");
     let namespaces = names(&nvme).into_iter().flat_map(|name| names(&nvme.join(name)));
-    let virtio = names(device).into_iter().filter(|name| name.starts_with("virtio"));
-    let blocks = virtio.flat_map(|name| names(&device.join(name).join("block")));
-    namespaces.filter(|name| name.starts_with("nvme")).chain(blocks).next()
+    let blocks = parts(device).flat_map(|part| names(&part.join("block")));
+    let disk = namespaces.filter(|name| name.starts_with("nvme")).chain(blocks).next();
+    let mut adapters = parts(device).flat_map(|part| names(&part));
+    disk.map(|disk| format!("disk {disk}")).or_else(|| {
+        adapters.find(|name| is_adapter(name)).map(|adapter| format!("disks of {adapter}"))
+    })
+}
+
+/// Returns whether a device in sysfs is a host of ATA or SCSI, which have a number each.
+fn is_adapter(name: &str) -> bool {
+    let number = name.strip_prefix("ata").or_else(|| name.strip_prefix("host"));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// Returns the name of the file that a link leads to.
@@ -341,6 +369,22 @@ mod tests {
         assert!(tree.refusal().contains("has no IOMMU group"));
         std::fs::remove_dir_all(tree.0.path().join("bus/pci/drivers/vfio-pci")).unwrap();
         assert!(tree.refusal().contains("modprobe vfio-pci"));
+    }
+
+    #[test]
+    fn what_the_host_uses_is_found_behind_virtio_and_other_adapters() {
+        let tree = Tree::new();
+        tree.set_driver("virtio-pci");
+        tree.add("virtio0/net/eth2/flags", "0x1002\n");
+        tree.sysfs().check(address()).unwrap();
+        tree.add("virtio0/net/eth2/flags", "0x1003\n");
+        assert!(tree.refusal().contains("`ip link set eth2 down`"), "{}", tree.refusal());
+        std::fs::remove_dir_all(tree.path("virtio0/net/eth2")).unwrap();
+        assert!(tree.refusal().contains("in another network namespace"), "{}", tree.refusal());
+        std::fs::remove_dir_all(tree.path("virtio0")).unwrap();
+        tree.sysfs().check(address()).unwrap();
+        create_dir_all(tree.path("ata1/host0")).unwrap();
+        assert!(tree.refusal().contains("which has the disks of ata1"), "{}", tree.refusal());
     }
 
     #[test]
