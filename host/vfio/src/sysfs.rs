@@ -31,11 +31,11 @@ impl Default for Sysfs {
 #[must_use = "the function is to be given back to its driver"]
 pub struct Binding {
     address: PciAddress,
-    /// What the function had before. `None` if it was bound to vfio-pci.
+    /// The state from before, or `None` if the function was bound to vfio-pci then.
     earlier: Option<Earlier>,
 }
 
-/// What a function had before it was bound to vfio-pci.
+/// The state of a function before it was bound to vfio-pci.
 #[derive(Debug)]
 struct Earlier {
     /// Its driver, if it had one.
