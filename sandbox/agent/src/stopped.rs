@@ -5,6 +5,8 @@
 pub struct Status {
     /// The letter of its state: "T" once it is stopped by a signal.
     state: char,
+    /// The process whose child it is.
+    pub parent: i32,
     /// The number of its threads.
     pub threads: u32,
     /// Its effective user.
@@ -29,6 +31,7 @@ fn parse(text: &str) -> Option<Status> {
     let number = |name: &str, at: usize| -> Option<u32> { word(text, name, at)?.parse().ok() };
     Some(Status {
         state: word(text, "State", 0)?.chars().next()?,
+        parent: word(text, "PPid", 0)?.parse().ok()?,
         threads: number("Threads", 0)?,
         // The real one comes first.
         uid: number("Uid", 1)?,
@@ -49,10 +52,10 @@ mod tests {
 
     #[test]
     fn a_status_is_read_by_its_names() {
-        let text = "Name:\tState: T\\n\nState:\tT (stopped)\nUid:\t1\t2\t3\t4\n\
+        let text = "Name:\tState: T\\n\nState:\tT (stopped)\nPPid:\t3\nUid:\t1\t2\t3\t4\n\
             Gid:\t5\t6\t7\t8\nThreads:\t9\n";
         let status = parse(text).unwrap();
-        assert_eq!(status, Status { state: 'T', threads: 9, uid: 2, gid: 6 });
+        assert_eq!(status, Status { state: 'T', parent: 3, threads: 9, uid: 2, gid: 6 });
         assert!(status.is_stopped());
         let traced = text.replace("T (stopped)", "t (tracing stop)");
         assert!(!parse(&traced).unwrap().is_stopped());

@@ -146,7 +146,13 @@ impl Place<'_> {
             variables: Some(lines(&asked.variables)),
             ..InitSpec::default()
         };
-        self.prepare_apart(&spec, &group(request), asked.longest_ms).await
+        let process = self.prepare_apart(&spec, &group(request), asked.longest_ms).await?;
+        // While it has not ended its id is not another process's, which would have been forked.
+        if !zygote.is_alive() {
+            let _ = process.signal(libc::SIGKILL as u32);
+            return Err(anyhow::anyhow!("it has ended").into());
+        }
+        Ok(process)
     }
 
     /// Sets up a process in a control group of its own, which ends with it, and that is killed

@@ -9,6 +9,10 @@
 //! that the zygote had, and both are stopped. The child's first SIGCONT has it go on behind its
 //! zygote's signal.
 //!
+//! Others may share the zygote's memory and change its program meanwhile. So a child is reported
+//! only if it is a process of its own and a child of the agent: the agent is told of the end of no
+//! other process, and would send signals to whatever has its id by then.
+//!
 //! Nothing that the zygote does holds up the agent: it waits for a report of this process, which
 //! ends at the latest after [`DEADLINE`] seconds. What this process traces then ends with it.
 //!
@@ -23,7 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{
-    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, getppid, kill_process, pidfd_getfd, pidfd_open,
 };
 
 use super::channel::{Channel, Report};
@@ -35,8 +39,9 @@ use crate::stopped::Status;
 /// The longest life of this process, seconds. A fork takes a millisecond, or much longer in a guest
 /// under emulation.
 const DEADLINE: u32 = 25;
-/// The longest time in which a zygote stops again after its last fork.
-const STILL: Duration = Duration::from_secs(5);
+/// The longest time in which a zygote stops again after its last fork: the CPUs of its container
+/// may be busy.
+const STILL: Duration = Duration::from_secs(20);
 /// The time between two looks at it.
 const LOOK: Duration = Duration::from_millis(1);
 /// The bytes below a stack pointer that belong to the function that runs (System V ABI for x86-64,
@@ -63,6 +68,7 @@ pub fn run(channel: &Channel, spec: &InitSpec) -> Result<()> {
     let own = zygote.own_registers()?;
     let blocked = zygote.block(u64::MAX)?;
     let child = zygote.fork(&own)?;
+    check_child(child)?;
     channel.report(&Report::Pid(child.as_raw_nonzero().get()))?;
     put_back(&zygote, &own, blocked)?;
     zygote.detach()?;
@@ -79,8 +85,12 @@ pub fn run(channel: &Channel, spec: &InitSpec) -> Result<()> {
 /// Waits until a process is stopped.
 fn await_still(pid: i32) -> Result<Status> {
     let deadline = Instant::now() + STILL;
+    let agent = agent()?;
     loop {
         let status = Status::read(pid).context("it has ended")?;
+        if status.parent != agent {
+            bail!("it has ended, and another process has its id");
+        }
         if status.threads != 1 {
             bail!("it has {} threads", status.threads);
         }
@@ -92,6 +102,20 @@ fn await_still(pid: i32) -> Result<Status> {
         }
         std::thread::sleep(LOOK);
     }
+}
+
+/// Checks that a fork is a process of its own and a child of the agent.
+fn check_child(child: Pid) -> Result<()> {
+    let status = Status::read(child.as_raw_nonzero().get()).context("its fork has ended")?;
+    if (status.threads, status.parent) != (1, agent()?) {
+        bail!("its program was changed while it was made to fork");
+    }
+    Ok(())
+}
+
+/// Returns the id of the agent, whose children this process, the zygote and its forks are.
+fn agent() -> Result<i32> {
+    Ok(getppid().context("the agent is gone")?.as_raw_nonzero().get())
 }
 
 fn put_back(tracee: &Tracee, own: &Registers, blocked: u64) -> Result<()> {
