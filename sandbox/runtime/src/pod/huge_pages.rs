@@ -37,14 +37,9 @@ pub(super) fn leave(target: &Target) {
     if bytes == 0 || sandbox.state() != SandboxState::Running {
         return;
     }
-    // If so many updates wait, the last of them gives it back.
-    let Ok(place) = sandbox.update_of_limits() else { return };
-    let least = sandbox.look(|record| record.memory_bytes).saturating_sub(bytes);
     let sandbox = Arc::clone(sandbox);
-    tokio::spawn(async move {
-        let _place = place;
-        give_back_memory(&sandbox, least).await;
-    });
+    // Not one of the updates that may wait: those would be refused, and may give nothing back.
+    tokio::spawn(async move { give_back_memory(&sandbox, bytes).await });
 }
 
 fn huge_bytes(target: &Target) -> u64 {

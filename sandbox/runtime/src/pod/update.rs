@@ -156,7 +156,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
 /// Gives back to the host what a pod has beyond its containers' limits.
 async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
     give_back_cpus(&sandbox).await;
-    give_back_memory(&sandbox, 0).await;
+    give_back_memory(&sandbox, u64::MAX).await;
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need.
@@ -182,19 +182,19 @@ async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
-/// is free and the pod has more than `least` bytes. What a container has just set free the guest
-/// may count as used for a moment, so it is asked again.
-pub(super) async fn give_back_memory(sandbox: &Arc<Sandbox>, least: u64) {
+/// is free, and at most `most` bytes of it. What a container has just set free the guest may count
+/// as used for a moment, so it is asked again.
+pub(super) async fn give_back_memory(sandbox: &Arc<Sandbox>, mut most: u64) {
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
-        // Another update may have come first.
-        let spare = |record: &Record| {
-            let kept = spare(record)?.max(least);
-            (kept < record.memory_bytes).then_some(kept)
-        };
-        let Some(bytes) = sandbox.look(spare) else { return };
-        match resize::change_to(sandbox, bytes, LONGEST).await {
+        // Another update may have come first, or another container's end.
+        let Some(bytes) = sandbox.look(|record| kept(record, most)) else { return };
+        let before = sandbox.look(|record| record.memory_bytes);
+        let changed = resize::change_to(sandbox, bytes, LONGEST).await;
+        let given = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
+        most = most.saturating_sub(given);
+        match changed {
             Ok(()) => return,
             Err(error) => {
                 tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
@@ -204,6 +204,13 @@ pub(super) async fn give_back_memory(sandbox: &Arc<Sandbox>, least: u64) {
             }
         }
     }
+}
+
+/// Returns the bytes that a running pod keeps when it gives back at most `most` of what it does not
+/// need, or `None` if it gives back nothing.
+fn kept(record: &Record, most: u64) -> Option<u64> {
+    let kept = spare(record)?.max(record.memory_bytes.saturating_sub(most));
+    (kept < record.memory_bytes).then_some(kept)
 }
 
 /// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
@@ -404,6 +411,20 @@ mod tests {
             let error = Plan::new(&record, "c0", other).unwrap_err().to_string();
             assert!(error.contains("cannot be changed: it has 6 MiB"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_ended_containers_had_is_given_back_one_after_the_other() {
+        let mut record = pod(&[32]);
+        record.memory_bytes = 448 * MIB;
+        for kept_mib in [320, 192] {
+            let bytes = kept(&record, 128 * MIB);
+            assert_eq!(bytes, Some(kept_mib * MIB));
+            record.memory_bytes = bytes.unwrap();
+        }
+        assert_eq!(kept(&record, 128 * MIB), None, "it keeps what it began with");
+        record.memory_bytes = 448 * MIB;
+        assert_eq!((kept(&record, 0), kept(&record, u64::MAX)), (None, Some(192 * MIB)));
     }
 
     #[test]
