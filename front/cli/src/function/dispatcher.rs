@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result, anyhow};
 use slipway_runtime::RETURN;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::fleet::Fleet;
 use super::invocation::{Call, Outcome};
@@ -44,6 +44,29 @@ enum Event {
 }
 
 type Events = mpsc::UnboundedSender<Event>;
+
+/// A start or removal under way. One that is dropped before its end has failed.
+struct Task {
+    /// The message that it has failed; `None` once it has ended.
+    failed: Option<Event>,
+    events: Events,
+}
+
+impl Task {
+    fn end(mut self, event: Event) {
+        self.failed = None;
+        // Fails if the server has ended.
+        let _ = self.events.send(event);
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(event) = self.failed.take() {
+            let _ = self.events.send(event);
+        }
+    }
+}
 
 /// The right to run one invocation in a replica. Dropping it gives the replica back.
 pub struct Permit {
@@ -186,7 +209,10 @@ impl Dispatcher {
             let actions = tokio::select! {
                 () = &mut stop => return,
                 Some(event) = self.inbox.recv() => self.handle(event),
-                Some(_) = self.tasks.join_next() => Vec::new(),
+                Some(ended) = self.tasks.join_next() => {
+                    log(ended);
+                    Vec::new()
+                }
                 () = until(due) => self.scheduler.advance(Instant::now()),
             };
             self.carry_out(actions);
@@ -225,28 +251,36 @@ impl Dispatcher {
                     self.reply(ticket, Ok(Permit { replica, end, events }));
                 }
                 Action::Refuse(ticket, refusal) => self.reply(ticket, Err(refusal)),
-                Action::MakeSandbox(id) => self.begin(move |fleet| async move {
-                    let name = fleet.sandbox_name(id);
-                    let made = fleet.make_sandbox(id).await;
-                    Event::SandboxMade(id, succeeded(made, &name, "the sandbox does not start"))
-                }),
-                Action::MakeReplica(id) => self.begin(move |fleet| async move {
-                    let name = fleet.replica_name(id);
-                    let made = fleet.make_replica(id).await;
-                    Event::ReplicaMade(id, succeeded(made, &name, "the replica does not start"))
-                }),
-                Action::RemoveReplica(id) => self.begin(move |fleet| async move {
-                    let name = fleet.replica_name(id);
-                    let removed = fleet.remove_replica(id).await;
-                    let gone = succeeded(removed, &name, "the replica is not removed");
-                    Event::ReplicaRemoved(id, gone)
-                }),
-                Action::RemoveSandbox(id) => self.begin(move |fleet| async move {
-                    let name = fleet.sandbox_name(id);
-                    let removed = fleet.remove(&name).await;
-                    succeeded(removed, &name, "the sandbox is left until the server ends");
-                    Event::SandboxRemoved(id)
-                }),
+                Action::MakeSandbox(id) => {
+                    self.begin(Event::SandboxMade(id, false), move |fleet| async move {
+                        let name = fleet.sandbox_name(id);
+                        let made = fleet.make_sandbox(id).await;
+                        Event::SandboxMade(id, succeeded(made, &name, "the sandbox does not start"))
+                    });
+                }
+                Action::MakeReplica(id) => {
+                    self.begin(Event::ReplicaMade(id, false), move |fleet| async move {
+                        let name = fleet.replica_name(id);
+                        let made = fleet.make_replica(id).await;
+                        Event::ReplicaMade(id, succeeded(made, &name, "the replica does not start"))
+                    });
+                }
+                Action::RemoveReplica(id) => {
+                    self.begin(Event::ReplicaRemoved(id, false), move |fleet| async move {
+                        let name = fleet.replica_name(id);
+                        let removed = fleet.remove_replica(id).await;
+                        let gone = succeeded(removed, &name, "the replica is not removed");
+                        Event::ReplicaRemoved(id, gone)
+                    });
+                }
+                Action::RemoveSandbox(id) => {
+                    self.begin(Event::SandboxRemoved(id), move |fleet| async move {
+                        let name = fleet.sandbox_name(id);
+                        let removed = fleet.remove(&name).await;
+                        succeeded(removed, &name, "the sandbox is left until the server ends");
+                        Event::SandboxRemoved(id)
+                    });
+                }
             }
         }
     }
@@ -258,14 +292,16 @@ impl Dispatcher {
         }
     }
 
-    /// Begins a task that ends with a message.
-    fn begin<F>(&mut self, task: impl FnOnce(Arc<Fleet>) -> F)
+    /// Begins a task that ends with a message: with `failed` if it panics.
+    fn begin<F>(&mut self, failed: Event, task: impl FnOnce(Arc<Fleet>) -> F)
     where
         F: Future<Output = Event> + Send + 'static,
     {
-        let (events, task) = (self.events.clone(), task(Arc::clone(&self.fleet)));
+        let (events, work) = (self.events.clone(), task(Arc::clone(&self.fleet)));
+        let task = Task { failed: Some(failed), events };
         self.tasks.spawn(async move {
-            let _ = events.send(task.await);
+            let event = work.await;
+            task.end(event);
         });
     }
 
@@ -336,7 +372,8 @@ impl Dispatcher {
             if settled {
                 tokio::time::sleep(LOOK).await;
             } else {
-                let _ = tokio::time::timeout(LOOK, self.tasks.join_next()).await;
+                let ended = tokio::time::timeout(LOOK, self.tasks.join_next()).await;
+                ended.ok().flatten().map_or((), log);
             }
         }
     }
@@ -347,6 +384,13 @@ async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Logs that a start or removal panicked.
+fn log(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a start or removal of the function's has failed");
     }
 }
 
@@ -369,6 +413,18 @@ pub(super) mod tests {
 
     use super::super::fleet::tests::fleet;
     use super::*;
+
+    #[test]
+    fn a_task_that_does_not_end_has_failed() {
+        let (events, mut inbox) = mpsc::unbounded_channel();
+        let task =
+            |id| Task { failed: Some(Event::SandboxMade(id, false)), events: events.clone() };
+        task(1).end(Event::SandboxMade(1, true));
+        drop(task(2));
+        assert!(matches!(inbox.try_recv(), Ok(Event::SandboxMade(1, true))));
+        assert!(matches!(inbox.try_recv(), Ok(Event::SandboxMade(2, false))));
+        assert!(inbox.try_recv().is_err());
+    }
 
     /// Makes the owner of a function whose daemon has the other end of `stream`.
     pub async fn dispatcher(stream: UnixStream) -> (Dispatcher, Handle) {

@@ -9,7 +9,6 @@
 
 use std::borrow::Cow;
 use std::convert::Infallible;
-use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use slipway_rate::Lines;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 
 use super::dispatcher::Handle;
@@ -46,11 +45,17 @@ const BODY: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(30);
 /// The most connections of root's commands at once. Those of other clients take none of them.
 const ROOT_CONNECTIONS: usize = 64;
+/// The most connections at once that are being turned away. Beyond them clients have no answer.
+const TURNED_AWAY: usize = 64;
+/// The longest time in which such a client takes its answer, and what it sends is read.
+const LEAVE: Duration = Duration::from_secs(1);
+/// The most bytes that are read of such a client.
+const LEFT_UNREAD: u64 = 64 << 10;
 /// The pause after an error of accepting, such as that of too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The seconds after which a client that was refused may try again.
 const RETRY: &str = "1";
-/// The answer to a connection beyond the client's part, of which nothing is read.
+/// The answer to a connection beyond the client's part, whatever it asks for.
 const TOO_MANY: &[u8] =
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\n\
     content-length: 0\r\n\r\n";
@@ -108,6 +113,8 @@ pub struct Front {
     seats: Arc<Seats>,
     /// The connections of root's commands.
     root_seats: Arc<Seats>,
+    /// The connections that are being turned away.
+    leaving: Arc<Seats>,
     /// The limit of log lines about invocations.
     lines: Mutex<Lines>,
 }
@@ -117,7 +124,8 @@ impl Front {
     pub fn new(handle: Handle, bounds: Bounds) -> Self {
         let lines = Mutex::new(Lines::new(5, Instant::now()));
         let (seats, root_seats) = (Seats::new(bounds.connections), Seats::new(ROOT_CONNECTIONS));
-        Self { handle, bounds, seats, root_seats, lines }
+        let leaving = Seats::new(TURNED_AWAY);
+        Self { handle, bounds, seats, root_seats, leaving, lines }
     }
 
     /// Returns once no client is connected. Nothing may be accepted any more.
@@ -144,7 +152,11 @@ impl Front {
             let client = Client::of(peer.ip());
             match self.seat(client) {
                 Some(seat) => serve(Arc::clone(&self), client, stream, seat),
-                None => turn_away(stream),
+                None => {
+                    if let Some(seat) = self.leaving.take(client) {
+                        tokio::spawn(turn_away(stream, seat));
+                    }
+                }
             }
         }
     }
@@ -245,13 +257,17 @@ impl Front {
     }
 }
 
-/// Tells a client that it has too many connections. Waits for nothing.
-fn turn_away(stream: TcpStream) {
-    // The stream of the standard library does not wait either, and a new connection takes these
-    // few bytes at once.
-    if let Ok(mut stream) = stream.into_std() {
-        let _ = stream.write_all(TOO_MANY);
-    }
+/// Tells a client that it has too many connections. What it sends is read for a moment: the end of
+/// a connection with unread input is a reset, by which the client's kernel may drop the answer.
+async fn turn_away<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, seat: Seat) {
+    let told = async {
+        stream.write_all(TOO_MANY).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream.take(LEFT_UNREAD), &mut tokio::io::sink()).await
+    };
+    // A client that goes away, or is too slow, is its own concern.
+    let _ = tokio::time::timeout(LEAVE, told).await;
+    drop(seat);
 }
 
 /// Serves one request of a connection, in a task.
@@ -328,6 +344,50 @@ mod tests {
         assert!(front.idle().now_or_never().is_none());
         drop(root);
         assert!(front.idle().now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_cut_or_do_not_come_are_refused() {
+        let (stream, _daemon) = UnixStream::pair().unwrap();
+        let (_dispatcher, handle) = dispatcher(stream).await;
+        let bounds = Bounds { largest_body: 2, connections: 1, outcome: Duration::ZERO };
+        let front = Arc::new(Front::new(handle, bounds));
+        for (length, is_cut, status) in [(2, true, 400), (2, false, 408), (3, false, 413)] {
+            let (mut client, server) = tokio::io::duplex(1024);
+            let seat = front.seat(Client::Root).unwrap();
+            serve(Arc::clone(&front), Client::Root, server, seat);
+            let head = format!("POST / HTTP/1.1\r\nhost: f\r\ncontent-length: {length}\r\n\r\n");
+            client.write_all(format!("{head}a").as_bytes()).await.unwrap();
+            if is_cut {
+                client.shutdown().await.unwrap();
+            }
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_turned_away_has_an_answer_and_is_not_waited_for() {
+        let seats = Seats::new(1);
+        let seat = || seats.take(Client::Root).unwrap();
+        let (mut client, server) = tokio::io::duplex(1024);
+        let (told, served) = (String::from_utf8(TOO_MANY.to_vec()).unwrap(), seat());
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        // It stays connected.
+        turn_away(server, served).await;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, told);
+        // It sends without an end.
+        let served = seat();
+        let (mut client, server) = tokio::io::duplex(1024);
+        let mut endless = tokio::io::repeat(b'x');
+        tokio::select! {
+            _ = tokio::io::copy(&mut endless, &mut client) => {}
+            () = turn_away(server, served) => {}
+        }
+        drop(seat());
     }
 
     #[test]
