@@ -140,6 +140,23 @@ impl Cgroup {
     /// limit. A kernel without the controller sets none.
     fn limit_huge_pages(&self, value: &str) -> Result<()> {
         static MISSING: Once = Once::new();
+        if !self.write_huge_pages(value)? {
+            MISSING.call_once(|| log!("no hugetlb controller: huge pages are not limited"));
+        }
+        Ok(())
+    }
+
+    /// Keeps a container that has no limit of huge pages from those of others, as far as the kernel
+    /// has the controller.
+    ///
+    /// # Errors
+    /// The kernel refuses the limit.
+    pub fn deny_huge_pages(&self) -> Result<()> {
+        self.write_huge_pages("0").map(drop)
+    }
+
+    /// Writes the limits of huge pages. Returns `false` if the kernel has none.
+    fn write_huge_pages(&self, value: &str) -> Result<bool> {
         let files = ["hugetlb.2MB.max", "hugetlb.2MB.rsvd.max"];
         let there = files.map(|file| self.0.join(file)).into_iter().filter(|file| file.exists());
         let mut limited = false;
@@ -148,10 +165,7 @@ impl Cgroup {
                 .with_context(|| format!("setting {} to {value}", file.display()))?;
             limited = true;
         }
-        if !limited {
-            MISSING.call_once(|| log!("no hugetlb controller: huge pages are not limited"));
-        }
-        Ok(())
+        Ok(limited)
     }
 
     /// Takes memory from the container's caches until it uses at most `limit` bytes. The kernel
@@ -336,6 +350,7 @@ mod tests {
             cgroup.limit(&Resources { huge_page_bytes, ..Resources::default() }).unwrap();
         };
         limit(4 << 20);
+        cgroup.deny_huge_pages().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "it makes no file");
         let files = ["hugetlb.2MB.max", "hugetlb.2MB.rsvd.max"].map(|file| dir.path().join(file));
         for file in &files {
@@ -347,6 +362,8 @@ mod tests {
                 assert_eq!(std::fs::read_to_string(file).unwrap(), text);
             }
         }
+        cgroup.deny_huge_pages().unwrap();
+        assert!(files.iter().all(|file| std::fs::read_to_string(file).unwrap() == "0"));
     }
 
     #[test]

@@ -133,6 +133,13 @@ impl Container {
         // Last, since it has to be removed if the container cannot be created.
         let cgroup = places.hierarchy.as_ref();
         let cgroup = cgroup.map(|hierarchy| hierarchy.create(&id, &limits)).transpose()?;
+        if let Some(cgroup) = cgroup.as_ref()
+            && limits.huge_page_bytes == 0
+            && !spec.privileged
+            && let Err(error) = cgroup.deny_huge_pages()
+        {
+            log!("{error:#}");
+        }
         spec.cgroup = cgroup_path(cgroup.as_ref());
         let main = match Process::prepare(&places.program, reaper, &spec).await {
             Ok(main) => Arc::new(main),

@@ -25,6 +25,9 @@ const SURPLUS: &str = "surplus_hugepages";
 /// The file that has the kernel move free memory together.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
+/// The most looks at a pool until its files go together.
+const LOOKS: usize = 1000;
+
 /// Held while the size of the pool is read and changed.
 static CHANGING: Mutex<()> = Mutex::new(());
 
@@ -112,7 +115,16 @@ fn shrink(pool: &Path, pages: u64) {
 /// Returns the number of pages that the pool has for good.
 fn size(pool: &Path) -> u64 {
     let count = |file: &str| group::number(&group::read(&pool.join(file)));
-    count(PAGES).saturating_sub(count(SURPLUS))
+    let mut surplus = count(SURPLUS);
+    for _ in 0..LOOKS {
+        // A program may leave a surplus page between two looks, which both files then count less.
+        let (pages, now) = (count(PAGES), count(SURPLUS));
+        if now == surplus {
+            return pages.saturating_sub(surplus);
+        }
+        surplus = now;
+    }
+    count(PAGES).saturating_sub(surplus)
 }
 
 /// Sets the number of pages that the pool is to have. The kernel makes as many as it can, which is
