@@ -38,6 +38,7 @@ Usage: slipway-guest-sockets [OPTIONS]
 Options:
       --socket PATH      Socket that programs attach to [default: /run/slipway/socket.sock]
       --no-interrupts    Look at the function every millisecond instead
+      --beside PAGES     Huge pages of the kernel's that are for others [default: 0]
   -h, --help             Print help
 
 It takes the PCI function 1af4:10f5 with uio_pci_generic, reserves huge pages for it, and
@@ -50,6 +51,8 @@ const DESCRIPTORS: u64 = 1 << 20;
 struct Options {
     socket: PathBuf,
     interrupts: bool,
+    /// The huge pages of the kernel's pool that are for others.
+    beside: u64,
 }
 
 fn main() -> ExitCode {
@@ -73,7 +76,8 @@ fn main() -> ExitCode {
 
 /// Reads the command line. Returns `None` if it asks for help.
 fn options(arguments: &[String]) -> Result<Option<Options>> {
-    let mut options = Options { socket: "/run/slipway/socket.sock".into(), interrupts: true };
+    let socket = "/run/slipway/socket.sock".into();
+    let mut options = Options { socket, interrupts: true, beside: 0 };
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {
         match word.as_str() {
@@ -81,6 +85,10 @@ fn options(arguments: &[String]) -> Result<Option<Options>> {
             "--no-interrupts" => options.interrupts = false,
             "--socket" => {
                 options.socket = rest.next().context("--socket: a path is missing")?.into();
+            }
+            "--beside" => {
+                let pages = rest.next().context("--beside: a number is missing")?;
+                options.beside = pages.parse().context("--beside: no number of huge pages")?;
             }
             other => bail!("{other}: no such option; see --help"),
         }
@@ -98,7 +106,7 @@ fn run(options: &Options) -> Result<()> {
     raise_descriptor_limit(DESCRIPTORS);
     let function = sysfs::Function::find(Path::new("/sys"))?;
     let uio = function.bind()?;
-    let reserved = pages::reserve(Path::new("/"))?;
+    let reserved = pages::reserve(Path::new("/"), options.beside)?;
     tracing::info!("function {function}, {reserved} huge pages");
     let device = uio::Uio::open(&function, &uio, options.interrupts)?;
     let remote = FunctionRemote::start(Box::new(device))?;
@@ -125,10 +133,12 @@ mod tests {
         };
         let plain = parse(&[]).unwrap().unwrap();
         assert!(plain.interrupts && plain.socket == Path::new("/run/slipway/socket.sock"));
-        let set = parse(&["--socket", "/s", "--no-interrupts"]).unwrap().unwrap();
-        assert!(!set.interrupts && set.socket == Path::new("/s"));
+        assert_eq!(plain.beside, 0);
+        let words = ["--socket", "/s", "--no-interrupts", "--beside", "32"];
+        let set = parse(&words).unwrap().unwrap();
+        assert!(!set.interrupts && set.socket == Path::new("/s") && set.beside == 32);
         assert!(parse(&["--help"]).unwrap().is_none());
-        for wrong in [&["--socket"][..], &["x"], &["--interrupts"]] {
+        for wrong in [&["--socket"][..], &["x"], &["--interrupts"], &["--beside", "-1"]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -22,19 +22,21 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 const SMALL: u64 = 4096;
 
-/// Reserves an eighth of the memory in huge pages. Returns how many there are.
+/// Reserves an eighth of the memory in huge pages, beside so many that the kernel has made for
+/// others. Returns how many there are.
 ///
 /// # Errors
 /// If the kernel has no huge pages.
-pub fn reserve(root: &Path) -> Result<u64> {
+pub fn reserve(root: &Path, beside: u64) -> Result<u64> {
     let pool = root.join(POOL);
     let wanted = wanted(&read_to_string(root.join("proc/meminfo")).context("/proc/meminfo")?)?;
     let there = || -> Result<u64> {
         let text = read_to_string(&pool).context("the kernel has no huge pages of 2 MiB")?;
-        Ok(text.trim().parse()?)
+        Ok(text.trim().parse::<u64>()?.saturating_sub(beside))
     };
     if there()? < wanted {
-        write(&pool, wanted.to_string()).context("cannot reserve huge pages")?;
+        let all = wanted.saturating_add(beside);
+        write(&pool, all.to_string()).context("cannot reserve huge pages")?;
     }
     let held = there()?;
     if held < NEEDED {
@@ -97,13 +99,16 @@ mod tests {
         }
         assert!(wanted("MemTotal: much").is_err());
         let dir = tempfile::tempdir().unwrap();
-        let error = || format!("{:#}", reserve(dir.path()).unwrap_err());
+        let error = || format!("{:#}", reserve(dir.path(), 0).unwrap_err());
         std::fs::create_dir_all(dir.path().join("proc")).unwrap();
         write(dir.path().join("proc/meminfo"), "MemTotal: 262144 kB\n").unwrap();
         assert!(error().contains("no huge pages"));
         std::fs::create_dir_all(dir.path().join(POOL).parent().unwrap()).unwrap();
         write(dir.path().join(POOL), "0\n").unwrap();
-        assert_eq!(reserve(dir.path()).unwrap(), 16);
+        assert_eq!(reserve(dir.path(), 0).unwrap(), 16);
+        // Those of containers are not the engine's.
+        assert_eq!(reserve(dir.path(), 32).unwrap(), 16);
+        assert_eq!(read_to_string(dir.path().join(POOL)).unwrap(), "48");
     }
 
     /// Needs root and a free huge page, and does nothing without them.

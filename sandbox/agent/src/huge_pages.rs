@@ -28,8 +28,9 @@ const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// The most looks at a pool until its files go together.
 const LOOKS: usize = 1000;
 
-/// Held while the size of the pool is read and changed.
-static CHANGING: Mutex<()> = Mutex::new(());
+/// The number of pages that containers' limits have added. Held while the size of the pool is read
+/// and changed.
+static ADDED: Mutex<u64> = Mutex::new(0);
 
 /// The huge pages that a container's limit has added to the kernel's pool.
 pub struct HugePages {
@@ -76,9 +77,15 @@ impl Drop for HugePages {
     }
 }
 
+/// Returns the number of pages of the pool that are for containers' limits. Waits while the kernel
+/// makes some.
+pub fn added() -> u64 {
+    *lock(&ADDED)
+}
+
 /// Adds pages to the pool. `compact` has the kernel move free memory together.
 fn grow(pool: &Path, pages: u64, compact: fn()) -> Result<()> {
-    let _changing = lock(&CHANGING);
+    let mut added = lock(&ADDED);
     if !pool.join(PAGES).exists() {
         bail!("the guest's kernel has no huge pages of 2 MiB");
     }
@@ -91,6 +98,7 @@ fn grow(pool: &Path, pages: u64, compact: fn()) -> Result<()> {
     }
     let made = size(pool).saturating_sub(before);
     if made >= pages {
+        *added = added.saturating_add(pages);
         return Ok(());
     }
     set(pool, before)?;
@@ -106,7 +114,8 @@ fn compact() {
 
 /// Takes pages out of the pool.
 fn shrink(pool: &Path, pages: u64) {
-    let _changing = lock(&CHANGING);
+    let mut added = lock(&ADDED);
+    *added = added.saturating_sub(pages);
     if let Err(error) = set(pool, size(pool).saturating_sub(pages)) {
         log!("{error:#}");
     }

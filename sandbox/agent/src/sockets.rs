@@ -15,8 +15,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
 use crate::init::{SocketsSpec, sockets};
-use crate::log;
 use crate::reaper::{Exit, Reaper};
+use crate::{huge_pages, log};
 
 /// The longest wait until the engine serves, under emulation and on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,16 +53,15 @@ impl Files {
 /// The engine's program is missing, it ended, or it did not serve in time. It does not run then.
 pub async fn start(files: &Files, reaper: &Arc<Reaper>) -> Result<()> {
     std::fs::create_dir_all(&files.run).with_context(|| files.run.display().to_string())?;
+    let others = tokio::task::spawn_blocking(huge_pages::added).await?;
     let starting = reaper.starting();
     let program = files.fixed.join(PROGRAM);
-    let child = Command::new(&program)
-        .env_clear()
-        .arg("--socket")
-        .arg(files.socket())
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .spawn()
-        .with_context(|| format!("starting {}", program.display()))?;
+    let mut command = Command::new(&program);
+    command.env_clear().arg("--socket").arg(files.socket()).current_dir("/").stdin(Stdio::null());
+    if others > 0 {
+        command.arg("--beside").arg(others.to_string());
+    }
+    let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
     let pid = Pid::from_child(&child);
     let exit = reaper.watch(pid);
     drop(starting);
