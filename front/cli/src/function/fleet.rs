@@ -254,16 +254,22 @@ impl Fleet {
     /// # Errors
     /// The daemon's when it is asked for the sandboxes.
     pub async fn adopt(&self, most: usize) -> Result<Vec<SandboxId>> {
-        let mut kept = Vec::new();
+        let mut usable = Vec::new();
         let mut removed = Vec::new();
         for Found { pod, fits } in self.sandboxes().await? {
-            let usable = fits && pod.state == "running" && kept.len() < most;
-            match self.id_of(&pod.name).filter(|_| usable) {
-                Some(id) => match self.begin_anew(id, &pod).await {
-                    Ok(()) => kept.push(id),
-                    Err(_) => removed.push(pod.name),
-                },
+            let is_usable = fits && pod.state == "running" && usable.len() < most;
+            match self.id_of(&pod.name).filter(|_| is_usable) {
+                Some(id) => usable.push((id, pod)),
                 None => removed.push(pod.name),
+            }
+        }
+        // At once: a zygote that does not stop itself is waited for.
+        let begun = join_all(usable.iter().map(|(id, pod)| self.begin_anew(*id, pod))).await;
+        let mut kept = Vec::new();
+        for ((id, pod), begun) in usable.into_iter().zip(begun) {
+            match begun {
+                Ok(()) => kept.push(id),
+                Err(_) => removed.push(pod.name),
             }
         }
         if let Err(error) = self.remove_each(&removed).await {
