@@ -371,9 +371,10 @@ impl Dispatcher {
             }
             if settled {
                 tokio::time::sleep(LOOK).await;
-            } else {
-                let ended = tokio::time::timeout(LOOK, self.tasks.join_next()).await;
-                ended.ok().flatten().map_or((), log);
+            } else if let Ok(Some(ended)) =
+                tokio::time::timeout(LOOK, self.tasks.join_next()).await
+            {
+                log(ended);
             }
         }
     }
