@@ -34,9 +34,12 @@ const COPYING: Duration = Duration::from_secs(20);
 /// The time within which a killed process is gone, unless it hangs in a device.
 const KILL: Duration = Duration::from_secs(10);
 
-/// The number of ended execs at which all ended ones are dropped. Until then, their status can be
-/// requested.
+/// The number of ended execs at which those are dropped whose status was told. Until then, it can
+/// be requested again.
 const KEPT_EXECS: usize = 64;
+/// The number of ended execs at which all of them are dropped. A daemon has at most 48 at once, so
+/// nobody asks for most of these.
+const MOST_ENDED: usize = 2 * KEPT_EXECS;
 
 /// The paths of the agent's parts in the machine.
 pub struct Places {
@@ -270,16 +273,23 @@ impl Container {
         }
     }
 
-    /// Reserves an exec id. Drops the ended execs if there are too many.
+    /// Reserves an exec id. Drops ended execs if there are too many. Several may run at once, so
+    /// one that has ended is kept until its own host has the status.
     ///
     /// # Errors
     /// An exec has the id, or is being set up with it.
     pub fn reserve_exec(&self, id: &str) -> Result<Reservation<'_, Process>, Refused> {
-        let ended = self.execs.all().iter().filter(|process| !process.is_alive()).count();
-        if ended >= KEPT_EXECS {
+        if self.ended_execs() >= KEPT_EXECS {
+            self.execs.retain(|process| process.is_alive() || !process.is_settled());
+        }
+        if self.ended_execs() >= MOST_ENDED {
             self.execs.retain(Process::is_alive);
         }
         self.execs.reserve(id)
+    }
+
+    fn ended_execs(&self) -> usize {
+        self.execs.all().iter().filter(|process| !process.is_alive()).count()
     }
 
     /// Returns the container's termination message.

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -72,6 +73,8 @@ pub struct Process {
     pub outputs: Arc<tokio::sync::Mutex<Outputs>>,
     /// Output that was read and that the host has not recorded yet.
     kept: Mutex<Kept>,
+    /// Set once its exit status was told, or nobody is left to ask for it.
+    settled: AtomicBool,
 }
 
 impl Process {
@@ -108,6 +111,7 @@ impl Process {
                 stderr: pipes.stderr,
             })),
             kept: Mutex::default(),
+            settled: AtomicBool::new(false),
         })
     }
 
@@ -151,6 +155,16 @@ impl Process {
         let mut exit = self.exit.clone();
         // The reaper outlives every process; 255 means that the reaper is gone.
         exit.wait_for(Option::is_some).await.ok().and_then(|status| *status).unwrap_or(255)
+    }
+
+    /// Notes that the exit status was told, or that nobody is left to ask for it.
+    pub fn settle(&self) {
+        self.settled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether nobody is expected to ask for the exit status.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
     }
 
     /// Sends `signal` (1 to 64). A process that has ended is no error.

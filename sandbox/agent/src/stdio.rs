@@ -221,6 +221,11 @@ impl Stream for Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         self.input.abort();
+        let is_read = self.outputs.stdout.is_none() && self.outputs.stderr.is_none();
+        if self.process.ends_with_stream() && !(self.has_ended && is_read) {
+            // A host that leaves asks for no status.
+            self.process.settle();
+        }
         if self.has_ended {
             self.process.close_stdin();
         } else if self.process.ends_with_stream() {

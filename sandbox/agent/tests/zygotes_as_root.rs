@@ -180,6 +180,24 @@ async fn all_that_comes_of_a_fork_ends_with_it() {
 }
 
 #[tokio::test]
+async fn the_status_of_a_fork_is_kept_until_its_host_has_it() {
+    let test = "the_status_of_a_fork_is_kept_until_its_host_has_it";
+    let Some(mut sandbox) = sleeper(test).await else { return };
+    let spec = script("kill -STOP $$; read -r status; exit $status");
+    sandbox.client.exec(request("first", &spec)).await.unwrap();
+    let first = reference("first");
+    let mut stream = sandbox.attach(&first, vec![b"7\n".to_vec()]).await.unwrap();
+    assert_eq!(drain(&mut stream).await.stderr, "");
+    // More than the agent keeps of those whose hosts have the status.
+    for number in 0..70 {
+        let (reply, output) = fork(&mut sandbox, &format!("n{number}"), &spec, "3\n").await;
+        assert!(reply.forked && output.status == 3, "{reply:?} {output:?}");
+    }
+    assert_eq!(sandbox.wait(&first).await.exit_status, 7);
+    sandbox.remove("a").await;
+}
+
+#[tokio::test]
 async fn a_program_that_cannot_be_forked_is_started_anew() {
     let test = "a_program_that_cannot_be_forked_is_started_anew";
     let Some(mut sandbox) = sleeper(test).await else { return };
