@@ -4,7 +4,8 @@
 //! The first request for a fork starts the zygote. What makes a fork is [`crate::init`] in a
 //! process of its own, so a zygote holds up requests for forks of its own container only. After a
 //! failure the container has no zygote any more: its program is started anew for each request. In
-//! both cases all that comes of a process ends with it, and it ends with its Stdio stream.
+//! both cases all that comes of a process ends with it, and it ends with its Stdio stream. What a
+//! zygote started, as a program that leaves a daemon and ends, ends with the zygote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,8 @@ use crate::{log, stdio};
 const LOOK: Duration = Duration::from_millis(2);
 /// The longest time between two looks at one that nobody waits for.
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
+/// The name of the control group of a zygote and of what it started; no fork's.
+const GROUP: &str = "zygote";
 
 /// A process that was set up for a request.
 pub struct Begun {
@@ -97,7 +100,7 @@ impl Place<'_> {
         let mut state = self.container.zygote.lock().await;
         if matches!(*state, Zygote::Absent) {
             *state = match self.raise(request.clone(), asked).await {
-                Ok(zygote) => Zygote::Stands(Arc::new(zygote)),
+                Ok(zygote) => Zygote::Stands(zygote),
                 Err(failure) => Zygote::Refused(failure.message),
             };
         }
@@ -108,7 +111,11 @@ impl Place<'_> {
     }
 
     /// Starts a zygote, and waits until it has stopped itself.
-    async fn raise(&self, mut request: ExecRequest, asked: &Asked) -> Result<Process, Failure> {
+    async fn raise(
+        &self,
+        mut request: ExecRequest,
+        asked: &Asked,
+    ) -> Result<Arc<Process>, Failure> {
         if let Some(process) = &mut request.spec {
             process.stdin = false;
         }
@@ -116,7 +123,7 @@ impl Place<'_> {
             variables: Some(String::new()),
             ..self.container.further(self.places, request)?
         };
-        let zygote = Process::prepare(&self.places.program, self.reaper, &spec).await?;
+        let zygote = self.prepare_apart(&spec, GROUP, 0).await?;
         // Its output is nobody's, and must not hold it up.
         let _ = stdio::abandon(&zygote).await;
         zygote.start().await?;
