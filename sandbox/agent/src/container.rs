@@ -102,8 +102,8 @@ pub enum Zygote {
     /// It was not asked for.
     #[default]
     Absent,
-    /// It has stopped itself.
-    Stands(Arc<Process>),
+    /// It has stopped itself. Requests for forks are as this one was.
+    Stands(Arc<Process>, Box<ExecRequest>),
     /// The container has none, for this reason.
     Refused(String),
 }

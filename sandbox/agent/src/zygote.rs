@@ -76,7 +76,7 @@ impl Place<'_> {
     /// Sets up a fork. Returns the reason if the program cannot be forked.
     async fn fork(self, request: &ExecRequest, asked: &Asked) -> Result<Arc<Process>, String> {
         let mut state = self.stand(request, asked).await?;
-        let Zygote::Stands(zygote) = &*state else { return Err("it is gone".to_owned()) };
+        let Zygote::Stands(zygote, _) = &*state else { return Err("it is gone".to_owned()) };
         match self.fork_of(zygote, request, asked).await {
             Ok(process) => Ok(process),
             Err(failure) => {
@@ -100,12 +100,16 @@ impl Place<'_> {
         let mut state = self.container.zygote.lock().await;
         if matches!(*state, Zygote::Absent) {
             *state = match self.raise(request.clone(), asked).await {
-                Ok(zygote) => Zygote::Stands(zygote),
+                Ok(zygote) => Zygote::Stands(zygote, Box::new(common(request))),
                 Err(failure) => Zygote::Refused(failure.message),
             };
         }
-        if let Zygote::Refused(reason) = &*state {
-            return Err(reason.clone());
+        match &*state {
+            Zygote::Refused(reason) => return Err(reason.clone()),
+            Zygote::Stands(_, its) if **its != common(request) => {
+                return Err("it has another command, environment or rights".to_owned());
+            }
+            Zygote::Stands(..) | Zygote::Absent => {}
         }
         Ok(state)
     }
@@ -203,6 +207,16 @@ impl Place<'_> {
     }
 }
 
+/// Returns what requests for forks of one zygote have in common: all that a process is, but its
+/// input and its variables.
+fn common(request: &ExecRequest) -> ExecRequest {
+    let mut common = ExecRequest { process: None, zygote: None, ..request.clone() };
+    if let Some(spec) = &mut common.spec {
+        spec.stdin = false;
+    }
+    common
+}
+
 /// Returns the name of the control group of the process that is begun for a request.
 fn group(request: &ExecRequest) -> String {
     let id = request.process.as_ref().map_or("", |process| process.exec_id.as_str());
@@ -271,9 +285,29 @@ async fn end(process: Arc<Process>, part: Option<Cgroup>, longest: u32) {
 
 #[cfg(test)]
 mod tests {
+    use slipway_agent_protocol::v1::{ProcessRef, ProcessSpec};
+
+    use super::*;
+
     #[test]
     fn variables_are_lines() {
-        assert_eq!(super::lines(&["A=1".into(), "B=".into()]), "A=1\nB=\n");
-        assert_eq!(super::lines(&[]), "");
+        assert_eq!(lines(&["A=1".into(), "B=".into()]), "A=1\nB=\n");
+        assert_eq!(lines(&[]), "");
+    }
+
+    #[test]
+    fn forks_differ_in_input_and_variables_only() {
+        let request = |id: &str, spec: ProcessSpec| ExecRequest {
+            process: Some(ProcessRef { exec_id: id.to_owned(), ..ProcessRef::default() }),
+            spec: Some(spec),
+            zygote: Some(Asked { variables: vec![format!("N={id}")], ..Asked::default() }),
+            ..ExecRequest::default()
+        };
+        let one = request("1", ProcessSpec::default());
+        let two = request("2", ProcessSpec { stdin: true, ..ProcessSpec::default() });
+        assert_eq!(common(&one), common(&two));
+        let user = request("1", ProcessSpec { user: "1".to_owned(), ..ProcessSpec::default() });
+        let privileged = ExecRequest { privileged: true, ..one.clone() };
+        assert!(common(&user) != common(&one) && common(&privileged) != common(&one));
     }
 }

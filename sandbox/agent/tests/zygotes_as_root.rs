@@ -199,6 +199,22 @@ async fn the_status_of_a_fork_is_kept_until_its_host_has_it() {
 }
 
 #[tokio::test]
+async fn another_command_is_no_fork_of_the_zygote() {
+    let Some(mut sandbox) = sleeper("another_command_is_no_fork_of_the_zygote").await else {
+        return;
+    };
+    let spec = script("kill -STOP $$; cat");
+    assert!(fork(&mut sandbox, "one", &spec, "").await.0.forked);
+    let other = script("echo other; cat");
+    let (reply, output) = fork(&mut sandbox, "other", &other, "input").await;
+    assert_eq!((reply.forked, output.stdout.as_str()), (false, "other\ninput"));
+    assert_eq!(reply.refused, "it has another command, environment or rights");
+    let (reply, output) = fork(&mut sandbox, "two", &spec, "input").await;
+    assert_eq!((reply.forked, output.stdout.as_str()), (true, "input"));
+    sandbox.remove("a").await;
+}
+
+#[tokio::test]
 async fn a_program_that_cannot_be_forked_is_started_anew() {
     let test = "a_program_that_cannot_be_forked_is_started_anew";
     let Some(mut sandbox) = sleeper(test).await else { return };
