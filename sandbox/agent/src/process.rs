@@ -89,8 +89,7 @@ impl Process {
         let (channel, mut pipes) = launch(agent, spec)?;
         let channel = register(channel, Interest::READABLE)?;
         let (pid, early) = receive_pid(&channel).await?;
-        let exit = reaper.watch(pid);
-        drop(starting);
+        let exit = starting.watch(pid);
         let terminal = receive_ready(&channel, pid, early).await?;
         let terminal = terminal.map(AsyncFile::new).transpose()?.map(Arc::new);
         if let Some(terminal) = &terminal {

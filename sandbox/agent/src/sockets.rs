@@ -63,8 +63,7 @@ pub async fn start(files: &Files, reaper: &Arc<Reaper>) -> Result<()> {
     }
     let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
     let pid = Pid::from_child(&child);
-    let exit = reaper.watch(pid);
-    drop(starting);
+    let exit = starting.watch(pid);
     let serving = tokio::time::timeout(PATIENCE, serving(files, exit.clone()));
     match serving.await {
         Ok(served) => served?,
