@@ -6,8 +6,10 @@ use crate::message::{Request, attributes, u32_at};
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_EXT_MASK: u16 = 29;
+const IFLA_LINK_NETNSID: u16 = 37;
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const IFLA_INFO_KIND: u16 = 1;
 const IFF_UP: u32 = 1;
@@ -30,6 +32,9 @@ pub struct Link {
     /// The kind of a virtual link, such as "tun" or "veth"; empty if the kernel names none, as for
     /// the loopback link and hardware.
     pub kind: String,
+    /// Number of the interface that belongs to this one, if it is in the same namespace: that below
+    /// a VLAN or a macvlan, and the peer of a veth.
+    pub lower: Option<u32>,
 }
 
 /// The changes to a link; a field that is `None` leaves its property as it is.
@@ -90,7 +95,8 @@ pub fn header(index: u32, flags: u32, mask: u32) -> [u8; 16] {
 pub fn parse(index: u32, flags: u32, rest: &[u8]) -> Link {
     let up = flags & IFF_UP != 0;
     let (name, kind) = (String::new(), String::new());
-    let mut link = Link { index, name, mac: None, mtu: 0, up, kind };
+    let mut link = Link { index, name, mac: None, mtu: 0, up, kind, lower: None };
+    let mut is_elsewhere = false;
     for (kind, value) in attributes(rest) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
@@ -100,9 +106,13 @@ pub fn parse(index: u32, flags: u32, rest: &[u8]) -> Link {
             }
             IFLA_ADDRESS => link.mac = value.try_into().ok(),
             IFLA_MTU => link.mtu = u32_at(value, 0).unwrap_or(0),
+            IFLA_LINK => link.lower = u32_at(value, 0).filter(|number| *number != 0),
+            IFLA_LINK_NETNSID => is_elsewhere = true,
             _ => {}
         }
     }
+    // The number is another interface's in this namespace then.
+    link.lower = link.lower.filter(|_| !is_elsewhere);
     link
 }
 
@@ -110,4 +120,28 @@ pub fn parse(index: u32, flags: u32, rest: &[u8]) -> Link {
 fn text(value: &[u8]) -> String {
     let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = (4 + value.len() as u16).to_ne_bytes();
+        let mut bytes = [&length[..], &kind.to_ne_bytes(), value].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn the_interface_below_is_one_of_the_same_namespace() {
+        let name = attribute(IFLA_IFNAME, b"eth0.7\0");
+        let of = |number: u32| attribute(IFLA_LINK, &number.to_ne_bytes());
+        let lower = |parts: &[&[u8]]| parse(7, IFF_UP, &parts.concat()).lower;
+        assert_eq!(lower(&[&name, &of(4)]), Some(4));
+        assert_eq!((lower(&[&name]), lower(&[&of(0), &name])), (None, None));
+        let elsewhere = attribute(IFLA_LINK_NETNSID, &[0; 4]);
+        assert_eq!(lower(&[&of(4), &elsewhere]), None);
+        assert_eq!(lower(&[&elsewhere, &name, &of(4)]), None);
+    }
 }

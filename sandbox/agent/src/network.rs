@@ -340,7 +340,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let link = |index, name: &str| {
             let (name, kind) = (name.to_owned(), String::new());
-            Link { index, name, mac: Some([2; 6]), mtu: 1500, up: false, kind }
+            Link { index, name, mac: Some([2; 6]), mtu: 1500, up: false, kind, lower: None }
         };
         let found = || {
             let links = vec![link(1, "eth0"), link(2, "eth1")];

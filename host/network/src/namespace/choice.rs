@@ -14,9 +14,13 @@ pub const MOST_INTERFACES: u32 = 4;
 /// The kinds of links that a sandbox gets beside its first interface, by the kernel's names.
 /// Hardware has none.
 const ORDINARY: [&str; 7] = ["", "veth", "macvlan", "macvtap", "ipvlan", "tun", "vlan"];
+/// Those of them whose frames come in at another link first.
+const STACKED: [&str; 4] = ["macvlan", "macvtap", "ipvlan", "vlan"];
 
 /// Chooses all interfaces of a sandbox: the first as [`choose`] does, and then all others of
-/// ordinary kinds that are up, as Multus and runtimes with several networks leave them.
+/// ordinary kinds that are up, as Multus and runtimes with several networks leave them. Of links
+/// upon each other one alone can be had: the rule that keeps the namespace's kernel off the frames
+/// of the lower one drops those of the upper one.
 pub(super) fn choose_all(links: Vec<Link>) -> Result<Vec<Link>, String> {
     let first = choose(links.clone())?;
     let index = first.index;
@@ -25,6 +29,11 @@ pub(super) fn choose_all(links: Vec<Link>) -> Result<Vec<Link>, String> {
     };
     let mut further: Vec<Link> = links.into_iter().filter(is_further).collect();
     further.sort_by_key(|link| link.index);
+    let indices = further.iter().map(|link| link.index);
+    let indices: Vec<u32> = std::iter::once(index).chain(indices).collect();
+    further.retain(|link| {
+        !is_upon(&first, link.index) && !indices.iter().any(|lower| is_upon(link, *lower))
+    });
     let all: Vec<Link> = std::iter::once(first).chain(further).collect();
     if all.len() > MOST_INTERFACES as usize {
         let names: Vec<_> = all.iter().map(|link| link.name.as_str()).collect();
@@ -45,6 +54,11 @@ pub(super) fn choose_all(links: Vec<Link>) -> Result<Vec<Link>, String> {
         }
     }
     Ok(all)
+}
+
+/// Returns whether the frames of a link come in at the link number `lower` first.
+fn is_upon(link: &Link, lower: u32) -> bool {
+    STACKED.contains(&link.kind.as_str()) && link.lower == Some(lower)
 }
 
 /// Returns whether a link has an Ethernet address. Tunnels that each namespace has from the start
@@ -104,7 +118,8 @@ pub(super) mod tests {
     use super::*;
 
     fn link(index: u32, name: &str, mac: Option<[u8; 6]>) -> Link {
-        Link { index, name: name.into(), mac, mtu: 1500, up: true, kind: String::new() }
+        let (name, kind) = (name.to_owned(), String::new());
+        Link { index, name, mac, mtu: 1500, up: true, kind, lower: None }
     }
 
     pub(in crate::namespace) fn station(index: u32, name: &str) -> Link {
@@ -157,6 +172,30 @@ pub(super) mod tests {
         assert!(more(vec![same]).unwrap_err().contains("net1 and net3 have the same MAC"));
         assert!(more(vec![of(10, "a;b", "veth")]).unwrap_err().contains("cannot be used"));
         assert!(more(vec![Link { mtu: 60, ..station(10, "net3") }]).unwrap_err().contains("MTU"));
+    }
+
+    #[test]
+    fn of_links_upon_each_other_one_is_taken() {
+        let upon = |index, name: &str, kind: &str, lower| Link {
+            kind: kind.into(),
+            lower: Some(lower),
+            ..station(index, name)
+        };
+        let names = |links: Vec<Link>| -> Vec<String> {
+            choose_all(links).unwrap().into_iter().map(|link| link.name).collect()
+        };
+        // A VLAN has the address of the link below it.
+        let vlan = Link { mac: station(4, "").mac, ..upon(5, "eth0.7", "vlan", 4) };
+        let upper = upon(6, "mac0", "macvlan", 7);
+        let links = vec![station(4, "eth0"), vlan, upper, station(7, "net1")];
+        assert_eq!(names(links), ["eth0", "net1"]);
+        assert_eq!(names(vec![station(3, "wire"), upon(4, "eth0", "macvlan", 3)]), ["eth0"]);
+        // Peers are not upon each other, and a link that is not taken has no rule.
+        let pair = vec![station(4, "eth0"), upon(5, "a", "veth", 6), upon(6, "b", "veth", 5)];
+        assert_eq!(names(pair), ["eth0", "a", "b"]);
+        let dummy = Link { kind: "dummy".into(), ..station(5, "d0") };
+        let links = vec![station(4, "eth0"), dummy, upon(6, "net1", "macvlan", 5)];
+        assert_eq!(names(links), ["eth0", "net1"]);
     }
 
     #[test]
