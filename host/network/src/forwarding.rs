@@ -100,6 +100,23 @@ impl Forwarding {
         Ok(OnlyForSandboxes { ipv4: !is_set(&switches.whole_four())?, ipv6 })
     }
 
+    /// Returns the families of which all packets but those of sandboxes are to be dropped after
+    /// [`close`](Self::close) has failed: those that may be forwarded for sandboxes alone. What
+    /// cannot be read is taken for that.
+    pub fn only_after_failure(&self) -> OnlyForSandboxes {
+        let switches = &self.switches;
+        let may_be_ours = match self.load() {
+            Ok(before) => before.six_whole.is_some(),
+            // Newer kernels have a switch of each interface for sandboxes.
+            Err(_) => !switches.path(SIX, "all").exists(),
+        };
+        let is_off = |path: &Path| !is_set(path).unwrap_or(false);
+        OnlyForSandboxes {
+            ipv4: is_off(&switches.whole_four()),
+            ipv6: switches.has(SIX.family) && (is_off(&switches.whole_six()) || may_be_ours),
+        }
+    }
+
     /// Switches forwarding on for the families of `only`. The packet filter must have its rules
     /// already, and the interface of a network must exist. Sleeps while another daemon changes the
     /// switches.
@@ -360,6 +377,17 @@ mod tests {
         assert!(error.contains("forwarding.json") && error.contains("remove the file"), "{error}");
         assert!(!error.contains('\n'), "{error}");
         assert_eq!(fs::read_to_string(&forwarding.file).unwrap(), "{\"four\": 4}");
+        // A host that forwards for its own reasons goes on.
+        assert!(forwarding.close(&BTreeSet::new()).is_err());
+        assert_eq!(forwarding.only_after_failure(), BOTH);
+        for whole in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            host.put(whole, "1");
+        }
+        assert_eq!(forwarding.only_after_failure(), OnlyForSandboxes::default());
+        // The switch of the whole host for IPv6 may be on for sandboxes.
+        fs::remove_file(host.path("ipv6/conf/all/force_forwarding")).unwrap();
+        let six = OnlyForSandboxes { ipv4: false, ipv6: true };
+        assert_eq!(forwarding.only_after_failure(), six);
         // A directory in the file's place is an error of read(2).
         fs::remove_file(&forwarding.file).unwrap();
         fs::create_dir(&forwarding.file).unwrap();

@@ -529,8 +529,7 @@ async fn stop_forwarding(forwarding: &Forwarding, own: BTreeSet<String>) -> Only
         return OnlyForSandboxes::default();
     };
     tracing::warn!(%error, "the host goes on forwarding until the next change");
-    let both = OnlyForSandboxes { ipv4: true, ipv6: true };
-    forwarding.only_for_sandboxes().unwrap_or(both)
+    forwarding.only_after_failure()
 }
 
 fn find<'a>(state: &'a NetworkTable, name: &str) -> Result<&'a Network> {
