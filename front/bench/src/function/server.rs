@@ -86,6 +86,15 @@ pub(super) struct Status {
 #[derive(Clone, Debug, Deserialize)]
 struct SandboxStatus {
     state: String,
+    replicas: u32,
+}
+
+impl Status {
+    /// Returns whether there are so many sandboxes with a replica each, and nothing else.
+    pub fn has_one_in_each(&self, sandboxes: u32) -> bool {
+        self.sandboxes.len() == sandboxes as usize
+            && self.sandboxes.iter().all(|one| one.replicas == 1)
+    }
 }
 
 /// A sandbox, as `slipway ps` prints it.
@@ -227,8 +236,8 @@ impl Server {
     ///
     /// # Errors
     /// A request has no answer of the function.
-    pub fn burst(&self, count: u32) -> Result<Burst> {
-        let count = count.to_string();
+    pub fn burst(&self, requests: u32) -> Result<Burst> {
+        let count = requests.to_string();
         let url = self.url.as_str();
         let words = ["function", "load", url, "--bursts", &count, "--timeout", "1h", "--json"];
         let output = self.settings.run(&words)?;
@@ -236,7 +245,7 @@ impl Server {
         let bursts: Vec<Burst> = serde_json::from_slice(&output.stdout)
             .with_context(|| format!("slipway function load: {}", last_line(&said)))?;
         let burst = bursts.into_iter().next().context("slipway function load tells nothing")?;
-        let lost = burst.sent.saturating_sub(burst.answered);
+        let lost = u64::from(requests).saturating_sub(burst.sent.min(burst.answered));
         ensure!(lost == 0, "{lost} of {count} requests failed: {}", self.last_words());
         Ok(burst)
     }
@@ -289,6 +298,12 @@ mod tests {
             "max_ns":5,"replicas":1,"sandboxes":1,"errors":{"503":1}}]"#;
         let burst: Vec<Burst> = serde_json::from_str(burst).unwrap();
         assert_eq!((burst[0].sent, burst[0].answered, burst[0].max_ns), (2, 1, 5));
+        let status = r#"{"name":"f","sandboxes":[{"state":"ready","replicas":1,"busy":0}],
+            "replicas":1,"replicas_made":1,"sandboxes_made":1}"#;
+        let mut status: Status = serde_json::from_str(status).unwrap();
+        assert!(status.has_one_in_each(1) && !status.has_one_in_each(2));
+        status.sandboxes[0].replicas = 2;
+        assert!(!status.has_one_in_each(1));
         let listed = r#"[{"name":"f-1","vmm_pid":null,"containers":[{"state":"running"}]}]"#;
         let listed: Vec<Listed> = serde_json::from_str(listed).unwrap();
         assert_eq!((listed[0].vmm_pid, listed[0].containers.len()), (None, 1));

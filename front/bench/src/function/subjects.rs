@@ -94,6 +94,11 @@ fn measure(server: &mut Server, load: &FunctionLoad, available: u64) -> Result<F
     make_replicas(server, load.sandboxes)?;
     server.wait_for_replicas(load.sandboxes)?;
     let before = server.status()?;
+    ensure!(
+        before.has_one_in_each(load.sandboxes),
+        "not each of the {} sandboxes had one replica before the burst",
+        load.sandboxes
+    );
     let burst = server.burst(load.requests)?;
     let now = server.status()?;
     let vmms = server.vmms()?;
