@@ -33,7 +33,7 @@ fn of_series(series: &Series, one: &str, there: &str) -> Vec<Group> {
     if series.points.is_empty() {
         return Vec::new();
     }
-    let named = |point: &DensityPoint| format!("{} {there}", point.count);
+    let named = |point: &DensityPoint| format!("{} {there}{}", point.count, point.marks());
     let group = |name: String, bars: Vec<Bar>| Group { name, more_is_better: false, bars };
     // A pod without containers has no memory for each of them.
     let with = || series.points.iter().filter(|point| point.count > 0);
@@ -62,7 +62,8 @@ fn memory(series: &Series, point: &DensityPoint, name: String) -> Bar {
 /// Returns the bar of the model for a number of sandboxes, if the points support one.
 fn model(series: &Series, count: u32) -> Option<Bar> {
     let length = series.model(Quantity::Pss, count)?;
-    let (name, text) = (format!("{count}: model"), format!("{} by the line", mib(length)));
+    let name = format!("{count}: model{}", series.mark());
+    let text = format!("{} by the line", mib(length));
     Some(Bar { subject: MODELLED, name, length, range: (length, length), text, modelled: true })
 }
 
@@ -115,6 +116,18 @@ mod tests {
         }
         // Memory, starts of 1 and of 10, and idleness, of both.
         assert_eq!(text.matches("less is better").count(), 8);
+    }
+
+    #[test]
+    fn what_a_busy_machine_spoils_is_marked() {
+        let mut spoilt = report(&[1, 2, 4], &[]);
+        spoilt.sandboxes.points[0].settled = false;
+        spoilt.sandboxes.points[1].void = vec!["idle: others used 50 %".into()];
+        let text = density_plot(&spoilt, "x").unwrap();
+        for part in ["1 deployed BUSY", "2 deployed VOID", "2000: model VOID"] {
+            assert!(text.contains(part), "{part}");
+        }
+        assert!(!text.contains("4 deployed BUSY") && !text.contains("4 deployed VOID"));
     }
 
     #[test]

@@ -41,6 +41,16 @@ pub struct DensityPoint {
     pub void: Vec<String>,
 }
 
+impl DensityPoint {
+    /// Returns the marks behind the point's name, each after a space: "BUSY" if it was still at
+    /// work, "VOID" if it does not count.
+    pub(super) fn marks(&self) -> String {
+        let busy = if self.settled { "" } else { " BUSY" };
+        let void = if self.void.is_empty() { "" } else { " VOID" };
+        format!("{busy}{void}")
+    }
+}
+
 /// Starts of some more at once, round after round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Burst {
@@ -175,6 +185,12 @@ impl Series {
     pub fn line(&self, quantity: Quantity) -> Option<Line> {
         let point = |one: &DensityPoint| (f64::from(one.count), self.value(one, quantity));
         Line::through(&self.points.iter().map(point).collect::<Vec<_>>())
+    }
+
+    /// Returns the mark of what is computed from all points: " VOID" if one of them has a mark.
+    pub(super) fn mark(&self) -> &'static str {
+        let is_marked = |point: &DensityPoint| !point.marks().is_empty();
+        if self.points.iter().any(is_marked) { " VOID" } else { "" }
     }
 
     /// Returns the line's value for each of `count` sandboxes, bytes. Returns `None` if so many

@@ -61,7 +61,7 @@ fn memory(name: &str, series: &Series, colour: bool) -> String {
         row(name.to_owned(), String::new(), cell)
     };
     if series.line(Quantity::Pss).is_some() {
-        rows.push(line("one more", |line| line.slope));
+        rows.push(line(&format!("one more{}", series.mark()), |line| line.slope));
         rows.push(line("  residual", |line| line.residual));
     }
     // The containers of a pod are bounded.
@@ -69,20 +69,19 @@ fn memory(name: &str, series: &Series, colour: bool) -> String {
     for count in models {
         if series.model(Quantity::Pss, *count).is_some() {
             let cell = |quantity| series.model(quantity, *count).map_or(String::new(), mib);
-            rows.push(row(format!("{count}: model"), String::new(), cell));
+            let name = format!("{count}: model{}", series.mark());
+            rows.push(row(name, String::new(), cell));
         }
     }
     titled(&format!("{name}: MiB for each"), &headings, &rows, colour)
 }
 
 fn measured(series: &Series, point: &DensityPoint) -> [String; 10] {
-    let busy = if point.settled { "" } else { " BUSY" };
-    let void = if point.void.is_empty() { "" } else { " VOID" };
     let (least, most) = series.range(point);
     // A single VMM has no spread.
     let spread =
         if least < most { format!("{}, {}", mib(least), mib(most)) } else { String::new() };
-    let name = format!("{}{busy}{void}", point.count);
+    let name = format!("{}{}", point.count, point.marks());
     row(name, spread, |quantity| mib(series.each(point, quantity)))
 }
 
@@ -229,6 +228,12 @@ mod tests {
         assert!(line(&text, "2 BUSY").contains("11.00"), "{text}");
         assert!(line(&text, "1 VOID").contains("11.00"), "{text}");
         assert!(text.contains("VOID: 1: idle: others used 50 %\n"), "{text}");
+        let mut more = report(&[1, 2, 4], &[]);
+        more.sandboxes.points[1].void = vec!["idle: others used 50 %".into()];
+        let text = density_table(&more, false);
+        for name in ["one more VOID", "2000: model VOID"] {
+            assert!(line(&text, name).contains("11.00"), "{text}");
+        }
     }
 
     #[test]
