@@ -159,6 +159,8 @@ there two link set net1 up
 there two addr add 10.88.0.3/24 dev eth0; there two addr add fd88::3/64 dev eth0 nodad
 there two addr add 10.77.0.2/24 dev net1; there two addr add fd77::2/64 dev net1 nodad
 there two route add default via 10.88.0.1; there two route add 10.78.0.0/24 via 10.77.0.1
+# Where the kernel has VLANs, one upon eth0 is left out: what keeps the namespace's kernel off eth0 would drop its frames.
+ip -n "$mine-two" link add link eth0 name eth0.7 type vlan id 7 2>/dev/null && there two link set eth0.7 up
 run_in two
 for name in eth0 net1; do
     seen=$(in_guest two cat "/sys/class/net/$name/address" "/sys/class/net/$name/mtu")
