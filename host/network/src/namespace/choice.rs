@@ -7,6 +7,8 @@ use super::is_link_local;
 
 /// The interface that is taken if it exists; the name that CNI runtimes ask for.
 const USUAL: &str = "eth0";
+/// The name of the guest's loopback interface.
+const LOOPBACK: &str = "lo";
 /// The range of MTUs: the least of IPv4 (RFC 791), and the most that a virtio interface can have.
 const MTU: std::ops::RangeInclusive<u32> = 68..=65_535;
 /// The most interfaces of a sandbox.
@@ -87,9 +89,9 @@ fn choose(links: Vec<Link>) -> Result<Link, String> {
 
 /// Refuses an interface that no sandbox can have.
 fn check(link: &Link) -> Result<(), String> {
-    // The name becomes a word in the packet filter's language.
+    // The name becomes a word in the packet filter's language, and that of the guest's interface.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:+".contains(&byte);
-    if !link.name.bytes().all(plain) {
+    if link.name == LOOPBACK || !link.name.bytes().all(plain) {
         return Err(format!("the name of the interface {:?} cannot be used", link.name));
     }
     if !link.up {
@@ -138,7 +140,7 @@ pub(super) mod tests {
         assert!(two.contains("net1, net2"), "{two}");
         let down = Link { up: false, ..station(4, "eth0") };
         assert!(with(vec![down]).unwrap_err().contains("is down"));
-        for bad in ["a\"b", "a\\", "a;b", "ä"] {
+        for bad in ["a\"b", "a\\", "a;b", "ä", "lo"] {
             assert!(with(vec![station(4, bad)]).unwrap_err().contains("cannot be used"), "{bad}");
         }
         for (mtu, good) in [(67, false), (68, true), (65_535, true), (65_536, false)] {
