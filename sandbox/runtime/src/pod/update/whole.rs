@@ -60,7 +60,7 @@ async fn take_turn(
     let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
     let updated = async {
         plan.grow(&sandbox).await?;
-        sandbox.update(|record| record.limits = record.limits.changed_by(asked)).await
+        sandbox.update(|record| record.limits = limits_after(record, asked)).await
     };
     if let Err(error) = updated.await {
         undo(&sandbox, before).await;
@@ -72,6 +72,14 @@ async fn take_turn(
         give_back_spare(&sandbox, place).await?;
     }
     Ok(())
+}
+
+/// Returns the limits of a pod after an update. A limit of memory beyond its microVM's room, which
+/// is of no use while all containers have limits, counts as the room: that of a container could not
+/// be lifted later.
+fn limits_after(record: &Record, asked: Limits) -> Limits {
+    let limits = record.limits.changed_by(asked);
+    Limits { memory_bytes: limits.memory_bytes.min(most(record)), ..limits }
 }
 
 impl Plan {
@@ -143,6 +151,10 @@ mod tests {
         assert_eq!(planned(&pod(&[64, 32]), memory(1)), (0, false));
         // Of no use to such containers, and of no harm.
         assert_eq!(planned(&pod(&[64]), memory(9000)), (0, false));
+        let large = Record { limits: limits_after(&pod(&[64]), memory(9000)), ..pod(&[64]) };
+        let lifted = Limits { memory_bytes: u64::MAX, ..Limits::default() };
+        assert_eq!(Plan::new(&large, "c", lifted).unwrap().memory, Some(448 * MIB));
+        assert_eq!(limits_after(&large, lifted), Limits::default());
         let mut record = pod(&[64]);
         (record.memory_bytes, record.limits) = (448 * MIB, memory(300));
         assert_eq!(spare(&record), Some(192 * MIB), "kubelet tells the pod's limit later");
