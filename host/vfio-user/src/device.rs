@@ -38,6 +38,9 @@ pub(crate) struct Rung {
 
 pub(crate) struct Device {
     pub(crate) function: Box<dyn Function>,
+    /// The driver of the hardware behind the function, if there is hardware. Dropped before `map`:
+    /// memory that nobody has mapped may be another client's the next moment.
+    pub(crate) hardware: Option<Box<dyn Hardware>>,
     pub(crate) map: DmaMap,
     /// The bin that closes clients' descriptors and unmaps their memory.
     pub(crate) bin: Bin,
@@ -71,8 +74,6 @@ pub(crate) struct Device {
     pub(crate) has_lanes: bool,
     /// The state of the function; only a running one is polled.
     pub(crate) run: RunState,
-    /// The driver of the hardware behind the function, if there is hardware.
-    pub(crate) hardware: Option<Box<dyn Hardware>>,
 }
 
 impl Device {
@@ -90,6 +91,7 @@ impl Device {
         }
         Ok(Self {
             function,
+            hardware: parts.hardware,
             map: parts.map,
             bin: parts.bin,
             sink: parts.sink,
@@ -109,7 +111,6 @@ impl Device {
             turn: TurnLength::default(),
             has_lanes: false,
             run: RunState::default(),
-            hardware: parts.hardware,
         })
     }
 

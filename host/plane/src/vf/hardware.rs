@@ -63,26 +63,56 @@ impl Hardware {
     }
 }
 
-/// Checks that the hardware of a template, if it has some, can be had, and that no other pool has
-/// it.
+/// Checks that the hardware of a template, if it has some, can be had. May wait: the kernel answers
+/// for a physical function whose virtual ones it is removing when they are closed.
 ///
 /// # Errors
 /// [`VfError::Invalid`], [`VfError::Hardware`].
-pub(super) fn check<'a>(
+pub(super) fn check(template: &vf_v1::Template) -> Result<(), VfError> {
+    let addresses = template::addresses(template).map_err(VfError::Invalid)?;
+    let sysfs = slipway_vfio::Sysfs::default();
+    let refused = |error: Error| VfError::Hardware(error.to_string());
+    addresses.into_iter().try_for_each(|address| sysfs.check(address).map_err(refused))
+}
+
+/// Checks that no other pool has the hardware of a template.
+///
+/// # Errors
+/// [`VfError::Invalid`], [`VfError::Hardware`].
+pub(super) fn check_others<'a>(
     template: &vf_v1::Template,
     others: impl Iterator<Item = &'a vf_v1::Template>,
 ) -> Result<(), VfError> {
     let addresses = template::addresses(template).map_err(VfError::Invalid)?;
     let other: Vec<PciAddress> =
         others.flat_map(|other| template::addresses(other).unwrap_or_default()).collect();
-    if let Some(address) = addresses.iter().find(|address| other.contains(address)) {
-        return Err(VfError::Hardware(format!("PCI function {address} is in another pool")));
+    match addresses.iter().find(|address| other.contains(address)) {
+        Some(address) => {
+            Err(VfError::Hardware(format!("PCI function {address} is in another pool")))
+        }
+        None => Ok(()),
     }
-    let sysfs = slipway_vfio::Sysfs::default();
-    let refused = |error: Error| VfError::Hardware(error.to_string());
-    addresses.into_iter().try_for_each(|address| sysfs.check(address).map_err(refused))
 }
 
 fn fault(error: Error) -> Fault {
     Fault(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_in_one_pool() {
+        let pool = |text: &str| {
+            let addresses = vec![text.to_owned()];
+            let hardware = vf_v1::template::Hardware { addresses };
+            let kind = Some(vf_v1::template::Kind::Hardware(hardware));
+            vf_v1::Template { kind, count: 1, ..Default::default() }
+        };
+        let others = [pool("0000:01:10.0"), vf_v1::Template::default()];
+        check_others(&pool("0000:01:10.2"), others.iter()).unwrap();
+        let refused = check_others(&pool("0000:01:10.0"), others.iter()).unwrap_err();
+        assert!(refused.to_string().contains("0000:01:10.0 is in another pool"), "{refused}");
+    }
 }

@@ -184,12 +184,14 @@ impl VirtualFunctions {
     pub fn create(&self, name: &str, template: vf_v1::Template) -> Result<vf_v1::Pool, VfError> {
         let template = template::counted(template);
         template::check(name, &template).map_err(VfError::Invalid)?;
+        // Without the lock, which those need who close what the check may wait for.
+        hardware::check(&template)?;
         let mut state = self.lock();
         let ledger = state.ledger.clone().map_err(VfError::NoLedger)?;
         if state.pools.contains_key(name) {
             return Err(VfError::Exists(name.to_owned()));
         }
-        hardware::check(&template, state.pools.values().map(|entry| &entry.template))?;
+        hardware::check_others(&template, state.pools.values().map(|entry| &entry.template))?;
         // Written first: a daemon that dies now leaves no endpoint that nobody knows.
         ledger.set_template(name, Some(&template.encode_to_vec()))?;
         let made = self.make(name, template, ledger.clone());
