@@ -244,8 +244,16 @@ async fn attach(
 ) -> Result<()> {
     let given = sandbox.look(|record| find(record, wish).cloned()).unwrap_or_default();
     let mut nic = given.nic;
-    if let Some(nic) = nic.as_mut().filter(|_| !given.host_address.is_empty()) {
-        nic.mac = hardware::set_mac(sandbox, &given.host_address).await?;
+    if lease.address != given.host_address {
+        let pool = &wish.pool;
+        return Err(Error::Plane(format!("pool {pool} was made anew meanwhile: start again")));
+    }
+    if !lease.address.is_empty() {
+        // The guest may be on its way to less memory. No more of it is taken away from now on.
+        drop(sandbox.wait_to_change_size().await);
+        if let Some(nic) = &mut nic {
+            nic.mac = hardware::set_mac(sandbox, &lease.address).await?;
+        }
     }
     let socket = PathBuf::from(lease.socket_path);
     let address = vm.plug(device, &socket).await?;

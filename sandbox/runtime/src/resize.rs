@@ -290,6 +290,10 @@ impl Change {
         if target >= device.plugged {
             return self.grow(begin, target).await;
         }
+        if self.sandbox.look(Record::has_hardware) {
+            let why = "it has a function of hardware, which reaches all of its memory";
+            return Ok(Some(why.to_owned()));
+        }
         let stats = self.agent.stats("").await?.machine;
         let free = free(stats.memory_total_bytes, stats.memory_available_bytes);
         let used = device.plugged.saturating_sub(free).next_multiple_of(device.block);

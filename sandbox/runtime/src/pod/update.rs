@@ -214,8 +214,11 @@ fn kept(record: &Record, most: u64) -> Option<u64> {
 }
 
 /// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
-/// it began with or a user gave it.
+/// it began with or a user gave it. A pod with a function of hardware keeps what it has.
 fn spare(record: &Record) -> Option<u64> {
+    if record.has_hardware() {
+        return None;
+    }
     let bounds = &record.memory;
     let needed = Sums::of(record, "", Limits::default()).needed(bounds.boot_bytes);
     let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
@@ -330,7 +333,7 @@ fn cannot(what: &str, error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Added, MemoryBounds};
+    use crate::record::{Added, Given, MemoryBounds};
 
     const MIB: u64 = 1 << 20;
 
@@ -388,6 +391,9 @@ mod tests {
         assert_eq!(planned(&record, memory(320)), (448, 320, false));
         record.memory_bytes = 448 * MIB;
         assert_eq!(spare(&record), Some(192 * MIB));
+        let host_address = "0000:01:10.0".to_owned();
+        record.functions = vec![Given { host_address, ..Given::default() }];
+        assert_eq!(spare(&record), None, "a device of hardware reaches it");
     }
 
     #[test]

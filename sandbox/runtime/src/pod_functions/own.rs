@@ -106,11 +106,11 @@ pub async fn join(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
     let OwnFunction { pool, addresses } = own;
     let _turn = sandbox.functions.lock().await;
     let vm = vm(sandbox)?;
-    let Some(Kind::Hardware(found)) = pools::kind(node, &pool).await? else {
-        return Err(Error::Plane(format!("pool {pool} was made anew meanwhile: run it again")));
-    };
     let lease = pools::take_any(node, sandbox, &pool).await?;
-    let host_address = hardware::address(&found, lease.number).to_owned();
+    let host_address = lease.address.clone();
+    if host_address.is_empty() {
+        return Err(Error::Plane(format!("pool {pool} was made anew meanwhile: run it again")));
+    }
     let nic = hardware::interface(sandbox, &host_address).await?;
     if nic.is_none() && !addresses.is_empty() {
         let why = format!("--vf-address: the functions of pool {pool} are disks");

@@ -128,11 +128,15 @@ pub(super) async fn give_back(
 }
 
 /// Returns whether the functions that a guest has are still its pod's. Somebody else may have one
-/// after a restart of the plane, or if root gave it back.
+/// after a restart of the plane, or if root gave it back. Hardware has ended with the last plane,
+/// which a pool that is still taking it over does not know yet.
 ///
 /// # Errors
 /// [`Error::Plane`].
 pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
+    if plugged(record).any(|given| !given.host_address.is_empty()) {
+        return Ok(false);
+    }
     for given in plugged(record) {
         let request = vf_v1::GetPoolRequest { name: given.pool.clone() };
         let pool = match node.functions.clone().get_pool(request).await {

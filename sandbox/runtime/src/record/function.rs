@@ -99,6 +99,13 @@ impl Record {
         if boots { self.function_slots as usize } else { usize::from(self.own_function.is_some()) }
     }
 
+    /// Returns whether the guest has a function of hardware, or is being given one. The device
+    /// reaches the pages that the machine's memory had when the device came: memory that is given
+    /// back and comes again has others, which the device would never see.
+    pub fn has_hardware(&self) -> bool {
+        self.functions.iter().any(|given| !given.host_address.is_empty())
+    }
+
     /// Returns whether the machine of a pod has room for a socket function that it does not begin
     /// with. The machine of a template has none, and neither has a fork's.
     pub fn has_socket_slot(&self) -> bool {
