@@ -285,7 +285,7 @@ impl Plane {
         if closed {
             return Ok(());
         }
-        Err(Error::Resources(format!("endpoint {id} still waits for its disks")))
+        Err(Error::Resources(format!("endpoint {id} still waits for its disks, or its hardware")))
     }
 
     fn give_back(&self, place: Option<u32>) {

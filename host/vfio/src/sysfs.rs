@@ -87,15 +87,18 @@ impl Sysfs {
         if !device.exists() {
             return Err(Error::Unknown(address));
         }
+        let own = address.to_string();
+        if self.is_bridge(&own) {
+            return Err(Error::Unfit { address, why: "is a bridge: name a function behind it" });
+        }
         let group = self.group(address)?;
         let members = names(&device.join("iommu_group/devices"));
-        let own = address.to_string();
         let other = members.into_iter().find(|name| *name != own && !self.is_bridge(name));
         if let Some(other) = other {
             return Err(Error::Shared { address, group, other });
         }
         match self.driver(address) {
-            Some(driver) if driver != VFIO_PCI => match used(&device) {
+            Some(driver) if driver != VFIO_PCI => match self.used(&device) {
                 Some(used) => Err(Error::InUse { address, driver, used }),
                 None => Ok(()),
             },
@@ -106,6 +109,36 @@ impl Sysfs {
     fn is_bridge(&self, name: &str) -> bool {
         let class = self.root.join("bus/pci/devices").join(name).join("class");
         std::fs::read_to_string(class).is_ok_and(|class| class.starts_with(BRIDGE))
+    }
+
+    /// Returns the use that the host makes of a function by its driver, and how to end that.
+    /// Returns `None` if there is none.
+    fn used(&self, device: &Path) -> Option<String> {
+        let virtual_functions = std::fs::read_to_string(device.join("sriov_numvfs"));
+        let count = virtual_functions.ok().and_then(|text| text.trim().parse::<u32>().ok());
+        if let Some(count @ 1..) = count {
+            return Some(format!("and has {count} virtual functions: name those instead"));
+        }
+        interface(device).or_else(|| self.disk(device))
+    }
+
+    /// Returns the use that the host makes of the disks on a function. Nothing tells whether a disk
+    /// is in use, so each counts as that.
+    fn disk(&self, device: &Path) -> Option<String> {
+        disk(device).or_else(|| self.block_device(device)).map(|disk| {
+            let file = device.join("driver/unbind");
+            format!("which has the disk {disk}: unbind it first, through {}", file.display())
+        })
+    }
+
+    /// Returns the name of a block device on a function, however far behind it: those of SATA, SAS
+    /// and USB.
+    fn block_device(&self, device: &Path) -> Option<String> {
+        let device = device.canonicalize().ok()?;
+        let is_behind =
+            |disk: &PathBuf| disk.canonicalize().is_ok_and(|disk| disk.starts_with(&device));
+        let disk = entries(&self.root.join("class/block")).into_iter().find(is_behind)?;
+        Some(disk.file_name()?.to_str()?.to_owned())
     }
 
     /// Binds a function that was checked to vfio-pci, unless it is bound already. May wait for the
@@ -182,73 +215,50 @@ impl Sysfs {
     }
 }
 
-/// Returns the use that the host makes of a function by its driver, and how to end that. Returns
-/// `None` if there is none.
-fn used(device: &Path) -> Option<String> {
-    let virtual_functions = std::fs::read_to_string(device.join("sriov_numvfs"));
-    let count = virtual_functions.ok().and_then(|text| text.trim().parse::<u32>().ok());
-    if let Some(count @ 1..) = count {
-        return Some(format!("and has {count} virtual functions: name those instead"));
-    }
-    interface(device).or_else(|| {
-        let (disk, file) = (disk(device)?, device.join("driver/unbind"));
-        Some(format!("which has the {disk}: unbind it first, through {}", file.display()))
-    })
-}
-
 /// Returns the use that the host makes of the network interfaces on a function.
 fn interface(device: &Path) -> Option<String> {
-    for net in parts(device).map(|part| part.join("net")) {
+    for net in std::iter::once(device.to_owned()).chain(virtio(device)).map(|at| at.join("net")) {
         let interfaces = names(&net);
         if interfaces.is_empty() && net.exists() {
             // Of interfaces, sysfs shows those of its own network namespace.
             return Some("whose interface is in another network namespace: end what has it".into());
         }
-        if let Some(name) = interfaces.iter().find(|name| is_up(&net, name)) {
+        if let Some(name) = interfaces.iter().find(|name| is_up(&net.join(name))) {
             return Some(format!("whose interface is up: `ip link set {name} down`"));
         }
     }
     None
 }
 
-/// Returns the folders in which a function's driver has devices: the function's, and those of the
-/// virtio devices on it.
-fn parts(device: &Path) -> impl Iterator<Item = PathBuf> {
-    let virtio = names(device).into_iter().filter(|name| name.starts_with("virtio"));
-    let virtio: Vec<_> = virtio.map(|name| device.join(name)).collect();
-    std::iter::once(device.to_owned()).chain(virtio)
-}
-
-fn is_up(net: &Path, interface: &str) -> bool {
-    let flags = std::fs::read_to_string(net.join(interface).join("flags"));
-    let flags = flags.unwrap_or_default();
+fn is_up(interface: &Path) -> bool {
+    let flags = std::fs::read_to_string(interface.join("flags")).unwrap_or_default();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16);
     flags.is_ok_and(|flags| flags & UP != 0)
 }
 
-/// Returns the disk on a function, of an NVMe controller or a virtio block device, or its disks, of
-/// an adapter of ATA or SCSI. Nothing tells whether a disk is in use, so each counts as that.
+/// Returns the folders of a function's virtio devices.
+fn virtio(device: &Path) -> impl Iterator<Item = PathBuf> {
+    let is_virtio = |name: &String| name.starts_with("virtio");
+    names(device).into_iter().filter(is_virtio).map(move |name| device.join(name))
+}
+
+/// Returns the name of a disk on a function: of an NVMe controller or of a virtio block device.
 fn disk(device: &Path) -> Option<String> {
     let nvme = device.join("nvme");
     let namespaces = names(&nvme).into_iter().flat_map(|name| names(&nvme.join(name)));
-    let blocks = parts(device).flat_map(|part| names(&part.join("block")));
-    let disk = namespaces.filter(|name| name.starts_with("nvme")).chain(blocks).next();
-    let mut adapters = parts(device).flat_map(|part| names(&part));
-    disk.map(|disk| format!("disk {disk}")).or_else(|| {
-        adapters.find(|name| is_adapter(name)).map(|adapter| format!("disks of {adapter}"))
-    })
-}
-
-/// Returns whether a device in sysfs is a host of ATA or SCSI, which have a number each.
-fn is_adapter(name: &str) -> bool {
-    let number = name.strip_prefix("ata").or_else(|| name.strip_prefix("host"));
-    number.is_some_and(|number| number.parse::<u32>().is_ok())
+    let blocks = virtio(device).flat_map(|folder| names(&folder.join("block")));
+    namespaces.filter(|name| name.starts_with("nvme")).chain(blocks).next()
 }
 
 /// Returns the name of the file that a link leads to.
 fn link_name(link: &Path) -> Option<String> {
     let target = std::fs::read_link(link).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())
+}
+
+/// Returns the paths in a folder, sorted; none if there is no such folder.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    names(folder).into_iter().map(|name| folder.join(name)).collect()
 }
 
 /// Returns the names in a folder, sorted; none if there is no such folder.
@@ -351,6 +361,8 @@ mod tests {
         let tree = Tree::new();
         let other: PciAddress = "0000:02:00.0".parse().unwrap();
         assert!(matches!(tree.sysfs().check(other), Err(Error::Unknown(_))));
+        let bridge = tree.sysfs().check("0000:00:01.0".parse().unwrap()).unwrap_err().to_string();
+        assert!(bridge.contains("0000:00:01.0 is a bridge"), "{bridge}");
         tree.set_driver("igbvf");
         tree.add("net/eth1/flags", "0x1003\n");
         assert!(tree.refusal().contains("`ip link set eth1 down`"), "{}", tree.refusal());
@@ -360,6 +372,21 @@ mod tests {
         tree.add("sriov_numvfs", "0\n");
         tree.add("nvme/nvme2/nvme2n1/size", "8");
         assert!(tree.refusal().contains("the disk nvme2n1"), "{}", tree.refusal());
+        // A controller of SATA has its disks farther away, a virtio device its interface.
+        std::fs::remove_dir_all(tree.path("nvme")).unwrap();
+        tree.sysfs().check(address()).unwrap();
+        tree.add("virtio3/net/eth2/flags", "0x1003\n");
+        assert!(tree.refusal().contains("`ip link set eth2 down`"), "{}", tree.refusal());
+        tree.add("virtio3/net/eth2/flags", "0x1002\n");
+        tree.sysfs().check(address()).unwrap();
+        std::fs::remove_dir_all(tree.path("virtio3/net/eth2")).unwrap();
+        assert!(tree.refusal().contains("in another network namespace"), "{}", tree.refusal());
+        std::fs::remove_dir_all(tree.path("virtio3")).unwrap();
+        let class = tree.0.path().join("class/block");
+        create_dir_all(&class).unwrap();
+        create_dir_all(tree.path("ata1/host0/block/sda")).unwrap();
+        symlink(tree.path("ata1/host0/block/sda"), class.join("sda")).unwrap();
+        assert!(tree.refusal().contains("the disk sda"), "{}", tree.refusal());
         // A function of vfio-pci has nothing of the sort.
         tree.set_driver("vfio-pci");
         tree.sysfs().check(address()).unwrap();
@@ -369,22 +396,6 @@ mod tests {
         assert!(tree.refusal().contains("has no IOMMU group"));
         std::fs::remove_dir_all(tree.0.path().join("bus/pci/drivers/vfio-pci")).unwrap();
         assert!(tree.refusal().contains("modprobe vfio-pci"));
-    }
-
-    #[test]
-    fn what_the_host_uses_is_found_behind_virtio_and_other_adapters() {
-        let tree = Tree::new();
-        tree.set_driver("virtio-pci");
-        tree.add("virtio0/net/eth2/flags", "0x1002\n");
-        tree.sysfs().check(address()).unwrap();
-        tree.add("virtio0/net/eth2/flags", "0x1003\n");
-        assert!(tree.refusal().contains("`ip link set eth2 down`"), "{}", tree.refusal());
-        std::fs::remove_dir_all(tree.path("virtio0/net/eth2")).unwrap();
-        assert!(tree.refusal().contains("in another network namespace"), "{}", tree.refusal());
-        std::fs::remove_dir_all(tree.path("virtio0")).unwrap();
-        tree.sysfs().check(address()).unwrap();
-        create_dir_all(tree.path("ata1/host0")).unwrap();
-        assert!(tree.refusal().contains("which has the disks of ata1"), "{}", tree.refusal());
     }
 
     #[test]

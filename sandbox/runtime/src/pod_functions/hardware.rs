@@ -94,10 +94,13 @@ fn set_mac_of(function: &Path) -> io::Result<String> {
     Ok(mac.map(|byte| format!("{byte:02x}")).join(":"))
 }
 
-/// Returns whether a driver has a setting.
+/// Returns whether a driver has a setting. `ENOTSUPP` is the kernel's own, and drivers return it.
 fn is_supported(set: io::Result<()>) -> io::Result<bool> {
+    const ENOTSUPP: i32 = 524;
     match set {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | ENOTSUPP)) => {
+            Ok(false)
+        }
         set => set.map(|()| true),
     }
 }
@@ -184,6 +187,7 @@ mod tests {
         let error = |errno| Err(io::Error::from_raw_os_error(errno));
         assert!(is_supported(Ok(())).unwrap());
         assert!(!is_supported(error(libc::EOPNOTSUPP)).unwrap());
+        assert!(!is_supported(error(524)).unwrap());
         assert!(is_supported(error(libc::EPERM)).is_err());
     }
 }
