@@ -175,6 +175,17 @@ impl Device {
         }
     }
 
+    /// Takes all memory from the device, which has no client. Nothing is left to take, unless the
+    /// driver of the last client could not.
+    ///
+    /// # Errors
+    /// The device may still reach memory of the last client.
+    pub fn unmap_all(&self) -> Result<(), Error> {
+        let (address, step) = (self.address, "unmap the memory");
+        let unmapped = self.space.clear();
+        unmapped.map_err(|errno| Error::Refused { address, step, source: errno.into() })
+    }
+
     /// Returns whether the last reset failed.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)

@@ -41,7 +41,7 @@ impl Hardware {
         if Arc::strong_count(device) > 1 {
             return Err(Fault("its last client is not cut off yet".into()));
         }
-        device.reset().map_err(fault)
+        device.unmap_all().and_then(|()| device.reset()).map_err(fault)
     }
 
     fn open(&mut self) -> Result<Device, Fault> {
