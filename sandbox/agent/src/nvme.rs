@@ -26,6 +26,9 @@ const RECORD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The namespace identifier that stands for the lowest one of a controller.
 const LOWEST: u32 = u32::MAX;
+/// The time in which no lower namespace has to appear. Linux finds a controller's namespaces side
+/// by side, and so in any order.
+const SETTLED: Duration = Duration::from_millis(50);
 
 /// A namespace of a controller.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,10 +44,16 @@ pub async fn find(sysfs: &Path, wanted: &BlockDevice) -> Result<Device> {
     if wanted.nsid == 0 {
         machine::load_extra_modules();
     }
-    match uevent::wait_for(PATIENCE, || look(sysfs, wanted)).await? {
-        Some(device) => Ok(device),
-        None => Err(absent(sysfs, wanted)),
+    let mut found = uevent::wait_for(PATIENCE, || look(sysfs, wanted)).await?;
+    while wanted.nsid == LOWEST && found.is_some() {
+        tokio::time::sleep(SETTLED).await;
+        let now = look(sysfs, wanted)?;
+        if now == found {
+            break;
+        }
+        found = now;
     }
+    found.ok_or_else(|| absent(sysfs, wanted))
 }
 
 /// Waits until `count` controllers take commands.
