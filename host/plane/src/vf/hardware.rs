@@ -37,10 +37,8 @@ impl Hardware {
         if self.device.is_none() {
             self.device = Some(Arc::new(self.open()?));
         }
+        self.check_alone()?;
         let device = self.device()?;
-        if Arc::strong_count(device) > 1 {
-            return Err(Fault("its last client is not cut off yet".into()));
-        }
         device.unmap_all().and_then(|()| device.reset()).map_err(fault)
     }
 
@@ -53,8 +51,20 @@ impl Hardware {
         self.host.open(self.address).map_err(fault)
     }
 
+    /// Checks that no endpoint has the device.
+    fn check_alone(&self) -> Result<(), Fault> {
+        match &self.device {
+            Some(device) if Arc::strong_count(device) > 1 => {
+                Err(Fault("its last client is not cut off yet".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Closes the device and gives it back to the driver that it had.
     pub fn close(&mut self) -> Result<(), Fault> {
+        // The kernel would wait for the endpoint that has it open.
+        self.check_alone()?;
         self.device = None;
         match self.binding.take() {
             Some(binding) => self.host.sysfs().give_back(binding).map_err(fault),
