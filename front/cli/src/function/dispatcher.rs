@@ -371,8 +371,7 @@ impl Dispatcher {
             }
             if settled {
                 tokio::time::sleep(LOOK).await;
-            } else if let Ok(Some(ended)) =
-                tokio::time::timeout(LOOK, self.tasks.join_next()).await
+            } else if let Ok(Some(ended)) = tokio::time::timeout(LOOK, self.tasks.join_next()).await
             {
                 log(ended);
             }

@@ -100,7 +100,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::spare;
+    use super::super::surplus::spare;
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::record::{Added, MemoryBounds};

@@ -1,0 +1,114 @@
+//! What a pod has beyond its containers' limits, and how it goes back to the host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{LONGEST, Sums, cpus_of};
+use crate::record::{Limits, Record};
+use crate::sandbox::Sandbox;
+use crate::{Error, Result, cpus, resize};
+
+/// The pauses before each time that a guest is asked to give back what no limit needs.
+const PAUSES: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
+
+/// Has a task give back to the host what a pod has beyond its limits. Returns at once, or, for a
+/// pod in a control group of its own, when the task has ended.
+pub async fn give_back_spare(sandbox: &Arc<Sandbox>, place: OwnedSemaphorePermit) -> Result<()> {
+    let has_spare = |record: &Record| spare(record).is_some() || spare_cpus(record).is_some();
+    if !sandbox.look(has_spare) {
+        return Ok(());
+    }
+    let giving = tokio::spawn(give_back(Arc::clone(sandbox), place));
+    if sandbox.look(waits) {
+        giving.await.map_err(|error| Error::Agent(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Returns whether an update of a pod's limits ends only after memory went back to the host.
+pub fn waits(record: &Record) -> bool {
+    !record.control_group.is_empty()
+}
+
+/// Gives back to the host what a pod has beyond its containers' limits.
+async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
+    give_back_cpus(&sandbox).await;
+    give_back_memory(&sandbox, u64::MAX).await;
+}
+
+/// Takes the CPUs of a pod away that its containers' limits do not need.
+async fn give_back_cpus(sandbox: &Arc<Sandbox>) {
+    let _turn = sandbox.wait_to_change_size().await;
+    // Another update may have come first.
+    let Some(kept) = sandbox.look(spare_cpus) else { return };
+    if let Err(error) = cut(sandbox, kept).await {
+        tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay, without time");
+    }
+}
+
+/// Leaves a pod so many CPUs. Those that its guest does not give up stay without CPU time of their
+/// own.
+pub async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
+    let changed = cpus::change_to(sandbox, cpus).await;
+    if changed.is_err()
+        && let Err(error) = cpus::limit(sandbox, cpus).await
+    {
+        tracing::warn!(sandbox = sandbox.name, %error, "its CPU time is not limited");
+    }
+    changed
+}
+
+/// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
+/// is free, and at most `most` bytes of it. What a container has just set free the guest may count
+/// as used for a moment, so it is asked again.
+pub async fn give_back_memory(sandbox: &Arc<Sandbox>, mut most: u64) {
+    for pause in PAUSES {
+        tokio::time::sleep(pause).await;
+        let _turn = sandbox.wait_to_change_size().await;
+        // Another update may have come first, or another container's end.
+        let Some(bytes) = sandbox.look(|record| kept(record, most)) else { return };
+        let before = sandbox.look(|record| record.memory_bytes);
+        let changed = resize::change_to(sandbox, bytes, LONGEST).await;
+        let given = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
+        most = most.saturating_sub(given);
+        match changed {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
+                if !matches!(error, Error::Memory { .. }) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Returns the bytes that a running pod keeps when it gives back at most `most` of what it does not
+/// need, or `None` if it gives back nothing.
+pub fn kept(record: &Record, most: u64) -> Option<u64> {
+    let kept = spare(record)?.max(record.memory_bytes.saturating_sub(most));
+    (kept < record.memory_bytes).then_some(kept)
+}
+
+/// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
+/// it began with or a user gave it. A pod with a function of hardware keeps what it has.
+pub fn spare(record: &Record) -> Option<u64> {
+    if record.has_hardware() {
+        return None;
+    }
+    let bounds = &record.memory;
+    let needed = Sums::of(record, "", Limits::default()).needed(bounds.boot_bytes);
+    let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
+    (kept < record.memory_bytes).then_some(kept)
+}
+
+/// Returns the number of CPUs that suffice for a running pod, or `None` if it has no more: never
+/// fewer than it began with or a user gave it.
+pub fn spare_cpus(record: &Record) -> Option<u32> {
+    let needed = cpus_of(Sums::of(record, "", Limits::default()).quota_us);
+    let kept = needed.max(record.boot_cpus).max(record.chosen_cpus);
+    (kept < record.cpus).then_some(kept)
+}
