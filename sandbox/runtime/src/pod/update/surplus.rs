@@ -1,4 +1,4 @@
-//! What a pod has beyond its containers' limits, and how it goes back to the host.
+//! The surplus of a pod beyond its containers' limits, and how it goes back to the host.
 
 use std::sync::Arc;
 use std::time::Duration;
