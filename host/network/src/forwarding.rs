@@ -89,6 +89,11 @@ impl Forwarding {
         Ok(Self { file: named, switches: Switches(PROC.into()) })
     }
 
+    /// Returns whether a daemon has switched forwarding on, and none has restored the former state.
+    pub fn is_recorded(&self) -> bool {
+        self.file.exists()
+    }
+
     /// Returns the families that are, or would be, forwarded for networks of sandboxes alone.
     ///
     /// # Errors
@@ -158,13 +163,13 @@ impl Forwarding {
     /// changed then. [`Error::Host`] if a switch cannot be restored; the record stays then, for the
     /// next attempt.
     pub fn close(&self, own: &BTreeSet<String>) -> Result<()> {
-        if !self.file.exists() {
+        if !self.is_recorded() {
             return Ok(());
         }
         let _lock = self.lock()?;
         let others = |name: &String| name.starts_with(DEVICE) && !own.contains(name);
         // A daemon makes its interface before it waits for the lock in `open`.
-        if !self.file.exists() || self.switches.interfaces(FOUR.family).iter().any(others) {
+        if !self.is_recorded() || self.switches.interfaces(FOUR.family).iter().any(others) {
             return Ok(());
         }
         self.switches.restore(&self.load()?)?;

@@ -290,12 +290,11 @@ impl Networks {
             let done = self.reconcile_one(&mut state, &name, live).await;
             outcome = outcome.and(done);
         }
-        // Even if no network is up: the rules of the last daemon may be in force.
-        if !state.networks.is_empty() {
+        // Even if no network is up: the rules of the last daemon may be in force. Without networks,
+        // it or a daemon with others may have been killed, or have left switches on with the rule
+        // that drops what others would have forwarded.
+        if !state.networks.is_empty() || self.forwarding.is_recorded() {
             outcome = outcome.and(self.apply(&mut state).await);
-        } else {
-            // A daemon with other networks may have been killed.
-            stop_forwarding(&self.forwarding, BTreeSet::new()).await;
         }
         outcome
     }

@@ -486,5 +486,8 @@ fn forwarding_is_left_alone_while_another_daemon_changes_it_as_root() {
         let next = Networks::open(settings, client).unwrap();
         next.reconcile(&std::collections::BTreeSet::new()).await.unwrap();
         assert!(!is_open() && !record.exists());
+        // Nor does anything drop what others forward from now on.
+        let rules = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+        assert_eq!(String::from_utf8(rules.stdout).unwrap(), "");
     });
 }
