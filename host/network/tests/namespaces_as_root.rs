@@ -300,8 +300,10 @@ fn what_is_no_interface_for_a_sandbox_is_refused_as_root() {
         assert!(refusal(there).await.contains("is down"));
         ip(&format!("link add v1 type veth peer name net2 netns {}", other.thread));
         assert!(refusal(there).await.contains("net1"));
-        let bad = rig.join("a/b", &other.path).await.unwrap_err().to_string();
-        assert!(bad.contains("is no id"), "{bad}");
+        for (id, why) in [("a/b", "is no id"), ("a.1", "has a dot")] {
+            let bad = rig.join(id, &other.path).await.unwrap_err().to_string();
+            assert!(bad.contains(why), "{bad}");
+        }
         assert_eq!((other.rules(), rig.switches()), (String::new(), vec![]));
         rig.networks.reconcile(&["a".to_owned()].into()).await.unwrap();
     });
