@@ -10,6 +10,9 @@ use crate::statistics::percentile;
 /// The shortest time between two looks at the clock that counts as an interruption, ns. A look
 /// takes some 30 ns.
 const SHORTEST: u64 = 1_000;
+/// How many looks at the clock an interruption takes at least, where a look takes longer: some
+/// clocks are asked by a system call, or are a device.
+const LOOKS: u64 = 4;
 
 /// The processors' idle time since boot. The kernel counts it to the nanosecond and tells it by
 /// ticks; the other times of `/proc/stat` are what a tick happens to find, which short runs escape.
@@ -62,14 +65,14 @@ pub(super) struct Lost {
 impl Lost {
     /// Runs for a time without sleeping.
     pub fn during(time: Duration) -> Self {
-        let mut lost = Self::default();
+        let (mut lost, shortest) = (Self::default(), shortest(look_ns()));
         let end = Instant::now() + time;
         let mut last = monotonic_ns();
         // The end is looked for now and then only, since each look at a clock takes time.
         while Instant::now() < end {
             for _ in 0..1000 {
                 let now = monotonic_ns();
-                lost.count(now.saturating_sub(last));
+                lost.count(now.saturating_sub(last), shortest);
                 last = now;
             }
         }
@@ -77,9 +80,10 @@ impl Lost {
         lost
     }
 
-    /// Counts the time between two looks at the clock.
-    fn count(&mut self, ns: u64) {
-        if ns >= SHORTEST {
+    /// Counts the time between two looks at the clock, if it is as long as the `shortest`
+    /// interruption.
+    fn count(&mut self, ns: u64, shortest: u64) {
+        if ns >= shortest {
             self.ns += ns;
             self.each.push(ns);
         }
@@ -89,6 +93,20 @@ impl Lost {
     pub fn percentile(&self, percent: usize) -> u64 {
         percentile(&self.each, percent)
     }
+}
+
+/// Returns the time that a look at the clock takes, ns: the least of some.
+fn look_ns() -> u64 {
+    let look = |_| {
+        let before = monotonic_ns();
+        monotonic_ns().saturating_sub(before)
+    };
+    (0..1000).map(look).min().unwrap_or(0)
+}
+
+/// Returns the shortest interruption, ns, where a look at the clock takes so many.
+fn shortest(look_ns: u64) -> u64 {
+    SHORTEST.max(look_ns.saturating_mul(LOOKS))
 }
 
 #[cfg(test)]
@@ -113,8 +131,10 @@ mod tests {
     #[test]
     fn short_times_are_no_interruptions() {
         let mut lost = Lost::default();
-        [30, 999, 1_000, 5_000].into_iter().for_each(|ns| lost.count(ns));
+        let count = |ns| lost.count(ns, shortest(30));
+        [30, 999, 1_000, 5_000].into_iter().for_each(count);
         assert_eq!((lost.ns, lost.percentile(50), lost.percentile(99)), (6_000, 1_000, 5_000));
+        assert_eq!(shortest(800), 3_200, "a slow clock interrupts nothing");
         assert_eq!(Lost::default().percentile(50), 0);
     }
 }
