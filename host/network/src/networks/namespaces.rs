@@ -69,6 +69,7 @@ impl Networks {
         let (id, name) = (&request.sandbox_id, request.name.as_str());
         slipway_plane_api::check_id(id).map_err(Error::Invalid)?;
         if id.contains('.') {
+            // The keys of further interfaces have one.
             return Err(Error::Invalid(format!("\"{id}\" is no sandbox's id: it has a dot")));
         }
         let path = PathBuf::from(&request.path);
@@ -123,10 +124,10 @@ impl Networks {
     /// [`Error`] of the ledger or the packet filter: the first one. The rest is given back, and
     /// addresses are free, all the same.
     pub async fn leave(&self, id: &str) -> Result<()> {
-        let mut left = self.leave_one(id).await;
-        // The owner of a lease may have such a name of its own.
-        for key in keys(id).skip(1) {
-            left = left.and(self.leave_namespace(&key).await);
+        let mut left = Ok(());
+        // A further interface can own a lease, too: that of an attachment which was removed first.
+        for key in keys(id) {
+            left = left.and(self.leave_one(&key).await);
         }
         left
     }
