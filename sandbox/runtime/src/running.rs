@@ -61,7 +61,9 @@ impl Running {
                 killed.clone_into(&mut record.reason);
             }
         });
-        recorded.await?;
+        if let Err(error) = recorded.await {
+            tracing::warn!(sandbox = sandbox.name, %error, "its record is not saved");
+        }
         shut_down(&self.agent, &*self.vm, &sandbox.name).await;
         Ok(ended.status)
     }
