@@ -47,10 +47,10 @@ impl Carrier {
     /// Carries the output in a task of its own, which ends with the output.
     pub(crate) fn carry(self, target: &Target, agent: &Agent) -> Carry {
         let (container, agent) = (target.container.clone(), agent.clone());
-        let lane = target.sandbox.lane.clone();
+        let (name, lane) = (target.name(), target.sandbox.lane.clone());
         let Self { output, log } = self;
         tokio::spawn(async move {
-            container.fanout.carry(agent, container.process(), output, log, lane).await
+            container.fanout.carry(&name, agent, container.process(), output, log, lane).await
         })
     }
 }

@@ -216,14 +216,15 @@ impl Fanout {
     }
 
     /// Carries the output of `process` until its streams end. `output` begins where `log` ends. If
-    /// the disk is full, output is no longer kept, the daemon's log says so, and the container goes
-    /// on. A slow disk slows the container down: `lane` writes one piece at a time, and the next
-    /// piece is taken from the guest only after that.
+    /// the disk is full, output is no longer kept, the daemon's log says so with the `name` of the
+    /// container, and the container goes on. A slow disk slows the container down: `lane` writes
+    /// one piece at a time, and the next piece is taken from the guest only after that.
     ///
     /// # Errors
     /// [`Error::Agent`] if the sandbox went away.
     pub async fn carry(
         &self,
+        name: &str,
         agent: Agent,
         process: Option<v1::ProcessRef>,
         mut output: Pieces,
@@ -244,7 +245,9 @@ impl Fanout {
                 data = kept;
                 match appended {
                     Ok(writer) => log = Some(writer),
-                    Err(error) => tracing::warn!(%error, "output is no longer kept"),
+                    Err(error) => {
+                        tracing::warn!(container = name, %error, "output is no longer kept");
+                    }
                 }
             }
             let record = Record { position, stream, time_ns: realtime_ns(), data };
