@@ -2,9 +2,13 @@
 //!
 //! A new figure is a field of `StatsReply` in `sandbox.proto`, which `stats` of `sandbox/runtime`
 //! (`service`) fills in. One that the guest knows is a field of `StatsReply` in `agent.proto` too,
-//! which the agent's `stats` fills in; an earlier agent leaves it 0. `stats_json` has every figure,
-//! `HEADER` and `stats_row` those of the table. containerd's form of them is in `front/shim`
-//! (`stats`).
+//! which the agent's `stats` fills in; an earlier agent leaves it 0. `stats_json` has every figure
+//! but those of `group`, which only containerd gets; `HEADER` and `stats_row` have those of the
+//! table. containerd's form of them is in `front/shim` (`stats`).
+//!
+//! A figure of a container's control group is a field of `GroupStats`, or of a message in it, in
+//! both protos. `group.rs` of `sandbox/agent` reads it, and `service/groups.rs` of
+//! `sandbox/runtime` passes it on.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -1,4 +1,10 @@
 //! Creation of a sandbox: its record is checked and saved, and its network is joined.
+//!
+//! A new setting of a sandbox is a field of `RunSpec` (`sandbox.proto`) and of [`Record`] with
+//! `#[serde(default)]`, which [`Node::create`] checks and fills in. `refuse_machine` of
+//! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `asked_too_much` of
+//! `snapshot/begin.rs` says whether a fork may have another value. It comes from `front/cli`
+//! (`args/run.rs`, `spec.rs`), and by an annotation from `front/shim` (`spec`).
 
 use std::path::PathBuf;
 use std::sync::Arc;

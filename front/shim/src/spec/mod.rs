@@ -9,6 +9,8 @@
 //! [`member_spec`] for a container of a pod, and [`restored_spec`] if a container that begins with
 //! a checkpoint may have another value than the saved one. One that needs the daemon or other tasks
 //! is read by `Maker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md`.
+//! A setting that no field of `RunSpec` stands for yet needs one: the head of `create` in
+//! `sandbox/runtime`.
 //!
 //! The authors of pods write annotations. One that they may use without the node's administrator is
 //! in [`ALLOWED`], the default of `SLIPWAY_POD_ANNOTATIONS`, and in the lists of `pod_annotations`
