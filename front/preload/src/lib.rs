@@ -27,9 +27,11 @@
 //! within [`guard`]. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is beside it, and its number in
 //! [`syscall`] if programs call it so. An option of sockets without an effect is a row of
 //! `SWITCHES` or `NUMBERS` in [`options`]; another one is an arm there, and a word of the
-//! endpoint's table if it has a value (`slipway_socket::option`). `tests/semantics.py` has a case
-//! of each, which has to come out as with the kernel, and `docs/sockets.md`, "What works", names
-//! it.
+//! endpoint's table if it has a value (`slipway_socket::option`). Programs set many options before
+//! connect(2): `take_over` of [`options`] copies those that matter from the kernel's socket.
+//! Accepted connections begin with none of their listener's. `tests/semantics.py` gets a case of
+//! each function, and of each option that has an effect, which has to come out as with the kernel,
+//! and `docs/sockets.md`, "What works", names it.
 //!
 //! # What it must not do
 //! Take a lock or allocate memory while bytes move; unwind into C (a panic becomes `EIO`); call

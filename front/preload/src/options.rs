@@ -1,4 +1,4 @@
-//! Socket options and names, answered as TCP would.
+//! Socket options and names. An option without an effect is taken and not refused.
 
 use std::sync::atomic::Ordering;
 
