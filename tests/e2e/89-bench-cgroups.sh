@@ -37,7 +37,7 @@ ok "a report that was written is compared with itself"
 # Short turns: 20 processes are woken ten times a second, by pipes, and are in groups of the controllers that this host has.
 idle=''
 [ ! -w /sys/fs/cgroup/cpu ] || [ ! -w /sys/fs/cgroup/memory ] || idle=one,each,each-no-cpu
-! grep -qsw cpu /sys/fs/cgroup/cgroup.subtree_control || idle=one-v2,each-v2,each-no-cpu-v2
+! grep -qsw cpu /sys/fs/cgroup/cgroup.subtree_control || idle="one-v2,each-v2,each-no-cpu-v2"
 if [ -n "$idle" ]; then
     bench --quick --rounds 1 --idle 20-w10 --only "$idle" --json --svg "$work/i.svg" >"$work/i.json" 2>"$work/errors" ||
         fail "idle groups: $(cat "$work/errors")"
