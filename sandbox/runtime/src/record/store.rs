@@ -77,7 +77,7 @@ impl Store {
     /// there.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::TooLarge`] if the record takes more than [`MOST_RECORD`] bytes.
+    /// [`Error::File`]; [`Error::TooLarge`] if the record takes more than `MOST_RECORD` bytes.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join("record.json");
         let json = encode(record)?;
