@@ -106,7 +106,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join(POOL).parent().unwrap()).unwrap();
         write(dir.path().join(POOL), "0\n").unwrap();
         assert_eq!(reserve(dir.path(), 0).unwrap(), 16);
-        // Those of containers are not the engine's.
+        // Pages of containers are not the engine's.
         assert_eq!(reserve(dir.path(), 32).unwrap(), 16);
         assert_eq!(read_to_string(dir.path().join(POOL)).unwrap(), "48");
     }

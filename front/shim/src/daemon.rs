@@ -109,7 +109,7 @@ impl Daemon {
     /// run a container without them.
     ///
     /// # Errors
-    /// Those of [`check_functions`](Self::check_functions).
+    /// The errors of [`check_functions`](Self::check_functions).
     pub async fn check_huge_pages(&self) -> Result<(), Failure> {
         self.check("limits of huge pages", |node| node.gives_huge_pages).await
     }

@@ -268,7 +268,7 @@ fn further_interfaces_are_taken_and_given_back_with_the_first_as_root() {
         assert_eq!(sorted(&rig), both);
         rig.networks.leave("a").await.unwrap();
         assert_eq!((other.rules(), rig.switches()), (String::new(), vec![]));
-        // What cannot be had as a whole is not had at all.
+        // If one interface cannot be joined, none is.
         ip("link set v1 down");
         other.ip("link set net1 down");
         other.ip("link set net1 address 02:00:00:00:00:01 up");

@@ -132,9 +132,9 @@ impl Quiet {
 /// The frames that sinks received.
 #[derive(Default)]
 struct Counts {
-    /// Those of all sinks.
+    /// The frames that all sinks have received.
     all: AtomicU64,
-    /// Those of the last sink, which is the neighbour's if there is one.
+    /// The frames of the last sink, which is the neighbour's if there is one.
     last: AtomicU64,
 }
 

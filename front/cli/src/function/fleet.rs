@@ -319,7 +319,7 @@ impl Fleet {
 
     /// Runs the command for an invocation in a replica.
     pub async fn invoke(&self, id: ReplicaId, call: Call) -> Outcome {
-        // What is of one invocation only is not in the environment of a zygote.
+        // Variables of a single invocation are not in the environment of a zygote.
         let (env, zygote) = match &self.zygotes {
             Some(zygotes) => (Vec::new(), Some(zygotes.ask(call.env))),
             None => (call.env, None),

@@ -140,7 +140,7 @@ impl Switches {
     /// Switches all interfaces but those of `before` off.
     fn close(&self, kind: Kind, before: &BTreeSet<String>) -> Result<()> {
         let mut closed = Ok(());
-        // One that cannot be written keeps no other one on.
+        // A switch that cannot be written keeps no other switch on.
         for name in self.with(kind).iter().filter(|name| !before.contains(*name)) {
             closed = closed.and(set(&self.path(kind, name), "0"));
         }

@@ -16,7 +16,7 @@ pub const MOST_INTERFACES: u32 = 4;
 /// The kinds of links that a sandbox gets beside its first interface, by the kernel's names.
 /// Hardware has none.
 const ORDINARY: [&str; 7] = ["", "veth", "macvlan", "macvtap", "ipvlan", "tun", "vlan"];
-/// Those of them whose frames come in at another link first.
+/// Kinds of links whose frames come in at another link first.
 const STACKED: [&str; 4] = ["macvlan", "macvtap", "ipvlan", "vlan"];
 
 /// Chooses all interfaces of a sandbox: the first as [`choose`] does, and then all others of
