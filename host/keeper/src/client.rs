@@ -5,17 +5,52 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_peer::{Bin, Foreign};
 
+use crate::SLOTS;
 use crate::wire::{self, BATCH, CLEAR, PUT, TAKE};
 
 /// A connection to a keeper, usable by any thread.
 pub struct Keeper {
     socket: OwnedFd,
+    occupied: Occupied,
+}
+
+/// The slots in which the keeper may hold a descriptor, as a bit each. A shelf has a thousand slots,
+/// of which an endpoint uses a few: the others cost no message when the shelf is cleared.
+struct Occupied(Box<[AtomicU64]>);
+
+impl Occupied {
+    /// Makes the set of all slots: before the first [`Keeper::take`] nobody knows.
+    fn all() -> Self {
+        Self((0..SLOTS / u64::BITS).map(|_| AtomicU64::new(u64::MAX)).collect())
+    }
+
+    fn set(&self, slot: u32) {
+        self.change(slot, |word, bit| word.fetch_or(bit, Ordering::Relaxed));
+    }
+
+    /// Removes a slot. Returns whether the slot was in the set.
+    fn remove(&self, slot: u32) -> bool {
+        self.change(slot, |word, bit| word.fetch_and(!bit, Ordering::Relaxed))
+    }
+
+    /// Returns whether the slot was in the set before. The keeper ignores slots that it lacks.
+    fn change(&self, slot: u32, change: impl FnOnce(&AtomicU64, u64) -> u64) -> bool {
+        let bit = 1 << (slot % u64::BITS);
+        let word = self.0.get((slot / u64::BITS) as usize);
+        word.is_some_and(|word| change(word, bit) & bit != 0)
+    }
+
+    fn replace(&self, slots: impl Iterator<Item = u32>) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        slots.for_each(|slot| self.set(slot));
+    }
 }
 
 impl Keeper {
@@ -30,7 +65,7 @@ impl Keeper {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
         rustix::net::connect(&socket, &address)?;
-        Ok(Self { socket })
+        Ok(Self { socket, occupied: Occupied::all() })
     }
 
     /// Returns whether a keeper listens at `path`. Never waits, and makes no request.
@@ -49,25 +84,35 @@ impl Keeper {
     /// # Errors
     /// The keeper is gone.
     pub fn put(&self, slot: u32, file: impl AsFd) -> std::io::Result<()> {
+        self.occupied.set(slot);
         let request = wire::request(PUT, slot);
         Ok(wire::send(self.socket.as_fd(), &request, &[file.as_fd()])?)
     }
 
-    /// Has the keeper close the descriptor in `slot`.
+    /// Has the keeper close the descriptor in `slot`. Sends nothing if the slot is known to be empty.
     ///
     /// # Errors
     /// The keeper is gone.
     pub fn clear(&self, slot: u32) -> std::io::Result<()> {
+        if !self.occupied.remove(slot) {
+            return Ok(());
+        }
         Ok(wire::send(self.socket.as_fd(), &wire::request(CLEAR, slot), &[])?)
     }
 
     /// Takes copies of all descriptors that predecessors left, by slot in ascending order. Waits up
-    /// to `patience` for a predecessor to end.
+    /// to `patience` for a predecessor to end. No other thread may put or clear meanwhile.
     ///
     /// # Errors
     /// `TimedOut` if the predecessor has not ended; otherwise the keeper is gone, or no descriptors
     /// are left.
     pub fn take(&self, patience: Duration) -> std::io::Result<Vec<(u32, OwnedFd)>> {
+        let taken = self.copies(patience)?;
+        self.occupied.replace(taken.iter().map(|(slot, _)| *slot));
+        Ok(taken)
+    }
+
+    fn copies(&self, patience: Duration) -> std::io::Result<Vec<(u32, OwnedFd)>> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?;
         wire::send(self.socket.as_fd(), &wire::request(TAKE, 0), &[])?;
         let (mut taken, bin) = (Vec::new(), Bin::new());

@@ -71,9 +71,24 @@ fn what_was_put_is_there_for_the_next_one_until_it_is_cleared() {
     assert!(shelf.put(7, file("beyond")).is_err());
     shelf.put(1, file("four")).unwrap();
     shelf.clear_all().unwrap();
-    let all = Shelf::new(second, 0..1000);
+    shelf.put(2, file("five")).unwrap();
+    shelf.clear(2).unwrap();
+    shelf.put(2, file("five again")).unwrap();
+    let expected: Vec<_> = expected
+        .into_iter()
+        .filter(|(slot, _)| !(3..10).contains(slot))
+        .chain([(5, "five again".to_owned())])
+        .collect();
+    let mut left = texts(&second);
+    left.sort_by_key(|(slot, _)| if *slot == 5 { u32::MAX } else { *slot });
+    assert_eq!(left, expected);
+    drop(shelf);
+    drop(second);
+    // A client that has not taken anything clears what others put.
+    let third = Arc::new(connect(&path));
+    let all = Shelf::new(third, 0..1000);
     all.clear_all().unwrap();
-    drop((shelf, all));
+    drop(all);
     // Nothing is held and no client is connected: the keeper ends.
     serving.join().unwrap().unwrap();
     assert!(!path.exists());
