@@ -6,7 +6,7 @@
 need_root
 [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
 two='' one=''
-[ ! -w /sys/fs/cgroup/pids ] || one=create,pool,mkdir,take
+[ ! -w /sys/fs/cgroup/pids ] || one=create,pool,create-fifo,pool-no-fifo,mkdir,take
 [ ! -w /sys/fs/cgroup/unified/cgroup.procs ] && [ ! -w /sys/fs/cgroup/cgroup.procs ] || two=create-v2,pool-v2
 [ -n "$one$two" ] || skip "control groups: none can be made here"
 subjects=$(tr ' ' '\n' <<<"$one $two" | grep . | paste -sd,)

@@ -12,6 +12,9 @@
 //!   come clean is removed;
 //! - the thread makes groups until the pool has as many as its setting says.
 //!
+//! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as there
+//! are CPUs: the kernel's locks of control groups let some wait far longer than others.
+//!
 //! Counters that the kernel cannot reset ([`Counters`]) are read when a group enters the list,
 //! where nothing changes them, and are subtracted later ([`Group::usage`]).
 //!
@@ -35,6 +38,7 @@ mod hierarchy;
 mod limits;
 mod pool;
 mod reset;
+mod turns;
 
 pub use counters::Counters;
 pub use cpuset::Sets;
@@ -43,3 +47,4 @@ pub use group::{Group, Usage};
 pub use hierarchy::{Hierarchies, ROOT, V1_CONTROLLERS};
 pub use limits::Limits;
 pub use pool::{Pool, PoolCounts, Settings};
+pub use turns::Turn;

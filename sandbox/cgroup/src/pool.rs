@@ -6,7 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::reset::{Reset, reset};
-use crate::{Counters, Group, Hierarchies, Limits, Result};
+use crate::turns::Turns;
+use crate::{Counters, Group, Hierarchies, Limits, Result, Turn};
 
 /// Time between two attempts to reset a group that a process has not left yet.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -50,6 +51,7 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
+    turns: Turns,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -120,7 +122,7 @@ impl Pool {
             lower_priority();
             works.run();
         })?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, turns: Turns::of_host(), thread: Mutex::new(Some(thread)) })
     }
 
     /// Starts to make groups. Groups of an earlier daemon with this pool's tag that are not in
@@ -146,6 +148,17 @@ impl Pool {
     /// Returns the group `name`, for a sandbox that has it already.
     pub fn group(&self, name: &str) -> Group {
         self.shared.hierarchies.group(name)
+    }
+
+    /// Waits for the turn of a request, in the order of the calls. Within the turn the caller makes
+    /// or takes a group, sets its limits, and moves a process into it if it has one; nothing else,
+    /// above all no wait for a peer. As many turns run at once as the process has CPUs, and two at
+    /// least.
+    ///
+    /// Waits for 1 s at most, whatever the others do; the turn is then one more than those. Blocks
+    /// the thread, so this is no call for an asynchronous task. The thread must have no other turn.
+    pub fn turn(&self) -> Turn<'_> {
+        self.turns.take()
     }
 
     /// Removes a group from the list, in constant time and without a system call. Returns `None`

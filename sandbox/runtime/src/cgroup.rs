@@ -145,8 +145,8 @@ pub(crate) fn choose(node: &Node, sandbox: &Sandbox) -> (Option<Group>, Option<C
     (taken, Some(ControlGroup { path, before }))
 }
 
-/// Sets the limits of the chosen group, and makes the group if it is none of the pool. Returns the
-/// files by which a process joins it.
+/// Sets the limits of the chosen group, and makes the group if it is none of the pool, when the
+/// sandbox's turn has come. Returns the files by which a process joins it.
 ///
 /// # Errors
 /// [`Error::Cgroup`] if the group cannot be made or a limit cannot be set; [`Error::Invalid`] if
@@ -163,6 +163,7 @@ pub(crate) async fn prepare(
     let (pool, id) = (Arc::clone(&node.cgroups), sandbox.id.clone());
     let prepared = sandbox.lane.run(move || {
         pool.expect(limits);
+        let _turn = pool.turn();
         let mut group = taken.map_or_else(|| pool.make(&id), Ok)?;
         group.limit(limits)?;
         Ok(group.procs_files())

@@ -4,8 +4,10 @@
 //! - [`CgroupLoad`]: the number of groups, and of the threads that ask for them;
 //! - [`CgroupWay`]: a way to a group, which is the subject. Each request of [`Way::Create`] makes
 //!   the group, sets its limits and moves a process in, as a runtime does without preparation;
-//!   [`Way::Pool`] takes a group of Slipway's pool instead of making one. [`Way::Mkdir`] and
-//!   [`Way::Take`] are the first step of each alone: what RunD-V's figures of creation compare;
+//!   [`Way::Pool`] takes a group of Slipway's pool instead of making one, in the order of
+//!   arrival. [`Way::CreateFifo`] and [`Way::PoolNoFifo`] show what that order does to each alone.
+//!   [`Way::Mkdir`] and [`Way::Take`] are the first step of each alone: what RunD-V's figures of
+//!   creation compare;
 //! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
 //!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
 //!

@@ -39,8 +39,13 @@ pub struct CgroupMeasured {
 pub enum Way {
     /// The group is made, its limits are set, and a process moves in.
     Create,
-    /// The group is taken from the pool, its limits are set, and a process moves in.
+    /// The same for as many requests at once as there are CPUs, in the order of arrival.
+    CreateFifo,
+    /// In the order of arrival, too, the group is taken from the pool, its limits are set, and a
+    /// process moves in.
     Pool,
+    /// The same in no order.
+    PoolNoFifo,
     /// The group is made.
     Mkdir,
     /// The group is taken from the pool.
@@ -129,6 +134,9 @@ impl CgroupWay {
     }
 
     fn request(&self, pool: &Pool, number: usize) -> Result<()> {
+        let ordered = matches!(self.way, Way::CreateFifo | Way::Pool);
+        // The wait for the turn is a part of the request's time.
+        let _turn = ordered.then(|| pool.turn());
         let mut group = self.group(pool, number)?;
         if matches!(self.way, Way::Mkdir | Way::Take) {
             return Ok(());
@@ -140,8 +148,10 @@ impl CgroupWay {
 
     fn group(&self, pool: &Pool, number: usize) -> Result<Group> {
         match self.way {
-            Way::Create | Way::Mkdir => Ok(pool.make(&format!("made-{number}"))?),
-            Way::Pool | Way::Take => {
+            Way::Create | Way::CreateFifo | Way::Mkdir => {
+                Ok(pool.make(&format!("made-{number}"))?)
+            }
+            Way::Pool | Way::PoolNoFifo | Way::Take => {
                 pool.take().ok_or_else(|| anyhow!("the pool is empty at group {number}"))
             }
         }
@@ -184,8 +194,8 @@ impl Subject for CgroupWay {
     /// Asks for every group of the load, and afterwards removes them.
     fn run(&mut self, load: &CgroupLoad) -> Result<CgroupMeasured> {
         let size = match self.way {
-            Way::Pool | Way::Take => load.groups as usize,
-            Way::Create | Way::Mkdir => 0,
+            Way::Pool | Way::PoolNoFifo | Way::Take => load.groups as usize,
+            Way::Create | Way::CreateFifo | Way::Mkdir => 0,
         };
         let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
         let begun = cpu_time();

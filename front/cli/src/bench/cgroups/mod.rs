@@ -15,13 +15,15 @@ use super::subjects;
 use crate::args::CgroupsArgs;
 
 /// The subjects to measure, with descriptions.
-const SUBJECTS: [(&str, &str); 8] = [
+const SUBJECTS: [(&str, &str); 10] = [
     ("create", "version 1: the group is made, its limits are set, a process moves in"),
-    ("pool", "the same with a group of the pool"),
+    ("pool", "the same with a group of the pool, in the order of arrival"),
+    ("create-fifo", "as create, in the order of arrival"),
+    ("pool-no-fifo", "as pool, in no order"),
     ("mkdir", "version 1: the group is made, and nothing else"),
     ("take", "the same with a group of the pool"),
     ("create-v2", "version 2: the group is made, its limits are set, a process moves in"),
-    ("pool-v2", "the same with a group of the pool"),
+    ("pool-v2", "the same with a group of the pool, in the order of arrival"),
     ("mkdir-v2", "version 2: the group is made, and nothing else"),
     ("take-v2", "the same with a group of the pool"),
 ];
@@ -58,7 +60,9 @@ fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
 fn way(name: &str) -> Way {
     match name.strip_suffix("-v2").unwrap_or(name) {
         "create" => Way::Create,
+        "create-fifo" => Way::CreateFifo,
         "pool" => Way::Pool,
+        "pool-no-fifo" => Way::PoolNoFifo,
         "mkdir" => Way::Mkdir,
         _ => Way::Take,
     }
