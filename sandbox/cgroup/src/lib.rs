@@ -12,8 +12,8 @@
 //!   come clean is removed;
 //! - the thread makes groups until the pool has as many as its setting says.
 //!
-//! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as there
-//! are CPUs: the kernel's locks of control groups let some wait far longer than others.
+//! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as
+//! there are CPUs: the kernel's locks of control groups let some wait far longer than others.
 //!
 //! Counters that the kernel cannot reset ([`Counters`]) are read when a group enters the list,
 //! where nothing changes them, and are subtracted later ([`Group::usage`]).

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Command};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use slipway_cgroup::{Hierarchies, Limits, Pool, PoolCounts, ROOT, Sets, Settings, V1_CONTROLLERS};
@@ -123,7 +125,7 @@ fn with_one(host: &Host) -> Pool {
 fn run_in(group: &slipway_cgroup::Group, script: &str) {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("for file; do echo $$ >$file; done; {script}")).arg("sh");
-    shell.args(group.procs_files()).stderr(std::process::Stdio::null());
+    shell.args(group.procs_files()).stderr(Stdio::null());
     shell.status().unwrap();
 }
 
@@ -234,4 +236,91 @@ fn the_next_daemon_takes_what_the_last_one_left() {
     assert!(!names.contains(used.name()));
     assert!(host.all.names().contains(left.name()), "it is ready, or taken again");
     assert!(host.all.names().contains(others.name()));
+}
+
+/// The user to whom a test delegates a group: nobody.
+const USER: u32 = 65_534;
+/// The variable with which this program runs again as that user: the groups' parent, and the mount
+/// points of the hierarchies, one a line.
+const DELEGATED: &str = "SLIPWAY_TEST_DELEGATED";
+
+/// A user without rights has a group that is delegated to it (systemd's `Delegate=yes`), and is in
+/// a group below that. The test runs once as root, and once more within itself as that user.
+#[test]
+fn a_pool_works_in_a_delegated_group() {
+    if let Ok(delegated) = std::env::var(DELEGATED) {
+        return in_a_delegated_group(&delegated);
+    }
+    let Some(host) = Host::new("delegated") else { return };
+    let own = host.pool(0).make("daemon").unwrap();
+    delegate(&own);
+    // A copy, since this program may be in a directory that the user cannot enter. Made by another
+    // process: a child of another test would have it open for writing, and it could not be run.
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("test");
+    let this = std::env::current_exe().unwrap();
+    assert!(Command::new("cp").arg(this).arg(&program).status().unwrap().success());
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let parent = host.all.path_of("");
+    let roots = host.all.roots().iter().map(|root| root.display().to_string());
+    let lines: Vec<_> = std::iter::once(parent).chain(roots).collect();
+    let mut user = Command::new(program);
+    user.args(["--exact", "--nocapture", "a_pool_works_in_a_delegated_group"]);
+    user.env(DELEGATED, lines.join("\n")).uid(USER).gid(USER).current_dir("/");
+    let mut user = user.stdin(Stdio::piped()).spawn().unwrap();
+    own.join(user.id()).unwrap();
+    // It begins once its input ends.
+    drop(user.stdin.take());
+    assert!(user.wait().unwrap().success());
+    assert_eq!(host.all.names(), BTreeSet::from(["daemon".to_owned()]), "its groups are gone");
+}
+
+/// Gives the parent of the groups, and `own` in it, to the user, as systemd delegates a group.
+fn delegate(own: &slipway_cgroup::Group) {
+    for procs in own.procs_files() {
+        let group = procs.parent().unwrap();
+        for dir in [group, group.parent().unwrap()] {
+            chown(dir, Some(USER), Some(USER)).unwrap();
+            for file in ["cgroup.procs", "cgroup.threads", "cgroup.subtree_control"] {
+                if dir.join(file).exists() {
+                    chown(dir.join(file), Some(USER), Some(USER)).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Takes a group of a pool, with limits and a process in it, and gives it back.
+fn in_a_delegated_group(delegated: &str) {
+    assert_eq!(std::io::read_to_string(std::io::stdin()).unwrap(), "");
+    let mut lines = delegated.lines();
+    let parent = lines.next().unwrap();
+    let all = Hierarchies::at(lines.map(PathBuf::from).collect(), parent);
+    let settings = Settings { tag: "pool".into(), size: 1, limits: LIMITS };
+    let pool = Pool::new(all.clone(), settings).unwrap();
+    pool.open(Some(&BTreeSet::new()));
+    settled(&pool, |counts| counts.ready == 1);
+    let child = sleeper();
+    let turn = pool.turn();
+    let mut group = pool.take().unwrap();
+    group.limit(Limits { threads: 9, ..LIMITS }).unwrap();
+    group.join(child.id()).unwrap();
+    drop(turn);
+    if let Some(threads) = value(&group, &["pids.max"]) {
+        assert_eq!(threads, "9");
+    }
+    let inside = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+    let path = all.path_of(group.name());
+    assert!(inside.lines().any(|line| line.ends_with(&path)), "{inside}");
+    // Outside of what was delegated the user has no rights.
+    for root in all.roots() {
+        let made = fs::create_dir(root.join("slipway-test-outside"));
+        assert_eq!(made.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    }
+    end(child);
+    pool.give_back(group);
+    settled(&pool, |counts| counts.ready == 1 && counts.returning == 0);
+    drop(pool);
+    assert_eq!(all.names(), BTreeSet::from(["daemon".to_owned()]));
 }
