@@ -10,7 +10,8 @@
 //!   the thread frees the page cache that is charged to it (the next sandbox would pay for it),
 //!   resets what can be reset, checks the result and lists the group again. A group that does not
 //!   come clean is removed;
-//! - the thread makes groups until the pool has as many as its setting says.
+//! - the thread makes groups until the pool has as many as its setting says. It makes none while
+//!   requests wait for their turn and groups are ready.
 //!
 //! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as
 //! there are CPUs: the kernel's locks of control groups let some wait far longer than others.

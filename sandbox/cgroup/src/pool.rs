@@ -9,7 +9,8 @@ use crate::reset::{Reset, reset};
 use crate::turns::Turns;
 use crate::{Counters, Group, Hierarchies, Limits, Result, Turn};
 
-/// Time between two attempts to reset a group that a process has not left yet.
+/// Time between two attempts to reset a group that a process has not left yet, and between two
+/// looks at requests that wait.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The number of attempts after which the log has a line about such a group. Attempts become rare
 /// then, and do not end: the process may be one that the kernel cannot end yet.
@@ -51,7 +52,6 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
-    turns: Turns,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -61,6 +61,7 @@ struct Shared {
     settings: Settings,
     state: Mutex<State>,
     work: Condvar,
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -116,13 +117,14 @@ impl Pool {
             make_at: Instant::now(),
         };
         let state = Mutex::new(state);
-        let shared = Arc::new(Shared { hierarchies, settings, state, work: Condvar::new() });
+        let (work, turns) = (Condvar::new(), Turns::of_host());
+        let shared = Arc::new(Shared { hierarchies, settings, state, work, turns });
         let works = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("cgroups".into()).spawn(move || {
             lower_priority();
             works.run();
         })?;
-        Ok(Self { shared, turns: Turns::of_host(), thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Starts to make groups. Groups of an earlier daemon with this pool's tag that are not in
@@ -158,7 +160,7 @@ impl Pool {
     /// Waits for 1 s at most, whatever the others do; the turn is then one more than those. Blocks
     /// the thread, so this is no call for an asynchronous task. The thread must have no other turn.
     pub fn turn(&self) -> Turn<'_> {
-        self.turns.take()
+        self.shared.turns.take()
     }
 
     /// Removes a group from the list, in constant time and without a system call. Returns `None`
@@ -279,6 +281,13 @@ impl Shared {
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
+                if !state.ready.is_empty() && self.turns.has_waiting() {
+                    // Requests would wait for the group that is made now, and need none yet.
+                    drop(state);
+                    std::thread::sleep(AGAIN);
+                    state = self.lock();
+                    continue;
+                }
                 return Some(Work::Make(self.next_name(&mut state)));
             }
             let times = state.returning.iter().map(|one| one.at);

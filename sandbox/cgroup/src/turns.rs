@@ -67,6 +67,11 @@ impl Turns {
         self.wait(ticket)
     }
 
+    /// Returns whether a thread waits for a turn.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
     /// Waits until no thread waits with `ticket`: then its place is the calling thread's.
     fn wait(&self, ticket: u64) -> Turn<'_> {
         let begun = Instant::now();
@@ -136,8 +141,10 @@ mod tests {
                 wait_for(turns, number + 1);
             }
             assert!(seen.lock().unwrap().is_empty(), "the one place is taken");
+            assert!(turns.has_waiting());
             drop(held);
         });
+        assert!(!turns.has_waiting());
         assert_eq!(*seen.lock().unwrap(), (0..20).collect::<Vec<_>>());
         assert_eq!(turns.lock().taken, 0);
     }
