@@ -36,6 +36,7 @@ part circles python3 deploy/check/circles.py
 part figures python3 deploy/check/figures.py
 part floors python3 deploy/check/floors.py
 part vmm-lines python3 deploy/check/vmm_lines.py
+part units deploy/check/units.sh
 part licences python3 deploy/check/licences.py
 part scripts scripts
 
