@@ -7,7 +7,11 @@ need_node
 for program in curl python3; do command -v "$program" >/dev/null || skip "$program"; done
 stop_daemon
 server=''
-end_all() { [ -z "$server" ] || kill "$server" 2>/dev/null; }
+end_all() {
+    [ -z "$server" ] || kill "$server" 2>/dev/null
+    rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+}
+rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 
 "$slipway" metrics >"$work/out" 2>&1 && fail "figures without a daemon: $(cat "$work/out")"
 grep -q 'no daemon runs at' "$work/out" || fail "without a daemon: $(cat "$work/out")"
@@ -64,6 +68,22 @@ two_failed() { spans_of "$run" | grep ' error .* container.name=two ' >/dev/null
 wait_until 20 two_failed || fail "the span of the start that failed: $(spans_of "$run")"
 spans_of container | grep ' error ' >/dev/null || fail "the span of the stage that failed: $(spans_of container)"
 ok "its span and that of its container say so"
+
+figure 'slipway_vf_pool_takes_total{pool="drives"}' >/dev/null && fail "a pool before it is made: $("$slipway" metrics)"
+"$slipway" vf create drives --disk ram:1M --count 2 >/dev/null || fail "vf create: $(explain)"
+vfs_are() { [ "$(figure "slipway_vf_pool_functions{pool=\"drives\",state=\"$1\"}")" = "$2" ]; }
+wait_until 60 vfs_are ready 2 || fail "a pool that was made: $("$slipway" metrics)"
+"$slipway" vf take drives --owner test:one >/dev/null || fail "vf take: $(explain)"
+"$slipway" vf take drives --owner test:one >/dev/null 2>&1 && fail "an owner has two functions"
+if ! vfs_are ready 1 || ! vfs_are taken 1; then fail "after a take: $("$slipway" metrics)"; fi
+[ "$(figure 'slipway_vf_pool_takes_total{pool="drives"}')" = 1 ] || fail "takes: $("$slipway" metrics)"
+[ "$(figure 'slipway_vf_pool_refusals_total{pool="drives"}')" = 1 ] || fail "refusals: $("$slipway" metrics)"
+resets=$(figure 'slipway_vf_pool_resets_total{pool="drives"}')
+"$slipway" vf return drives --owner test:one >/dev/null || fail "vf return: $(explain)"
+wait_until 60 vfs_are ready 2 || fail "after a return: $("$slipway" metrics)"
+[ "$(figure 'slipway_vf_pool_resets_total{pool="drives"}')" = $((resets + 1)) ] || fail "resets: $("$slipway" metrics)"
+"$slipway" vf rm drives >/dev/null || fail "vf rm: $(explain)"
+ok "a pool of virtual functions has its states, takes, refusals and resets"
 
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
 [ "$(status "${url%/metrics}/other")" = 404 ] || fail "another path: $(cat "$work/body")"

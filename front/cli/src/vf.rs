@@ -265,7 +265,7 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
             "socket_path": vf.socket_path,
         })
     };
-    let vf_v1::Pool { name, template, vfs, resets, failures, unwritten } = pool;
+    let vf_v1::Pool { name, template, vfs, resets, failures, unwritten, refusals } = pool;
     let template = template.clone().unwrap_or_default();
     let v1::Owner { uid, gid } = template.user.unwrap_or_default();
     let layers_bytes = match &template.kind {
@@ -282,6 +282,7 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
         "resets": resets,
         "failures": failures,
         "unwritten": unwritten,
+        "refusals": refusals,
         "functions": vfs.iter().map(vf).collect::<Vec<_>>(),
     })
 }

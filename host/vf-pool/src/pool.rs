@@ -51,6 +51,8 @@ pub struct Health {
     /// Changes that the ledger did not take, apart from those of VFs that were refused for it.
     /// After a restart such VFs are reset once more.
     pub unwritten: u64,
+    /// Requests for a VF that got none, for any reason.
+    pub refusals: u64,
 }
 
 #[derive(Default)]
@@ -58,6 +60,7 @@ struct Counters {
     resets: AtomicU64,
     failures: AtomicU64,
     unwritten: AtomicU64,
+    refusals: AtomicU64,
 }
 
 struct Inner<D> {
@@ -131,6 +134,17 @@ impl<D: Device> Pool<D> {
     /// The errors of [`take`](Self::take), with [`Error::NoVf`] and [`Error::Unready`] in place of
     /// [`Error::Empty`] for a VF that is named.
     pub fn take_prepared(
+        &self,
+        owner: &Owner,
+        number: Option<u32>,
+        prepare: impl FnOnce(&mut D),
+    ) -> Result<Lease<D::Access>, Error> {
+        self.try_take(owner, number, prepare).inspect_err(|_| {
+            self.inner.counters.refusals.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn try_take(
         &self,
         owner: &Owner,
         number: Option<u32>,
@@ -281,8 +295,13 @@ impl<D: Device> Pool<D> {
     /// Returns the pool's counters.
     pub fn health(&self) -> Health {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { resets, failures, unwritten } = &self.inner.counters;
-        Health { resets: of(resets), failures: of(failures), unwritten: of(unwritten) }
+        let Counters { resets, failures, unwritten, refusals } = &self.inner.counters;
+        Health {
+            resets: of(resets),
+            failures: of(failures),
+            unwritten: of(unwritten),
+            refusals: of(refusals),
+        }
     }
 
     /// Waits until no VF is being opened, reset, scrubbed or closed. Returns `false` if that takes

@@ -73,6 +73,7 @@ fn an_empty_pool_says_how_many_are_being_reset() {
     let error = pool.take(&owner("d")).unwrap_err().to_string();
     let expected = "pool test has no VF ready: of 3 1 is taken, 2 are being reset";
     assert_eq!(error, expected);
+    assert_eq!(pool.health().refusals, 1);
     drop(held);
     assert!(pool.settle(PATIENCE));
     assert_eq!(pool.counts().ready, 2);

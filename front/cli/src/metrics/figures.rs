@@ -11,13 +11,16 @@ use std::fmt;
 
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
-use slipway_plane_api::PlaneClient;
-use slipway_plane_api::v1 as plane_v1;
+use slipway_plane_api::{PlaneClient, VfClient, v1 as plane_v1, vf_v1};
 use slipway_runtime::{SandboxClient, v1};
+use tonic::Code;
 use tonic::transport::Channel;
+
+use super::encoding::{Sum, counters, gauges, seconds};
+use super::functions;
 
 /// The states of sandboxes.
 const STATES: [&str; 8] =
@@ -33,6 +36,7 @@ pub struct Figures {
     switches: Vec<plane_v1::Switch>,
     pool: Option<plane_v1::Pool>,
     overlays: plane_v1::OverlayMemory,
+    functions: Vec<vf_v1::Pool>,
 }
 
 impl Figures {
@@ -42,7 +46,8 @@ impl Figures {
     /// If a request fails.
     pub async fn ask(channel: Channel) -> Result<Self> {
         let mut sandboxes = SandboxClient::new(channel.clone()).max_decoding_message_size(16 << 20);
-        let mut plane = PlaneClient::new(channel).max_decoding_message_size(16 << 20);
+        let mut plane = PlaneClient::new(channel.clone()).max_decoding_message_size(16 << 20);
+        let mut functions = VfClient::new(channel).max_decoding_message_size(16 << 20);
         let context = "the daemon does not answer";
         let empty = v1::Empty {};
         let endpoints = plane.list_endpoints(plane_v1::ListEndpointsRequest {});
@@ -51,6 +56,12 @@ impl Figures {
         let switches = switches.await.context(context)?.into_inner().switches;
         let pool = plane.get_pool(plane_v1::GetPoolRequest {}).await;
         let overlays = plane.get_overlay_memory(plane_v1::GetOverlayMemoryRequest {}).await;
+        let functions = match functions.list_pools(vf_v1::ListPoolsRequest {}).await {
+            Ok(reply) => reply.into_inner().pools,
+            // The ledger is damaged, so there are no pools. Other figures are there.
+            Err(status) if status.code() == Code::FailedPrecondition => Vec::new(),
+            Err(status) => return Err(status).context(context),
+        };
         Ok(Self {
             status: sandboxes.status(empty).await.context(context)?.into_inner(),
             starts: sandboxes.figures(empty).await.context(context)?.into_inner(),
@@ -59,6 +70,7 @@ impl Figures {
             switches,
             pool: pool.context(context)?.into_inner().pool,
             overlays: overlays.context(context)?.into_inner(),
+            functions,
         })
     }
 
@@ -225,58 +237,9 @@ impl Collector for Figures {
         self.encode_endpoints(&mut to)?;
         self.encode_overlays(&mut to)?;
         self.encode_ports(&mut to)?;
-        self.encode_pool(&mut to)
+        self.encode_pool(&mut to)?;
+        functions::encode(&mut to, &self.functions)
     }
-}
-
-/// A metric's name, its help, and where its value is.
-type Sum<T> = (&'static str, &'static str, fn(&T) -> u64);
-
-type Labels<'a, const N: usize> = [(&'a str, &'a str); N];
-
-/// Encodes a family of sums with its (name, help); the format adds `_total` to the name.
-fn counters<'a, const N: usize>(
-    to: &mut DescriptorEncoder<'_>,
-    (name, help): (&str, &str),
-    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
-) -> fmt::Result {
-    let mut all = to.encode_descriptor(name, help, None, MetricType::Counter)?;
-    family(&mut all, values, |one, value| one.encode_counter::<NoLabelSet, _, u64>(&value, None))
-}
-
-/// Encodes a family of present values with its (name, help, unit).
-fn gauges<'a, const N: usize>(
-    to: &mut DescriptorEncoder<'_>,
-    (name, help, unit): (&str, &str, Option<&Unit>),
-    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
-) -> fmt::Result {
-    let mut all = to.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-    let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    family(&mut all, values, |one, number| one.encode_gauge(&value(number)))
-}
-
-fn family<'a, const N: usize>(
-    all: &mut MetricEncoder<'_>,
-    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
-    encode: impl Fn(&mut MetricEncoder<'_>, u64) -> fmt::Result,
-) -> fmt::Result {
-    values.into_iter().try_for_each(|(labels, value)| {
-        if N == 0 {
-            return encode(all, value);
-        }
-        let labels = labels.map(|(name, value)| (name, escaped(value)));
-        encode(&mut all.encode_family(&labels)?, value)
-    })
-}
-
-/// Escapes a label's value (OpenMetrics 1.0, section *Escaping*), which the library does not do.
-/// Names of ports are others' words.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 #[cfg(test)]
@@ -292,6 +255,12 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         text
+    }
+
+    fn vf_pool() -> vf_v1::Pool {
+        let vf = |state: &str| vf_v1::Vf { state: state.into(), takes: 2, ..Default::default() };
+        let vfs = ["ready", "taken", "being reset"].map(vf).to_vec();
+        vf_v1::Pool { name: "nics".into(), vfs, resets: 4, refusals: 5, ..Default::default() }
     }
 
     fn figures() -> Figures {
@@ -326,6 +295,7 @@ mod tests {
             switches: vec![switch],
             pool: Some(plane_v1::Pool { lent_bytes: 9, faults: 8, ..Default::default() }),
             overlays: plane_v1::OverlayMemory { refused_writes: 6, ..overlays },
+            functions: vec![vf_pool()],
         }
     }
 
@@ -353,6 +323,14 @@ mod tests {
             "slipway_overlays_refused_writes_total 6",
             "slipway_memory_pool_bytes{owner=\"lent\"} 9",
             "slipway_memory_pool_faults_total 8",
+            "# TYPE slipway_vf_pool_functions gauge",
+            "slipway_vf_pool_functions{pool=\"nics\",state=\"ready\"} 1",
+            "slipway_vf_pool_functions{pool=\"nics\",state=\"being_reset\"} 1",
+            "slipway_vf_pool_functions{pool=\"nics\",state=\"failed\"} 0",
+            "slipway_vf_pool_takes_total{pool=\"nics\"} 6",
+            "slipway_vf_pool_refusals_total{pool=\"nics\"} 5",
+            "slipway_vf_pool_resets_total{pool=\"nics\"} 4",
+            "slipway_vf_pool_failures_total{pool=\"nics\"} 0",
         ] {
             assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
         }

@@ -3,7 +3,9 @@
 //! The figures are asked of the daemon for each answer, so nothing is kept here, and a server of
 //! metrics can be restarted at any time. It never starts a daemon.
 
+mod encoding;
 mod figures;
+mod functions;
 mod serve;
 
 use anyhow::{Context, Result, bail};

@@ -85,6 +85,7 @@ impl VirtualFunctions {
             resets: health.resets,
             failures: health.failures,
             unwritten: health.unwritten,
+            refusals: health.refusals,
         }
     }
 
