@@ -85,6 +85,21 @@ wait_until 60 vfs_are ready 2 || fail "after a return: $("$slipway" metrics)"
 "$slipway" vf rm drives >/dev/null || fail "vf rm: $(explain)"
 ok "a pool of virtual functions has its states, takes, refusals and resets"
 
+cni=${SLIPWAY_CNI:-$(dirname "$slipway")/../x86_64-unknown-linux-gnu/agent/slipway-cni}
+[ -x "$cni" ] || fail "$cni is not built; \`make build\` builds it"
+call() {
+    CNI_COMMAND=$1 CNI_CONTAINERID=none CNI_NETNS=/run/netns/none CNI_IFNAME=eth0 CNI_PATH=/opt/cni/bin "$cni" \
+        <<<'{"cniVersion": "1.1.0", "name": "metrics", "type": "slipway-cni"}' >"$work/out" 2>&1
+}
+operations() { figure "slipway_cni_operations_total{command=\"$1\",outcome=\"$2\"}"; }
+[ "$(operations DEL succeeded)" = 0 ] || fail "operations before the first: $("$slipway" metrics)"
+call DEL || fail "DEL of what is not there: $(cat "$work/out")"
+call CHECK && fail "CHECK of what is not there: $(cat "$work/out")"
+[ "$(operations DEL succeeded):$(operations DEL failed)" = 1:0 ] || fail "after a DEL: $("$slipway" metrics)"
+[ "$(operations CHECK succeeded):$(operations CHECK failed)" = 0:1 ] || fail "after a CHECK: $("$slipway" metrics)"
+[ "$(figure 'slipway_cni_operation_seconds_count{command="DEL"}')" = 1 ] || fail "durations: $("$slipway" metrics)"
+ok "operations of the CNI plugin are counted by outcome"
+
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
 [ "$(status "${url%/metrics}/other")" = 404 ] || fail "another path: $(cat "$work/body")"
 [ "$(status -X POST "$url")" = 405 ] || fail "POST: $(cat "$work/body")"

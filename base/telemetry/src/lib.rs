@@ -6,6 +6,7 @@
 //!   axis that all processes share.
 //! - [`Timeline`]: the stages of one start, on a shared time axis.
 //! - [`Histogram`]: counts of values by size, for percentiles.
+//! - [`Durations`]: counts of durations in a few fixed buckets, for monitoring.
 //! - [`trace`]: spans of calls and their parts, for OpenTelemetry.
 //!
 //! Dependencies: `serde`, since timelines and histograms are printed and kept as JSON; `rustix`
@@ -13,12 +14,14 @@
 #![allow(unsafe_code)] // reading the processor's time stamp counter
 
 mod clock;
+mod durations;
 mod histogram;
 mod timeline;
 pub mod trace;
 mod tsc;
 
 pub use clock::{Clock, ManualClock, MonotonicClock, monotonic_ns};
+pub use durations::{BOUNDS_NS, Durations};
 pub use histogram::Histogram;
 pub use timeline::{Stage, Timeline};
 pub use tsc::stamp_clock;

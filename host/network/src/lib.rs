@@ -13,6 +13,7 @@
 //!   settings in the container's network namespace;
 //! - `namespace` reads the interface that somebody else made in a network namespace, for a sandbox
 //!   that has it in place of one in a network, and keeps the host's kernel off its frames;
+//! - `operations` counts what CNI plugins ask for;
 //! - [`Service`] is the gRPC interface of all this, `slipway-plane-api`'s `network.proto`. This
 //!   crate uses the plane only through its own interface.
 //!
@@ -48,6 +49,7 @@ mod mac;
 mod namespace;
 mod networks;
 mod nft;
+mod operations;
 mod proxy;
 pub mod publish;
 pub mod reach;

@@ -1,11 +1,13 @@
 //! The gRPC service of the networks: translates requests into calls of [`Networks`].
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use slipway_plane_api::{network_v1 as v1, trace};
 use slipway_telemetry::trace::{Call, Tracer};
 use tonic::{Request, Response, Status};
 
+use crate::operations::{Command, Operations};
 use crate::{Networks, Result};
 
 /// The outcome of a call.
@@ -15,12 +17,13 @@ type Reply<T> = Result<Response<T>, Status>;
 pub struct Service {
     networks: Arc<Networks>,
     tracer: Tracer,
+    operations: Arc<Operations>,
 }
 
 impl Service {
     /// Makes a service for `networks`. `tracer` records the calls about containers' interfaces.
     pub fn new(networks: Arc<Networks>, tracer: Tracer) -> Self {
-        Self { networks, tracer }
+        Self { networks, tracer, operations: Arc::default() }
     }
 
     /// Runs `work` to its end even if the client hangs up meanwhile, so that no operation is left
@@ -33,6 +36,29 @@ impl Service {
         let done = tokio::spawn(work(Arc::clone(&self.networks))).await;
         let done = done.map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(done?))
+    }
+
+    /// Runs `work` as [`complete`](Self::complete) does, and counts it as an operation of CNI.
+    async fn operate<T, F>(
+        &self,
+        command: Command,
+        work: impl FnOnce(Arc<Networks>) -> F,
+    ) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let operations = Arc::clone(&self.operations);
+        self.complete(|networks| {
+            let work = work(networks);
+            async move {
+                let begun = Instant::now();
+                let done = work.await;
+                operations.record(command, begun.elapsed(), done.is_ok());
+                done
+            }
+        })
+        .await
     }
 }
 
@@ -123,7 +149,7 @@ impl v1::networks_server::Networks for Service {
         call.set("container.name", &request.name);
         let origin = call.origin();
         let attached = self
-            .complete(|networks| async move {
+            .operate(Command::Add, |networks| async move {
                 let attached = networks.attach(&request).await?;
                 if let Some(origin) = origin {
                     networks.note_trace(request.container.as_ref(), origin).await;
@@ -140,7 +166,7 @@ impl v1::networks_server::Networks for Service {
         let container = request.into_inner().container;
         describe(&mut call, container.as_ref());
         let detached = self
-            .complete(|networks| async move {
+            .operate(Command::Del, |networks| async move {
                 networks.detach(container.as_ref()).await.map(|()| v1::DetachReply {})
             })
             .await;
@@ -152,7 +178,11 @@ impl v1::networks_server::Networks for Service {
         &self,
         request: Request<v1::CheckAttachmentRequest>,
     ) -> Reply<v1::Attachment> {
-        Ok(Response::new(self.networks.check_attachment(request.get_ref()).await?))
+        let request = request.into_inner();
+        self.operate(Command::Check, |networks| async move {
+            networks.check_attachment(&request).await
+        })
+        .await
     }
 
     async fn collect_attachments(
@@ -160,11 +190,15 @@ impl v1::networks_server::Networks for Service {
         request: Request<v1::CollectAttachmentsRequest>,
     ) -> Reply<v1::CollectAttachmentsReply> {
         let request = request.into_inner();
-        self.complete(|networks| async move {
+        self.operate(Command::Gc, |networks| async move {
             let removed = networks.collect_attachments(&request).await?;
             Ok(v1::CollectAttachmentsReply { removed })
         })
         .await
+    }
+
+    async fn get_operations(&self, _: Request<v1::GetOperationsRequest>) -> Reply<v1::Operations> {
+        Ok(Response::new(self.operations.describe()))
     }
 
     async fn create_port(&self, request: Request<v1::CreatePortRequest>) -> Reply<v1::HostPort> {

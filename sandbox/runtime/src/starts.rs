@@ -2,29 +2,10 @@
 
 use std::sync::Mutex;
 
-use slipway_telemetry::{Stage, Timeline};
+use slipway_telemetry::{BOUNDS_NS, Durations, Stage, Timeline};
 
 use crate::lock::lock;
 use crate::v1;
-
-/// Upper bounds of the buckets of times, ns. One more bucket is above the last.
-const BOUNDS_NS: [u64; 15] = [
-    100_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    10_000_000,
-    25_000_000,
-    50_000_000,
-    100_000_000,
-    250_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_500_000_000,
-    5_000_000_000,
-    10_000_000_000,
-    60_000_000_000,
-];
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
@@ -66,25 +47,8 @@ pub struct Starts(Mutex<Counts>);
 struct Counts {
     started: u64,
     failed: u64,
-    stages: [Times; STAGES.len()],
-    total: Times,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Times {
-    buckets: [u64; BOUNDS_NS.len() + 1],
-    sum_ns: u64,
-}
-
-impl Times {
-    fn record(&mut self, ns: u64) {
-        self.buckets[BOUNDS_NS.partition_point(|bound| *bound < ns)] += 1;
-        self.sum_ns = self.sum_ns.saturating_add(ns);
-    }
-
-    fn is_empty(&self) -> bool {
-        self.buckets.iter().all(|count| *count == 0)
-    }
+    stages: [Durations; STAGES.len()],
+    total: Durations,
 }
 
 impl Starts {
@@ -123,8 +87,8 @@ impl Starts {
         let stages = all.filter(|(_, times)| !times.is_empty());
         let stages = stages.map(|(name, times)| v1::StageTimes {
             name: (*name).to_owned(),
-            counts: times.buckets.to_vec(),
-            sum_ns: times.sum_ns,
+            counts: times.counts().to_vec(),
+            sum_ns: times.sum_ns(),
         });
         reply.stages = stages.collect();
     }

@@ -53,7 +53,31 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Converts nanoseconds to seconds.
-pub(super) fn seconds(ns: u64) -> f64 {
+/// Encodes a family of histograms of durations with its (name, help): for each its label, the
+/// durations in each bucket, and their sum in nanoseconds. `bounds_ns` are the upper bounds of all
+/// buckets but the last.
+pub(super) fn histograms<'a>(
+    to: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    bounds_ns: &[u64],
+    values: impl IntoIterator<Item = ((&'a str, &'a str), &'a [u64], u64)>,
+) -> fmt::Result {
+    let unit = Some(&Unit::Seconds);
+    let mut all = to.encode_descriptor(name, help, unit, MetricType::Histogram)?;
+    for (label, counts, sum_ns) in values {
+        let bounds = bounds_ns.iter().map(|ns| seconds(*ns)).chain([f64::MAX]);
+        let buckets: Vec<_> = bounds.zip(counts.iter().copied()).collect();
+        let (labels, count) = ([label], counts.iter().sum());
+        all.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+            seconds(sum_ns),
+            count,
+            &buckets,
+            None,
+        )?;
+    }
+    Ok(())
+}
+
+fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }

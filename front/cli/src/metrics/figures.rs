@@ -3,7 +3,8 @@
 //! A new metric comes from what `Figures::ask` asks for: `FiguresReply` (`sandbox.proto`) has the
 //! sums of sandboxes since the daemon began, which `Service::figures` (`sandbox/runtime`,
 //! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
-//! plane's calls. It is encoded here, in one of the functions that `encode` calls. The test
+//! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. It
+//! is encoded here, in one of the functions that `encode` calls. The test
 //! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row.
 
 use std::collections::BTreeMap;
@@ -11,15 +12,14 @@ use std::fmt;
 
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
-use slipway_plane_api::{PlaneClient, VfClient, v1 as plane_v1, vf_v1};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient, network_v1, v1 as plane_v1, vf_v1};
 use slipway_runtime::{SandboxClient, v1};
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::encoding::{Sum, counters, gauges, seconds};
+use super::encoding::{Sum, counters, gauges, histograms};
 use super::functions;
 
 /// The states of sandboxes.
@@ -37,6 +37,7 @@ pub struct Figures {
     pool: Option<plane_v1::Pool>,
     overlays: plane_v1::OverlayMemory,
     functions: Vec<vf_v1::Pool>,
+    cni: network_v1::Operations,
 }
 
 impl Figures {
@@ -47,7 +48,8 @@ impl Figures {
     pub async fn ask(channel: Channel) -> Result<Self> {
         let mut sandboxes = SandboxClient::new(channel.clone()).max_decoding_message_size(16 << 20);
         let mut plane = PlaneClient::new(channel.clone()).max_decoding_message_size(16 << 20);
-        let mut functions = VfClient::new(channel).max_decoding_message_size(16 << 20);
+        let mut functions = VfClient::new(channel.clone()).max_decoding_message_size(16 << 20);
+        let mut networks = NetworkClient::new(channel);
         let context = "the daemon does not answer";
         let empty = v1::Empty {};
         let endpoints = plane.list_endpoints(plane_v1::ListEndpointsRequest {});
@@ -62,6 +64,7 @@ impl Figures {
             Err(status) if status.code() == Code::FailedPrecondition => Vec::new(),
             Err(status) => return Err(status).context(context),
         };
+        let cni = networks.get_operations(network_v1::GetOperationsRequest {}).await;
         Ok(Self {
             status: sandboxes.status(empty).await.context(context)?.into_inner(),
             starts: sandboxes.figures(empty).await.context(context)?.into_inner(),
@@ -71,6 +74,7 @@ impl Figures {
             pool: pool.context(context)?.into_inner().pool,
             overlays: overlays.context(context)?.into_inner(),
             functions,
+            cni: cni.context(context)?.into_inner(),
         })
     }
 
@@ -79,21 +83,23 @@ impl Figures {
         let outcomes = [("running", self.starts.started), ("failed", self.starts.failed)];
         counters(to, ("sandbox_starts", help), outcomes.map(|(one, n)| ([("outcome", one)], n)))?;
         let help = "Time of the stages of starts that succeeded; total: from the first to the last";
-        let unit = Some(&Unit::Seconds);
-        let mut all = to.encode_descriptor("sandbox_start", help, unit, MetricType::Histogram)?;
-        for stage in &self.starts.stages {
-            let bounds = self.starts.bounds_ns.iter().map(|ns| seconds(*ns)).chain([f64::MAX]);
-            let buckets: Vec<_> = bounds.zip(stage.counts.iter().copied()).collect();
-            let count = stage.counts.iter().sum();
-            let labels = [("stage", stage.name.as_str())];
-            all.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
-                seconds(stage.sum_ns),
-                count,
-                &buckets,
-                None,
-            )?;
-        }
-        Ok(())
+        let stages = &self.starts.stages;
+        let stages = stages.iter().map(|one| (("stage", &*one.name), &*one.counts, one.sum_ns));
+        histograms(to, ("sandbox_start", help), &self.starts.bounds_ns, stages)
+    }
+
+    fn encode_cni(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let operations = &self.cni.operations;
+        let help = "Operations of CNI plugins that reached the daemon, by outcome";
+        let outcomes = operations.iter().flat_map(|one| {
+            let labels = |outcome| [("command", &*one.command), ("outcome", outcome)];
+            [(labels("succeeded"), one.counts.iter().sum()), (labels("failed"), one.failed)]
+        });
+        counters(to, ("cni_operations", help), outcomes)?;
+        let help = "Time that the daemon took for operations of CNI plugins that succeeded";
+        let times =
+            operations.iter().map(|one| (("command", &*one.command), &*one.counts, one.sum_ns));
+        histograms(to, ("cni_operation", help), &self.cni.bounds_ns, times)
     }
 
     fn encode_sandboxes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -232,6 +238,7 @@ impl Collector for Figures {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         self.encode_sandboxes(&mut to)?;
         self.encode_starts(&mut to)?;
+        self.encode_cni(&mut to)?;
         self.encode_control_groups(&mut to)?;
         self.encode_traces(&mut to)?;
         self.encode_endpoints(&mut to)?;
@@ -255,6 +262,11 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         text
+    }
+
+    fn add() -> network_v1::Operation {
+        let counts = vec![1, 2, 0];
+        network_v1::Operation { command: "ADD".into(), failed: 3, counts, sum_ns: 8_000_000 }
     }
 
     fn vf_pool() -> vf_v1::Pool {
@@ -296,6 +308,10 @@ mod tests {
             pool: Some(plane_v1::Pool { lent_bytes: 9, faults: 8, ..Default::default() }),
             overlays: plane_v1::OverlayMemory { refused_writes: 6, ..overlays },
             functions: vec![vf_pool()],
+            cni: network_v1::Operations {
+                bounds_ns: vec![1_000_000, 5_000_000],
+                operations: vec![add()],
+            },
         }
     }
 
@@ -311,6 +327,11 @@ mod tests {
             "slipway_sandbox_start_seconds_bucket{le=\"1.0\",stage=\"total\"} 3",
             "slipway_sandbox_start_seconds_bucket{le=\"+Inf\",stage=\"total\"} 7",
             "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
+            "slipway_cni_operations_total{command=\"ADD\",outcome=\"succeeded\"} 3",
+            "slipway_cni_operations_total{command=\"ADD\",outcome=\"failed\"} 3",
+            "# TYPE slipway_cni_operation_seconds histogram",
+            "slipway_cni_operation_seconds_bucket{le=\"0.005\",command=\"ADD\"} 3",
+            "slipway_cni_operation_seconds_sum{command=\"ADD\"} 0.008",
             "slipway_control_groups{state=\"ready\"} 16",
             "slipway_trace_spans_total{outcome=\"sent\"} 11",
             "slipway_trace_spans_total{outcome=\"dropped\"} 12",
