@@ -87,14 +87,69 @@ class Node:
             sys.exit(f"{command} {number}: {done.stdout.decode()}{done.stderr.decode()}")
         return done.stdout
 
-    def left(self):
-        """Lines that name what is left of containers."""
+    def left(self, containers):
+        """Lines that name what is left of containers. `containers` has the inode numbers of their namespaces."""
         network = json.loads(self.slipway("network", "inspect", NETWORK))[0]
         found = [f"an address of {one['name']}" for one in network["sandboxes"]]
         found += [f"the file {path.name}" for path in self.files.iterdir()]
         ports = json.loads(self.slipway("port", "ls", "--json"))
         found += [f"the port {one['name']}" for one in ports if "," in one["name"]]
+        return found + self.functions() + self.held(containers)
+
+    def held(self, containers):
+        """Lines that name the containers' namespaces that the daemon has open, or has a thread in."""
+        process = pathlib.Path(f"/proc/{self.daemon.pid}")
+        # Descriptors and threads come and go.
+        files = [*process.glob("fd/*"), *process.glob("task/*/ns/net")]
+        found = []
+        for file in files:
+            try:
+                target = os.readlink(file)
+            except OSError:
+                continue
+            number = target.removeprefix("net:[").removesuffix("]")
+            if number != target and int(number) in containers:
+                found.append(f"the namespace of {containers[int(number)]}, by {file}")
         return found
+
+    def restart(self):
+        """Kills the daemon, and starts the next one for a container that comes and goes: what nodes hold after that is the
+        same, whatever was before."""
+        self.end()
+        self.start()
+        self.call("ADD", 0)
+        self.call("DEL", 0)
+
+    def outside(self):
+        """What the daemon has outside of itself, one thing a line."""
+        run = self.work / "run"
+        found = [f"the file {path.relative_to(run)} in the run directory" for path in run.rglob("*")]
+        found += [f"the interface {one['ifname']}" for one in json.loads(ip("-j", "link"))]
+        rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=True, text=True)
+        return found + [f"the rule {line.strip()}" for line in rules.stdout.splitlines()]
+
+    def settled(self):
+        """What the daemon has outside of itself when its functions are ready and nothing changes any more."""
+        last = None
+        while (found := self.outside()) != last or self.functions():
+            last = found
+            time.sleep(0.5)
+        return found
+
+    def functions(self):
+        """Lines that name the functions of pools that are not ready."""
+        pools = json.loads(self.slipway("vf", "ls", "--json"))
+        busy = [one for pool in pools for one in pool["functions"] if one["state"] != "ready"]
+        return [f"VF {one['number']} is {one['state']}: {one['owner']}" for one in busy]
+
+
+def at_last(look, patience=300):
+    """Returns what is left once nothing is, or after so many seconds: what a daemon closes without waiting may be there
+    for a moment."""
+    until = time.monotonic() + patience
+    while (found := look()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
 
 
 def name(number):
@@ -103,6 +158,11 @@ def name(number):
 
 def ip(*words):
     return subprocess.run(["ip", *words], capture_output=True, check=True, text=True).stdout
+
+
+def namespaces(numbers):
+    """Names of containers by the inode numbers of their network namespaces."""
+    return {os.stat(f"/run/netns/{name(number)}").st_ino: name(number) for number in numbers}
 
 
 def interfaces(number):
@@ -179,16 +239,24 @@ def at_once(node, count, command):
     return took, used * 1000 / count, (node.cpu() - before) * 1000 / count
 
 
+def published(node, number):
+    """Writes the configuration of a container with a published port. Returns the file."""
+    mapping = {"hostPort": 40000 + number, "containerPort": 80, "protocol": "tcp"}
+    more = {"runtimeConfig": {"portMappings": [mapping]}}
+    file = node.work / f"config-{number}.json"
+    file.write_text(json.dumps(json.loads(node.config) | more))
+    return file
+
+
 def steps(node, count, seed, containers=8):
     """Random operations of which some are killed, with kills of the daemon. Returns counts."""
     chance = random.Random(seed)
     counts = dict.fromkeys(["ADD", "DEL", "GC", "killed plugins", "killed daemons"], 0)
-    config = node.work / "config.json"
-    config.write_bytes(node.config)
+    configs = [published(node, number) for number in range(containers)]
     for _ in range(count):
         number = chance.randrange(containers)
         command = chance.choice(["ADD", "ADD", "DEL", "DEL", "CHECK"])
-        with open(config, "rb") as file:
+        with open(configs[number], "rb") as file:
             process = node.spawn(command, number, file)
         counts[command] = counts.get(command, 0) + 1
         if chance.random() < 0.25:
@@ -202,7 +270,7 @@ def steps(node, count, seed, containers=8):
             # Some operations find no daemon.
             process.wait()
             for other in range(chance.randrange(3)):
-                with open(config, "rb") as file:
+                with open(configs[other], "rb") as file:
                     node.spawn(chance.choice(["DEL", "ADD"]), other, file).wait()
             node.start()
         process.wait()
@@ -232,10 +300,17 @@ def main():
             made.append(number)
         node.start()
         node.slipway("network", "create", NETWORK)
+        # Its functions are ready again after each kill of the daemon.
+        node.slipway("vf", "create", "lab", "--disk", "ram:1M", "--count", "2")
         found = measure(node, count)
         found["seed"] = options.seed
+        node.restart()
+        before = node.settled()
         found["steps"] = steps(node, options.steps, options.seed)
-        left = node.left()
+        containers = namespaces(made)
+        left = at_last(lambda: node.left(containers))
+        node.restart()
+        left += at_last(lambda: [one for one in node.outside() if one not in before])
         for number in range(count):
             left += [f"{one} in {name(number)}" for one in interfaces(number)]
         found["left"] = left
