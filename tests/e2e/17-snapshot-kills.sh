@@ -137,27 +137,11 @@ start_parent fork
 settle with
 ok "a save takes $save_ms ms, a fork $fork_ms ms; without a sandbox the node holds $(wc -l <"$work/all") things and $used KiB of shared memory"
 
-# A client that found no daemon has started one, which may have been faster: it ends for the test's own.
-restart_daemon() {
-    end_daemon KILL
-    start_daemon
-    [ "$(lock_holder)" = "$daemon" ] && return
-    say "the client has started a daemon"
-    stop_daemon
-    wait "$daemon" 2>/dev/null
-    start_daemon
-}
 # The node lists as snapshots all that is in their directory. Sets `names` to them.
 no_other() {
     names=$("$slipway" snapshot ls --json | sed -n 's/^ *"name": "\(.*\)",*$/\1/p' | sort | paste -sd ' ')
     [ "$names" = "$(find "$templates" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort | paste -sd ' ')" ]
 }
-# over SANDBOX: its start has come to an end. Sets `state`.
-over() {
-    state=$(state_of "$1")
-    [[ $state =~ ^(gone|exited|failed|lost|running)$ ]]
-}
-ended() { over "$1" && [ "$state" != running ]; }
 # released SANDBOX FILE: it has ended, and the node holds what it held without it, but its files until they are removed.
 released() {
     wait_until 60 ended "$1" || fail "$1 does not end: $("$slipway" ps; explain)"

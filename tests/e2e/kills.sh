@@ -45,3 +45,21 @@ judge_client() {
     # shellcheck disable=SC2034 # of the tests
     outcome="status $status$([ "$status" = 0 ] || head -c 200 "$work/said" | sed 's/^/: /')"
 }
+
+# A client that found no daemon has started one, which may have been faster: it ends for the test's own.
+restart_daemon() {
+    end_daemon KILL
+    start_daemon
+    [ "$(lock_holder)" = "$daemon" ] && return
+    say "the client has started a daemon"
+    stop_daemon
+    wait "$daemon" 2>/dev/null
+    start_daemon
+}
+
+# over SANDBOX: its start has come to an end. Sets `state`.
+over() {
+    state=$(state_of "$1")
+    [[ $state =~ ^(gone|exited|failed|lost|running)$ ]]
+}
+ended() { over "$1" && [ "$state" != running ]; }

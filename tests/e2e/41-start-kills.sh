@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# kill -9 of the command, of the daemon or of the VMM at the steps of the start of a sandbox that has a network, a published
+# port, an interface of a pool and a volume: what `slipway ps` says afterwards is true, and when the sandbox is removed the node
+# holds what it held before. The steps are seen in the sandbox's record, its sockets and processes (moments.py).
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/kills.sh
+. "$here/kills.sh"
+need_network_node "$@"
+end_all() {
+    [ -n "$daemon" ] && runs "$daemon" && { "$slipway" rm --force --all; timeout 60 "$slipway" vf rm nics; "$slipway" port rm kept; } >/dev/null 2>&1
+    rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+}
+rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+start_keeper
+start_daemon
+told='at the start'
+fail() { say "FAILED: $told: $*"; exit 1; }
+
+# Keeps the network's switch, which the pool is on.
+"$slipway" port create kept --network default >/dev/null || fail "port create: $(explain)"
+"$slipway" vf create nics --switch default --count 2 >/dev/null || fail "vf create: $(explain)"
+run=("$slipway" run --detach --name victim --wait-network --vf nics --publish 8080:80 --volume data:16M:/data "$image" -- sleep 100000)
+
+# What the node holds, one thing a line.
+held() {
+    "$slipway" ps --quiet
+    "$slipway" vf inspect nics | grep -E '"(owner|state)"' | sort
+    "$slipway" endpoint ls --json | grep '"id"' | sort
+    "$slipway" port ls --json | grep -E '"(network|name)"' | sort
+    "$slipway" network inspect default
+    nft list ruleset
+    ip -o link show | cut -d: -f 2
+    find "$SLIPWAY_RUN_DIR" -mindepth 1 | sort
+    leftovers
+}
+holds_as_before() { held >"$work/held" 2>&1; cmp -s "$work/before" "$work/held"; }
+settled() { held >"$work/before" 2>&1; sleep 1; holds_as_before; }
+
+remove() { "$slipway" rm --force victim >/dev/null || fail "rm: $(explain)"; }
+
+# It works, and is given back, while nobody disturbs it.
+timeout 300 "${run[@]}" >"$work/said" 2>&1 || fail "run: $(cat "$work/said") $(explain)"
+"$slipway" vf inspect nics | grep -q '"state": "taken"' || fail "its interface is not of the pool: $("$slipway" vf inspect nics)"
+nft list ruleset | grep -q 'dport 8080 dnat' || fail "its port is not published: $(nft list ruleset)"
+remove
+restart_daemon
+wait_until 60 settled || fail "a node without sandboxes changes: $(diff "$work/before" "$work/held")"
+grep -q '"state": "taken"' "$work/before" && fail "a function is lost: $(cat "$work/before")"
+ok "without a sandbox the node holds $(wc -l <"$work/before") things"
+
+# kill_at VICTIM STEP
+kill_at() {
+    local victim=$1 vmm late='' outcome=0
+    told="$victim killed when \"$2\" was seen"
+    # A killed `timeout` would leave the command.
+    if [ "$victim" = command ]; then
+        "${run[@]}" >"$work/said" 2>&1 &
+    else
+        timeout 300 "${run[@]}" >"$work/said" 2>&1 &
+    fi
+    client=$!
+    vmm=$(python3 "$here/moments.py" "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" nics victim "$2" "$client") || late=yes
+    case $victim in
+        command) kill -KILL "$client" 2>/dev/null ;;
+        daemon) restart_daemon ;;
+        VMM) [ "$vmm" = 0 ] || kill -KILL "$vmm" 2>/dev/null ;;
+    esac
+    wait "$client" || outcome=$?
+    [ "$outcome" != 124 ] || fail "the command waits for ever: $("$slipway" ps; explain)"
+    [ "$late$outcome" != yes0 ] || told+=", too late"
+    [ -z "$late" ] || [ "$outcome" = 0 ] || fail "the start failed by itself: $(cat "$work/said"; explain)"
+    wait_until 300 over victim || fail "the start comes to no end: $("$slipway" ps; explain)"
+    if [ "$victim" = VMM ] && [ "$vmm" != 0 ]; then
+        wait_until 60 ended victim || fail "it runs without its VMM: $("$slipway" ps; explain)"
+    fi
+    wait_until 60 no_lie || fail "$(lies)"
+    over victim
+    told+=": status $outcome, $state"
+    [ "$state" = gone ] || remove
+    wait_until 60 holds_as_before || fail "$(diff "$work/before" "$work/held"; explain)"
+    say "$told"
+}
+for step in created function launched; do kill_at command "$step"; done
+told='kill -9 of the command'
+ok "kill -9 of the command at three steps of a start: what is said is true, and nothing is left"
+for step in created starting directory function process launched running; do kill_at daemon "$step"; done
+told='kill -9 of the daemon'
+ok "kill -9 of the daemon at seven steps"
+for step in process launched running; do kill_at VMM "$step"; done
+told='kill -9 of the VMM'
+ok "kill -9 of the VMM at three steps"
+
+told='after the kills'
+timeout 300 "${run[@]}" >"$work/said" 2>&1 || fail "run: $(cat "$work/said") $(explain)"
+is_state victim running || fail "the next sandbox: $("$slipway" ps)"
+remove
+wait_until 60 holds_as_before || fail "$(diff "$work/before" "$work/held"; explain)"
+"$slipway" vf rm nics >/dev/null || fail "vf rm: $(explain)"
+ok "the next sandbox starts, and gives everything back"
