@@ -36,7 +36,15 @@ done
 figure 'slipway_build_info{version="'"$("$slipway" --version | cut -d ' ' -f 2)"'"}' >/dev/null || fail "no version: $("$slipway" metrics)"
 "$slipway" metrics >"$work/out"
 grep -q '^slipway_endpoint_messages_total{endpoint=' "$work/out" || fail "no endpoint: $("$slipway" metrics)"
-ok "a start is counted, with its stages"
+id=$("$slipway" inspect one | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
+io() { figure "slipway_endpoint_$1_total{endpoint=\"$id\"}"; }
+[ "$(io reads)" -gt 0 ] && [ "$(io read_bytes)" -gt 0 ] || fail "the guest has read its root: $("$slipway" metrics)"
+[ "$(io media_errors)" = 0 ] || fail "errors of disks: $("$slipway" metrics)"
+wrote=$(io written_bytes)
+timeout 120 "$slipway" exec one -- sh -c 'head -c 1048576 /dev/urandom >/file && sync' || fail "exec: $(explain)"
+more_written() { [ "$(io written_bytes)" -ge $((wrote + 1048576)) ]; }
+wait_until 20 more_written || fail "after writes of 1 MiB to its root: $("$slipway" metrics)"
+ok "a start is counted, with its stages; so is the I/O of its disks"
 
 run=slipway.sandbox.v1.Sandboxes/Run
 has_span() { [ -n "$(spans_of "$1")" ]; }

@@ -76,6 +76,11 @@ impl Controller {
         Mailbox(self.requests.sender())
     }
 
+    /// Returns a handle with which other threads read what I/O commands have moved.
+    pub fn activity(&self) -> crate::Activity {
+        self.home.activity.clone()
+    }
+
     /// Adds a namespace. It can be called at any time, as the next two methods can; other threads
     /// post a [`Request`]. The guest learns of each change by a Namespace Attribute Changed event,
     /// if it enabled such events (section 5.21.1.11), and by the Changed Namespace List (section
@@ -406,6 +411,9 @@ impl Function for Controller {
             Progress::Idle(_) if self.home.engine.is_rung_soon() => self.poll_once(),
             found => found,
         };
+        if found.is_busy() {
+            self.home.activity.put(&self.home.engine.counters);
+        }
         #[cfg(test)]
         let found = self.poll_beside(found);
         found

@@ -1,5 +1,6 @@
 //! Counters of the SMART / Health log and the Error Information log (section 5.14.1).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slipway_nvme_spec::log::{self, ErrorEntry};
@@ -85,6 +86,23 @@ impl From<[u64; 5]> for Counters {
     /// The reverse of [`Counters::each`].
     fn from([sectors_read, sectors_written, reads, writes, media_errors]: [u64; 5]) -> Self {
         Self { sectors_read, sectors_written, reads, writes, media_errors }
+    }
+}
+
+/// The counters of one thread, for other threads. They lag behind by one poll.
+#[derive(Debug, Default)]
+pub(crate) struct Published([AtomicU64; 5]);
+
+impl Published {
+    /// Returns the counters that were stored last, each by itself.
+    pub fn get(&self) -> Counters {
+        self.0.each_ref().map(|one| one.load(Ordering::Relaxed)).into()
+    }
+
+    /// Stores the thread's counters.
+    pub fn put(&self, counters: &Counters) {
+        let pairs = self.0.iter().zip(counters.each());
+        pairs.for_each(|(shared, own)| shared.store(own, Ordering::Relaxed));
     }
 }
 

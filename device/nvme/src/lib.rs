@@ -23,7 +23,7 @@
 //! | floor | modules | |
 //! |---|---|---|
 //! | values | `registers`, `phase`, `features`, `events`, `health`, `parts`, `namespace` | what a controller has |
-//! | mechanisms | `cell`, `queue`, `prp`, `sgl`, `turn`, `limiter`, `journal`, `permit`, `mailbox`, `nap`, `trace` | each can be understood alone |
+//! | mechanisms | `cell`, `queue`, `prp`, `sgl`, `turn`, `limiter`, `journal`, `permit`, `mailbox`, `nap`, `trace`, `activity` | each can be understood alone |
 //! | engine | `engine` | carries out I/O commands on one thread, and calls nobody |
 //! | fleet | `fleet` | the lanes: which engine has which queue, orders and replies |
 //! | home | `home` | everything that exists once, with the engine of its thread |
@@ -38,7 +38,7 @@
 //!
 //! Other threads never touch a controller: they post a [`Request`], which the controller's next
 //! poll carries out first. One of them makes the controller measure where the time of commands goes
-//! ([`Tracer`]).
+//! ([`Tracer`]). What I/O commands have moved is published after each poll ([`Activity`]).
 //!
 //! Namespaces come, go and grow while the controller runs ([`Controller::attach`],
 //! [`Controller::detach`], [`Controller::refresh`]). Several disks, for several controllers, may
@@ -122,6 +122,7 @@
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
 //! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
 
+mod activity;
 mod admin;
 mod cell;
 mod controller;
@@ -163,6 +164,7 @@ mod outside {
     pub(crate) use slipway_ram::{Fault, Memory};
 }
 
+pub use activity::{Activity, Io};
 pub use controller::Controller;
 pub use fleet::Answer;
 pub use journal::journal_len;

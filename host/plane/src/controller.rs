@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slipway_block::Budget;
-use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
+use slipway_nvme::{Activity, Controller, Identity, Io, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_reactor::Handle;
@@ -33,6 +33,8 @@ pub struct Nvme {
     pub snoop: snoop::Target,
     /// The memory of the endpoint's overlays.
     pub overlays: Budget,
+    /// The means to read what the controller's I/O commands have moved.
+    pub activity: Activity,
     /// The way in which the guest rings the doorbells.
     pub doorbells: v1::nvme_controller::DoorbellMode,
     /// The period in microseconds in which mapped doorbells are looked at; zero for other
@@ -40,6 +42,14 @@ pub struct Nvme {
     pub sweep_period_us: u32,
     /// The limits, or `None` if there never were any.
     pub limits: Option<v1::Limits>,
+}
+
+impl Nvme {
+    /// Returns what I/O commands have moved, for the interface.
+    pub fn io(&self) -> v1::EndpointIo {
+        let Io { reads, read_bytes, writes, written_bytes, media_errors } = self.activity.get();
+        v1::EndpointIo { reads, writes, read_bytes, written_bytes, media_errors }
+    }
 }
 
 /// A controller that is to be made.
@@ -90,7 +100,7 @@ pub fn serve(
     controller.limit(rates(&limited.unwrap_or_default()));
     let handed = parts.hand_down(&mut controller);
     handed.map_err(|error| Error::Resources(error.to_string()))?;
-    let mailbox = controller.mailbox();
+    let (mailbox, activity) = (controller.mailbox(), controller.activity());
     let mut homes = homes(new.reactors, &wakes)?;
     let LaneHome { reactor, wakes: wake } = homes.remove(0);
     let endpoint = Endpoint::new(config, parts, Box::new(controller), wake, &reactor);
@@ -103,6 +113,7 @@ pub fn serve(
         door,
         wakes,
         overlays: new.overlays,
+        activity,
         doorbells: new.wanted.doorbells(),
         sweep_period_us,
         limits: limited,

@@ -392,6 +392,7 @@ impl Served {
             reactor: self.reactors.first().map_or(0, |number| *number as u32),
             lane_reactors: self.reactors.iter().skip(1).map(|number| *number as u32).collect(),
             overlays: nvme.map(|nvme| overlays::describe(&nvme.overlays)),
+            io: nvme.map(Nvme::io),
         }
     }
 

@@ -157,7 +157,7 @@ impl QueueLane {
         self.engine.signal_all();
         self.engine.release_memory();
         self.tell_home();
-        self.link.publish(&self.engine.counters);
+        self.link.counters.put(&self.engine.counters);
         self.link.set_stopped(number, QueueStates::from(&self.engine.queues));
         true
     }
@@ -199,7 +199,7 @@ impl QueueLane {
             self.link.nap.end();
         }
         if found.is_busy() {
-            self.link.publish(&self.engine.counters);
+            self.link.counters.put(&self.engine.counters);
         }
         found
     }

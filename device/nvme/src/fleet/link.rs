@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::order::{Order, Reply};
 use crate::engine::report::Report;
-use crate::health::Counters;
+use crate::health::Published;
 use crate::mailbox::Sender;
 use crate::nap::Nap;
 use crate::queue_state::QueueStates;
@@ -21,8 +21,8 @@ pub(crate) struct LaneLink {
     stopped: AtomicU64,
     /// The lane's queues as they were when it stopped.
     saved: Mutex<QueueStates>,
-    /// The lane's counters. They lag behind by one poll.
-    counters: [AtomicU64; 5],
+    /// The lane's counters.
+    pub counters: Arc<Published>,
     outbox: Mutex<Outbox>,
 }
 
@@ -43,7 +43,7 @@ impl LaneLink {
             nap: Nap::default(),
             stopped: AtomicU64::new(0),
             saved: Mutex::default(),
-            counters: Default::default(),
+            counters: Arc::default(),
             outbox: Mutex::default(),
         })
     }
@@ -86,15 +86,11 @@ impl LaneLink {
         outbox.announced = false;
         std::mem::swap(&mut outbox.report, empty);
     }
+}
 
-    /// Returns the lane's counters.
-    pub fn counters(&self) -> Counters {
-        self.counters.each_ref().map(|one| one.load(Ordering::Relaxed)).into()
-    }
-
-    /// Stores the lane's counters.
-    pub fn publish(&self, counters: &Counters) {
-        let pairs = self.counters.iter().zip(counters.each());
-        pairs.for_each(|(shared, own)| shared.store(own, Ordering::Relaxed));
+impl super::Fleet {
+    /// Returns the counters of each lane, for other threads.
+    pub fn published(&self) -> Vec<Arc<Published>> {
+        self.links.iter().map(|link| Arc::clone(&link.counters)).collect()
     }
 }

@@ -184,7 +184,7 @@ impl Fleet {
 
     /// Returns the lanes' counters together.
     pub fn add_counters(&self, to: &mut Counters) {
-        self.links.iter().for_each(|link| to.add(&link.counters()));
+        self.links.iter().for_each(|link| to.add(&link.counters.get()));
     }
 }
 

@@ -20,6 +20,7 @@ use slipway_nvme_spec::log::ErrorEntry;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{ConfigSpace, Lane, Msix, Pin};
 
+use crate::activity::Activity;
 use crate::engine::report::Report;
 use crate::engine::{IoEngine, IoEngineParts};
 use crate::events::Events;
@@ -62,6 +63,7 @@ pub(crate) struct Home {
     far_report: Report,
     pub fleet: Fleet,
     pub engine: IoEngine,
+    pub activity: Activity,
 }
 
 impl Home {
@@ -95,6 +97,7 @@ impl Home {
             page: Vec::new(),
             far_report: Report::default(),
             fleet: Fleet::default(),
+            activity: Activity::default(),
             engine: IoEngine::new(IoEngineParts {
                 memory: parts.memory,
                 interrupts: parts.interrupts,
@@ -202,6 +205,7 @@ impl Home {
         let made =
             crate::fleet::make(&mut self.fleet, &mut self.engine, &mut self.recovered, wakers);
         let (lanes, found) = made;
+        self.activity.set_lanes(self.fleet.published());
         self.deal_queues();
         self.fleet.restart(found);
         lanes

@@ -1,6 +1,7 @@
 //! Tests through the driver, on heap memory, in virtual time.
 
 mod abort;
+mod activity;
 mod admin;
 mod arithmetic;
 mod attachment;

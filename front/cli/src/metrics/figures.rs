@@ -164,6 +164,26 @@ impl Figures {
         gauges(to, ("endpoint_held", help, None), held)
     }
 
+    /// Encodes what the I/O commands of NVMe controllers have moved.
+    fn encode_io(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sums: [Sum<plane_v1::EndpointIo>; 5] = [
+            ("endpoint_reads", "Commands that read an endpoint's disks", |io| io.reads),
+            ("endpoint_read_bytes", "Bytes that were read from them", |io| io.read_bytes),
+            ("endpoint_writes", "Commands that wrote to an endpoint's disks", |io| io.writes),
+            ("endpoint_written_bytes", "Bytes that were written to them", |io| io.written_bytes),
+            ("endpoint_media_errors", "Commands that failed by a disk's error", |io| {
+                io.media_errors
+            }),
+        ];
+        for (name, help, value) in sums {
+            let all = self.endpoints.iter().filter_map(|one| {
+                Some(([("endpoint", one.id.as_str())], value(one.io.as_ref()?)))
+            });
+            counters(to, (name, help), all)?;
+        }
+        Ok(())
+    }
+
     /// Encodes the memory of overlays, root layers among them: of each endpoint, and of all.
     fn encode_overlays(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let of_endpoints = |value: fn(&plane_v1::OverlayMemory) -> u64| {
@@ -242,6 +262,7 @@ impl Collector for Figures {
         self.encode_control_groups(&mut to)?;
         self.encode_traces(&mut to)?;
         self.encode_endpoints(&mut to)?;
+        self.encode_io(&mut to)?;
         self.encode_overlays(&mut to)?;
         self.encode_ports(&mut to)?;
         self.encode_pool(&mut to)?;
@@ -297,7 +318,9 @@ mod tests {
             plane_v1::Endpoint { id: "e".into(), overlays: Some(overlays), ..Default::default() };
         let disk =
             |refused_writes| plane_v1::NamespaceStatus { refused_writes, ..Default::default() };
-        let endpoint = plane_v1::Endpoint { namespaces: vec![disk(4), disk(3)], ..endpoint };
+        let io = plane_v1::EndpointIo { reads: 2, read_bytes: 8192, ..Default::default() };
+        let namespaces = vec![disk(4), disk(3)];
+        let endpoint = plane_v1::Endpoint { namespaces, io: Some(io), ..endpoint };
         let switch = plane_v1::Switch { name: "net".into(), ports: vec![port] };
         Figures {
             status: v1::StatusReply { version: "1.2".into(), ..Default::default() },
@@ -336,6 +359,9 @@ mod tests {
             "slipway_trace_spans_total{outcome=\"sent\"} 11",
             "slipway_trace_spans_total{outcome=\"dropped\"} 12",
             "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
+            "slipway_endpoint_reads_total{endpoint=\"e\"} 2",
+            "slipway_endpoint_read_bytes_total{endpoint=\"e\"} 8192",
+            "slipway_endpoint_written_bytes_total{endpoint=\"e\"} 0",
             "slipway_endpoint_overlays_bytes{endpoint=\"e\"} 3",
             "slipway_endpoint_overlays_refused_writes_total{endpoint=\"e\"} 5",
             "slipway_endpoint_disks_refused_writes_total{endpoint=\"e\"} 7",

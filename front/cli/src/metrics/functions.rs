@@ -19,9 +19,7 @@ pub(super) fn encode(to: &mut DescriptorEncoder<'_>, pools: &[vf_v1::Pool]) -> f
         }),
         ("vf_pool_refusals", "Requests for a function that got none", |pool| pool.refusals),
         ("vf_pool_resets", "Resets and scrubs that ended well", |pool| pool.resets),
-        ("vf_pool_failures", "Operations that failed or did not end in time", |pool| {
-            pool.failures
-        }),
+        ("vf_pool_failures", "Operations that failed or did not end in time", |pool| pool.failures),
         ("vf_pool_unwritten", "Changes that the ledger did not take", |pool| pool.unwritten),
     ];
     for (name, help, value) in sums {
