@@ -1,4 +1,4 @@
-//! What I/O commands have moved, for other threads.
+//! The figures of I/O commands, for other threads.
 
 use std::sync::{Arc, OnceLock};
 

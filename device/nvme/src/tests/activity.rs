@@ -1,4 +1,4 @@
-//! What I/O commands have moved, as other threads see it.
+//! The figures of I/O commands, as other threads see them.
 
 use slipway_nvme_spec::opcode::NvmOpcode;
 
