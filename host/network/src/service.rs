@@ -179,9 +179,10 @@ impl v1::networks_server::Networks for Service {
         request: Request<v1::CheckAttachmentRequest>,
     ) -> Reply<v1::Attachment> {
         let request = request.into_inner();
-        self.operate(Command::Check, |networks| async move {
-            networks.check_attachment(&request).await
-        })
+        self.operate(
+            Command::Check,
+            |networks| async move { networks.check_attachment(&request).await },
+        )
         .await
     }
 

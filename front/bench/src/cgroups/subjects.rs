@@ -148,9 +148,7 @@ impl CgroupWay {
 
     fn group(&self, pool: &Pool, number: usize) -> Result<Group> {
         match self.way {
-            Way::Create | Way::CreateFifo | Way::Mkdir => {
-                Ok(pool.make(&format!("made-{number}"))?)
-            }
+            Way::Create | Way::CreateFifo | Way::Mkdir => Ok(pool.make(&format!("made-{number}"))?),
             Way::Pool | Way::PoolNoFifo | Way::Take => {
                 pool.take().ok_or_else(|| anyhow!("the pool is empty at group {number}"))
             }

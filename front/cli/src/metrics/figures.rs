@@ -176,9 +176,10 @@ impl Figures {
             }),
         ];
         for (name, help, value) in sums {
-            let all = self.endpoints.iter().filter_map(|one| {
-                Some(([("endpoint", one.id.as_str())], value(one.io.as_ref()?)))
-            });
+            let all = self
+                .endpoints
+                .iter()
+                .filter_map(|one| Some(([("endpoint", one.id.as_str())], value(one.io.as_ref()?))));
             counters(to, (name, help), all)?;
         }
         Ok(())
