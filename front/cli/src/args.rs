@@ -24,13 +24,13 @@ mod security;
 mod snapshot;
 mod snoop;
 mod socket;
+mod startup;
 mod template;
 mod vf;
 
 pub use bench::{
-    AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, Engine, MemoryArgs, MemoryUserArgs,
-    PacketArgs, PacketModelArg, PacketTargetArgs, SocketArgs, SocketLoadArgs, StartupArgs,
-    TargetArgs, VmmArgs,
+    AttachArgs, BenchCommand, BlockArgs, CgroupsArgs, MemoryArgs, MemoryUserArgs, PacketArgs,
+    PacketModelArg, PacketTargetArgs, SocketArgs, SocketLoadArgs, TargetArgs, VmmArgs,
 };
 pub use bench_function::BenchFunctionArgs;
 pub use density::{DensityArgs, DensityEngine};
@@ -58,6 +58,7 @@ pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
     SocketTopArgs,
 };
+pub use startup::{Engine, StartupArgs};
 pub use template::{TemplateCommand, TemplateCreateArgs};
 pub use vf::{DevicePluginArgs, VfCommand, VfCreateArgs, VfNumberArgs};
 

@@ -1,22 +1,29 @@
 //! Starts of many sandboxes at once in several ways in turn (ABAB, never AABB), as FastIOV
-//! compares them (section 6.2, figures 11 and 12).
+//! compares them (sections 6.2 to 6.4, figures 11 to 14).
 //!
-//! - [`Arm`] is a way: without a network, with a function that is made when it is needed, or with
-//!   one of a pool of virtual functions;
+//! - [`Arm`] is a way: without a network, with a function that is made when it is needed, with one
+//!   of a pool of virtual functions or of hardware, with interfaces of the kernel's, or with one
+//!   mechanism switched off;
+//! - [`Point`] is how many sandboxes start at once, and their memory; a report has one or several;
 //! - [`ArmRound`] is a turn: the timelines of the sandboxes that were started together, and what
-//!   the processors did meanwhile;
+//!   the processors did meanwhile; [`Singles`] are as many starts one after the other;
 //! - [`ArmsReport`] is everything measured, as JSON, with figures over the rounds; [`arms_table`]
 //!   and [`arms_plot`] show it beside the paper's values; [`compare_arms`] compares two.
 //!
 //! A sandbox's time is from the common request to the end of its last stage: the container runs.
-//! Its network comes up beside that, or before ([`ArmsReport::waits`]).
+//! Its network comes up beside that, or before ([`ArmsReport::waits`], [`Arm::NoAsync`]).
 
+mod arm;
 mod compare;
+mod curves;
 mod plot;
 mod report;
+mod singles;
 mod table;
 
+pub use arm::Arm;
 pub use compare::compare_arms;
 pub use plot::arms_plot;
-pub use report::{Arm, ArmFigures, ArmRound, ArmsReport};
+pub use report::{ArmFigures, ArmRound, ArmsReport, INTERFACE, Point};
+pub use singles::{Singles, SinglesFigures};
 pub use table::arms_table;

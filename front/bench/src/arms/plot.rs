@@ -1,10 +1,12 @@
-//! Draws a report of starts by several ways: bars as FastIOV's figure 11, and the distribution of
-//! the times as its figure 12.
+//! Draws a report of starts by several ways: bars as FastIOV's figure 11, the distribution of the
+//! times as its figure 12, and with several numbers of sandboxes curves over them.
 
 use anyhow::{Result, anyhow, ensure};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
+use super::arm::{Published, published};
+use super::curves::curves_plot;
 use super::{Arm, ArmFigures, ArmsReport};
 use crate::duration::{human, round_step};
 use crate::groups::{Bar, Group, WIDTH, draw_groups, height_of};
@@ -18,17 +20,20 @@ const PANEL: i32 = 320;
 const MARGINS: (i32, i32, i32, i32) = (80, 40, 40, 50);
 /// The most marks on the axis of time.
 const MARKS: u32 = 8;
-/// The published ratios to starts without a network (section 6.2).
-const PAPER: [(&str, f64, f64); 2] =
-    [("FastIOV (paper)", 1.391, 1.116), ("VFIO (paper)", 4.052, 4.545)];
+/// The first of the places of the paper's colours, behind those of the ways.
+const PAPER: usize = 9;
 
-/// Draws `report`: the mean time and the part of it in stages of functions, the 99th percentile,
-/// both over those of starts without a network beside the paper's, and the distribution of times.
-/// The picture is well-formed SVG without scripts or outside references.
+/// Draws `report`. With one point: the mean time and the part of it in stages of functions, the
+/// 99th percentile, both over those of starts without a network beside the paper's, times in
+/// relation to single starts, and the distribution of times. With several points: figures over what
+/// grows. The picture is well-formed SVG without scripts or outside references.
 ///
 /// # Errors
 /// If nothing was measured.
 pub fn arms_plot(report: &ArmsReport, title: &str) -> Result<String> {
+    if report.points.len() > 1 {
+        return curves_plot(report, title);
+    }
     let bars = bars(report);
     ensure!(!bars.is_empty(), "nothing was measured, so there is nothing to draw");
     let below = TOP + height_of(&bars);
@@ -72,20 +77,19 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
             Bar { subject, name: arm.name().to_owned(), length, range, text, modelled: false }
         };
         let bars = measured(report).map(bar).collect();
-        Group { name: format!("{name} of {} at once", report.count), more_is_better: false, bars }
+        let at_once: Vec<_> = report.points.iter().map(|point| report.name_of(*point)).collect();
+        Group { name: format!("{name} of {}", at_once.join(", ")), more_is_better: false, bars }
     };
-    let ratio = |name: &str, ours: fn(&ArmFigures) -> Option<f64>, paper: fn(usize) -> f64| {
-        let bar = |subject, name: String, ratio: f64| {
-            let (range, text) = ((ratio, ratio), format!("{ratio:.2}"));
-            Bar { subject, name, length: ratio, range, text, modelled: false }
-        };
+    let ratio = |name: &str, ours: Ratio, paper: fn(&Published) -> Option<f64>| {
         let own = measured(report).filter_map(|(subject, arm, one)| {
-            Some(bar(subject, arm.name().to_owned(), ours(&one)?))
+            Some(ratio_bar(subject, arm.name(), ours(&one)?))
         });
         let mut bars: Vec<Bar> = own.collect();
         if !bars.is_empty() {
-            let published = PAPER.iter().enumerate();
-            bars.extend(published.map(|(at, one)| bar(5 + at, one.0.to_owned(), paper(at))));
+            let published = (PAPER..).zip(published(&report.arms));
+            bars.extend(published.filter_map(|(place, one)| {
+                Some(ratio_bar(place, one.short, paper(one)?))
+            }));
         }
         Group { name: format!("{name}, over that without a network"), more_is_better: false, bars }
     };
@@ -95,10 +99,31 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
             (one.mean_ns, one.mean_range_ns, parts)
         }),
         time("99th percentile", |one| (one.p99_ns, (one.p99_ns, one.p99_ns), human(one.p99_ns))),
-        ratio("mean", |one| one.mean_ratio, |at| PAPER[at].1),
-        ratio("99th percentile", |one| one.p99_ratio, |at| PAPER[at].2),
+        ratio("mean", |one| one.mean_ratio, |paper| Some(paper.mean)),
+        ratio("99th percentile", |one| one.p99_ratio, |paper| paper.p99),
+        singles(report),
     ];
     all.into_iter().filter(|group| !group.bars.is_empty()).collect()
+}
+
+/// A way's ratio to starts without a network, if those were measured.
+type Ratio = fn(&ArmFigures) -> Option<f64>;
+
+fn ratio_bar(subject: usize, name: &str, ratio: f64) -> Bar {
+    let (name, range, text) = (name.to_owned(), (ratio, ratio), format!("{ratio:.2}"));
+    Bar { subject, name, length: ratio, range, text, modelled: false }
+}
+
+/// Returns the times until the last of those at once, over what single starts take of all
+/// processors; without bars if there were no single starts.
+fn singles(report: &ArmsReport) -> Group {
+    let arms = report.arms.iter().enumerate();
+    let bar = |(place, arm): (usize, &Arm)| {
+        Some(ratio_bar(place, arm.name(), report.singles(*arm)?.ratio))
+    };
+    let processors = report.processors;
+    let name = format!("time of all, over CPU of as many single starts / {processors} processors");
+    Group { name, more_is_better: false, bars: arms.filter_map(bar).collect() }
 }
 
 /// Draws the part of the sandboxes that have started over time, in a panel that begins at `y`.
@@ -142,7 +167,8 @@ fn distribution(area: &Area<'_>, report: &ArmsReport, y: i32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arms::report::tests::report;
+    use crate::arms::Singles;
+    use crate::arms::report::tests::{report, two_points};
     use crate::svg::tests::well_formed;
 
     #[test]
@@ -157,5 +183,18 @@ mod tests {
         let alone = arms_plot(&report(&[(Arm::Pool, [[1, 2], [3, 4]])]), "x").unwrap();
         assert!(!alone.contains("(paper)"));
         assert!(arms_plot(&report(&[]), "x").is_err());
+    }
+
+    #[test]
+    fn single_starts_and_several_points_are_drawn() {
+        let mut alone = report(&[(Arm::NoAsync, [[100, 100], [100, 100]])]);
+        assert!(!arms_plot(&alone, "x").unwrap().contains("single starts"));
+        for round in &mut alone.rounds {
+            round.singles = Some(Singles { times_ns: vec![50], busy_ns: 100 });
+        }
+        let text = arms_plot(&alone, "x").unwrap();
+        assert!(text.contains("single starts / 2 processors") && text.contains("2.00"), "{text}");
+        let both = two_points(&[(Arm::None, [[1, 1], [2, 2]])]);
+        assert!(arms_plot(&both, "x").unwrap().contains("processor time of each"));
     }
 }

@@ -1,11 +1,9 @@
 //! A report of starts by several ways, with the context needed to judge and repeat it.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
+use super::{Arm, Singles};
 use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::slices;
@@ -13,56 +11,18 @@ use crate::statistics::{Statistics, median, percentile, statistics, time_in};
 
 /// The stages that have to do with functions and the memory they reach: FastIOV's *VF-related*
 /// (section 3.2: `dma-ram`, `dma-image`, `vfio-dev`, `vf-driver`) and the interface's own.
-const OF_FUNCTIONS: [&str; 5] = ["dma-ram", "dma-image", "vf-attach", "vf-driver", "network"];
+const OF_FUNCTIONS: [&str; 6] =
+    ["dma-ram", "dma-image", "vf-attach", "vf-driver", "network", INTERFACE];
+/// The stage in which an interface of the kernel's is made for a sandbox.
+pub const INTERFACE: &str = "interface";
 
-/// A way in which sandboxes get their network.
+/// How many sandboxes start at once, and how large they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Arm {
-    /// They have none.
-    None,
-    /// Each has a function that is made when the sandbox starts.
-    Slipway,
-    /// Each has a function of a pool, which was made before.
-    Pool,
-}
-
-impl Arm {
-    /// All ways.
-    pub const ALL: [Self; 3] = [Self::None, Self::Slipway, Self::Pool];
-
-    /// Returns the name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Slipway => "slipway",
-            Self::Pool => "pool",
-        }
-    }
-
-    /// Describes the way in a few words.
-    pub fn about(self) -> &'static str {
-        match self {
-            Self::None => "no network",
-            Self::Slipway => "a network function, made when it is needed",
-            Self::Pool => "a network function of a pool, made before",
-        }
-    }
-}
-
-impl fmt::Display for Arm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Arm {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|arm| arm.name() == word);
-        found.ok_or_else(|| format!("\"{word}\" is no way: none, slipway or pool"))
-    }
+pub struct Point {
+    /// The number of sandboxes started at once.
+    pub count: u32,
+    /// The memory of each sandbox in bytes; 0 stands for the node's setting.
+    pub memory_bytes: u64,
 }
 
 /// A turn of a way.
@@ -70,6 +30,9 @@ impl FromStr for Arm {
 pub struct ArmRound {
     /// The way.
     pub arm: Arm,
+    /// The number of sandboxes that were started at once, and the memory of each.
+    #[serde(flatten)]
+    pub point: Point,
     /// The number of the round, from 0.
     pub round: u32,
     /// The timelines of the sandboxes; times count from the common request.
@@ -77,9 +40,12 @@ pub struct ArmRound {
     /// The time in ns that the machine's processors were busy from the request to the last
     /// sandbox's end of its last stage, with everything that runs on the machine.
     pub busy_ns: u64,
+    /// As many starts one after the other, if they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub singles: Option<Singles>,
 }
 
-/// The figures of a way over all rounds.
+/// The figures of a way over all rounds of a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ArmFigures {
     /// Mean time of a sandbox, ns.
@@ -101,7 +67,8 @@ pub struct ArmFigures {
     pub p99_ratio: Option<f64>,
 }
 
-/// A measurement of starts by several ways, stored as JSON.
+/// A measurement of starts by several ways, stored as JSON. Figures are of reports with one point:
+/// [`ArmsReport::at`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmsReport {
     /// Version of this format: [`SavedReport::FORMAT`].
@@ -110,10 +77,12 @@ pub struct ArmsReport {
     pub environment: Environment,
     /// The command that measured, as it was typed.
     pub command: String,
-    /// The number of sandboxes started at once.
-    pub count: u32,
-    /// The memory of each sandbox in bytes; 0 stands for the node's setting.
-    pub memory_bytes: u64,
+    /// The numbers of sandboxes started at once and their memories, in the order of the turns.
+    pub points: Vec<Point>,
+    /// The machine's processors.
+    pub processors: u32,
+    /// The number of volumes of each sandbox.
+    pub volumes: u32,
     /// Set if a container began only when its network could be used.
     pub waits: bool,
     /// The ways, in the order of their turns.
@@ -123,6 +92,7 @@ pub struct ArmsReport {
 }
 
 impl SavedReport for ArmsReport {
+    const FORMAT: u32 = 2;
     const KIND: &'static str = "starts by several ways";
 
     fn format(&self) -> u32 {
@@ -133,6 +103,8 @@ impl SavedReport for ArmsReport {
         let mut stages = self.rounds.iter().flat_map(|round| &round.timelines);
         let backwards = stages.any(|one| one.stages.iter().any(|one| one.start_ns > one.end_ns));
         anyhow::ensure!(!backwards, "a stage ends before it begins");
+        let known = self.rounds.iter().all(|round| self.points.contains(&round.point));
+        anyhow::ensure!(known, "a turn has a number of sandboxes that the report does not name");
         Ok(())
     }
 }
@@ -141,6 +113,31 @@ impl ArmsReport {
     /// Returns whether the sandboxes had no processors.
     pub fn is_hollow(&self) -> bool {
         self.environment.accelerator == "hollow"
+    }
+
+    /// Returns the part of the report with this number of sandboxes of this memory.
+    pub fn at(&self, point: Point) -> Self {
+        let rounds = self.rounds.iter().filter(|round| round.point == point);
+        Self {
+            format: self.format,
+            environment: self.environment.clone(),
+            command: self.command.clone(),
+            points: vec![point],
+            processors: self.processors,
+            volumes: self.volumes,
+            waits: self.waits,
+            arms: self.arms.clone(),
+            rounds: rounds.cloned().collect(),
+        }
+    }
+
+    /// Returns the name of a point, with the memory if there are several memories.
+    pub fn name_of(&self, point: Point) -> String {
+        let one_memory = self.points.iter().all(|one| one.memory_bytes == point.memory_bytes);
+        match one_memory {
+            true => format!("{} at once", point.count),
+            false => format!("{} at once, {} MiB each", point.count, point.memory_bytes >> 20),
+        }
     }
 
     /// Returns all timelines of a way.
@@ -197,7 +194,7 @@ impl ArmsReport {
         (!ratios.is_empty()).then(|| median(ratios))
     }
 
-    fn of(&self, arm: Arm) -> impl Iterator<Item = &ArmRound> + Clone {
+    pub(super) fn of(&self, arm: Arm) -> impl Iterator<Item = &ArmRound> + Clone {
         self.rounds.iter().filter(move |round| round.arm == arm)
     }
 }
@@ -225,6 +222,8 @@ fn functions_ns(timeline: &Timeline) -> u64 {
 pub(super) mod tests {
     use super::*;
 
+    const POINT: Point = Point { count: 2, memory_bytes: 0 };
+
     /// Returns a report of two rounds of two sandboxes: those of an arm end at these times.
     pub fn report(arms: &[(Arm, [[u64; 2]; 2])]) -> ArmsReport {
         let mut rounds = Vec::new();
@@ -238,7 +237,8 @@ pub(super) mod tests {
                     timeline
                 };
                 let timelines = ends.iter().map(timeline).collect();
-                rounds.push(ArmRound { arm: *arm, round, timelines, busy_ns: 8 });
+                let (arm, point) = (*arm, POINT);
+                rounds.push(ArmRound { arm, point, round, timelines, busy_ns: 8, singles: None });
             }
         }
         let environment = Environment { accelerator: "hollow".into(), ..Environment::default() };
@@ -246,8 +246,9 @@ pub(super) mod tests {
             format: ArmsReport::FORMAT,
             environment,
             command: "bench startup".into(),
-            count: 2,
-            memory_bytes: 0,
+            points: vec![POINT],
+            processors: 2,
+            volumes: 0,
             waits: true,
             arms: arms.iter().map(|(arm, _)| *arm).collect(),
             rounds,
@@ -279,9 +280,40 @@ pub(super) mod tests {
         assert!(ArmsReport::from_json(&backwards.to_json().unwrap()).is_err());
     }
 
+    /// Returns a report of two points, the second of which has four sandboxes and takes twice the
+    /// time of the first.
+    pub fn two_points(arms: &[(Arm, [[u64; 2]; 2])]) -> ArmsReport {
+        let mut both = report(arms);
+        let further = Point { count: 4, ..POINT };
+        let double = |round: &ArmRound| {
+            let mut round = ArmRound { point: further, ..round.clone() };
+            let stages = round.timelines.iter_mut().flat_map(|one| &mut one.stages);
+            stages.for_each(|stage| {
+                (stage.start_ns, stage.end_ns) = (2 * stage.start_ns, 2 * stage.end_ns);
+            });
+            let again = round.timelines.clone();
+            round.timelines.extend(again);
+            round
+        };
+        let rounds: Vec<_> = both.rounds.iter().map(double).collect();
+        both.rounds.extend(rounds);
+        both.points.push(further);
+        both
+    }
+
     #[test]
-    fn ways_are_read_as_they_are_written() {
-        assert!(Arm::ALL.iter().all(|arm| arm.to_string().parse() == Ok(*arm)));
-        assert!("vanilla".parse::<Arm>().unwrap_err().contains("none, slipway or pool"));
+    fn each_point_has_its_own_figures() {
+        let both = two_points(&[(Arm::None, [[100, 100], [100, 100]])]);
+        let mean = |point| both.at(point).figures(Arm::None).unwrap().mean_ns;
+        assert_eq!(both.points.iter().map(|point| mean(*point)).collect::<Vec<_>>(), [100, 200]);
+        assert_eq!(both.name_of(both.points[1]), "4 at once");
+        assert_eq!(ArmsReport::from_json(&both.to_json().unwrap()).unwrap(), both);
+        let mut memories = both.clone();
+        memories.points.push(Point { count: 4, memory_bytes: 512 << 20 });
+        assert_eq!(memories.name_of(memories.points[2]), "4 at once, 512 MiB each");
+        let mut unknown = both;
+        unknown.points.pop();
+        let error = ArmsReport::from_json(&unknown.to_json().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("does not name"), "{error}");
     }
 }

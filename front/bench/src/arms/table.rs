@@ -2,22 +2,49 @@
 
 use std::fmt::Write;
 
+use super::arm::published;
+use super::curves::curves;
+use super::singles::singles_table;
 use super::{Arm, ArmsReport};
 use crate::duration::human;
+use crate::line::Line;
 use crate::table::{table, titled};
 
 /// The headings; the first is replaced by the number of sandboxes.
 const HEADINGS: [&str; 8] =
     ["", "mean", "least, most", "p50", "p99", "functions", "CPU each", "to none: mean, p99"];
 
-/// The ratios of FastIOV's figures to those of starts without a network (section 6.2): the mean,
-/// and the 99th percentile.
-const PAPER: [(&str, f64, f64); 2] =
-    [("FastIOV, as published", 1.391, 1.116), ("VFIO before it", 4.052, 4.545)];
-
-/// Formats the figures of each way, then the stages of each. Headings are bold if `colour`.
+/// Formats for each number of sandboxes the figures of each way, and those of single starts; then
+/// the stages of each way, or with several numbers of sandboxes how times grow. Headings are bold
+/// if `colour`.
 pub fn arms_table(report: &ArmsReport, colour: bool) -> String {
-    let mut rows: Vec<[String; 8]> = Vec::new();
+    let mut text = String::new();
+    for point in &report.points {
+        let (one, name) = (report.at(*point), report.name_of(*point));
+        let title = if text.is_empty() { "" } else { "\n" };
+        text.push_str(title);
+        text.push_str(&titled(&name, &HEADINGS, &rows(&one), colour));
+        let singles = singles_table(&one, &name, colour);
+        if !singles.is_empty() {
+            let _ = write!(text, "\n{singles}");
+        }
+    }
+    text.push_str(&footnote(report));
+    if report.points.len() > 1 {
+        return text + &growth_table(report, colour);
+    }
+    for arm in &report.arms {
+        let stages = table(&report.stages(*arm), colour);
+        if !stages.is_empty() {
+            let _ = write!(text, "\n{}: {}\n{stages}", arm.name(), arm.about());
+        }
+    }
+    text
+}
+
+/// Returns the rows of a report with one point, with the paper's ratios below.
+fn rows(report: &ArmsReport) -> Vec<[String; 8]> {
+    let mut rows = Vec::new();
     for arm in &report.arms {
         let Some(one) = report.figures(*arm) else { continue };
         let ratios = match (one.mean_ratio, one.p99_ratio) {
@@ -35,20 +62,33 @@ pub fn arms_table(report: &ArmsReport, colour: bool) -> String {
             ratios,
         ]);
     }
-    for (name, mean, p99) in PAPER {
-        let empty = String::new;
-        let ratios = format!("{mean:.2}, {p99:.2}");
-        let [a, b, c, d, e, f] = std::array::from_fn(|_| empty());
-        rows.push([name.to_owned(), a, b, c, d, e, f, ratios]);
+    for one in published(&report.arms) {
+        let p99 = one.p99.map_or("-".to_owned(), |p99| format!("{p99:.2}"));
+        let [a, b, c, d, e, f] = std::array::from_fn(|_| String::new());
+        rows.push([one.name.to_owned(), a, b, c, d, e, f, format!("{:.2}, {p99}", one.mean)]);
     }
-    let title = format!("{} at once", report.count);
-    let mut text = titled(&title, &HEADINGS, &rows, colour);
-    text.push_str(&footnote(report));
-    for arm in &report.arms {
-        let stages = table(&report.stages(*arm), colour);
-        if !stages.is_empty() {
-            let _ = write!(text, "\n{}: {}\n{stages}", arm.name(), arm.about());
-        }
+    rows
+}
+
+/// The headings of [`growth_table`]; the first is replaced by what grows.
+const GROWTH: [&str; 5] = ["", "from", "to", "ratio", "for each more"];
+
+/// Formats how the mean time of each way grows with the number of sandboxes, and with their memory,
+/// as far as there are several. The text is empty if there is one of both.
+fn growth_table(report: &ArmsReport, colour: bool) -> String {
+    let mut text = String::new();
+    for curves in curves(report, |one| one.mean_ns) {
+        let row = |(arm, points): &(Arm, Vec<(f64, f64)>)| {
+            let (first, last) = (points.first()?, points.last()?);
+            let line = Line::through(points)?;
+            let show = |ns: f64| human(ns.max(0.0) as u64);
+            let slope = if line.slope < 0.0 { "less".to_owned() } else { show(line.slope) };
+            let ratio = format!("{:.2}", last.1 / first.1.max(1.0));
+            let [from, to] = [first, last].map(|point| format!("{}: {}", point.0, show(point.1)));
+            Some([arm.name().to_owned(), from, to, ratio, slope])
+        };
+        let rows: Vec<_> = curves.lines.iter().filter_map(row).collect();
+        let _ = write!(text, "\n{}", titled(&curves.growth(), &GROWTH, &rows, colour));
     }
     text
 }
@@ -67,13 +107,18 @@ pub(super) fn footnote(report: &ArmsReport) -> String {
         true => "a container begins when its interface has sent a frame",
         false => "the network comes up beside the container, as in FastIOV",
     };
-    format!("{hollow}{network}\n{rounds} rounds, the ways in turn{ratios}\n")
+    let volumes = match report.volumes {
+        0 => String::new(),
+        1 => "each with a volume\n".to_owned(),
+        more => format!("each with {more} volumes\n"),
+    };
+    format!("{hollow}{network}\n{volumes}{rounds} rounds, the ways in turn{ratios}\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arms::report::tests::report;
+    use crate::arms::report::tests::{report, two_points};
 
     #[test]
     fn figures_are_beside_the_papers() {
@@ -87,5 +132,27 @@ mod tests {
         assert!(text.contains("2 rounds, the ways in turn"), "{text}");
         assert!(text.contains("none: no network\n"), "{text}");
         assert!(!arms_table(&report, true).contains("pool:"));
+    }
+    #[test]
+    fn several_numbers_of_sandboxes_have_a_table_each_and_their_growth() {
+        let none = (Arm::None, [[100, 100], [100, 100]]);
+        let both = two_points(&[none, (Arm::Macvtap, [[200, 200], [200, 200]])]);
+        let text = arms_table(&both, false);
+        let lines = |start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+        assert_eq!((lines("2 at once"), lines("4 at once")), (1, 1), "{text}");
+        assert_eq!((lines("IPvtap, as published"), lines("macvtap ")), (2, 3), "{text}");
+        let growth = text.lines().find(|line| line.contains("for each more")).unwrap();
+        assert!(growth.starts_with("mean time over sandboxes at once"), "{text}");
+        let last = text.lines().last().unwrap();
+        assert!(last.contains("2: 200 ns") && last.contains("4: 400 ns"), "{text}");
+        assert!(last.contains("2.00") && last.ends_with("100 ns"), "{text}");
+    }
+
+    #[test]
+    fn volumes_are_told() {
+        let mut report = report(&[(Arm::None, [[100, 100], [200, 200]])]);
+        assert!(!arms_table(&report, false).contains("volume"));
+        report.volumes = 2;
+        assert!(arms_table(&report, false).contains("each with 2 volumes\n"));
     }
 }

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
-use slipway_bench::arms::Arm;
 
 use super::MachineArgs;
 use super::bench_function::BenchFunctionArgs;
 use super::density::DensityArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
 use super::report::{ReportArgs, seconds};
+use super::startup::StartupArgs;
 use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Start sandboxes at once, round after round, and say where the time went
-    Startup(StartupArgs),
+    Startup(Box<StartupArgs>),
     /// Put loads on disks, configuration by configuration in turn, and say how they compare
     Block(Box<BlockArgs>),
     /// Send frames through the switch, and through what it is measured against, in turn
@@ -419,51 +419,4 @@ pub enum PacketModelArg {
     Virtio,
     E1000,
     E1000Csb,
-}
-
-/// The kind of sandboxes that `bench startup` starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Engine {
-    /// Guests, by KVM or by software emulation.
-    Guests,
-    /// Hollow sandboxes.
-    Hollow,
-}
-
-#[derive(Debug, Args)]
-pub struct StartupArgs {
-    /// Image, in the cache or to be fetched
-    pub image: String,
-    /// Sandboxes at once
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub count: u32,
-    /// Rounds
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    #[command(flatten)]
-    pub machine: MachineArgs,
-    /// Kind of sandboxes: guests that run `true`, or hollow sandboxes, in which no guest code runs
-    /// and functions are driven by Slipway's own drivers: the host's side, on any machine
-    #[arg(long, value_enum, default_value_t = Engine::Guests)]
-    pub engine: Engine,
-    /// Start sandboxes in these ways in turn: without a network (none), with a network function
-    /// that is made when it is needed (slipway), with one of a pool that is made for the
-    /// measurement (pool) [default with --engine hollow: none,slipway]
-    #[arg(long, value_name = "WAY", value_delimiter = ',')]
-    pub arms: Vec<Arm>,
-    /// With --arms: a container begins when its network can be used, not before
-    #[arg(long, requires = "arms")]
-    pub wait_network: bool,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Write the picture
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-    /// Compare with an earlier report
-    #[arg(long, value_name = "FILE")]
-    pub compare: Option<PathBuf>,
-    /// Print the report as JSON instead of tables
-    #[arg(long)]
-    pub json: bool,
 }

@@ -39,12 +39,12 @@ pub use socket::{load as socket_load, socket};
 pub use target::serve as target;
 pub use vmm::vmm;
 
-use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
+use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;
 use crate::progress::stage_spinner;
 use crate::run::{self, Fetched, Start};
 use crate::session::{Sink, Wishes};
-use crate::{image, report};
+use crate::{image, report, volume};
 
 /// Discards the sandboxes' output, which is not measured.
 struct Nowhere;
@@ -72,7 +72,7 @@ async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<R
 
 /// Starts sandboxes round after round. Prints, writes and compares the results.
 pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    if !args.arms.is_empty() || args.engine == Engine::Hollow {
+    if args.has_turns() {
         return arms::arms(node, config, args).await;
     }
     let before = args.compare.as_deref().map(read).transpose()?;
@@ -86,7 +86,7 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
         }
         rounds.push(round(&client, config, args, &digest).await?);
     }
-    let accelerator = accelerator(args.machine.accel.as_deref());
+    let accelerator = accelerator(args.accel.as_deref());
     let measured = StartupReport::new(environment(accelerator), command_line(), rounds);
     if let Some(path) = &args.output {
         std::fs::write(path, measured.to_json()?)
@@ -124,22 +124,16 @@ async fn round(
     // The image is in the cache: each round finds it there, as each `run` does.
     let digest = image::ensure(config, digest, Pull::Never).await?.digest.to_string();
     let fetched = Fetched { began, ended: monotonic_ns() };
-    let spinner = stage_spinner(args.count);
-    let kernel = args.machine.kernel.as_deref().map(std::path::absolute).transpose()?;
+    let count = args.count.first().copied().unwrap_or(1);
+    let spinner = stage_spinner(count);
     let spec = v1::RunSpec {
-        image: args.image.clone(),
-        image_digest: digest,
-        memory_bytes: args.machine.memory.unwrap_or(0),
-        cpus: args.machine.cpus.unwrap_or(0),
-        max_cpus: args.machine.max_cpus.unwrap_or(0),
-        kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
-        accelerator: args.machine.accel.clone().unwrap_or_default(),
         command: vec!["true".to_owned()],
         remove: true,
-        network: "none".to_owned(),
-        ..v1::RunSpec::default()
+        network: args.network.clone().unwrap_or_else(|| "none".to_owned()),
+        memory_bytes: args.memory.first().copied().unwrap_or(0),
+        ..machine_of(args, &digest)?
     };
-    let starts = (0..args.count).map(|_| {
+    let starts = (0..count).map(|_| {
         let (client, spec, spinner) = (client.clone(), spec.clone(), spinner.clone());
         async move {
             let wishes = Wishes { stdin: false, tty: false };
@@ -150,6 +144,22 @@ async fn round(
     let timelines = try_join_all(starts).await;
     spinner.finish_and_clear();
     Ok(fetched.align(timelines?))
+}
+
+/// Returns what all sandboxes of a measurement of start-up have, but for their memory and network.
+fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
+    let kernel = args.kernel.as_deref().map(std::path::absolute).transpose()?;
+    Ok(v1::RunSpec {
+        image: args.image.clone(),
+        image_digest: digest.to_owned(),
+        cpus: args.cpus.unwrap_or(0),
+        max_cpus: args.max_cpus.unwrap_or(0),
+        kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        accelerator: args.accel.clone().unwrap_or_default(),
+        volumes: volume::disks(&args.volume),
+        shares: volume::shares(&args.volume),
+        ..v1::RunSpec::default()
+    })
 }
 
 fn timeline(start: Start) -> Result<Timeline> {
@@ -186,13 +196,19 @@ fn environment(accelerator: String) -> Environment {
     }
 }
 
+/// Returns the number of the machine's processors in the text of /proc/cpuinfo, at least 1.
+fn processors(info: &str) -> u32 {
+    let processors = info.lines().filter(|line| line.starts_with("processor"));
+    processors.count().max(1) as u32
+}
+
 /// Describes the machine: processor, cores, memory.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("unknown processor", |(_, model)| model);
     // The machine's processors, not only those that this thread may use.
-    let cores = info.lines().filter(|line| line.starts_with("processor")).count();
+    let cores = processors(&info);
     let memory = rustix::system::sysinfo();
     let bytes = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit));
     format!("{model}, {cores} cores, {}", crate::size::show(bytes))

@@ -35,6 +35,7 @@ use host::Host;
 pub use interfaces::{INTERFACES, Interface};
 pub use nic::Interfaces;
 pub use node::{Node, Wishes};
+pub use tap::Namespace;
 use user::UserGuest;
 
 /// The configurations, with descriptions.

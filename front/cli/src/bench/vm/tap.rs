@@ -4,13 +4,14 @@
 //! measured, and nothing of them is left when this process ends in whatever way.
 
 use std::fs::File;
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use slipway_bench::packet::run_command;
 
@@ -24,7 +25,11 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    fn make() -> Result<Self> {
+    /// Makes a namespace without interfaces but for its own loopback one.
+    ///
+    /// # Errors
+    /// The process may make none.
+    pub fn make() -> Result<Self> {
         let (holder, held) = channel::<()>();
         let (made, thread) = channel();
         std::thread::spawn(move || {
@@ -44,6 +49,11 @@ impl Namespace {
         Ok(Self { path, file, _holder: holder })
     }
 
+    /// Returns the path by which others find the namespace while this process runs.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Moves the calling thread into the namespace, for good.
     ///
     /// # Errors
@@ -51,6 +61,26 @@ impl Namespace {
     pub fn enter(&self) -> Result<()> {
         let kind = Some(LinkNameSpaceType::Network);
         Ok(rustix::thread::move_into_link_name_space(self.file.as_fd(), kind)?)
+    }
+
+    /// Runs `ip` in the namespace once for several commands, a line for each.
+    ///
+    /// # Errors
+    /// A command fails: the error has the words of `ip`.
+    pub fn ip_batch(&self, lines: &str) -> Result<()> {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path)).args(["ip", "-batch", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("interfaces need iproute2 and util-linux")?;
+        // The commands fit a pipe, so that this does not wait for what `ip` writes.
+        let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
+        let ended = child.wait_with_output().context("ip -batch")?;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.success(), "ip: {}: {lines}", said.trim());
+        if let Some(written) = written {
+            written.context("ip -batch")?;
+        }
+        Ok(())
     }
 
     /// Runs `ip` in the namespace.

@@ -1,0 +1,260 @@
+//! `slipway bench startup --arms`: starts sandboxes with and without networks in turn.
+
+mod pool;
+mod turn;
+mod wires;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::SavedReport;
+use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
+use slipway_runtime::{Config, SandboxClient, v1};
+use slipway_telemetry::Timeline;
+
+use self::pool::Pool;
+use self::turn::Turns;
+use self::wires::Wires;
+use super::reports::{self, View};
+use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
+use crate::client::{connect, connect_functions, refused};
+use crate::image;
+use crate::run::Start;
+
+/// The network of the sandboxes that have one, unless the user names another.
+const NETWORK: &str = "default";
+
+/// Returns the name of the pool of this process, and of the memory port that keeps the network's
+/// switch for the pool.
+fn own() -> String {
+    format!("bench-startup-{}", std::process::id())
+}
+
+/// The view of these reports.
+const VIEW: View<ArmsReport> = View {
+    title: |report| {
+        let hollow = if report.is_hollow() { "hollow sandboxes" } else { "sandboxes" };
+        let counts: Vec<_> = report.points.iter().map(|point| report.name_of(*point)).collect();
+        let (counts, arms) = (counts.join(", "), report.arms.len());
+        let ways = if arms == 1 { "in one way" } else { "with and without a network" };
+        let what = format!("Starts of {hollow}, {counts}, {ways}");
+        let rounds = report.rounds.iter().map(|one| one.round + 1).max().unwrap_or(0);
+        reports::titled(&what, &report.environment, rounds, "turn", "")
+    },
+    picture: arms_plot,
+    table: arms_table,
+    differences: |before, now, _| compare_arms(before, now),
+};
+
+/// Measures, and shows the report.
+pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
+    let files = ReportArgs {
+        report: None,
+        output: args.output.clone(),
+        svg: args.svg.clone(),
+        compare: args.compare.clone(),
+        json: args.json,
+    };
+    reports::check(&files)?;
+    let measured = measure(node, config, args).await?;
+    reports::show(&VIEW, &files, || Ok(measured))?;
+    Ok(0)
+}
+
+/// Measures, and returns the report.
+async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsReport> {
+    let (arms, points) = (ways(args), points(args));
+    turn::check(&arms, args.engine == Engine::Hollow, args.vf_pool.as_deref())?;
+    let client = connect(node, config).await?;
+    let image = image::ensure(config, &args.image, Pull::Missing).await?;
+    let spec = spec(args, &image.digest.to_string())?;
+    let volumes = spec.volumes.len() + spec.shares.len();
+    let most = points.iter().map(|point| point.count).max().unwrap_or(1);
+    let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
+    ensure!(network != "none", "--network none is the way none: --arms none");
+    let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
+        true => Some(Arc::new(Wires::make(most)?)),
+        false => None,
+    };
+    let functions = connect_functions(node, config).await?;
+    let pool = match arms.contains(&Arm::Pool) {
+        true => Some(Pool::make(node, config, &network, most).await?),
+        false => None,
+    };
+    let turns = Turns {
+        client,
+        functions,
+        spec,
+        network,
+        waits: args.wait_network,
+        hardware: args.vf_pool.clone(),
+        wires,
+    };
+    let measured = rounds(&turns, args, &arms, &points).await;
+    let closed = match pool {
+        Some(pool) => pool.remove().await,
+        None => Ok(()),
+    };
+    let rounds = measured?;
+    closed?;
+    let accelerator = match args.engine {
+        Engine::Hollow => "hollow".to_owned(),
+        Engine::Guests => super::accelerator(args.accel.as_deref()),
+    };
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    Ok(ArmsReport {
+        format: ArmsReport::FORMAT,
+        environment: super::environment(accelerator),
+        command: super::command_line(),
+        points,
+        processors: super::processors(&info),
+        volumes: volumes as u32,
+        waits: args.wait_network,
+        arms,
+        rounds,
+    })
+}
+
+/// Returns the ways that the user named, or those that need no pool.
+fn ways(args: &StartupArgs) -> Vec<Arm> {
+    let mut arms = args.arms.clone();
+    if arms.is_empty() {
+        arms = vec![Arm::None, Arm::Slipway];
+    }
+    arms.dedup();
+    arms
+}
+
+/// Returns each number of sandboxes with each memory, in the order in which the user named them.
+fn points(args: &StartupArgs) -> Vec<Point> {
+    let memories: &[u64] = match args.memory.as_slice() {
+        // The node's setting.
+        [] => &[0],
+        named => named,
+    };
+    let mut points = Vec::new();
+    for memory_bytes in memories {
+        for count in &args.count {
+            let point = Point { count: *count, memory_bytes: *memory_bytes };
+            if !points.contains(&point) {
+                points.push(point);
+            }
+        }
+    }
+    points
+}
+
+fn spec(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
+    let accelerator = match (args.engine, &args.accel) {
+        (Engine::Hollow, Some(_)) => bail!("--engine hollow has no processor: leave --accel out"),
+        (Engine::Hollow, None) => "hollow".to_owned(),
+        (Engine::Guests, accel) => accel.clone().unwrap_or_default(),
+    };
+    Ok(v1::RunSpec {
+        accelerator,
+        command: vec!["sleep".to_owned(), "1000000".to_owned()],
+        detach: true,
+        ..super::machine_of(args, digest)?
+    })
+}
+
+/// Takes all turns. The first round is not counted: what a node makes once is made in it.
+async fn rounds(
+    turns: &Turns,
+    args: &StartupArgs,
+    arms: &[Arm],
+    points: &[Point],
+) -> Result<Vec<ArmRound>> {
+    for point in points {
+        let few = Point { count: point.count.min(4), ..*point };
+        for arm in arms {
+            say(args, 0, *arm, few);
+            turns.at_once(*arm, few).await.with_context(|| arm.to_string())?;
+        }
+    }
+    let mut rounds = Vec::new();
+    for round in 0..args.rounds {
+        for point in points {
+            for arm in arms {
+                say(args, round + 1, *arm, *point);
+                let turn = take_turn(turns, args.single, *arm, *point, round).await;
+                rounds.push(turn.with_context(|| arm.to_string())?);
+            }
+        }
+    }
+    Ok(rounds)
+}
+
+fn say(args: &StartupArgs, round: u32, arm: Arm, point: Point) {
+    if !args.json {
+        eprintln!("round {round} of {}: {arm}, {} at once", args.rounds, point.count);
+    }
+}
+
+/// Takes a turn, and as many single starts behind it if asked for.
+async fn take_turn(
+    turns: &Turns,
+    singly: bool,
+    arm: Arm,
+    point: Point,
+    round: u32,
+) -> Result<ArmRound> {
+    let (timelines, busy_ns) = turns.at_once(arm, point).await?;
+    let singles = match singly {
+        true => Some(turns.singly(arm, point).await?),
+        false => None,
+    };
+    Ok(ArmRound { arm, point, round, timelines, busy_ns, singles })
+}
+
+/// Returns the timeline of a sandbox that runs.
+pub(super) fn timeline(start: Start) -> Result<Timeline> {
+    match (start.timeline, start.exit) {
+        (Some(timeline), None) => Ok(timeline),
+        (_, Some(exit)) => bail!("sandbox {} ended: {}", start.name, exit.reason),
+        _ => bail!("sandbox {} did not run", start.name),
+    }
+}
+
+/// Removes a sandbox, whether it runs or not.
+pub(super) async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
+    let request = v1::RemoveRequest { name, force: true };
+    client.remove(request).await.map_err(refused)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{BenchCli, BenchCommand};
+
+    fn args(words: &str) -> StartupArgs {
+        let all = ["slipway-bench", "startup", "debian:12"].into_iter();
+        match BenchCli::try_parse_from(all.chain(words.split_whitespace())).unwrap().command {
+            BenchCommand::Startup(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_number_is_measured_with_each_memory() {
+        let one = |count, memory_bytes| Point { count, memory_bytes };
+        assert_eq!(points(&args("--engine hollow")), [one(4, 0)]);
+        let found = points(&args("--count 10,50,10 --memory 1M,2M"));
+        let expected = [(10, 1_u64), (50, 1), (10, 2), (50, 2)];
+        assert_eq!(found, expected.map(|(count, mib)| one(count, mib << 20)));
+    }
+
+    #[test]
+    fn sandboxes_are_what_the_user_asked_for() {
+        let asked = args("--engine hollow --cpus 2 --volume data:64M:/data --volume b:1G");
+        let of = spec(&asked, "sha256:1").unwrap();
+        assert_eq!((of.accelerator.as_str(), of.cpus, of.volumes.len()), ("hollow", 2, 2));
+        assert_eq!((of.volumes[0].mount_point.as_str(), of.detach), ("/data", true));
+        assert_eq!(ways(&asked), [Arm::None, Arm::Slipway]);
+        assert_eq!(ways(&args("--arms veth,veth,pool")), [Arm::Veth, Arm::Pool]);
+        assert!(spec(&args("--engine hollow --accel tcg"), "sha256:1").is_err());
+    }
+}

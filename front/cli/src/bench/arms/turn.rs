@@ -1,0 +1,208 @@
+//! One turn: sandboxes that start at once in one way, or one after the other.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use futures_util::future::{join_all, try_join_all};
+use indicatif::ProgressBar;
+use slipway_bench::arms::{Arm, INTERFACE, Point, Singles};
+use slipway_plane_api::VfClient;
+use slipway_runtime::{SandboxClient, v1};
+use slipway_telemetry::{Timeline, monotonic_ns};
+
+use super::wires::Wires;
+use super::{own, remove, timeline};
+use crate::bench::Nowhere;
+use crate::progress::stage_spinner;
+use crate::run::{self, Start};
+use crate::session::Wishes;
+use crate::vf;
+
+/// What turns have in common.
+pub struct Turns {
+    pub client: SandboxClient,
+    pub functions: VfClient,
+    /// What each sandbox has, but for its name, memory and network.
+    pub spec: v1::RunSpec,
+    /// The network of the sandboxes that have one.
+    pub network: String,
+    /// Containers wait for networks.
+    pub waits: bool,
+    /// The pool of hardware that the user named.
+    pub hardware: Option<String>,
+    /// The namespaces of sandboxes with interfaces of the kernel's.
+    pub wires: Option<Arc<Wires>>,
+}
+
+impl Turns {
+    /// Starts sandboxes at once, and removes them when all have started. Returns their timelines,
+    /// and the time in ns for which the processors were busy meanwhile.
+    ///
+    /// # Errors
+    /// One does not start, or cannot be removed.
+    pub async fn at_once(&self, arm: Arm, point: Point) -> Result<(Vec<Timeline>, u64)> {
+        let numbers: Vec<u32> = (0..point.count).collect();
+        self.start(arm, point, &numbers).await
+    }
+
+    /// Starts as many sandboxes one after the other, each of which is removed before the next.
+    ///
+    /// # Errors
+    /// As [`Turns::at_once`].
+    pub async fn singly(&self, arm: Arm, point: Point) -> Result<Singles> {
+        let mut singles = Singles { times_ns: Vec::new(), busy_ns: 0 };
+        for number in 0..point.count {
+            let (timelines, busy_ns) = self.start(arm, point, &[number]).await?;
+            let ends = timelines.iter().flat_map(|one| &one.stages).map(|stage| stage.end_ns);
+            singles.times_ns.push(ends.max().unwrap_or(0));
+            singles.busy_ns += busy_ns;
+        }
+        Ok(singles)
+    }
+
+    async fn start(&self, arm: Arm, point: Point, numbers: &[u32]) -> Result<(Vec<Timeline>, u64)> {
+        let busy = || slipway_bench::busy_ns().unwrap_or(0);
+        let specs = numbers.iter().map(|number| self.spec_of(arm, point, *number));
+        let specs = specs.collect::<Result<Vec<_>>>()?;
+        let spinner = stage_spinner(numbers.len() as u32);
+        let (began, busy_before) = (monotonic_ns(), busy());
+        let starts = specs.into_iter().zip(numbers).map(|(spec, number)| {
+            let wires = self.wires.clone().filter(|_| arm.is_in_namespace());
+            start_one(self.client.clone(), spec, wires.map(|wires| (wires, arm, *number)), &spinner)
+        });
+        let started = join_all(starts).await;
+        let busy_ns = busy().saturating_sub(busy_before);
+        spinner.finish_and_clear();
+        let names = started.iter().flatten().map(|start| start.name.clone());
+        let removed = try_join_all(names.map(|name| remove(self.client.clone(), name))).await;
+        let timelines = started.into_iter().map(|start| timeline(start?));
+        let timelines = timelines.collect::<Result<Vec<_>>>()?;
+        removed?;
+        self.settle(arm, numbers).await?;
+        Ok((slipway_bench::aligned(timelines, began), busy_ns))
+    }
+
+    /// Returns the spec of the sandbox with a number that starts in a way.
+    fn spec_of(&self, arm: Arm, point: Point, number: u32) -> Result<v1::RunSpec> {
+        let mut spec = v1::RunSpec {
+            // Of hundreds of names that a node makes up, two may be the same.
+            name: format!("{}-{number}", own()),
+            memory_bytes: point.memory_bytes,
+            network: self.network.clone(),
+            wait_network: self.waits || arm == Arm::NoAsync,
+            ..self.spec.clone()
+        };
+        match arm {
+            Arm::Slipway | Arm::NoAsync => {}
+            Arm::None => without_network(&mut spec),
+            Arm::Pool => spec.vf_pool = own(),
+            Arm::Veth | Arm::Macvlan | Arm::Macvtap => {
+                let wires = self.wires.as_ref().context("no network namespaces were made")?;
+                spec.network.clear();
+                spec.network_namespace = wires.path(number)?;
+            }
+            Arm::Tap => {
+                without_network(&mut spec);
+                spec.emulated_nic = Some(emulated(number));
+            }
+            Arm::Vf => {
+                without_network(&mut spec);
+                spec.vf_pool = self.hardware.clone().context("--arms vf needs --vf-pool")?;
+            }
+        }
+        Ok(spec)
+    }
+
+    /// Waits until functions are ready again, and removes interfaces.
+    async fn settle(&self, arm: Arm, numbers: &[u32]) -> Result<()> {
+        let pool = match arm {
+            Arm::Pool => Some(own()),
+            Arm::Vf => self.hardware.clone(),
+            _ => None,
+        };
+        if let Some(pool) = pool {
+            vf::settled(&mut self.functions.clone(), &pool).await?;
+        }
+        let Some(wires) = self.wires.clone().filter(|_| arm.is_in_namespace()) else {
+            return Ok(());
+        };
+        let numbers = numbers.to_vec();
+        let removed = tokio::task::spawn_blocking(move || {
+            numbers.into_iter().try_for_each(|number| wires.remove(number))
+        });
+        removed.await?
+    }
+}
+
+fn without_network(spec: &mut v1::RunSpec) {
+    spec.network = "none".to_owned();
+    spec.wait_network = false;
+}
+
+/// Returns QEMU's own interface of a sandbox, on a TAP interface that QEMU makes.
+fn emulated(number: u32) -> v1::EmulatedNic {
+    let [_, _, high, low] = number.to_be_bytes();
+    v1::EmulatedNic {
+        model: "virtio".to_owned(),
+        tap: format!("slwt{}-{number}", std::process::id() % 100_000),
+        mac: format!("52:54:00:02:{high:02x}:{low:02x}"),
+    }
+}
+
+/// Starts a sandbox, after its interface was made if it has one of the kernel's, which is a stage
+/// of the start.
+async fn start_one(
+    client: SandboxClient,
+    spec: v1::RunSpec,
+    wired: Option<(Arc<Wires>, Arm, u32)>,
+    spinner: &ProgressBar,
+) -> Result<Start> {
+    let began = monotonic_ns();
+    let is_wired = wired.is_some();
+    if let Some((wires, arm, number)) = wired {
+        tokio::task::spawn_blocking(move || wires.add(arm, number)).await??;
+    }
+    let made = monotonic_ns();
+    let wishes = Wishes { stdin: false, tty: false };
+    let mut start = run::start(client, spec, wishes, &mut Nowhere, spinner.clone()).await?;
+    if let (true, Some(timeline)) = (is_wired, &mut start.timeline) {
+        timeline.record(INTERFACE, began, made);
+    }
+    Ok(start)
+}
+
+/// Fails if a way does not go with the kind of sandboxes or other options.
+pub fn check(arms: &[Arm], is_hollow: bool, hardware: Option<&str>) -> Result<()> {
+    if is_hollow && arms.contains(&Arm::Tap) {
+        bail!("the way tap needs guests: hollow sandboxes have no interface of QEMU's");
+    }
+    match (arms.contains(&Arm::Vf), hardware) {
+        (true, None) => bail!("the way vf needs a pool of hardware: --vf-pool POOL"),
+        (false, Some(_)) => bail!("--vf-pool is for the way vf: --arms vf"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_that_do_not_go_together_are_refused() {
+        let refusal = |arms: &[Arm], is_hollow, hardware| {
+            check(arms, is_hollow, hardware).map_err(|error| error.to_string())
+        };
+        assert_eq!(refusal(&[Arm::None, Arm::Tap], false, None), Ok(()));
+        assert!(refusal(&[Arm::Tap], true, None).unwrap_err().contains("guests"));
+        assert!(refusal(&[Arm::Vf], false, None).unwrap_err().contains("--vf-pool POOL"));
+        assert!(refusal(&[Arm::Pool], false, Some("a")).unwrap_err().contains("--arms vf"));
+        assert_eq!(refusal(&[Arm::Vf], false, Some("a")), Ok(()));
+    }
+
+    #[test]
+    fn interfaces_of_qemu_have_names_and_addresses_of_their_own() {
+        let (first, last) = (emulated(0), emulated(4095));
+        assert!(last.tap.len() <= 15 && last.tap != first.tap, "{}", last.tap);
+        assert_eq!(last.mac, "52:54:00:02:0f:ff");
+    }
+}
