@@ -96,6 +96,33 @@ CHECK
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
 ok "bench startup: three ways in turn, nothing is left"
 
+# Interfaces of the kernel's, several numbers of sandboxes, volumes, and single starts.
+"$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none,veth,no-async --volume data:16M:/data --single --json \
+    --output "$work/b.json" --svg "$work/b.svg" "$image" >"$work/printed" 2>"$work/errors" || fail "ways: $(tail -3 "$work/errors")"
+cmp -s "$work/b.json" "$work/printed" || fail "the printed report is not the written one"
+python3 - "$work/b.json" "$work/b.svg" <<'CHECK' || fail "the report of several ways"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+assert [point["count"] for point in report["points"]] == [1, 3] and report["volumes"] == 1, report["points"]
+assert [(one["count"], one["arm"]) for one in report["rounds"]] == [
+    (count, arm) for count in (1, 3) for arm in ("none", "veth", "no-async")]
+for one in report["rounds"]:
+    names = {stage["name"] for line in one["timelines"] for stage in line["stages"]}
+    assert len(one["timelines"]) == len(one["singles"]["times_ns"]) == one["count"], one
+    assert all(one["singles"]["times_ns"]) and ("interface" in names) == (one["arm"] == "veth"), names
+    assert ("network" in names) == (one["arm"] != "none"), names
+assert "sandboxes at once" in open(sys.argv[2]).read()
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+"$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none --compare "$work/b.json" "$image" >"$work/out" 2>&1 ||
+    fail "a comparison: $(tail -3 "$work/out")"
+grep -q '^none, 3 at once ' "$work/out" && grep -q '^3 at once .*to none' "$work/out" || fail "its tables: $(cat "$work/out")"
+[ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
+[ -z "$(ip -o link show type veth)" ] || fail "interfaces are left: $(ip -o link show type veth)"
+refuses "--vf-pool POOL" bench startup --arms vf "$image"
+refuses "needs guests" bench startup --engine hollow --arms tap "$image"
+ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"
+
 density() { timeout 900 "$slipway" bench density --engine hollow "$@"; }
 density --idle 0.5 --deployed 1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
     || fail "bench density: $(tail -3 "$work/errors")"

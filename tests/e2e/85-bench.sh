@@ -143,3 +143,19 @@ CHECK
 "$slipway" bench function --report "$work/f.json" --compare "$work/f.json" | grep -q '57.9 %' || fail "its table lacks RunD-V's figures"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench function leaves $("$slipway" ps)"
 ok "bench function: a burst of two on one sandbox, nothing is left"
+
+# Guests with a volume, at once and singly.
+timeout 600 "$slipway" bench startup --count 2 --rounds 1 --arms none --single --volume data:16M:/data --json --svg "$work/s.svg" \
+    "$image" >"$work/s.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
+python3 - "$work/s.json" "$work/s.svg" <<'CHECK' || fail "the report of bench startup"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+run, = report["rounds"]
+assert (run["arm"], run["count"], report["volumes"]) == ("none", 2, 1), run
+assert run["busy_ns"] > 0 and run["singles"]["busy_ns"] > 0 and report["processors"] > 0, run
+assert len(run["timelines"]) == 2 and len(run["singles"]["times_ns"]) == 2, run
+assert "single starts" in open(sys.argv[2]).read()
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+[ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
+ok "bench startup: two guests with a volume at once, and the same singly"

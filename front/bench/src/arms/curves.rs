@@ -9,11 +9,11 @@ use crate::panels::{Panel, panels};
 
 /// A figure of all ways over what grows.
 pub(super) struct Curves {
-    /// What grows: "sandboxes at once", or "memory of each, MiB".
+    /// The name of the number that grows: "sandboxes at once", or "memory of each, MiB".
     pub over: &'static str,
-    /// What stays the same, or no text if it does so in the whole report.
+    /// The number that stays the same, in words; empty if it does so in the whole report.
     pub with: String,
-    /// For each way, in the report's order, what grows and the figure in ns.
+    /// For each way, in the report's order, the number that grows and the figure in ns.
     pub lines: Vec<(Arm, Vec<(f64, f64)>)>,
 }
 

@@ -21,8 +21,8 @@ pub fn arms_table(report: &ArmsReport, colour: bool) -> String {
     let mut text = String::new();
     for point in &report.points {
         let (one, name) = (report.at(*point), report.name_of(*point));
-        let title = if text.is_empty() { "" } else { "\n" };
-        text.push_str(title);
+        let gap = if text.is_empty() { "" } else { "\n" };
+        text.push_str(gap);
         text.push_str(&titled(&name, &HEADINGS, &rows(&one), colour));
         let singles = singles_table(&one, &name, colour);
         if !singles.is_empty() {

@@ -18,11 +18,11 @@ use crate::run::{self, Start};
 use crate::session::Wishes;
 use crate::vf;
 
-/// What turns have in common.
+/// The clients, wishes and namespaces that all turns share.
 pub struct Turns {
     pub client: SandboxClient,
     pub functions: VfClient,
-    /// What each sandbox has, but for its name, memory and network.
+    /// The request for a sandbox without its name, memory and network.
     pub spec: v1::RunSpec,
     /// The network of the sandboxes that have one.
     pub network: String,

@@ -9,8 +9,8 @@ use slipway_bench::arms::Arm;
 
 use crate::bench::vm::Namespace;
 
-/// What all interfaces lead to: a bridge for veth pairs, one end of a cable for those that are
-/// stacked upon it.
+/// The commands that make the hub: a bridge for veth pairs, and a link for interfaces that are
+/// stacked upon one.
 const HUB: &str = "link add bridge type bridge mcast_snooping 0
 link set bridge up
 addr add 198.18.0.1/15 dev bridge
