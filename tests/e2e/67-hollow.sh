@@ -97,8 +97,8 @@ CHECK
 ok "bench startup: three ways in turn, nothing is left"
 
 # Interfaces of the kernel's, several numbers of sandboxes, volumes, and single starts.
-"$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none,veth,no-async --volume data:16M:/data --single --json \
-    --output "$work/b.json" --svg "$work/b.svg" "$image" >"$work/printed" 2>"$work/errors" || fail "ways: $(tail -3 "$work/errors")"
+"$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none,veth,no-async --volume data:16M:/data --single \
+    --wait-network --json --output "$work/b.json" --svg "$work/b.svg" "$image" >"$work/printed" 2>"$work/errors" || fail "ways: $(tail -3 "$work/errors")"
 cmp -s "$work/b.json" "$work/printed" || fail "the printed report is not the written one"
 python3 - "$work/b.json" "$work/b.svg" <<'CHECK' || fail "the report of several ways"
 import json, sys, xml.dom.minidom

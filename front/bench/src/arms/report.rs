@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
-use super::{Arm, Singles};
+use super::Arm;
 use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::slices;
@@ -23,6 +23,16 @@ pub struct Point {
     pub count: u32,
     /// The memory of each sandbox in bytes; 0 stands for the node's setting.
     pub memory_bytes: u64,
+}
+
+/// Starts one after the other, each after the one before it was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Singles {
+    /// The time of each start in ns, from its request to the end of its last stage.
+    pub times_ns: Vec<u64>,
+    /// The time in ns that the machine's processors were busy in all these starts together, without
+    /// the removals between them, with everything that runs on the machine.
+    pub busy_ns: u64,
 }
 
 /// A turn of a way.

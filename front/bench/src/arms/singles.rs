@@ -1,22 +1,10 @@
 //! Starts at once beside as many starts one after the other.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Arm, ArmRound, ArmsReport};
 use crate::duration::human;
 use crate::slices;
 use crate::statistics::median;
 use crate::table::titled;
-
-/// Starts one after the other, each after the one before it was removed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Singles {
-    /// The time of each start in ns, from its request to the end of its last stage.
-    pub times_ns: Vec<u64>,
-    /// The time in ns that the machine's processors were busy in all these starts together, without
-    /// the removals between them, with everything that runs on the machine.
-    pub busy_ns: u64,
-}
 
 /// Figures of a way in relation to single starts: medians of the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,6 +72,7 @@ pub(super) fn singles_table(report: &ArmsReport, title: &str, colour: bool) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arms::Singles;
     use crate::arms::report::tests::report;
 
     #[test]
