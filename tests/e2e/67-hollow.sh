@@ -98,7 +98,8 @@ ok "bench startup: three ways in turn, nothing is left"
 
 # Interfaces of the kernel's, several numbers of sandboxes, volumes, and single starts.
 "$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none,veth,no-async --volume data:16M:/data --single \
-    --wait-network --json --output "$work/b.json" --svg "$work/b.svg" "$image" >"$work/printed" 2>"$work/errors" || fail "ways: $(tail -3 "$work/errors")"
+    --wait-network --json --output "$work/b.json" --svg "$work/b.svg" "$image" >"$work/printed" 2>"$work/errors" ||
+    fail "ways: $(tail -3 "$work/errors")"
 cmp -s "$work/b.json" "$work/printed" || fail "the printed report is not the written one"
 python3 - "$work/b.json" "$work/b.svg" <<'CHECK' || fail "the report of several ways"
 import json, sys, xml.dom.minidom
@@ -119,6 +120,13 @@ CHECK
 grep -q '^none, 3 at once ' "$work/out" && grep -q '^3 at once .*to none' "$work/out" || fail "its tables: $(cat "$work/out")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
 [ -z "$(ip -o link show type veth)" ] || fail "interfaces are left: $(ip -o link show type veth)"
+"$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc --output "$work/c.json" "$image" \
+    >"$work/out" 2>"$work/errors" || fail "runc beside: $(tail -3 "$work/errors")"
+if grep '^SKIPPED: the way runc' "$work/errors"; then
+    grep -q '^runc ' "$work/out" && fail "a way that was left out has figures: $(cat "$work/out")"
+else
+    grep -q '^runc ' "$work/out" || fail "no figures of runc: $(cat "$work/out")"
+fi
 refuses "--vf-pool POOL" bench startup --arms vf "$image"
 refuses "needs guests" bench startup --engine hollow --arms tap "$image"
 ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"

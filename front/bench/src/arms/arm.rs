@@ -28,11 +28,13 @@ pub enum Arm {
     Tap,
     /// Each has a function of a pool of hardware.
     Vf,
+    /// Instead of sandboxes: runc's containers with a veth pair as in [`Arm::Veth`].
+    Runc,
 }
 
 impl Arm {
     /// All ways.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::None,
         Self::Slipway,
         Self::Pool,
@@ -42,6 +44,7 @@ impl Arm {
         Self::Macvtap,
         Self::Tap,
         Self::Vf,
+        Self::Runc,
     ];
 
     /// Returns the name.
@@ -56,6 +59,7 @@ impl Arm {
             Self::Macvtap => "macvtap",
             Self::Tap => "tap",
             Self::Vf => "vf",
+            Self::Runc => "runc",
         }
     }
 
@@ -71,12 +75,13 @@ impl Arm {
             Self::Macvtap => "a macvtap interface, made when it is needed",
             Self::Tap => "QEMU's own interface on a TAP, without addresses",
             Self::Vf => "a function of a pool of hardware",
+            Self::Runc => "runc's containers, with a veth pair and a bridge",
         }
     }
 
     /// Returns whether the interface is one of the kernel's in a network namespace.
     pub fn is_in_namespace(self) -> bool {
-        matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap)
+        matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap | Self::Runc)
     }
 }
 

@@ -21,7 +21,7 @@ const MARGINS: (i32, i32, i32, i32) = (80, 40, 40, 50);
 /// The most marks on the axis of time.
 const MARKS: u32 = 8;
 /// The first of the places of the paper's colours, behind those of the ways.
-const PAPER: usize = 9;
+const PAPER: usize = 10;
 
 /// Draws `report`. With one point: the mean time and the part of it in stages of functions, the
 /// 99th percentile, both over those of starts without a network beside the paper's, times in

@@ -63,8 +63,9 @@ pub struct StartupArgs {
     /// that is made when it is needed (slipway), with one of a pool that is made for the
     /// measurement (pool), with one that the container waits for (no-async, FastIOV-A), with an
     /// interface of the kernel's that is made when it is needed (veth on a bridge, macvlan,
-    /// macvtap), with QEMU's own interface on a TAP (tap), with hardware (vf) [default with
-    /// --engine hollow, several numbers or --single: none,slipway]
+    /// macvtap), with QEMU's own interface on a TAP (tap), with hardware (vf); and, as a peer,
+    /// runc's containers (runc) [default with --engine hollow, several numbers or --single:
+    /// none,slipway]
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub arms: Vec<Arm>,
     /// The pool of hardware of the way vf (`slipway vf create POOL --pci ADDRESS,…`)

@@ -1,6 +1,7 @@
 //! `slipway bench startup --arms`: starts sandboxes with and without networks in turn.
 
 mod pool;
+mod runc;
 mod turn;
 mod wires;
 
@@ -13,6 +14,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 
 use self::pool::Pool;
+use self::runc::Runc;
 use self::turn::Turns;
 use self::wires::Wires;
 use super::reports::{self, View};
@@ -63,7 +65,7 @@ pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -
 
 /// Measures, and returns the report.
 async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsReport> {
-    let (arms, points) = (ways(args), points(args));
+    let (mut arms, points) = (ways(args), points(args));
     turn::check(&arms, args.engine == Engine::Hollow, args.vf_pool.as_deref())?;
     let client = connect(node, config).await?;
     let image = image::ensure(config, &args.image, Pull::Missing).await?;
@@ -72,6 +74,13 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
     ensure!(network != "none", "--network none is the way none: --arms none");
+    let runc = arms.contains(&Arm::Runc).then(|| Runc::make(&image)).transpose();
+    let runc = runc.unwrap_or_else(|error| {
+        eprintln!("SKIPPED: the way runc: {error:#}");
+        arms.retain(|arm| *arm != Arm::Runc);
+        None
+    });
+    ensure!(!arms.is_empty(), "no way is left to measure");
     let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
         true => Some(Arc::new(Wires::make(most)?)),
         false => None,
@@ -89,6 +98,7 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         waits: args.wait_network,
         hardware: args.vf_pool.clone(),
         wires,
+        runc: runc.map(Arc::new),
     };
     let measured = rounds(&turns, args, &arms, &points).await;
     let closed = match pool {

@@ -10,6 +10,7 @@ use slipway_plane_api::VfClient;
 use slipway_runtime::{SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
+use super::runc::Runc;
 use super::wires::Wires;
 use super::{own, remove, timeline};
 use crate::bench::Nowhere;
@@ -32,6 +33,8 @@ pub struct Turns {
     pub hardware: Option<String>,
     /// The namespaces of sandboxes with interfaces of the kernel's.
     pub wires: Option<Arc<Wires>>,
+    /// The peer, if it is measured.
+    pub runc: Option<Arc<Runc>>,
 }
 
 impl Turns {
@@ -62,19 +65,14 @@ impl Turns {
 
     async fn start(&self, arm: Arm, point: Point, numbers: &[u32]) -> Result<(Vec<Timeline>, u64)> {
         let busy = || slipway_bench::busy_ns().unwrap_or(0);
-        let specs = numbers.iter().map(|number| self.spec_of(arm, point, *number));
-        let specs = specs.collect::<Result<Vec<_>>>()?;
         let spinner = stage_spinner(numbers.len() as u32);
         let (began, busy_before) = (monotonic_ns(), busy());
-        let starts = specs.into_iter().zip(numbers).map(|(spec, number)| {
-            let wires = self.wires.clone().filter(|_| arm.is_in_namespace());
-            start_one(self.client.clone(), spec, wires.map(|wires| (wires, arm, *number)), &spinner)
-        });
+        let starts = numbers.iter().map(|number| self.start_one(arm, point, *number, &spinner));
         let started = join_all(starts).await;
         let busy_ns = busy().saturating_sub(busy_before);
         spinner.finish_and_clear();
         let names = started.iter().flatten().map(|start| start.name.clone());
-        let removed = try_join_all(names.map(|name| remove(self.client.clone(), name))).await;
+        let removed = try_join_all(names.map(|name| self.remove(arm, name))).await;
         let timelines = started.into_iter().map(|start| timeline(start?));
         let timelines = timelines.collect::<Result<Vec<_>>>()?;
         removed?;
@@ -93,7 +91,7 @@ impl Turns {
             ..self.spec.clone()
         };
         match arm {
-            Arm::Slipway | Arm::NoAsync => {}
+            Arm::Slipway | Arm::NoAsync | Arm::Runc => {}
             Arm::None => without_network(&mut spec),
             Arm::Pool => spec.vf_pool = own(),
             Arm::Veth | Arm::Macvlan | Arm::Macvtap => {
@@ -111,6 +109,54 @@ impl Turns {
             }
         }
         Ok(spec)
+    }
+
+    /// Starts a sandbox or the peer's container, after its interface was made if it has one of the
+    /// kernel's, which is a stage of the start.
+    async fn start_one(
+        &self,
+        arm: Arm,
+        point: Point,
+        number: u32,
+        spinner: &ProgressBar,
+    ) -> Result<Start> {
+        let spec = self.spec_of(arm, point, number)?;
+        let wires = self.wires.clone().filter(|_| arm.is_in_namespace());
+        let (began, is_wired) = (monotonic_ns(), wires.is_some());
+        if let Some(wires) = wires {
+            tokio::task::spawn_blocking(move || wires.add(arm, number)).await??;
+        }
+        let made = monotonic_ns();
+        let mut start = match arm {
+            Arm::Runc => self.start_runc(spec.name, number).await?,
+            _ => {
+                let (client, spinner) = (self.client.clone(), spinner.clone());
+                let wishes = Wishes { stdin: false, tty: false };
+                run::start(client, spec, wishes, &mut Nowhere, spinner).await?
+            }
+        };
+        if let (true, Some(timeline)) = (is_wired, &mut start.timeline) {
+            timeline.record(INTERFACE, began, made);
+        }
+        Ok(start)
+    }
+
+    async fn start_runc(&self, name: String, number: u32) -> Result<Start> {
+        let runc = self.runc.clone().context("runc is not there")?;
+        let network = self.wires.as_ref().context("no network namespaces were made")?;
+        let network = network.path(number)?;
+        let (began, named) = (monotonic_ns(), name.clone());
+        tokio::task::spawn_blocking(move || runc.start(&named, &network)).await??;
+        let mut timeline = Timeline::new(name.clone());
+        timeline.record("container", began, monotonic_ns());
+        Ok(Start { name, exit: None, timeline: Some(timeline) })
+    }
+
+    async fn remove(&self, arm: Arm, name: String) -> Result<()> {
+        match self.runc.clone().filter(|_| arm == Arm::Runc) {
+            Some(runc) => tokio::task::spawn_blocking(move || runc.remove(&name)).await?,
+            None => remove(self.client.clone(), name).await,
+        }
     }
 
     /// Waits until functions are ready again, and removes interfaces.
@@ -147,28 +193,6 @@ fn emulated(number: u32) -> v1::EmulatedNic {
         tap: format!("slwt{}-{number}", std::process::id() % 100_000),
         mac: format!("52:54:00:02:{high:02x}:{low:02x}"),
     }
-}
-
-/// Starts a sandbox, after its interface was made if it has one of the kernel's, which is a stage
-/// of the start.
-async fn start_one(
-    client: SandboxClient,
-    spec: v1::RunSpec,
-    wired: Option<(Arc<Wires>, Arm, u32)>,
-    spinner: &ProgressBar,
-) -> Result<Start> {
-    let began = monotonic_ns();
-    let is_wired = wired.is_some();
-    if let Some((wires, arm, number)) = wired {
-        tokio::task::spawn_blocking(move || wires.add(arm, number)).await??;
-    }
-    let made = monotonic_ns();
-    let wishes = Wishes { stdin: false, tty: false };
-    let mut start = run::start(client, spec, wishes, &mut Nowhere, spinner.clone()).await?;
-    if let (true, Some(timeline)) = (is_wired, &mut start.timeline) {
-        timeline.record(INTERFACE, began, made);
-    }
-    Ok(start)
 }
 
 /// Fails if a way does not go with the kind of sandboxes or other options.

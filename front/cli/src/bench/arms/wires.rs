@@ -69,7 +69,7 @@ impl Wires {
 /// Returns the commands that make an interface between the hub and the namespace at `path`.
 fn made(arm: Arm, number: u32, path: &str) -> String {
     match arm {
-        Arm::Veth => format!(
+        Arm::Veth | Arm::Runc => format!(
             "link add h{number} type veth peer name eth0 netns {path}\n\
              link set h{number} master bridge up\n"
         ),

@@ -15,38 +15,54 @@ use anyhow::{Context, Result, ensure};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use slipway_bench::packet::run_command;
 
-/// A network namespace that exists as long as this and its clones.
+/// A namespace that exists as long as this and its clones.
 #[derive(Clone)]
 pub struct Namespace {
     path: String,
+    /// The option by which nsenter(1) enters it.
+    option: String,
     file: Arc<File>,
     /// The thread that the path names ends when this is dropped.
     _holder: Sender<()>,
 }
 
 impl Namespace {
-    /// Makes a namespace without interfaces but for its own loopback one.
+    /// Makes a network namespace without interfaces but for its own loopback one.
     ///
     /// # Errors
     /// The process may make none.
     pub fn make() -> Result<Self> {
+        Self::hold(UnshareFlags::NEWNET, "net", "--net")
+    }
+
+    /// Makes a mount namespace with the mounts of this process.
+    ///
+    /// # Errors
+    /// The process may make none.
+    pub fn of_mounts() -> Result<Self> {
+        Self::hold(UnshareFlags::NEWNS, "mnt", "--mount")
+    }
+
+    /// Makes a namespace that a thread holds. `file` is its name in /proc.
+    fn hold(flags: UnshareFlags, file: &str, option: &str) -> Result<Self> {
         let (holder, held) = channel::<()>();
         let (made, thread) = channel();
         std::thread::spawn(move || {
             #[allow(unsafe_code)] // rustix has it as unsafe for the sake of another flag
-            // SAFETY: only the network namespace is unshared, and no descriptors.
-            let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) };
+            // SAFETY: only one namespace is unshared, and no descriptors.
+            let unshared = unsafe { rustix::thread::unshare_unsafe(flags) };
             let thread = rustix::thread::gettid().as_raw_nonzero();
             if made.send(unshared.map(|()| thread)).is_ok() {
                 // Nothing is sent: this is the end of the namespace's last owner.
                 let _ = held.recv();
             }
         });
-        let thread = thread.recv().context("the thread of a network namespace")?;
-        let thread = thread.context("a network namespace takes root")?;
-        let path = format!("/proc/{}/task/{thread}/ns/net", std::process::id());
+        let thread = thread.recv().context("the thread of a namespace")?;
+        let thread = thread.context("a namespace takes root")?;
+        let path = format!("/proc/{}/task/{thread}/ns/{file}", std::process::id());
         let file = Arc::new(File::open(&path).with_context(|| format!("cannot open {path}"))?);
-        Ok(Self { path, file, _holder: holder })
+        let option = format!("{option}={path}");
+        Ok(Self { path, option, file, _holder: holder })
     }
 
     /// Returns the path by which others find the namespace while this process runs.
@@ -54,7 +70,14 @@ impl Namespace {
         &self.path
     }
 
-    /// Moves the calling thread into the namespace, for good.
+    /// Returns a command that runs a program in the namespace.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(&self.option).arg(program);
+        command
+    }
+
+    /// Moves the calling thread into the network namespace, for good.
     ///
     /// # Errors
     /// The errors of setns(2).
@@ -68,8 +91,8 @@ impl Namespace {
     /// # Errors
     /// A command fails: the error has the words of `ip`.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", self.path)).args(["ip", "-batch", "-"]);
+        let mut command = self.command("ip");
+        command.args(["-batch", "-"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().context("interfaces need iproute2 and util-linux")?;
         // The commands fit a pipe, so that this does not wait for what `ip` writes.
@@ -85,9 +108,7 @@ impl Namespace {
 
     /// Runs `ip` in the namespace.
     fn ip(&self, arguments: &str) -> Result<()> {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", self.path)).arg("ip").args(arguments.split(' '));
-        run(&mut command)
+        run(self.command("ip").args(arguments.split(' ')))
     }
 }
 
