@@ -119,7 +119,7 @@ pub(super) struct Published {
 
 /// All figures. FastIOV-A and IPvtap are computed: the paper has them in relation to starts with
 /// VFIO (40.3 % less) and to FastIOV (31.8 % more than it).
-const PUBLISHED: [Published; 4] = [
+static PUBLISHED: [Published; 4] = [
     Published {
         name: "FastIOV, as published",
         short: "FastIOV (paper)",
@@ -152,7 +152,7 @@ const PUBLISHED: [Published; 4] = [
 
 /// Returns the paper's figures that belong beside these ways.
 pub(super) fn published(arms: &[Arm]) -> impl Iterator<Item = &'static Published> {
-    let belongs = |one: &&Published| {
+    let belongs = move |one: &&Published| {
         one.beside.is_empty() || one.beside.iter().any(|arm| arms.contains(arm))
     };
     PUBLISHED.iter().filter(belongs)

@@ -33,7 +33,7 @@ impl Wires {
     pub fn make(count: u32) -> Result<Self> {
         let hub = Namespace::make()?;
         hub.ip_batch(HUB)?;
-        let sandboxes = (0..count).map(|_| Namespace::make()).collect::<Result<_>>()?;
+        let sandboxes = (0..count).map(|_| Namespace::make()).collect::<Result<Vec<_>>>()?;
         Ok(Self { hub, sandboxes })
     }
 
