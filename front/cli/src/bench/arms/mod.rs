@@ -175,11 +175,13 @@ async fn rounds(
     arms: &[Arm],
     points: &[Point],
 ) -> Result<Vec<ArmRound>> {
-    for point in points {
-        let few = Point { count: point.count.min(4), ..*point };
+    let few = points.iter().map(|one| Point { count: one.count.min(4), ..*one });
+    let mut few: Vec<Point> = few.collect();
+    few.dedup();
+    for point in few {
         for arm in arms {
-            say(args, 0, *arm, few);
-            turns.at_once(*arm, few).await.with_context(|| arm.to_string())?;
+            say(args, 0, *arm, point);
+            turns.at_once(*arm, point).await.with_context(|| arm.to_string())?;
         }
     }
     let mut rounds = Vec::new();
