@@ -64,9 +64,8 @@ fn over(report: &ArmsReport, axis: Axis, figure: fn(&ArmFigures) -> u64) -> Vec<
         }
         parts.sort_by(|one, other| one.0.total_cmp(&other.0));
         let line = |arm: &Arm| {
-            let value = |(at, part): &(f64, ArmsReport)| {
-                Some((*at, figure(&part.figures(*arm)?) as f64))
-            };
+            let value =
+                |(at, part): &(f64, ArmsReport)| Some((*at, figure(&part.figures(*arm)?) as f64));
             let points: Vec<(f64, f64)> = parts.iter().filter_map(value).collect();
             (*arm, points)
         };

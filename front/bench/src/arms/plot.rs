@@ -81,15 +81,14 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
         Group { name: format!("{name} of {}", at_once.join(", ")), more_is_better: false, bars }
     };
     let ratio = |name: &str, ours: Ratio, paper: fn(&Published) -> Option<f64>| {
-        let own = measured(report).filter_map(|(subject, arm, one)| {
-            Some(ratio_bar(subject, arm.name(), ours(&one)?))
-        });
+        let own = measured(report)
+            .filter_map(|(subject, arm, one)| Some(ratio_bar(subject, arm.name(), ours(&one)?)));
         let mut bars: Vec<Bar> = own.collect();
         if !bars.is_empty() {
             let published = (PAPER..).zip(published(&report.arms));
-            bars.extend(published.filter_map(|(place, one)| {
-                Some(ratio_bar(place, one.short, paper(one)?))
-            }));
+            bars.extend(
+                published.filter_map(|(place, one)| Some(ratio_bar(place, one.short, paper(one)?))),
+            );
         }
         Group { name: format!("{name}, over that without a network"), more_is_better: false, bars }
     };
