@@ -145,7 +145,8 @@ static PUBLISHED: [Published; 4] = [
         name: "IPvtap, as published",
         short: "IPvtap (paper)",
         beside: &[Arm::Macvlan, Arm::Macvtap],
-        mean: 1.391 / (1.0 - 0.318),
+        // FastIOV takes 31.8 % less time.
+        mean: 1.391 / 0.682,
         p99: None,
     },
 ];

@@ -82,7 +82,8 @@ fn over(report: &ArmsReport, axis: Axis, figure: fn(&ArmFigures) -> u64) -> Vec<
 /// # Errors
 /// If nothing was measured.
 pub(super) fn curves_plot(report: &ArmsReport, title: &str) -> Result<String> {
-    let shown: [(&str, fn(&ArmFigures) -> u64); 3] = [
+    type Figure = fn(&ArmFigures) -> u64;
+    let shown: [(&str, Figure); 3] = [
         ("mean time", |one| one.mean_ns),
         ("99th percentile", |one| one.p99_ns),
         ("processor time of each", |one| one.busy_ns),
