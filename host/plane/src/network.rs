@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use slipway_pci::{Function, Interrupt};
-use slipway_plane_api::v1;
+use slipway_plane_api::{v1, vf_v1};
 use slipway_switch::{BadConfig, Handle, Mac, Port, PortConfig, PortIndex};
 use slipway_vfio_user::{DoorbellMode, EndpointParts};
 use slipway_virtio_net::{Device, Parts, Settings, vectors};
@@ -66,22 +66,27 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Binds the port to a MAC address, unless `mac` is empty, and to IP addresses. Waits for the
-    /// reactor of the switch.
+    /// Binds the port to a client's MAC address, if it has one, and IP addresses, and gives it the
+    /// client's rates, if it has some. Waits for the reactor of the switch.
     ///
     /// # Errors
     /// [`Error::Invalid`] for text that is no address; [`Error::Fabric`] for an address that
     /// another port has; [`Error::Resources`] if the switch has ended. The port is unchanged then.
-    pub fn bind(self, mac: &str, addresses: &[String]) -> Result<(), Error> {
+    pub fn bind(self, client: &vf_v1::Client) -> Result<(), Error> {
+        let mac = &client.mac;
         let mac = (!mac.is_empty()).then(|| parse_mac(mac)).transpose()?;
-        let addresses = parse_addresses(addresses)?;
+        let addresses = parse_addresses(&client.addresses)?;
+        let max_rate = rate(client.max_rate, client.max_burst);
+        let receive_rate = rate(client.receive_rate, client.receive_burst);
         let Self { switch, port, name } = self;
         let bound = switch.call(move |owner| {
             // The endpoint may have ended meanwhile, and another port have its index.
             let config = owner.switch().config(port).filter(|config| config.name == name);
             let config = config.cloned().ok_or(BadConfig::NoSuchPort)?;
             let mac = mac.or(config.mac);
-            owner.configure(port, PortConfig { mac, addresses, ..config })
+            let max_rate = max_rate.or(config.max_rate);
+            let receive_rate = receive_rate.or(config.receive_rate);
+            owner.configure(port, PortConfig { mac, addresses, max_rate, receive_rate, ..config })
         });
         let bound = bound.map_err(|_| Error::Resources("the switch has ended".to_owned()))?;
         Ok(bound.map_err(slipway_fabric::Error::Port)?)

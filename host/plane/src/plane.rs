@@ -172,8 +172,8 @@ impl Plane {
         opened.map_err(|error| Error::Resources(format!("endpoint {id} is not opened: {error}")))
     }
 
-    /// Has an endpoint that was made shut admit one client, whose addresses its port is bound to.
-    /// Waits for the reactor of the switch.
+    /// Has an endpoint admit one client from now on, also one that was made shut. Its port is bound
+    /// to the client's addresses and gets its rates. Waits for the reactor of the switch.
     ///
     /// # Errors
     /// [`Error::Unknown`]; [`Error::Invalid`] and [`Error::Fabric`] for addresses that the port
@@ -181,7 +181,7 @@ impl Plane {
     pub(crate) fn open_endpoint_for(&self, id: &str, client: &vf_v1::Client) -> Result<(), Error> {
         if !(client.mac.is_empty() && client.addresses.is_empty()) {
             let binding = self.with_endpoint(id, |served| served.binding(id))??;
-            binding.bind(&client.mac, &client.addresses)?;
+            binding.bind(client)?;
         }
         self.with_endpoint(id, |served| served.open_for(client))?
     }

@@ -132,6 +132,25 @@ fn is_refused(socket: &str) {
 }
 
 #[test]
+fn an_owner_changes_the_client_of_its_function() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_plane, functions) = functions(folder.path());
+    functions.create("pool", nvme(ram(1 << 20), 1)).unwrap();
+    let lease = take(&functions, "pool", "a");
+    drop(drive(&lease.socket_path));
+    let admit = |id: &str, client| functions.admit("pool", &owner(id), client);
+    let again = admit("a", vf_v1::Client::default()).unwrap();
+    assert_eq!((again.number, &again.socket_path), (0, &lease.socket_path));
+    drop(drive(&again.socket_path));
+    let nobodys = admit("b", vf_v1::Client::default());
+    assert!(matches!(nobodys, Err(VfError::Pool(slipway_vf_pool::Error::NoLease { .. }))));
+    let addressed = vf_v1::Client { mac: "02:00:00:00:00:01".into(), ..Default::default() };
+    assert!(matches!(admit("a", addressed), Err(VfError::Invalid(_))));
+    functions.give_back("pool", &owner("a")).unwrap();
+    assert!(admit("a", vf_v1::Client::default()).is_err());
+}
+
+#[test]
 fn a_function_admits_clients_while_it_has_an_owner() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, functions) = functions(folder.path());

@@ -125,6 +125,16 @@ pub enum Error {
         /// The device's reason.
         reason: String,
     },
+    /// The VF does not let another client of its owner in.
+    #[error("VF {vf} of pool {pool} does not let its client in: {reason}")]
+    Shut {
+        /// The pool's name.
+        pool: String,
+        /// The VF.
+        vf: u32,
+        /// The device's reason.
+        reason: String,
+    },
     /// The ledger could not be written.
     #[error(transparent)]
     Ledger(#[from] LedgerError),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Longest kind and longest id of an owner, in bytes.
 const KIND: usize = 32;
-const ID: usize = 200;
+const ID: usize = 256;
 
 /// The owner of a VF: a sandbox, a container's interface, a user of the command line. One owner has
 /// at most one VF of a pool.
@@ -89,7 +89,7 @@ mod tests {
             assert_eq!(text.parse::<Owner>().unwrap().to_string(), text);
         }
         let (long_kind, long_id) =
-            (format!("{}:a", "k".repeat(33)), format!("k:{}", "i".repeat(201)));
+            (format!("{}:a", "k".repeat(33)), format!("k:{}", "i".repeat(257)));
         for text in
             ["", ":", "a:", ":a", "a b:c", "a:b c", "a:\u{1b}[", "a:é", &long_kind, &long_id]
         {

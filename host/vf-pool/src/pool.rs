@@ -193,6 +193,25 @@ impl<D: Device> Pool<D> {
         }
     }
 
+    /// Has the VF of `owner` let another client in, as [`take_prepared`](Self::take_prepared) does
+    /// for the first.
+    ///
+    /// # Errors
+    /// [`Error::NoLease`], [`Error::Adopting`], [`Error::Shut`]. The VF stays the owner's.
+    pub fn admit(
+        &self,
+        owner: &Owner,
+        prepare: impl FnOnce(&mut D),
+    ) -> Result<Lease<D::Access>, Error> {
+        let vf = self.lease(owner)?.vf;
+        let pool = || self.name().to_owned();
+        match self.inner.shelf.admit(vf, owner, prepare) {
+            Some(Ok(access)) => Ok(Lease { vf, access }),
+            Some(Err(Fault(reason))) => Err(Error::Shut { pool: pool(), vf, reason }),
+            None => Err(Error::NoLease { pool: pool(), owner: owner.clone() }),
+        }
+    }
+
     /// Returns the number of the VF that `owner` has.
     ///
     /// # Errors

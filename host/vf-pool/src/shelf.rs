@@ -1,12 +1,12 @@
 //! Devices, their locks and their states together: the steps of which the pool's operations and its
 //! workers' jobs consist.
 //!
-//! The order of locks: the table's mutex is never held during an operation on a device. A VF's
-//! state in the table says who may begin an operation on its device: the taker if it was ready, the
-//! returner if it was taken, one worker while it is returning. So a taker finds the locks of its
-//! VF's devset free, and waits for no reset: not for one of another VF, which holds the set's lock
-//! for reading only, and not for one of the set, which begins when all its VFs are in the worker's
-//! hands.
+//! The order of locks: the table's mutex is never held during an operation on a device, although
+//! such an operation may look at the table. A VF's state in the table says who may begin an
+//! operation on its device: the taker if it was ready, the owner and the returner if it was taken,
+//! one worker while it is returning. So a taker finds the locks of its VF's devset free, and waits
+//! for no reset: not for one of another VF, which holds the set's lock for reading only, and not
+//! for one of the set, which begins when all its VFs are in the worker's hands.
 
 use super::device::{Device, Fault};
 use super::devset::{Busy, Devset};
@@ -107,6 +107,24 @@ impl<D: Device> Shelf<D> {
             device.admit().map(|()| device.access())
         });
         attached.unwrap_or_else(|_| Err(Fault("it is still attached".into())))
+    }
+
+    /// Lets another client of a VF's owner in, for which `prepare` is called on its device before.
+    /// Returns `None` if the owner does not have the VF any more.
+    pub(crate) fn admit(
+        &self,
+        vf: u32,
+        owner: &Owner,
+        prepare: impl FnOnce(&mut D),
+    ) -> Option<Result<D::Access, Fault>> {
+        self.with(vf, |device| {
+            // Whoever returns the VF from now on expels the client after this.
+            let is_its = self.table().of(owner) == Some((vf, true));
+            is_its.then(|| {
+                prepare(device);
+                device.admit().map(|()| device.access())
+            })
+        })
     }
 
     /// Takes a VF from its owner, who no longer uses it. Returns the job with which the caller goes

@@ -35,6 +35,27 @@ fn a_vf_goes_from_owner_to_owner_and_is_reset_between() {
 }
 
 #[test]
+fn an_owner_lets_another_client_in_and_nobody_else_does() {
+    let bench = Bench::new();
+    let pool = bench.pool(1, 1, 1, PATIENCE);
+    assert!(pool.settle(PATIENCE));
+    assert!(matches!(pool.admit(&owner("a"), |_| {}), Err(Error::NoLease { .. })));
+    let first = pool.take(&owner("a")).unwrap();
+    assert_eq!(pool.admit(&owner("a"), |_| {}).unwrap(), first);
+    assert!(matches!(pool.admit(&owner("b"), |_| {}), Err(Error::NoLease { .. })));
+    assert_eq!(bench.calls(0), ["open", "reset", "scrub", "admit", "admit"]);
+    bench.fail("admit", 0);
+    let refused = pool.admit(&owner("a"), |_| {}).unwrap_err().to_string();
+    assert!(refused.starts_with("VF 0 of pool test does not let its client in"), "{refused}");
+    // It is its owner's still.
+    assert_eq!(pool.lease(&owner("a")).unwrap(), first);
+    bench.heal();
+    pool.give_back(0, &owner("a")).unwrap();
+    assert!(matches!(pool.admit(&owner("a"), |_| {}), Err(Error::NoLease { .. })));
+    assert!(pool.settle(PATIENCE));
+}
+
+#[test]
 fn a_vf_is_taken_by_its_number_if_that_one_is_ready() {
     let bench = Bench::new();
     let pool = bench.pool(3, 3, 1, PATIENCE);

@@ -53,7 +53,7 @@ pub struct MemoryFile {
 }
 
 /// The configuration of an endpoint. Only [`Control::open_for`](crate::Control::open_for) changes
-/// some of it later, before the first client.
+/// some of it later, for the next client.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The place where the endpoint listens.

@@ -27,9 +27,11 @@ pub(crate) struct Shared {
     new_home: Mutex<Option<Handle>>,
     /// The thread that a client was to be moved to could not be started.
     pub(crate) move_failed: AtomicBool,
-    /// The socket of an endpoint that is shut, and its name: it does not listen yet.
-    shut: Mutex<Option<(Foreign, PathBuf)>>,
-    /// The first client of an endpoint that was shut, until the endpoint has adopted it.
+    /// The name of the socket.
+    path: PathBuf,
+    /// The socket of an endpoint that is shut: it does not listen yet.
+    shut: Mutex<Option<Foreign>>,
+    /// The client that the endpoint was opened for last, until the endpoint has adopted it.
     admission: Mutex<Option<Admission>>,
     bell: Bell,
     /// The number of tasks that the endpoint consists of: its own and those of its lanes.
@@ -41,7 +43,7 @@ impl Shared {
     pub(crate) fn new(
         busy_polls: Arc<AtomicU64>,
         bin: &Bin,
-        shut: Option<(Foreign, PathBuf)>,
+        (shut, path): (Option<Foreign>, PathBuf),
     ) -> std::io::Result<Self> {
         Ok(Self {
             live: Arc::default(),
@@ -51,6 +53,7 @@ impl Shared {
             bin: bin.clone(),
             new_home: Mutex::default(),
             move_failed: AtomicBool::new(false),
+            path,
             shut: Mutex::new(shut),
             admission: Mutex::default(),
             bell: Bell::new()?,
@@ -88,7 +91,7 @@ impl Shared {
         self.new_home.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
-    fn shut(&self) -> MutexGuard<'_, Option<(Foreign, PathBuf)>> {
+    fn shut(&self) -> MutexGuard<'_, Option<Foreign>> {
         self.shut.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -107,13 +110,17 @@ impl Shared {
         if self.is_closing() || *self.parts() == 0 {
             return Err(std::io::Error::other("the endpoint has ended"));
         }
+        // Held to the end: of two callers, the name and the admission are the last one's.
         let mut shut = self.shut();
-        if let Some((socket, path)) = &*shut {
-            if let Some(owner) = admission.and_then(|admission| admission.owner) {
-                give(path, owner)?;
+        if let Some(admission) = admission {
+            if let Some(owner) = admission.owner {
+                give(&self.path, owner)?;
             }
-            // Before any client can come: the endpoint adopts it when the socket listens.
-            *self.admission.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = admission;
+            // Before its client can come: the endpoint adopts it before it looks at the next one.
+            let mut next = self.admission.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            *next = Some(admission);
+        }
+        if let Some(socket) = &*shut {
             listen(socket)?;
             *shut = None;
             drop(shut);
@@ -177,9 +184,10 @@ impl Control {
         self.0.open(None)
     }
 
-    /// Has an endpoint that was made shut admit one client's user and memory from now on, in place
-    /// of those of its configuration. Changes nothing if it admits clients already. Does not wait
-    /// for the endpoint.
+    /// Has an endpoint admit one client's user and memory from now on, in place of those of its
+    /// configuration or of an earlier call. An endpoint that was made shut admits clients from then
+    /// on. A client that is connected stays so, by what was in force before. Does not wait for the
+    /// endpoint.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open), or the socket cannot be given to the user.

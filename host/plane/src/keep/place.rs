@@ -166,6 +166,13 @@ impl KeptPlace {
                 if !client.mac.is_empty() {
                     net.mac.clone_from(&client.mac);
                 }
+                if client.max_rate > 0 {
+                    (net.max_rate, net.max_burst) = (client.max_rate, client.max_burst);
+                }
+                if client.receive_rate > 0 {
+                    let rate = (client.receive_rate, client.receive_burst);
+                    (net.receive_rate, net.receive_burst) = rate;
+                }
             }
         })
     }

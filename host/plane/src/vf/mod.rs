@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
-use slipway_plane_api::vf_v1;
+use slipway_plane_api::{v1, vf_v1};
 use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Settings};
 
 use crate::Plane;
@@ -244,6 +244,27 @@ impl VirtualFunctions {
         }
         let prepare = |function: &mut Function| function.prepare(client);
         let lease = entry.pool.take_prepared(owner, number, prepare)?;
+        Ok(vf_v1::Lease { number: lease.vf, ..lease.access })
+    }
+
+    /// Has the VF of `owner` admit another client: of the template's user if the client has none.
+    ///
+    /// # Errors
+    /// [`VfError`]; the VF is the owner's still.
+    pub fn admit(
+        &self,
+        pool: &str,
+        owner: &Owner,
+        client: vf_v1::Client,
+    ) -> Result<vf_v1::Lease, VfError> {
+        let entry = self.entry(pool)?;
+        template::check_client(&entry.template, &client).map_err(VfError::Invalid)?;
+        let user = client.user.or(entry.template.user).unwrap_or_else(|| v1::Owner {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        });
+        let client = vf_v1::Client { user: Some(user), ..client };
+        let lease = entry.pool.admit(owner, |function| function.prepare(Some(client)))?;
         Ok(vf_v1::Lease { number: lease.vf, ..lease.access })
     }
 

@@ -156,6 +156,12 @@ impl vf_v1::virtual_functions_server::VirtualFunctions for VirtualFunctions {
         blocking(move || functions.take(&pool, &owner(&taker)?, number, client)).await
     }
 
+    async fn admit(&self, request: Request<vf_v1::AdmitRequest>) -> Reply<vf_v1::Lease> {
+        let (functions, request) = (self.clone(), request.into_inner());
+        let client = request.client.unwrap_or_default();
+        blocking(move || functions.admit(&request.pool, &owner(&request.owner)?, client)).await
+    }
+
     async fn r#return(&self, request: Request<vf_v1::ReturnRequest>) -> Reply<vf_v1::ReturnReply> {
         let (functions, request) = (self.clone(), request.into_inner());
         blocking(move || {

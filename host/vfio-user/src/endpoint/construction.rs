@@ -81,9 +81,10 @@ impl Endpoint {
         (wakes, home): (Vec<OwnedFd>, &Handle),
     ) -> std::io::Result<Self> {
         let path = config.location.socket();
-        let shut = listener.shut()?.map(|socket| (socket, path));
+        let shut = listener.shut()?;
         let is_open = shut.is_none();
-        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, shut)?);
+        let door = (shut, path);
+        let shared = Arc::new(Shared::new(device.pace.progress_counter(), &device.bin, door)?);
         device.sink.failure.tell(Waker::from(Arc::new(Home(shared.clone()))));
         Ok(Self {
             config: Arc::new(config),

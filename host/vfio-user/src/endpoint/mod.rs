@@ -114,6 +114,7 @@ impl Endpoint {
                 return Err(std::io::Error::other("too much of earlier clients cannot be closed"));
             }
             let Some((socket, peer)) = self.entrance.listener.accept()? else { return Ok(()) };
+            self.adopt_admission();
             if self.config.admits(peer.uid) && matches!(self.state, EndpointState::Listening) {
                 let (config, live) = (&self.config, &self.shared.live);
                 let (device, kept) = (&mut self.device, &mut self.kept);
@@ -267,15 +268,20 @@ impl Endpoint {
         }
     }
 
+    /// Admits from now on the client that the endpoint was opened for last.
+    fn adopt_admission(&mut self) {
+        if let Some(admission) = self.shared.take_admission() {
+            self.config = Arc::new(self.config.admitting(admission));
+        }
+    }
+
     /// Opens the entrance of an endpoint that was shut, once its control has had the socket listen.
     fn open_entrance(&mut self, context: &mut Context<'_>) {
         let may_open = !self.entrance.is_open && self.entrance.retry_at.is_none();
         if !may_open || self.shared.is_shut() {
             return;
         }
-        if let Some(admission) = self.shared.take_admission() {
-            self.config = Arc::new(self.config.admitting(admission));
-        }
+        self.adopt_admission();
         if self.entrance.open(context).is_err() {
             self.entrance.retry_at = Some(context.now() + RETRY);
         }

@@ -172,16 +172,18 @@ fn an_endpoint_is_opened_for_one_clients_memory() {
         shared_file: None,
     };
     served.control.open_for(admission).unwrap();
-    // Not for another one once it is open.
-    let others = Admission { memory_file: Some(identity(&other)), ..admission };
-    served.control.open_for(others).unwrap();
     let mut raw = served.client();
     assert_eq!(raw.map(0, 0x4000, other.as_fd()).err(), Errno::ACCESS);
     raw.map(0, 0x4000, own.as_fd()).ok();
     assert_eq!(raw.map(0x10_0000, 0x4000, own.as_fd()).err(), Errno::NOMEM);
+    // For the next client, and not for this one.
+    let others = Admission { memory_file: Some(identity(&other)), ..admission };
+    served.control.open_for(others).unwrap();
+    assert_eq!(raw.map(0x10_0000, 0x1000, other.as_fd()).err(), Errno::ACCESS);
     drop(raw);
     let mut raw = served.client();
-    assert_eq!(raw.map(0, 0x4000, other.as_fd()).err(), Errno::ACCESS);
+    assert_eq!(raw.map(0, 0x4000, own.as_fd()).err(), Errno::ACCESS);
+    raw.map(0, 0x4000, other.as_fd()).ok();
 }
 
 /// Recycled memory is the next user's, whatever messages of the last one were not read yet.

@@ -104,6 +104,7 @@ async fn lease(
         memory: Some(*memory),
         mac: network.mac.clone(),
         addresses: network.addresses(),
+        ..Default::default()
     };
     let (name, owner) = (pool.name.clone(), owner(record));
     let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client), number: None };

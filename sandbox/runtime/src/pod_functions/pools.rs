@@ -52,6 +52,7 @@ fn client(sandbox: &Sandbox, nic: Option<&GivenNic>) -> Result<vf_v1::Client> {
         memory: Some(memory.into()),
         mac: nic.map(|nic| nic.mac.clone()).unwrap_or_default(),
         addresses: nic.map(addresses).unwrap_or_default(),
+        ..Default::default()
     })
 }
 
