@@ -259,10 +259,14 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
-/// Opens the networks, which use the plane only by its interface, over a socket pair within this
-/// process.
-async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
+/// Opens the networks, which use the plane and the pools only by their interfaces, over socket pairs
+/// within this process.
+async fn open_networks(
+    config: &Config,
+    (plane, functions): (&Plane, &VirtualFunctions),
+) -> Result<Networks> {
     let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
+    let functions = slipway_plane_api::VfClient::new(functions.connect().await?);
     let Config { network_reach, network_allow, network_deny, .. } = config;
     let settings = slipway_network::Settings {
         dir: config.networks_dir(),
@@ -272,7 +276,7 @@ async fn open_networks(config: &Config, plane: &Plane) -> Result<Networks> {
         reach: slipway_network::reach::Policy::parse(network_reach, network_allow, network_deny)?,
         forwarding: slipway_network::FORWARDING_FILE.into(),
     };
-    Ok(Networks::open(settings, plane)?)
+    Ok(Networks::open(settings, plane)?.with_functions(functions))
 }
 
 /// Returns the name of the packet filter's table. Each data directory, and so each daemon, has its
@@ -326,7 +330,7 @@ impl Served {
         // Beside the sockets: a reboot ends all owners, and empties this directory.
         let ledger = config.run_dir.join("vf.ledger");
         let functions = VirtualFunctions::open(plane.clone(), &functions_dir(config), &ledger);
-        let networks = Arc::new(open_networks(config, &plane).await?);
+        let networks = Arc::new(open_networks(config, (&plane, &functions)).await?);
         let node = open_node(config, (&plane, &functions), &networks, &tracer, mode).await?;
         Ok(Self { plane, functions, networks, node, tracer })
     }

@@ -50,6 +50,9 @@ pub struct Attachment {
     /// The interface carries settings only, for a sandbox that has a port of the switch.
     #[serde(default)]
     pub function: bool,
+    /// The pool of which the attachment has a function for that sandbox; empty: none.
+    #[serde(default)]
+    pub pool: String,
     /// The rates of the container's port.
     #[serde(default)]
     pub rates: Rates,

@@ -110,6 +110,9 @@ pub enum Error {
     /// The plane refused.
     #[error("the plane: {0}")]
     Plane(String),
+    /// The pools of functions refused.
+    #[error("{}", .0.message())]
+    Functions(Box<Status>),
     /// An operation on a file of the ledger failed.
     #[error("{what} {}: {source}", path.display())]
     File {
@@ -152,6 +155,7 @@ impl Error {
             | Self::HasPorts { .. }
             | Self::Overlap { .. }
             | Self::PortInUse { .. } => Code::FailedPrecondition,
+            Self::Functions(status) => status.code(),
             Self::Plane(_) | Self::File { .. } => Code::Internal,
         }
     }

@@ -15,7 +15,7 @@
 //!   that has it in place of one in a network, and keeps the host's kernel off its frames;
 //! - `operations` counts what CNI plugins ask for;
 //! - [`Service`] is the gRPC interface of all this, `slipway-plane-api`'s `network.proto`. This
-//!   crate uses the plane only through its own interface.
+//!   crate uses the plane and its pools of functions only through their own interfaces.
 //!
 //! All state outside of the daemon follows from the ledger and can be made again. After a crash the
 //! next daemon is told which sandboxes exist ([`Networks::reconcile`]), frees the leases of all

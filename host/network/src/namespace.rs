@@ -179,6 +179,8 @@ impl Interface {
             neighbours: self.neighbours.iter().map(neighbour).collect(),
             rates: None,
             traceparent: String::new(),
+            pool: String::new(),
+            owner: String::new(),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod attachment_request;
 mod attachments;
+mod functions;
 mod namespaces;
 mod ports;
 mod turns;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use slipway_plane_api::PlaneClient;
+use slipway_plane_api::{PlaneClient, VfClient};
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use tokio::sync::Mutex;
@@ -62,6 +63,8 @@ pub struct Networks {
     /// Operations on attachments.
     turns: turns::Turns,
     plane: PlaneClient,
+    /// The pools of functions that attachments may have.
+    functions: Option<VfClient>,
     /// A thread of their own serves names and published ports: a sandbox that floods it keeps
     /// nobody from managing sandboxes.
     serving: ServerThread,
@@ -107,8 +110,18 @@ impl Networks {
         for (id, one) in attachments.load()? {
             attachments::enter(&mut table, &id, &one, one.lease.clone());
         }
-        let (state, turns) = (Mutex::new(table), turns::Turns::default());
-        Ok(Self { settings, forwarding, ledger, attachments, turns, plane, serving, state })
+        let (state, turns, functions) = (Mutex::new(table), turns::Turns::default(), None);
+        Ok(Self {
+            settings,
+            forwarding,
+            ledger,
+            attachments,
+            turns,
+            plane,
+            functions,
+            serving,
+            state,
+        })
     }
 
     /// Makes a network; it comes up when a sandbox joins it.
@@ -278,6 +291,7 @@ impl Networks {
         let mut outcome = self.reconcile_namespaces(&live).await;
         self.catch_up().await;
         self.drop_lost_attachments().await;
+        self.drop_lost_functions().await;
         outcome = outcome.and(self.reconcile_networks(&live).await);
         outcome.and(self.reconnect_attachments().await)
     }
@@ -578,6 +592,7 @@ fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
         name_servers: vec![network.gateway.to_string()],
         published: lease.published.iter().map(ToString::to_string).collect(),
         routes: Vec::new(),
+        socket_path: String::new(),
     })
 }
 

@@ -27,6 +27,7 @@ pub(super) struct Request<'a> {
     pub namespace: PathBuf,
     pub wish: Wish,
     pub publish: Vec<Published>,
+    pub pool: &'a str,
     routes: Option<Vec<(IpNet, Option<IpAddr>)>>,
     function: bool,
     rates: Rates,
@@ -57,8 +58,9 @@ impl<'a> Request<'a> {
             namespace: PathBuf::from(&request.namespace),
             wish: Wish::parse(&request.addresses, &request.mac)?,
             publish: ports(&request.publish)?,
+            pool: &request.pool,
             routes: request.routes.as_ref().map(routes).transpose()?,
-            function: request.function,
+            function: request.function || !request.pool.is_empty(),
             rates: Rates::of(request.rates.as_ref())?,
         })
     }
@@ -75,6 +77,7 @@ impl<'a> Request<'a> {
             lease,
             routes: self.routes.clone().unwrap_or_else(gateways),
             function: self.function,
+            pool: self.pool.to_owned(),
             rates: self.rates,
             trace: None,
         }

@@ -1,9 +1,10 @@
 //! Attachments: interfaces that are made for containers in their network namespaces.
 //!
 //! An attachment has a lease in its network, a file, and an interface whose port is at the
-//! network's switch. What outlives the daemon is the file and the interface; the next daemon gives
-//! the interface its port back. Operations on one attachment follow each other; those on different
-//! attachments share the table of networks for the choice of addresses only.
+//! network's switch, or a function of a pool (`functions`). What outlives the daemon is the file and
+//! the interface; the next daemon gives the interface its port back. Operations on one attachment
+//! follow each other; those on different attachments share the table of networks for the choice of
+//! addresses only.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -36,10 +37,15 @@ impl Networks {
         if self.attachments.is_noted(&id) {
             self.remove_attachment(&id).await?;
         }
+        self.check_pool(&request).await?;
         let path = request.namespace.clone();
         let identity = blocking(move || container::identity(&path)).await?;
         let attachment = self.admit(&request, &id, identity).await?;
-        match self.make_interface(&id, &attachment, true).await {
+        let made = match self.take_function(&id, &attachment).await {
+            Ok(()) => self.make_interface(&id, &attachment, true).await,
+            Err(error) => Err(error),
+        };
+        match made {
             Ok(has_ipv6) => self.describe_attachment(&id, has_ipv6).await,
             Err(error) => {
                 // The first failure is reported; a second one adds nothing.
@@ -153,6 +159,7 @@ impl Networks {
         let Some(attachment) = self.state.lock().await.attachments.get(id).cloned() else {
             return self.attachments.remove(id);
         };
+        self.return_function(id, &attachment).await;
         let request = plane_v1::DetachTapRequest { name: id.to_owned() };
         match self.plane.clone().detach_tap(request).await {
             // The port was not made, or has no part in it.
@@ -225,10 +232,13 @@ impl Networks {
     }
 
     async fn describe_attachment(&self, id: &str, has_ipv6: bool) -> Result<v1::Attachment> {
-        let state = self.state.lock().await;
         let unknown = || Error::Host("the attachment was removed meanwhile".to_owned());
-        let attachment = state.attachments.get(id).ok_or_else(unknown)?;
+        let found = self.state.lock().await.attachments.get(id).cloned();
+        let attachment = found.ok_or_else(unknown)?;
+        let socket_path = self.socket_of(id, &attachment).await?;
+        let state = self.state.lock().await;
         let mut told = describe(find(&state, &attachment.network)?, id)?;
+        told.socket_path = socket_path;
         if !has_ipv6 {
             (told.ipv6, told.ipv6_gateway) = Default::default();
         }

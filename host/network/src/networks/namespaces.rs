@@ -16,7 +16,7 @@ use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
-use super::Networks;
+use super::{Networks, functions};
 use crate::attachment::{Attachment, Rates};
 use crate::ledger::{Lease, Uplink};
 use crate::namespace::Interface;
@@ -47,6 +47,9 @@ struct NetworkPort {
     prefix: u8,
     /// The port's rates.
     rates: Rates,
+    /// The pool of the function that is taken for the sandbox, and the function's owner; empty: none
+    /// is.
+    function: (String, String),
 }
 
 /// Runs work that waits for the kernel or for a program.
@@ -110,8 +113,9 @@ impl Networks {
     ) -> Result<v1::Interface> {
         if let Some(port) = self.claim(key, &mut uplink).await? {
             interface.restrict(&port.lease, port.prefix);
-            let rates = port.rates.describe();
-            return Ok(v1::Interface { rates, ..interface.describe(port.network) });
+            let (rates, (pool, owner)) = (port.rates.describe(), port.function);
+            let described = interface.describe(port.network);
+            return Ok(v1::Interface { rates, pool, owner, ..described });
         }
         self.bring_up_uplink(key, &uplink).await?;
         Ok(interface.describe(switch_of(key)))
@@ -150,7 +154,8 @@ impl Networks {
         let port = attachment.and_then(|one| {
             let prefix = state.networks.get(&one.network)?.subnet.prefix_len();
             let (network, lease) = (one.network.clone(), one.lease.clone());
-            Some(NetworkPort { network, lease, prefix, rates: one.rates })
+            let function = functions::of(one);
+            Some(NetworkPort { network, lease, prefix, rates: one.rates, function })
         });
         uplink.network = port.as_ref().map(|port| port.network.clone());
         let taken = |(other, one): &(&String, &Uplink)| *other != key && one.is_same(uplink);

@@ -189,6 +189,7 @@ mod tests {
                 ..Default::default()
             }),
             traceparent: "00-1-2-01".into(),
+            ..Default::default()
         }
     }
 
