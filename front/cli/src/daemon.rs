@@ -259,8 +259,8 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
-/// Opens the networks, which use the plane and the pools only by their interfaces, over socket pairs
-/// within this process.
+/// Opens the networks, which use the plane and the pools only by their interfaces, over socket
+/// pairs within this process.
 async fn open_networks(
     config: &Config,
     (plane, functions): (&Plane, &VirtualFunctions),

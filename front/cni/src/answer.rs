@@ -25,6 +25,9 @@ pub fn added(
     });
     if version == "1.1.0" {
         interface["mtu"] = attachment.mtu.into();
+        if !attachment.socket_path.is_empty() {
+            interface["socketPath"] = attachment.socket_path.as_str().into();
+        }
     }
     let mut answer = Map::new();
     answer.insert("cniVersion".to_owned(), version.into());
@@ -72,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(version: &str, ipv6: &str) -> Value {
+    fn answer(version: &str, ipv6: &str, socket_path: &str) -> Value {
         let environment = Environment::of(
             [
                 ("CNI_COMMAND", "ADD"),
@@ -97,6 +100,7 @@ mod tests {
             ipv6_prefix: 64,
             mtu: 1500,
             name_servers: vec!["10.1.0.1".into()],
+            socket_path: socket_path.into(),
             routes: vec![route],
             ..Default::default()
         };
@@ -106,7 +110,7 @@ mod tests {
     #[test]
     fn a_result_has_the_form_of_its_version() {
         assert_eq!(
-            answer("1.1.0", "fd00::2"),
+            answer("1.1.0", "fd00::2", ""),
             json!({
                 "cniVersion": "1.1.0",
                 "interfaces": [{
@@ -121,11 +125,15 @@ mod tests {
                 "dns": { "nameservers": ["10.1.0.1"] },
             })
         );
-        let old = answer("0.4.0", "");
+        let old = answer("0.4.0", "", "/run/slipway/vf/nics.0");
         assert_eq!(old["ips"].as_array().unwrap().len(), 1);
         assert_eq!(
             (&old["ips"][0]["version"], &old["interfaces"][0]["mtu"]),
             (&json!("4"), &Value::Null)
         );
+        // The field is of 1.1.0.
+        assert!(old["interfaces"][0].get("socketPath").is_none());
+        let pooled = answer("1.1.0", "", "/run/slipway/vf/nics.0");
+        assert_eq!(pooled["interfaces"][0]["socketPath"], "/run/slipway/vf/nics.0");
     }
 }

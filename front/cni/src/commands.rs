@@ -12,6 +12,9 @@ use crate::{answer, ipam, note};
 /// The network that the daemon makes when it is first needed.
 const DEFAULT_NETWORK: &str = "default";
 
+/// The state of a function that ADD can have.
+const READY: &str = "ready";
+
 /// An operation with its parameters.
 struct Operation<'a> {
     environment: &'a Environment,
@@ -85,6 +88,7 @@ impl Operation<'_> {
             publish: configuration.publish()?,
             routes: chosen.as_ref().map(|chosen| chosen.routes.clone()),
             function: configuration.function,
+            pool: configuration.pool.clone(),
             rates: configuration.rates()?,
         };
         let made = connection.call(|mut client| async move { client.attach(request).await })?;
@@ -176,6 +180,25 @@ impl Operation<'_> {
                 connection.call(|mut client| async move { client.get_network(request).await });
             found.map_err(|failure| failure.recoded(Code::Unavailable))?;
         }
+        self.pool_status(&connection)?;
         self.delegate().map(drop)
+    }
+
+    /// Checks that ADD can have a function of the pool, if the configuration names one.
+    fn pool_status(&self, connection: &Connection<'_>) -> Result<(), Failure> {
+        let name = &self.configuration.pool;
+        if name.is_empty() {
+            return Ok(());
+        }
+        let unavailable = |failure: Failure| failure.recoded(Code::Unavailable);
+        let pool = connection.pool(name).map_err(unavailable)?;
+        if pool.vfs.iter().any(|vf| vf.state == READY) {
+            return Ok(());
+        }
+        let text = format!(
+            "pool {name} has no function ready; DEL gives one back, `slipway vf inspect {name}` \
+             lists its functions"
+        );
+        Err(Failure::new(Code::Unavailable, text))
     }
 }

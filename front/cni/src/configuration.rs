@@ -36,6 +36,9 @@ pub struct Configuration {
     /// The interface carries settings only, and a sandbox gets the network's port in its place.
     #[serde(default)]
     pub function: bool,
+    /// The pool of which such a sandbox gets a function, which is taken for it; empty: none.
+    #[serde(default)]
+    pub pool: String,
     /// The plugin that chooses addresses.
     #[serde(default)]
     pub ipam: Option<Ipam>,
@@ -165,6 +168,10 @@ impl Configuration {
                 self.network
             ));
         }
+        if self.pool.len() > 64 {
+            let pool = &self.pool;
+            return invalid(format!("{pool:?} is no name of a pool; `slipway vf ls` lists pools"));
+        }
         if command == Command::Add && self.prev_result.is_some() {
             return invalid(format!(
                 "the network \"{}\" has a plugin before slipway-cni; it makes the interface, so \
@@ -283,6 +290,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!((found.network.as_str(), found.ipam().unwrap()), ("n", Some("host-local")));
+        assert!(found.pool.is_empty());
+        let pooled = parse(r#"{"cniVersion": "1.1.0", "name": "blue", "pool": "nics"}"#, "STATUS");
+        assert_eq!(pooled.unwrap().pool, "nics");
         let published = ["80:8080/tcp", "[::1]:53:53/udp", "81:8081/tcp"];
         assert_eq!(found.publish().unwrap(), published);
         let rates = found.rates().unwrap().unwrap();
@@ -305,6 +315,8 @@ mod tests {
             (r#"{"cniVersion": "1.0.0"}"#, 7),
             (r#"{"cniVersion": "1.0.0", "name": "a/b"}"#, 7),
             (&format!(r#"{{{good}, "network": ""}}"#), 7),
+            (&format!(r#"{{{good}, "pool": "{}"}}"#, "x".repeat(65)), 7),
+            (&format!(r#"{{{good}, "pool": 7}}"#), 6),
             (&format!(r#"{{{good}, "prevResult": {{}}}}"#), 7),
             (&format!(r#"{{{good}, "ipam": {{"type": "../x"}}}}"#), 2),
             (&format!(r#"{{{good}, "runtimeConfig": 7}}"#), 6),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::network_v1::networks_client::NetworksClient;
 use slipway_plane_api::trace::Caller;
+use slipway_plane_api::{VfClient, vf_v1};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -35,6 +36,7 @@ pub struct Daemon {
 /// A connection to the daemon.
 pub struct Connection<'a> {
     client: Client,
+    functions: VfClient,
     daemon: &'a Daemon,
 }
 
@@ -82,8 +84,9 @@ impl Daemon {
                 ),
             )
         })?;
+        let functions = VfClient::new(channel.clone());
         let client = NetworksClient::with_interceptor(channel, self.caller.clone());
-        Ok(Connection { client, daemon: self })
+        Ok(Connection { client, functions, daemon: self })
     }
 }
 
@@ -96,7 +99,24 @@ impl Connection<'_> {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let call = call(self.client.clone());
+        self.wait(call(self.client.clone()))
+    }
+
+    /// Returns a pool of functions.
+    ///
+    /// # Errors
+    /// [`Failure`] as of [`failure`].
+    pub fn pool(&self, name: &str) -> Result<vf_v1::Pool, Failure> {
+        let mut functions = self.functions.clone();
+        let request = vf_v1::GetPoolRequest { name: name.to_owned() };
+        self.wait(async move { functions.get_pool(request).await })
+    }
+
+    /// Waits for the answer to a call.
+    fn wait<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Failure> {
         let answer = self.daemon.runtime.block_on(async {
             tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(|_| {
                 Err(Status::unavailable(format!(

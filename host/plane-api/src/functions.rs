@@ -10,8 +10,8 @@ pub const POD: &str = "slipway-pod";
 /// The kind of owner that a sandbox which is no pod is for a pool: `slipway-sandbox:SANDBOX`.
 pub const SANDBOX: &str = "slipway-sandbox";
 
-/// The kind of owner that a container's attachment is for a pool: `slipway-cni:ATTACHMENT`, with the
-/// id of [`attachments::id`](crate::attachments::id).
+/// The kind of owner that a container's attachment is for a pool: `slipway-cni:ATTACHMENT`, with
+/// the id of [`attachments::id`](crate::attachments::id).
 pub const ATTACHMENT: &str = "slipway-cni";
 
 /// The directory of the mounts in a container that stand for functions, each named POOL.NUMBER.

@@ -1,10 +1,10 @@
 //! Attachments: interfaces that are made for containers in their network namespaces.
 //!
 //! An attachment has a lease in its network, a file, and an interface whose port is at the
-//! network's switch, or a function of a pool (`functions`). What outlives the daemon is the file and
-//! the interface; the next daemon gives the interface its port back. Operations on one attachment
-//! follow each other; those on different attachments share the table of networks for the choice of
-//! addresses only.
+//! network's switch, or a function of a pool (`functions`). What outlives the daemon is the file
+//! and the interface; the next daemon gives the interface its port back. Operations on one
+//! attachment follow each other; those on different attachments share the table of networks for the
+//! choice of addresses only.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

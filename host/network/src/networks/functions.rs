@@ -1,8 +1,8 @@
 //! Functions of pools in place of the ports of containers' attachments.
 //!
 //! An attachment has its function from when it is made until it is removed. The pools' ledger names
-//! it as the owner, so that no crash loses the function. A sandbox in the namespace is let in at the
-//! function in the attachment's name.
+//! it as the owner, so that no crash loses the function. A sandbox in the namespace is let in at
+//! the function in the attachment's name.
 
 use slipway_plane_api::functions::ATTACHMENT;
 use slipway_plane_api::vf_v1::template::Kind;

@@ -47,8 +47,8 @@ struct NetworkPort {
     prefix: u8,
     /// The port's rates.
     rates: Rates,
-    /// The pool of the function that is taken for the sandbox, and the function's owner; empty: none
-    /// is.
+    /// The pool of the function that is taken for the sandbox, and the function's owner; empty:
+    /// none is.
     function: (String, String),
 }
 
