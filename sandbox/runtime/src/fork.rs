@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
-use crate::record::{Device, Record};
+use crate::record::{Device, Network, Record};
 use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Shape, Template};
 use crate::{Error, Result, network};
@@ -59,6 +59,10 @@ pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
         (
             !network::further::of(record).is_empty(),
             "a sandbox with several network interfaces boots: leave the template out",
+        ),
+        (
+            record.network.as_ref().is_some_and(Network::is_lent),
+            "a sandbox with a function of its namespace boots: leave the template out",
         ),
         (own, "volumes of a fork are namespaces: leave out the volume's device"),
     ];

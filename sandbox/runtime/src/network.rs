@@ -265,15 +265,18 @@ pub async fn serve(
     memory: &plane_v1::ClientMemory,
 ) -> Result<Vec<PathBuf>> {
     let record = &sandbox.record();
-    if let Some(socket) = pooled::take(node, sandbox, record, uid, memory).await? {
-        return Ok(vec![socket]);
-    }
-    let (Some(network), Some(socket)) = (&record.network, socket(node, record)) else {
+    let (Some(network), Some(own)) = (&record.network, socket(node, record)) else {
         return Ok(Vec::new());
     };
-    let id = function_id(&record.id);
-    create(node, (id, socket.as_path()), uid, memory, virtio_net(record, network)).await?;
-    let mut sockets = vec![socket];
+    let first = match pooled::take(node, sandbox, record, uid, memory).await? {
+        Some(taken) => taken,
+        None => {
+            let id = function_id(&record.id);
+            create(node, (id, own.as_path()), uid, memory, virtio_net(record, network)).await?;
+            own
+        }
+    };
+    let mut sockets = vec![first];
     sockets.extend(further::serve(node, record, uid, memory).await?);
     Ok(sockets)
 }

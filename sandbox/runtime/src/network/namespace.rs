@@ -8,9 +8,11 @@
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_plane_api::network_v1;
 
-use super::{check_interface, enter, refusal};
+use super::{check_interface, enter, leave, refusal};
 use crate::node::Node;
-use crate::record::{FurtherInterface, NamespaceInterface, Network, PortRates, Route};
+use crate::record::{
+    FunctionPool, FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route,
+};
 use crate::sandbox::Sandbox;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
@@ -32,7 +34,12 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         path: spec.network_namespace.clone(),
     };
     let joined = node.networks.clone().join_namespace(request).await.map_err(refusal)?;
-    let mut found = joined.into_inner().interfaces.into_iter();
+    let interfaces = joined.into_inner().interfaces;
+    if let Err(error) = check_functions(spec, &interfaces) {
+        let _ = leave(node, &sandbox.id).await;
+        return Err(error);
+    }
+    let mut found = interfaces.into_iter();
     let first = found.next().ok_or_else(|| Error::Invalid("no interface was found".to_owned()))?;
     let network = Network { further: found.map(further).collect(), ..network(spec, first) };
     enter(node, sandbox, network).await
@@ -58,12 +65,33 @@ fn check(spec: &RunSpec) -> Result<()> {
     }
 }
 
+/// Refuses functions that are taken already and that the sandbox cannot have.
+///
+/// # Errors
+/// [`Error::Invalid`].
+fn check_functions(spec: &RunSpec, found: &[network_v1::Interface]) -> Result<()> {
+    let Some((number, one)) = found.iter().enumerate().find(|(_, one)| !one.pool.is_empty()) else {
+        return Ok(());
+    };
+    let what = if number > 0 || found.iter().skip(1).any(|one| !one.pool.is_empty()) {
+        "only a sandbox's first interface can have one"
+    } else if check_interface(spec)? != Nic::Virtio || spec.queues > 1 {
+        "it is virtio with one queue pair: leave out --nic and --queues"
+    } else {
+        return Ok(());
+    };
+    let network_v1::Interface { name, pool, .. } = one;
+    Err(Error::Invalid(format!("the interface {name} has a function of pool {pool}: {what}")))
+}
+
 fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
     let first = |six: bool| {
         let mut all = found.addresses.iter().filter(|one| one.address.contains(':') == six);
         all.next().map(|one| (one.address.clone(), one.prefix)).unwrap_or_default()
     };
     let ((ipv4, ipv4_prefix), (ipv6, ipv6_prefix)) = (first(false), first(true));
+    let (name, owner) = (found.pool.clone(), found.owner.clone());
+    let pool = FunctionPool { name, needed: true, owner, taken: None };
     let FurtherInterface { switch, mac, mtu, settings } = further(found);
     Network {
         name: spec.network_namespace.clone(),
@@ -82,7 +110,7 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         queues: spec.queues,
         nic: spec.nic.parse().unwrap_or_default(),
         interrupt_interval_ns: spec.interrupt_interval_ns,
-        pool: None,
+        pool: Some(pool).filter(|pool| !pool.name.is_empty()),
         namespace: Some(settings),
         further: Vec::new(),
     }
@@ -227,6 +255,29 @@ mod tests {
         let rates = network.rates();
         assert_eq!((rates.max_rate, rates.max_burst), (1000, 0));
         assert_eq!((rates.receive_rate, rates.receive_burst), (2000, 300));
+    }
+
+    #[test]
+    fn a_function_that_was_taken_for_the_sandbox_is_its_first_interface() {
+        let (pool, owner) = ("nics".to_owned(), "slipway-cni:blue,c1,eth0".to_owned());
+        let taken = network_v1::Interface { pool, owner, ..found() };
+        let network = network(&spec(), taken.clone());
+        assert!(network.is_lent());
+        let pool = network.pool.unwrap();
+        assert!(pool.needed && pool.taken.is_none());
+        assert_eq!((&*pool.name, &*pool.owner), ("nics", "slipway-cni:blue,c1,eth0"));
+        assert!(super::network(&spec(), found()).pool.is_none());
+        let why = |spec: &RunSpec, found: &[network_v1::Interface]| {
+            check_functions(spec, found).unwrap_err().to_string()
+        };
+        check_functions(&spec(), &[taken.clone(), found()]).unwrap();
+        check_functions(&RunSpec { queues: 2, ..spec() }, &[found()]).unwrap();
+        assert!(why(&spec(), &[found(), taken.clone()]).contains("first interface"));
+        assert!(why(&spec(), &[taken.clone(), taken.clone()]).contains("first interface"));
+        let queues = RunSpec { queues: 2, ..spec() };
+        assert!(why(&queues, std::slice::from_ref(&taken)).contains("queue pair"));
+        let e1000 = RunSpec { nic: "e1000".into(), ..spec() };
+        assert!(why(&e1000, &[taken]).contains("--nic"));
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! A sandbox's interface as a virtual function of a pool, which was made before the sandbox.
 //!
+//! A container's attachment may have taken the function for the sandbox, in a network namespace:
+//! the sandbox's VMM is let in then, and the function stays the attachment's.
+//!
 //! The function is taken when the sandbox starts, for its VMM's user, its memory, and the addresses
 //! of its interface. The guest gives the interface the sandbox's MAC address, as a fork's does. The
 //! function goes back when the sandbox ends; what a killed daemon has left is taken back by the
@@ -9,7 +12,7 @@ use std::path::PathBuf;
 
 use slipway_plane_api::functions::SANDBOX;
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::node::Node;
 use crate::record::{FunctionPool, Network, Nic, Record, TakenFunction};
@@ -44,7 +47,8 @@ pub fn chosen(node: &Node, spec: &RunSpec, nic: Nic) -> Option<FunctionPool> {
     let needed = !spec.vf_pool.is_empty();
     let name = if needed { &spec.vf_pool } else { &node.config.vf_pool };
     let named = !name.is_empty() && fits(spec, nic);
-    named.then(|| FunctionPool { name: name.clone(), needed, taken: None })
+    let owner = String::new();
+    named.then(|| FunctionPool { name: name.clone(), needed, owner, taken: None })
 }
 
 /// Takes the function that the record of a sandbox names, and returns its socket. Returns `None` if
@@ -88,8 +92,26 @@ fn pool(record: &Record) -> Option<(&Network, &FunctionPool)> {
     Some((network, network.pool.as_ref()?))
 }
 
-fn owner(record: &Record) -> String {
-    format!("{SANDBOX}:{}", record.id)
+fn owner(record: &Record, pool: &FunctionPool) -> String {
+    match pool.owner.as_str() {
+        "" => format!("{SANDBOX}:{}", record.id),
+        owner => owner.to_owned(),
+    }
+}
+
+/// Returns the client that a function on a network has, without the user and the memory.
+fn client(network: &Network) -> vf_v1::Client {
+    let rates = network.rates();
+    vf_v1::Client {
+        user: None,
+        memory: None,
+        mac: network.mac.clone(),
+        addresses: network.addresses(),
+        max_rate: rates.max_rate,
+        max_burst: rates.max_burst,
+        receive_rate: rates.receive_rate,
+        receive_burst: rates.receive_burst,
+    }
 }
 
 async fn lease(
@@ -99,23 +121,35 @@ async fn lease(
     pool: &FunctionPool,
     (uid, memory): (u32, &plane_v1::ClientMemory),
 ) -> Result<TakenFunction> {
-    let client = vf_v1::Client {
-        user: Some(plane_v1::Owner { uid, gid: uid }),
-        memory: Some(*memory),
-        mac: network.mac.clone(),
-        addresses: network.addresses(),
-        ..Default::default()
+    let user = Some(plane_v1::Owner { uid, gid: uid });
+    let client = Some(vf_v1::Client { user, memory: Some(*memory), ..client(network) });
+    let (name, owner) = (pool.name.clone(), owner(record, pool));
+    let mut functions = node.functions.clone();
+    let lease = if network.is_lent() {
+        let request = vf_v1::AdmitRequest { pool: name, owner, client };
+        functions.admit(request).await.map_err(|status| lost(status, pool))?.into_inner()
+    } else {
+        let request = vf_v1::TakeRequest { pool: name, owner, client, number: None };
+        functions.take(request).await.map_err(Error::plane)?.into_inner()
     };
-    let (name, owner) = (pool.name.clone(), owner(record));
-    let request = vf_v1::TakeRequest { pool: name, owner, client: Some(client), number: None };
-    let lease = node.functions.clone().take(request).await;
-    let lease = lease.map_err(Error::plane)?.into_inner();
     if let Err(error) = serves(&lease, network, &pool.name) {
         give_back(node, record).await?;
         return Err(error);
     }
     let vf_v1::Lease { id, socket_path, mac, .. } = lease;
     Ok(TakenFunction { id, socket: socket_path.into(), mac })
+}
+
+/// Converts the refusal of a function that was taken for a sandbox.
+fn lost(status: Status, pool: &FunctionPool) -> Error {
+    if status.code() != Code::NotFound {
+        return Error::plane(status);
+    }
+    Error::Plane(format!(
+        "the interface in the network namespace has lost its function of pool {}: its maker's DEL \
+         and ADD give it another one",
+        pool.name
+    ))
 }
 
 /// Checks that a function serves a network.
@@ -138,14 +172,22 @@ fn serves(lease: &vf_v1::Lease, network: &Network, pool: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives the function of a sandbox back. A sandbox that has none is no error.
+/// Gives the function of a sandbox back: to the pool, or to the attachment that has it, which lets
+/// the pool's user in again. A sandbox that has none is no error.
 ///
 /// # Errors
 /// [`Error::Plane`].
 pub async fn give_back(node: &Node, record: &Record) -> Result<()> {
-    let Some((_, pool)) = pool(record) else { return Ok(()) };
-    let request = vf_v1::ReturnRequest { pool: pool.name.clone(), owner: owner(record) };
-    Error::unless_gone(node.functions.clone().r#return(request).await)
+    let Some((network, pool)) = pool(record) else { return Ok(()) };
+    let (name, owner) = (pool.name.clone(), owner(record, pool));
+    let mut functions = node.functions.clone();
+    if network.is_lent() {
+        let client = Some(client(network));
+        let request = vf_v1::AdmitRequest { pool: name, owner, client };
+        return Error::unless_gone(functions.admit(request).await);
+    }
+    let request = vf_v1::ReturnRequest { pool: name, owner };
+    Error::unless_gone(functions.r#return(request).await)
 }
 
 /// Returns whether the function that the record names is still the sandbox's, or `true` if it names
@@ -159,7 +201,7 @@ pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
     let request = vf_v1::GetPoolRequest { name: pool.name.clone() };
     match node.functions.clone().get_pool(request).await {
         Ok(found) => {
-            let (owner, socket) = (owner(record), taken.socket.to_string_lossy());
+            let (owner, socket) = (owner(record, pool), taken.socket.to_string_lossy());
             let mut vfs = found.get_ref().vfs.iter();
             Ok(vfs.any(|vf| vf.owner == owner && vf.socket_path == socket))
         }
@@ -192,6 +234,32 @@ mod tests {
         assert!(why(lease("other", 0)).unwrap_err().contains("on the switch other"));
         assert!(why(lease("", 0)).unwrap_err().contains("on the switch none"));
         assert!(why(lease("default", 1400)).unwrap_err().contains("--mtu 1500"));
+    }
+
+    #[test]
+    fn a_function_of_an_attachment_stays_the_attachments() {
+        let mut record = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let mut pool =
+            FunctionPool { name: "nics".into(), needed: true, owner: String::new(), taken: None };
+        assert_eq!(owner(&record, &pool), format!("{SANDBOX}:{}", record.id));
+        pool.owner = "slipway-cni:blue,c1,eth0".into();
+        assert_eq!(owner(&record, &pool), "slipway-cni:blue,c1,eth0");
+        record.network = Some(Network { pool: Some(pool), ..network() });
+        assert!(crate::fork::cannot_fork(&record).unwrap().contains("its namespace"));
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap().network, record.network);
+        // A record of an earlier version names no owner.
+        let early = r#"{"name": "nics", "needed": false, "taken": null}"#;
+        assert!(serde_json::from_str::<FunctionPool>(early).unwrap().owner.is_empty());
+    }
+
+    #[test]
+    fn a_lost_function_is_told_with_the_next_step() {
+        let pool =
+            FunctionPool { name: "nics".into(), needed: true, owner: "a:b".into(), taken: None };
+        let told = |status| lost(status, &pool).to_string();
+        assert!(told(Status::not_found("x")).contains("lost its function of pool nics"));
+        assert!(told(Status::failed_precondition("why")).contains("why"));
     }
 
     #[test]

@@ -14,6 +14,10 @@ pub struct FunctionPool {
     pub name: String,
     /// Set if the sandbox does not start without a function of the pool.
     pub needed: bool,
+    /// The owner in whose name the function is taken already, a container's attachment; empty: the
+    /// sandbox takes one itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner: String,
     /// The function, from when the sandbox has it.
     pub taken: Option<TakenFunction>,
 }

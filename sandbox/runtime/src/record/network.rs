@@ -65,6 +65,11 @@ impl Network {
         self.pool.as_ref()?.taken.as_ref()
     }
 
+    /// Returns whether the interface is a function that somebody else took for the sandbox.
+    pub fn is_lent(&self) -> bool {
+        self.pool.as_ref().is_some_and(|pool| !pool.owner.is_empty())
+    }
+
     /// Returns all addresses of the sandbox's first interface, IPv4 before IPv6. One that leads
     /// nowhere has none.
     pub fn addresses(&self) -> Vec<String> {
