@@ -16,9 +16,10 @@ use std::time::Duration;
 use slipway_netns::Namespace;
 use slipway_network::reach::Policy;
 use slipway_network::{Error, Networks, Settings};
-use slipway_plane::Plane;
-use slipway_plane_api::PlaneClient;
+use slipway_plane::{Plane, VirtualFunctions};
 use slipway_plane_api::network_v1 as v1;
+use slipway_plane_api::vf_v1::{Template, template};
+use slipway_plane_api::{PlaneClient, VfClient};
 
 /// A container: a network namespace that lives as long as a thread, or a descriptor in it.
 struct Container {
@@ -439,6 +440,69 @@ fn a_sandbox_has_a_port_of_the_network_as_root() {
         rig.networks.leave("t").await.unwrap();
         rig.detach("a").await;
         assert!(!a.has("eth0") && rig.is_empty().await);
+    });
+}
+
+impl Rig {
+    /// Attaches a container with a function of the pool "nics", as soon as one is ready.
+    async fn attach_pooled(&self, id: &str, container: &Container) -> v1::Attachment {
+        let wanted = v1::AttachRequest { pool: "nics".into(), ..request(id, container) };
+        loop {
+            match self.networks.attach(&wanted).await {
+                Err(Error::Functions(status)) if status.message().contains("1 is being reset") => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                made => break made.unwrap(),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_attachment_has_a_function_of_a_pool_as_root() {
+    as_host("an_attachment_has_a_function_of_a_pool_as_root", || async {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b, c) = (Container::make(), Container::make(), Container::make());
+        let Rig { plane, networks, dir: place } = open(dir.path()).await;
+        let ledger = dir.path().join("ledger");
+        let functions = VirtualFunctions::open(plane.clone(), dir.path(), &ledger);
+        let pools = VfClient::new(functions.connect().await.unwrap());
+        let rig = Rig { plane, networks: networks.with_functions(pools), dir: place };
+        // It keeps the network's switch, which the pool is on.
+        rig.attach("c", &c).await.unwrap();
+        for (name, switch) in [("nics", "default"), ("others", "other")] {
+            let nic = template::Nic { switch: switch.into(), mtu: 0 };
+            let kind = Some(template::Kind::Nic(nic));
+            functions.create(name, Template { kind, count: 1, ..Default::default() }).unwrap();
+        }
+        let made = rig.attach_pooled("a", &a).await;
+        assert!(made.socket_path.ends_with("/nics.0"), "{}", made.socket_path);
+        assert!(a.ip("-o link show eth0").contains("NO-CARRIER"));
+        assert_eq!(rig.check("a").await.unwrap().socket_path, made.socket_path);
+        for (pool, why) in [
+            ("nics", "has no VF ready"),
+            ("none", "there is no pool"),
+            ("others", "on the switch other"),
+        ] {
+            let wanted = v1::AttachRequest { pool: pool.into(), ..request("b", &b) };
+            let refused = rig.networks.attach(&wanted).await.unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        assert!(!b.has("eth0") && rig.files().len() == 2);
+        let found = rig.networks.join_namespace(&join("s", &a)).await.unwrap().interfaces.remove(0);
+        assert_eq!((&*found.pool, &*found.owner), ("nics", "slipway-cni:blue,a,eth0"));
+        rig.networks.leave("s").await.unwrap();
+        for _ in 0..2 {
+            rig.detach("a").await;
+        }
+        rig.attach_pooled("b", &b).await;
+        // What is attached keeps its function.
+        rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
+        rig.check("b").await.unwrap();
+        for id in ["b", "c"] {
+            rig.detach(id).await;
+        }
+        assert!(rig.is_empty().await);
     });
 }
 
