@@ -56,11 +56,12 @@ pub trait Device: Send + 'static {
     where
         Self: Sized;
 
-    /// Lets an owner use the device. Called on a device that is reset and scrubbed; must not wait
-    /// for a client.
+    /// Lets an owner use the device. Called on a device that is reset and scrubbed, and again when
+    /// the owner is to have another client; must not wait for a client.
     ///
     /// # Errors
-    /// The device is not fit for use. It is reset then.
+    /// The device is not fit for use, and is reset then; or for the other client, and stays as it
+    /// was.
     fn admit(&mut self) -> Result<(), Fault>;
 
     /// Lets nobody use the device any more. Called before the reset; must not block.

@@ -269,6 +269,27 @@ fn take_one(shelf: &Shelf<Checked>, ledger: &AtomicUsize, id: &str) -> bool {
 }
 
 #[test]
+fn a_client_that_is_let_in_while_its_vf_returns_is_expelled() {
+    check(|| {
+        let shelf = ready(1);
+        assert!(shelf.take(&owner("a"), 0, |_| Ok::<_, ()>(()), |_| {}).is_ok());
+        let returner = {
+            let shelf = shelf.clone();
+            loom::thread::spawn(move || {
+                let job = shelf.begin_return(0, &owner("a")).unwrap();
+                work(&shelf, job.unwrap());
+            })
+        };
+        // The device takes a second client for a second owner.
+        let admitted = shelf.admit(0, &owner("a"), |device| device.is_open = false);
+        assert!(admitted.is_none_or(|admitted| admitted.is_ok()));
+        returner.join().unwrap();
+        assert!(!shelf.with(0, |device| device.is_open));
+        assert!(shelf.admit(0, &owner("a"), |_| {}).is_none());
+    });
+}
+
+#[test]
 fn a_vf_that_returns_while_it_is_taken_is_nobodys() {
     check(|| {
         let (shelf, ledger) = (ready(1), Arc::new(AtomicUsize::new(NONE)));
