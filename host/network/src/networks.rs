@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use slipway_plane_api::{PlaneClient, VfClient};
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
+use slipway_plane_api::{PlaneClient, VfClient};
 use tokio::sync::Mutex;
 use tonic::Code;
 
