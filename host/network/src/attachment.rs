@@ -352,6 +352,7 @@ mod tests {
             },
             routes: Vec::new(),
             function: false,
+            pool: String::new(),
             rates: Rates::default(),
             trace: None,
         };
