@@ -88,6 +88,25 @@ gone() { ! runs "$target"; }
 wait_until 30 gone || fail "target $target outlives its starter"
 ok "a target ends with its starter"
 
+# Roots: each subject reads image and layer of four owners, all at once and two at a time.
+TMPDIR=$work timeout 120 "$slipway" bench roots --count 4 --at-once 0,2 --rounds 1 --json --svg "$work/r.svg" >"$work/r.json" \
+    2>"$work/errors" || fail "bench roots: $(tail -3 "$work/errors")"
+python3 - "$work/r.json" "$work/r.svg" <<'CHECK' || fail "the report of bench roots"
+import json, sys, xml.dom.minidom
+report = json.load(open(sys.argv[1]))
+seen = sorted((run["load"], run["subject"]) for run in report["runs"])
+assert seen == [(load, one) for load in ["n4", "n4-a2"] for one in ["floor", "made", "ready"]], seen
+for run in report["runs"]:
+    measured = run["measured"]
+    assert 0 < measured["p50_ns"] <= measured["p99_ns"] <= measured["most_ns"], run
+    assert 0 < measured["service_p50_ns"] <= measured["p99_ns"] and measured["cpu_ns"] > 0, run
+xml.dom.minidom.parse(sys.argv[2])
+CHECK
+"$slipway" bench roots --report "$work/r.json" --compare "$work/r.json" >"$work/same" || fail "comparing roots"
+grep -q '^floor ' "$work/same" && grep -q 'RunD-V' "$work/same" || fail "no row for the floor: $(cat "$work/same")"
+[ -z "$(find "$work" -name 'slipway-bench*')" ] || fail "left behind: $(find "$work" -name 'slipway-bench*')"
+ok "bench roots: three subjects, two orders, nothing is left"
+
 # With guests. What is missing is named together with the package that brings it.
 env PATH=/nonexistent "$slipway" bench block --only host >/dev/null 2>"$work/errors" && fail "fio without fio"
 grep -q 'apt-get install fio' "$work/errors" || fail "what is missing is not named: $(cat "$work/errors")"

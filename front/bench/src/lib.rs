@@ -3,12 +3,13 @@
 //! [`block`] measures disks, and has the loads: one that needs no VM, fio's and RocksDB's.
 //! [`packet`] measures the switch, [`nic`] guests' network interfaces, [`socket`] ways from one
 //! program to another, [`vmm`] the start of a VMM, [`memory`] recycled memory for sandboxes,
-//! [`attach`] how soon many owners get virtual functions, [`arms`] starts with and without them,
-//! [`density`] what idle sandboxes take of the host, and [`function`] bursts of requests to a
-//! function that scales. The rest is about the start-up of sandboxes: statistics for each stage, a
-//! table, a picture in the terminal, a picture as SVG, and the comparison of two runs. That part is
-//! a pure function of [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the
-//! strings and writes the files. The pieces:
+//! [`attach`] how soon many owners get virtual functions, [`roots`] how soon they get roots,
+//! [`arms`] starts with functions and without them, [`density`] what idle sandboxes take of the
+//! host, and [`function`] bursts of requests to a function that scales. The rest is about the
+//! start-up of sandboxes: statistics for each stage, a table, a picture in the terminal, a picture
+//! as SVG, and the comparison of two runs. That part is a pure function of
+//! [`slipway_telemetry::Timeline`]s; its caller starts the sandboxes, prints the strings and writes
+//! the files. The pieces:
 //! - [`aligned`]: moves timelines of a clock onto the time axis of one run;
 //! - [`statistics`]: mean, p50, p99 and share of each stage, as in FastIOV's Table 1; [`table`]
 //!   shows them;
@@ -65,6 +66,7 @@ pub mod packet;
 mod palette;
 mod panels;
 mod program;
+pub mod roots;
 mod slices;
 pub mod socket;
 mod startup_report;

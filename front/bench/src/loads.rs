@@ -8,6 +8,7 @@ use crate::function::FunctionLoad;
 use crate::memory::MemoryLoad;
 use crate::nic::NicLoad;
 use crate::packet::PacketLoad;
+use crate::roots::RootLoad;
 use crate::socket::SocketLoad;
 use crate::vmm::VmmLoad;
 
@@ -32,6 +33,6 @@ macro_rules! saved_as_typed {
 }
 
 saved_as_typed! {
-    AttachLoad, CgroupLoad, FunctionLoad, IdleLoad, MemoryLoad, NicLoad, PacketLoad, SocketLoad,
-    VmmLoad, Workload
+    AttachLoad, CgroupLoad, FunctionLoad, IdleLoad, MemoryLoad, NicLoad, PacketLoad, RootLoad,
+    SocketLoad, VmmLoad, Workload
 }

@@ -19,6 +19,7 @@ mod network;
 mod pod;
 mod port;
 mod report;
+mod roots;
 mod run;
 mod security;
 mod snapshot;
@@ -50,6 +51,7 @@ pub use port::{
     TraceArgs,
 };
 pub use report::ReportArgs;
+pub use roots::RootsArgs;
 pub use run::{ExecArgs, LazyArg, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
 pub use snapshot::{ForkArgs, SnapshotCommand};

@@ -186,6 +186,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::Socket(args) => bench::socket(args),
         BenchCommand::Vmm(args) => bench::vmm(args),
         BenchCommand::Attach(args) => bench::attach(args),
+        BenchCommand::Roots(args) => bench::roots(args),
         BenchCommand::Memory(args) => bench::memory(args),
         BenchCommand::Cgroups(args) => bench::cgroups(args),
         BenchCommand::Function(args) => bench::function(&cli.node, args),

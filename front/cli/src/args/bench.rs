@@ -10,6 +10,7 @@ use super::bench_function::BenchFunctionArgs;
 use super::density::DensityArgs;
 use super::disk::{DiskArg, DiskKind, Doorbells, Named};
 use super::report::{ReportArgs, seconds};
+use super::roots::RootsArgs;
 use super::startup::StartupArgs;
 use crate::size::parse_size;
 
@@ -32,6 +33,9 @@ pub enum BenchCommand {
     /// Give virtual functions to many owners at once, with one lock, a lock for each function, and
     /// the pool in turn, and say how soon all have theirs
     Attach(AttachArgs),
+    /// Give a root to many owners at once, made on demand and made before in turn, and say how soon
+    /// each has read from image and layer
+    Roots(RootsArgs),
     /// Deploy more and more sandboxes that idle, and say what each takes of the host
     Density(Box<DensityArgs>),
     /// Send bursts of requests to functions that scale up, out, and both ways in turn, and say how

@@ -1,5 +1,6 @@
 //! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups`,
-//! `attach`, `density` and `function` are modules of their own, with their targets and guests.
+//! `attach`, `roots`, `density` and `function` are modules of their own, with their targets and
+//! guests.
 
 mod arms;
 mod attach;
@@ -12,6 +13,7 @@ mod nic;
 mod packet;
 mod packet_target;
 mod reports;
+mod roots;
 pub mod scratch;
 mod socket;
 mod subjects;
@@ -35,6 +37,7 @@ pub use function::function;
 pub use memory::{memory, user as memory_user};
 pub use packet::packet;
 pub use packet_target::serve as packet_target;
+pub use roots::roots;
 pub use socket::{load as socket_load, socket};
 pub use target::serve as target;
 pub use vmm::vmm;

@@ -1,0 +1,91 @@
+//! Formats a report of roots as tables for a terminal.
+
+use super::{RootFigures, RootLoad, RootReport};
+use crate::duration::{human, rate};
+use crate::table::titled;
+use crate::turns::foot;
+
+const HEADINGS: [&str; 9] =
+    ["", "p50", "p99", "most", "p99 of work", "CPU each", "CPU beside", "disk", "of the disk"];
+/// RunD-V's figures, of its section VI.A.
+const PAPER: &str = "RunD-V, 200 at once: 207 ms on average, 4500 IOPS and 100 MB/s; with its \
+                     template 0.2 ms, 1500 IOPS and 8 MB/s\n";
+
+/// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
+/// how the subjects compare. Headings are bold if `colour`.
+pub fn root_table(report: &RootReport, colour: bool) -> String {
+    let mut text = String::new();
+    for load in &report.plan.loads {
+        let row = |name: &String| Some(row(name, &report.figures(load, name)?));
+        let rows: Vec<_> = report.subjects.iter().map(|one| &one.name).filter_map(row).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
+        text.push_str(&said(load));
+        text.push_str(&compared(report, load));
+        text.push('\n');
+    }
+    text + PAPER + &foot(&report.faults, &report.subjects)
+}
+
+fn row(name: &str, figures: &RootFigures) -> [String; 9] {
+    let time = |ns: f64| human(ns as u64);
+    [
+        name.to_owned(),
+        time(figures.p50_ns),
+        time(figures.p99_ns),
+        time(figures.most_ns),
+        time(figures.service_p99_ns),
+        time(figures.cpu_ns),
+        time(figures.other_cpu_ns),
+        figures.iops.map(|one| rate(one, "IOPS")).unwrap_or_default(),
+        figures.bytes_per_second.map(|one| rate(one, "B/s")).unwrap_or_default(),
+    ]
+}
+
+/// Formats what the load is.
+fn said(load: &RootLoad) -> String {
+    let RootLoad { owners, at_once, cold } = *load;
+    let order = match at_once {
+        0 => "each served by a thread of its own".to_owned(),
+        some => format!("served in their order, {some} at once"),
+    };
+    let cached = if cold { "; the files are not in the page cache" } else { "" };
+    format!("{owners} owners ask at the same time, {order}{cached}.\n")
+}
+
+/// Formats how much later than the floor the other subjects are there.
+fn compared(report: &RootReport, load: &RootLoad) -> String {
+    let p99 = |subject: &str| report.figures(load, subject).map(|figures| figures.p99_ns);
+    let Some(floor) = p99("floor") else { return String::new() };
+    let beside = |name: &str| {
+        let times = p99(name)? / floor.max(1.0);
+        Some(format!("The p99 of {name} is {times:.2} times that of two reads alone.\n"))
+    };
+    ["made", "ready"].into_iter().filter_map(beside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::roots::report::tests::report;
+    use crate::table::BOLD;
+
+    #[test]
+    fn rows_are_subjects_and_the_comparisons_are_said() {
+        let text = root_table(&report(&[("made", &[100]), ("floor", &[20])]), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        let parts = ["50.0 ms", "100 ms", "200 ms", "2.00 µs", "100 µs", "1.00 kIOPS", "4.10 MB/s"];
+        for part in parts {
+            assert!(line("made").contains(part), "{part}: {text}");
+        }
+        assert!(line("n200-a2").contains("p99 of work"), "{text}");
+        assert!(text.contains("200 owners ask at the same time, served in their order, 2 at"));
+        assert!(text.contains("The p99 of made is 5.00 times that of two reads alone."), "{text}");
+        assert!(text.contains("made: <&>") && text.contains("RunD-V, 200 at once"), "{text}");
+        assert!(root_table(&report(&[("ready", &[1])]), true).contains(BOLD));
+        let load: RootLoad = "n3-cold".parse().unwrap();
+        assert!(said(&load).contains("a thread of its own; the files are not in the page cache."));
+    }
+}
