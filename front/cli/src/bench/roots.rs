@@ -68,6 +68,8 @@ fn run(args: &RootsArgs) -> Result<RootReport> {
         Some(directory) => std::path::absolute(directory)?,
         None => std::env::temp_dir(),
     };
+    // Owners and functions are of one process, with several descriptors each.
+    crate::daemon::raise_descriptor_limit();
     // Dropped after the plane, whose sockets are in it.
     let folder = Scratch::make_in(&place)?;
     let files = Arc::new(RootFiles::make(folder.path())?);
