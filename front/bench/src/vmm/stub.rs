@@ -53,23 +53,97 @@ fn waiting() -> Vec<u8> {
     [&first[..], &GENERATION, &rest].concat()
 }
 
-/// The end of the addresses below the PCI window, at which a guest's memory may go on.
-const LOW: u64 = 3 << 30;
+/// The first address that a guest which touches its memory writes to. What it runs is below.
+const TOUCHED: u64 = 2 << 20;
+/// The gap in the addresses of a guest's memory, as `slipway-vmm` lays it out.
+const GAP: std::ops::Range<u64> =
+    slipway_vmm::layout::PCI_WINDOW.start..slipway_vmm::layout::RAM_ABOVE_4G;
 
-/// Returns the instructions of a guest that writes a word to every `step` bytes of its memory, from
-/// 2 MiB to `bytes` or [`LOW`], then [`BYTE`], and runs on.
-fn touching(bytes: u64, step: u32) -> Vec<u8> {
-    let end = bytes.min(LOW) as u32;
-    let mut code = vec![0x66, 0xba, 0xf8, 0x03]; // mov dx, 0x3f8
-    code.extend([0xbf, 0x00, 0x00, 0x20, 0x00]); // mov edi, 0x200000
-    code.extend([0x89, 0x3f]); // next: mov [edi], edi
-    code.extend([0x81, 0xc7]); // add edi, step
+/// Bytes of a page, and of a page that an entry of a page directory maps.
+const PAGE: u64 = 4096;
+const LARGE_PAGE: u64 = 2 << 20;
+/// Bits of an entry of a page table: present and writable, and a page in place of a table (Intel
+/// SDM, volume 3, 4.5.4).
+const WRITABLE: u64 = 3;
+const IS_PAGE: u64 = 1 << 7;
+
+/// The places of the descriptors and of the 64-bit code among the instructions of [`long_mode`].
+const GDT: u32 = 56;
+const GDTR: u32 = 72;
+const LONG: u32 = 78;
+
+/// Returns page tables of long mode, at the address `at`, that map each address below `end` to
+/// itself.
+fn page_tables(at: u64, end: u64) -> Vec<u8> {
+    let directories = end.div_ceil(1 << 30);
+    let mut words = vec![(at + PAGE) | WRITABLE];
+    words.resize(512, 0);
+    words.extend((0..directories).map(|number| (at + (2 + number) * PAGE) | WRITABLE));
+    words.resize(1024, 0);
+    words.extend((0..directories * 512).map(|number| (number * LARGE_PAGE) | WRITABLE | IS_PAGE));
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// Returns the instructions that take a CPU from 32-bit mode without paging to 64-bit mode, with
+/// the page tables at `tables`. What follows them runs there (Intel SDM, volume 3, 9.8.5).
+fn long_mode(tables: u64) -> Vec<u8> {
+    let at = |place: u32| (ENTRY as u32 + place).to_le_bytes();
+    let mut code = vec![0xb8]; // mov eax, tables
+    code.extend((tables as u32).to_le_bytes());
+    code.extend([0x0f, 0x22, 0xd8]); // mov cr3, eax
+    code.extend([0x0f, 0x20, 0xe0]); // mov eax, cr4
+    code.extend([0x83, 0xc8, 0x20]); // or eax, PAE
+    code.extend([0x0f, 0x22, 0xe0]); // mov cr4, eax
+    code.extend([0xb9, 0x80, 0x00, 0x00, 0xc0]); // mov ecx, IA32_EFER
+    code.extend([0x0f, 0x32]); // rdmsr
+    code.extend([0x0d, 0x00, 0x01, 0x00, 0x00]); // or eax, LME
+    code.extend([0x0f, 0x30]); // wrmsr
+    code.extend([0x0f, 0x20, 0xc0]); // mov eax, cr0
+    code.extend([0x0d, 0x00, 0x00, 0x00, 0x80]); // or eax, PG
+    code.extend([0x0f, 0x22, 0xc0]); // mov cr0, eax
+    code.extend([0x0f, 0x01, 0x15]); // lgdt [GDTR]
+    code.extend(at(GDTR));
+    code.push(0xea); // jmp 8:LONG
+    code.extend(at(LONG));
+    code.extend([0x08, 0x00]);
+    // Descriptors: none, and one of 64-bit code.
+    code.extend([0u64, 0x0020_9b00_0000_0000].into_iter().flat_map(u64::to_le_bytes));
+    code.extend([0x0f, 0x00]); // The last byte of both.
+    code.extend(at(GDT));
+    code
+}
+
+/// Returns the instructions of 64-bit mode that write a word to every `step` bytes of `range`.
+fn touching_range(range: &std::ops::Range<u64>, step: u32) -> Vec<u8> {
+    let mut code = vec![0x48, 0xbf]; // mov rdi, start
+    code.extend(range.start.to_le_bytes());
+    code.extend([0x48, 0xb9]); // mov rcx, end
+    code.extend(range.end.to_le_bytes());
+    code.extend([0x48, 0x89, 0x3f]); // next: mov [rdi], rdi
+    code.extend([0x48, 0x81, 0xc7]); // add rdi, step
     code.extend(step.to_le_bytes());
-    code.extend([0x81, 0xff]); // cmp edi, end
-    code.extend(end.to_le_bytes());
-    code.extend([0x72, 0xf0]); // jb next
+    code.extend([0x48, 0x39, 0xcf]); // cmp rdi, rcx
+    code.extend([0x72, 0xf1]); // jb next
+    code
+}
+
+/// Returns the instructions of a guest that writes a word to every `step` bytes of its memory of
+/// `bytes` bytes, from [`TOUCHED`] on, then [`BYTE`], and runs on. Its page tables are behind them.
+fn touching(bytes: u64, step: u32) -> Vec<u8> {
+    let tables = ENTRY + PAGE;
+    let above = GAP.end..GAP.end + bytes.saturating_sub(GAP.start);
+    let mut code = long_mode(tables);
+    for range in [TOUCHED..bytes.min(GAP.start), above.clone()] {
+        if !range.is_empty() {
+            code.extend(touching_range(&range, step));
+        }
+    }
+    code.extend([0x66, 0xba, 0xf8, 0x03]); // mov dx, 0x3f8
     code.extend([0xb0, BYTE, 0xee]); // mov al, 1; out dx, al
     code.extend([0xf3, 0x90, 0xeb, 0xfc]); // again: pause; jmp again
+    code.resize(PAGE as usize, 0);
+    code.extend(page_tables(tables, above.end));
+    assert!(ENTRY + code.len() as u64 <= TOUCHED, "the page tables are in what is written to");
     code
 }
 
@@ -99,7 +173,11 @@ pub fn waiting_elf() -> Vec<u8> {
 }
 
 /// Returns the kernel file of a guest that writes a word to every `step` bytes of its memory of
-/// `bytes` bytes below the PCI window, then writes [`BYTE`], and runs on.
+/// `bytes` bytes, but for the first 2 MiB, then writes [`BYTE`], and runs on. It is for
+/// `slipway-vmm`.
+///
+/// # Panics
+/// With more than some 250 GiB of memory: there is no room for page tables.
 pub fn touching_elf(bytes: u64, step: u32) -> Vec<u8> {
     elf_of(&touching(bytes, step))
 }
@@ -211,12 +289,50 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_touches_its_memory_jumps_where_it_should() {
+    fn a_guest_that_touches_its_memory_finds_what_its_instructions_name() {
         let code = touching(8 << 30, 4096);
-        let target = |at: usize| at as i64 + 2 + i64::from(code[at + 1] as i8);
-        assert_eq!((code[9..11].to_vec(), code[23], target(23)), (vec![0x89, 0x3f], 0x72, 9));
-        assert_eq!(code[19..23], 0xc000_0000_u32.to_le_bytes());
-        assert_eq!((code[28], code[30], target(30)), (0xf3, 0xeb, 28));
+        let address = |place: u32| number(&(ENTRY as u32 + place).to_le_bytes(), 0, 4);
+        // The tables, the descriptors, and the jump to 64-bit mode.
+        assert_eq!(number(&code, 1, 4), ENTRY + PAGE);
+        assert_eq!((code[42..45].to_vec(), number(&code, 45, 4)), (vec![15, 1, 21], address(GDTR)));
+        let jump = (number(&code, 50, 4), number(&code, 54, 2));
+        assert_eq!((code[49], jump), (0xea, (address(LONG), 8)));
+        assert_eq!(number(&code, GDT as usize + 8, 8), 0x20_9b00_0000_0000);
+        let (gdtr, long) = (GDTR as usize, LONG as usize);
+        assert_eq!((number(&code, gdtr, 2), number(&code, gdtr + 2, 4)), (15, address(GDT)));
+        // Two loops, each from its start to its end, and the end of the program.
+        let ranges = [(2 << 20, 3 << 30), (4 << 30, 9 << 30)];
+        for (number_of, (start, end)) in ranges.into_iter().enumerate() {
+            let at = long + number_of * 35;
+            assert_eq!((number(&code, at + 2, 8), number(&code, at + 12, 8)), (start, end));
+            assert_eq!((code[at + 20..at + 23].to_vec(), code[at + 33]), (vec![72, 137, 63], 0x72));
+            assert_eq!(at as i64 + 35 + i64::from(code[at + 34] as i8), at as i64 + 20);
+        }
+        let end = long + 70;
+        assert_eq!(code[end + 4..end + 7], [0xb0, BYTE, 0xee]);
+        assert_eq!(code[end + 9], 0xeb);
+        assert_eq!(end as i64 + 11 + i64::from(code[end + 10] as i8), end as i64 + 7);
+        assert_eq!(touching(1 << 30, 4096)[long + 35..][..4], [0x66, 0xba, 0xf8, 0x03]);
+    }
+
+    /// Walks the tables as a CPU does.
+    #[test]
+    fn page_tables_map_each_address_to_itself() {
+        let (code, tables) = (touching(8 << 30, 4096), ENTRY + PAGE);
+        let entry = |table: u64, index: u64| {
+            let at = (table - ENTRY + index % 512 * 8) as usize;
+            Some(number(&code, at, 8)).filter(|entry| entry & 3 == 3)
+        };
+        let page = |address: u64| {
+            let directories = entry(tables, address >> 39)? & !0xfff;
+            let directory = entry(directories, address >> 30)? & !0xfff;
+            entry(directory, address >> 21).filter(|entry| entry & IS_PAGE != 0)
+        };
+        for address in [0, ENTRY, TOUCHED, GAP.start - 8, GAP.end, (9 << 30) - 8] {
+            let base = address & !(LARGE_PAGE - 1);
+            assert_eq!(page(address).map(|entry| entry & !0xfff), Some(base), "{address:#x}");
+        }
+        assert_eq!(page(9 << 30), None);
     }
 
     #[test]
