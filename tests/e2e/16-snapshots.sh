@@ -247,8 +247,56 @@ done
 [ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
 [ "$(timeout 120 "$slipway" run --detach --rm --from s --name whole)" = whole ] || fail "a fork of a whole snapshot: $(explain)"
 "$slipway" rm --force whole >/dev/null || fail "rm: $(explain)"
-"$slipway" snapshot rm s >/dev/null || fail "snapshot rm: $(explain)"
 ok "a snapshot with a changed byte in any of its ${#files[@]} files is refused"
+
+# other WHAT: makes the snapshot WHAT of s, as one would be of another build, processor, layout or agent. Its digests are right.
+other() { python3 - "$templates" "$1" <<'END' || fail "no snapshot of another $1"
+import hashlib, json, os, sys
+source, copy, what = sys.argv[1] + "/s", "/".join(sys.argv[1:3]), sys.argv[2]
+os.mkdir(copy, 0o700)
+for name in set(os.listdir(source)) - {"machine", "template.json"}: os.link(f"{source}/{name}", f"{copy}/{name}")
+with open(f"{source}/machine", "rb") as file: state = file.read()
+with open(f"{source}/template.json") as file: manifest = json.load(file)
+# Behind the header (host/vmm/src/state/mod.rs): a line of what must be the same, and one of the rest.
+identity, rest = state[56:].split(b"\n", 1)
+identity = json.loads(identity)
+manifest["name"] = what
+if what == "build": identity["build"] += "-other"
+if what == "processor": identity["shown"]["processor"] = "another"
+if what == "layout": manifest["version"] += 1
+if what == "agent": manifest["shape"]["initramfs"] += "-other"
+content = json.dumps(identity).encode() + b"\n" + rest
+state = state[:16] + len(content).to_bytes(8, "little") + hashlib.sha256(content).digest() + content
+manifest["machine_sha256"] = hashlib.sha256(state).hexdigest()
+with open(f"{copy}/machine", "wb") as file: file.write(state)
+with open(f"{copy}/template.json", "w") as file: json.dump(manifest, file)
+END
+}
+# without WHAT PATTERN: no sandbox begins with it, for the reason that matches, and nothing of the attempt is left.
+without() {
+    other "$1"
+    says "$2" run --detach --rm --from "$1" --name never
+    wait_until 60 is_state never gone || fail "a sandbox is left: $("$slipway" ps)"
+    "$slipway" snapshot rm "$1" >/dev/null || fail "snapshot rm $1: $(explain)"
+}
+without build 'slipway-vmm: it was saved with [^ ]*-other, and this machine has'
+without processor 'the processor: it was saved with another, and this machine has'
+without layout 'no snapshot "layout" that can be used'
+grep -qE 'it has layout [0-9]+, this version reads [0-9]+' "$work/daemon.log" || fail "the log does not say why: $(explain)"
+without agent 'it was made with another agent'
+ok "a snapshot of another build, processor, layout or agent is refused in one line that names it"
+
+# The file of the image is gone, which Slipway's own commands leave while there is a snapshot of it.
+of_image=$(python3 -c 'import json, sys
+print(json.load(open(sys.argv[1]))["snapshot"]["settings"]["image_path"])' "$templates/s/template.json") || fail "no path of the image"
+mv "$of_image" "$of_image.gone" || fail "the image has no file"
+says 'the image "[^"]*" is not in the cache' run --detach --from s --name never
+mv "$of_image.gone" "$of_image" || fail "the image is lost"
+[ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
+[ "$(timeout 120 "$slipway" run --detach --rm --from s --name back)" = back ] || fail "a fork with the image back: $(explain)"
+"$slipway" rm --force back >/dev/null || fail "rm: $(explain)"
+ok "without its image a fork is refused in one line, and begins once that is back"
+"$slipway" snapshot rm s >/dev/null || fail "snapshot rm: $(explain)"
 
 # Killed while it is saved: the next daemon has the sandbox go on, and no file of the snapshot.
 "$slipway" snapshot create parent cut >/dev/null 2>&1 & client=$!
