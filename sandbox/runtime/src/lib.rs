@@ -46,6 +46,8 @@
 //! to an agent over its port; `serde`, `serde_json` and `toml` for records and settings, `hex` for
 //! bytes in records, `sha2` for the digests of templates' files; `rustix` and `libc` for system
 //! calls and signal numbers; `tracing` for the daemon's log.
+//!
+//! Feature: `fuzz` has the entries of the fuzz targets.
 
 mod adopt;
 pub mod agent;
@@ -67,6 +69,8 @@ mod fetcher;
 pub mod files;
 mod fork;
 mod function;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod guests;
 mod images;
 mod layers;

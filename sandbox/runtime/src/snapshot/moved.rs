@@ -9,6 +9,8 @@
 
 mod checks;
 mod copy;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -114,12 +116,16 @@ fn read(path: &Path) -> Result<(Folder, Manifest)> {
     let mut json = Vec::new();
     let read = file.take(MOST_MANIFEST).read_to_end(&mut json);
     read.map_err(Error::file("cannot read", from.path(MANIFEST)))?;
-    let parsed = Manifest::parse_any(&json).and_then(|parsed| check(&parsed).map(|()| parsed));
-    let parsed = parsed.map_err(|why| {
+    Ok((from, parse(&json, path)?))
+}
+
+/// Parses and checks the description in the directory `path`.
+fn parse(json: &[u8], path: &Path) -> Result<Manifest> {
+    let parsed = Manifest::parse_any(json).and_then(|parsed| check(&parsed).map(|()| parsed));
+    parsed.map_err(|why| {
         let what = format!("{} has no snapshot that can be moved: {why}", path.display());
         Error::Invalid(slipway_printable::line(&what, MOST_MESSAGE))
-    });
-    Ok((from, parsed?))
+    })
 }
 
 /// Gives the container of a snapshot the file of its image in the node's cache.

@@ -103,8 +103,18 @@ fn image_of(dir: &Path, entry: &str, name: &str) -> Result<Option<Digest>, Strin
 /// Returns the image that the description at `path` names. Without a description there is no
 /// snapshot: it is being removed.
 fn described(path: &Path) -> Result<Option<Digest>, String> {
-    let Some(json) = read(path)? else { return Ok(None) };
-    let described: Result<Described, _> = serde_json::from_slice(&json);
+    match read(path)? {
+        Some(json) => described_in(&json),
+        None => Ok(None),
+    }
+}
+
+/// Returns the image that a description names. Returns `None` for that of a template.
+///
+/// # Errors
+/// The reason for which its image is not known.
+pub(super) fn described_in(json: &[u8]) -> Result<Option<Digest>, String> {
+    let described: Result<Described, _> = serde_json::from_slice(json);
     let described = described.map_err(|error| format!("its manifest is damaged: {error}"))?;
     Ok(described.snapshot.map(|snapshot| snapshot.settings.image_digest))
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use slipway_hypervisor::CpuTemplate;
 
+use crate::error::MOST_MESSAGE;
 use crate::record::{BootRecord, MOST_ASKED, Needs, Nic, Origin, Record, Settings, Volume};
 use crate::{Error, Result};
 
@@ -161,7 +162,10 @@ impl Manifest {
         struct Version {
             version: u32,
         }
-        let unclear = |error: serde_json::Error| format!("its manifest is damaged: {error}");
+        // The parser's message repeats names of fields as they are in the file.
+        let unclear = |error: serde_json::Error| {
+            slipway_printable::line(&format!("its manifest is damaged: {error}"), MOST_MESSAGE)
+        };
         let Version { version } = serde_json::from_slice(json).map_err(unclear)?;
         if version != VERSION {
             return Err(format!("it has layout {version}, this version reads {VERSION}"));
@@ -330,6 +334,8 @@ pub(crate) mod tests {
         let of_b = serde_json::to_vec(&manifest("b")).unwrap();
         assert!(refused(&of_b).contains("that of \"b\""));
         assert!(refused(&json[..40]).contains("damaged"));
+        let field = String::from_utf8(json.clone()).unwrap().replace("touched", "tou\\nched");
+        assert!(!refused(field.as_bytes()).contains('\n'), "{}", refused(field.as_bytes()));
         let newer = serde_json::to_vec(&Manifest { version: 9, ..manifest("a") }).unwrap();
         assert!(refused(&newer).contains("layout 9"));
     }

@@ -10,6 +10,8 @@
 //! its identity like one that has booted.
 
 mod automatic;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod images;
 pub(crate) mod manifest;
 mod memories;

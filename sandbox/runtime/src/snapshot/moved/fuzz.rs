@@ -1,0 +1,39 @@
+//! The body of the fuzz target for snapshots that are copied in.
+
+use std::path::Path;
+
+use super::checks::clamp_to_node;
+use super::parse;
+use crate::memory::of_host;
+use crate::snapshot::begin;
+use crate::v1::RunSpec;
+
+/// The most bytes of layers of this node.
+const LAYERS: u64 = 64 << 20;
+
+/// Reads `data` as the description in a directory that anybody may have filled, up to the copy of
+/// the files that it names.
+pub fn description(data: &[u8]) {
+    let mut manifest = match parse(data, Path::new("/from")) {
+        Ok(manifest) => manifest,
+        Err(error) => {
+            assert!(!error.to_string().contains('\n'), "{error}");
+            return;
+        }
+    };
+    let checked = manifest.snapshot.clone().expect("a template is refused");
+    for name in checked.files.iter().map(|file| &file.name) {
+        assert!(!name.starts_with('.') && !name.contains('/'), "{name:?} is not beside it");
+    }
+    for volume in &checked.volumes {
+        assert!(volume.overlay && volume.path.is_relative(), "{:?} is of this host", volume.path);
+    }
+    match clamp_to_node(&mut manifest, LAYERS, Path::new("/")) {
+        Ok(()) => assert!(manifest.shape.memory_bytes <= of_host()),
+        Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
+    }
+    let spec = begin::complete(&RunSpec::default(), &manifest, LAYERS);
+    let spec = spec.expect("it asks for nothing");
+    assert_eq!(spec.memory_bytes, manifest.shape.memory_bytes);
+    assert!(spec.image.is_empty() && spec.kernel.is_empty() && spec.layers_bytes <= 2 * LAYERS);
+}
