@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Forks of one template, one after the other and then at once. Each finds the image's root, a volume that another
 # sandbox wrote before and one of its own that is empty; is reached and reaches its peer by name; and differs from
-# all others in name, addresses, random numbers and keys. No byte of one is in another's memory, disks or frames:
-# each fills some of all three with marks, and they and the host search for those of others (fork.py, marks.py).
+# all others in name, machine id, addresses, random numbers (the kernel's and OpenSSL's) and keys. No byte of one is
+# in another's memory, disks or frames: each fills some of all three with marks, and they and the host search for those
+# of others (fork.py, marks.py).
 #   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
 #   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
 # shellcheck source=tests/e2e/lib.sh
@@ -103,7 +104,7 @@ python3 - "$state/known.json" <<'PYTHON'
 import json, sys
 with open(sys.argv[1]) as file:
     boxes = json.load(file).values()
-for field in ("stack", "boot_id", "machine_id", "serial_of_driver"):
+for field in ("stack", "boot_id", "serial_of_driver"):
     values = {box[field] for box in boxes}
     print(f"of {len(boxes)} forks: {len(values)} different values of {field}, such as {min(values)}")
 PYTHON

@@ -126,17 +126,19 @@ ok "two forks go on from the counter in root, volume and output, and all that wa
 
 # shellcheck disable=SC2016
 who='read -r mac </sys/class/net/eth0/address; set -- $(ip -o -4 address show dev eth0)
-    grep -q "^${4%/*}[[:space:]]$(hostname)\$" /etc/hosts && echo "$(hostname) $mac ${4%/*}"'
+    grep -q "^${4%/*}[[:space:]]$(hostname)\$" /etc/hosts && echo "$(hostname) $mac ${4%/*} $(cat /etc/machine-id)"'
 lines=$(for name in parent one two; do in_sandbox "$name" sh -c "$who"; done)
 [ "$(cut -d ' ' -f 1 <<<"$lines" | tr '\n' ' ')" = "parent one two " ] || fail "names: $lines"
-for field in 2 3; do
+for field in 2 3 4; do
     [ "$(cut -d ' ' -f $field <<<"$lines" | sort -u | wc -l)" = 3 ] || fail "two are alike: $lines"
 done
 # Each line of output has a number of the kernel's generator. The program may have drawn that of a fork's first line before
-# the sandbox was saved: then it is the parent's of the same count. All others differ, and so do those of new processes.
+# the sandbox was saved: then it is the parent's of the same count. All others differ, and so do those of new processes, which
+# OpenSSL draws too.
 for name in parent one two; do
     "$slipway" logs "$name" | grep ' ' >"$work/drawn-$name" || fail "no output of $name"
-    in_sandbox "$name" cat /proc/sys/kernel/random/uuid >>"$work/drawn" || fail "exec in $name: $(explain)"
+    in_sandbox "$name" sh -c 'cat /proc/sys/kernel/random/uuid; python3 -c "import ssl; print(ssl.RAND_bytes(16).hex())"' >>"$work/drawn" ||
+        fail "exec in $name: $(explain)"
 done
 alike=$(python3 - "$work" <<'END'
 import collections, sys
@@ -149,7 +151,7 @@ print(*[number for number, times in collections.Counter(drawn).items() if times 
 END
 ) || fail "random numbers: $(cat "$work"/drawn*)"
 [ -z "$alike" ] || fail "random numbers that came twice: $alike"
-ok "parent and forks differ in host name, MAC address, addresses, /etc/hosts and random numbers"
+ok "parent and forks differ in host name, MAC address, addresses, /etc/hosts, machine id and random numbers"
 
 for name in one two; do
     wait_until 60 talk_is "$name" '^(cut|hung|wrong)' || fail "the connection of $name: $(in_sandbox "$name" cat /talk)"

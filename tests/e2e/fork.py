@@ -14,6 +14,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -145,6 +146,7 @@ def identity():
         "addresses": re.findall(r"inet6? ([0-9a-f.:]+)", printed("ip", "-o", "address", "show", "dev", "eth0")),
         "urandom": read("/dev/urandom", 16).hex(),
         "getrandom": os.getrandom(16).hex(),
+        "openssl": ssl.RAND_bytes(16).hex(),
         "start": random_of_start(),
         "uuid": first_line("/proc/sys/kernel/random/uuid"),
         "stack": stack[1],

@@ -18,7 +18,7 @@ from fork import FILLED, PREFIX, mark  # noqa: E402
 
 KINDS = ("memory", "disk", "frame")
 # What no two sandboxes have in common, ever.
-OWN = ("urandom", "getrandom", "start", "uuid", "key", "hostname", "serial")
+OWN = ("urandom", "getrandom", "start", "uuid", "key", "hostname", "serial", "openssl", "machine_id")
 # What no two sandboxes that run have in common.
 OWN_NOW = ("mac", "addresses")
 CHUNK = 1 << 20
@@ -104,6 +104,8 @@ def alike(boxes, names):
     for name in names:
         if boxes[name]["hostname"] != name:
             yield f"{name} has the host name {boxes[name]['hostname']}"
+        if not re.fullmatch("[0-9a-f]{32}", boxes[name]["machine_id"]):
+            yield f"{name} has the machine id {boxes[name]['machine_id']}"
 
 
 def foreign(known, name, peer, found, where, wanted):

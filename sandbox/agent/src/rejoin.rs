@@ -13,9 +13,9 @@ use crate::{copies, init};
 /// The permission bits of a file that the container has no more.
 const MODE: u32 = 0o644;
 
-/// Sets the host name of a container, and writes the files of /etc with its names as for a new
-/// container: those that exist and are no regular files stay, and so do those in `others`.
-/// `process` is a pidfd of one of the container's.
+/// Sets the host name of a container, and writes the files of /etc with its names and its machine
+/// id as for a new container: those that exist and are no regular files stay, and so do those in
+/// `others`. `process` is a pidfd of one of the container's.
 ///
 /// # Errors
 /// The kernel refuses the name, or the first file that could not be written. All others were.
@@ -29,20 +29,30 @@ pub async fn rename(process: OwnedFd, request: RejoinRequest, others: Vec<String
                 .with_context(|| format!("hostname {:?}", request.hostname))?;
         }
         let root = copies::writable_root(&process)?;
-        let files = init::files_of_etc(request.names.as_ref());
-        let written = files
-            .iter()
-            .filter(|(path, _)| others.iter().all(|other| other != path))
-            .map(|(path, content)| write(root.as_fd(), path, content));
+        let names = init::files_of_etc(request.names.as_ref());
+        let names = names.map(|(path, content)| (path, content, Absent::Made));
+        let id = (init::MACHINE_ID, init::machine_id()?, Absent::Stays);
+        let written = names
+            .into_iter()
+            .chain([id])
+            .filter(|(path, ..)| others.iter().all(|other| other != path))
+            .map(|(path, content, absent)| write(root.as_fd(), path, &content, absent));
         // All are tried before the first failure is returned.
         written.fold(Ok(()), Result::and)
     })
     .await
 }
 
-/// Writes a file in a directory of the root, if it is a regular file or absent, with the owner and
-/// the permission bits that it has.
-fn write(root: BorrowedFd<'_>, path: &str, content: &str) -> Result<()> {
+/// The handling of a file that a container does not have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    Made,
+    Stays,
+}
+
+/// Writes a file in a directory of the root, if it is a regular file or absent and to be made, with
+/// the owner and the permission bits that it has.
+fn write(root: BorrowedFd<'_>, path: &str, content: &str, absent: Absent) -> Result<()> {
     let failed = || format!("writing {path}");
     let (directory, name) = copies::split(path)?;
     let is = |kind, stat: &Stat| FileType::from_raw_mode(stat.st_mode) == kind;
@@ -57,6 +67,7 @@ fn write(root: BorrowedFd<'_>, path: &str, content: &str) -> Result<()> {
     let (mode, uid, gid) = match there {
         Some(stat) if !is(FileType::RegularFile, &stat) => return Ok(()),
         Some(stat) => (stat.st_mode, stat.st_uid, stat.st_gid),
+        None if absent == Absent::Stays => return Ok(()),
         None => (MODE, 0, 0),
     };
     let (path, content, link) = (path.to_owned(), content.as_bytes().to_vec(), String::new());
@@ -89,7 +100,8 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let root = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
-        let write = |path: &str| write(root.as_fd(), path, "new").unwrap();
+        let write_one = |path: &str, absent| write(root.as_fd(), path, "new", absent).unwrap();
+        let write = |path: &str| write_one(path, Absent::Made);
         let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
         write("/etc/hosts");
         assert_eq!(read("etc/hosts"), "new");
@@ -102,6 +114,13 @@ mod tests {
             let metadata = std::fs::metadata(at("etc/hostname")).unwrap();
             assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o777), (7, 8, 0o600));
         }
+        for id in ["no/machine-id", "etc/machine-id"] {
+            write_one(&format!("/{id}"), Absent::Stays);
+            assert!(!at(id).exists(), "{id} is made");
+        }
+        std::fs::write(at("etc/machine-id"), "old").unwrap();
+        write_one("/etc/machine-id", Absent::Stays);
+        assert_eq!(read("etc/machine-id"), "new");
         std::fs::write(at("target"), "old").unwrap();
         symlink("../target", at("etc/resolv.conf")).unwrap();
         write("/etc/resolv.conf");

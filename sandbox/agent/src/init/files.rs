@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{Mode, OFlags};
+use rustix::rand::{GetRandomFlags, getrandom};
 use slipway_agent_protocol::v1::Names;
 
 /// Creates the directory `path` (absolute) and its missing parents, with mode 0755.
@@ -57,6 +58,28 @@ pub fn write_etc(names: Option<&Names>) -> Result<()> {
     }
     let files = etc(names);
     files.iter().try_for_each(|(path, content)| replace(path, content))
+}
+
+/// The file with the machine id (machine-id(5)).
+pub const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Writes a machine id of the container's own, if the image has the file. Containers of an image
+/// would have the same one otherwise, and so would forks.
+pub fn write_machine_id() -> Result<()> {
+    match std::fs::symlink_metadata(MACHINE_ID) {
+        Ok(metadata) if metadata.is_file() => replace(MACHINE_ID, &machine_id()?),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the content of a file with a new machine id: a random UUID of version 4 without hyphens.
+pub fn machine_id() -> Result<String> {
+    let mut random = [0; 16];
+    getrandom(&mut random, GetRandomFlags::empty()).context("a random machine id")?;
+    let id = u128::from_be_bytes(random);
+    let id = (id & !(0xf << 76)) | (4 << 76);
+    let id = (id & !(3 << 62)) | (2 << 62);
+    Ok(format!("{id:032x}\n"))
 }
 
 /// Returns the paths and contents of `/etc/hostname`, `/etc/hosts` and `/etc/resolv.conf` in a
@@ -134,6 +157,17 @@ mod tests {
         let text = hosts("web", &own);
         assert!(text.ends_with("10.213.0.2\tweb\nfd00::2\tweb\n"), "{text}");
         assert!(!text.contains("127.0.1.1"));
+    }
+
+    #[test]
+    fn machine_ids_are_uuids_and_differ() {
+        let [one, other] = [(); 2].map(|()| machine_id().unwrap());
+        assert_ne!(one, other);
+        for id in [one, other] {
+            assert_eq!((id.len(), &id[12..13], &id[32..]), (33, "4", "\n"), "{id}");
+            assert!("89ab".contains(&id[16..17]), "{id}");
+            assert!(id.trim().bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ use slipway_agent_protocol::v1::{EmptyDir, File, Names, Paths, ProcessSpec, Shar
 use channel::{Channel, Report};
 use credentials::Rights;
 pub use file_dirs::FLAGS as FILE_DIR_FLAGS;
-pub use files::etc as files_of_etc;
+pub use files::{MACHINE_ID, etc as files_of_etc, machine_id};
 pub use terminal::size as window_size;
 
 /// The first argument with which this program runs as `container-init`.

@@ -57,6 +57,7 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     let mounts = open_mounts(spec)?;
     pivot(&root)?;
     files::write_etc(spec.names.as_ref())?;
+    files::write_machine_id()?;
     // Before anything is mounted on the root: a link of the image leads into the image only.
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     spec.files.iter().try_for_each(|file| copies::put(root.as_fd(), file))?;
