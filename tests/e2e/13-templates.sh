@@ -34,10 +34,39 @@ start_daemon
 
 templates() { "$slipway" template ls --json | python3 -c 'import json,sys
 for one in json.load(sys.stdin): print(one["name"], one["memory_bytes"] >> 20, one["cpus"], one["nic"] or "none")'; }
+# times TEXT FILE...: how often the files have this text in them. Holes have none.
+times() { python3 - "$@" <<'END'
+import os, sys
+text, count = sys.argv[1].encode(), 0
+for path in sys.argv[2:]:
+    file, at = os.open(path, os.O_RDONLY), 0
+    while True:
+        try: at = os.lseek(file, at, os.SEEK_DATA)
+        except OSError: break
+        hole, kept = os.lseek(file, at, os.SEEK_HOLE), b""
+        while at < hole:
+            data = os.pread(file, min(1 << 20, hole - at), at)
+            at, data = at + len(data), kept + data
+            count += data.count(text)
+            kept = data[len(data) - len(text) + 1:] if len(data) >= len(text) else data
+print(count)
+END
+}
+# The memory of a sandbox is given to others, and so to the one of which the template is made.
+secret=$(head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n')
+# shellcheck disable=SC2016 # for the shell of the sandbox
+timeout 120 "$slipway" run --rm --name spy --env "SECRET=$secret" "$image" -- sh -c 'yes "$SECRET" | head -n 200000 >/dev/shm/x
+    cp /dev/shm/x /x && sync && [ "$(tail -n 1 /x)" = "$SECRET" ]' || fail "a sandbox with a secret: $(explain)"
+
 timeout 300 "$slipway" template create web >/dev/null || fail "template create: $(explain)"
 [ "$(templates)" = "web 256 1 virtio" ] || fail "templates: $(templates)"
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "a machine is saved as a template, and ends: $("$slipway" template ls | tail -n 1)"
+
+of_web=("$SLIPWAY_DATA_DIR"/templates/web/*)
+[ "$(times 'Linux version ' "${of_web[@]}")" -gt 0 ] || fail "no text of the kernel is found: nothing is searched"
+[ "$(times "$secret" "${of_web[@]}")" = 0 ] || fail "the template has the environment of an earlier sandbox's container"
+ok "no byte of an earlier sandbox's environment, memory and files is in a template"
 
 timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'exit 3'
 [ $? = 3 ] || fail "exit 3 of a fork: $(explain)"
