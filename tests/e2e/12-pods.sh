@@ -173,7 +173,13 @@ is_state pod exited || fail "the pod is $(state_of pod)"
 is last exited || fail "a container of an ended pod is $(container last)"
 s rm pod >/dev/null || fail "rm pod"
 
-s pod create brief >/dev/null && s run -d --pod brief --name c "$image" -- sleep 1000 >/dev/null || fail "brief: $(explain)"
+s pod create brief --max-containers 2 >/dev/null && s run -d --pod brief --name c "$image" -- sleep 1000 >/dev/null || fail "brief: $(explain)"
+s run -d --pod brief --name d "$image" -- sleep 1000 >/dev/null || fail "d: $(explain)"
+refused 'brief has 2 containers that have not ended, the most that there may be' run -d --pod brief --name e "$image" -- true
+s stop --time 1 brief/d >/dev/null || fail "d does not stop: $(explain)"
+s run -d --pod brief --name e "$image" -- sleep 1000 >/dev/null || fail "a container in place of one that has ended: $(explain)"
+refused 'brief has 2 containers' run -d --pod brief --name f "$image" -- true
+ok "one container more than a pod may have is refused in a line, and one that has ended makes room"
 kill -9 "$(vmm_of brief)"
 [ "$(s wait brief/c)" = 137 ] || fail "a container of a dead VMM: $(s ps)"
 wait_until 20 is_state brief failed || fail "a pod whose VMM was killed is $(state_of brief)"

@@ -32,6 +32,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Resul
         template: args.from.clone().unwrap_or_default(),
         detach: true,
         makes_pod: true,
+        max_containers: args.max_containers.unwrap_or(0),
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
     let wishes = Wishes { stdin: false, tty: false };

@@ -205,6 +205,7 @@ impl Node {
         Ok(Record {
             settings,
             pod: spec.makes_pod,
+            max_containers: pod::max_containers(spec)?,
             template: Some(spec.template.clone()).filter(|name| !["", AUTO].contains(&&**name)),
             origin: None,
             booted: None,

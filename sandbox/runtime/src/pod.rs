@@ -21,15 +21,15 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
 
-pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, settings};
-use self::request::{describe, refuse_machine};
+pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
+use self::request::{check_count, describe, refuse_machine};
 pub(crate) use self::update::limit_in_guest;
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
-use crate::record::{self, Added, MOST_ADDED, SandboxState};
+use crate::record::{self, Added, SandboxState};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
@@ -187,9 +187,8 @@ fn enter(
         if record.added(&name).is_some() {
             outcome =
                 Err(Error::Invalid(format!("{} has a container {name} already", record.name)));
-        } else if record.added.len() >= MOST_ADDED {
-            let name = record.name.clone();
-            outcome = Err(Error::Busy { name, what: "containers", most: MOST_ADDED });
+        } else if let Err(error) = check_count(record) {
+            outcome = Err(error);
         } else {
             let added = describe(&record.added);
             record.added.push(added);

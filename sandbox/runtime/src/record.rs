@@ -126,6 +126,9 @@ pub struct Record {
     /// The containers that were added to a pod, in the order of their creation.
     #[serde(default)]
     pub added: Vec<Added>,
+    /// The most containers of a pod that have not ended; 0: no bound but that of every pod.
+    #[serde(default)]
+    pub max_containers: u32,
     /// The template that the sandbox is a fork of, or `None` if its guest booted.
     #[serde(default)]
     pub template: Option<String>,

@@ -32,6 +32,10 @@ pub struct PodCreateArgs {
     pub from: Option<String>,
     #[command(flatten)]
     pub network: NetworkArgs,
+    /// The most containers that the pod has at a time, those that have ended not counted [default:
+    /// 256, those that have ended counted]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub max_containers: Option<u32>,
     /// Host name in the pod [default: the pod's name]
     #[arg(long)]
     pub hostname: Option<String>,

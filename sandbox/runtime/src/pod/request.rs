@@ -1,6 +1,6 @@
 //! The record of a new container of a pod, made of what a caller asks for.
 
-use crate::record::{Added, Limits, Placement, SandboxState, Settings};
+use crate::record::{Added, Limits, MOST_ADDED, Placement, Record, SandboxState, Settings};
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{Error, Result, copies, name, process};
@@ -22,6 +22,7 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.template.is_empty(), "a template"),
         (!spec.control_group.is_empty(), "a control group of the host"),
         (spec.makes_pod, "pods"),
+        (spec.max_containers != 0, "containers"),
     ];
     match asked.iter().find(|(is_asked, _)| *is_asked) {
         Some((_, what)) => {
@@ -29,6 +30,37 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Returns the most containers of a new pod that have not ended; 0: no bound but that of every pod.
+///
+/// # Errors
+/// [`Error::Invalid`] for a bound that is above that of every pod, or of a sandbox that is no pod.
+pub(crate) fn max_containers(spec: &RunSpec) -> Result<u32> {
+    let most = spec.max_containers;
+    if most != 0 && !spec.makes_pod {
+        return Err(Error::Invalid("only a pod has a bound of containers".to_owned()));
+    }
+    if most as usize > MOST_ADDED {
+        let what = format!("at most {most} containers: no pod has more than {MOST_ADDED}");
+        return Err(Error::Invalid(what));
+    }
+    Ok(most)
+}
+
+/// Checks that a pod can have one more container.
+///
+/// # Errors
+/// [`Error::Busy`], with the bound.
+pub(super) fn check_count(record: &Record) -> Result<()> {
+    let live = record.added.iter().filter(|added| added.state.is_live()).count();
+    let most = record.max_containers as usize;
+    let (what, most) = match most {
+        _ if record.added.len() >= MOST_ADDED => ("containers", MOST_ADDED),
+        1.. if live >= most => ("containers that have not ended", most),
+        _ => return Ok(()),
+    };
+    Err(Error::Busy { name: record.name.clone(), what, most })
 }
 
 /// Returns what a new container runs.
@@ -152,4 +184,38 @@ pub(super) fn fits(Limits { memory_bytes, .. }: Limits, most: u64) -> Result<()>
         memory_bytes >> 20,
         most >> 20
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of};
+
+    #[test]
+    fn a_container_more_than_a_pod_may_have_is_refused_with_the_bound() {
+        let refused = |max_containers: u32, live: usize, ended: usize| {
+            let states = [SandboxState::Running, SandboxState::Exited].into_iter();
+            let states = states.zip([live, ended]).flat_map(|(state, n)| vec![state; n]);
+            let added = states.map(|state| added_of("c", state)).collect();
+            let record = Record { max_containers, added, ..record_of(SandboxState::Running) };
+            check_count(&record).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refused(8, 7, 9), "");
+        let ninth = refused(8, 8, 0);
+        assert!(ninth.contains("has 8 containers that have not ended, the most"), "{ninth}");
+        assert_eq!(refused(0, MOST_ADDED - 1, 0), "");
+        let most = refused(8, 1, MOST_ADDED);
+        assert!(most.contains("has 256 containers, the most"), "{most}");
+    }
+
+    #[test]
+    fn a_bound_of_containers_is_a_pods_and_within_that_of_every_pod() {
+        let of = |makes_pod, max_containers| {
+            let spec = RunSpec { makes_pod, max_containers, ..RunSpec::default() };
+            super::max_containers(&spec).map_err(|error| error.to_string())
+        };
+        assert_eq!((of(true, 0), of(true, 256), of(false, 0)), (Ok(0), Ok(256), Ok(0)));
+        assert!(of(true, 257).unwrap_err().contains("no pod has more than 256"));
+        assert!(of(false, 8).unwrap_err().contains("only a pod"));
+    }
 }

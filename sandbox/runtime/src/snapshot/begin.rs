@@ -101,6 +101,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         // The snapshot has the others.
         pod,
         makes_pod,
+        max_containers,
         shares_processes,
         processes_of,
         termination_message_path,
@@ -147,7 +148,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
     let sizes = *memory_bytes > 0 || *max_memory_bytes > 0 || *cpus > 0 || *max_cpus > 0;
     let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
     let parts = [
-        (*makes_pod || !pod.is_empty(), "the pod"),
+        (*makes_pod || *max_containers > 0 || !pod.is_empty(), "the pod"),
         (of_pod, "what only containers of pods have"),
         (!image.is_empty() || !image_digest.is_empty(), "the image"),
         (!command.is_empty() || entrypoint.is_some(), "the command"),
