@@ -345,7 +345,15 @@ pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> 
 pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
     let request = update_request(args)?;
     let reply = client.update(request).await.map_err(refused)?;
-    let sandbox = reply.into_inner().sandbox.unwrap_or_default();
+    let v1::UpdateReply { sandbox, given_back_bytes, kept } = reply.into_inner();
+    let sandbox = sandbox.unwrap_or_default();
+    if given_back_bytes > 0 {
+        eprintln!("slipway: {} gave back {} MiB of memory", sandbox.name, given_back_bytes >> 20);
+    }
+    if !kept.is_empty() {
+        let kept = crate::table::printable(&kept);
+        eprintln!("slipway: more than the limits need stays for now: {kept}");
+    }
     if args.json {
         crate::out::json(&json(&sandbox))?;
     } else {

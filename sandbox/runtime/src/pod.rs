@@ -23,7 +23,7 @@ use slipway_telemetry::trace::Call;
 
 pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 use self::request::{check_count, describe, refuse_machine};
-pub(crate) use self::update::limit_in_guest;
+pub(crate) use self::update::{GivenBack, limit_in_guest};
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;
 use crate::container::Container;

@@ -129,6 +129,19 @@ async fn memory_comes_before_a_limit_and_goes_after_it() {
 }
 
 #[tokio::test]
+async fn an_update_tells_what_went_back() {
+    let pod = Pod::new("tells", 512).await;
+    pod.answer(u32::MAX);
+    pod.update(256 * MIB).await.unwrap().unwrap();
+    let resources = Some(v1::Resources { memory_bytes: 48 * MIB, ..Default::default() });
+    let name = "tells/c".to_owned();
+    let request = v1::UpdateRequest { name, resources, ..Default::default() };
+    let reply = pod.daemon.client.clone().update(request).await.unwrap().into_inner();
+    assert_eq!((reply.given_back_bytes, reply.kept.as_str()), (208 * MIB, ""));
+    assert_eq!(reply.sandbox.unwrap().memory_bytes, 176 * MIB);
+}
+
+#[tokio::test]
 async fn a_pods_own_limit_gives_memory_to_containers_without_one() {
     let pod = Pod::new("whole", 512).await;
     pod.answer(u32::MAX);

@@ -39,7 +39,7 @@ pub(super) fn leave(target: &Target) {
     }
     let sandbox = Arc::clone(sandbox);
     // Not one of the updates that may wait: those would be refused, and may give nothing back.
-    tokio::spawn(async move { give_back_memory(&sandbox, bytes).await });
+    tokio::spawn(async move { give_back_memory(&sandbox, bytes, None).await });
 }
 
 fn huge_bytes(target: &Target) -> u64 {

@@ -4,7 +4,7 @@
 //! memory and then CPUs before the limit is raised. If anything fails, the microVM gets its size
 //! back. A limit that is lowered is lowered first. CPUs that no limit needs any more are then taken
 //! offline and away, and memory goes back to the host, in a task of its own: as far as it is free,
-//! and within a bound of time.
+//! and within a bound of time. The update waits for the first attempt, and tells what went back.
 //!
 //! The update of a pod in its own control group waits for that task: kubelet lowers the limit of
 //! the group above after the update, and the kernel would end a VMM that has more.
@@ -23,6 +23,7 @@ use slipway_agent_protocol::v1 as agent_v1;
 use tokio::sync::OwnedSemaphorePermit;
 
 pub(super) use self::sums::Sums;
+pub(crate) use self::surplus::GivenBack;
 pub(super) use self::surplus::give_back_memory;
 use self::surplus::{cut, give_back_spare};
 use super::change;
@@ -44,15 +45,19 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl Node {
     /// Changes limits of a container that was added and runs, and before that the size of its pod's
-    /// microVM if the limits need more. Waits for its turn. The change goes on to its end if the
-    /// caller stops waiting.
+    /// microVM if the limits need more. Returns the memory that the pod gave back. Waits for its
+    /// turn. The change goes on to its end if the caller stops waiting.
     ///
     /// # Errors
     /// [`Error::Invalid`], also if the pod cannot have as much memory; [`Error::WrongState`] if the
     /// container does not run; [`Error::Busy`] if too many updates wait; [`Error::Agent`] if it
     /// uses more memory than that, or the guest or the VMM refuses. Limits have not changed then,
     /// and the microVM is given its size back.
-    pub(crate) async fn update_added(&self, target: &Target, asked: &Resources) -> Result<()> {
+    pub(crate) async fn update_added(
+        &self,
+        target: &Target,
+        asked: &Resources,
+    ) -> Result<GivenBack> {
         let asked = limits(Some(asked))?;
         if asked == Limits::default() {
             return Err(Error::Invalid("the update names no limit".to_owned()));
@@ -66,14 +71,18 @@ impl Node {
 
 /// Makes an update when its turn comes. A task gives back what the update set free.
 /// `place` is held until that is done.
-async fn take_turn(target: Target, asked: Limits, place: OwnedSemaphorePermit) -> Result<()> {
+async fn take_turn(
+    target: Target,
+    asked: Limits,
+    place: OwnedSemaphorePermit,
+) -> Result<GivenBack> {
     let turn = target.sandbox.wait_to_change_size().await;
-    if update(&target, asked).await? {
-        // The task waits for a turn of its own.
-        drop(turn);
-        give_back_spare(&target.sandbox, place).await?;
+    if !update(&target, asked).await? {
+        return Ok(GivenBack::default());
     }
-    Ok(())
+    // The task waits for a turn of its own.
+    drop(turn);
+    give_back_spare(&target.sandbox, place).await
 }
 
 fn check_runs(target: &Target) -> Result<()> {

@@ -27,6 +27,7 @@ use self::logs::{KeptOutput, send_logs};
 use self::report::{report, report_rest};
 use crate::agent::{Agent, GuestStats};
 use crate::node::Node;
+use crate::pod::GivenBack;
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
@@ -62,21 +63,30 @@ impl Service {
         Ok(())
     }
 
-    /// Makes the part of an update that concerns limits and sizes.
-    async fn limit(&self, target: &Target, request: &v1::UpdateRequest) -> Result<(), Error> {
+    /// Makes the part of an update that concerns limits and sizes. Returns what memory a pod gave
+    /// back for its limits.
+    async fn limit(
+        &self,
+        target: &Target,
+        request: &v1::UpdateRequest,
+    ) -> Result<GivenBack, Error> {
         let v1::UpdateRequest { resources, cpus, memory_bytes, placement, .. } = request;
         match (target.is_own(), resources, *cpus, *memory_bytes) {
-            (_, None, 0, 0) if placement.is_some() => Ok(()),
-            (true, None, cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
+            (_, None, 0, 0) if placement.is_some() => Ok(GivenBack::default()),
+            (true, None, cpus, memory) => {
+                self.resize(&target.sandbox, cpus, memory).await?;
+                Ok(GivenBack::default())
+            }
             (true, Some(resources), cpus, memory) => {
+                let mut given_back = GivenBack::default();
                 match target.sandbox.look(|record| record.pod) {
-                    true => self.node.update_pod(&target.sandbox, resources).await?,
+                    true => given_back = self.node.update_pod(&target.sandbox, resources).await?,
                     false => self.node.update_own(target, resources).await?,
                 }
-                match (cpus, memory) {
-                    (0, 0) => Ok(()),
-                    (cpus, memory) => self.resize(&target.sandbox, cpus, memory).await,
+                if (cpus, memory) != (0, 0) {
+                    self.resize(&target.sandbox, cpus, memory).await?;
                 }
+                Ok(given_back)
             }
             (false, Some(resources), 0, 0) => self.node.update_added(target, resources).await,
             _ => {
@@ -332,8 +342,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         if let Some(changed) = changed.filter(|_| limited.is_err()) {
             placement::undo(&target, changed).await;
         }
-        limited?;
-        Ok(Response::new(v1::UpdateReply { sandbox: Some(summary(&target.sandbox)) }))
+        let GivenBack { bytes, kept } = limited?;
+        let sandbox = Some(summary(&target.sandbox));
+        Ok(Response::new(v1::UpdateReply { sandbox, given_back_bytes: bytes, kept }))
     }
 
     async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{LONGEST, Sums, cpus_of};
 use crate::record::{Limits, Record};
@@ -14,18 +14,35 @@ use crate::{Error, Result, cpus, resize};
 const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
 
-/// Has a task give back to the host what a pod has beyond its limits. Returns at once, or, for a
-/// pod in a control group of its own, when the task has ended.
-pub async fn give_back_spare(sandbox: &Arc<Sandbox>, place: OwnedSemaphorePermit) -> Result<()> {
+/// The memory that a pod gave back to the host after an update of its limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    /// Bytes.
+    pub bytes: u64,
+    /// The reason why the pod has more than its limits need. Empty: it has no more.
+    pub kept: String,
+}
+
+/// Has a task give back to the host what a pod has beyond its limits. Returns what has gone back
+/// after the first attempt, or, for a pod in a control group of its own, when the task has ended.
+///
+/// # Errors
+/// [`Error::Agent`] if the task failed.
+pub async fn give_back_spare(
+    sandbox: &Arc<Sandbox>,
+    place: OwnedSemaphorePermit,
+) -> Result<GivenBack> {
     let has_spare = |record: &Record| spare(record).is_some() || spare_cpus(record).is_some();
     if !sandbox.look(has_spare) {
-        return Ok(());
+        return Ok(GivenBack::default());
     }
-    let giving = tokio::spawn(give_back(Arc::clone(sandbox), place));
+    let (tell, told) = oneshot::channel();
+    let giving = tokio::spawn(give_back(Arc::clone(sandbox), place, tell));
     if sandbox.look(waits) {
-        giving.await.map_err(|error| Error::Agent(error.to_string()))?;
+        return giving.await.map_err(|error| Error::Agent(error.to_string()));
     }
-    Ok(())
+    // Another update was first if nothing is told.
+    Ok(told.await.unwrap_or_default())
 }
 
 /// Returns whether an update of a pod's limits ends only after memory went back to the host.
@@ -33,10 +50,15 @@ pub fn waits(record: &Record) -> bool {
     !record.control_group.is_empty()
 }
 
-/// Gives back to the host what a pod has beyond its containers' limits.
-async fn give_back(sandbox: Arc<Sandbox>, _place: OwnedSemaphorePermit) {
+/// Gives back to the host what a pod has beyond its containers' limits. Tells what memory has gone
+/// back after the first attempt, and returns what has gone back in all.
+async fn give_back(
+    sandbox: Arc<Sandbox>,
+    _place: OwnedSemaphorePermit,
+    tell: oneshot::Sender<GivenBack>,
+) -> GivenBack {
     give_back_cpus(&sandbox).await;
-    give_back_memory(&sandbox, u64::MAX).await;
+    give_back_memory(&sandbox, u64::MAX, Some(tell)).await
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need.
@@ -63,27 +85,48 @@ pub async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
 /// is free, and at most `most` bytes of it. What a container has just set free the guest may count
-/// as used for a moment, so it is asked again.
-pub async fn give_back_memory(sandbox: &Arc<Sandbox>, mut most: u64) {
+/// as used for a moment, so it is asked again. Tells what has gone back after the first attempt,
+/// and returns what has gone back in all.
+pub async fn give_back_memory(
+    sandbox: &Arc<Sandbox>,
+    mut most: u64,
+    mut tell: Option<oneshot::Sender<GivenBack>>,
+) -> GivenBack {
+    let mut all = GivenBack::default();
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
-        let _turn = sandbox.wait_to_change_size().await;
-        // Another update may have come first, or another container's end.
-        let Some(bytes) = sandbox.look(|record| kept(record, most)) else { return };
-        let before = sandbox.look(|record| record.memory_bytes);
-        let changed = resize::change_to(sandbox, bytes, LONGEST).await;
-        let given = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
-        most = most.saturating_sub(given);
-        match changed {
-            Ok(()) => return,
-            Err(error) => {
-                tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
-                if !matches!(error, Error::Memory { .. }) {
-                    return;
-                }
-            }
+        let Some((given, again)) = attempt(sandbox, most).await else {
+            all.kept.clear();
+            break;
+        };
+        most = most.saturating_sub(given.bytes);
+        all = GivenBack { bytes: all.bytes.saturating_add(given.bytes), ..given };
+        if let Some(tell) = tell.take() {
+            // The caller may have stopped waiting.
+            let _ = tell.send(all.clone());
+        }
+        if !again {
+            break;
         }
     }
+    all
+}
+
+/// Has the guest of a pod give back memory, at most `most` bytes. Returns what went back, and
+/// whether the guest may give back more later. Returns `None` if its limits need all that it has.
+async fn attempt(sandbox: &Arc<Sandbox>, most: u64) -> Option<(GivenBack, bool)> {
+    let _turn = sandbox.wait_to_change_size().await;
+    // Another update may have come first, or another container's end.
+    let wanted = sandbox.look(|record| kept(record, most))?;
+    let before = sandbox.look(|record| record.memory_bytes);
+    let changed = resize::change_to(sandbox, wanted, LONGEST).await;
+    let bytes = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
+    let Err(error) = changed else {
+        return Some((GivenBack { bytes, kept: String::new() }, false));
+    };
+    tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
+    let again = matches!(error, Error::Memory { .. });
+    Some((GivenBack { bytes, kept: error.to_string() }, again))
 }
 
 /// Returns the bytes that a running pod keeps when it gives back at most `most` of what it does not

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::request::{fits, limits};
-use super::{Plan, Sums, give_back_spare, most, undo};
+use super::{GivenBack, Plan, Sums, give_back_spare, most, undo};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -20,14 +20,18 @@ use crate::{Error, Result};
 
 impl Node {
     /// Changes the limits of a pod that runs, of memory and CPU time, and the size of its microVM
-    /// with them. Other limits are ignored. Waits for its turn. The change goes on to its end if
-    /// the caller stops waiting.
+    /// with them. Returns the memory that the pod gave back. Other limits are ignored. Waits for
+    /// its turn. The change goes on to its end if the caller stops waiting.
     ///
     /// # Errors
     /// [`Error::Invalid`], also if the pod cannot have as much memory; [`Error::WrongState`] if it
     /// does not run; [`Error::Busy`] if too many updates wait; [`Error::Agent`] if the guest or the
     /// VMM refuses; errors of saving the record. The microVM is given its size back then.
-    pub(crate) async fn update_pod(&self, sandbox: &Arc<Sandbox>, asked: &Resources) -> Result<()> {
+    pub(crate) async fn update_pod(
+        &self,
+        sandbox: &Arc<Sandbox>,
+        asked: &Resources,
+    ) -> Result<GivenBack> {
         let Limits { memory_bytes, cpu_quota_us, .. } = limits(Some(asked))?;
         let asked = Limits { memory_bytes, cpu_quota_us, ..Limits::default() };
         if asked == Limits::default() {
@@ -53,7 +57,7 @@ async fn take_turn(
     sandbox: Arc<Sandbox>,
     asked: Limits,
     place: OwnedSemaphorePermit,
-) -> Result<()> {
+) -> Result<GivenBack> {
     let turn = sandbox.wait_to_change_size().await;
     check_runs(&sandbox)?;
     let plan = sandbox.look(|record| Plan::of_pod(record, asked))?;
@@ -66,12 +70,12 @@ async fn take_turn(
         undo(&sandbox, before).await;
         return Err(error);
     }
-    if plan.lowers {
-        // The task waits for a turn of its own.
-        drop(turn);
-        give_back_spare(&sandbox, place).await?;
+    if !plan.lowers {
+        return Ok(GivenBack::default());
     }
-    Ok(())
+    // The task waits for a turn of its own.
+    drop(turn);
+    give_back_spare(&sandbox, place).await
 }
 
 /// Returns the limits of a pod after an update. A limit of memory beyond its microVM's room, which
