@@ -148,6 +148,7 @@ says "256 MiB, and 512 MiB" run --rm --memory 512M --from web "$image" -- true
 says "none is asked for" run --rm --network none --from web "$image" -- true
 says "1 of 1, and 2 of 2" run --rm --cpus 2 --from web "$image" -- true
 says 'there is no template or snapshot "nothing"' run --rm --from nothing "$image" -- true
+says 'web is a template, without a container' run --rm --from web
 says 'there is a template or snapshot "web" already' template create web
 says "no name for a template" template create ../x
 says "templates of the node's own" template create auto

@@ -27,7 +27,7 @@ if [ "${SLIPWAY_VMM:-}" != native ]; then
     timeout 300 "$slipway" run --detach --name parent --network none "$image" -- sleep 10000 >/dev/null || fail "run: $(explain)"
     says 'qemu|slipway-vmm' snapshot create parent one
     says 'qemu|slipway-vmm' fork parent
-    says 'no snapshot "one"' run --from one
+    says 'no template or snapshot "one"' run --from one
     [ "$(in_sandbox parent echo on)" = on ] || fail "the sandbox does not go on: $(explain)"
     [ "$("$slipway" ps --quiet)" = parent ] || fail "a sandbox is left: $("$slipway" ps)"
     [ -z "$(ls "$templates" 2>/dev/null)$(snapshots)" ] || fail "left: $(ls "$templates")"
@@ -224,7 +224,7 @@ says '"s"' snapshot create parent s
 says 'leave the image and the command out' run --from s "$image" -- true
 says 'leave --memory out' run --from s --memory 512M
 says 'leave --volume out' run --from s --volume more:1M
-says 'no snapshot "nothing"' run --from nothing
+says 'no template or snapshot "nothing"' run --from nothing
 says 'snapshot rm' template rm s
 [ "$(snapshots)" = "s parent 256 data" ] || fail "snapshots: $(snapshots)"
 [ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
@@ -242,7 +242,7 @@ start_daemon
 files=("$templates"/s/*)
 for file in "${files[@]##*/}"; do
     flip "$file"
-    says 'changed|damaged|length|no snapshot "s"' run --detach --from s --name never
+    says 'changed|damaged|length' run --detach --from s --name never
     flip "$file"
 done
 [ ${#files[@]} -ge 4 ] || fail "only ${#files[@]} files: ${files[*]}"
@@ -283,8 +283,7 @@ without() {
 }
 without build 'slipway-vmm: it was saved with [^ ]*-other, and this machine has'
 without processor 'the processor: it was saved with another, and this machine has'
-without layout 'no snapshot "layout" that can be used'
-grep -qE 'it has layout [0-9]+, this version reads [0-9]+' "$work/daemon.log" || fail "the log does not say why: $(explain)"
+without layout 'it has layout [0-9]+, this version reads [0-9]+'
 without agent 'it was made with another agent'
 ok "a snapshot of another build, processor, layout or agent is refused in one line that names it"
 

@@ -56,16 +56,11 @@ fn check(args: &RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the digest of the image of a run, which is fetched if need be.
+/// Returns the digest of the image of a run, which is fetched if need be. Returns an empty one if
+/// the run names none.
 async fn find_image(config: &Config, args: &RunArgs) -> Result<String> {
-    let Some(image) = &args.image else {
-        let name = args.from.as_deref().unwrap_or_default();
-        bail!(
-            "there is no snapshot \"{name}\" that can be used (`slipway snapshot ls`; the daemon's \
-             log names damaged ones), and a template needs an image: slipway run --from {name} \
-             IMAGE"
-        );
-    };
+    // The daemon knows why no snapshot of the name can be used.
+    let Some(image) = &args.image else { return Ok(String::new()) };
     let image = match args.lazy.lazy.unwrap_or(config.lazy_pulls) {
         true => image::ensure_lazily(config, image, args.pull).await?,
         false => image::ensure(config, image, args.pull).await?,

@@ -16,17 +16,30 @@ use crate::{Error, Result, network};
 /// template, or there is none of this name.
 ///
 /// # Errors
-/// [`Error::Template`] if its files are not as they were written.
+/// [`Error::Template`] if its files are not as they were written; if the request names no image
+/// either, [`Error::NoTemplate`], and [`Error::Invalid`] for a template, which has no container.
 pub(crate) async fn chosen(node: &Node, spec: &RunSpec) -> Result<Option<Arc<Template>>> {
-    if spec.template.is_empty() || spec.template == AUTO {
+    let has_image = spec.makes_pod || !spec.image.is_empty() || !spec.image_digest.is_empty();
+    if spec.template.is_empty() || (spec.template == AUTO && has_image) {
         return Ok(None);
     }
+    if spec.template == AUTO {
+        return Err(needs_image(AUTO));
+    }
     match node.templates.get(&spec.template).await {
-        Ok(template) => Ok(template.manifest.snapshot.is_some().then_some(template)),
+        Ok(template) if template.manifest.snapshot.is_some() => Ok(Some(template)),
+        Ok(_) if has_image => Ok(None),
+        Ok(_) => Err(needs_image(&spec.template)),
         // The caller checks that, after what is wrong with the request.
-        Err(Error::NoTemplate(_)) => Ok(None),
+        Err(Error::NoTemplate(_)) if has_image => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn needs_image(name: &str) -> Error {
+    Error::Invalid(format!(
+        "{name} is a template, without a container: name an image, slipway run --from {name} IMAGE"
+    ))
 }
 
 /// Completes the request for a sandbox that begins with a snapshot by the machine of that. Its
