@@ -69,20 +69,22 @@ struct Pause {
 }
 
 fn print(what: &str, pauses: &[Pause]) {
-    let line = |name: &str, part: fn(&Pause) -> Duration| {
-        let mut times: Vec<_> = pauses.iter().map(part).collect();
-        times.sort_unstable();
-        let at = |hundredths: usize| times[(times.len() - 1) * hundredths / 100];
-        println!("{name}: p50 {:.2?}, p99 {:.2?}", at(50), at(99));
-    };
-    line(what, |pause| pause.all);
-    line("    stop", |pause| pause.stop);
-    line("    state", |pause| pause.state);
-    line("    pages", |pause| pause.pages);
-    line("    end", |pause| pause.end);
-    line("    resume", |pause| pause.resume);
+    line(what, pauses, |pause| pause.all);
+    line("    stop", pauses, |pause| pause.stop);
+    line("    state", pauses, |pause| pause.state);
+    line("    pages", pauses, |pause| pause.pages);
+    line("    end", pauses, |pause| pause.end);
+    line("    resume", pauses, |pause| pause.resume);
     let most = pauses.iter().map(|pause| pause.count).max().unwrap_or(0);
     println!("    at most {most} pages of 4 KiB");
+}
+
+/// Prints p50 and p99 of a part of the pauses.
+fn line(name: &str, pauses: &[Pause], part: fn(&Pause) -> Duration) {
+    let mut times: Vec<_> = pauses.iter().map(part).collect();
+    times.sort_unstable();
+    let at = |hundredths: usize| times[(times.len() - 1) * hundredths / 100];
+    println!("{name}: p50 {:.2?}, p99 {:.2?}", at(50), at(99));
 }
 
 /// Returns the pauses of a guest with this memory.
