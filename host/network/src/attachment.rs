@@ -162,8 +162,8 @@ impl AttachmentKey {
     }
 }
 
-/// The extension of files without an attachment.
-const SPARE: &str = "spare";
+/// The directory of files without an attachment, in that of networks.
+const SPARES: &str = "spare-attachments";
 /// The most files without an attachment.
 const MOST_SPARES: usize = 1024;
 
@@ -171,12 +171,13 @@ const MOST_SPARES: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
-    /// The names of files without an attachment.
+    /// The files without an attachment.
     spares: Arc<Mutex<Spares>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Spares {
+    dir: PathBuf,
     free: Vec<PathBuf>,
     /// The number in the next file's name.
     next: u64,
@@ -190,12 +191,12 @@ impl Store {
     pub fn open(networks_dir: &Path) -> Result<Self> {
         let dir = networks_dir.join(DIR);
         make_private(&dir)?;
-        let store = Self { dir, spares: Arc::default() };
-        // Their number is bounded in one process, and a file is cheap when none was just removed.
-        for spare in store.files(SPARE)? {
-            let _ = fs::remove_file(spare);
-        }
-        Ok(store)
+        // An earlier daemon's: this one knows how many it has.
+        let spare = networks_dir.join(SPARES);
+        let _ = fs::remove_dir_all(&spare);
+        make_private(&spare)?;
+        let spares = Spares { dir: spare, free: Vec::new(), next: 0 };
+        Ok(Self { dir, spares: Arc::new(Mutex::new(spares)) })
     }
 
     fn spares(&self) -> MutexGuard<'_, Spares> {
@@ -263,7 +264,7 @@ impl Store {
         if spares.free.len() == MOST_SPARES {
             return fs::remove_file(file);
         }
-        let spare = self.path(&spares.next.to_string(), SPARE);
+        let spare = spares.dir.join(spares.next.to_string());
         fs::rename(file, &spare)?;
         spares.next += 1;
         spares.free.push(spare);
@@ -369,7 +370,8 @@ mod tests {
         store.remove(&short.key.id()).unwrap();
         // What a daemon set aside, the next one removes.
         let next = Store::open(place.path()).unwrap();
-        assert!(fs::read_dir(&next.dir).unwrap().next().is_none());
+        let dir = next.spares().dir.clone();
+        assert!(fs::read_dir(dir).unwrap().next().is_none());
     }
 
     #[test]
