@@ -2,9 +2,11 @@
 //! of a sandbox's network, and the agent to its own. Connections by sock_diag(7).
 //!
 //! [`Netlink`] is a socket to the kernel; each call is one request and waits for its answer, which
-//! the kernel gives at once. `message` lays requests out and takes answers apart, `link` has
-//! the parts that describe a link, `neighbour` those of a neighbour, and `vf` sets the addresses of
-//! virtual functions. [`Sockets`] lists TCP and UDP connections and ends them.
+//! the kernel gives at once. A [`Batch`] is several requests that are sent together, and
+//! [`InterfaceSettings`] are made by one. `message` lays requests out and takes answers apart,
+//! `exchange` sends and receives them. `link` has the parts that describe a link, `neighbour` those
+//! of a neighbour, and `vf` sets the addresses of virtual functions. [`Sockets`] lists TCP and UDP
+//! connections and ends them.
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
@@ -12,6 +14,9 @@
 //!
 //! Dependencies: `rustix` for the socket.
 
+mod batch;
+mod exchange;
+mod interface;
 mod link;
 mod message;
 mod neighbour;
@@ -24,19 +29,17 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 
+pub use batch::Batch;
+pub use interface::{InterfaceSettings, no_autoconfiguration};
 pub use link::{Link, LinkChange};
-use message::{Answer, Request, attributes, u32_at};
+use message::{Request, attributes, u32_at};
 pub use neighbour::Neighbour;
 pub use sockets::{Socket, Sockets, Transport};
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
 const ANSWER: usize = 64 << 10;
-/// Most requests for one list. The kernel says if a list changed while it was sent.
-const DUMPS: usize = 16;
-/// Most entries of a list.
-const MOST: usize = 65_536;
 
 // linux/rtnetlink.h, linux/netlink.h.
 const RTM_NEWLINK: u16 = 16;
@@ -153,15 +156,9 @@ impl Netlink {
         }
         let mut request = Request::new(RTM_GETLINK);
         link::named(&mut request, name);
-        let mut found = None;
-        let asked = self.exchange(request, |kind, body| {
-            if kind == RTM_NEWLINK {
-                found = found.take().or(parse_link(body));
-            }
-        });
-        match asked {
+        match self.ask(request, RTM_NEWLINK, parse_link) {
             Err(error) if is(&error, Errno::NODEV) => Ok(None),
-            asked => asked.map(|()| found.filter(|link| link.name == name)),
+            asked => Ok(asked?.filter(|link| link.name == name)),
         }
     }
 
@@ -170,9 +167,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's errors: no right, no such link, an MTU that the link's driver does not support.
     pub fn change(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
-        let mut request = Request::new(RTM_NEWLINK);
-        link::change(&mut request, index, change);
-        self.exchange(request, |_, _| {})
+        self.exchange(change_request(index, change), |_, _| {})
     }
 
     /// Gives the link number `index`, which is down, another name.
@@ -214,7 +209,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's errors: no right, no such link, a link without that protocol.
     pub fn add_address(&mut self, address: &Address) -> io::Result<()> {
-        self.add_address_with(address, 0)
+        self.exchange(address_request(address, 0), |_, _| {})
     }
 
     /// Gives a link an address as [`Netlink::add_address`] does, without a route to the address's
@@ -223,17 +218,7 @@ impl Netlink {
     /// # Errors
     /// The errors of [`Netlink::add_address`].
     pub fn add_address_only(&mut self, address: &Address) -> io::Result<()> {
-        self.add_address_with(address, IFA_F_NOPREFIXROUTE)
-    }
-
-    fn add_address_with(&mut self, address: &Address, flags: u32) -> io::Result<()> {
-        let mut request = Request::replace(RTM_NEWADDR);
-        address_body(&mut request, address);
-        let flags = if address.address.is_ipv6() { flags | IFA_F_NODAD } else { flags };
-        if flags != 0 {
-            request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
-        }
-        self.exchange(request, |_, _| {})
+        self.exchange(address_request(address, IFA_F_NOPREFIXROUTE), |_, _| {})
     }
 
     /// Takes an address away from a link.
@@ -277,99 +262,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's errors: no right, no such link, a next hop that is not on the link.
     pub fn add_route(&mut self, route: &Route) -> io::Result<()> {
-        let mut request = Request::replace(RTM_NEWROUTE);
-        route_body(&mut request, route);
-        self.exchange(request, |_, _| {})
-    }
-
-    /// Asks for a list as [`Netlink::dump_some`] does, and returns all of it.
-    ///
-    /// # Errors
-    /// The errors of [`Netlink::dump_some`]; [`io::ErrorKind::InvalidData`] if there are more than
-    /// [`MOST`] entries.
-    fn dump<T>(
-        &mut self,
-        ask: u16,
-        body: &[u8],
-        entry: u16,
-        parse: fn(&[u8]) -> Option<T>,
-    ) -> io::Result<Vec<T>> {
-        match self.dump_some(ask, body, entry, parse)? {
-            (entries, false) => Ok(entries),
-            // Whoever has the rights of a namespace's network can fill it.
-            (_, true) => {
-                let text = format!("the kernel lists more than {MOST} entries");
-                Err(io::Error::new(io::ErrorKind::InvalidData, text))
-            }
-        }
-    }
-
-    /// Asks for a list by a request of the kind `ask` with the body `body`. Reads the messages of
-    /// the kind `entry` by `parse`, and returns the first [`MOST`] entries and whether there are
-    /// more. Asks again for a list that changed while the kernel sent it.
-    fn dump_some<T>(
-        &mut self,
-        ask: u16,
-        body: &[u8],
-        entry: u16,
-        parse: fn(&[u8]) -> Option<T>,
-    ) -> io::Result<(Vec<T>, bool)> {
-        let mut again = 1..DUMPS;
-        loop {
-            let mut request = Request::dump(ask);
-            request.body(body);
-            let (mut entries, mut more) = (Vec::new(), false);
-            let asked = self.exchange(request, |kind, body| {
-                match (kind == entry).then(|| parse(body)).flatten() {
-                    Some(_) if entries.len() == MOST => more = true,
-                    read => entries.extend(read),
-                }
-            });
-            let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
-            match asked {
-                Err(error) if interrupted(&error) && more => return Ok((entries, true)),
-                Err(error) if interrupted(&error) && again.next().is_some() => {}
-                asked => return asked.map(|()| (entries, more)),
-            }
-        }
-    }
-
-    /// Sends a request and passes each message of its answer to `each`, up to the answer's end.
-    ///
-    /// # Errors
-    /// The kernel's errors; [`io::ErrorKind::Interrupted`] if entries of a list may be missing;
-    /// [`io::ErrorKind::InvalidData`] if a message is cut.
-    fn exchange(&mut self, request: Request, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let bytes = request.finish(self.sequence);
-        let kernel = SocketAddrNetlink::new(0, 0);
-        rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
-        let mut interrupted = false;
-        loop {
-            #[allow(clippy::disallowed_methods, reason = "a netlink socket's peer is the kernel")]
-            let received =
-                rustix::net::recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::empty());
-            let length = match received {
-                Err(Errno::INTR) => continue,
-                received => received?.0,
-            };
-            for reply in message::replies(self.buffer.get(..length).unwrap_or_default()) {
-                let reply = reply?;
-                if reply.sequence != self.sequence {
-                    // It answers an earlier request, whose exchange ended with an error.
-                    continue;
-                }
-                interrupted |= reply.interrupted;
-                match reply.answer {
-                    Answer::End(0) if interrupted => {
-                        return Err(io::ErrorKind::Interrupted.into());
-                    }
-                    Answer::End(0) => return Ok(()),
-                    Answer::End(errno) => return Err(io::Error::from_raw_os_error(errno)),
-                    Answer::Message(kind, body) => each(kind, body),
-                }
-            }
-        }
+        self.exchange(route_request(route), |_, _| {})
     }
 }
 
@@ -389,6 +282,31 @@ fn unless(errno: Errno, outcome: io::Result<()>) -> io::Result<()> {
 fn parse_link(body: &[u8]) -> Option<Link> {
     let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
     Some(link::parse(index, flags, body.get(16..).unwrap_or_default()))
+}
+
+/// Lays out the change of a link.
+fn change_request(index: u32, change: LinkChange) -> Request {
+    let mut request = Request::new(RTM_NEWLINK);
+    link::change(&mut request, index, change);
+    request
+}
+
+/// Lays out a new address with these flags. An IPv6 address is not looked for on the link first.
+fn address_request(address: &Address, flags: u32) -> Request {
+    let mut request = Request::replace(RTM_NEWADDR);
+    address_body(&mut request, address);
+    let flags = if address.address.is_ipv6() { flags | IFA_F_NODAD } else { flags };
+    if flags != 0 {
+        request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
+    }
+    request
+}
+
+/// Lays out a new route.
+fn route_request(route: &Route) -> Request {
+    let mut request = Request::replace(RTM_NEWROUTE);
+    route_body(&mut request, route);
+    request
 }
 
 fn address_body(request: &mut Request, address: &Address) {

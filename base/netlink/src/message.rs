@@ -44,6 +44,13 @@ impl Request {
         Self::with(kind, NLM_F_DUMP)
     }
 
+    /// Makes the request one that is answered by its failure only, or by a message.
+    pub fn only_failure(mut self) -> Self {
+        let flags = u16::from_ne_bytes([self.bytes[6], self.bytes[7]]) & !NLM_F_ACK;
+        self.bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        self
+    }
+
     /// Appends bytes to the fixed body. The caller appends the whole body before the first
     /// attribute.
     pub fn body(&mut self, bytes: &[u8]) {
@@ -195,6 +202,18 @@ mod tests {
                 assert_eq!(read(&bytes).0[0].answer, Answer::End(errno));
             }
         }
+    }
+
+    #[test]
+    fn a_request_without_an_answer_to_its_success_is_otherwise_the_same() {
+        let flags = |request: Request| {
+            let bytes = request.finish(1);
+            u16::from_ne_bytes([bytes[6], bytes[7]])
+        };
+        let all = NLM_F_REQUEST | NLM_F_CREATE | NLM_F_REPLACE;
+        assert_eq!(flags(Request::replace(20)), all | NLM_F_ACK);
+        assert_eq!(flags(Request::replace(20).only_failure()), all);
+        assert_eq!(flags(Request::new(20).only_failure()), NLM_F_REQUEST);
     }
 
     #[test]

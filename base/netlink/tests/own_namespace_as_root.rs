@@ -5,7 +5,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use slipway_netlink::{Address, LinkChange, Neighbour, Netlink, Route, Sockets, Transport};
+use slipway_netlink::{
+    Address, Batch, InterfaceSettings, LinkChange, Neighbour, Netlink, Route, Sockets, Transport,
+};
 
 /// Runs `body` in a namespace that has a loopback link only; false where that is not allowed.
 fn in_namespace(body: impl FnOnce() + Send + 'static) -> bool {
@@ -233,6 +235,121 @@ fn connections_are_listed_and_ended_one_by_one_as_root() {
             let error = socket.recv(&mut [0]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
         }
+    });
+}
+
+/// Asks for more than one message of requests.
+#[test]
+fn each_request_of_a_batch_has_an_outcome_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let index = netlink.link("lo").unwrap().unwrap().index;
+        assert!(netlink.send_batch(Batch::default()).unwrap().is_empty());
+        let mut batch = Batch::default();
+        batch.change(index, LinkChange { up: Some(true), mtu: Some(9000), mac: None });
+        // Every third address has an interface that does not exist.
+        let is_bad = |number: u8| number.is_multiple_of(3);
+        let address = |number: u8| Address {
+            index: if is_bad(number) { 77 } else { index },
+            address: [10, 9, 8, number].into(),
+            prefix: 32,
+        };
+        (1..=200).for_each(|number| batch.add_address(&address(number)));
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let route = Route::new((ip("10.77.0.0"), 16), None, index);
+        batch.add_route(&route);
+        batch.add_route(&Route::new((ip("10.78.0.0"), 16), Some(ip("192.0.2.1")), index));
+        let outcomes = netlink.send_batch(batch).unwrap();
+        let errnos: Vec<i32> = outcomes
+            .into_iter()
+            .map(|one| one.map_or_else(|error| error.raw_os_error().unwrap(), |()| 0))
+            .collect();
+        let addresses = (1..=200).map(|number| if is_bad(number) { libc::ENODEV } else { 0 });
+        let wanted: Vec<i32> =
+            [0].into_iter().chain(addresses).chain([0, libc::ENETUNREACH]).collect();
+        assert_eq!(errnos, wanted);
+        // The socket is still in step.
+        let link = netlink.link("lo").unwrap().unwrap();
+        assert_eq!((link.up, link.mtu), (true, 9000));
+        let there = netlink.addresses().unwrap();
+        for number in (1..=200).filter(|number| !is_bad(*number)) {
+            assert!(there.contains(&address(number)), "{number}");
+        }
+        assert!(netlink.routes().unwrap().contains(&route));
+    });
+}
+
+#[test]
+fn an_interface_has_all_its_settings_or_names_one_that_fails_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let Some(index) = station(&mut netlink) else { return };
+        let down = LinkChange { up: Some(false), ..Default::default() };
+        netlink.change(index, down).unwrap();
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let mut wanted = InterfaceSettings {
+            name: "v0".into(),
+            mac: netlink.link("v0").unwrap().unwrap().mac.unwrap(),
+            mtu: 1400,
+            addresses: vec![(ip("10.9.8.7"), 24), (ip("fd12::7"), 64)],
+            routes: vec![
+                ((ip("0.0.0.0"), 0), Some(ip("10.9.8.1"))),
+                ((ip("::"), 0), Some(ip("fd12::1"))),
+                ((ip("10.77.0.0"), 16), None),
+            ],
+        };
+        assert!(wanted.apply().unwrap());
+        let link = netlink.link("v0").unwrap().unwrap();
+        assert_eq!((link.up, link.mtu), (true, 1400));
+        let there = netlink.addresses().unwrap();
+        for (address, prefix) in wanted.addresses.clone() {
+            assert!(there.contains(&Address { index, address, prefix }), "{there:?}");
+        }
+        let routes = netlink.routes().unwrap();
+        for (to, gateway) in wanted.routes.clone() {
+            let is = |one: &Route| {
+                (one.destination, one.gateway, one.index) == (to, gateway, index)
+            };
+            assert!(routes.iter().any(is), "{to:?} of {routes:?}");
+        }
+        // One that is up stays as it is, and others are set up again.
+        wanted.mtu = 1300;
+        assert!(wanted.apply().unwrap());
+        assert_eq!(netlink.link("v0").unwrap().unwrap().mtu, 1400);
+        netlink.change(index, down).unwrap();
+        wanted.routes.push(((ip("10.78.0.0"), 16), Some(ip("192.0.2.1"))));
+        let error = wanted.apply().unwrap_err().to_string();
+        assert!(error.starts_with("cannot add the route to 10.78.0.0/16 by v0: "), "{error}");
+        wanted.name = "none".into();
+        let error = wanted.apply().unwrap_err().to_string();
+        assert_eq!(error, "the interface none is not there any more");
+    });
+}
+
+#[test]
+fn an_interface_without_ipv6_has_ipv4_as_root() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let off = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+        if std::fs::write(off, "1").is_err() {
+            println!("SKIPPED: an_interface_without_ipv6_has_ipv4_as_root: needs IPv6");
+            return;
+        }
+        let Some(index) = station(&mut netlink) else { return };
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let down = LinkChange { up: Some(false), ..Default::default() };
+        netlink.change(index, down).unwrap();
+        let wanted = InterfaceSettings {
+            name: "v0".into(),
+            mac: netlink.link("v0").unwrap().unwrap().mac.unwrap(),
+            mtu: 1500,
+            addresses: vec![(ip("10.9.8.7"), 24), (ip("fd12::7"), 64)],
+            routes: vec![((ip("::"), 0), Some(ip("fd12::1")))],
+        };
+        assert!(!wanted.apply().unwrap());
+        let mut there = netlink.addresses().unwrap();
+        there.retain(|one| one.index == index);
+        assert_eq!(there, [Address { index, address: ip("10.9.8.7"), prefix: 24 }]);
     });
 }
 
