@@ -100,20 +100,9 @@ impl Namespace {
     /// # Errors
     /// [`Error::Open`]; [`Error::NotOne`] for a file that is no namespace.
     pub fn open_any(path: &Path) -> Result<Self, Error> {
-        let failed =
-            |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
-        let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let place = place.map_err(failed)?;
-        #[allow(clippy::unnecessary_cast, reason = "the type of the field differs by architecture")]
-        let kind = fstatfs(&place).map_err(failed)?.f_type as i128;
-        if kind != NSFS_MAGIC {
-            return Err(Error::NotOne(path.into()));
-        }
+        let (place, identity) = find(path)?;
         let again = format!("/proc/self/fd/{}", place.as_raw_fd());
         let file = File::open(again).map_err(|source| Error::Open { path: path.into(), source })?;
-        let stat = fstat(&file).map_err(failed)?;
-        #[allow(clippy::useless_conversion, reason = "the types differ by architecture")]
-        let identity = Identity { device: stat.st_dev.into(), inode: stat.st_ino.into() };
         Ok(Self { file: file.into(), path: path.into(), identity })
     }
 
@@ -155,6 +144,32 @@ impl Namespace {
             _ => Error::Enter { path: self.path.clone(), source },
         }
     }
+}
+
+/// Returns the identity of the namespace at `path`, of whichever kind, without opening it; blocks
+/// on the file system of `path`.
+///
+/// # Errors
+/// [`Error::Open`]; [`Error::NotOne`] for a file that is no namespace.
+pub fn identify(path: &Path) -> Result<Identity, Error> {
+    find(path).map(|(_, identity)| identity)
+}
+
+/// Finds the namespace at `path`. Returns a descriptor of the file that is not open (`O_PATH`), and
+/// the namespace's identity.
+fn find(path: &Path) -> Result<(OwnedFd, Identity), Error> {
+    let failed = |error: rustix::io::Errno| Error::Open { path: path.into(), source: error.into() };
+    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let place = place.map_err(failed)?;
+    #[allow(clippy::unnecessary_cast, reason = "the type of the field differs by architecture")]
+    let kind = fstatfs(&place).map_err(failed)?.f_type as i128;
+    if kind != NSFS_MAGIC {
+        return Err(Error::NotOne(path.into()));
+    }
+    let stat = fstat(&place).map_err(failed)?;
+    #[allow(clippy::useless_conversion, reason = "the types differ by architecture")]
+    let identity = Identity { device: stat.st_dev.into(), inode: stat.st_ino.into() };
+    Ok((place, identity))
 }
 
 /// Returns the identity of this process's own network namespace, that of its main thread.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use slipway_netlink::Netlink;
-use slipway_netns::{Error, Namespace, own};
+use slipway_netns::{Error, Namespace, identify, own};
 
 #[test]
 fn a_file_that_is_no_network_namespace_is_refused() {
@@ -19,6 +19,8 @@ fn a_file_that_is_no_network_namespace_is_refused() {
         let error = Namespace::open(path.as_ref()).unwrap_err();
         assert!(matches!(error, Error::NotOne(_)), "{error}");
         assert!(error.to_string().contains(path), "{error}");
+        let error = identify(path.as_ref()).unwrap_err();
+        assert!(matches!(error, Error::NotOne(_)), "{error}");
     }
     std::fs::remove_file(pipe).unwrap();
 }
@@ -39,6 +41,7 @@ fn a_closure_runs_in_the_namespace_and_nothing_else_does_as_root() {
     let tasks = PathBuf::from(format!("/proc/self/task/{thread}/ns"));
     let namespace = Namespace::open(&tasks.join("net")).unwrap();
     assert_ne!(namespace.identity(), own().unwrap());
+    assert_eq!(namespace.identity(), identify(&tasks.join("net")).unwrap());
     assert!(matches!(Namespace::open(&tasks.join("mnt")), Err(Error::NotOne(_))));
     let names = || -> Vec<String> {
         let links = Netlink::open().unwrap().links().unwrap();

@@ -30,6 +30,9 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+    /// A TAP interface could not be set up; the text names the setting.
+    #[error(transparent)]
+    TapSettings(std::io::Error),
     /// The network namespace of an uplink cannot be used.
     #[error(transparent)]
     Namespace(#[from] slipway_netns::Error),
@@ -99,6 +102,7 @@ impl From<Error> for tonic::Status {
             | Error::UnknownTap(_)
             | Error::UnknownSwitch(_) => Self::not_found(message),
             Error::Tap { .. }
+            | Error::TapSettings(_)
             | Error::Socket { .. }
             | Error::Namespace(_)
             | Error::OtherNamespace(_)

@@ -184,16 +184,18 @@ impl Fabric {
         self.memory_ports.remove(name)
     }
 
-    /// Attaches a TAP interface in a network namespace to a switch; blocks.
+    /// Attaches a TAP interface in a network namespace to a switch and makes its settings; blocks.
     ///
     /// # Errors
-    /// [`Error`]; no port is left then, and no interface that was made here.
+    /// [`Error`]; no port is left then, and no interface that was made here. If the settings of an
+    /// interface that was left fail ([`Error::TapSettings`]), its port is there.
     pub fn attach_tap_in_namespace(
         &self,
         request: &v1::AttachTapRequest,
     ) -> Result<v1::AttachTapReply, Error> {
         let switch = self.switch(&request.switch)?;
-        self.taps.attach(request, switch.handle).map(|()| v1::AttachTapReply {})
+        let has_ipv6 = self.taps.attach(request, switch.handle)?;
+        Ok(v1::AttachTapReply { has_ipv6 })
     }
 
     /// Detaches a TAP interface in a network namespace and removes it; blocks.

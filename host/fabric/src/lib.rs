@@ -5,7 +5,8 @@
 //!   network functions, TAP interfaces, interfaces in network namespaces and memory ports.
 //! - `memory_ports`: a port for a program of this host, which gets its rings at a socket.
 //! - `uplink`: a port at an interface in a network namespace of the host; `taps`: ports at TAP
-//!   interfaces that the fabric makes there, each served by a thread of its own.
+//!   interfaces that the fabric makes there, with `tap_settings`, each served by a thread of its
+//!   own.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
 //!   `capture` records their frames. `port` converts a port for the interface, and `rate` a rate.
 //!
@@ -15,8 +16,9 @@
 //! Not here: the functions behind ports (`slipway-virtio-net`), addresses and names of networks
 //! (`slipway-network`).
 //!
-//! Dependencies: `rustix` for the sockets of memory ports, `tokio` for the queues of captures,
-//! `tonic` for their errors, `thiserror` for [`Error`], `tracing` for the daemon's log.
+//! Dependencies: `slipway-netlink` for the settings of interfaces, `rustix` for the sockets of
+//! memory ports, `tokio` for the queues of captures, `tonic` for their errors, `thiserror` for
+//! [`Error`], `tracing` for the daemon's log.
 
 mod capture;
 mod error;
@@ -27,6 +29,7 @@ mod ports;
 mod rate;
 mod settings;
 mod switch;
+mod tap_settings;
 mod taps;
 mod uplink;
 

@@ -1,13 +1,13 @@
 //! TAP interfaces that the fabric makes in network namespaces of the host, as ports of switches.
 //!
-//! The interface of such a port outlives this process, with the addresses and routes that others
-//! gave it: the next process opens it by its name.
+//! The interface of such a port outlives this process, with its addresses and routes and those that
+//! others gave it: the next process opens it by its name.
 //!
 //! A container controls the namespace. Its packet filters and packet sockets run within each system
 //! call on the interface, for as long as the container wants. So each interface has a thread of its
-//! own, which opens it, serves it ([`PortThread`]) and closes it: no other thread makes a call on
-//! it that passes a frame. The thread's descriptor is the last one of an interface that is
-//! detached, and a caller who detaches it waits for the thread, for [`PATIENCE`] at most.
+//! own, which opens it, sets it up, serves it ([`PortThread`]) and closes it: no other thread makes
+//! a call on it that passes a frame. The thread's descriptor is the last one of an interface that
+//! is detached, and a caller who detaches it waits for the thread, for [`PATIENCE`] at most.
 //!
 //! The TAP interfaces of the host's own namespace have no such thread (`fabric`): the filters there
 //! are the host administrator's, and every process of the host that sends packets runs them too.
@@ -20,13 +20,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use slipway_netlink::InterfaceSettings;
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::v1;
 use slipway_switch::ports::{PortThread, TapHold, TapPort, ThreadedPort};
-use slipway_switch::{Handle, PortConfig, PortIndex};
+use slipway_switch::{Handle, LinkSetting, Mac, Port, PortConfig, PortIndex};
 
 use crate::error::Error;
 use crate::rate::rate;
+use crate::tap_settings::{ip, settings};
 
 /// The longest name of such a port, in bytes.
 const LONGEST_NAME: usize = 256;
@@ -98,22 +100,25 @@ impl Taps {
         self.lock().retain(|_, tap| tap.switch != switch);
     }
 
-    /// Attaches a TAP interface in a network namespace to the switch behind `handle`; blocks.
+    /// Attaches a TAP interface in a network namespace to the switch behind `handle`, and makes its
+    /// settings; blocks. Returns whether the interface has IPv6.
     ///
     /// # Errors
-    /// [`Error`]; no port is left then, and no interface that was made here.
-    pub fn attach(&self, request: &v1::AttachTapRequest, handle: Handle) -> Result<(), Error> {
+    /// [`Error`]; no port is left then, and no interface that was made here. If the settings of an
+    /// interface that was left fail ([`Error::TapSettings`]), its port is there.
+    pub fn attach(&self, request: &v1::AttachTapRequest, handle: Handle) -> Result<bool, Error> {
         let name = &request.name;
         check_name(name)?;
-        let config = config(request)?;
+        let mac = mac(request)?;
+        let config = config(request, mac)?;
         if self.lock().contains_key(name) {
             return Err(Error::ExistingTap(name.clone()));
         }
-        let opening = Opening::new(request, &config, self.patience)?;
+        let opening = Opening::new(request, mac, self.patience)?;
         if request.placeholder {
-            return opening.namespace.run(|| opening.open().map(drop))?;
+            return opening.namespace.run(|| opening.open().and_then(|(_, one)| one.has_ipv6))?;
         }
-        let (port, interface) = start(opening)?;
+        let (port, interface, has_ipv6) = start(opening)?;
         let attached = handle.call(move |owner| owner.attach(Box::new(port), config));
         let attached = attached.map_err(|_| Error::Resources("the switch has ended".to_owned()));
         let port = match attached.and_then(|port| Ok(port?)) {
@@ -131,7 +136,7 @@ impl Taps {
         };
         let tap = Tap { switch: request.switch.clone(), handle, port, interface };
         self.lock().insert(name.clone(), tap);
-        Ok(())
+        has_ipv6
     }
 
     /// Detaches a TAP interface and removes it; blocks. If the container keeps the port's thread
@@ -156,36 +161,58 @@ impl Taps {
 struct Opening {
     namespace: Namespace,
     request: v1::AttachTapRequest,
-    mac: Option<slipway_switch::Mac>,
+    mac: Mac,
+    settings: Option<InterfaceSettings>,
     patience: Instant,
 }
 
+/// An interface that is open, beside its port.
+struct Opened {
+    hold: TapHold,
+    /// `true` if the interface has IPv6; an error if the settings of one that was left failed.
+    has_ipv6: Result<bool, Error>,
+}
+
 impl Opening {
-    fn new(
-        request: &v1::AttachTapRequest,
-        config: &PortConfig,
-        patience: Instant,
-    ) -> Result<Self, Error> {
+    fn new(request: &v1::AttachTapRequest, mac: Mac, patience: Instant) -> Result<Self, Error> {
+        let settings = settings(request, mac)?;
         let namespace = Namespace::open_any(Path::new(&request.namespace))?;
         if namespace.identity() != (Identity { device: request.device, inode: request.inode }) {
             return Err(Error::OtherNamespace(request.namespace.clone()));
         }
-        Ok(Self { namespace, request: request.clone(), mac: config.mac, patience })
+        Ok(Self { namespace, request: request.clone(), mac, settings, patience })
     }
 
     /// Opens the interface on a thread in its namespace, waiting until `patience` at most if it is
-    /// busy. The interface stays there.
-    fn open(&self) -> Result<(TapPort, TapHold), Error> {
+    /// busy, and makes its settings. The interface stays there.
+    ///
+    /// # Errors
+    /// [`Error`]; an interface that was made here is gone then.
+    fn open(&self) -> Result<(TapPort, Opened), Error> {
         let (request, name) = (&self.request, &self.request.interface);
         let opened =
             if request.create { TapPort::create(name) } else { open_left(name, self.patience) };
         let failed = |source| failed(request, source);
-        let tap = opened.map_err(failed)?;
+        let mut tap = opened.map_err(failed)?;
         let hold = tap.hold().map_err(failed)?;
         // Before it stays: whoever finds it after a crash knows it by its address.
-        self.mac.map_or(Ok(()), |mac| tap.set_mac(mac)).map_err(failed)?;
+        tap.set_mac(self.mac).map_err(failed)?;
+        if request.placeholder {
+            // It is set up as it will be when it is closed.
+            tap.set_link(LinkSetting::Down);
+        }
+        let mut has_ipv6 = self.set_up();
+        if request.create {
+            has_ipv6 = Ok(has_ipv6?);
+        }
         hold.set_persistent(true).map_err(failed)?;
-        Ok((tap, hold))
+        Ok((tap, Opened { hold, has_ipv6 }))
+    }
+
+    /// Makes the interface's settings. Returns whether it has IPv6.
+    fn set_up(&self) -> Result<bool, Error> {
+        let applied = self.settings.as_ref().map_or(Ok(false), InterfaceSettings::apply);
+        applied.map_err(Error::TapSettings)
     }
 }
 
@@ -193,8 +220,9 @@ fn failed(request: &v1::AttachTapRequest, source: std::io::Error) -> Error {
     Error::Tap { name: request.interface.clone(), source }
 }
 
-/// Starts the thread of an interface and waits until the thread has opened it.
-fn start(opening: Opening) -> Result<(ThreadedPort, Interface), Error> {
+/// Starts the thread of an interface and waits until the thread has opened it. Returns the port,
+/// the interface and [`Opened::has_ipv6`].
+fn start(opening: Opening) -> Result<(ThreadedPort, Interface, Result<bool, Error>), Error> {
     let out_of = |error: std::io::Error| Error::Resources(error.to_string());
     let (port, thread) = ThreadedPort::new(TapPort::ABILITIES).map_err(out_of)?;
     let (tell, opened) = channel();
@@ -202,8 +230,8 @@ fn start(opening: Opening) -> Result<(ThreadedPort, Interface), Error> {
     let builder = std::thread::Builder::new().name("tap".to_owned()).stack_size(STACK);
     builder.spawn(move || serve(opening, thread, &tell, closing)).map_err(out_of)?;
     let ended = |_| Error::Resources("the thread of a TAP interface has ended".to_owned());
-    let hold = opened.recv().map_err(ended)??;
-    Ok((port, Interface { hold, closed }))
+    let Opened { hold, has_ipv6 } = opened.recv().map_err(ended)??;
+    Ok((port, Interface { hold, closed }, has_ipv6))
 }
 
 /// The thread of an interface: opens it, tells whether that succeeded, and serves it until its port
@@ -211,14 +239,14 @@ fn start(opening: Opening) -> Result<(ThreadedPort, Interface), Error> {
 fn serve(
     opening: Opening,
     thread: PortThread,
-    tell: &Sender<Result<TapHold, Error>>,
+    tell: &Sender<Result<Opened, Error>>,
     closing: Sender<()>,
 ) {
     let opened = opening.namespace.enter().map_err(Error::from).and_then(|()| opening.open());
     // The namespace lives as long as its interface.
     drop(opening);
     let (tap, told) = match opened {
-        Ok((tap, hold)) => (Some(tap), tell.send(Ok(hold))),
+        Ok((tap, opened)) => (Some(tap), tell.send(Ok(opened))),
         Err(error) => (None, tell.send(Err(error))),
     };
     if let (Some(tap), Ok(())) = (tap, told) {
@@ -250,18 +278,18 @@ fn check_name(name: &str) -> Result<(), Error> {
     }
 }
 
-/// Returns the port's settings: the container behind it has its own addresses and no others.
-fn config(request: &v1::AttachTapRequest) -> Result<PortConfig, Error> {
-    let mac = request.mac.parse().map_err(|error| {
+fn mac(request: &v1::AttachTapRequest) -> Result<Mac, Error> {
+    request.mac.parse().map_err(|error| {
         Error::Invalid(format!("\"{}\" is no MAC address: {error}", request.mac))
-    })?;
-    let address = |text: &String| {
-        text.parse().map_err(|_| Error::Invalid(format!("\"{text}\" is no IP address")))
-    };
+    })
+}
+
+/// Returns the port's settings: the container behind it has its own addresses and no others.
+fn config(request: &v1::AttachTapRequest, mac: Mac) -> Result<PortConfig, Error> {
     Ok(PortConfig {
         name: format!("tap:{}", request.name),
         mac: Some(mac),
-        addresses: request.addresses.iter().map(address).collect::<Result<_, _>>()?,
+        addresses: request.addresses.iter().map(|text| ip(text)).collect::<Result<_, _>>()?,
         spoof_check: true,
         max_rate: rate(request.max_rate, request.max_burst),
         receive_rate: rate(request.receive_rate, request.receive_burst),

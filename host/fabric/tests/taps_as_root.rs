@@ -1,17 +1,20 @@
-//! TAP interfaces in network namespaces whose programs slow the kernel down.
+//! TAP interfaces in network namespaces: their settings, and programs there that slow the kernel
+//! down.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use slipway_fabric::Fabric;
+use slipway_fabric::{Error, Fabric};
 use slipway_netlink::{Address, LinkChange, Netlink};
 use slipway_netns::Namespace;
 use slipway_plane_api::v1;
 use slipway_reactor::{Reactor, Settings};
+use slipway_switch::ports::TapPort;
 
 /// A time that no call takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -57,10 +60,16 @@ impl Container {
         Ipv4Addr::new(10, 77, 0, self.host)
     }
 
-    /// Gives the namespace an interface of the switch, which is up.
-    fn attach(&self, fabric: &Fabric) {
+    /// Returns the request for an interface of the switch, which is up.
+    fn request(&self) -> v1::AttachTapRequest {
         let namespace = Namespace::open(&self.path).unwrap().identity();
-        let request = v1::AttachTapRequest {
+        let (address, prefix) = (self.address().to_string(), 24);
+        let settings = v1::TapSettings {
+            mtu: 1500,
+            addresses: vec![v1::TapAddress { address, prefix }],
+            routes: vec![route("10.77.0.100")],
+        };
+        v1::AttachTapRequest {
             name: format!("c{}", self.host),
             switch: "default".into(),
             namespace: self.path.to_str().unwrap().into(),
@@ -70,16 +79,9 @@ impl Container {
             mac: format!("02:00:00:00:00:{:02x}", self.host),
             addresses: vec![self.address().to_string()],
             create: true,
+            settings: Some(settings),
             ..Default::default()
-        };
-        fabric.attach_tap_in_namespace(&request).unwrap();
-        self.run(|| {
-            let mut netlink = Netlink::open().unwrap();
-            let index = netlink.link("eth0").unwrap().unwrap().index;
-            netlink.change(index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
-            let address = Address { index, address: self.address().into(), prefix: 24 };
-            netlink.add_address(&address).unwrap();
-        });
+        }
     }
 
     fn socket(&self, address: Ipv4Addr) -> UdpSocket {
@@ -135,9 +137,96 @@ fn filtering() -> OwnedFd {
     socket
 }
 
+/// Returns the default route by a gateway.
+fn route(gateway: &str) -> v1::TapRoute {
+    v1::TapRoute { destination: "0.0.0.0".into(), prefix: 0, gateway: gateway.into() }
+}
+
 fn port(fabric: &Fabric, host: u8) -> v1::SwitchPort {
     let ports = fabric.list_switches().remove(0).ports;
     ports.into_iter().find(|port| port.name == format!("tap:c{host}")).unwrap()
+}
+
+/// Makes containers of these numbers and a fabric with a switch. Returns `None` if that is not
+/// permitted.
+fn rig(test: &str, hosts: RangeInclusive<u8>) -> Option<(Vec<Container>, Reactor, Fabric)> {
+    let made: Option<Vec<_>> = hosts.map(Container::make).collect();
+    let Some(made) = made else {
+        println!("SKIPPED: {test}: needs root");
+        return None;
+    };
+    if !std::path::Path::new("/dev/net/tun").exists() {
+        println!("SKIPPED: {test}: needs /dev/net/tun");
+        return None;
+    }
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let fabric = Fabric::new(vec![reactor.handle()], false);
+    let request = v1::CreateSwitchRequest { name: "default".into(), ..Default::default() };
+    fabric.create_switch(&request).unwrap();
+    Some((made, reactor, fabric))
+}
+
+#[test]
+fn an_interface_has_its_settings_or_is_not_left_as_root() {
+    let test = "an_interface_has_its_settings_or_is_not_left_as_root";
+    let Some((made, _reactor, fabric)) = rig(test, 1..=1) else { return };
+    let one = &made[0];
+    let wrong = |request: &v1::AttachTapRequest| {
+        let mut request = request.clone();
+        request.settings.as_mut().unwrap().routes = vec![route("192.0.2.1")];
+        request
+    };
+    let refused = |request: &v1::AttachTapRequest| {
+        let error = fabric.attach_tap_in_namespace(request).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::TapSettings(_)), "{text}");
+        assert!(text.starts_with("cannot add the route to 0.0.0.0/0 by eth0: "), "{text}");
+    };
+    let request = one.request();
+    let placeholder = v1::AttachTapRequest { placeholder: true, ..request.clone() };
+    for request in [&request, &placeholder] {
+        refused(&wrong(request));
+        assert!(!one.has_interface());
+    }
+    assert!(fabric.list_switches()[0].ports.is_empty());
+    // Without an IPv6 address it has all that were asked for.
+    assert!(fabric.attach_tap_in_namespace(&request).unwrap().has_ipv6);
+    let settings = || {
+        one.run(|| {
+            let mut netlink = Netlink::open().unwrap();
+            let link = netlink.link("eth0").unwrap().unwrap();
+            let addresses = netlink.addresses().unwrap();
+            let routes = netlink.routes().unwrap();
+            let gateway: Option<IpAddr> = Some([10, 77, 0, 100].into());
+            assert!(link.up && link.mtu == 1500, "{link:?}");
+            let is_own = |had: &Address| had.address == one.address();
+            assert!(addresses.iter().any(is_own), "{addresses:?}");
+            assert!(routes.iter().any(|route| route.gateway == gateway), "{routes:?}");
+        });
+    };
+    settings();
+    // What the last process left has its port even if its settings fail.
+    let left = v1::AttachTapRequest { create: false, ..request.clone() };
+    fabric.remove_switch("default").unwrap();
+    let switch = v1::CreateSwitchRequest { name: "default".into(), ..Default::default() };
+    fabric.create_switch(&switch).unwrap();
+    let begin = Instant::now();
+    while one.run(|| TapPort::open("eth0").is_err()) {
+        assert!(begin.elapsed() < LONG, "the port's thread has the interface");
+        std::thread::yield_now();
+    }
+    one.run(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let index = netlink.link("eth0").unwrap().unwrap().index;
+        netlink.change(index, LinkChange { up: Some(false), ..Default::default() }).unwrap();
+    });
+    refused(&wrong(&left));
+    assert_eq!(port(&fabric, one.host).name, "tap:c1");
+    fabric.detach_tap_in_namespace("c1").unwrap();
+    assert!(!one.has_interface());
+    fabric.attach_tap_in_namespace(&placeholder).unwrap();
+    settings();
+    assert!(fabric.list_switches()[0].ports.is_empty());
 }
 
 /// Each frame goes to the slow namespace first, and the test sends the next one when the neighbour
@@ -145,17 +234,11 @@ fn port(fabric: &Fabric, host: u8) -> v1::SwitchPort {
 #[test]
 fn a_slow_namespace_slows_down_no_other_as_root() {
     let test = "a_slow_namespace_slows_down_no_other_as_root";
-    let made: Option<Vec<_>> = (1..=3).map(Container::make).collect();
-    let Some(made) = made else { return println!("SKIPPED: {test}: needs root") };
-    if !std::path::Path::new("/dev/net/tun").exists() {
-        return println!("SKIPPED: {test}: needs /dev/net/tun");
-    }
+    let Some((made, _reactor, fabric)) = rig(test, 1..=3) else { return };
     let [slow, sender, neighbour] = &made[..] else { panic!() };
-    let reactor = Reactor::spawn(Settings::default()).unwrap();
-    let fabric = Fabric::new(vec![reactor.handle()], false);
-    let request = v1::CreateSwitchRequest { name: "default".into(), ..Default::default() };
-    fabric.create_switch(&request).unwrap();
-    made.iter().for_each(|one| one.attach(&fabric));
+    for one in &made {
+        fabric.attach_tap_in_namespace(&one.request()).unwrap();
+    }
     let from = sender.socket(sender.address());
     let to = neighbour.socket(Ipv4Addr::UNSPECIFIED);
     let filters = slow.slow_down();

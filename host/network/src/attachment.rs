@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use slipway_netns::Identity;
 use slipway_plane_api::attachments::{self, DIR, FILE, NOTE};
 use slipway_plane_api::network_v1 as v1;
 use slipway_telemetry::trace::TraceContext;
@@ -106,6 +107,11 @@ impl Attachment {
     /// Returns the path of the namespace as text.
     pub fn path(&self) -> String {
         self.namespace.to_string_lossy().into_owned()
+    }
+
+    /// Returns the identity of the namespace.
+    pub fn identity(&self) -> Identity {
+        Identity { device: self.device, inode: self.inode }
     }
 
     /// Returns whether a sandbox's interface is this one, which was made for the sandbox's port.

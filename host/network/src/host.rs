@@ -1,11 +1,9 @@
 //! The host's end of a network: interfaces and addresses.
 
-use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use slipway_netlink::{Address, LinkChange, Netlink};
+use slipway_netlink::{Address, LinkChange, Netlink, no_autoconfiguration};
 
 use crate::ledger::Network;
 use crate::{Error, Result};
@@ -125,8 +123,7 @@ pub fn set_up(network: &Network) -> Result<()> {
     let link = link.ok_or_else(|| Error::Host(format!("there is no interface {device}")))?;
     // Before the interface is up: the host takes no router advertisements there, and does no
     // duplicate address detection.
-    setting(&format!("ipv6/conf/{device}/accept_ra"), "0");
-    setting(&format!("ipv6/conf/{device}/accept_dad"), "0");
+    no_autoconfiguration(device);
     let mac = network.gateway_mac().octets();
     if link.mac != Some(mac) {
         let change = LinkChange { mac: Some(mac), ..Default::default() };
@@ -173,11 +170,6 @@ pub fn remove(device: &str) -> Result<()> {
         }
     };
     remove().map_err(Error::host(format!("cannot remove the interface {device}")))
-}
-
-pub(crate) fn setting(name: &str, value: &str) {
-    // Missing if IPv6 is switched off.
-    let _ = fs::write(Path::new("/proc/sys/net").join(name), value);
 }
 
 #[cfg(test)]

@@ -13,14 +13,14 @@ use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::trace::TraceContext;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use super::attachment_request::{Request, key};
 use super::namespaces::blocking;
 use super::{NetworkTable, Networks, attachment as describe, find};
 use crate::allocate::choose;
 use crate::attachment::Attachment;
-use crate::container::{self, Wanted};
+use crate::container;
 use crate::dns::Zone;
 use crate::ledger::Lease;
 use crate::{Error, Result, proxy};
@@ -111,10 +111,13 @@ impl Networks {
         Ok(attachment)
     }
 
-    /// Makes an attachment's interface with its port, or gives the interface that is there its port
-    /// back. Returns whether it has IPv6.
+    /// Makes an attachment's interface with its settings and its port, or gives the interface that
+    /// is there its port back. Returns whether it has IPv6.
     async fn make_interface(&self, id: &str, attachment: &Attachment, new: bool) -> Result<bool> {
-        let wanted = Wanted::of(attachment, find(&*self.state.lock().await, &attachment.network)?)?;
+        let settings = {
+            let state = self.state.lock().await;
+            container::settings(attachment, find(&state, &attachment.network)?)
+        };
         let Attachment { lease, rates, .. } = attachment;
         let request = plane_v1::AttachTapRequest {
             name: id.to_owned(),
@@ -131,16 +134,14 @@ impl Networks {
             max_burst: rates.max_burst,
             receive_rate: rates.receive_rate,
             receive_burst: rates.receive_burst,
+            settings: Some(container::describe(&settings)),
         };
         match self.plane.clone().attach_tap(request).await {
+            Ok(made) => Ok(made.into_inner().has_ipv6),
             // The daemon was told to reconcile twice.
-            Err(status) if status.code() == Code::AlreadyExists && !new => return Ok(true),
-            Err(status) if status.code() == Code::FailedPrecondition => {
-                return Err(Error::Host(status.message().to_owned()));
-            }
-            made => made.map_err(|status| Error::Plane(status.message().to_owned()))?,
-        };
-        blocking(move || container::configure(&wanted)).await
+            Err(status) if status.code() == Code::AlreadyExists && !new => Ok(true),
+            Err(status) => Err(refusal(&status)),
+        }
     }
 
     /// Removes an attachment; that there is none is no error.
@@ -210,19 +211,19 @@ impl Networks {
         let key = key(request.container.as_ref())?;
         let id = key.id();
         let _turn = self.turns.take(&id).await;
-        let (attachment, wanted) = {
+        let (attachment, settings) = {
             let state = self.state.lock().await;
             let known = state.attachments.get(&id).filter(|_| !self.attachments.is_noted(&id));
             let attachment = known.ok_or(Error::UnknownAttachment(key.to_string()))?;
-            (attachment.clone(), Wanted::of(attachment, find(&state, &attachment.network)?)?)
+            let settings = container::settings(attachment, find(&state, &attachment.network)?);
+            (attachment.clone(), settings)
         };
         let path = match request.namespace.as_str() {
             "" => attachment.namespace.clone(),
             other => PathBuf::from(other),
         };
-        let own = Identity { device: attachment.device, inode: attachment.inode };
         let has_ipv6 = blocking(move || match container::identity(&path)? {
-            found if found == own => container::check(&wanted),
+            found if found == attachment.identity() => container::check(&attachment, &settings),
             _ => Err(Error::Host(format!(
                 "{} is another network namespace than the attachment's",
                 path.display()
@@ -333,6 +334,15 @@ impl Networks {
     /// Returns whether there are attachments.
     pub async fn is_attached(&self) -> bool {
         !self.state.lock().await.attachments.is_empty()
+    }
+}
+
+/// Returns the error for an interface that the plane did not make.
+fn refusal(status: &Status) -> Error {
+    let message = status.message().to_owned();
+    match status.code() {
+        Code::FailedPrecondition => Error::Host(message),
+        _ => Error::Plane(message),
     }
 }
 
