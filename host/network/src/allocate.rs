@@ -149,20 +149,28 @@ fn taken<T>(address: impl ToString, lease: &Lease) -> Result<T> {
 }
 
 fn free4(network: &Network) -> Option<Ipv4Addr> {
-    let taken: BTreeSet<Ipv4Addr> = network.leases.values().map(|lease| lease.ipv4).collect();
+    let leased = network.leases.values().map(|lease| lease.ipv4);
+    let mut taken: Vec<Ipv4Addr> = leased.chain([network.gateway]).collect();
+    taken.sort_unstable();
+    let mut taken = taken.into_iter().peekable();
     let last = network.subnet.hostmask().to_bits();
-    (1..last)
-        .map(|index| nth4(network.subnet, index))
-        .find(|address| *address != network.gateway && !taken.contains(address))
+    (1..last).map(|index| nth4(network.subnet, index)).find(|address| {
+        while taken.next_if(|one| one < address).is_some() {}
+        taken.peek() != Some(address)
+    })
 }
 
 /// Chooses an IPv6 address. A prefix has more addresses than any node has sandboxes.
 fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
-    let taken: BTreeSet<Ipv6Addr> = network.leases.values().map(|lease| lease.ipv6).collect();
+    let mut leased = network.leases.values().map(|lease| lease.ipv6);
     let index = ipv4.to_bits() & network.subnet.hostmask().to_bits();
+    let same = nth6(network.prefix, index);
+    if same != network.gateway6() && !leased.any(|address| address == same) {
+        return same;
+    }
+    let taken: BTreeSet<Ipv6Addr> = network.leases.values().map(|lease| lease.ipv6).collect();
     let beyond = network.subnet.hostmask().to_bits().saturating_add(1)..;
-    let candidates = std::iter::once(index).chain(beyond);
-    let mut candidates = candidates.map(|index| nth6(network.prefix, index));
+    let mut candidates = beyond.map(|index| nth6(network.prefix, index));
     let free = |address: &Ipv6Addr| !taken.contains(address) && *address != network.gateway6();
     // A prefix has at least 2^32 addresses, a ledger never so many.
     candidates.find(free).unwrap_or_else(|| nth6(network.prefix, u32::MAX))
@@ -170,14 +178,17 @@ fn free6(network: &Network, ipv4: Ipv4Addr) -> Ipv6Addr {
 
 fn free_mac(network: &Network, ipv4: Ipv4Addr) -> Mac {
     let ports = network.ports.values().filter_map(|port| port.mac);
-    let taken: BTreeSet<Mac> =
-        network.leases.values().map(|lease| lease.mac).chain(ports).collect();
+    let used = network.leases.values().map(|lease| lease.mac).chain(ports);
+    let derived = Mac::derived(ipv4);
+    if derived != network.gateway_mac() && !used.clone().any(|mac| mac == derived) {
+        return derived;
+    }
+    let taken: BTreeSet<Mac> = used.collect();
     // If another sandbox has asked for this very address, use the one of an IPv4 address outside of
     // the network.
-    let outside = (1..).map(|index| Mac::derived(Ipv4Addr::from_bits(index)));
-    let mut candidates = std::iter::once(Mac::derived(ipv4)).chain(outside);
+    let mut outside = (1..).map(|index| Mac::derived(Ipv4Addr::from_bits(index)));
     let free = |mac: &Mac| !taken.contains(mac) && *mac != network.gateway_mac();
-    candidates.find(free).unwrap_or_else(|| Mac::derived(ipv4))
+    outside.find(free).unwrap_or(derived)
 }
 
 /// Parses a subnet.

@@ -60,6 +60,9 @@ pub struct Network {
     /// Leases by the sandbox's id; in a file of their own.
     #[serde(skip)]
     pub leases: BTreeMap<String, Lease>,
+    /// The largest [`Lease::sequence`] of an attachment since this process began.
+    #[serde(skip)]
+    pub last_sequence: u64,
 }
 
 /// A memory port, for a program of the host.
@@ -150,6 +153,7 @@ impl Network {
             created_ns: u64::try_from(created.as_nanos()).unwrap_or(0),
             ports: BTreeMap::new(),
             leases: BTreeMap::new(),
+            last_sequence: 0,
         }
     }
 
@@ -160,8 +164,7 @@ impl Network {
 
     /// Returns the place of the next attachment in the order of the network's attachments.
     pub fn next_sequence(&self) -> u64 {
-        let last = self.leases.values().map(|lease| lease.sequence).max();
-        last.unwrap_or(0).saturating_add(1)
+        self.last_sequence.saturating_add(1)
     }
 
     /// Returns the host's IPv6 address in the network: the first of the prefix.

@@ -324,6 +324,9 @@ impl Networks {
         network.leases.retain(|id, lease| lease.attached || live.contains(id));
         if network.leases.len() < before {
             self.ledger.save_leases(network)?;
+            if let Some(up) = state.up.get(name) {
+                up.names.set(Zone::of(network));
+            }
         }
         if !network.is_used() {
             let device = network.device.clone();

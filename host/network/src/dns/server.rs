@@ -88,6 +88,11 @@ impl Server {
     pub fn add(&self, id: &str, lease: &Lease) {
         self.zone.write().unwrap_or_else(PoisonError::into_inner).add(id, lease);
     }
+
+    /// Removes the names of a lease that was added with the id.
+    pub fn remove(&self, id: &str, lease: &Lease) {
+        self.zone.write().unwrap_or_else(PoisonError::into_inner).remove(id, lease);
+    }
 }
 
 impl Shared {

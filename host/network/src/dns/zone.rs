@@ -1,7 +1,6 @@
 //! The answers of a network's name server.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -23,14 +22,23 @@ const TTL: u32 = 1;
 pub struct Zone {
     /// The network's name in lower case, after a dot.
     suffix: String,
-    /// Addresses by the sandbox's name in lower case.
-    names: HashMap<String, (Ipv4Addr, Ipv6Addr)>,
+    /// The leases with a name, by that name in lower case. There is at least one, and the first has
+    /// the name.
+    names: HashMap<String, Vec<Claim>>,
     /// Full names by address.
     addresses: HashMap<IpAddr, String>,
     subnet: Ipv4Net,
     prefix: Ipv6Net,
     internal: bool,
     host: (Ipv4Addr, Ipv6Addr),
+}
+
+/// A lease's claim to a name.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    addresses: (Ipv4Addr, Ipv6Addr),
+    /// The name is the lease's own, and not that of its container.
+    is_own: bool,
 }
 
 /// The decision about a query.
@@ -71,22 +79,55 @@ impl Zone {
     /// Adds the names of a lease that comes after all others of its network, as that of a new
     /// attachment does.
     pub fn add(&mut self, id: &str, lease: &Lease) {
-        self.add_name(&lease.name, lease);
-        if let Some((_, container, _)) = attachments::parts(id).filter(|_| lease.attached) {
-            self.add_name(container, lease);
+        for (name, is_own) in names(id, lease) {
+            self.add_name(name, Claim { addresses: (lease.ipv4, lease.ipv6), is_own });
         }
     }
 
-    /// Adds a name of a lease, unless another lease has it: whoever chooses the name of a new pod
-    /// does not take over the name of a station that is there. The lease's addresses lead to the
-    /// first name that it has.
-    fn add_name(&mut self, name: &str, lease: &Lease) {
+    /// Adds a claim to a name. Another lease that has the name keeps it: whoever chooses the name
+    /// of a new pod does not take over the name of a station that is there.
+    fn add_name(&mut self, name: &str, claim: Claim) {
         let name = name.to_ascii_lowercase();
-        let full = format!("{name}{}", self.suffix);
-        let Entry::Vacant(place) = self.names.entry(name) else { return };
-        place.insert((lease.ipv4, lease.ipv6));
-        self.addresses.entry(lease.ipv4.into()).or_insert_with(|| full.clone());
-        self.addresses.entry(lease.ipv6.into()).or_insert(full);
+        let claims = self.names.entry(name.clone()).or_default();
+        // A container may be called by its id.
+        if claims.last().is_some_and(|last| last.addresses == claim.addresses) {
+            return;
+        }
+        claims.push(claim);
+        if claims.len() == 1 {
+            self.point(&name, claim);
+        }
+    }
+
+    /// Makes the addresses of a lease that has a name lead to the name, unless they lead to the
+    /// lease's own one already.
+    fn point(&mut self, name: &str, claim: Claim) {
+        let (ipv4, ipv6) = claim.addresses;
+        for address in [IpAddr::V4(ipv4), IpAddr::V6(ipv6)] {
+            if claim.is_own || !self.addresses.contains_key(&address) {
+                self.addresses.insert(address, format!("{name}{}", self.suffix));
+            }
+        }
+    }
+
+    /// Removes the names of a lease that was added. The next lease with such a name gets it.
+    pub fn remove(&mut self, id: &str, lease: &Lease) {
+        for (name, _) in names(id, lease) {
+            self.remove_name(&name.to_ascii_lowercase(), (lease.ipv4, lease.ipv6));
+        }
+        self.addresses.remove(&IpAddr::V4(lease.ipv4));
+        self.addresses.remove(&IpAddr::V6(lease.ipv6));
+    }
+
+    fn remove_name(&mut self, name: &str, addresses: (Ipv4Addr, Ipv6Addr)) {
+        let Some(claims) = self.names.get_mut(name) else { return };
+        let Some(at) = claims.iter().position(|one| one.addresses == addresses) else { return };
+        claims.remove(at);
+        match claims.first().copied() {
+            None => drop(self.names.remove(name)),
+            Some(next) if at == 0 => self.point(name, next),
+            Some(_) => {}
+        }
     }
 
     /// Returns whether a client with this address is answered.
@@ -104,7 +145,7 @@ impl Zone {
             return Some(self.host);
         }
         let own = (!name.contains('.')).then_some(name).or(name.strip_suffix(&self.suffix));
-        self.names.get(own?).copied()
+        self.names.get(own?)?.first().map(|claim| claim.addresses)
     }
 
     /// Returns whether no other server could know the name: it has one label, or is below the
@@ -117,6 +158,14 @@ impl Zone {
             || name == OURS
             || below(name, OURS)
     }
+}
+
+/// Returns the names of a lease, each with whether it is the lease's own: the other one is that of
+/// an attachment's container.
+fn names<'a>(id: &'a str, lease: &'a Lease) -> impl Iterator<Item = (&'a str, bool)> {
+    let parts = attachments::parts(id).filter(|_| lease.attached);
+    let container = parts.map(|(_, container, _)| (container, false));
+    [(lease.name.as_str(), true)].into_iter().chain(container)
 }
 
 /// Decides about `query`, which may be any bytes.
@@ -246,10 +295,14 @@ mod tests {
     use super::*;
     use crate::Mac;
 
-    fn zone(internal: bool) -> Zone {
+    fn network(name: &str) -> Network {
         let subnet = "10.0.1.0/24".parse().unwrap();
         let prefix = "fd00:1::/64".parse().unwrap();
-        let mut network = Network::new("Blue".into(), "slip0".into(), subnet, prefix);
+        Network::new(name.into(), "slip0".into(), subnet, prefix)
+    }
+
+    fn zone(internal: bool) -> Zone {
+        let mut network = network("Blue");
         network.internal = internal;
         // Some sandboxes have names that belong to others.
         let names = ["web", "DB_1.x", "example.org", "web.blue", HOST, "host.slipway"];
@@ -337,9 +390,7 @@ mod tests {
 
     #[test]
     fn a_later_attachment_takes_over_no_name() {
-        let subnet = "10.0.1.0/24".parse().unwrap();
-        let mut network =
-            Network::new("blue".into(), "slip0".into(), subnet, "fd00:1::/64".parse().unwrap());
+        let mut network = network("blue");
         // The order of ids is another one than that of the attachments. The last pods have the
         // name of another one's container, and a container with the name of a sandbox.
         for (id, name, number, sequence) in [
@@ -369,6 +420,42 @@ mod tests {
         network.leases.remove("a,p2,eth0");
         let known = Some((RCODE::NoError, vec!["10.0.1.4".to_owned()]));
         assert_eq!(ask(&Zone::of(&network), "web", TYPE::A), known);
+    }
+
+    /// Removes leases in several orders: each time the names are those of a zone of the rest.
+    #[test]
+    fn a_lease_that_is_removed_takes_its_own_names_only() {
+        let mut network = network("blue");
+        let all = [
+            ("0123456789ab", "db", 2, 0),
+            ("a,p1,eth0", "DB", 3, 1),
+            ("a,p2,eth0", "web", 4, 2),
+            ("a,p3,eth0", "web", 5, 3),
+            ("a,p4,eth0", "p3", 6, 4),
+            ("a,db,eth0", "Web", 7, 5),
+            ("a,web,eth0", "web", 8, 6),
+            ("a,p6,eth0", "p6", 9, 7),
+        ];
+        for (id, name, number, sequence) in all {
+            network.leases.insert(id.into(), lease(name, number, sequence));
+        }
+        let entries = |zone: &Zone| {
+            let names = zone.names.iter().map(|(name, claims)| (name.clone(), claims[0].addresses));
+            (names.collect::<HashMap<_, _>>(), zone.addresses.clone())
+        };
+        for step in [1, 3, 5, 7] {
+            let (mut network, mut zone) = (network.clone(), Zone::of(&network));
+            for number in 0..all.len() {
+                let (id, ..) = all[(1 + number * step) % all.len()];
+                zone.remove(id, &network.leases.remove(id).unwrap());
+                assert_eq!(entries(&zone), entries(&Zone::of(&network)), "{step} {id}");
+            }
+            // A name is free again.
+            let lease = lease("web", 10, 1);
+            zone.add("a,p9,eth0", &lease);
+            let known = Some((RCODE::NoError, vec!["10.0.1.10".to_owned()]));
+            assert_eq!(ask(&zone, "web", TYPE::A), known);
+        }
     }
 
     #[test]

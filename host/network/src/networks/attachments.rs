@@ -174,21 +174,26 @@ impl Networks {
             done => drop(done.map_err(|status| Error::Plane(status.message().to_owned()))?),
         }
         let mut state = self.state.lock().await;
-        self.keep_for_sandbox(&mut state, &attachment)?;
+        let kept = self.keep_for_sandbox(&mut state, &attachment)?;
         self.attachments.remove(id)?;
         let name = &attachment.network;
         forget(&mut state, id, name);
+        if kept && let Some(up) = state.up.get(name) {
+            // The sandbox's name comes before those of attachments.
+            up.names.set(Zone::of(find(&state, name)?));
+        }
         if attachment.lease.published.is_empty() { Ok(()) } else { self.apply(&mut state).await }
     }
 
     /// Makes the addresses of an attachment a lease of the sandbox that has a port of the switch
-    /// with them, if there is one: they are free when the sandbox leaves.
-    fn keep_for_sandbox(&self, state: &mut NetworkTable, attachment: &Attachment) -> Result<()> {
+    /// with them, if there is one: they are free when the sandbox leaves. Returns whether there is
+    /// one.
+    fn keep_for_sandbox(&self, state: &mut NetworkTable, attachment: &Attachment) -> Result<bool> {
         let owner = state.uplinks.iter().find(|(_, uplink)| {
             uplink.network.as_ref() == Some(&attachment.network) && attachment.is_of(uplink)
         });
-        let Some((sandbox, uplink)) = owner else { return Ok(()) };
-        let Some(network) = state.networks.get_mut(&attachment.network) else { return Ok(()) };
+        let Some((sandbox, uplink)) = owner else { return Ok(false) };
+        let Some(network) = state.networks.get_mut(&attachment.network) else { return Ok(false) };
         let lease = Lease {
             name: uplink.sandbox.clone(),
             published: Vec::new(),
@@ -197,7 +202,7 @@ impl Networks {
             ..attachment.lease.clone()
         };
         network.leases.insert(sandbox.clone(), lease);
-        self.ledger.save_leases(network)
+        self.ledger.save_leases(network).map(|()| true)
     }
 
     /// Compares an attachment with the interface in its namespace.
@@ -364,6 +369,7 @@ fn check_free(
 /// Enters an attachment into the tables.
 pub(super) fn enter(state: &mut NetworkTable, id: &str, attachment: &Attachment, lease: Lease) {
     if let Some(network) = state.networks.get_mut(&attachment.network) {
+        network.last_sequence = network.last_sequence.max(lease.sequence);
         network.leases.insert(id.to_owned(), Lease { attached: true, ..lease });
     }
     state.attachments.insert(id.to_owned(), attachment.clone());
@@ -373,9 +379,45 @@ pub(super) fn enter(state: &mut NetworkTable, id: &str, attachment: &Attachment,
 fn forget(state: &mut NetworkTable, id: &str, network: &str) {
     state.attachments.remove(id);
     let Some(left) = state.networks.get_mut(network) else { return };
-    left.leases.remove(id);
+    let lease = left.leases.remove(id);
     if let Some(up) = state.up.get_mut(network) {
         up.ports.remove(id);
-        up.names.set(Zone::of(left));
+        // Other names stay as they are: a network may have thousands.
+        if let Some(lease) = lease {
+            up.names.remove(id, &lease);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocate::Wish;
+    use crate::ledger::Network;
+
+    #[test]
+    fn no_two_attachments_have_one_place_in_the_order() {
+        let (subnet, prefix) = ("10.1.2.0/24".parse().unwrap(), "fd00:1::/64".parse().unwrap());
+        let mut state = NetworkTable::default();
+        let network = Network::new("blue".into(), "slip0".into(), subnet, prefix);
+        state.networks.insert("blue".into(), network);
+        let container = Some(v1::ContainerInterface {
+            configuration: "a".into(),
+            container_id: "p1".into(),
+            interface: "eth0".into(),
+        });
+        let wanted = v1::AttachRequest { container, network: "blue".into(), ..Default::default() };
+        let request = Request::of(&wanted).unwrap();
+        let (id, identity) = (request.key.id(), Identity { device: 4, inode: 5 });
+        for place in 1..=3 {
+            let network = &state.networks["blue"];
+            let mut lease = choose(network, "p1", &Wish::default()).unwrap();
+            lease.sequence = network.next_sequence();
+            assert_eq!(lease.sequence, place);
+            let attachment = request.attachment(network, identity, lease.clone());
+            enter(&mut state, &id, &attachment, lease);
+            forget(&mut state, &id, "blue");
+        }
+        assert!(state.networks["blue"].leases.is_empty() && state.attachments.is_empty());
     }
 }
