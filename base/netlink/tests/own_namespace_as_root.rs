@@ -307,9 +307,8 @@ fn an_interface_has_all_its_settings_or_names_one_that_fails_as_root() {
         }
         let routes = netlink.routes().unwrap();
         for (to, gateway) in wanted.routes.clone() {
-            let is = |one: &Route| {
-                (one.destination, one.gateway, one.index) == (to, gateway, index)
-            };
+            let is =
+                |one: &Route| (one.destination, one.gateway, one.index) == (to, gateway, index);
             assert!(routes.iter().any(is), "{to:?} of {routes:?}");
         }
         // One that is up stays as it is, and others are set up again.

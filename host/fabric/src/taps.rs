@@ -279,9 +279,10 @@ fn check_name(name: &str) -> Result<(), Error> {
 }
 
 fn mac(request: &v1::AttachTapRequest) -> Result<Mac, Error> {
-    request.mac.parse().map_err(|error| {
-        Error::Invalid(format!("\"{}\" is no MAC address: {error}", request.mac))
-    })
+    request
+        .mac
+        .parse()
+        .map_err(|error| Error::Invalid(format!("\"{}\" is no MAC address: {error}", request.mac)))
 }
 
 /// Returns the port's settings: the container behind it has its own addresses and no others.

@@ -21,8 +21,8 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
 
-pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 use self::request::{check_count, describe, refuse_machine};
+pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 pub(crate) use self::update::{GivenBack, limit_in_guest};
 use crate::agent::{Agent, Ended};
 use crate::carrier::Carrier;

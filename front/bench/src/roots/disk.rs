@@ -60,9 +60,8 @@ impl DiskUse {
 fn of_device(text: &str) -> Option<DiskUse> {
     let fields = text.split_ascii_whitespace().map_while(|word| word.parse().ok());
     let fields: Vec<u64> = fields.collect();
-    let sum = |first: usize, second: usize| {
-        Some(fields.get(first)?.saturating_add(*fields.get(second)?))
-    };
+    let sum =
+        |first: usize, second: usize| Some(fields.get(first)?.saturating_add(*fields.get(second)?));
     Some(DiskUse { requests: Some(sum(0, 4)?), bytes: sum(2, 6)?.saturating_mul(SECTOR) })
 }
 
