@@ -21,8 +21,8 @@ pub struct Keeper {
     occupied: Occupied,
 }
 
-/// The slots in which the keeper may hold a descriptor, as a bit each. A shelf has a thousand slots,
-/// of which an endpoint uses a few: the others cost no message when the shelf is cleared.
+/// The slots in which the keeper may hold a descriptor, as a bit each. A shelf has a thousand
+/// slots, of which an endpoint uses a few: the others cost no message when the shelf is cleared.
 struct Occupied(Box<[AtomicU64]>);
 
 impl Occupied {
@@ -89,7 +89,8 @@ impl Keeper {
         Ok(wire::send(self.socket.as_fd(), &request, &[file.as_fd()])?)
     }
 
-    /// Has the keeper close the descriptor in `slot`. Sends nothing if the slot is known to be empty.
+    /// Has the keeper close the descriptor in `slot`. Sends nothing if the slot is known to be
+    /// empty.
     ///
     /// # Errors
     /// The keeper is gone.

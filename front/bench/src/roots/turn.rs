@@ -56,7 +56,7 @@ pub(super) fn at_once<K: Send>(
         let thread = |_: u32| {
             let builder = std::thread::Builder::new().stack_size(STACK);
             // A thread that is missing at the barrier would have the others wait for ever.
-            builder.spawn_scoped(scope, &work).expect("a thread for each owner")
+            builder.spawn_scoped(scope, work).expect("a thread for each owner")
         };
         let threads: Vec<_> = (0..threads).map(thread).collect();
         while waiting.load(Ordering::Acquire) < threads.len() as u32 {
