@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -107,9 +108,9 @@ class Node:
                 target = os.readlink(file)
             except OSError:
                 continue
-            number = target.removeprefix("net:[").removesuffix("]")
-            if number != target and int(number) in containers:
-                found.append(f"the namespace of {containers[int(number)]}, by {file}")
+            number = re.fullmatch(r"net:\[(\d+)\]", target)
+            if number and (name := containers.get(int(number[1]))):
+                found.append(f"the namespace of {name}, by {file}")
         return found
 
     def restart(self):
