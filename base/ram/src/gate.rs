@@ -48,6 +48,12 @@ pub(crate) trait Gate: Send + Sync {
     /// with which the user begins into those that have others. Never waits.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
 
+    /// Returns the number of bytes that [`Gate::take`] of the same range has still to write.
+    fn unwritten(&self, offset: usize, len: usize) -> usize;
+
+    /// Notes that hardware is given a part of the memory.
+    fn note_hardware(&self);
+
     /// Returns where the bytes of granule `number` are at this moment.
     fn find(&self, number: usize) -> Found;
 
@@ -151,6 +157,14 @@ impl Late {
             }
             tries = tries.saturating_add(1);
         }
+    }
+
+    /// Takes the granules of a range of the mapping for hardware, like [`Late::take_patiently`].
+    /// Returns the number of bytes that were not yet those with which their user begins.
+    pub(crate) fn give_to_hardware(&self, offset: usize, len: usize) -> Result<usize, NotYet> {
+        self.gate.note_hardware();
+        let unwritten = self.gate.unwritten(self.offset + offset, len);
+        self.take_patiently(offset, len).map(|()| unwritten)
     }
 
     /// Reads a range of the mapping that may not have been taken, granule by granule: bytes that

@@ -88,7 +88,7 @@ pub use gate::{GRANULE, NotYet};
 pub use lasting::{Lasting, Snapshots};
 pub use late::{Granules, LateMemory};
 pub use late_files::LateFiles;
-pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, Region, Removed, View};
+pub use map::{DmaMap, Given, MAX_REGIONS, MapError, Memory, Region, Removed, View};
 pub use mapping::{Mapping, Remote};
 pub use pages::unmap;
 pub use span::Span;

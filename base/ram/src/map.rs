@@ -18,6 +18,16 @@ use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
 /// a hostile client can make this process hold.
 pub const MAX_REGIONS: usize = 4096;
 
+/// Memory that hardware reaches without this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Its address in this process, where it stays as long as a clone of its region.
+    pub address: u64,
+    /// The number of its bytes that were not yet those with which their user begins. They were
+    /// written when the memory was given, before the hardware had it.
+    pub written: u64,
+}
+
 /// A contiguous range of a client's I/O virtual address space.
 #[derive(Clone)]
 pub struct Region {
@@ -151,14 +161,15 @@ impl Region {
     }
 
     /// Gives the whole region to hardware, which reaches it without this process. Takes all late
-    /// memory of the region first, which writes its first bytes and may last for seconds. Returns
-    /// the region's address in this process, where it stays as long as a clone of the region.
+    /// memory of the region first, which writes the first bytes of what was not zeroed ahead and
+    /// may last for seconds.
     ///
     /// Returns `None` for message-only memory, and if the host has no page left.
-    pub fn give_to_hardware(&self) -> Option<u64> {
+    pub fn give_to_hardware(&self) -> Option<Given> {
         let Backing::Mapped(mapping) = &self.backing else { return None };
         let len = mapping.len();
-        mapping.take_patiently(0, len).then(|| mapping.address(0, len).addr() as u64)
+        let written = mapping.give_to_hardware(0, len)? as u64;
+        Some(Given { address: mapping.address(0, len).addr() as u64, written })
     }
 
     /// Returns whether the owner may take the memory away (see [`Mapping::is_guarded`]).

@@ -247,6 +247,16 @@ impl Mapping {
         }
     }
 
+    /// Takes late memory for hardware, as [`Mapping::take_patiently`] does for an access. Returns
+    /// the number of bytes that were not yet those with which their user begins, or `None` if
+    /// memory is gone.
+    pub(crate) fn give_to_hardware(&self, offset: usize, len: usize) -> Option<usize> {
+        match &self.late {
+            None => Some(0),
+            Some(late) => late.give_to_hardware(offset, len).ok(),
+        }
+    }
+
     /// Copies from `offset` into `into`, of memory that may not have been taken: that reads as its
     /// user begins with it. Returns `false` if the memory is gone.
     #[inline]

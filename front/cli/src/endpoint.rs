@@ -209,6 +209,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "refused_files": counters.refused_files,
         "held": counters.held,
         "stalls": counters.stalls,
+        "zeroed_for_hardware_bytes": counters.zeroed_for_hardware_bytes,
         "doorbells": match endpoint.doorbells() {
             DoorbellMode::Trapped => "trapped",
             DoorbellMode::Mapped => "mapped",

@@ -381,6 +381,7 @@ impl Served {
                 refused_files: stats.refused_files,
                 held: stats.held as u64,
                 stalls: stats.stalls,
+                zeroed_for_hardware_bytes: stats.zeroed_for_hardware,
             }),
             namespaces: nvme
                 .into_iter()

@@ -77,6 +77,9 @@ pub struct Stats {
     pub stalls: u64,
     /// The time spent in mapping memory, in nanoseconds.
     pub dma_map_ns: u64,
+    /// The number of bytes of late memory that were zeroed within that time, since hardware was
+    /// given them and nobody had zeroed them ahead.
+    pub zeroed_for_hardware: u64,
     /// The time at which the client connected.
     pub connected_at: Option<u64>,
     /// The time at which version and capabilities were negotiated.
@@ -106,6 +109,7 @@ pub(crate) struct Live {
     pub(crate) region_writes: AtomicU64,
     pub(crate) refused_files: AtomicU64,
     pub(crate) dma_map_ns: AtomicU64,
+    pub(crate) zeroed_for_hardware: AtomicU64,
     /// The time at which the client connected; zero, as in the next five stamps, if that has not
     /// happened.
     pub(crate) connected_at: AtomicU64,
@@ -134,6 +138,7 @@ impl Default for Live {
             region_writes: AtomicU64::default(),
             refused_files: AtomicU64::default(),
             dma_map_ns: AtomicU64::default(),
+            zeroed_for_hardware: AtomicU64::default(),
             connected_at: AtomicU64::default(),
             negotiated_at: AtomicU64::default(),
             attached_at: AtomicU64::default(),
@@ -194,6 +199,7 @@ impl Live {
             &self.last_dma_map_at,
             &self.first_route_at,
             &self.dma_map_ns,
+            &self.zeroed_for_hardware,
         ] {
             stamp.store(0, Ordering::Relaxed);
         }
@@ -263,6 +269,7 @@ impl Live {
             // The endpoint adds it, see `Control::stats`.
             held: 0,
             dma_map_ns: get(&self.dma_map_ns),
+            zeroed_for_hardware: get(&self.zeroed_for_hardware),
             connected_at: stamp(&self.connected_at),
             negotiated_at: stamp(&self.negotiated_at),
             attached_at: stamp(&self.attached_at),

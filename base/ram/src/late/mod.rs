@@ -74,6 +74,8 @@ pub struct LateMemory {
     template: Option<Arc<Template>>,
     /// Set when all granules are clean.
     given: AtomicBool,
+    /// Set when hardware was given a part of the memory.
+    reached: AtomicBool,
     /// The NUMA node of the pages, if there is one.
     home: Option<NumaNode>,
 }
@@ -161,8 +163,8 @@ impl LateMemory {
         let unit = if template.is_some() { Template::GRANULE } else { GRANULE };
         let (len, both) = (granules * unit, Permissions::READ_WRITE);
         let alias = Mapping::file(file.as_fd(), 0, len, both, pages::own())?;
-        let given = AtomicBool::new(false);
-        Ok(Self { file, alias, table, granules, template, given, home: None })
+        let (given, reached) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { file, alias, table, granules, template, given, reached, home: None })
     }
 
     /// Has the kernel make the pages of the memory on `home` from now on, as long as that node has
@@ -193,6 +195,11 @@ impl LateMemory {
     /// `Unsupported`; does not happen to a table that was made by this module.
     pub fn table(&self) -> io::Result<BorrowedFd<'_>> {
         self.table.file().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// Returns whether this process gave hardware a part of the memory since it was last recycled.
+    pub fn had_hardware(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
     }
 
     /// Returns the size in bytes.
@@ -381,6 +388,19 @@ impl Gate for LateMemory {
 
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         LateMemory::take(self, offset, len)
+    }
+
+    fn unwritten(&self, offset: usize, len: usize) -> usize {
+        let is_unwritten = |state: &&AtomicU8| {
+            let state = state.load(Ordering::Relaxed);
+            matches!(state, states::DIRTY | states::BUSY | states::SHARED)
+        };
+        let states = &self.states()[self.touched(offset, len)];
+        states.iter().filter(is_unwritten).count() * self.granule()
+    }
+
+    fn note_hardware(&self) {
+        self.reached.store(true, Ordering::Release);
     }
 
     fn find(&self, number: usize) -> Found {

@@ -28,6 +28,7 @@ impl LateMemory {
     pub fn recycle(&mut self) -> io::Result<()> {
         assert!(self.template.is_none(), "memory of a fork is not recycled");
         *self.given.get_mut() = false;
+        *self.reached.get_mut() = false;
         self.states().iter().for_each(states::recycle);
         if self.alias.is_huge() {
             return self.complete_huge();

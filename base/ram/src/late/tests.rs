@@ -74,8 +74,44 @@ fn hardware_is_given_no_stale_byte() {
     let (late, bin) = (recycled(4), slipway_peer::Bin::new());
     let (start, len) = (GRANULE as u64, 2 * GRANULE as u64);
     let region = Region::late(&late, start, len, Permissions::READ_ONLY, &bin).unwrap();
-    assert!(region.give_to_hardware().is_some());
+    assert!(!late.had_hardware());
+    assert_eq!(region.give_to_hardware().unwrap().written, len);
     assert_eq!(stale(&late), [0, 3]);
+    assert!(late.had_hardware());
+    drop(region);
+    let mut late = Arc::into_inner(late).unwrap();
+    late.recycle().unwrap();
+    assert!(!late.had_hardware());
+}
+
+/// A device on the bus reads pages as `stale` does: past the table. Zeros at the first touch, as
+/// FastIOV has them, come after it.
+#[test]
+fn zeros_at_the_first_touch_are_too_late_for_hardware() {
+    let (late, bin) = (recycled(4), slipway_peer::Bin::new());
+    let (_map, memory) = mapped(&late, Permissions::READ_WRITE);
+    memory.write(0, &[1]).unwrap();
+    let mut bytes = vec![1; 3 * GRANULE];
+    memory.read(GRANULE as u64, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "a device of this process finds zeros");
+    assert_eq!(stale(&late), [1, 2, 3], "hardware that is mapped now finds the last user's bytes");
+    let all = late.len() as u64;
+    let region = Region::late(&late, 0, all, Permissions::READ_WRITE, &bin).unwrap();
+    assert_eq!(region.give_to_hardware().unwrap().written, 3 * GRANULE as u64);
+    assert_eq!(stale(&late), []);
+}
+
+#[test]
+fn what_is_zeroed_ahead_costs_nothing_when_hardware_is_given_it() {
+    let (late, bin) = (recycled(4), slipway_peer::Bin::new());
+    for granule in 1..4 {
+        assert_eq!(late.zero_ahead(granule), Ok(true));
+    }
+    let all = late.len() as u64;
+    let region = Region::late(&late, 0, all, Permissions::READ_WRITE, &bin).unwrap();
+    assert_eq!(region.give_to_hardware().unwrap().written, GRANULE as u64);
+    assert_eq!(region.give_to_hardware().unwrap().written, 0);
+    assert_eq!(stale(&late), []);
 }
 
 #[test]

@@ -114,9 +114,12 @@ impl Session {
     ) -> Result<(), Errno> {
         let Some(hardware) = &mut device.hardware else { return Ok(()) };
         let (len, file) = (region.len(), (file.as_fd(), offset));
-        let address = region.give_to_hardware().ok_or(Errno::NOMEM);
-        let range = |address| MappedRange { iova, len, permissions, address, file };
-        let given = address.and_then(|address| hardware.map(&range(address)));
+        let live = &self.live;
+        let given = region.give_to_hardware().ok_or(Errno::NOMEM).and_then(|given| {
+            add(&live.zeroed_for_hardware, given.written);
+            let address = given.address;
+            hardware.map(&MappedRange { iova, len, permissions, address, file })
+        });
         if given.is_err() {
             let _ = device.map.remove(iova, len);
             self.cost += self.live.mapped(&device.map) / REGIONS_PER_COST;

@@ -6,7 +6,8 @@ use slipway_vfio_user::{Admission, MemoryFile, RegionKind};
 
 use crate::common::*;
 
-fn identity(file: &OwnedFd) -> MemoryFile {
+/// Returns the identity of a file.
+pub fn identity(file: impl AsFd) -> MemoryFile {
     let status = rustix::fs::fstat(file).unwrap();
     MemoryFile { device: status.st_dev, inode: status.st_ino }
 }

@@ -1,15 +1,17 @@
 //! Hardware behind a function: the calls of its driver, and the order of calls and replies.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rustix::net::RecvFlags;
+use slipway_ram::{GRANULE, LateFiles, LateMemory};
 use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::testing::{DOORBELLS, Knobs, Scratch};
 use slipway_vfio_user::{Endpoint, EndpointParts, Hardware, MappedRange};
 
 use crate::common::*;
+use crate::dma_map::identity;
 use spec::IrqSetFlags as F;
 
 const ROUTE: F = F::DATA_EVENTFD.union(F::TRIGGER);
@@ -28,6 +30,9 @@ enum Call {
 #[derive(Default)]
 struct State {
     calls: Vec<Call>,
+    /// The bytes of the last range as a device on the bus finds them when it is mapped, past every
+    /// check of this process.
+    seen: Vec<u8>,
     /// Maps are refused.
     refuses: bool,
     /// Unmaps do not end.
@@ -71,9 +76,10 @@ impl Hardware for Fake {
     fn map(&mut self, range: &MappedRange<'_>) -> Result<(), Errno> {
         assert!(range.address > 0 && range.address.is_multiple_of(4096));
         assert!(rustix::fs::fstat(range.file.0).unwrap().st_size > 0);
-        let MappedRange { iova, len, permissions, file: (_, offset), .. } = *range;
+        let MappedRange { iova, len, permissions, file: (file, offset), .. } = *range;
         let writable = permissions.write;
-        let state = self.note(Call::Map { iova, len, writable, offset });
+        let mut state = self.note(Call::Map { iova, len, writable, offset });
+        state.seen = bytes_of(file, offset, len);
         if state.refuses { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
@@ -110,6 +116,14 @@ impl Hardware for Fake {
         }
         Ok(())
     }
+}
+
+/// Returns the bytes of a file in memory.
+fn bytes_of(file: BorrowedFd<'_>, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    let len = bytes.len();
+    assert_eq!(rustix::io::pread(file, &mut bytes, offset).unwrap(), len);
+    bytes
 }
 
 fn serve_hardware(fake: &Fake) -> Served {
@@ -149,6 +163,57 @@ fn hardware_is_told_of_each_range() {
     all.flags = U32::new(2);
     raw.call(Command::DmaUnmap, all.as_bytes()).ok();
     assert_eq!(fake.take(), [Call::Unmap(0x10_0000, 0x1000), Call::Unmap(0x30_0000, 0x4000)]);
+}
+
+/// A byte that an earlier client left.
+const STALE: u8 = 0xaa;
+/// Bytes of recycled memory.
+const RECYCLED: u64 = 4 * GRANULE as u64;
+
+/// Memory that an earlier client has filled, all of it, and the files among which it is known.
+fn recycled() -> (Arc<LateMemory>, LateFiles) {
+    let mut late = LateMemory::new(memory(RECYCLED)).unwrap();
+    late.give_holes();
+    let stale = vec![STALE; late.len()];
+    assert_eq!(rustix::io::pwrite(late.file(), &stale, 0).unwrap(), stale.len());
+    late.recycle().unwrap();
+    let (late, files) = (Arc::new(late), LateFiles::default());
+    files.add(&late);
+    (late, files)
+}
+
+/// Sets a client's memory.
+fn set_memory(config: &mut Config, late: &LateMemory, files: &LateFiles) {
+    (config.late, config.memory_file) = (files.clone(), Some(identity(late.file())));
+}
+
+#[test]
+fn hardware_finds_no_byte_of_an_earlier_client() {
+    let (late, files) = recycled();
+    assert_eq!(late.zero_ahead(1), Ok(true));
+    let fake = Fake::default();
+    let reactor = Arc::new(Reactor::spawn(Settings::default()).unwrap());
+    let with = |config: &mut Config| set_memory(config, &late, &files);
+    let served = serve_parts(reactor, with, |config| parts(config, &fake));
+    let mut raw = served.client();
+    raw.map(0, RECYCLED, late.file()).ok();
+    let seen = fake.state().seen.clone();
+    assert_eq!(seen.len(), late.len());
+    assert!(seen.iter().all(|byte| *byte == 0));
+    let stats = served.control.stats();
+    assert_eq!(stats.zeroed_for_hardware, RECYCLED - GRANULE as u64, "one was zeroed ahead");
+}
+
+/// Functions of this process find zeros in such memory whatever its pages have. That is enough for
+/// them, and hardware that was mapped like that would find the pages' bytes.
+#[test]
+fn memory_that_only_functions_of_this_process_reach_is_not_zeroed_when_it_is_mapped() {
+    let (late, files) = recycled();
+    let served = serve_with(|config| set_memory(config, &late, &files));
+    let mut raw = served.client();
+    raw.map(0, RECYCLED, late.file()).ok();
+    assert!(bytes_of(late.file(), 0, RECYCLED).iter().all(|byte| *byte == STALE));
+    assert_eq!(served.control.stats().zeroed_for_hardware, 0);
 }
 
 #[test]
