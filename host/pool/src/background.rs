@@ -1,4 +1,5 @@
-//! Zeroing ahead of the first use, when a CPU has nothing else to do.
+//! Zeroing ahead of the first use, when a CPU has nothing else to do. Memory of a sandbox that had
+//! hardware does not wait for that.
 #![allow(unsafe_code)] // sched_setscheduler(2)
 
 use std::sync::{Arc, Weak};
@@ -18,17 +19,23 @@ pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<()> {
 fn run(shared: &Weak<Shared>) {
     while let Some(pool) = shared.upgrade() {
         let Some(job) = pool.next_job(BATCH) else { return };
-        // At idle priority this thread may lose its CPU for long. It must not do so with a lock, or
-        // with a granule that a device waits for: it only waits for an idle CPU, and what it does
-        // then is brief.
-        idle(true);
-        std::thread::yield_now();
-        idle(false);
+        if !job.soon {
+            wait_for_idle_cpu();
+        }
         pool.count_zeroed(zero(&job));
         if let Some(done) = job.done {
             done.ring();
         }
     }
+}
+
+/// Waits for an idle CPU. At idle priority this thread may lose its CPU for long. It must not do so
+/// with a lock, or with a granule that a device waits for: it only waits, and what it does then is
+/// brief.
+fn wait_for_idle_cpu() {
+    idle(true);
+    std::thread::yield_now();
+    idle(false);
 }
 
 /// Returns the number of granules that were zeroed.

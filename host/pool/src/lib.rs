@@ -37,9 +37,11 @@
 //! sandbox's faults wait until it is ended, and no page is shown. Without a keeper, memory is
 //! zeroed, or copied from its template, before it is given.
 //!
-//! Not here: pages that move to another NUMA node with their sandbox; memory that is zeroed when it
-//! returns, for hardware functions, which have all of it zeroed when they are given it
-//! (`slipway_ram::Region::give_to_hardware`).
+//! Hardware is given memory when all of it is zero (`slipway_ram::Region::give_to_hardware`), which
+//! the start of a sandbox waits for. So memory that hardware had is zeroed before all other when it
+//! returns, without a wait for an idle CPU, and the next sandbox is given what is zeroed furthest.
+//!
+//! Not here: pages that move to another NUMA node with their sandbox.
 //!
 //! Dependencies: `slipway-pool-spec` and `slipway-pool-wire` for the protocol, `slipway-keeper` for
 //! what outlives the process, `slipway-ram` for the pages and templates, `slipway-numa` for their

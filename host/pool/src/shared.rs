@@ -92,6 +92,8 @@ struct Zeroing {
     memory: Arc<LateMemory>,
     /// The number of the next granule to look at.
     next: usize,
+    /// The next sandbox may need all of it at once: see [`Job::soon`].
+    soon: bool,
     /// The sandbox that has the memory; `None` for memory that nobody has.
     user: Option<User>,
 }
@@ -110,6 +112,9 @@ pub(crate) struct Job {
     pub(crate) granules: std::ops::Range<usize>,
     /// Pages that are not there are to be made.
     pub(crate) populate: bool,
+    /// The work does not wait for an idle CPU: the last sandbox had hardware, and so may the next,
+    /// whose start waits for all that is not zeroed by then.
+    pub(crate) soon: bool,
     /// Rung after the last part of a sandbox's memory.
     pub(crate) done: Option<Arc<Bell>>,
 }
@@ -251,7 +256,7 @@ impl Shared {
         if let Choice::New(home) = next
             && let Ok(spare) = fresh(request, home, &self.topology)
         {
-            self.put(spare);
+            self.put(spare, false);
         }
     }
 
@@ -279,7 +284,8 @@ impl Shared {
         let status = rustix::fs::fstat(memory.file());
         let identity = status.ok().map(|status| (status.st_dev, status.st_ino));
         let user = Some(User { identity, done: bell.clone() });
-        self.lock().lent.push(Zeroing { memory: memory.clone(), next, user });
+        let lent = Zeroing { memory: memory.clone(), next, soon: false, user };
+        self.lock().lent.push(lent);
         self.work.notify_all();
     }
 
@@ -295,13 +301,14 @@ impl Shared {
         self.lock().lent.iter().find(has).map(|one| one.memory.clone())
     }
 
-    /// Takes memory whose user is gone and that was recycled, or new memory.
-    pub(crate) fn put(&self, memory: Arc<LateMemory>) {
+    /// Takes memory whose user is gone and that was recycled, or new memory. It is zeroed before
+    /// all other memory, and not only by idle CPUs, if it is to be ready `soon`.
+    pub(crate) fn put(&self, memory: Arc<LateMemory>, soon: bool) {
         let mut state = self.lock();
         if state.ended {
             return;
         }
-        state.free.push_back(Zeroing { memory, next: 0, user: None });
+        state.free.push_back(Zeroing { memory, next: 0, soon, user: None });
         let mut held: u64 = state.free.iter().map(|one| one.memory.len() as u64).sum();
         let mut surplus = Vec::new();
         while held > self.settings.limit {
@@ -315,8 +322,8 @@ impl Shared {
         drop(surplus);
     }
 
-    /// Waits for the next part of any memory that is to be looked at, sandboxes' first. Returns
-    /// `None` when the pool has ended.
+    /// Waits for the next part of any memory that is to be looked at: first of what is to be ready
+    /// soon, then of sandboxes' memory. Returns `None` when the pool has ended.
     pub(crate) fn next_job(&self, granules: usize) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -324,8 +331,11 @@ impl Shared {
                 return None;
             }
             let State { free, lent, .. } = &mut *state;
-            let mut all = lent.iter_mut().chain(free.iter_mut());
-            if let Some(one) = all.find(|one| one.next < one.memory.granules()) {
+            let is_left = |one: &&mut Zeroing| one.next < one.memory.granules();
+            if let Some(one) = free.iter_mut().filter(|one| one.soon).find(is_left) {
+                return Some(one.part(granules));
+            }
+            if let Some(one) = lent.iter_mut().chain(free.iter_mut()).find(is_left) {
                 return Some(one.part(granules));
             }
             let waited = self.work.wait(state);
@@ -398,7 +408,42 @@ impl Zeroing {
             memory: self.memory.clone(),
             granules: start..self.next,
             populate: self.user.is_none(),
+            soon: self.soon,
             done: self.user.as_ref().filter(|_| last).map(|user| user.done.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use slipway_ram::GRANULE;
+
+    use super::*;
+
+    fn memory(granules: usize) -> Arc<LateMemory> {
+        let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, (granules * GRANULE) as u64).unwrap();
+        Arc::new(LateMemory::new(file).unwrap())
+    }
+
+    #[test]
+    fn memory_that_hardware_had_is_zeroed_before_all_other() {
+        let settings = Settings { limit: 1 << 20, ..Settings::default() };
+        let Ok(shared) = Shared::new(settings) else {
+            println!("SKIPPED: memory_that_hardware_had_…: needs /dev/userfaultfd");
+            return;
+        };
+        let (lent, free, soon) = (memory(1), memory(1), memory(3));
+        shared.lend(&lent, &Arc::new(Bell::new().unwrap()));
+        shared.put(free.clone(), false);
+        shared.put(soon.clone(), true);
+        let next = || {
+            let job = shared.next_job(2).unwrap();
+            let known = [&lent, &free, &soon].iter().position(|one| Arc::ptr_eq(one, &job.memory));
+            (known.unwrap(), job.granules, job.soon)
+        };
+        assert_eq!([next(), next()], [(2, 0..2, true), (2, 2..3, true)]);
+        assert_eq!([next(), next()], [(0, 0..1, false), (1, 0..1, false)]);
     }
 }
