@@ -5,8 +5,8 @@
 //! the kernel gives at once. A [`Batch`] is several requests that are sent together, and
 //! [`InterfaceSettings`] are made by one. `message` lays requests out and takes answers apart,
 //! `exchange` sends and receives them. `link` has the parts that describe a link, `neighbour` those
-//! of a neighbour, and `vf` sets the addresses of virtual functions. [`Sockets`] lists TCP and UDP
-//! connections and ends them.
+//! of a neighbour, and `vf` sets the addresses, VLANs and rates of virtual functions. [`Sockets`]
+//! lists TCP and UDP connections and ends them.
 //!
 //! Written here because the agent lives in an initramfs whose size is start-up time: the usual
 //! crates for this are asynchronous and come with a model of all of rtnetlink. Not here:
@@ -37,6 +37,7 @@ pub use link::{Link, LinkChange};
 use message::{Request, attributes, u32_at};
 pub use neighbour::Neighbour;
 pub use sockets::{Socket, Sockets, Transport};
+pub use vf::physical_link;
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
 const ANSWER: usize = 64 << 10;

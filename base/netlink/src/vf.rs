@@ -2,6 +2,7 @@
 //! function (linux/if_link.h, `IFLA_VFINFO_LIST`).
 
 use std::io;
+use std::path::Path;
 
 use crate::message::Request;
 use crate::{Netlink, RTM_NEWLINK, link};
@@ -9,7 +10,9 @@ use crate::{Netlink, RTM_NEWLINK, link};
 const IFLA_VFINFO_LIST: u16 = 22;
 const IFLA_VF_INFO: u16 = 1;
 const IFLA_VF_MAC: u16 = 1;
+const IFLA_VF_VLAN: u16 = 2;
 const IFLA_VF_SPOOFCHK: u16 = 4;
+const IFLA_VF_RATE: u16 = 6;
 /// The bytes of an address in `struct ifla_vf_mac`.
 const LONGEST_ADDRESS: usize = 32;
 
@@ -35,12 +38,49 @@ impl Netlink {
         self.set_vf(index, IFLA_VF_SPOOFCHK, &[vf.to_ne_bytes(), setting.to_ne_bytes()].concat())
     }
 
+    /// Sets the VLAN of a VF: the device tags the VF's frames, and gives it untagged those of the
+    /// VLAN alone. 0 ends that.
+    ///
+    /// # Errors
+    /// The kernel's errors, as for [`Netlink::set_vf_mac`].
+    pub fn set_vf_vlan(&mut self, index: u32, vf: u32, vlan: u16) -> io::Result<()> {
+        // struct ifla_vf_vlan: VF, VLAN, priority.
+        self.set_vf(index, IFLA_VF_VLAN, &[vf, vlan.into(), 0].map(u32::to_ne_bytes).concat())
+    }
+
+    /// Sets the most megabits (10^6 bits) that a VF may send in a second. 0 ends the bound.
+    ///
+    /// # Errors
+    /// The kernel's errors, as for [`Netlink::set_vf_mac`]. Some drivers refuse (`EINVAL`) more
+    /// than the link's speed, and any rate while the link has no carrier.
+    pub fn set_vf_rate(&mut self, index: u32, vf: u32, megabits: u32) -> io::Result<()> {
+        // struct ifla_vf_rate: VF, least rate, most.
+        self.set_vf(index, IFLA_VF_RATE, &[vf, 0, megabits].map(u32::to_ne_bytes).concat())
+    }
+
     fn set_vf(&mut self, index: u32, kind: u16, value: &[u8]) -> io::Result<()> {
         let mut request = Request::new(RTM_NEWLINK);
         request.body(&link::header(index, 0, 0));
         request.attribute(IFLA_VFINFO_LIST, &nested(IFLA_VF_INFO, &nested(kind, value)));
         self.exchange(request, |_, _| {})
     }
+}
+
+/// Returns the name of the link of a VF's physical function, and the VF's number there. `function`
+/// is the VF's directory in sysfs. Returns `None` if the function is no VF, or its physical
+/// function has no link.
+pub fn physical_link(function: &Path) -> Option<(String, u32)> {
+    let physical = function.join("physfn");
+    let mut links = std::fs::read_dir(physical.join("net")).ok()?;
+    let link = links.next()?.ok()?.file_name().into_string().ok()?;
+    let own = function.file_name()?;
+    let all = std::fs::read_dir(&physical).ok()?.flatten();
+    let mut numbers = all.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
+        let target = std::fs::read_link(entry.path()).ok()?;
+        (target.file_name() == Some(own)).then_some(number)
+    });
+    Some((link, numbers.next()?))
 }
 
 /// Lays out an attribute within another one. `value` has a multiple of four bytes.
@@ -51,6 +91,8 @@ fn nested(kind: u16, value: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
     use crate::message::attributes;
 
@@ -70,5 +112,24 @@ mod tests {
         let link = netlink.link("lo").unwrap().unwrap();
         netlink.set_vf_mac(link.index, 0, [2, 0, 0, 0, 0, 1]).unwrap_err();
         netlink.set_vf_spoof_check(link.index, 0, true).unwrap_err();
+        netlink.set_vf_vlan(link.index, 0, 5).unwrap_err();
+        netlink.set_vf_rate(link.index, 0, 100).unwrap_err();
+    }
+
+    #[test]
+    fn a_vf_is_found_at_its_physical_function() {
+        let devices = tempfile::tempdir().unwrap();
+        let at = |path: &str| devices.path().join(path);
+        std::fs::create_dir_all(at("0000:01:00.0/net/eno1")).unwrap();
+        for (number, name) in ["0000:01:10.0", "0000:01:10.2"].iter().enumerate() {
+            std::fs::create_dir(at(name)).unwrap();
+            let link = at(&format!("0000:01:00.0/virtfn{number}"));
+            symlink(format!("../{name}"), link).unwrap();
+        }
+        let vf = at("0000:01:10.2");
+        assert_eq!(physical_link(&vf), None);
+        symlink("../0000:01:00.0", vf.join("physfn")).unwrap();
+        assert_eq!(physical_link(&vf), Some(("eno1".to_owned(), 1)));
+        assert_eq!(physical_link(&at("0000:01:00.0")), None);
     }
 }

@@ -114,7 +114,8 @@ fn template_of(args: &VfCreateArgs, config: &Config) -> Result<vf_v1::Template> 
                 None => args.pci.clone(),
             };
             count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-            template::Kind::Hardware(template::Hardware { addresses })
+            let (vlan, max_rate) = (args.vlan.unwrap_or(0), args.max_rate.unwrap_or(0));
+            template::Kind::Hardware(template::Hardware { addresses, vlan, max_rate })
         }
     };
     Ok(vf_v1::Template {
@@ -272,6 +273,10 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
         Some(template::Kind::Nvme(nvme)) => nvme.layers_bytes,
         _ => 0,
     };
+    let (vlan, max_rate) = match &template.kind {
+        Some(template::Kind::Hardware(hardware)) => (hardware.vlan, hardware.max_rate),
+        _ => (0, 0),
+    };
     serde_json::json!({
         "name": name,
         "kind": kind(pool),
@@ -279,6 +284,8 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
         "devset_size": if template.set_size == 0 { template.count } else { template.set_size },
         "user": format!("{uid}:{gid}"),
         "layers_bytes": layers_bytes,
+        "vlan": vlan,
+        "max_rate": max_rate,
         "resets": resets,
         "failures": failures,
         "unwritten": unwritten,
@@ -300,6 +307,8 @@ mod tests {
             mtu: None,
             pci: Vec::new(),
             pci_of: None,
+            vlan: None,
+            max_rate: None,
             count: 2,
             set_size: None,
             user: None,
@@ -333,6 +342,8 @@ mod tests {
             mtu: None,
             pci: pci.clone(),
             pci_of: None,
+            vlan: None,
+            max_rate: None,
             count: 8,
             set_size: None,
             user: None,

@@ -112,7 +112,8 @@ fn hardware_that_cannot_be_had_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (plane, functions) = functions(folder.path());
     let addresses = vec!["fffe:fd:1f.7".to_owned()];
-    let kind = Some(template::Kind::Hardware(template::Hardware { addresses }));
+    let hardware = template::Hardware { addresses, ..Default::default() };
+    let kind = Some(template::Kind::Hardware(hardware));
     let pool = vf_v1::Template { kind, ..Default::default() };
     let refused = functions.create("nics", pool).unwrap_err();
     let VfError::Hardware(why) = &refused else { panic!("{refused}") };

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueHint};
 use super::AlwaysJson;
 use super::disk::DiskArg;
 use crate::pci::parse_address;
-use crate::size::parse_size;
+use crate::size::{parse_bit_rate, parse_size, parse_vlan};
 
 #[derive(Debug, Subcommand)]
 pub enum VfCommand {
@@ -106,12 +106,21 @@ pub struct VfCreateArgs {
     /// Functions are these virtual functions of hardware, by their PCI addresses. Each leaves its
     /// driver until the pool is removed
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = parse_address,
-          conflicts_with = "pci_of")]
+          conflicts_with = "pci_of", group = "hardware")]
     pub pci: Vec<String>,
     /// Functions are all virtual functions of the physical function at this PCI address, which
     /// exist already (sriov_numvfs)
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address, group = "hardware")]
     pub pci_of: Option<String>,
+    /// The device tags the frames of each function with this VLAN, 1 to 4094, and gives it those of
+    /// that VLAN alone, untagged: by the physical function, until the pool is removed [default: as
+    /// it is]
+    #[arg(long, value_name = "VLAN", value_parser = parse_vlan, requires = "hardware")]
+    pub vlan: Option<u32>,
+    /// Most that each function sends in a second, as 100Mbit, rounded down to whole megabits: by
+    /// the physical function, until the pool is removed [default: as it is]
+    #[arg(long, value_name = "RATE", value_parser = parse_bit_rate, requires = "hardware")]
+    pub max_rate: Option<u64>,
     /// Functions, 1 to 1024; of hardware, as many as there are
     #[arg(long, value_name = "N", default_value_t = 8, conflicts_with_all = ["pci", "pci_of"],
           value_parser = clap::value_parser!(u32).range(1..=1024))]

@@ -6,6 +6,7 @@ use slipway_plane_api::vf_v1;
 use slipway_vf_pool::Fault;
 use slipway_vfio::{Binding, Device, Error, Host, PciAddress};
 
+use super::limits::Limits;
 use super::{VfError, template};
 
 /// The hardware of a VF. Dropping it closes the device and leaves it with vfio-pci.
@@ -13,13 +14,17 @@ pub(super) struct Hardware {
     host: Host,
     address: PciAddress,
     binding: Option<Binding>,
+    limits: Limits,
+    /// The physical function may hold it to `limits`.
+    is_limited: bool,
     /// The open device. An endpoint has clones while it exists.
     device: Option<Arc<Device>>,
 }
 
 impl Hardware {
-    pub fn new(address: PciAddress) -> Self {
-        Self { host: Host::default(), address, binding: None, device: None }
+    pub fn new(address: PciAddress, limits: Limits) -> Self {
+        let (host, binding, device) = (Host::default(), None, None);
+        Self { host, address, binding, limits, is_limited: false, device }
     }
 
     pub fn address(&self) -> PciAddress {
@@ -48,6 +53,10 @@ impl Hardware {
         if self.binding.is_none() {
             self.binding = Some(sysfs.bind(self.address).map_err(fault)?);
         }
+        if !self.limits.is_none() {
+            self.is_limited = true;
+            self.limits.set(self.address)?;
+        }
         self.host.open(self.address).map_err(fault)
     }
 
@@ -61,11 +70,14 @@ impl Hardware {
         }
     }
 
-    /// Closes the device and gives it back to the driver that it had.
+    /// Closes the device, takes its limits from it and gives it back to the driver that it had.
     pub fn close(&mut self) -> Result<(), Fault> {
         // The kernel would wait for the endpoint that has it open.
         self.check_alone()?;
         self.device = None;
+        if std::mem::take(&mut self.is_limited) {
+            self.limits.clear(self.address);
+        }
         match self.binding.take() {
             Some(binding) => self.host.sysfs().give_back(binding).map_err(fault),
             None => Ok(()),
@@ -80,9 +92,12 @@ impl Hardware {
 /// [`VfError::Invalid`], [`VfError::Hardware`].
 pub(super) fn check(template: &vf_v1::Template) -> Result<(), VfError> {
     let addresses = template::addresses(template).map_err(VfError::Invalid)?;
-    let sysfs = slipway_vfio::Sysfs::default();
+    let (sysfs, limits) = (slipway_vfio::Sysfs::default(), Limits::of(template));
     let refused = |error: Error| VfError::Hardware(error.to_string());
-    addresses.into_iter().try_for_each(|address| sysfs.check(address).map_err(refused))
+    addresses.into_iter().try_for_each(|address| {
+        sysfs.check(address).map_err(refused)?;
+        limits.check(address).map_err(VfError::Hardware)
+    })
 }
 
 /// Checks that no other pool has the hardware of a template.
@@ -116,7 +131,7 @@ mod tests {
     fn a_function_is_in_one_pool() {
         let pool = |text: &str| {
             let addresses = vec![text.to_owned()];
-            let hardware = vf_v1::template::Hardware { addresses };
+            let hardware = vf_v1::template::Hardware { addresses, ..Default::default() };
             let kind = Some(vf_v1::template::Kind::Hardware(hardware));
             vf_v1::Template { kind, count: 1, ..Default::default() }
         };

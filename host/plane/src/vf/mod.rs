@@ -3,7 +3,8 @@
 //! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its controller
 //! is reset, its disk is empty. Its socket refuses clients until an owner has taken the VF.
 //! `function` is such an endpoint as a device of `slipway-vf-pool`, which has the states, the locks
-//! and the ledger. `hardware` is a real VF behind one. `service` answers the calls of `vf.proto`.
+//! and the ledger. `hardware` is a real VF behind one, and `limits` its VLAN and rate. `service`
+//! answers the calls of `vf.proto`.
 //!
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
@@ -18,6 +19,7 @@
 
 mod function;
 mod hardware;
+mod limits;
 mod service;
 mod template;
 
@@ -33,6 +35,7 @@ use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Settings};
 use crate::Plane;
 use function::Function;
 use hardware::Hardware;
+use limits::Limits;
 
 /// The number of VFs of a pool that are made and reset at once.
 const WORKERS: u32 = 4;
@@ -165,9 +168,11 @@ impl VirtualFunctions {
     ) -> Result<Entry, VfError> {
         template::check(name, &template).map_err(VfError::Invalid)?;
         let addresses = template::addresses(&template).map_err(VfError::Invalid)?;
+        let limits = Limits::of(&template);
         let device = |number| {
             let request = template::request(name, number, &template, &self.shared.sockets);
-            let hardware = addresses.get(number as usize).copied().map(Hardware::new);
+            let hardware = addresses.get(number as usize).copied();
+            let hardware = hardware.map(|address| Hardware::new(address, limits));
             Function::new(self.shared.plane.clone(), request, hardware)
         };
         let set_size = if template.set_size == 0 { template.count } else { template.set_size };

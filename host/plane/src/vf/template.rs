@@ -10,6 +10,8 @@ use slipway_plane_api::vf_v1::{self, template::Kind};
 use slipway_switch::Mac;
 use slipway_vfio::PciAddress;
 
+use super::limits;
+
 /// The most VFs of a pool.
 const MOST: u32 = 1024;
 /// The longest name of a pool: ".1023" behind it is an id.
@@ -45,7 +47,10 @@ pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String
             Err("a VF of kind nic needs a switch".into())
         }
         Some(Kind::Nic(_)) => Ok(()),
-        Some(Kind::Hardware(_)) => check_addresses(&addresses(template)?, count),
+        Some(Kind::Hardware(hardware)) => {
+            limits::check(hardware)?;
+            check_addresses(&addresses(template)?, count)
+        }
         None => Err("a pool's VFs are of kind nvme, nic or hardware".into()),
     }
 }
@@ -192,7 +197,8 @@ mod tests {
 
     fn hardware(addresses: &[&str], count: u32) -> vf_v1::Template {
         let addresses = addresses.iter().map(|&text| text.to_owned()).collect();
-        let kind = Some(Kind::Hardware(vf_v1::template::Hardware { addresses }));
+        let hardware = vf_v1::template::Hardware { addresses, ..Default::default() };
+        let kind = Some(Kind::Hardware(hardware));
         vf_v1::Template { kind, count, ..Default::default() }
     }
 

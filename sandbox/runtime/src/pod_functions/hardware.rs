@@ -3,13 +3,14 @@
 //!
 //! A VF that is a network interface gets a MAC address through its physical function, and the check
 //! that its frames have that address. Where the driver of the physical function sets no addresses,
-//! the VF keeps its own. VLANs and rates are as the host's administrator set them there.
+//! the VF keeps its own. VLANs and rates are those of its pool, which the plane sets, or as the
+//! host's administrator set them there.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use slipway_netlink::Netlink;
+use slipway_netlink::{Netlink, physical_link};
 use slipway_plane_api::vf_v1::template::Hardware;
 
 use crate::record::GivenNic;
@@ -81,7 +82,7 @@ fn class(function: &Path) -> Option<Class> {
 }
 
 fn set_mac_of(function: &Path) -> io::Result<String> {
-    let Some((name, number)) = physical(function) else { return Ok(String::new()) };
+    let Some((name, number)) = physical_link(function) else { return Ok(String::new()) };
     let mut netlink = Netlink::open()?;
     let Some(link) = netlink.link(&name)? else { return Ok(String::new()) };
     let host = std::fs::read(MACHINE_ID).unwrap_or_default();
@@ -105,22 +106,6 @@ fn is_supported(set: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Returns the name of the link of a VF's physical function, and the VF's number there. Returns
-/// `None` if the function is no VF, or its physical function has no link.
-fn physical(function: &Path) -> Option<(String, u32)> {
-    let physical = function.join("physfn");
-    let mut links = std::fs::read_dir(physical.join("net")).ok()?;
-    let link = links.next()?.ok()?.file_name().into_string().ok()?;
-    let own = function.file_name()?;
-    let all = std::fs::read_dir(&physical).ok()?.flatten();
-    let mut numbers = all.filter_map(|entry| {
-        let number = entry.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
-        let target = std::fs::read_link(entry.path()).ok()?;
-        (target.file_name() == Some(own)).then_some(number)
-    });
-    Some((link, numbers.next()?))
-}
-
 /// Returns the address of a VF of this host: locally administered, and the same each time.
 fn mac(host: &[u8], function: &Path) -> [u8; 6] {
     let name = function.file_name().unwrap_or_default();
@@ -130,8 +115,6 @@ fn mac(host: &[u8], function: &Path) -> [u8; 6] {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use super::*;
 
     #[test]
@@ -151,23 +134,6 @@ mod tests {
     }
 
     #[test]
-    fn a_vf_is_found_at_its_physical_function() {
-        let devices = tempfile::tempdir().unwrap();
-        let at = |path: &str| devices.path().join(path);
-        std::fs::create_dir_all(at("0000:01:00.0/net/eno1")).unwrap();
-        for (number, name) in ["0000:01:10.0", "0000:01:10.2"].iter().enumerate() {
-            std::fs::create_dir(at(name)).unwrap();
-            let link = at(&format!("0000:01:00.0/virtfn{number}"));
-            symlink(format!("../{name}"), link).unwrap();
-        }
-        let vf = at("0000:01:10.2");
-        assert_eq!(physical(&vf), None);
-        symlink("../0000:01:00.0", vf.join("physfn")).unwrap();
-        assert_eq!(physical(&vf), Some(("eno1".to_owned(), 1)));
-        assert_eq!(physical(&at("0000:01:00.0")), None);
-    }
-
-    #[test]
     fn the_address_of_a_vf_is_its_own_on_its_host() {
         let of = |host: &[u8], name: &str| mac(host, &directory(name));
         assert_eq!(of(b"a", "0000:01:10.0"), of(b"a", "0000:01:10.0"));
@@ -178,7 +144,8 @@ mod tests {
 
     #[test]
     fn a_pool_has_an_address_for_each_function() {
-        let hardware = Hardware { addresses: vec!["0000:01:10.0".into()] };
+        let addresses = vec!["0000:01:10.0".into()];
+        let hardware = Hardware { addresses, ..Default::default() };
         assert_eq!((address(&hardware, 0), address(&hardware, 1)), ("0000:01:10.0", ""));
     }
 
