@@ -4,54 +4,21 @@
 # SLIPWAY_HARDWARE_CYCLES is the number of cycles of a start, kill -9 of the VMM and the VF's return: 3, or 100.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/hardware.sh
+. "$here/hardware.sh"
 need_root
-# Of a machine's own hardware nothing is known: it may be in use.
-[ -n "${SLIPWAY_LAB_HARDWARE:-}" ] || skip "hardware that a test may reset: lab/kvm-host --hardware --test $test_name SLIPWAY"
+need_hardware
 need_node
 cycles=${SLIPWAY_HARDWARE_CYCLES:-3}
-devices=/sys/bus/pci/devices
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 holder=
 end_all() {
     [ -z "$holder" ] || kill "$holder" 2>/dev/null
-    [ -n "$daemon" ] && runs "$daemon" && {
-        "$slipway" rm --force --all
-        for pool in hw nics rest; do timeout 60 "$slipway" vf rm "$pool"; done
-    } >/dev/null 2>&1
-    rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
+    end_pools hw nics rest
 }
-
-# physical CLASS: the address of the first physical function with SR-IOV whose class code begins so.
-physical() {
-    local device
-    for device in "$devices"/*; do
-        [[ $(cat "$device/sriov_totalvfs" 2>/dev/null || echo 0) != 0 && $(cat "$device/class") == "$1"* ]] || continue
-        echo "${device##*/}"
-        return
-    done
-    return 1
-}
-# virtual PHYSICAL NUMBER: the address of a VF.
-virtual() { basename "$(readlink "$devices/$1/virtfn$2")"; }
-driver_of() { basename "$(readlink "$devices/$1/driver")" 2>/dev/null; }
-states() { "$slipway" vf inspect "$1" | python3 -c 'import json, sys
-print(*sorted(vf["state"] for vf in json.load(sys.stdin)[0]["functions"]), sep=",")'; }
-are() { [ "$(states "$1")" = "$2" ]; }
-# taken POOL: the PCI address of the first VF that has an owner, and the owner.
-taken() { "$slipway" vf inspect "$1" | python3 -c 'import json, sys
-print(*next((vf["pci_address"], vf["owner"]) for vf in json.load(sys.stdin)[0]["functions"] if vf["owner"]))'; }
-# refuses PATTERN COMMAND…: the command fails, in one line that matches.
-refuses() {
-    local pattern=$1 said; shift
-    said=$(timeout 300 "$slipway" "$@" 2>&1 </dev/null) && fail "slipway $*: should fail"
-    [ "$(wc -l <<<"$said")" = 1 ] || fail "slipway $*: not one line: $said"
-    grep -qE -- "$pattern" <<<"$said" || fail "slipway $*: $said"
-    ok "$* -> $said"
-}
-now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
 
 modprobe -a virtio_pci virtio_net vfio-pci || fail "no vfio-pci, or no drivers for virtio"
-disk=$(physical 0x0108) && nic=$(physical 0x0200) || fail "the lab has no hardware with SR-IOV"
+disk=$(physical 0x0108) && nic=$(physical 0x0200 0x1af4) || fail "the lab has no hardware with SR-IOV"
 start_keeper
 start_daemon
 refuses "$disk has no virtual functions yet: .*sriov_numvfs" vf create none --pci-of "$disk"
@@ -143,6 +110,17 @@ for n in $(seq "$cycles"); do
 done
 ok "$cycles times kill -9 of the VMM: the VF comes back, and the next sandbox has one"
 "$slipway" rm --force one >/dev/null && wait_until 60 are hw ready,ready,ready,ready || fail "the end: $(states hw)"
+
+# QEMU, by a daemon that is told to use it. It speaks vfio-user, and adds the function to its machine while that runs.
+end_daemon KILL
+SLIPWAY_VMM=qemu start_daemon
+wait_until 60 are hw ready,ready,ready,ready || fail "after kill -9 of the daemon: $(states hw)"
+begin_one
+grep -aq qemu "/proc/$(vmm_of one)/cmdline" || fail "the VMM is $(tr '\0' ' ' <"/proc/$(vmm_of one)/cmdline")"
+uses_disk || fail "the disk by QEMU: $(explain)"
+kill -9 "$(vmm_of one)" && wait_until 60 are hw ready,ready,ready,ready || fail "the VF does not come back: $(states hw)"
+"$slipway" rm --force one >/dev/null || fail "rm of a sandbox of QEMU"
+ok "a sandbox of QEMU's uses a disk, and its VF comes back after kill -9"
 
 # Hardware does not go on without the process that has it open: the next daemon has the pool again.
 # Its sandboxes have recycled memory, the second one that of the first.

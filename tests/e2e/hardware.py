@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Virtual functions (VFs) of hardware, for 69-hardware.sh.
+"""Virtual functions (VFs) of hardware, for hardware.sh.
 
 hardware.py queues PF COUNT    makes COUNT VFs of an NVMe controller, each with queues, vectors and one namespace
 hardware.py open ADDRESS       opens a VF by VFIO and resets it, and prints the milliseconds of both together

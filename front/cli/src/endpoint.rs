@@ -195,7 +195,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         })
     });
     let counters = endpoint.counters.unwrap_or_default();
-    let limits = endpoint.limits.unwrap_or_default();
+    let (limits, times) = (endpoint.limits.unwrap_or_default(), endpoint.times.unwrap_or_default());
     let set = |value: u64| (value > 0).then_some(value);
     serde_json::json!({
         "id": endpoint.id,
@@ -209,6 +209,7 @@ fn as_json(endpoint: &v1::Endpoint) -> serde_json::Value {
         "refused_files": counters.refused_files,
         "held": counters.held,
         "stalls": counters.stalls,
+        "dma_map_ns": times.dma_map_total_ns,
         "zeroed_for_hardware_bytes": counters.zeroed_for_hardware_bytes,
         "doorbells": match endpoint.doorbells() {
             DoorbellMode::Trapped => "trapped",
