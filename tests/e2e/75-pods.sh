@@ -5,12 +5,7 @@
 export SLIPWAY_SOCKET=$work/engine.sock
 . "$(dirname "$0")/cri.sh"
 . "$(dirname "$0")/containerd.sh"
-
-pod() { run -d --annotation $kind=sandbox --annotation $of="$1" "${@:2}" "$image" "$1" true >"$work/out" 2>&1 || fail "pod $1: $(cat "$work/out") $(explain)"; }
-# member POD ARGUMENTS…: `ctr run` of a container in it.
-member() { run --annotation $kind=container --annotation $of="$1" "${@:2}"; }
-started() { member "$1" -d "${@:2}" >"$work/out" 2>&1 || fail "$*: $(cat "$work/out") $(explain)"; }
-inside() { c task exec --exec-id "x$RANDOM$RANDOM" --fifo-dir "$work/fifo" "$@" </dev/null; }
+. "$(dirname "$0")/pods.sh"
 running() { grep -qE "^$1 +[0-9]+ +RUNNING" <<<"$(c task ls)"; }
 deleted() { c task delete "$1" >"$work/out" 2>&1; c container delete "$1" || fail "container delete $1: $(explain)"; }
 ended_with() { grep -q "exit code $1" "$work/out" || fail "delete says: $(cat "$work/out")"; }
