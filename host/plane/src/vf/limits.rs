@@ -107,7 +107,10 @@ impl Limits {
 fn link_of(address: PciAddress) -> Result<(String, u32), String> {
     let function = Path::new(DEVICES).join(address.to_string());
     physical_link(&function).ok_or_else(|| {
-        format!("PCI function {address} is no VF of a network interface: it has no VLAN or rate")
+        format!(
+            "PCI function {address} has no physical function whose network interface could set a \
+             VLAN or a rate of it"
+        )
     })
 }
 
@@ -152,7 +155,7 @@ mod tests {
         let nowhere = "0000:fe:1f.7".parse().unwrap();
         Limits::default().check(nowhere).unwrap();
         let refused = Limits { vlan: 5, megabits: 0 }.check(nowhere).unwrap_err();
-        assert!(refused.contains("is no VF of a network interface"), "{refused}");
+        assert!(refused.contains("no physical function whose network"), "{refused}");
         Limits { vlan: 5, megabits: 0 }.clear(nowhere);
     }
 }
