@@ -13,7 +13,7 @@ use crate::size::{parse_bit_rate, parse_size, parse_vlan};
 pub enum VfCommand {
     /// Make a pool of virtual functions, and wait until they are ready. The pool is there until it
     /// is removed, also after the daemon's end
-    Create(VfCreateArgs),
+    Create(Box<VfCreateArgs>),
     /// List pools
     Ls {
         /// As JSON
