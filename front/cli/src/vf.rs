@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(20);
 pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> Result<i32> {
     let mut client = connect_functions(node, config).await?;
     match command {
-        VfCommand::Create(args) => create(&mut client, config, &args).await?,
+        VfCommand::Create(args) => create(&mut client, config, args).await?,
         VfCommand::Ls { json } => list(&mut client, *json).await?,
         VfCommand::Inspect { pools, .. } => {
             let mut all = Vec::new();
