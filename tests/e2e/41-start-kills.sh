@@ -22,7 +22,7 @@ fail() { say "FAILED: $told: $*"; exit 1; }
 "$slipway" vf create nics --switch default --count 2 >/dev/null || fail "vf create: $(explain)"
 run=("$slipway" run --detach --name victim --wait-network --vf nics --publish 8080:80 --volume data:16M:/data "$image" -- sleep 100000)
 
-# What the node holds, one thing a line.
+# Prints the sandboxes, functions, ports, interfaces, rules and files that the node holds.
 held() {
     "$slipway" ps --quiet
     "$slipway" vf inspect nics | grep -E '"(owner|state)"' | sort

@@ -105,7 +105,7 @@ has 256
 in_one dd if=/dev/zero of=/dev/null bs=150M count=1 2>/dev/null || fail "the container cannot use 150 of 200 MiB"
 refused '1024 MiB is more than the 256 MiB' update web/one --memory 1G
 timeout 300 "$slipway" update web/one --memory 48M >/dev/null 2>"$work/said" || fail "update of a container to 48M: $(explain)"
-# What the container has just set free the guest may count as used for a moment.
+# The guest may count memory as used for a moment after the container has set it free.
 grep -qxE 'slipway: web gave back [0-9]+ MiB of memory|slipway: more than the limits need stays for now: sandbox web has .*' "$work/said" ||
     fail "the update does not say what went back: $(cat "$work/said")"
 [ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((48 << 20)) ] || fail "the container's limit is $(in_one cat /sys/fs/cgroup/memory.max)"

@@ -311,7 +311,7 @@ fn an_interface_has_all_its_settings_or_names_one_that_fails_as_root() {
                 |one: &Route| (one.destination, one.gateway, one.index) == (to, gateway, index);
             assert!(routes.iter().any(is), "{to:?} of {routes:?}");
         }
-        // One that is up stays as it is, and others are set up again.
+        // An interface that is up stays as it is; one that is down is set up again.
         wanted.mtu = 1300;
         assert!(wanted.apply().unwrap());
         assert_eq!(netlink.link("v0").unwrap().unwrap().mtu, 1400);

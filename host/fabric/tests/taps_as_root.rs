@@ -205,7 +205,7 @@ fn an_interface_has_its_settings_or_is_not_left_as_root() {
         });
     };
     settings();
-    // What the last process left has its port even if its settings fail.
+    // An interface that the last process left has its port even if its settings fail.
     let left = v1::AttachTapRequest { create: false, ..request.clone() };
     fabric.remove_switch("default").unwrap();
     let switch = v1::CreateSwitchRequest { name: "default".into(), ..Default::default() };

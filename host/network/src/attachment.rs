@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(inode(&short), first);
         assert_eq!(store.load().unwrap(), BTreeMap::from([(short.key.id(), short.clone())]));
         store.remove(&short.key.id()).unwrap();
-        // What a daemon set aside, the next one removes.
+        // The next daemon removes the files that the last one set aside.
         let next = Store::open(place.path()).unwrap();
         let dir = next.spares().dir.clone();
         assert!(fs::read_dir(dir).unwrap().next().is_none());

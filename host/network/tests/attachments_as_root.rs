@@ -496,7 +496,7 @@ fn an_attachment_has_a_function_of_a_pool_as_root() {
             rig.detach("a").await;
         }
         rig.attach_pooled("b", &b).await;
-        // What is attached keeps its function.
+        // An attachment keeps its function.
         rig.networks.reconcile(&BTreeSet::new()).await.unwrap();
         rig.check("b").await.unwrap();
         for id in ["b", "c"] {

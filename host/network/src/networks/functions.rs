@@ -153,7 +153,7 @@ impl Networks {
 /// bytes.
 ///
 /// # Errors
-/// What they are instead.
+/// The reason as a predicate of the pool's functions, such as "are no interfaces on a switch".
 fn fits(template: &vf_v1::Template, (network, mtu): (&str, u32)) -> Result<(), String> {
     let Some(Kind::Nic(nic)) = &template.kind else {
         return Err("are no interfaces on a switch".to_owned());

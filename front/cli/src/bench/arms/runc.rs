@@ -39,7 +39,7 @@ impl Runc {
         let mut mount = made.mounts.command("mount");
         mount.args(["-t", "erofs", "-o", "ro,loop"]).arg(&image.erofs_path).arg(made.root());
         run_command(&mut mount)?;
-        // What this host does not let runc do is known before anything is measured.
+        // A host on which runc cannot start a container is found before anything is measured.
         let network = Namespace::make()?;
         made.start("trial", network.path())?;
         made.remove("trial")?;
