@@ -17,7 +17,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 HOST := x86_64-unknown-linux-gnu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo shell test check site fuzz soak bench install node-image clean
+.PHONY: help setup core build demo shell test check site fuzz soak bench install node-image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,26 +25,31 @@ help: ## this list
 setup: ## install what building and running need (as root the first time)
 	@deploy/setup/setup.sh build run
 
-build: ## the programs: target/release/slipway, slipway-bench, containerd's shim and snapshotter, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
+# A sandbox without sockets, directories of the host and benchmarks needs no more than these.
+core:
 	@deploy/setup/setup.sh build
+	cargo build --release --locked --package slipway-cli
+	RUSTFLAGS='-C target-feature=+crt-static' \
+	    cargo build --profile agent --locked --package slipway-agent --bins --target $(HOST)
+	@# By itself: together with the benchmark it would have the benchmark's drivers.
+	RUSTFLAGS='-C target-feature=+crt-static' \
+	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
+
+build: core ## the programs: target/release/slipway, slipway-bench, containerd's shim and snapshotter, the CNI plugin, libslipway.so, slipway-vmm, slipway-fs, slipway-hollow, those that run in guests
 	cargo build --release --locked --package slipway-cli --package slipway-preload --package slipway-shim \
 	    --package slipway-snapshotter
 	@deploy/build-musl.sh $(TARGET)
 	RUSTFLAGS='-C target-feature=+crt-static' \
-	    cargo build --profile agent --locked --package slipway-agent \
-	    --package slipway-guest-sockets --package slipway-bench \
+	    cargo build --profile agent --locked --package slipway-guest-sockets --package slipway-bench \
 	    --package slipway-fs-process --package slipway-hollow \
 	    --bins --target $(HOST)
-	@# By itself: together with the benchmark it would have the benchmark's drivers.
-	RUSTFLAGS='-C target-feature=+crt-static' \
-	    cargo build --profile agent --locked --package slipway-vmm-process --bins --target $(HOST)
 	@deploy/build-cni.sh $(TARGET) $(HOST)
 
-demo: build ## run four containers, each in a microVM of its own, and show where the time went
+demo: core ## run four containers, each in a microVM of its own, and show where the time went
 	@deploy/setup/setup.sh run demo
 	@deploy/demo.sh $(TARGET)/release/slipway
 
-shell: build ## a shell in a microVM, in the demo's image
+shell: core ## a shell in a microVM, in the demo's image
 	@deploy/setup/setup.sh run demo
 	@deploy/demo.sh --shell $(TARGET)/release/slipway
 
