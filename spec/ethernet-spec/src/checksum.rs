@@ -19,3 +19,13 @@ pub fn fold(mut sum: u64) -> u16 {
     }
     sum as u16
 }
+
+/// Returns the checksum of TCP or UDP whose covered words have this sum. It is never 0, which would
+/// mean that a UDP datagram has no checksum (RFC 768); elsewhere 0 and 0xffff are equal.
+#[inline]
+pub fn finish(sum: u64) -> u16 {
+    match !fold(sum) {
+        0 => 0xffff,
+        value => value,
+    }
+}
