@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use slipway_ethernet_spec::EthernetFrame;
 use slipway_ram::Span;
 use slipway_ring::{Descriptor, Geometry, Link};
 
@@ -110,6 +111,7 @@ impl Port for Wire {
                 Some(len),
                 "the length is that of the bytes"
             );
+            drop(EthernetFrame::new_unchecked(&bytes[..len]).to_string());
             let offload = burst.offload_of(*pick);
             assert!(offload.checksum.is_none() || self.0.checksum, "what it cannot take");
             assert_eq!(offload.segmentation, crate::Segmentation::None, "what it cannot take");

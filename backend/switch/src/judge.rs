@@ -1,7 +1,7 @@
 //! The first pass, first half: selects the frames of a burst that the source port's settings admit.
 //! All decisions are made on the burst's private copies.
 
-use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6};
+use slipway_ethernet_spec::{EthernetFrame, Mac, ethertype, ipv4, ipv6};
 
 use crate::burst::{BURST, Burst, Frame, Offload, Segmentation};
 use crate::lookup::{Key, Station};
@@ -47,33 +47,25 @@ pub(crate) fn judge(
 
 #[inline]
 fn admit(config: &PortConfig, burst: &mut Burst, frame: usize) -> Result<(Key, u16), Drop> {
-    let head = burst.head(frame);
-    let Some(header) = head.first_chunk::<HEADER>() else { return Err(Drop::Short) };
-    let destination = address(header, 0);
-    let source = address(header, SOURCE);
+    let Ok(head) = EthernetFrame::new_checked(burst.head(frame)) else { return Err(Drop::Short) };
+    let (destination, source) = (head.destination(), head.source());
     if source.is_group() || source == Mac::default() {
         return Err(Drop::BadSource);
     }
     if destination.to_bits() & RESERVED_MASK == RESERVED {
         return Err(Drop::Reserved);
     }
-    let mut kind = u16::from_be_bytes([header[TYPE], header[TYPE + 1]]);
-    let mut tag = None;
-    if kind == ethertype::VLAN {
-        let [a, b, c, d] = *head.get(HEADER..).and_then(<[u8]>::first_chunk).ok_or(Drop::Short)?;
-        (tag, kind) = (Some(u16::from_be_bytes([a, b])), u16::from_be_bytes([c, d]));
-    }
+    let (tag, kind) = (head.tag(), head.ethertype());
     let vlan = config.vlan_in(tag).ok_or(Drop::Vlan)?;
-    let network = HEADER + if tag.is_some() { TAG } else { 0 };
     let Frame { len, offload, .. } = burst.frames()[frame];
     let checksum = offload.checksum;
     if offload.is_some() && !is_possible(&offload, len)
-        || checksum.is_some_and(|(start, _)| !is_above_ip(kind, network, start))
+        || checksum.is_some_and(|(start, _)| !is_above_ip(kind, head.header_len(), start))
     {
         return Err(Drop::BadOffload);
     }
     if config.spoof_check {
-        check_sender(config, source, kind, &head[network..], checksum.is_some())?;
+        check_sender(config, source, kind, head.payload(), checksum.is_some())?;
     }
     let priority = tag.map_or(0, |tag| tag & 0xf000);
     if tag.is_some() {
@@ -120,10 +112,4 @@ fn check_sender(
         matches!(kind, ethertype::VLAN | ethertype::PROVIDER_VLAN | ethertype::OLD_PROVIDER_VLAN);
     let own = config.addresses.is_empty() || config.owns_sender(kind, packet, summed_later);
     if hidden || !own { Err(Drop::SpoofedAddress) } else { Ok(()) }
-}
-
-#[inline]
-fn address(header: &[u8; HEADER], at: usize) -> Mac {
-    let bytes = &header[at..at + 6];
-    Mac([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
 }

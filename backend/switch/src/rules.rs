@@ -1,9 +1,11 @@
 //! The settings of a port: what it may send and what it gets, as users of SR-IOV expect them of a
 //! virtual function, and VLANs.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use slipway_ethernet_spec::{Mac, arp, ethertype, ipv4, ipv6, protocol, tci};
+use slipway_ethernet_spec::{
+    ArpPacket, Icmpv6Message, Ipv4Packet, Ipv6Packet, Mac, ethertype, message_type, protocol, tci,
+};
 use slipway_rate::Rate;
 
 use crate::port::LinkSetting;
@@ -230,28 +232,26 @@ impl PortConfig {
     }
 
     /// Returns whether the IP addresses that the frame claims as its sender's are the port's.
-    /// `packet` is the part of the frame's head after the Ethernet header. A packet whose addresses
-    /// are missing, or lie beyond the head, is refused. `summed_later` says that a checksum will be
-    /// filled in above the IP header.
+    /// `packet` is the part of the frame's head after the Ethernet header. A packet whose header is
+    /// malformed, or reaches beyond the head, is refused. `summed_later` says that a checksum will
+    /// be filled in above the IP header.
     pub(crate) fn owns_sender(&self, kind: u16, packet: &[u8], summed_later: bool) -> bool {
         match kind {
-            ethertype::IPV4 => field(packet, ipv4::SOURCE).is_some_and(|from: [u8; 4]| {
-                // All zeros: the sender asks for an address (RFC 2131).
-                from == [0; 4] || self.has(IpAddr::from(from))
+            ethertype::IPV4 => {
+                Ipv4Packet::new_checked(packet).is_ok_and(|packet| self.has_ipv4(packet.source()))
+            }
+            ethertype::ARP => ArpPacket::new_checked(packet).is_ok_and(|packet| {
+                self.mac == Some(packet.sender_mac()) && self.has_ipv4(packet.sender())
             }),
-            ethertype::ARP => field(packet, arp::SENDER_MAC).is_some_and(|mac: [u8; 6]| {
-                let from = field::<4>(packet, arp::SENDER_IP);
-                self.mac == Some(Mac(mac))
-                    // All zeros: the sender asks whether an address is free (RFC 5227).
-                    && from.is_some_and(|from| from == [0; 4] || self.has(IpAddr::from(from)))
-            }),
-            ethertype::IPV6 => field(packet, ipv6::SOURCE).is_some_and(|from: [u8; 16]| {
-                let from = IpAddr::from(from);
+            ethertype::IPV6 => Ipv6Packet::new_checked(packet).is_ok_and(|packet| {
+                let from = packet.source();
                 // Protocols other than TCP and UDP are summed by their sender. A checksum that is
                 // filled in later could make another message of the packet.
-                let next = packet.get(ipv6::NEXT_HEADER).copied();
-                let fixed = !summed_later || matches!(next, Some(protocol::TCP | protocol::UDP));
-                fixed && (from.is_unspecified() || self.has(from)) && self.owns_advertised(packet)
+                let next = packet.next_header();
+                let fixed = !summed_later || matches!(next, protocol::TCP | protocol::UDP);
+                fixed
+                    && (from.is_unspecified() || self.has(from.into()))
+                    && self.owns_advertised(&packet)
             }),
             // A port with assigned IP addresses uses IP; other protocols are not known well enough
             // to be trusted.
@@ -262,14 +262,24 @@ impl PortConfig {
     /// Returns whether the port may make the packet's claims about the network. Neighbour
     /// advertisements must be for the port's own addresses. Router advertisements and redirects are
     /// for routers, and only a trusted port counts as one.
-    fn owns_advertised(&self, packet: &[u8]) -> bool {
-        let Some(message) = icmpv6(packet) else { return false };
-        match message.first() {
-            Some(&ipv6::NEIGHBOR_ADVERTISEMENT) => field(message, ipv6::ADVERTISED_TARGET)
-                .is_some_and(|target: [u8; 16]| self.has(IpAddr::from(target))),
-            Some(&(ipv6::ROUTER_ADVERTISEMENT | ipv6::REDIRECT)) => self.trust,
-            _ => true,
+    fn owns_advertised(&self, packet: &Ipv6Packet<&[u8]>) -> bool {
+        let Some(message) = packet.icmpv6() else { return false };
+        if message.is_empty() {
+            return true;
         }
+        Icmpv6Message::new_checked(message).is_ok_and(|message| match message.message_type() {
+            message_type::NEIGHBOR_ADVERTISEMENT => {
+                message.target().is_some_and(|target| self.has(target.into()))
+            }
+            message_type::ROUTER_ADVERTISEMENT | message_type::REDIRECT => self.trust,
+            _ => true,
+        })
+    }
+
+    /// Returns whether the port may claim the IPv4 address: its own, or all zeros, by which a
+    /// sender asks for an address (RFC 2131) or whether an address is free (RFC 5227).
+    fn has_ipv4(&self, address: Ipv4Addr) -> bool {
+        address.is_unspecified() || self.has(address.into())
     }
 
     fn has(&self, address: IpAddr) -> bool {
@@ -292,28 +302,4 @@ impl PortConfig {
 pub fn link_local(mac: Mac) -> [u8; 16] {
     let [a, b, c, d, e, f] = mac.0;
     [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
-}
-
-/// Returns the ICMPv6 message in an IPv6 packet, which is empty if the packet has another protocol.
-/// Returns `None` if extension headers reach beyond the known part of the packet, so that the
-/// protocol is unknown. (Receivers refuse neighbour discovery in fragments: RFC 6980.)
-fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
-    let mut next = *packet.get(ipv6::NEXT_HEADER)?;
-    let mut at = ipv6::HEADER;
-    loop {
-        let unit = match next {
-            protocol::ICMPV6 => return packet.get(at..).filter(|message| !message.is_empty()),
-            protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION => 8,
-            protocol::AUTHENTICATION => 4,
-            _ => return Some(&[]),
-        };
-        let [following, length] = field(packet, at)?;
-        // The length is in units, not counting the first (for authentication, the first two).
-        at += unit * (usize::from(length) + if unit == 8 { 1 } else { 2 });
-        next = following;
-    }
-}
-
-fn field<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
-    packet.get(at..at + N)?.try_into().ok()
 }

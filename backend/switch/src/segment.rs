@@ -2,8 +2,11 @@
 //!
 //! The frame is a private copy; its content is hostile all the same.
 
-use slipway_ethernet_spec::checksum::{fold, sum};
-use slipway_ethernet_spec::{HEADER, TAG, TYPE, ethertype, ipv4, ipv6, protocol};
+use slipway_ethernet_spec::checksum::{finish, fold, sum};
+use slipway_ethernet_spec::{
+    EthernetFrame, HEADER, Ipv4Packet, Ipv6Packet, TAG, TcpSegment, UdpDatagram, ethertype, ipv6,
+    protocol, tcp, udp,
+};
 
 use crate::burst::{Offload, Segmentation};
 
@@ -11,36 +14,14 @@ use crate::burst::{Offload, Segmentation};
 /// options.
 pub(crate) const MAX_HEADER: usize = HEADER + TAG + 60 + 60;
 
-/// Offsets in a TCP header (RFC 9293, section 3.1).
-mod tcp {
-    pub const SEQUENCE: usize = 4;
-    pub const DATA_OFFSET: usize = 12;
-    pub const FLAGS: usize = 13;
-    pub const CHECKSUM: usize = 16;
-    pub const MIN_HEADER: usize = 20;
-    pub const FIN: u8 = 1;
-    pub const PSH: u8 = 8;
-    pub const CWR: u8 = 128;
-}
-
-/// Offsets in a UDP header (RFC 768).
-mod udp {
-    pub const LENGTH: usize = 4;
-    pub const CHECKSUM: usize = 6;
-    pub const HEADER: usize = 8;
-}
-
 /// Fills in a checksum at `offset` from `start`, where the frame holds the pseudo header's sum.
 /// Returns `None` if that lies beyond the frame.
 pub(crate) fn fill_checksum(frame: &mut [u8], (start, offset): (u16, u16)) -> Option<()> {
     let (start, offset) = (usize::from(start), usize::from(offset));
     let part = frame.get_mut(start..)?;
     // The checksum's own place is part of the sum.
-    let value = !fold(sum(part));
-    // 0 would mean that a UDP datagram has no checksum (RFC 768); elsewhere both values are equal.
-    let value = if value == 0 { 0xffff } else { value };
-    part.get_mut(offset..offset + 2)?.copy_from_slice(&value.to_be_bytes());
-    Some(())
+    let value = finish(sum(part));
+    part.get_mut(offset..)?.first_chunk_mut().map(|place| *place = value.to_be_bytes())
 }
 
 /// The offsets of a frame's headers.
@@ -56,40 +37,34 @@ struct Headers {
 }
 
 fn headers(frame: &[u8], segmentation: Segmentation) -> Option<Headers> {
-    let kind = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
-    let tagged = kind(TYPE)? == ethertype::VLAN;
-    let network = HEADER + if tagged { TAG } else { 0 };
-    let is_ipv4 = match kind(network - 2)? {
-        ethertype::IPV4 => true,
-        ethertype::IPV6 => false,
+    let ethernet = EthernetFrame::new_checked(frame).ok()?;
+    let (is_ipv4, length, next) = match ethernet.ethertype() {
+        ethertype::IPV4 => {
+            let packet = Ipv4Packet::new_checked(ethernet.payload()).ok()?;
+            (true, packet.header_len(), packet.protocol())
+        }
+        ethertype::IPV6 => {
+            let packet = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
+            (false, ipv6::HEADER, packet.next_header())
+        }
         _ => return None,
     };
-    let packet = frame.get(network..)?;
-    let (length, next) = match is_ipv4 {
-        true => (usize::from(packet.first()? & 15) * 4, *packet.get(ipv4::PROTOCOL)?),
-        false => (ipv6::HEADER, *packet.get(ipv6::NEXT_HEADER)?),
-    };
+    let network = ethernet.header_len();
     let transport = network + length;
-    let is_tcp = segmentation != Segmentation::Udp;
-    let wanted = match segmentation {
-        Segmentation::Tcp4 if is_ipv4 => protocol::TCP,
-        Segmentation::Tcp6 if !is_ipv4 => protocol::TCP,
-        Segmentation::Udp => protocol::UDP,
+    let above = frame.get(transport..)?;
+    let (wanted, own) = match segmentation {
+        Segmentation::Tcp4 if is_ipv4 => (protocol::TCP, tcp_header(above)?),
+        Segmentation::Tcp6 if !is_ipv4 => (protocol::TCP, tcp_header(above)?),
+        Segmentation::Udp => (protocol::UDP, udp::HEADER),
         _ => return None,
     };
-    let own = match is_tcp {
-        true => usize::from(frame.get(transport + tcp::DATA_OFFSET)? >> 4) * 4,
-        false => udp::HEADER,
-    };
-    let end = transport + own;
-    let whole = length >= ipv4::MIN_HEADER && (!is_tcp || own >= tcp::MIN_HEADER);
-    (next == wanted && whole && end < frame.len()).then_some(Headers {
-        network,
-        is_ipv4,
-        transport,
-        is_tcp,
-        end,
-    })
+    let (is_tcp, end) = (wanted == protocol::TCP, transport + own);
+    let headers = Headers { network, is_ipv4, transport, is_tcp, end };
+    (next == wanted && end < frame.len()).then_some(headers)
+}
+
+fn tcp_header(segment: &[u8]) -> Option<usize> {
+    TcpSegment::new_checked(segment).ok().map(|segment| segment.header_len())
 }
 
 /// A function that takes a piece's headers, payload and offload, and returns `None` to refuse the
@@ -117,14 +92,11 @@ pub(crate) fn cut(
         let mut bytes = [0; MAX_HEADER];
         let header = bytes.get_mut(..fixed.len())?;
         header.copy_from_slice(fixed);
-        headers.adapt(header, part.len(), number, number * segment, number + 1 == count);
-        if leave_checksum {
-            headers.begin_checksum(header, part.len());
-        } else {
-            headers.finish_checksum(header, part);
-        }
-        let place = if headers.is_tcp { tcp::CHECKSUM } else { udp::CHECKSUM };
-        let checksum = leave_checksum.then_some((headers.transport as u16, place as u16));
+        let last = number + 1 == count;
+        let pseudo = headers.adapt(header, part.len(), number, number * segment, last);
+        headers.set_checksum(header, part, pseudo, leave_checksum)?;
+        let place = headers.checksum_offset() as u16;
+        let checksum = leave_checksum.then_some((headers.transport as u16, place));
         add(header, part, Offload { checksum, ..Offload::NONE })?;
     }
     Some(())
@@ -132,70 +104,65 @@ pub(crate) fn cut(
 
 impl Headers {
     /// Changes the headers to those of piece `number`, which begins `before` bytes into the
-    /// payload.
-    fn adapt(&self, header: &mut [u8], payload: usize, number: usize, before: usize, last: bool) {
+    /// payload. Returns the sum of the pseudo header.
+    fn adapt(
+        &self,
+        header: &mut [u8],
+        payload: usize,
+        number: usize,
+        before: usize,
+        last: bool,
+    ) -> u64 {
         let above = header.len() - self.transport + payload;
-        let (_, ip) = header.split_at_mut(self.network);
-        if self.is_ipv4 {
-            let length = self.transport - self.network;
-            put(ip, ipv4::TOTAL_LENGTH, (length + above) as u16);
-            let first = get(ip, ipv4::IDENTIFICATION);
-            put(ip, ipv4::IDENTIFICATION, first.wrapping_add(number as u16));
-            put(ip, ipv4::CHECKSUM, 0);
-            let value = !fold(sum(&ip[..length]));
-            put(ip, ipv4::CHECKSUM, value);
+        let (ip, transport) = header.split_at_mut(self.transport);
+        let ip = &mut ip[self.network..];
+        if self.is_tcp {
+            let mut segment = TcpSegment::new_unchecked(transport);
+            segment.set_sequence(segment.sequence().wrapping_add(before as u32));
+            let mut flags = segment.flags();
+            flags &= if last { 0xff } else { !(tcp::flag::FIN | tcp::flag::PSH) };
+            // CWR is sent once (RFC 3168, section 6.1.2).
+            flags &= if number == 0 { 0xff } else { !tcp::flag::CWR };
+            segment.set_flags(flags);
         } else {
-            put(ip, ipv6::PAYLOAD_LENGTH, above as u16);
+            UdpDatagram::new_unchecked(transport).set_length(above as u16);
         }
-        let (_, transport) = header.split_at_mut(self.transport);
-        if !self.is_tcp {
-            put(transport, udp::LENGTH, above as u16);
-            return;
+        if self.is_ipv4 {
+            let mut packet = Ipv4Packet::new_unchecked(ip);
+            packet.set_total_length((packet.header_len() + above) as u16);
+            packet.set_identification(packet.identification().wrapping_add(number as u16));
+            packet.fill_checksum();
+            packet.pseudo_sum(above)
+        } else {
+            let mut packet = Ipv6Packet::new_unchecked(ip);
+            packet.set_payload_length(above as u16);
+            packet.pseudo_sum(above)
         }
-        let sequence = &mut transport[tcp::SEQUENCE..tcp::SEQUENCE + 4];
-        let first = sequence.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
-        sequence.copy_from_slice(&first.wrapping_add(before as u32).to_be_bytes());
-        let flags = &mut transport[tcp::FLAGS];
-        *flags &= if last { 0xff } else { !(tcp::FIN | tcp::PSH) };
-        // CWR is sent once (RFC 3168, section 6.1.2).
-        *flags &= if number == 0 { 0xff } else { !tcp::CWR };
     }
 
-    /// Returns the sum of the pseudo header (RFC 9293, section 3.1; RFC 8200, section 8.1).
-    fn pseudo(&self, header: &[u8], payload: usize) -> u64 {
-        let addresses = match self.is_ipv4 {
-            true => self.network + ipv4::SOURCE..self.network + ipv4::SOURCE + 8,
-            false => self.network + ipv6::SOURCE..self.network + ipv6::SOURCE + 32,
-        };
-        let kind = if self.is_tcp { protocol::TCP } else { protocol::UDP };
-        let above = header.len() - self.transport + payload;
-        sum(&header[addresses]) + u64::from(kind) + above as u64
+    /// Returns the checksum's offset in the TCP or UDP header.
+    fn checksum_offset(&self) -> usize {
+        if self.is_tcp { tcp::CHECKSUM } else { udp::CHECKSUM }
     }
 
-    fn place(&self) -> usize {
-        self.transport + if self.is_tcp { tcp::CHECKSUM } else { udp::CHECKSUM }
-    }
-
-    /// Writes the pseudo header's sum to the checksum's place.
-    fn begin_checksum(&self, header: &mut [u8], payload: usize) {
-        let value = fold(self.pseudo(header, payload));
-        put(header, self.place(), value);
-    }
-
-    fn finish_checksum(&self, header: &mut [u8], payload: &[u8]) {
-        put(header, self.place(), 0);
+    /// Writes the checksum, or only the sum of the pseudo header if the peer fills the checksum in.
+    fn set_checksum(
+        &self,
+        header: &mut [u8],
+        payload: &[u8],
+        pseudo: u64,
+        leave: bool,
+    ) -> Option<()> {
+        let transport = header.get_mut(self.transport..)?;
+        let at = self.checksum_offset();
+        transport.get_mut(at..at + 2)?.fill(0);
         // The transport header has an even length, so the payload's words are aligned with its
         // words.
-        let all = self.pseudo(header, payload.len()) + sum(&header[self.transport..]);
-        let value = !fold(all + sum(payload));
-        put(header, self.place(), if value == 0 { 0xffff } else { value });
+        let value = match leave {
+            true => fold(pseudo),
+            false => finish(pseudo + sum(transport) + sum(payload)),
+        };
+        transport.get_mut(at..at + 2)?.copy_from_slice(&value.to_be_bytes());
+        Some(())
     }
-}
-
-fn get(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn put(bytes: &mut [u8], at: usize, value: u16) {
-    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

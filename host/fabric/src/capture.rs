@@ -287,25 +287,14 @@ fn count(count: &Counts) -> v1::TraceCount {
 
 #[cfg(test)]
 mod tests {
-    use slipway_switch::Mac;
-    use slipway_switch::decorators::FrameKind;
+    use slipway_switch::HEAD;
 
     use super::*;
 
     #[test]
     fn a_flood_does_not_keep_a_report_from_ending() {
-        let summary = Summary {
-            time: Duration::from_nanos(7),
-            way: Way::In,
-            len: 60,
-            to: Mac([1; 6]),
-            from: Mac([2; 6]),
-            vlan: None,
-            ethertype: 0x88b5,
-            kind: FrameKind::Other,
-            addresses: None,
-            ports: None,
-        };
+        let summary =
+            Summary { time: Duration::from_nanos(7), way: Way::In, len: 60, head: [1; HEAD] };
         let (told, headers) = std::sync::mpsc::channel();
         for _ in 0..=REPORTED {
             told.send(summary).unwrap();

@@ -63,7 +63,9 @@ pub use impairment::{BadImpairment, Impairment, MAX_DELAY, MAX_QUEUE};
 pub use loss::Loss;
 pub use observed::{Observed, Observer, Way, Ways};
 pub use queued::{ByDelay, ByRate, Queued, Schedule};
-pub use trace::{Counts, FrameKind, Summary, Trace, Tracing};
+pub use trace::{Counts, Summary, Trace, Tracing};
+
+pub use slipway_ethernet_spec::FrameKind;
 
 pub use crate::port::{Layer, Timed};
 
