@@ -2,7 +2,7 @@
 //! of each (5.1.6.5.5).
 
 use serde::{Deserialize, Serialize};
-use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TAG, TYPE, ethertype, ipv4, ipv6, protocol, tci};
+use slipway_ethernet_spec::{EthernetFrame, Ipv4Packet, Ipv6Packet, Mac, ethertype, tci};
 
 /// Most addresses of a table. A larger table lets every frame of its kind through.
 pub(crate) const TABLE: usize = 64;
@@ -80,34 +80,6 @@ impl Filter {
     }
 }
 
-/// Returns the offset of the frame's type, behind a tag if it has one, and the tag's VLAN.
-#[inline]
-pub(crate) fn typed(head: &[u8]) -> (usize, Option<u16>) {
-    match half(head, TYPE) {
-        Some(ethertype::VLAN) => {
-            let vlan = half(head, HEADER).map(|control| control & tci::VLAN);
-            (TYPE + TAG, vlan)
-        }
-        _ => (TYPE, None),
-    }
-}
-
-/// Returns the address that a frame goes to.
-#[inline]
-pub(crate) fn destination(head: &[u8]) -> Mac {
-    head.first_chunk::<SOURCE>().map_or(Mac::default(), |bytes| Mac(*bytes))
-}
-
-#[inline]
-fn half(head: &[u8], at: usize) -> Option<u16> {
-    head.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
-}
-
-#[inline]
-fn word(head: &[u8], at: usize) -> u32 {
-    head.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
-}
-
 /// Chooses the receive queue of a flow: the partner of the transmit queue that the driver last used
 /// for the flow (section 5.1.6.5.5).
 pub(crate) struct Steering(Box<[u8; 256]>);
@@ -134,35 +106,34 @@ impl Steering {
 
 /// Returns a number for a frame's flow, the same in both directions.
 fn flow(head: &[u8]) -> u8 {
-    let (at, _) = typed(head);
-    let ip = at + 2;
-    let (addresses, ports) = match half(head, at) {
-        Some(ethertype::IPV4) => {
-            let length = usize::from(head.get(ip).copied().unwrap_or(0) & 15) * 4;
-            let addresses = word(head, ip + ipv4::SOURCE) ^ word(head, ip + ipv4::SOURCE + 4);
-            let above = head.get(ip + ipv4::PROTOCOL).copied();
-            // Fragments after the first have no ports, so no fragment's ports are used: all
-            // fragments of a packet go the same way.
-            let whole = half(head, ip + 6).is_some_and(|fragment| fragment & 0x3fff == 0);
-            let ports = (whole && has_ports(above)).then_some(ip + length);
-            (addresses, ports)
-        }
-        Some(ethertype::IPV6) => {
-            let at = |part: usize| word(head, ip + ipv6::SOURCE + 4 * part);
-            let addresses = (0..8).fold(0, |sum, part| sum ^ at(part));
-            let above = head.get(ip + ipv6::NEXT_HEADER).copied();
-            (addresses, has_ports(above).then_some(ip + ipv6::HEADER))
-        }
-        _ => (0, None),
-    };
-    let ports = ports.map_or(0, |at| word(head, at));
-    let mixed = addresses ^ u32::from(ports as u16 ^ (ports >> 16) as u16);
+    let frame = EthernetFrame::new_checked(head);
+    let found = frame.ok().and_then(|frame| addresses(frame.ethertype(), frame.payload()));
+    let (addresses, ports) = found.unwrap_or((0, None));
+    let mixed =
+        addresses ^ ports.map_or(0, |(source, destination)| u32::from(source ^ destination));
     // The golden ratio spreads neighbouring numbers (Knuth, volume 3, 6.4).
     (mixed.wrapping_mul(0x9e37_79b1) >> 24) as u8
 }
 
-fn has_ports(above: Option<u8>) -> bool {
-    matches!(above, Some(protocol::TCP | protocol::UDP))
+/// Returns the mixed addresses of a packet, and its ports. Returns `None` if it is no IP packet.
+#[inline]
+fn addresses(kind: u16, packet: &[u8]) -> Option<(u32, Option<(u16, u16)>)> {
+    match kind {
+        ethertype::IPV4 => {
+            let packet = Ipv4Packet::new_checked(packet).ok()?;
+            // Fragments after the first have no ports, so no fragment's ports are used: all
+            // fragments of a packet go the same way.
+            let ports = packet.ports().filter(|_| !packet.is_fragment());
+            Some((packet.source().to_bits() ^ packet.destination().to_bits(), ports))
+        }
+        ethertype::IPV6 => {
+            let packet = Ipv6Packet::new_checked(packet).ok()?;
+            let mixed = packet.source().to_bits() ^ packet.destination().to_bits();
+            let half = (mixed >> 64) as u64 ^ mixed as u64;
+            Some(((half >> 32) as u32 ^ half as u32, packet.ports()))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -202,7 +173,7 @@ mod tests {
         let mut frame = vec![0; 60];
         frame[12..14].copy_from_slice(&[8, 0]);
         frame[14] = 0x45;
-        frame[23] = protocol::UDP;
+        frame[23] = slipway_ethernet_spec::protocol::UDP;
         (frame[29], frame[33]) = (from, to);
         frame[34..36].copy_from_slice(&ports.0.to_be_bytes());
         frame[36..38].copy_from_slice(&ports.1.to_be_bytes());

@@ -1,5 +1,6 @@
 //! Frames to the driver (sections 5.1.6.3 and 5.1.6.4).
 
+use slipway_ethernet_spec::EthernetFrame;
 use slipway_ram::{Access, Fault};
 use slipway_switch::{Burst, Delivered, MAX_FRAME, Pick, Segmentation};
 use slipway_virtio::Virtqueue;
@@ -8,7 +9,6 @@ use slipway_virtio_spec::net::{Features, HEADER};
 use zerocopy::IntoBytes;
 
 use crate::common::Common;
-use crate::filter::{destination, typed};
 use crate::header::header;
 use crate::slots::{Cursor, Slot};
 
@@ -202,11 +202,12 @@ fn wants(common: &Common, burst: &Burst, pick: Pick) -> bool {
     if filter.promiscuous && filter.vlans.is_none() {
         return true;
     }
-    let head = burst.head(usize::from(pick.frame));
+    // The switch drops frames without a whole header.
+    let head = EthernetFrame::new_unchecked(burst.head(usize::from(pick.frame)));
     let vlan = match (&filter.vlans, pick.tci) {
         (None, _) => None,
-        (Some(_), 0) => typed(head).1,
+        (Some(_), 0) => head.vlan(),
         (Some(_), tci) => Some(tci & slipway_ethernet_spec::tci::VLAN),
     };
-    filter.wants(destination(head), vlan)
+    filter.wants(head.destination(), vlan)
 }
