@@ -6,16 +6,13 @@
 
 use slipway_e1000_spec::{Context, command, option};
 use slipway_ethernet_spec::checksum::{fold, sum};
-use slipway_ethernet_spec::{HEADER, TAG, TYPE, ipv4, ipv6};
+use slipway_ethernet_spec::{HEADER, Ipv4Packet, Ipv6Packet, TAG, TYPE, TcpSegment, ipv6, tcp};
 use slipway_switch::{Offload, Segmentation};
 
 /// Bytes of a frame's private copy: the longest headers that a context can name, and a tag.
 pub(crate) const HEAD: usize = 256;
 /// Bytes of the longest headers.
 pub(crate) const LONGEST_HEAD: usize = HEAD - TAG;
-/// Offset of the flags in a TCP header, and the flag "congestion window reduced".
-const TCP_FLAGS: usize = 13;
-const TCP_CWR: u8 = 128;
 
 /// The offloads that a frame's descriptors ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -73,26 +70,29 @@ impl OffloadRequest {
     /// IP header and in the sum of the pseudo header (section 3.5.7).
     fn segment(&self, head: &mut [u8], total: usize, offload: &mut Offload) -> Option<()> {
         let Context { ipcss, tucss, tucso, header, mss, command, .. } = self.context;
-        let tcp = command & command::TCP != 0 && self.options & option::TXSM != 0;
+        let is_tcp = command & command::TCP != 0 && self.options & option::TXSM != 0;
         let header = usize::from(header);
-        if !tcp || mss == 0 || header > head.len() || header >= total || tucss <= ipcss {
+        if !is_tcp || mss == 0 || header > head.len() || header >= total || tucss <= ipcss {
             return None;
         }
         let (ip, transport) = (usize::from(ipcss), usize::from(tucss));
         let is_ipv4 = command & command::IP != 0;
-        let (at, length) = match is_ipv4 {
-            true => (ip + ipv4::TOTAL_LENGTH, total - ip),
-            false => (ip + ipv6::PAYLOAD_LENGTH, total.checked_sub(ip + ipv6::HEADER)?),
-        };
-        put(head, at, u16::try_from(length).ok()?)?;
+        let packet = head.get_mut(ip..)?;
+        if is_ipv4 {
+            let length = u16::try_from(total - ip).ok()?;
+            Ipv4Packet::new_checked(packet).ok()?.set_total_length(length);
+        } else {
+            let length = u16::try_from(total.checked_sub(ip + ipv6::HEADER)?).ok()?;
+            Ipv6Packet::new_checked(packet).ok()?.set_payload_length(length);
+        }
         let pseudo = get(head, usize::from(tucso))?;
         let length = u64::try_from(total - transport).ok()?;
         put(head, usize::from(tucso), fold(u64::from(pseudo) + length))?;
         if total - header > usize::from(mss) {
-            let flags = *head.get(transport + TCP_FLAGS)?;
+            let segment = TcpSegment::new_checked(head.get(transport..)?).ok()?;
             offload.segmentation = if is_ipv4 { Segmentation::Tcp4 } else { Segmentation::Tcp6 };
             offload.segment = mss;
-            offload.ecn = flags & TCP_CWR != 0;
+            offload.ecn = segment.flags() & tcp::flag::CWR != 0;
         }
         Some(())
     }
@@ -149,7 +149,7 @@ mod tests {
     fn a_segment_gets_its_lengths_and_the_sum_of_its_header() {
         let request = OffloadRequest { options: 3, context: context(), segments: true, tag: None };
         let mut head = [0; 54];
-        head[14] = 0x45;
+        (head[14], head[46]) = (0x45, 0x50);
         head[50..52].copy_from_slice(&0xfff0_u16.to_be_bytes());
         let offload = request.edit(&mut head, 1054).unwrap();
         assert_eq!(get(&head, 16), Some(1040));
@@ -157,13 +157,14 @@ mod tests {
         assert_eq!(get(&head, 50), Some(fold(0xfff0 + 1020)));
         assert_eq!(offload.segmentation, Segmentation::Tcp4);
         assert_eq!((offload.segment, offload.checksum), (100, Some((34, 16))));
-        let whole = request.edit(&mut [0; 54], 154).unwrap();
+        let whole = request.edit(&mut head, 154).unwrap();
         assert_eq!(whole.segmentation, Segmentation::None, "one segment is not cut");
         let v6 =
             Context { command: command::TSE | command::TCP, tucss: 54, tucso: 70, ..context() };
         let request =
             OffloadRequest { options: 2, context: Context { header: 74, ..v6 }, ..request };
         let mut head = [0; 74];
+        (head[14], head[66]) = (0x60, 0x50);
         let offload = request.edit(&mut head, 1074).unwrap();
         assert_eq!(get(&head, 18), Some(1020));
         assert_eq!(offload.segmentation, Segmentation::Tcp6);
@@ -175,7 +176,9 @@ mod tests {
         let with = |change: fn(&mut OffloadRequest)| {
             let mut request = good;
             change(&mut request);
-            request.edit(&mut [0; 100], 1054)
+            let mut head = [0; 100];
+            (head[14], head[46]) = (0x45, 0x50);
+            request.edit(&mut head, 1054)
         };
         assert!(with(|_| ()).is_some());
         assert_eq!(with(|request| request.context.mss = 0), None);
@@ -187,6 +190,7 @@ mod tests {
         assert_eq!(with(|request| request.context.ipcss = 40), None);
         assert_eq!(with(|request| request.context.tucse = 60), None, "a part of the frame");
         assert_eq!(with(|request| request.options = 1), None);
+        assert_eq!(good.edit(&mut [0; 100], 1054), None, "no IPv4 header");
         let plain = OffloadRequest { segments: false, ..good };
         assert_eq!(plain.offload(51), None, "the checksum lies behind the frame");
         assert!(plain.offload(52).is_some());

@@ -3,7 +3,7 @@
 use slipway_e1000_spec::{
     LONGEST, LONGEST_LONG, Receive, cause, csb, rctl, receive_status, statistic,
 };
-use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac, SOURCE, TAG, TYPE};
+use slipway_ethernet_spec::{EthernetFrame, HEADER, MIN_FRAME, Mac, TAG, TYPE};
 use slipway_ram::{Access, Fault, Span};
 use slipway_switch::{Burst, Delivered, MAX_FRAME, Offload, Pick, Reader, Segmentation, vnet};
 
@@ -125,7 +125,7 @@ impl Receiver {
     fn judge(&self, common: &Common, burst: &Burst, pick: Pick) -> Result<Shape, Outcome> {
         let rules = &common.rules;
         let head = burst.head(usize::from(pick.frame));
-        let to = head.first_chunk::<SOURCE>().map_or(Mac::default(), |bytes| Mac(*bytes));
+        let to = EthernetFrame::new_unchecked(head).destination();
         let own = if get(head, TYPE) == Some(rules.tag) { get(head, HEADER) } else { None };
         let tag = if pick.tci != 0 { Some((pick.tci, false)) } else { own.map(|tci| (tci, true)) };
         let vlan = tag.map(|(tci, _)| tci & slipway_ethernet_spec::tci::VLAN);

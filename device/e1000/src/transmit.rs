@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use slipway_e1000_spec::{Context, Data, Legacy, Transmit, command, option, statistic};
-use slipway_ethernet_spec::{HEADER, MIN_FRAME, Mac};
+use slipway_ethernet_spec::{EthernetFrame, HEADER, MIN_FRAME};
 use slipway_ram::{Access, Fault, Span};
 use slipway_switch::{BURST, Burst, MAX_FRAME, Offload, Segmentation};
 
@@ -372,7 +372,7 @@ impl Transmitter {
         let shared = &common.shared;
         shared.live.sent.add(1);
         let head = burst.head(burst.len() - 1);
-        let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
+        let to = EthernetFrame::new_unchecked(head).destination();
         let fcs = slipway_e1000_spec::FCS;
         let len = self.packet.len;
         if offload.segmentation == Segmentation::None {

@@ -2,10 +2,10 @@
 
 use slipway_e1000_spec::{receive_error, receive_status, rxcsum};
 use slipway_ethernet_spec::checksum::{fold, sum};
-use slipway_ethernet_spec::{TAG, TYPE, ethertype, ipv4, ipv6, protocol};
+use slipway_ethernet_spec::{
+    EthernetFrame, Ipv4Packet, Ipv6Packet, UdpDatagram, ethertype, ipv6, protocol,
+};
 use slipway_switch::{Burst, Pick};
-
-use crate::offload::get;
 
 /// Status and error bits of a receive descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +16,6 @@ pub(crate) struct Checked {
 
 /// Nothing was checked.
 const IGNORED: Checked = Checked { status: receive_status::IXSM, errors: 0 };
-/// Offset of fragment offset and flags in an IPv4 header; mask of "more fragments" and the offset.
-const FRAGMENT: usize = 6;
-const FRAGMENTED: u16 = 0x3fff;
 
 /// The place of a packet's transport header.
 struct Transport {
@@ -64,36 +61,29 @@ pub(crate) fn check(burst: &Burst, pick: Pick, wanted: u32) -> Checked {
 }
 
 fn transport(head: &[u8]) -> Option<Transport> {
-    let tagged = get(head, TYPE)? == ethertype::VLAN;
-    let kind = TYPE + if tagged { TAG } else { 0 };
-    let ip = kind + 2;
-    match get(head, kind)? {
+    let frame = EthernetFrame::new_checked(head).ok()?;
+    let ip = frame.header_len();
+    match frame.ethertype() {
         ethertype::IPV4 => {
-            let length = usize::from(head.get(ip)? & 15) * 4;
-            let header = head.get(ip..ip + length).filter(|_| length >= ipv4::MIN_HEADER)?;
-            let total = usize::from(get(header, ipv4::TOTAL_LENGTH)?);
-            let len = total.checked_sub(length)?;
-            let protocol = header[ipv4::PROTOCOL];
-            let addresses = &header[ipv4::SOURCE..ipv4::SOURCE + 8];
+            let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;
+            let len = usize::from(packet.total_length()).checked_sub(packet.header_len())?;
             Some(Transport {
-                at: ip + length,
+                at: ip + packet.header_len(),
                 len,
-                protocol,
-                pseudo: sum(addresses) + u64::from(protocol) + len as u64,
-                header: Some(fold(sum(header)) == 0xffff),
-                fragment: get(header, FRAGMENT)? & FRAGMENTED != 0,
+                protocol: packet.protocol(),
+                pseudo: packet.pseudo_sum(len),
+                header: Some(packet.is_checksum_right()),
+                fragment: packet.is_fragment(),
             })
         }
         ethertype::IPV6 => {
-            let header = head.get(ip..ip + ipv6::HEADER)?;
-            let len = usize::from(get(header, ipv6::PAYLOAD_LENGTH)?);
-            let protocol = header[ipv6::NEXT_HEADER];
-            let addresses = &header[ipv6::SOURCE..ipv6::SOURCE + 32];
+            let packet = Ipv6Packet::new_checked(frame.payload()).ok()?;
+            let len = usize::from(packet.payload_length());
             Some(Transport {
                 at: ip + ipv6::HEADER,
                 len,
-                protocol,
-                pseudo: sum(addresses) + u64::from(protocol) + len as u64,
+                protocol: packet.next_header(),
+                pseudo: packet.pseudo_sum(len),
                 header: None,
                 fragment: false,
             })
@@ -105,8 +95,6 @@ fn transport(head: &[u8]) -> Option<Transport> {
 /// Checks the transport header and its payload. Returns `None` if they are not whole, or have no
 /// checksum.
 fn payload(burst: &Burst, pick: Pick, found: &Transport) -> Option<bool> {
-    /// Offset of UDP's checksum.
-    const UDP: usize = 6;
     let mut reader = burst.read(Pick { tci: 0, ..pick });
     let mut bytes = [0; 2048];
     let skipped = bytes.get_mut(..found.at)?;
@@ -120,7 +108,10 @@ fn payload(burst: &Burst, pick: Pick, found: &Transport) -> Option<bool> {
         if reader.read(part).ok()? < part.len() {
             return None;
         }
-        if std::mem::take(&mut first) && found.protocol == protocol::UDP && get(part, UDP)? == 0 {
+        if std::mem::take(&mut first)
+            && found.protocol == protocol::UDP
+            && UdpDatagram::new_checked(&*part).ok()?.checksum() == 0
+        {
             return None;
         }
         // Every part but the last has an even length.
