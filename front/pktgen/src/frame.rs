@@ -9,7 +9,12 @@
 //!
 //! 198.18.0.0/15 is reserved for benchmarks (RFC 2544, appendix C.2.2).
 
-use slipway_ethernet_spec::{HEADER, Mac, SOURCE, TYPE, ethertype, ipv4};
+use std::net::Ipv4Addr;
+
+use slipway_ethernet_spec::checksum::{fold, sum};
+use slipway_ethernet_spec::{
+    EthernetFrame, HEADER, Ipv4Packet, Mac, SOURCE, TYPE, UdpDatagram, ethertype, ipv4, protocol,
+};
 
 /// Bytes of the shortest frame. It is Ethernet's shortest, which the fields just fill.
 pub const SHORTEST: usize = slipway_ethernet_spec::MIN_FRAME;
@@ -24,6 +29,9 @@ const TIME: usize = NUMBER + 8;
 /// The port of the discard service (RFC 863): a host that gets such a datagram by mistake discards
 /// it.
 const PORT: u16 = 9;
+/// The first source address, and the destination address.
+const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const TO: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
 /// The lowest source port.
 const FIRST_PORT: u16 = 1024;
 
@@ -45,7 +53,7 @@ pub struct Stream {
     vary: Vary,
     flows: u32,
     /// Sum of the IPv4 header's words, without those that differ between flows.
-    sum: u32,
+    sum: u64,
     number: u64,
 }
 
@@ -54,18 +62,20 @@ impl Stream {
     /// `id` tells the run from others.
     pub fn new(from: Mac, to: Mac, id: u16, flows: u32, vary: Vary) -> Self {
         let mut template = [0; SHORTEST];
-        template[..6].copy_from_slice(&to.0);
-        template[SOURCE..TYPE].copy_from_slice(&from.0);
-        template[TYPE..HEADER].copy_from_slice(&ethertype::IPV4.to_be_bytes());
+        let mut frame = EthernetFrame::new_unchecked(&mut template[..]);
+        frame.set_destination(to);
+        frame.set_source(from);
+        frame.set_ethertype(ethertype::IPV4);
         let ip = &mut template[HEADER..UDP];
-        // Version 4, five words of header; 64 hops; UDP.
-        (ip[0], ip[8], ip[ipv4::PROTOCOL]) = (0x45, 64, 17);
-        ip[ipv4::IDENTIFICATION..][..2].copy_from_slice(&id.to_be_bytes());
-        ip[ipv4::SOURCE..][..4].copy_from_slice(&[198, 18, 0, 1]);
-        ip[ipv4::SOURCE + 4..][..4].copy_from_slice(&[198, 19, 0, 1]);
-        let sum = ip.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
-        template[UDP..][..2].copy_from_slice(&FIRST_PORT.to_be_bytes());
-        template[UDP + 2..][..2].copy_from_slice(&PORT.to_be_bytes());
+        let mut packet = Ipv4Packet::new_unchecked(&mut *ip);
+        packet.set_plain(protocol::UDP, 64);
+        packet.set_identification(id);
+        packet.set_source(FIRST);
+        packet.set_destination(TO);
+        let sum = sum(ip);
+        let mut datagram = UdpDatagram::new_unchecked(&mut template[UDP..]);
+        datagram.set_source(FIRST_PORT);
+        datagram.set_destination(PORT);
         template[MARK..NUMBER].copy_from_slice(&MARK_WORD);
         Self { template, vary, flows: flows.max(1), sum, number: 0 }
     }
@@ -88,33 +98,33 @@ impl Stream {
         frame.copy_from_slice(&self.template);
         let flow = if self.flows == 1 { 0 } else { (self.number % u64::from(self.flows)) as u32 };
         let mut sum = self.sum;
+        let (ethernet, rest) = frame.split_at_mut(HEADER);
+        let (ip, udp) = rest.split_at_mut(UDP - HEADER);
+        let mut packet = Ipv4Packet::new_unchecked(ip);
+        let mut datagram = UdpDatagram::new_unchecked(udp);
         if flow > 0 {
             let [_, b, c, d] = flow.to_be_bytes();
             if self.vary.mac {
                 // The address's own bytes still tell it from those of other runs.
-                for (byte, more) in frame[SOURCE + 3..TYPE].iter_mut().zip([b, c, d]) {
+                for (byte, more) in ethernet[SOURCE + 3..TYPE].iter_mut().zip([b, c, d]) {
                     *byte ^= more;
                 }
             }
             if self.vary.ip {
                 // Addresses from 198.18.0.1, within 198.18.0.0/16.
-                let host = 1 + (flow % u32::from(u16::MAX)) as u16;
-                frame[HEADER + ipv4::SOURCE + 2..][..2].copy_from_slice(&host.to_be_bytes());
-                sum += u32::from(host) - 1;
+                let host = flow % u32::from(u16::MAX);
+                packet.set_source(Ipv4Addr::from_bits(FIRST.to_bits() + host));
+                sum += u64::from(host);
             }
             if self.vary.port {
                 let port = FIRST_PORT + (flow % u32::from(u16::MAX - FIRST_PORT)) as u16;
-                frame[UDP..][..2].copy_from_slice(&port.to_be_bytes());
+                datagram.set_source(port);
             }
         }
         let total = (len - HEADER) as u16;
-        sum += u32::from(total);
-        frame[HEADER + ipv4::TOTAL_LENGTH..][..2].copy_from_slice(&total.to_be_bytes());
-        let sum = (sum & 0xffff) + (sum >> 16);
-        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-        frame[HEADER + ipv4::CHECKSUM..][..2].copy_from_slice(&sum.to_be_bytes());
-        let length = total - ipv4::MIN_HEADER as u16;
-        frame[UDP + 4..][..2].copy_from_slice(&length.to_be_bytes());
+        packet.set_total_length(total);
+        packet.set_checksum(!fold(sum + u64::from(total)));
+        datagram.set_length(total - ipv4::MIN_HEADER as u16);
         frame[NUMBER..TIME].copy_from_slice(&self.number.to_be_bytes());
         frame[TIME..].copy_from_slice(&now_ns.to_be_bytes());
         self.number += 1;
@@ -136,13 +146,15 @@ impl Probe {
     /// Reads the payload of `frame`. Returns `None` if the frame belongs to no run.
     #[inline]
     pub fn read(frame: &[u8]) -> Option<Self> {
-        let head: &[u8; SHORTEST] = frame.get(..SHORTEST)?.try_into().ok()?;
-        let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-        let ours = word(TYPE) == ethertype::IPV4 && head[MARK..NUMBER] == MARK_WORD;
+        let head: &[u8; SHORTEST] = frame.first_chunk()?;
+        let frame = EthernetFrame::new_unchecked(head);
+        let packet = Ipv4Packet::new_checked(&head[HEADER..]).ok()?;
+        let is_plain = frame.tag().is_none() && packet.header_len() == ipv4::MIN_HEADER;
+        let is_udp = frame.ethertype() == ethertype::IPV4 && packet.protocol() == protocol::UDP;
+        let ours = is_plain && is_udp && head[MARK..NUMBER] == MARK_WORD;
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| head[at + byte]));
-        let id = word(HEADER + ipv4::IDENTIFICATION);
-        (ours && head[HEADER] == 0x45 && head[HEADER + ipv4::PROTOCOL] == 17).then_some(Self {
-            id,
+        ours.then(|| Self {
+            id: packet.identification(),
             number: long(NUMBER),
             time_ns: long(TIME),
         })
@@ -154,21 +166,29 @@ impl Probe {
 /// # Panics
 /// If the frame is shorter than 60 bytes: a programmer's error.
 pub(crate) fn turn_round(frame: &mut [u8]) {
-    let (to, from) = frame[..TYPE].split_at_mut(SOURCE);
+    let (ethernet, rest) = frame[..SHORTEST].split_at_mut(HEADER);
+    let (to, from) = ethernet[..TYPE].split_at_mut(SOURCE);
     to.swap_with_slice(from);
-    let (source, rest) = frame[HEADER + ipv4::SOURCE..].split_at_mut(4);
-    source.swap_with_slice(&mut rest[..4]);
-    let (source, rest) = frame[UDP..].split_at_mut(2);
-    source.swap_with_slice(&mut rest[..2]);
+    let (ip, udp) = rest.split_at_mut(UDP - HEADER);
+    let mut packet = Ipv4Packet::new_unchecked(ip);
+    let (from, to) = (packet.source(), packet.destination());
+    packet.set_source(to);
+    packet.set_destination(from);
+    let mut datagram = UdpDatagram::new_unchecked(udp);
+    let (from, to) = (datagram.source(), datagram.destination());
+    datagram.set_source(to);
+    datagram.set_destination(from);
 }
 
 /// Makes a frame that only tells a switch where the station `mac` is (type 0x88b5, for
 /// experiments).
 pub(crate) fn announcement(slot: &mut [u8], mac: Mac) -> usize {
-    slot[..SHORTEST].fill(0);
-    slot[..SOURCE].fill(0xff);
-    slot[SOURCE..TYPE].copy_from_slice(&mac.0);
-    slot[TYPE..HEADER].copy_from_slice(&[0x88, 0xb5]);
+    let slot = &mut slot[..SHORTEST];
+    slot.fill(0);
+    let mut frame = EthernetFrame::new_unchecked(slot);
+    frame.set_destination(Mac::BROADCAST);
+    frame.set_source(mac);
+    frame.set_ethertype(0x88b5);
     SHORTEST
 }
 
@@ -178,10 +198,8 @@ mod tests {
 
     const ALL: Vary = Vary { mac: true, ip: true, port: true };
 
-    fn header_sum(frame: &[u8]) -> u32 {
-        let words = frame[HEADER..UDP].chunks(2);
-        let sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
-        (sum & 0xffff) + (sum >> 16)
+    fn is_summed(frame: &[u8]) -> bool {
+        Ipv4Packet::new_checked(&frame[HEADER..]).unwrap().is_checksum_right()
     }
 
     #[test]
@@ -194,7 +212,7 @@ mod tests {
             stream.make(&mut slot, len, 5 * number);
             let probe = Probe { id: 0xfffe, number, time_ns: 5 * number };
             assert_eq!(Probe::read(&slot[..SHORTEST]), Some(probe));
-            assert_eq!(header_sum(&slot), 0xffff, "{number}");
+            assert!(is_summed(&slot), "{number}");
             let total = u16::from_be_bytes([slot[16], slot[17]]);
             assert_eq!((usize::from(total) + HEADER, slot[60]), (len, 0xaa));
         }
@@ -230,7 +248,7 @@ mod tests {
         turn_round(&mut slot);
         assert_eq!((&slot[..6], &slot[6..12]), (&Mac::local(1).0[..], &Mac::local(2).0[..]));
         assert_eq!(Probe::read(&slot), Probe::read(&before));
-        assert_eq!(header_sum(&slot), 0xffff);
+        assert!(is_summed(&slot));
         turn_round(&mut slot);
         assert_eq!(slot, before);
     }
