@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use slipway_agent_protocol::v1::ConfigureNetworkRequest;
-use slipway_ethernet_spec::{MIN_FRAME, Mac};
+use slipway_ethernet_spec::{ArpPacket, EthernetFrame, MIN_FRAME, Mac, ethertype};
 use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::{Header, control};
@@ -70,17 +70,14 @@ impl Nic {
 }
 
 /// Makes a gratuitous ARP request (RFC 5227, section 3): a host's announcement of its address.
-fn announcement(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
-    let (mac, address) = (mac.0, address.octets());
-    let mut frame = [[0xff; 6], mac].concat();
-    // EtherType ARP; Ethernet, IPv4, lengths of their addresses, a request (RFC 826).
-    frame.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1]);
-    frame.extend(mac);
-    frame.extend(address);
-    frame.extend([0; 6]);
-    frame.extend(address);
-    frame.resize(MIN_FRAME, 0);
-    frame
+fn announcement(mac: Mac, address: Ipv4Addr) -> [u8; MIN_FRAME] {
+    let mut bytes = [0; MIN_FRAME];
+    let mut frame = EthernetFrame::new_unchecked(&mut bytes[..]);
+    frame.set_destination(Mac::BROADCAST);
+    frame.set_source(mac);
+    frame.set_ethertype(ethertype::ARP);
+    ArpPacket::new_unchecked(frame.payload_mut()).set_request(mac, address, address);
+    bytes
 }
 
 #[cfg(test)]
@@ -90,8 +87,10 @@ mod tests {
     #[test]
     fn an_announcement_names_its_sender_twice() {
         let frame = announcement(Mac([2, 0, 0, 0, 0, 9]), Ipv4Addr::new(10, 1, 2, 3));
-        assert_eq!(frame.len(), MIN_FRAME);
-        assert_eq!((&frame[..6], &frame[6..12]), (&[0xff; 6][..], &[2, 0, 0, 0, 0, 9][..]));
+        assert_eq!(frame[..6], Mac::BROADCAST.0);
+        assert_eq!(frame[6..12], [2, 0, 0, 0, 0, 9]);
+        // An ARP request for IPv4 over Ethernet.
+        assert_eq!(frame[12..22], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         assert_eq!((&frame[22..28], &frame[28..32]), (&frame[6..12], &[10, 1, 2, 3][..]));
         assert_eq!((&frame[32..38], &frame[38..42]), (&[0; 6][..], &[10, 1, 2, 3][..]));
     }
