@@ -13,10 +13,8 @@ pub const LEN: usize = 28;
 /// Hardware type Ethernet, protocol type IPv4, the lengths of their addresses, and operation
 /// "request".
 const REQUEST: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1];
-/// Offset of the field in the header.
-pub const SENDER_MAC: usize = 8;
-/// Offset of the field in the header.
-pub const SENDER_IP: usize = 14;
+const SENDER_MAC: usize = 8;
+const SENDER_IP: usize = 14;
 const TARGET_MAC: usize = 18;
 const TARGET_IP: usize = 24;
 

@@ -13,21 +13,16 @@ pub const MIN_HEADER: usize = 20;
 
 /// Version 4 and a header of five words.
 const PLAIN: u8 = 0x45;
-/// Offset of the field in the header.
-pub const TOTAL_LENGTH: usize = 2;
-/// Offset of the field in the header.
-pub const IDENTIFICATION: usize = 4;
+const TOTAL_LENGTH: usize = 2;
+const IDENTIFICATION: usize = 4;
 const FRAGMENT: usize = 6;
 /// Mask of the fragment's offset, and of the offset and the flag "more fragments".
 const OFFSET: u16 = 0x1fff;
 const FRAGMENTED: u16 = 0x3fff;
 const TIME_TO_LIVE: usize = 8;
-/// Offset of the field in the header.
-pub const PROTOCOL: usize = 9;
-/// Offset of the field in the header.
-pub const CHECKSUM: usize = 10;
-/// Offset of the field in the header.
-pub const SOURCE: usize = 12;
+const PROTOCOL: usize = 9;
+const CHECKSUM: usize = 10;
+const SOURCE: usize = 12;
 const DESTINATION: usize = 16;
 
 view! {

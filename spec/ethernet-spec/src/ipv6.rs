@@ -11,17 +11,10 @@ use crate::view::{FrameError, view};
 /// Bytes of a header without extension headers.
 pub const HEADER: usize = 40;
 
-/// Offset of the field in the header.
-pub const PAYLOAD_LENGTH: usize = 4;
-/// Offset of the field in the header.
-pub const NEXT_HEADER: usize = 6;
-/// Offset of the field in the header.
-pub const SOURCE: usize = 8;
+const PAYLOAD_LENGTH: usize = 4;
+const NEXT_HEADER: usize = 6;
+const SOURCE: usize = 8;
 const DESTINATION: usize = 24;
-
-pub use crate::icmpv6::message_type::{NEIGHBOR_ADVERTISEMENT, REDIRECT, ROUTER_ADVERTISEMENT};
-/// Offset of the target address of a neighbour advertisement, from the start of ICMPv6.
-pub const ADVERTISED_TARGET: usize = 8;
 
 view! {
     /// An IPv6 packet. Its payload length is not checked.
