@@ -209,6 +209,8 @@ impl Controller {
     }
 
     fn carry_out(&mut self, request: Request) {
+        let count = self.home.fleet.len() + 1;
+        let order = |thread: usize, order| self.home.fleet.order_one(thread - 1, order);
         match request {
             Request::Attach(namespace, done) => done(self.attach(namespace)),
             Request::Detach(nsid, done) => self.detach(nsid, done),
@@ -217,17 +219,15 @@ impl Controller {
                 self.limit(rates);
                 done(Ok(()));
             }
-            Request::Threads(answer) => {
-                answer(Threads { count: self.home.fleet.len() + 1, queues: self.io_queues() });
-            }
+            Request::Threads(answer) => answer(Threads { count, queues: self.io_queues() }),
             Request::Trace(0, tracer, answer) => answer(self.trace(tracer)),
             Request::TakeLatencies(0, fresh, answer) => answer(self.take_latencies(fresh)),
-            Request::Trace(thread, tracer, answer) => {
-                self.home.fleet.order_one(thread - 1, Order::Trace(tracer, answer));
-            }
+            Request::Inspect(0, answer) => answer(self.home.inspect()),
+            Request::Trace(thread, tracer, answer) => order(thread, Order::Trace(tracer, answer)),
             Request::TakeLatencies(thread, fresh, answer) => {
-                self.home.fleet.order_one(thread - 1, Order::TakeLatencies(fresh, answer));
+                order(thread, Order::TakeLatencies(fresh, answer));
             }
+            Request::Inspect(thread, answer) => order(thread, Order::Inspect(answer)),
         }
     }
 

@@ -120,7 +120,7 @@
 //! fuzz targets.
 //!
 //! Dependencies: `zerocopy` for structures from bytes, `serde` and `serde_json` for saved state
-//! (rare, small, and readable when it is refused), `thiserror` for [`PartsError`].
+//! (rare, small, and readable when it is refused) and for views, `thiserror` for [`PartsError`].
 
 mod activity;
 mod admin;
@@ -136,6 +136,7 @@ mod fleet;
 pub mod fuzz;
 mod health;
 mod home;
+mod inspect;
 mod journal;
 mod limiter;
 mod mailbox;
@@ -167,6 +168,7 @@ mod outside {
 pub use activity::{Activity, Io};
 pub use controller::Controller;
 pub use fleet::Answer;
+pub use inspect::{CompletionView, ControllerView, SubmissionView, ThreadView};
 pub use journal::journal_len;
 pub use limiter::{Rate, Rates};
 pub use namespace::{ChangeError, Done, Namespace};

@@ -61,6 +61,12 @@ impl Limiter {
         buckets.map(|bucket| bucket.opens_at()).max().unwrap_or_default()
     }
 
+    /// Returns how long, from `now` on, the limits hold the next command back. Returns `None` if
+    /// there are no limits.
+    pub fn wait(&self, now: Duration) -> Option<Duration> {
+        self.is_on().then(|| self.opens_at().saturating_sub(now))
+    }
+
     /// Notes that a command of `queue` was held back.
     pub fn hold(&mut self, queue: u16) {
         self.held.get_or_insert(queue);
@@ -145,6 +151,18 @@ mod tests {
     fn what_is_larger_than_the_burst_starts_and_is_paid_for() {
         let mut limiter = Limiter::new(Rates { commands: None, bytes: rate(1 << 20, 1) });
         assert_eq!(run(&mut limiter, 0, 4000, 1 << 20), 4);
+    }
+
+    #[test]
+    fn the_wait_is_the_time_until_the_next_command_may_start() {
+        assert_eq!(Limiter::default().wait(Duration::ZERO), None);
+        let mut limiter = Limiter::new(Rates { commands: rate(1000, 1), bytes: None });
+        let (begin, ms) = (Duration::from_secs(1), Duration::from_millis(1));
+        limiter.begin(begin);
+        assert_eq!(limiter.wait(begin), Some(Duration::ZERO));
+        limiter.start(512);
+        assert!(limiter.wait(begin).is_some_and(|wait| wait > ms / 2 && wait <= 2 * ms));
+        assert_eq!(limiter.wait(begin + 2 * ms), Some(Duration::ZERO));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! because the controller was dropped first, is dropped together with its callback.
 
 use crate::fleet::Answer;
+use crate::inspect::ThreadView;
 use crate::limiter::Rates;
 use crate::mailbox::Sender;
 use crate::namespace::{Done, Namespace};
@@ -30,6 +31,9 @@ pub enum Request {
     /// Goes on counting in these latencies on one thread, from 0 on. The answer is the latencies
     /// counted so far, or `None` if nothing is traced there.
     TakeLatencies(usize, Latencies, Answer<Option<Latencies>>),
+    /// Asks for a view of one thread, from 0 on. If there is no such thread, the callback is
+    /// dropped.
+    Inspect(usize, Answer<ThreadView>),
 }
 
 /// The threads of a controller, which are traced separately.

@@ -205,6 +205,16 @@ impl IoEngine {
         self.mode != Mode::Off && !self.failed
     }
 
+    /// Returns the work that the engine may do, unless it has [failed](IoEngine::has_failed).
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Returns whether a fatal error has happened since the last reset.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }

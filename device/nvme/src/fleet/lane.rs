@@ -40,6 +40,7 @@ use slipway_pci::{Lane, Progress, TurnLength};
 use super::link::LaneLink;
 use super::order::{Order, Question, Reply};
 use crate::engine::{IoEngine, Mode};
+use crate::inspect::ThreadView;
 use crate::mailbox::{Inbox, Sender};
 use crate::queue_state::QueueStates;
 
@@ -120,6 +121,7 @@ impl QueueLane {
                 answer(std::mem::replace(&mut engine.tracer, tracer));
             }
             Order::TakeLatencies(fresh, answer) => answer(engine.take_latencies(fresh)),
+            Order::Inspect(answer) => answer(ThreadView::new(engine)),
         }
     }
 

@@ -478,9 +478,9 @@ impl Fleet {
         self.stop()
     }
 
-    /// Returns whether an admin command waits for an answer of a lane.
-    pub fn is_asked(&self) -> bool {
-        !self.asked.is_empty()
+    /// Returns the number of admin commands that wait for answers of lanes.
+    pub fn pending_admin(&self) -> usize {
+        self.asked.len()
     }
 
     /// Makes the next poll look for messages, after those were taken outside of one.

@@ -2,6 +2,7 @@
 
 use crate::cell::ShadowPages;
 use crate::features::Tuning;
+use crate::inspect::ThreadView;
 use crate::journal::UsedSlot;
 use crate::limiter::Limiter;
 use crate::namespace::Namespace;
@@ -50,6 +51,8 @@ pub(crate) enum Order {
     Trace(Option<Box<Tracer>>, Answer<Option<Box<Tracer>>>),
     /// Go on counting in these latencies, and answer with the counts so far.
     TakeLatencies(Latencies, Answer<Option<Latencies>>),
+    /// Answer with a view of the lane.
+    Inspect(Answer<ThreadView>),
 }
 
 /// A part of an admin command that lanes carry out. The command ends when all have answered.

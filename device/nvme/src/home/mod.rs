@@ -6,8 +6,10 @@
 //! | `lifecycle` | enable, reset, shutdown, fatal errors |
 //! | `attachment` | namespaces that come, go and grow |
 //! | `pin` | the interrupt pin |
+//! | `inspect` | the view of the controller's own thread |
 
 mod attachment;
+mod inspect;
 mod lifecycle;
 mod pin;
 
@@ -233,7 +235,7 @@ impl Home {
 
     /// Returns whether an admin command waits for a lane, or for the end of a queue.
     pub fn awaits_lanes(&self) -> bool {
-        self.fleet.is_asked() || !self.deletions.is_empty()
+        self.fleet.pending_admin() > 0 || !self.deletions.is_empty()
     }
 
     /// Starts the lanes when the controller was enabled or restored: they serve queues from now on.

@@ -9,6 +9,7 @@ mod bad_commands;
 mod coalescing;
 mod hostile;
 mod init;
+mod inspect;
 mod io;
 mod killed;
 mod killed_pairs;
