@@ -11,7 +11,7 @@ use slipway_reactor::{Bell, Handle};
 
 use crate::listener::{give, listen};
 use crate::stats::Live;
-use crate::{Admission, Stats};
+use crate::{Admission, ServerView, Stage, Stats};
 
 /// The state that an endpoint shares with its controls, whichever reactor it is on.
 pub(crate) struct Shared {
@@ -173,6 +173,27 @@ impl Control {
     /// Returns a snapshot of the endpoint's figures.
     pub fn stats(&self) -> Stats {
         Stats { held: self.0.bin.held(), ..self.0.live.snapshot() }
+    }
+
+    /// Returns a view of the endpoint.
+    pub fn inspect(&self) -> ServerView {
+        let (live, client) = (&self.0.live, self.0.live.client());
+        let (mut maps, mut mapped_bytes) = (0, 0_u64);
+        live.each_region(|region| {
+            maps += 1;
+            mapped_bytes = mapped_bytes.saturating_add(region.len);
+        });
+        ServerView {
+            stage: if self.is_closed() { Stage::Ended } else { live.stage() },
+            client_pid: client.map(|client| client.pid),
+            private: client.is_some_and(|client| client.private),
+            maps,
+            mapped_bytes,
+            messages: live.messages.load(Ordering::Relaxed),
+            busy_polls: self.busy_polls(),
+            held: self.0.bin.held(),
+            stalls: live.stalls.load(Ordering::Relaxed),
+        }
     }
 
     /// Has an endpoint that was made shut ([`Config::shut`](crate::Config::shut)) admit clients

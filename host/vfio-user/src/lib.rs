@@ -99,8 +99,8 @@
 //!
 //! Dependencies: `slipway-peer` for everything that a client could make wait; `rustix` for sockets,
 //! descriptors, memfds; `libc` for recvmmsg and sendmmsg; `serde` and `serde_json` for the version
-//! data; `zerocopy` for the structures; `arc-swap` so that signalling an interrupt and reading
-//! figures take no lock; `thiserror`.
+//! data and for views; `zerocopy` for the structures; `arc-swap` so that signalling an interrupt
+//! and reading figures take no lock; `thiserror`.
 // Unsafe code: a page mapped from a file that the client may store to; requests that raise
 // eventfds.
 #![allow(unsafe_code)]
@@ -113,6 +113,7 @@ mod doorbells;
 mod endpoint;
 mod fault;
 mod hardware;
+mod inspect;
 mod interrupts;
 mod keeping;
 mod kept;
@@ -139,6 +140,7 @@ pub use endpoint::Endpoint;
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
 pub use hardware::{Hardware, MappedRange};
+pub use inspect::{ServerView, Stage};
 pub use kept::{KEPT_LEN, KEPT_VERSION, Kept};
 pub use lane::LaneHome;
 pub use parts::EndpointParts;

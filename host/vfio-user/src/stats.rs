@@ -1,11 +1,13 @@
 //! The figures that an endpoint publishes for other threads.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use slipway_ram::DmaMap;
 use slipway_telemetry::monotonic_ns;
+
+use crate::inspect::Stage;
 
 /// A connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +124,8 @@ pub(crate) struct Live {
     regions: ArcSwap<Vec<RegionStats>>,
     /// A client is connected.
     connected: AtomicBool,
+    /// The endpoint's [`Stage`] after its last step.
+    stage: AtomicU8,
     /// The client, and the reason for the last disconnection. Changed only when a client connects
     /// or disconnects.
     client: Mutex<(Option<ClientInfo>, Option<String>)>,
@@ -148,6 +152,7 @@ impl Default for Live {
             errors: [const { AtomicU64::new(0) }; ERRNOS],
             regions: ArcSwap::default(),
             connected: AtomicBool::new(false),
+            stage: AtomicU8::new(Stage::Listening as u8),
             client: Mutex::default(),
         }
     }
@@ -160,8 +165,27 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 
 impl Live {
     pub(crate) fn is_private(&self) -> bool {
-        let client = self.client.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        client.0.is_some_and(|client| client.private)
+        self.client().is_some_and(|client| client.private)
+    }
+
+    /// Notes what the endpoint does after a step.
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+
+    /// Returns what the endpoint did after its last step.
+    pub(crate) fn stage(&self) -> Stage {
+        Stage::of(self.stage.load(Ordering::Relaxed))
+    }
+
+    /// Returns the client's process, if a client is connected.
+    pub(crate) fn client(&self) -> Option<ClientInfo> {
+        self.lock().0
+    }
+
+    /// Calls `look` with each DMA map of the client.
+    pub(crate) fn each_region(&self, look: impl FnMut(&RegionStats)) {
+        self.regions.load().iter().for_each(look);
     }
 
     pub(crate) fn error(&self, errno: i32) {

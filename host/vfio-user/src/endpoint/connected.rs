@@ -9,6 +9,7 @@ use super::facts::Facts;
 use super::ready::{CLIENT, Ready};
 use crate::Config;
 use crate::device::Device;
+use crate::inspect::Stage;
 use crate::keeping::Keeping;
 use crate::server::{Session, SessionTurn};
 use slipway_vfio_user_wire::End;
@@ -99,6 +100,16 @@ impl Connection {
     /// Returns whether a request is quiescing the function. A poll would end the quiescence.
     pub fn is_quiescing(&self) -> bool {
         self.session.is_quiescing()
+    }
+
+    /// Returns what the endpoint does for the client.
+    pub fn stage(&self, device: &Device) -> Stage {
+        match &self.session {
+            session if !session.is_negotiated() => Stage::Negotiating,
+            session if session.is_quiescing() => Stage::Quiescing,
+            _ if !device.runs() => Stage::Stopped,
+            _ => Stage::Connected,
+        }
     }
 
     /// Returns whether no message is to be read or answered, unless an event tells of one.

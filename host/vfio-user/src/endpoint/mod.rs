@@ -30,6 +30,7 @@ use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
 use crate::control::{Gone, Shared};
 use crate::device::Device;
+use crate::inspect::Stage;
 use crate::keeping::Keeping;
 use crate::lane::Doors;
 use crate::server::{MAX_HELD, MAX_HELD_BYTES};
@@ -287,6 +288,18 @@ impl Endpoint {
         }
     }
 
+    /// Returns what the endpoint does now.
+    fn stage(&self) -> Stage {
+        match &self.state {
+            EndpointState::Listening if self.device.is_held() => Stage::Held,
+            EndpointState::Listening if !self.entrance.is_open => Stage::Shut,
+            EndpointState::Listening => Stage::Listening,
+            EndpointState::Connected(connection) => connection.stage(&self.device),
+            EndpointState::Draining(_) => Stage::Draining,
+            EndpointState::Ended => Stage::Ended,
+        }
+    }
+
     /// Returns whether the state admits connections: while a client is connected, others are
     /// accepted and disconnected.
     fn admits(&self) -> bool {
@@ -436,6 +449,7 @@ impl Task for Endpoint {
             self.entrance.retry_at = Some(now + RETRY);
         }
         self.watch(context);
+        self.shared.live.set_stage(self.stage());
         self.next(context)
     }
 
