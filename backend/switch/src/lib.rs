@@ -28,7 +28,7 @@
 //! that reports of group members go to routers only), 802.1ad.
 //!
 //! Dependencies: `rustix` for eventfds; `libc` for the ioctls of TAP interfaces and packet sockets,
-//! which `rustix` lacks; `thiserror` for [`BadConfig`].
+//! which `rustix` lacks; `serde` for views; `thiserror` for [`BadConfig`].
 #![allow(unsafe_code)] // requests of TAP interfaces, and vectored writes of pinned memory
 
 mod burst;
@@ -40,6 +40,7 @@ mod fan;
 pub mod fuzz;
 mod inbox;
 mod index;
+mod inspect;
 mod judge;
 mod lookup;
 mod port;
@@ -59,6 +60,7 @@ pub use burst::{
 };
 pub use exchange::{Exchange, Exchanged};
 pub use index::{MAX_PORTS, PortIndex};
+pub use inspect::{FilterView, PortView, QueuesView, RingView, SwitchView};
 pub use lookup::{Key, Lookup, Station, Target};
 pub use port::{Abilities, LinkSetting, Port};
 pub use rules::{AttachError, BadConfig, PortConfig, VlanMode, Vlans, link_local};

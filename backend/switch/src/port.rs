@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use crate::burst::{Burst, Pick};
+use crate::inspect::QueuesView;
 use crate::stats::{Delivered, Drop, PortStats};
 use crate::waker::Waker;
 
@@ -148,6 +149,11 @@ pub trait Port: Send {
     /// Adds events since the last call that no other result has reported to `stats`.
     fn account(&mut self, stats: &mut PortStats) {
         stats.dropped_in[Drop::Malformed as usize] += self.malformed();
+    }
+
+    /// Adds the queues of the port to `view`, as they are now. Never looks at memory of the peer.
+    fn inspect(&self, view: &mut QueuesView) {
+        let _ = view;
     }
 
     /// Returns the port's timed work, or `None`. A port for which that changes must be attached

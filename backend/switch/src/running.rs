@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Interest, Step};
 
+use crate::inspect::{PORTS, PortView, QueuesView, SwitchView};
 use crate::switch::PortTurn;
 use crate::waker::{Wake, Waker};
-use crate::{AttachError, BURST, BadConfig, Port, PortConfig, PortIndex, Switch};
+use crate::{AttachError, BURST, BadConfig, LinkSetting, Port, PortConfig, PortIndex, Switch};
 
 /// Turns of ports in one step of the task; other tasks of the reactor wait meanwhile.
 const TURNS: usize = 4;
@@ -45,6 +46,45 @@ impl<'a, 'c> Owner<'a, 'c> {
     /// it.
     pub fn switch(&mut self) -> &mut Switch {
         &mut self.running.switch
+    }
+
+    /// Returns views of the ports whose names `wanted` accepts.
+    pub fn inspect(&mut self, wanted: impl Fn(&str) -> bool) -> SwitchView {
+        let mut view = SwitchView::default();
+        let indices: Vec<PortIndex> = self.switch().ports().collect();
+        for index in indices {
+            let config = self.running.switch.config(index);
+            if config.is_none_or(|config| !wanted(&config.name)) {
+                continue;
+            }
+            match view.ports.len() {
+                PORTS.. => view.more_ports += 1,
+                _ => view.ports.extend(self.inspect_port(index)),
+            }
+        }
+        view
+    }
+
+    fn inspect_port(&mut self, index: PortIndex) -> Option<PortView> {
+        let state = self.running.states.get(usize::from(index)).copied().unwrap_or_default();
+        let switch = &mut self.running.switch;
+        let config = switch.config(index)?;
+        let (name, down) = (config.name.clone(), config.link == LinkSetting::Down);
+        let port = switch.port_mut(index)?;
+        let (up, mut queues) = (port.is_up() && !down, QueuesView::default());
+        port.inspect(&mut queues);
+        let stats = switch.stats(index)?;
+        Some(PortView {
+            index,
+            name,
+            up,
+            turn: state.turn.name().to_owned(),
+            frames_in: stats.frames_in,
+            frames_out: stats.frames_out,
+            dropped_in: stats.dropped_in.iter().sum(),
+            dropped_out: stats.dropped_out.iter().sum(),
+            queues,
+        })
     }
 
     /// Attaches a port.
@@ -133,6 +173,16 @@ enum Turn {
     Awake,
     /// When its rate lets it send again: the port is in [`Running::held`].
     Held,
+}
+
+impl Turn {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Armed => "armed",
+            Self::Awake => "awake",
+            Self::Held => "held",
+        }
+    }
 }
 
 /// The task's state of a port.

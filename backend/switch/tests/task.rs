@@ -98,6 +98,11 @@ fn who_is_held_back_is_attended_when_woken() {
     assert!(attended);
     let taken = handle.call(move |owner| owner.switch().stats(index).unwrap().frames_in).unwrap();
     assert_eq!(taken, 1);
+    let view = handle.call(|owner| owner.inspect(|_| true)).unwrap();
+    assert_eq!((view.ports.len(), view.more_ports), (1, 0));
+    assert_eq!((view.ports[0].turn.as_str(), view.ports[0].frames_in), ("held", 1));
+    let none = handle.call(|owner| owner.inspect(|name| name == "another")).unwrap();
+    assert!(none.ports.is_empty());
     // The new rate applies at once.
     let free = PortConfig::default();
     handle.call(move |owner| owner.configure(index, free)).unwrap().unwrap();

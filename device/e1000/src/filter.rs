@@ -3,6 +3,7 @@
 
 use slipway_e1000_spec::{ADDRESSES, TABLE, rah, rctl};
 use slipway_ethernet_spec::Mac;
+use slipway_switch::FilterView;
 
 /// The receive filter, as the registers describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,21 @@ impl Filter {
         let filters_vlans = rctl & rctl::VFE != 0;
         let vlans = filters_vlans.then_some(*vlans);
         Self { addresses: own, count, multicast: *multicast, vlans, rctl }
+    }
+
+    /// Returns a view of the filter.
+    pub fn view(&self) -> FilterView {
+        let set = |mode: u32| self.rctl & mode != 0;
+        let ones = |table: &[u32; TABLE]| {
+            table.iter().map(|word| word.count_ones() as usize).sum::<usize>()
+        };
+        FilterView {
+            promiscuous: set(rctl::UPE) && set(rctl::MPE),
+            all_multicast: set(rctl::MPE),
+            unicast: (!set(rctl::UPE)).then_some(self.count),
+            multicast: (!set(rctl::MPE)).then(|| ones(&self.multicast)),
+            vlans: self.vlans.as_ref().map(ones),
+        }
     }
 
     /// Judges a frame to `to`, of VLAN `vlan` if it has a tag.

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use slipway_e1000_spec::csb as block;
 use slipway_ram::{Memory, View};
-use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick};
+use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick, QueuesView};
 
 use crate::common::{Common, Shared};
 use crate::csb::Csb;
@@ -124,6 +124,14 @@ impl DataPath {
         if sent != Sent::default() {
             shared.line.with(|line| line.sent(shared.clock.nanos(), sent));
         }
+    }
+
+    /// Implements [`slipway_switch::Port::inspect`].
+    pub fn inspect(&self, view: &mut QueuesView) {
+        let place = |ring: &Ring, tail| [ring.entries(), ring.next(), ring.waiting(tail)];
+        view.add_ring("rx0".to_owned(), place(self.receiver.ring(), self.rdt));
+        view.add_ring("tx0".to_owned(), place(self.transmitter.ring(), self.tdt));
+        view.filter = Some(self.common.rules.filter.view());
     }
 
     /// Implements [`slipway_switch::Port::abilities`].

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_switch::decorators::Timed;
-use slipway_switch::{Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, Waker};
+use slipway_switch::{
+    Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, QueuesView, Waker,
+};
 
 use crate::common::Shared;
 use crate::path::DataPath;
@@ -127,6 +129,12 @@ impl Port for DevicePort {
     fn set_link(&mut self, link: LinkSetting) {
         self.stays_up = link == LinkSetting::Up;
         self.exchange.set_link(link != LinkSetting::Down);
+    }
+
+    fn inspect(&self, view: &mut QueuesView) {
+        if let Some(path) = &self.path {
+            path.inspect(view);
+        }
     }
 
     fn malformed(&mut self) -> u64 {

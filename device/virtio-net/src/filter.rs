@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use slipway_ethernet_spec::{EthernetFrame, Ipv4Packet, Ipv6Packet, Mac, ethertype, tci};
+use slipway_switch::FilterView;
 
 /// Most addresses of a table. A larger table lets every frame of its kind through.
 pub(crate) const TABLE: usize = 64;
@@ -67,6 +68,19 @@ impl Filter {
             return !self.no_multicast && (self.all_multicast || holds(&self.multicast));
         }
         !self.no_unicast && (self.all_unicast || to.0 == self.mac || holds(&self.unicast))
+    }
+
+    /// Returns a view of the filter.
+    pub fn view(&self) -> FilterView {
+        let len = |table: &Option<Vec<[u8; 6]>>| table.as_ref().map(Vec::len);
+        FilterView {
+            promiscuous: self.promiscuous,
+            all_multicast: self.all_multicast,
+            // Its own address passes beside those of the table.
+            unicast: len(&self.unicast).filter(|_| !self.all_unicast).map(|count| count + 1),
+            multicast: len(&self.multicast),
+            vlans: self.vlans.as_ref().map(Vec::len),
+        }
     }
 
     /// Returns whether a driver's commands could have made this filter.

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use slipway_ram::{Memory, View};
-use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick};
-use slipway_virtio::queue::Broken;
+use slipway_switch::{Abilities, Burst, Delivered, Exchanged, Pick, QueuesView};
+use slipway_virtio::queue::{Broken, Queue};
 
 use crate::common::{Common, Rules};
 use crate::counters::Live;
@@ -155,6 +155,25 @@ impl DataPath {
             rest = others;
         }
         Ok(sum)
+    }
+
+    /// Implements [`slipway_switch::Port::inspect`].
+    pub fn inspect(&self, view: &mut QueuesView) {
+        let rings = |queue: &Queue| {
+            let (size, next) = queue.place();
+            [size, next, queue.waiting()].map(u32::from)
+        };
+        for (number, receiver) in self.receivers.iter().enumerate() {
+            if let Some(receiver) = receiver {
+                view.add_ring(format!("rx{number}"), rings(&receiver.virtqueue.queue));
+            }
+        }
+        for (number, transmitter) in self.transmitters.iter().enumerate() {
+            if let Some(transmitter) = transmitter {
+                view.add_ring(format!("tx{number}"), rings(&transmitter.virtqueue.queue));
+            }
+        }
+        view.filter = Some(self.common.rules.filter.view());
     }
 
     /// Implements [`slipway_switch::Port::arm`].

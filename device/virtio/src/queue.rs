@@ -412,6 +412,11 @@ impl Queue {
         self.notifications.awake(&mut meeting, self.next)
     }
 
+    /// Returns the number of entries, and the index of the next buffer to take.
+    pub fn place(&self) -> (u16, u16) {
+        (self.size, self.next)
+    }
+
     /// Gives back the last `count` chains taken, of which none was reported.
     pub fn rewind(&mut self, count: u16) {
         self.next = self.next.wrapping_sub(count);

@@ -90,6 +90,11 @@ impl Line {
         self.entries.drain(..std::mem::take(&mut self.given));
     }
 
+    /// Returns the number of frames that were not given.
+    pub fn waiting(&self) -> usize {
+        self.entries.len() - self.given
+    }
+
     /// Returns the time when the first frame that was not given is due, or `None` if there is none.
     pub fn due(&self) -> Option<Duration> {
         self.entries.get(self.given).map(|entry| entry.due)
@@ -166,9 +171,9 @@ mod tests {
         line.push(&frames, pick(0), |_| ms(10));
         line.push(&frames, pick(1), |_| ms(5));
         let mut out = Burst::new();
-        assert_eq!(line.due(), Some(ms(10)));
+        assert_eq!((line.due(), line.waiting()), (Some(ms(10)), 2));
         assert_eq!(line.give(&mut out, ms(9), 8), 0);
         assert_eq!(line.give(&mut out, ms(10), 8), 2, "the second waited for the first");
-        assert_eq!(line.due(), None);
+        assert_eq!((line.due(), line.waiting()), (None, 0));
     }
 }

@@ -30,6 +30,10 @@ impl Loss {
 impl Port for Loss {
     super::forward_to_inner!();
 
+    fn inspect(&self, view: &mut crate::QueuesView) {
+        self.inner.inspect(view);
+    }
+
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
         let more = self.inner.take(burst, limit);

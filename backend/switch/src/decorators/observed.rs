@@ -60,6 +60,10 @@ impl Observed {
 impl Port for Observed {
     super::forward_to_inner!();
 
+    fn inspect(&self, view: &mut crate::QueuesView) {
+        self.inner.inspect(view);
+    }
+
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
         let more = self.inner.take(burst, limit);

@@ -11,7 +11,7 @@ use super::line::Line;
 use super::random::Random;
 use super::{Layer, Timed, Ways};
 use crate::cutter::Cutter;
-use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats};
+use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats, QueuesView};
 
 /// Decides when a frame may go on.
 pub trait Schedule: Send {
@@ -220,6 +220,14 @@ impl<S: Schedule> Timed for Queued<S> {
 
 impl<S: Schedule> Port for Queued<S> {
     super::forward_to_inner!();
+
+    fn inspect(&self, view: &mut QueuesView) {
+        let waiting =
+            |queue: &Option<Waiting<S>>| queue.as_ref().map_or(0, |one| one.line.waiting());
+        view.waiting_in += waiting(&self.inward);
+        view.waiting_out += waiting(&self.outward);
+        self.inner.inspect(view);
+    }
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let Some(waiting) = &mut self.inward else { return self.inner.take(burst, limit) };

@@ -1,7 +1,7 @@
 //! Frames between two drivers.
 
 use slipway_pci::Function;
-use slipway_switch::Mac;
+use slipway_switch::{Mac, QueuesView};
 use slipway_virtio_spec::RingFeatures;
 use slipway_virtio_spec::net::{Features, Header};
 
@@ -22,6 +22,25 @@ fn frames_of_every_size_arrive_as_they_were() {
         assert_eq!(received[0].header, Header { num_buffers: 1.into(), ..Header::default() });
     }
     assert!(a.received().is_empty());
+}
+
+#[test]
+fn a_view_of_the_port_has_the_rings_and_the_filter() {
+    let (world, mut a, b) = pair(Setup::new(1), Setup::new(2));
+    let look = |port| {
+        let mut view = QueuesView::default();
+        world.0.borrow_mut().port_mut(port).unwrap().inspect(&mut view);
+        view
+    };
+    let before = [look(a.port), look(b.port)];
+    assert_eq!(before[0].rings.iter().map(|ring| &*ring.name).collect::<Vec<_>>(), ["rx0", "tx0"]);
+    assert!(before[0].filter.is_some() && before[0].more_rings == 0);
+    a.send(&frame(a.mac, b.mac, 60));
+    world.settle();
+    let after = [look(a.port), look(b.port)];
+    assert_eq!(after[0].rings[1].next, before[0].rings[1].next + 1, "one was sent");
+    assert_eq!(after[1].rings[0].next, before[1].rings[0].next + 1, "and one received");
+    assert_eq!(after[0].rings[1].waiting, 0);
 }
 
 #[test]
