@@ -38,6 +38,9 @@ fn two_programs_talk_and_one_closes() {
     assert_eq!(s.endpoint.peer, c.endpoint.local);
     assert!((32_768..=60_999).contains(&c.endpoint.local.port));
     assert!(c.endpoint.place.same_tenant && !c.endpoint.place.engine);
+    let reported = slipway_sgiov::report(&engine.socket()).unwrap();
+    assert_eq!(reported.connections.len(), 1);
+    assert!(reported.connections[0].in_flight.is_some(), "both ends are open");
     assert_eq!(client.write(&c, b"ping").unwrap(), 4);
     assert_eq!(server.read(&s, 100).unwrap(), b"ping");
     let long = vec![7; 300_000];

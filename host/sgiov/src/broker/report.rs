@@ -38,6 +38,9 @@ pub struct Report {
     pub connections_in_all: usize,
     /// The number of arenas; for the administrator only.
     pub links: usize,
+    /// The number of tickets that no process has used yet; for the administrator only.
+    #[serde(default)]
+    pub tickets: usize,
     /// The shares of the carrier of streams to other nodes, as of the last report; for the
     /// administrator only.
     #[cfg(feature = "links")]
@@ -130,6 +133,9 @@ pub struct ConnectionReport {
     pub sent: u64,
     /// Bytes that the connector received.
     pub received: u64,
+    /// Bytes that were sent and not received yet, both ways; `None` unless both ends are open here.
+    #[serde(default)]
+    pub in_flight: Option<u64>,
 }
 
 /// The user and the network namespace whose families a report shows, or `None` for all of them.
@@ -172,6 +178,7 @@ impl Broker {
     /// Adds what only the administrator is told. The error of a reload quotes the policy.
     fn add_for_administrator(&mut self, report: &mut Report) {
         report.links = self.links.iter().count();
+        report.tickets = self.clients.iter().filter(|(_, one)| one.ticket.is_some()).count();
         report.reloads = self.reloads.clone();
         #[cfg(feature = "guests")]
         if let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref()) {
@@ -286,6 +293,18 @@ fn connection_report([from, to]: [&End; 2], families: [Option<&Family>; 2]) -> C
         [None, Some(family)] => family.table.word(to.entry, theirs),
         [None, None] => 0,
     };
+    let in_flight = match families {
+        [Some(connector), Some(acceptor)] => {
+            let [there, back] = [(connector, from, acceptor, to), (acceptor, to, connector, from)]
+                .map(|(sender, sends, receiver, receives)| {
+                    // The counters are the processes' own, and may say anything.
+                    let sent = sender.table.word(sends.entry, entry::SENT);
+                    sent.saturating_sub(receiver.table.word(receives.entry, entry::RECEIVED))
+                });
+            Some(there.saturating_add(back))
+        }
+        _ => None,
+    };
     let [from_pid, to_pid] = families.map(|family| family.map_or(0, |family| family.peer.pid));
     ConnectionReport {
         from: show(&from.local),
@@ -294,6 +313,7 @@ fn connection_report([from, to]: [&End; 2], families: [Option<&Family>; 2]) -> C
         to_pid,
         sent: word(entry::SENT, entry::RECEIVED),
         received: word(entry::RECEIVED, entry::SENT),
+        in_flight,
     }
 }
 
