@@ -8,7 +8,8 @@
 //!   interfaces that the fabric makes there, with `tap_settings`, each served by a thread of its
 //!   own.
 //! - `ports` finds single ports by name and impairs them, `settings` changes their settings, and
-//!   `capture` records their frames. `port` converts a port for the interface, and `rate` a rate.
+//!   `capture` records their frames. `inspect` has views of the switches. `port` converts a port
+//!   for the interface, and `rate` a rate.
 //!
 //! All of this runs on the control thread and on threads of its own, and sends messages to the
 //! reactors. Only the threads of `taps` touch frames.
@@ -23,6 +24,7 @@
 mod capture;
 mod error;
 mod fabric;
+mod inspect;
 mod memory_ports;
 mod port;
 mod ports;
@@ -35,6 +37,7 @@ mod uplink;
 
 pub use error::Error;
 pub use fabric::Fabric;
+pub use inspect::InspectedSwitch;
 pub use rate::rate;
 pub use settings::{link, vlans};
 pub use switch::SwitchHandle;

@@ -14,6 +14,7 @@
 //! `limits_of` and `show_limits` of the command line's `endpoint.rs`.
 
 mod hardware;
+mod inspect;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -6,6 +6,7 @@
 //! - `disk` opens the disk of a namespace, and `controller` makes an NVMe controller of disks.
 //!   `endpoint` assembles function and socket and hands the result to a reactor, which owns it from
 //!   then on. A hardware function (`slipway-vfio`) has a thread of its own instead.
+//! - `live` gathers `views` of everything that is there, for people who look for a fault.
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
 //! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
 //!   of running endpoints, by messages to their controllers. `copy` copies an overlay to a file.
@@ -21,8 +22,9 @@
 //!
 //! - [`VirtualFunctions`] are pools of endpoints that are made before anybody asks for one.
 //!
-//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `sha2` for stable UUIDs,
-//! `thiserror` for [`Error`], `tracing` for the daemon's log.
+//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `serde` and
+//! `serde_json` for views, `sha2` for stable UUIDs, `thiserror` for [`Error`], `tracing` for the
+//! daemon's log.
 
 mod attach;
 mod balance;
@@ -36,6 +38,7 @@ mod endpoint;
 mod error;
 mod id;
 mod keep;
+mod live;
 mod namespace;
 mod network;
 mod overlays;
@@ -47,6 +50,7 @@ mod snoop;
 mod table;
 mod template;
 mod vf;
+pub mod views;
 mod wakes;
 
 pub use error::Error;

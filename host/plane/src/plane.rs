@@ -364,6 +364,11 @@ impl Plane {
         self.shared.pool.as_ref()
     }
 
+    /// Returns the time for which each reactor has had work since it started.
+    pub(crate) fn busy(&self) -> Vec<Duration> {
+        self.shared.reactors.iter().map(|reactor| reactor.handle().busy()).collect()
+    }
+
     /// Returns the switches, with their ports and captures.
     pub fn fabric(&self) -> &Fabric {
         &self.shared.fabric

@@ -11,7 +11,7 @@ use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_ram::GRANULE;
 
-use crate::{Error, Plane, overlays, template};
+use crate::{Error, Plane, live, overlays, template};
 
 /// The outcome of a call.
 pub(crate) type Reply<T> = Result<Response<T>, Status>;
@@ -79,6 +79,7 @@ pub(crate) async fn blocking<T: Send + 'static, E: Into<Status> + Send + 'static
 #[tonic::async_trait]
 impl v1::plane_server::Plane for Service {
     type SnoopStream = ReceiverStream<Result<v1::SnoopReport, Status>>;
+    type InspectLiveStream = ReceiverStream<Result<v1::LivePart, Status>>;
     type CapturePortStream = ReceiverStream<Result<v1::CaptureChunk, Status>>;
     type TracePortStream = ReceiverStream<Result<v1::TraceReport, Status>>;
 
@@ -89,6 +90,14 @@ impl v1::plane_server::Plane for Service {
         let started = tokio::spawn(async move { plane.snoop(&request).await }).await;
         let reports = started.map_err(|error| Status::internal(error.to_string()))??;
         Ok(Response::new(ReceiverStream::new(reports)))
+    }
+
+    async fn inspect_live(
+        &self,
+        request: Request<v1::InspectLiveRequest>,
+    ) -> Reply<Self::InspectLiveStream> {
+        let parts = live::start(self.plane.clone(), request.into_inner().ids)?;
+        Ok(Response::new(ReceiverStream::new(parts)))
     }
 
     async fn create_endpoint(
