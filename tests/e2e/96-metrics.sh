@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `slipway metrics`: what a sandbox's start adds to the figures, their server, and what it says without a daemon. Traces of
-# the same starts, at a collector.
+# the same starts, at a collector. `slipway inspect --live`: the queues of a sandbox.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -45,6 +45,39 @@ timeout 120 "$slipway" exec one -- sh -c 'head -c 1048576 /dev/urandom >/file &&
 more_written() { [ "$(io written_bytes)" -ge $((wrote + 1048576)) ]; }
 wait_until 20 more_written || fail "after writes of 1 MiB to its root: $("$slipway" metrics)"
 ok "a start is counted, with its stages; so is the I/O of its disks"
+
+# A sum of a field of the I/O queues, or the numbers of all submission queues.
+live() {
+    "$slipway" inspect --live one --json | python3 -c '
+import json, sys
+id, kind, field = sys.argv[1:]
+live = json.load(sys.stdin)
+[view] = [one for one in live["endpoints"] if one["id"] == id]
+assert view["kind"] == "nvme" and view["server"]["stage"] == "connected" and view["server"]["mapped_bytes"] > 0, view
+threads = [thread["view"] for thread in view["threads"]]
+assert threads[0]["controller"]["phase"] == "enabled", threads
+queues = [queue for thread in threads for queue in thread[kind]]
+print(*sorted(queue["id"] for queue in queues) if field == "id" else [sum(queue[field] for queue in queues if queue["id"])])
+' "$id" "$@"
+}
+numbers=$(live submission id) || fail "the live objects: $("$slipway" inspect --live one)"
+[[ "$numbers" == "0 1"* ]] || fail "the queues of an idle sandbox: $numbers"
+[ "$(live completion id)" = "$numbers" ] || fail "the completion queues: $(live completion id), not $numbers"
+fetched=$(live submission fetched) posted=$(live completion posted)
+timeout 120 "$slipway" exec one -- sh -c 'head -c 1048576 /dev/urandom >/more && sync' || fail "exec: $(explain)"
+moved() { [ "$(live submission fetched)" -gt "$fetched" ] && [ "$(live completion posted)" -gt "$posted" ]; }
+wait_until 20 moved || fail "the queues after writes: $("$slipway" inspect --live one)"
+no_flight() { [ "$(live submission in_flight)" = 0 ]; }
+wait_until 20 no_flight || fail "commands in flight: $("$slipway" inspect --live one)"
+"$slipway" inspect --live one >"$work/out" || fail "as text: $(cat "$work/out")"
+grep -q "^endpoint $id (nvme): connected" "$work/out" || fail "no endpoint: $(cat "$work/out")"
+grep -q '^  home on reactor [0-9]*: running' "$work/out" || fail "no thread: $(cat "$work/out")"
+grep -q '^    SQ  *CQ  *SIZE' "$work/out" || fail "no queues: $(cat "$work/out")"
+"$slipway" inspect --live >"$work/out" || fail "all of it: $(cat "$work/out")"
+grep -q '^REACTOR' "$work/out" && grep -q "^endpoint $id " "$work/out" || fail "all of it: $(cat "$work/out")"
+"$slipway" inspect --live nobody >"$work/out" 2>&1 && fail "the live objects of nobody: $(cat "$work/out")"
+grep -q 'there is no endpoint "nobody"' "$work/out" || fail "nobody: $(cat "$work/out")"
+ok "the queues of a sandbox are named while it is idle, and its writes move their numbers ($numbers)"
 
 run=slipway.sandbox.v1.Sandboxes/Run
 has_span() { [ -n "$(spans_of "$1")" ]; }

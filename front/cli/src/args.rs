@@ -147,7 +147,10 @@ pub enum Command {
     Resume(NamesArg),
     /// Remove sandboxes that have ended
     Rm(RmArgs),
-    /// Print all that is known of sandboxes, as JSON
+    /// Print all that is known of sandboxes, as JSON, or what the plane has of them at this moment
+    ///
+    /// With --live, the threads that own the objects look at them, one after the other, and change
+    /// nothing; a thread that does not answer within a second is left out.
     Inspect(InspectArgs),
     /// Print what running sandboxes use
     Stats(StatsArgs),

@@ -32,6 +32,7 @@ mod function;
 mod image;
 mod import_memory;
 mod keeper;
+mod live;
 mod manage;
 mod metrics;
 mod network;
@@ -225,6 +226,9 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Endpoint(command) => {
             return endpoint::command(&cli.node, &config, command).await;
         }
+        Command::Inspect(args) if args.live => {
+            return live::inspect(&cli.node, &config, args).await;
+        }
         Command::Snoop(args) => return snoop::snoop(&cli.node, &config, args).await,
         Command::Disk(command) => return disk::command(&cli.node, &config, command).await,
         Command::Vf(command) => return vf::command(&cli.node, &config, command).await,
@@ -250,7 +254,7 @@ async fn command(cli: &Cli, config: Config) -> Result<i32> {
         Command::Resume(args) => manage::resume(client, args).await,
         Command::Rm(args) => manage::rm(client, args).await,
         Command::Update(args) => manage::update(client, args).await,
-        Command::Inspect(args) => manage::inspect(client, &args.names).await,
+        Command::Inspect(args) => manage::inspect(client, args).await,
         Command::Stats(args) => stats::stats(client, args).await,
         _ => Ok(0),
     }
@@ -288,7 +292,10 @@ mod tests {
         let Command::Inspect(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("{words:?}")
         };
-        assert_eq!((args.names.names, args.json.json), (vec!["web".to_owned()], true));
+        assert_eq!((args.names, args.json, args.live), (vec!["web".to_owned()], true, false));
+        let parsed = |words: &[&str]| Cli::try_parse_from(words).map(|cli| cli.command);
+        assert!(parsed(&["slipway", "inspect"]).is_err(), "a name is needed");
+        assert!(parsed(&["slipway", "inspect", "--live"]).is_ok(), "but for everything");
     }
 
     #[test]

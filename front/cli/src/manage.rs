@@ -6,7 +6,9 @@ use anyhow::{Result, anyhow, bail};
 use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
-use crate::args::{KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StopArgs, UpdateArgs};
+use crate::args::{
+    InspectArgs, KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StopArgs, UpdateArgs,
+};
 use crate::client::{Lost, next_daemon, refused};
 use crate::keeper;
 use crate::table::{ago, printable, table};
@@ -331,7 +333,7 @@ pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
 }
 
 /// Runs `slipway inspect`.
-pub async fn inspect(mut client: SandboxClient, args: &NamesArg) -> Result<i32> {
+pub async fn inspect(mut client: SandboxClient, args: &InspectArgs) -> Result<i32> {
     let mut all = Vec::new();
     for name in &args.names {
         let reply = client.inspect(named(name)).await.map_err(refused)?;

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::{AlwaysJson, LazyArg};
+use super::LazyArg;
 use crate::size::parse_size;
 
 #[derive(Debug, Args)]
@@ -51,10 +51,18 @@ pub struct NamesArg {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    #[command(flatten)]
-    pub names: NamesArg,
-    #[command(flatten)]
-    pub json: AlwaysJson,
+    /// Sandboxes: names, ids, or the beginnings of ids; containers of pods as POD/CONTAINER. With
+    /// --live also endpoints by their ids [default with --live: everything]
+    #[arg(required_unless_present = "live")]
+    pub names: Vec<String>,
+    /// The live objects of the daemon's plane instead: endpoints, queues and lanes of NVMe
+    /// controllers, rings of network functions, ports of switches, sockets, and the threads that
+    /// serve them
+    #[arg(long)]
+    pub live: bool,
+    /// As JSON, which it always is without --live
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

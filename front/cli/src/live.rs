@@ -1,0 +1,146 @@
+//! `slipway inspect --live`: shows the live objects of the plane and of the socket engine.
+//!
+//! The daemon sends a part for each object (`slipway_plane::views`), which is printed as JSON or as
+//! tables (`show`). Sockets are the engine's, which is a process of its own and gives its report.
+
+mod show;
+
+use anyhow::Result;
+use serde::Serialize;
+use slipway_plane::views::{EndpointView, LivePart, PlacedSwitch, ReactorView};
+use slipway_plane_api::{PlaneClient, v1};
+use slipway_runtime::{Config, SandboxClient};
+use slipway_sgiov::{ConnectionReport, GuestReport, ListenerReport};
+
+use crate::args::{InspectArgs, NodeArgs};
+use crate::client::{connect, connect_plane, record, refused};
+
+/// The number of listeners and of connections of the socket engine that are listed. The rest is
+/// counted.
+const SOCKETS: usize = 256;
+
+/// Everything that was found.
+#[derive(Default, Serialize)]
+struct Live {
+    /// The reactors; none if sandboxes are named.
+    reactors: Vec<ReactorView>,
+    endpoints: Vec<EndpointView>,
+    switches: Vec<PlacedSwitch>,
+    /// Sockets past the kernel, or `None` if no socket engine serves.
+    sockets: Option<Sockets>,
+}
+
+/// The objects of the socket engine.
+#[derive(Serialize)]
+struct Sockets {
+    guests: Vec<GuestReport>,
+    listeners: Vec<ListenerReport>,
+    connections: Vec<ConnectionReport>,
+    /// The number of listeners and connections that are not listed.
+    more: usize,
+    tickets: usize,
+    arenas: usize,
+}
+
+/// The name that the user gave, with the ids of its endpoints.
+struct Named {
+    /// The sandbox's name; for another endpoint its id.
+    name: String,
+    ids: Vec<String>,
+}
+
+/// Runs `slipway inspect --live`.
+pub async fn inspect(node: &NodeArgs, config: &Config, args: &InspectArgs) -> Result<i32> {
+    let mut plane = connect_plane(node, config).await?;
+    let mut named = Vec::new();
+    if !args.names.is_empty() {
+        let mut sandboxes = connect(node, config).await?;
+        for name in &args.names {
+            named.push(resolve(&mut sandboxes, name).await);
+        }
+    }
+    let mut live = Live::default();
+    match named.is_empty() {
+        true => gather(&mut plane, Vec::new(), &mut live).await?,
+        false => {
+            for one in &named {
+                gather(&mut plane, one.ids.clone(), &mut live).await?;
+            }
+        }
+    }
+    live.sockets = sockets(config, &named);
+    match args.json {
+        true => crate::out::json(&live)?,
+        false => crate::out::print(format_args!("{}", show::text(&live))),
+    }
+    Ok(0)
+}
+
+/// Finds the endpoints of `name`: those of a sandbox, which has its id in theirs, or is recorded as
+/// the user of a pool's function. Any other name is an endpoint's id.
+async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> Named {
+    let Ok(record) = record(sandboxes, name).await else {
+        return Named { name: name.to_owned(), ids: vec![name.to_owned()] };
+    };
+    let mut ids = vec![record.id];
+    ids.extend(record.functions.into_iter().map(|given| given.id).filter(|id| !id.is_empty()));
+    Named { name: record.name, ids }
+}
+
+/// Adds what the plane has of these endpoints, or everything if there are no ids.
+async fn gather(plane: &mut PlaneClient, ids: Vec<String>, live: &mut Live) -> Result<()> {
+    let reply = plane.inspect_live(v1::InspectLiveRequest { ids }).await.map_err(refused)?;
+    let mut parts = reply.into_inner();
+    while let Some(part) = parts.message().await.map_err(refused)? {
+        match serde_json::from_str::<LivePart>(&part.json)? {
+            LivePart::Reactors(reactors) => live.reactors = reactors,
+            LivePart::Endpoint(endpoint) => live.endpoints.push(*endpoint),
+            LivePart::Switch(switch) => live.switches.push(switch),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the objects of the node's socket engine: all, or those of the named sandboxes' guests.
+/// Returns `None` if no engine serves.
+fn sockets(config: &Config, named: &[Named]) -> Option<Sockets> {
+    let report = slipway_sgiov::report(&config.run_dir.join("socket.sock")).ok()?;
+    let mut all = Sockets {
+        guests: report.guests,
+        listeners: report.listeners,
+        connections: report.connections,
+        more: 0,
+        tickets: report.tickets,
+        arenas: report.links,
+    };
+    if !named.is_empty() {
+        let is_of = |guest: &GuestReport| {
+            named.iter().any(|one| guest.name == one.name || one.ids.contains(&guest.name))
+        };
+        all.guests.retain(is_of);
+        (all.listeners, all.connections) = (Vec::new(), Vec::new());
+        return Some(all);
+    }
+    let unreported = report.connections_in_all.saturating_sub(all.connections.len());
+    all.more = unreported + beyond(&mut all.listeners) + beyond(&mut all.connections);
+    Some(all)
+}
+
+/// Shortens a list to [`SOCKETS`]. Returns the number of entries that were dropped.
+fn beyond<T>(list: &mut Vec<T>) -> usize {
+    let more = list.len().saturating_sub(SOCKETS);
+    list.truncate(SOCKETS);
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_is_shortened_and_counted() {
+        let (mut long, mut short) = (vec![0; SOCKETS + 7], vec![0; 3]);
+        assert_eq!((beyond(&mut long), beyond(&mut short)), (7, 0));
+        assert_eq!((long.len(), short.len()), (SOCKETS, 3));
+    }
+}
