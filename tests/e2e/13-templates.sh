@@ -187,6 +187,29 @@ wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
 
+# Sandboxes that start together are forks without being told to. Of few, the first burst boots, and of more than two for
+# each CPU, it waits for the template: one boot, and no kernel's stage in any of them.
+burst() {
+    timeout 600 "$slipway" run --rm --count "$1" --network none --timeline "$work/burst.json" "${@:2}" "$image" -- true >/dev/null 2>"$work/burst" ||
+        fail "a burst of $*: $(tail -n 5 "$work/burst"; explain)"
+    python3 -c 'import collections, json, sys
+ways = collections.Counter("fork" if {"resume"} <= {one["name"] for one in run["stages"]} else "boot" for run in json.load(open(sys.argv[1])))
+print(*(f"{way} {count}" for way, count in sorted(ways.items())))' "$work/burst.json"
+}
+many=$((2 * $(nproc) + 1))
+[ "$(burst 2 --memory 288M)" = "boot 2" ] || fail "two sandboxes do not boot: $(templates) $(explain)"
+wait_until 120 has 3 || fail "no template is made of two that booted: $(templates) $(explain)"
+[ "$(burst 2 --memory 288M)" = "fork 2" ] || fail "two sandboxes boot again: $(templates) $(explain)"
+[ "$(burst "$many" --memory 304M)" = "fork $many" ] || fail "of $many sandboxes some boot: $(templates) $(explain)"
+has 4 || fail "no template of a burst, or several: $(templates)"
+[ "$(burst 2 --memory 272M --max-memory 512M)" = "boot 2" ] || fail "sandboxes that cannot be forks: $(templates) $(explain)"
+has 4 || fail "a template for sandboxes that cannot be forks: $(templates)"
+for made in $(templates | awk '$2 == 288 || $2 == 304 { print $1 }'); do
+    "$slipway" template rm "$made" >/dev/null || fail "template rm: $(explain)"
+done
+[ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
+ok "sandboxes that start together are forks; $many of them wait for their template"
+
 # Two interfaces of a network namespace, whose other ends are down. The namespace's name is the machine's.
 two=slipway-e2e-$$-two
 ip netns add "$two" || fail "ip netns add"

@@ -5,6 +5,8 @@
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_network_node "$@"
+# No machine is made beside the four sandboxes, which would have an address among them.
+echo 'templates = "off"' >>"$SLIPWAY_CONFIG"
 
 # The outside: knows the host's address, and no way to a sandbox's.
 unshare --net sleep 3600 &

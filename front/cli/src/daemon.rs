@@ -199,6 +199,7 @@ fn check_settings(config: &Config) -> Result<()> {
     config.uses_pool()?;
     config.pool_page()?;
     config.shares_roots()?;
+    config.forks_many()?;
     config.cpu_template()?;
     config.check_cgroups()?;
     config.check_functions()?;

@@ -32,6 +32,9 @@ pub async fn run(node: &NodeArgs, config: &Config, args: &RunArgs) -> Result<i32
     if let Some(saved) = &saved {
         snapshot::keep_interface(saved, &mut spec);
     }
+    if args.count > 1 {
+        spec.at_once = args.count;
+    }
     if args.count == 1 {
         one(client, config, args, spec, fetched).await
     } else {

@@ -3,7 +3,8 @@
 //! Such a sandbox begins with the template that has its machine, if there is one. Otherwise it
 //! boots, and once it runs the node makes that template for those that come later (the module
 //! `warm`). The template's name tells its machine, so a machine that differs in anything has
-//! another one.
+//! another one. Sandboxes that start together ask for one without naming it, if the node's settings
+//! say so ([`is_asked`]), and many of them wait until it is made ([`missing`]).
 //!
 //! [`AUTO`]: crate::templates::AUTO
 
@@ -12,11 +13,45 @@ use std::sync::Arc;
 use crate::node::Node;
 use crate::record::{Needs, Record};
 use crate::sandbox::Sandbox;
-use crate::templates::{Boots, PREFIX, Shape, Template, apart, digest, is_automatic};
-use crate::{Error, Result, fork};
+use crate::templates::{AUTO, Boots, PREFIX, Shape, Template, apart, digest, is_automatic};
+use crate::v1::RunSpec;
+use crate::{Config, Error, Result, fork};
 
 /// The hexadecimal digits of a machine's digest in such a name.
 const DIGITS: usize = 12;
+
+/// Returns whether the node is to choose the template of a new sandbox. On a node that shares roots
+/// a sandbox has to ask for that by name, since a fork shares no root.
+///
+/// # Errors
+/// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
+pub(crate) fn is_asked(config: &Config, spec: &RunSpec) -> Result<bool> {
+    if spec.template == AUTO {
+        return Ok(true);
+    }
+    let is_one_of_many = spec.at_once > 1 && spec.template.is_empty() && !spec.makes_pod;
+    Ok(is_one_of_many && config.forks_many()? && !config.shares_roots()?)
+}
+
+/// Returns whether a sandbox can begin with a template that the node makes.
+fn may_fork(record: &Record) -> bool {
+    fork::cannot_fork(record).is_none() && record.memory.room() == 0
+}
+
+/// Returns the name of the template with which a sandbox could begin and which is not there yet.
+/// Returns `None` if the node has it, or if the sandbox can be no fork.
+///
+/// # Errors
+/// The errors of [`Known::files`](crate::boot::Known::files).
+pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<String>> {
+    let record = sandbox.record();
+    if !may_fork(&record) {
+        return Ok(None);
+    }
+    let name = name_of(node, &record).await?;
+    let found = node.templates.get(&name).await;
+    Ok(matches!(found, Err(Error::NoTemplate(_))).then_some(name))
+}
 
 /// Returns the template of the machine of a sandbox that leaves the choice to the node and is about
 /// to start on a VMM that saves machines. Returns `None` if there is no such template yet, or if
@@ -26,7 +61,7 @@ const DIGITS: usize = 12;
 /// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<Template>>> {
     let record = sandbox.record();
-    if fork::cannot_fork(&record).is_some() || record.memory.room() > 0 {
+    if !may_fork(&record) {
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
@@ -100,6 +135,34 @@ fn name_of_shape(shape: &Shape, kernel: u64, changed: Option<std::time::SystemTi
 mod tests {
     use super::*;
     use crate::templates::manifest::tests::shape;
+
+    #[test]
+    fn sandboxes_that_start_together_ask_for_a_template_if_the_settings_say_so() {
+        let on = Config::default();
+        let off = Config { templates: "off".to_owned(), ..Config::default() };
+        let spec = |template: &str, at_once, makes_pod| RunSpec {
+            template: template.to_owned(),
+            at_once,
+            makes_pod,
+            ..RunSpec::default()
+        };
+        for (asked, by_on, by_off) in [
+            (spec("", 0, false), false, false),
+            (spec("", 1, false), false, false),
+            (spec("", 2, false), true, false),
+            (spec("", 2, true), false, false),
+            (spec("web", 2, false), false, false),
+            (spec(AUTO, 0, false), true, true),
+            (spec(AUTO, 0, true), true, true),
+        ] {
+            let told = (is_asked(&on, &asked).unwrap(), is_asked(&off, &asked).unwrap());
+            assert_eq!(told, (by_on, by_off), "{asked:?}");
+        }
+        let shared = Config { shared_root: "on".to_owned(), ..Config::default() };
+        assert!(!is_asked(&shared, &spec("", 2, false)).unwrap());
+        let wrong = Config { templates: "yes".to_owned(), ..Config::default() };
+        assert!(is_asked(&wrong, &spec("", 2, false)).is_err());
+    }
 
     #[test]
     fn the_name_tells_the_machine() {

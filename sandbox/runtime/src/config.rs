@@ -152,6 +152,9 @@ pub struct Config {
     /// The number of containers of pods that `slipway device-plugin` lets have the socket function
     /// of their pods, at most 1024. 0: none, and the microVM of a pod has no room for one.
     pub pod_sockets: u32,
+    /// The template of sandboxes of `slipway run --count` without `--from`: "auto", the node's own
+    /// template of their machine, or "off", none: they boot.
+    pub templates: String,
     /// The most templates that the node makes by itself, for sandboxes with "auto"; 0: none.
     pub auto_templates: u32,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
@@ -211,6 +214,7 @@ impl Default for Config {
             pod_max_memory_percent: 200,
             pod_max_cpus: 0,
             pod_sockets: 0,
+            templates: "auto".into(),
             auto_templates: 8,
             network_reach: "all".into(),
             network_allow: Vec::new(),
@@ -278,6 +282,19 @@ impl Config {
             "off" => Ok(false),
             "on" => Ok(true),
             other => Err(Error::Invalid(format!("shared_root = \"{other}\": off or on"))),
+        }
+    }
+
+    /// Returns whether sandboxes that start together begin with templates of the node's own without
+    /// being told to.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting is neither "auto" nor "off".
+    pub fn forks_many(&self) -> Result<bool> {
+        match self.templates.as_str() {
+            "auto" => Ok(true),
+            "off" => Ok(false),
+            other => Err(Error::Invalid(format!("templates = \"{other}\": auto or off"))),
         }
     }
 
@@ -468,6 +485,10 @@ mod tests {
         config.check_logs().unwrap();
         config.check_pod_cpus().unwrap();
         let many = Config { pod_max_cpus: MOST_POD_CPUS + 1, ..config.clone() };
+        assert!(config.forks_many().unwrap());
+        let wrong = Config { templates: "on".to_owned(), ..config.clone() };
+        let error = wrong.forks_many().unwrap_err().to_string();
+        assert_eq!(error, "templates = \"on\": auto or off");
         assert!(many.check_pod_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
         let small = Config { pod_log_bytes: LEAST_POD_LOGS - 1, ..config };
         assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));

@@ -26,8 +26,8 @@ use crate::templates::{AUTO, Snapshot, Template};
 use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
-    Error, Result, VERSION, cgroup, copies, cpus, empty_dirs, emulated, layers, name, network,
-    placement, pod, pod_functions, process, resize, shares, sockets, start, volume,
+    Error, Result, VERSION, automatic, cgroup, copies, cpus, empty_dirs, emulated, layers, name,
+    network, placement, pod, pod_functions, process, resize, shares, sockets, start, volume,
 };
 
 /// The least memory of a sandbox: with less, no kernel boots and mounts an image.
@@ -90,8 +90,8 @@ impl Node {
         self.check_new(&record).await?;
         let copies = copies::check(spec)?;
         let sandbox = Sandbox::new(record, store, lane);
-        if spec.template == AUTO {
-            sandbox.set_automatic();
+        if automatic::is_asked(&self.config, spec)? {
+            sandbox.set_automatic(spec.at_once);
         }
         sandbox.set_begins(chosen.clone());
         sandbox.own.set_copies(copies);

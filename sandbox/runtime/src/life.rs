@@ -64,7 +64,11 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
         end_life(&node, &sandbox, made.map(|()| 0)).await;
         return remove_ended(&node, &sandbox).await;
     }
-    let ended = match start(&node, &sandbox).await {
+    let started = match warm::make_first(&node, &sandbox).await {
+        Ok(()) => start(&node, &sandbox).await,
+        Err(error) => Err(error),
+    };
+    let ended = match started {
         Ok(running) => {
             traces::end(&mut call, None);
             sandbox.look(|record| node.starts.succeeded(&record.timeline));

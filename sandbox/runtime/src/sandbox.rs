@@ -1,6 +1,6 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_hypervisor::{GuestMemory, Vm};
@@ -55,9 +55,10 @@ pub struct Sandbox {
     fetcher: Mutex<Option<Arc<Held>>>,
     /// The guest's memory, while a template is made of it.
     memory: Mutex<Option<GuestMemory>>,
-    /// Set if the node chooses the template that it begins with. Not kept across a restart of the
-    /// daemon: then it boots.
-    automatic: AtomicBool,
+    /// The number of sandboxes that were asked for together with it, at least 1, if the node
+    /// chooses the template that it begins with; else 0. Not kept across a restart of the daemon:
+    /// then it boots.
+    automatic: AtomicU32,
     /// The name of the template that it would have begun with, had the node had that.
     wanted_template: OnceLock<String>,
     stopping: watch::Sender<bool>,
@@ -113,7 +114,7 @@ impl Sandbox {
             root: Mutex::new(None),
             fetcher: Mutex::new(None),
             memory: Mutex::new(None),
-            automatic: AtomicBool::new(false),
+            automatic: AtomicU32::new(0),
             wanted_template: OnceLock::new(),
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
@@ -132,13 +133,20 @@ impl Sandbox {
         })
     }
 
-    /// Has the node choose the template that the sandbox begins with.
-    pub(crate) fn set_automatic(&self) {
-        self.automatic.store(true, Ordering::Relaxed);
+    /// Has the node choose the template that the sandbox begins with, one of `at_once` that were
+    /// asked for together.
+    pub(crate) fn set_automatic(&self, at_once: u32) {
+        self.automatic.store(at_once.max(1), Ordering::Relaxed);
     }
 
     /// Returns whether the node chooses the template that the sandbox begins with.
     pub(crate) fn is_automatic(&self) -> bool {
+        self.at_once() > 0
+    }
+
+    /// Returns the number of sandboxes that were asked for together with this one, if the node
+    /// chooses the template that it begins with; else 0.
+    pub(crate) fn at_once(&self) -> u32 {
         self.automatic.load(Ordering::Relaxed)
     }
 
@@ -420,6 +428,12 @@ impl Sandbox {
     /// Returns whether the sandbox was asked to end.
     pub fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
+    }
+
+    /// Returns once the sandbox is asked to end.
+    pub(crate) async fn stopped(&self) {
+        // The sender is in `self`.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
     /// Asks the sandbox to end at once: its microVM is killed, and a start in progress gives up.

@@ -36,7 +36,7 @@ use crate::{
     pod_functions, resize, root, shares, sockets,
 };
 
-pub(crate) use self::machine::accelerator;
+pub(crate) use self::machine::{accelerator, leaves_choice};
 
 /// A guest whose agent answers.
 pub(crate) struct Booted {

@@ -9,7 +9,8 @@ use crate::v1;
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
-const STAGES: [&str; 17] = [
+const STAGES: [&str; 18] = [
+    "template",
     "memory",
     "shared-root",
     "cgroup",

@@ -1,19 +1,67 @@
 //! Templates that the node makes by itself, for sandboxes to come.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
 use crate::save::{self, Saves};
-use crate::{Error, Result, network, v1};
+use crate::stages::Stages;
+use crate::start::leaves_choice;
+use crate::{Error, Result, automatic, network, v1};
+
+/// The number of sandboxes for each CPU of the host up to which they boot side by side. The boots
+/// of so many take as long as two in a row, and so as long as one boot, a save and their forks: a
+/// fork takes a twentieth of a boot, and a save less than a boot.
+const BOOTS_PER_CPU: usize = 2;
 
 /// Makes the template that a sandbox would have begun with, in a task of its own. Called once the
 /// sandbox runs, which needs the CPUs more.
 pub(crate) fn make_later(node: &Arc<Node>, sandbox: &Sandbox) {
-    let Some(name) = sandbox.wanted_template() else { return };
+    if let Some(name) = sandbox.wanted_template() {
+        make_apart(node, name, sandbox.record());
+    }
+}
+
+/// Returns whether sandboxes that are started together, so many, run sooner if they wait for their
+/// template than if they boot.
+fn pays(at_once: u32) -> bool {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    at_once as usize > cpus.saturating_mul(BOOTS_PER_CPU)
+}
+
+/// Has the template made with which a sandbox is to begin that is about to start, if it is one of
+/// so many that this pays, and waits for it. Does nothing for other sandboxes.
+///
+/// # Errors
+/// There is no VMM for the sandbox, or its boot files cannot be made; [`Error::Stopped`] if it is
+/// asked to end meanwhile.
+pub(crate) async fn make_first(node: &Arc<Node>, sandbox: &Sandbox) -> Result<()> {
+    if !pays(sandbox.at_once()) || !leaves_choice(node, sandbox, node.config.vmm_uid_base).await? {
+        return Ok(());
+    }
+    Stages::of(sandbox).run("template", make_and_wait(node, sandbox)).await
+}
+
+/// Has the template of a sandbox made, if the node has none, and waits until it is made, or cannot
+/// be, but not longer than a guest may take to boot.
+async fn make_and_wait(node: &Arc<Node>, sandbox: &Sandbox) -> Result<()> {
+    let Some(name) = automatic::missing(node, sandbox).await? else { return Ok(()) };
+    make_apart(node, &name, sandbox.record());
+    let longest = Duration::from_secs(node.config.boot_timeout_s);
+    tokio::select! {
+        () = node.automatic.settled(&name) => Ok(()),
+        () = sandbox.stopped() => Err(Error::Stopped),
+        () = tokio::time::sleep(longest) => Ok(()),
+    }
+}
+
+/// Makes a template of the machine in a sandbox's record, in a task of its own, unless it is being
+/// made, or could not be made a while ago.
+fn make_apart(node: &Arc<Node>, name: &str, record: Record) {
     let Some(pending) = node.automatic.begin(name) else { return };
-    let (node, record) = (Arc::clone(node), sandbox.record());
+    let node = Arc::clone(node);
     tokio::spawn(async move {
         let name = &pending.name;
         match make(&node, name, &record).await {
@@ -67,5 +115,17 @@ fn machine(record: &Record) -> v1::RunSpec {
         Some(network) => {
             v1::RunSpec { nic: network.nic.as_str().to_owned(), queues: network.queues, ..machine }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_sandboxes_boot_and_many_wait_for_their_template() {
+        let cpus = std::thread::available_parallelism().unwrap().get() as u32;
+        assert!(!pays(0) && !pays(1) && !pays(2 * cpus));
+        assert!(pays(2 * cpus + 1) && pays(u32::MAX));
     }
 }

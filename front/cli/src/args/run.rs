@@ -17,7 +17,8 @@ pub struct RunArgs {
     /// Command and arguments instead of the image's
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<String>,
-    /// Start this many sandboxes at once
+    /// Start this many sandboxes at once; without --from they begin with a template of the node's
+    /// own where they can, as with "auto", unless the settings say templates = "off"
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub count: u32,
     /// Name of the sandbox; with --count, NAME-1 to NAME-N [default: made up]

@@ -70,7 +70,8 @@ fn address(text: &str) -> Result<(String, u32)> {
 /// Returns `spec` without its hardware function.
 pub fn without(spec: &RunSpec) -> RunSpec {
     let (vf_pool, vf_addresses, template) = (String::new(), Vec::new(), String::new());
-    RunSpec { vf_pool, vf_addresses, template, ..spec.clone() }
+    // It can be no fork, so it is not one of many that may be.
+    RunSpec { vf_pool, vf_addresses, template, at_once: 0, ..spec.clone() }
 }
 
 /// Checks that no volume has the name of the hardware function.

@@ -106,6 +106,8 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         placement: _,
         control_group: _,
         least_memory_bytes: _,
+        // How many there are says nothing of one of them.
+        at_once: _,
         // A size alone asks for no terminal: clients always tell theirs.
         rows: _,
         columns: _,

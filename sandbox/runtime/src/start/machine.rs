@@ -61,8 +61,11 @@ async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
 }
 
 /// Returns whether a sandbox leaves the choice of its template to the node, and has a VMM that
-/// saves machines.
-async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
+/// saves machines. `uid` is the VMM's user; any of the node's does if none is to start.
+///
+/// # Errors
+/// There is no VMM for the sandbox, or its boot files cannot be made.
+pub(crate) async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
     if !sandbox.is_automatic() || node.config.auto_templates == 0 {
         return Ok(false);
     }

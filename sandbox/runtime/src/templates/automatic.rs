@@ -1,8 +1,10 @@
 //! The state of the templates that a node makes by itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
 
 use super::Manifest;
 use crate::lock::lock;
@@ -27,8 +29,9 @@ pub(crate) struct Automatic {
 
 #[derive(Default)]
 struct State {
-    /// The names of those that are being made, or wait for it.
-    pending: BTreeSet<String>,
+    /// The names of those that are being made, or wait for it, each with a sender that is dropped
+    /// when that ends.
+    pending: BTreeMap<String, watch::Sender<()>>,
     /// The times at which sandboxes of this daemon last began with them.
     used: BTreeMap<String, Instant>,
     /// The times at which they could not be made.
@@ -68,10 +71,22 @@ impl Automatic {
     pub(crate) fn begin(self: &Arc<Self>, name: &str) -> Option<Pending> {
         let mut state = lock(&self.state);
         state.failed.retain(|_, at| at.elapsed() < AGAIN);
-        let may = !state.failed.contains_key(name) && state.pending.len() < MOST_PENDING;
-        let begun = may && state.pending.insert(name.to_owned());
-        drop(state);
-        begun.then(|| Pending { of: Arc::clone(self), name: name.to_owned() })
+        let may = !state.failed.contains_key(name) && !state.pending.contains_key(name);
+        if !may || state.pending.len() >= MOST_PENDING {
+            return None;
+        }
+        state.pending.insert(name.to_owned(), watch::Sender::new(()));
+        Some(Pending { of: Arc::clone(self), name: name.to_owned() })
+    }
+
+    /// Returns once the template is neither being made nor waits for that: at once if it is not
+    /// [begun](Self::begin).
+    pub(crate) async fn settled(&self, name: &str) {
+        let pending = lock(&self.state).pending.get(name).map(watch::Sender::subscribe);
+        if let Some(mut pending) = pending {
+            // Nothing is ever sent: this ends with the sender.
+            let _ = pending.changed().await;
+        }
     }
 
     /// Returns those of the node's own templates in `all` that are too many, if at most `most` are
@@ -141,5 +156,19 @@ mod tests {
         assert!(automatic.begin("auto-a").is_none());
         let begun = (0..99).filter_map(|n| automatic.begin(&format!("auto-c{n}")));
         assert_eq!(begun.collect::<Vec<_>>().len(), MOST_PENDING);
+    }
+
+    #[tokio::test]
+    async fn those_that_wait_for_a_template_go_on_when_it_is_made_or_cannot_be() {
+        let automatic = Arc::new(Automatic::default());
+        automatic.settled("auto-a").await;
+        let making = automatic.begin("auto-a").unwrap();
+        let (one, two) = (automatic.settled("auto-a"), automatic.settled("auto-a"));
+        let wait = async { tokio::join!(one, two) };
+        tokio::pin!(wait);
+        let soon = Duration::from_millis(20);
+        assert!(tokio::time::timeout(soon, &mut wait).await.is_err(), "it is being made");
+        drop(making);
+        wait.await;
     }
 }
