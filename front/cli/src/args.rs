@@ -61,7 +61,7 @@ pub use socket::{
     SocketTopArgs,
 };
 pub use startup::{Engine, StartupArgs};
-pub use template::{TemplateCommand, TemplateCreateArgs};
+pub use template::{TemplateCommand, TemplateContainerArgs, TemplateCreateArgs};
 pub use vf::{DevicePluginArgs, VfCommand, VfCreateArgs, VfNumberArgs};
 
 use std::path::PathBuf;

@@ -55,11 +55,29 @@ async fn save(
 ) -> Result<v1::Snapshot> {
     let name = format!("fork-{}", slipway_runtime::name::new_id());
     let request = v1::CreateSnapshotRequest { sandbox: args.sandbox.clone(), name: name.clone() };
+    let saved = save_to_end(node, config, request, ends).await;
+    if saved.as_ref().is_err_and(|error| error.is::<Lost>()) {
+        // The daemon may have saved it before it went. If it has not, there is nothing to remove.
+        let _ = remove(node, config, &name).await;
+    }
+    saved
+}
+
+/// Saves a sandbox as a snapshot. The daemon saves it to the end even if nobody waits, so a signal
+/// does not end this.
+///
+/// # Errors
+/// The daemon's, and [`Lost`] if it goes away.
+pub async fn save_to_end(
+    node: &NodeArgs,
+    config: &Config,
+    request: v1::CreateSnapshotRequest,
+    ends: &mut Ends,
+) -> Result<v1::Snapshot> {
     let mut client = connect_snapshots(node, config).await?;
     let spinner = progress::waiting("saving the sandbox");
     let saving = client.create(request);
     tokio::pin!(saving);
-    // The daemon saves it to the end even if nobody waits, so a signal does not end this.
     let saved = loop {
         tokio::select! {
             saved = &mut saving => break saved,
@@ -67,12 +85,7 @@ async fn save(
         }
     };
     spinner.finish_and_clear();
-    let saved = saved.map(tonic::Response::into_inner).map_err(refused);
-    if saved.as_ref().is_err_and(|error| error.is::<Lost>()) {
-        // The daemon may have saved it before it went. If it has not, there is nothing to remove.
-        let _ = remove(node, config, &name).await;
-    }
-    saved
+    saved.map(tonic::Response::into_inner).map_err(refused)
 }
 
 /// Removes the snapshot of a fork. Where sandboxes outlive their daemon, it is removed by the next

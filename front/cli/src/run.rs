@@ -61,7 +61,7 @@ fn check(args: &RunArgs) -> Result<()> {
 
 /// Returns the digest of the image of a run, which is fetched if need be. Returns an empty one if
 /// the run names none.
-async fn find_image(config: &Config, args: &RunArgs) -> Result<String> {
+pub async fn find_image(config: &Config, args: &RunArgs) -> Result<String> {
     // The daemon knows why no snapshot of the name can be used.
     let Some(image) = &args.image else { return Ok(String::new()) };
     let image = match args.lazy.lazy.unwrap_or(config.lazy_pulls) {

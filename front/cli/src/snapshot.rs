@@ -116,7 +116,7 @@ pub fn tell_pause(snapshot: &v1::Snapshot) {
 }
 
 /// Returns the node's snapshots.
-async fn list(node: &NodeArgs, config: &Config) -> Result<Vec<v1::Snapshot>> {
+pub async fn list(node: &NodeArgs, config: &Config) -> Result<Vec<v1::Snapshot>> {
     let mut client = connect_snapshots(node, config).await?;
     match client.list(v1::Empty {}).await {
         // A daemon of an earlier version, which has none.

@@ -1,5 +1,7 @@
 //! `slipway template`: machines whose guests have booted, with which sandboxes begin.
 
+mod container;
+
 use anyhow::Result;
 use slipway_runtime::{Config, v1};
 
@@ -26,6 +28,9 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &TemplateCommand
 }
 
 async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> Result<()> {
+    if let Some(image) = &args.container.image {
+        return container::create(node, config, args, image).await;
+    }
     let mut client = connect_templates(node, config).await?;
     let machine = spec::machine(&args.machine, &args.network, &config.run_dir)?;
     let (name, mtu) = (args.name.clone(), args.mtu.unwrap_or(0));

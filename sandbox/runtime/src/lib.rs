@@ -135,6 +135,7 @@ pub use service::templates::TemplateService;
 pub use slipway_sandbox_api::{
     SandboxClient, SnapshotClient, TemplateClient, capabilities, copies as host_copies, forward, v1,
 };
+pub use templates::check_chosen as check_template_name;
 
 /// The version of this daemon, and of the VMMs that it starts.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -8,7 +8,7 @@ use super::Reply;
 use crate::node::Node;
 use crate::save::{self, Saves};
 use crate::templates::{Interface, Manifest, check_chosen};
-use crate::{Error, Result, name, v1};
+use crate::{Error, Result, v1};
 
 /// The MTUs that an interface can have, bytes.
 const MTUS: std::ops::RangeInclusive<u32> = 68..=65535;
@@ -51,7 +51,6 @@ async fn remove(node: &Node, name: &str) -> Result<()> {
 /// Saves a machine as a template. Returns when that is done, or the machine has ended without it.
 async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<v1::Template> {
     let v1::CreateTemplateRequest { name, machine, mtu } = request;
-    name::check_template(&name)?;
     check_chosen(&name)?;
     let machine = machine.unwrap_or_default();
     let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));

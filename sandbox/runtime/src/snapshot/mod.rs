@@ -37,7 +37,7 @@ use crate::templates::pages::measure_pages;
 use crate::templates::{
     Boots, Manifest, Saved, Shape, Snapshot, Unfinished, apart, check_chosen, create_file, digest,
 };
-use crate::{Error, Result, VERSION, memory, name, network, pod_functions};
+use crate::{Error, Result, VERSION, memory, network, pod_functions};
 
 /// The time within which a VMM that was saved goes on.
 const RESUME: Duration = Duration::from_secs(20);
@@ -58,7 +58,6 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(240);
 /// [`Error::WrongState`] if its container does not run; the error of the step that failed. Nothing
 /// of a snapshot is left then.
 pub(crate) async fn create(node: &Node, named: &str, name: &str) -> Result<Manifest> {
-    name::check_template(name)?;
     check_chosen(name)?;
     let sandbox = node.find(named)?;
     if let Some(why) = sandbox.look(cannot_save) {

@@ -59,7 +59,6 @@ pub(crate) async fn import(node: &Node, asked: &ImportSnapshotRequest) -> Result
     if !name.is_empty() {
         name.clone_into(&mut manifest.name);
     }
-    name::check_template(&manifest.name)?;
     check_chosen(&manifest.name)?;
     check_image(&manifest, image_digest)?;
     let layer_limit = layers::by_default(&node.config)?;

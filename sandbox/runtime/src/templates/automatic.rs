@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::Manifest;
 use crate::lock::lock;
-use crate::{Error, Result};
+use crate::{Error, Result, name};
 
 /// The word for the template that the node chooses, and makes if there is none.
 pub(crate) const AUTO: &str = "auto";
@@ -38,11 +38,12 @@ struct State {
     failed: BTreeMap<String, Instant>,
 }
 
-/// Checks the name of a template that a user makes.
+/// Checks the name of a template or snapshot that a user makes.
 ///
 /// # Errors
-/// [`Error::Invalid`]: it is a name of the node's.
-pub(crate) fn check_chosen(name: &str) -> Result<()> {
+/// [`Error::Invalid`]: it cannot be a name, or it is one of the node's.
+pub fn check_chosen(name: &str) -> Result<()> {
+    name::check_template(name)?;
     if name == AUTO || is_automatic(name) {
         let what =
             format!("\"{name}\" stands for templates of the node's own: choose another name");
@@ -125,6 +126,8 @@ mod tests {
         for name in [AUTO, "auto-0123456789ab"] {
             assert!(check_chosen(name).unwrap_err().to_string().contains("of the node's own"));
         }
+        let error = check_chosen("../x").unwrap_err().to_string();
+        assert!(error.contains("no name for a template"), "{error}");
     }
 
     #[test]

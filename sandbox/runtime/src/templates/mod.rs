@@ -18,7 +18,8 @@ mod memories;
 pub(crate) mod pages;
 mod store;
 
-pub(crate) use automatic::{AUTO, Automatic, PREFIX, check_chosen, is_automatic};
+pub use automatic::check_chosen;
+pub(crate) use automatic::{AUTO, Automatic, PREFIX, is_automatic};
 pub(crate) use images::images_of_snapshots;
 pub(crate) use manifest::{
     Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,
