@@ -3,8 +3,8 @@
 //! Each network has two files, written aside and renamed: a crash of the daemon leaves the old file
 //! or the new one. The file that describes the network is flushed to the disk as well. The file of
 //! leases is not: that would cost each start milliseconds, and no sandbox outlives a crash of the
-//! machine. A lease is written before it is used, and names its sandbox; the next daemon is told
-//! which sandboxes still exist, and frees the leases of the others.
+//! machine. A lease is written before it is used, with those of all sandboxes that wait for a write
+//! (`saves`), and names its sandbox; the next daemon is told which exist, and frees the others.
 //!
 //! Each interface in a namespace of others that a sandbox has is in a file of its own, written
 //! likewise. So is each attachment of a container (`attachments.rs`).
@@ -63,6 +63,12 @@ pub struct Network {
     /// The largest [`Lease::sequence`] of an attachment since this process began.
     #[serde(skip)]
     pub last_sequence: u64,
+    /// The number of changes of sandboxes' leases since this process began.
+    #[serde(skip)]
+    pub changes: u64,
+    /// The number of those changes that the file of leases has.
+    #[serde(skip)]
+    pub saved: u64,
 }
 
 /// A memory port, for a program of the host.
@@ -154,6 +160,8 @@ impl Network {
             ports: BTreeMap::new(),
             leases: BTreeMap::new(),
             last_sequence: 0,
+            changes: 0,
+            saved: 0,
         }
     }
 
@@ -194,6 +202,22 @@ pub(crate) fn nth4(subnet: Ipv4Net, index: u32) -> Ipv4Addr {
 /// Returns the `index`-th address of a prefix, from 0.
 pub(crate) fn nth6(prefix: Ipv6Net, index: u32) -> Ipv6Addr {
     Ipv6Addr::from_bits(prefix.network().to_bits() | u128::from(index))
+}
+
+/// The leases of a network at one time: the path of their file, and its content.
+#[derive(Debug)]
+pub struct LeaseFile(PathBuf, Vec<u8>);
+
+impl LeaseFile {
+    /// Writes the leases; on return they survive a crash of the daemon. The caller is the only one
+    /// that writes this network's leases.
+    ///
+    /// # Errors
+    /// [`Error::File`]; the old leases are still there.
+    pub fn write(self) -> Result<()> {
+        let written = slipway_replace::replace(&self.0, &self.1, false);
+        written.map_err(Error::file("cannot write", self.0))
+    }
 }
 
 /// The directory with the files of all networks.
@@ -249,14 +273,16 @@ impl Ledger {
         self.flush().map_err(Error::file("cannot write", &path))
     }
 
-    /// Writes a network's leases; on return they survive a crash of the daemon.
+    /// Returns a network's leases as they are now, to be written.
     ///
     /// # Errors
-    /// [`Error::File`]; the old leases are still there.
-    pub fn save_leases(&self, network: &Network) -> Result<()> {
+    /// [`Error::File`].
+    pub fn leases_of(&self, network: &Network) -> Result<LeaseFile> {
+        let path = self.path(&network.name, "leases");
         let own: BTreeMap<&String, &Lease> =
             network.leases.iter().filter(|(_, lease)| !lease.attached).collect();
-        self.write(&self.path(&network.name, "leases"), &own, false)
+        let json = serde_json::to_vec_pretty(&own).map_err(std::io::Error::from);
+        Ok(LeaseFile(path.clone(), json.map_err(Error::file("cannot write", path))?))
     }
 
     /// Reads the interfaces in namespaces of others, by their keys. Unreadable ones were lost in a
@@ -387,7 +413,7 @@ mod tests {
             sequence: 7,
         };
         network.leases.insert("0123456789ab".into(), lease);
-        ledger.save_leases(&network).unwrap();
+        ledger.leases_of(&network).unwrap().write().unwrap();
         assert_eq!(ledger.load().unwrap(), std::slice::from_ref(&network));
         ledger.remove("blue").unwrap();
         ledger.remove("blue").unwrap();
@@ -412,7 +438,7 @@ mod tests {
         }
         let ledger = Ledger::open(&dir).unwrap();
         ledger.save(&network()).unwrap();
-        ledger.save_leases(&network()).unwrap();
+        ledger.leases_of(&network()).unwrap().write().unwrap();
         let new = ["blue.json", "blue.leases"].map(|name| dir.join(name));
         for path in old.iter().chain(&new) {
             assert_eq!(mode(path), 0o600, "{}", path.display());

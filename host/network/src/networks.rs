@@ -7,6 +7,7 @@ mod attachments;
 mod functions;
 mod namespaces;
 mod ports;
+mod saves;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use slipway_plane_api::{PlaneClient, VfClient};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tonic::Code;
 
 use self::namespaces::{blocking, keys};
@@ -62,6 +63,8 @@ pub struct Networks {
     attachments: Store,
     /// Operations on attachments.
     turns: turns::Turns,
+    /// Writes of leases, by network: taken before the table of networks is locked.
+    lease_turns: turns::Turns,
     plane: PlaneClient,
     /// The pools of functions that attachments may have.
     functions: Option<VfClient>,
@@ -110,17 +113,17 @@ impl Networks {
         for (id, one) in attachments.load()? {
             attachments::enter(&mut table, &id, &one, one.lease.clone());
         }
-        let (state, turns, functions) = (Mutex::new(table), turns::Turns::default(), None);
         Ok(Self {
             settings,
             forwarding,
             ledger,
             attachments,
-            turns,
+            turns: turns::Turns::default(),
+            lease_turns: turns::Turns::default(),
             plane,
-            functions,
+            functions: None,
             serving,
-            state,
+            state: Mutex::new(table),
         })
     }
 
@@ -186,6 +189,7 @@ impl Networks {
     /// [`Error::Unknown`], [`Error::Used`], [`Error::HasPorts`], and failures of the packet filter
     /// or the ledger.
     pub async fn remove(&self, name: &str) -> Result<()> {
+        let _turn = self.lease_turns.take(name).await;
         let mut state = self.state.lock().await;
         let network = find(&state, name)?;
         if !network.leases.is_empty() {
@@ -245,17 +249,22 @@ impl Networks {
         if let Some(network) = state.networks.get_mut(name) {
             network.leases.insert(id.clone(), lease);
         }
-        let settled = self.settle(&mut state, name).await;
+        // Before others can have the table: if the sandbox leaves, its ports are free.
+        if let Some(up) = state.up.get_mut(name) {
+            up.ports.insert(id.clone(), served);
+        }
+        let settled = self.settle(state, name).await;
+        let mut state = self.state.lock().await;
         if let Err(error) = settled {
             if let Some(network) = state.networks.get_mut(name) {
                 network.leases.remove(id);
             }
+            if let Some(up) = state.up.get_mut(name) {
+                up.ports.remove(id);
+            }
             // The first failure is reported; a second one adds nothing.
-            let _ = self.settle(&mut state, name).await;
+            let _ = self.settle(state, name).await;
             return Err(error);
-        }
-        if let Some(up) = state.up.get_mut(name) {
-            up.ports.insert(id.clone(), served);
         }
         attachment(find(&state, name)?, id)
     }
@@ -278,7 +287,7 @@ impl Networks {
             // The network never came up for its sandboxes, and this was the last one.
             self.take_down(&mut state, &name).await;
         }
-        self.settle(&mut state, &name).await
+        self.settle(state, &name).await
     }
 
     /// Frees the leases of all sandboxes but `live`, brings up the networks that these use, and
@@ -300,8 +309,10 @@ impl Networks {
         let mut outcome = Ok(());
         let mut state = self.state.lock().await;
         let names: Vec<String> = state.networks.keys().cloned().collect();
+        let mut freed = Vec::new();
         for name in names {
-            let done = self.reconcile_one(&mut state, &name, live).await;
+            freed.extend(free_leases(&mut state, &name, live).map(|change| (name.clone(), change)));
+            let done = self.reconcile_one(&mut state, &name).await;
             outcome = outcome.and(done);
         }
         // Even if no network is up: the rules of the last daemon may be in force. Without networks,
@@ -310,24 +321,15 @@ impl Networks {
         if !state.networks.is_empty() || self.forwarding.is_recorded() {
             outcome = outcome.and(self.apply(&mut state).await);
         }
+        drop(state);
+        for (name, change) in freed {
+            outcome = outcome.and(self.save_leases(&name, change).await);
+        }
         outcome
     }
 
-    async fn reconcile_one(
-        &self,
-        state: &mut NetworkTable,
-        name: &str,
-        live: &BTreeSet<String>,
-    ) -> Result<()> {
-        let Some(network) = state.networks.get_mut(name) else { return Ok(()) };
-        let before = network.leases.len();
-        network.leases.retain(|id, lease| lease.attached || live.contains(id));
-        if network.leases.len() < before {
-            self.ledger.save_leases(network)?;
-            if let Some(up) = state.up.get(name) {
-                up.names.set(Zone::of(network));
-            }
-        }
+    async fn reconcile_one(&self, state: &mut NetworkTable, name: &str) -> Result<()> {
+        let Some(network) = state.networks.get(name) else { return Ok(()) };
         if !network.is_used() {
             let device = network.device.clone();
             return if state.up.contains_key(name) { Ok(()) } else { host::remove(&device) };
@@ -431,14 +433,13 @@ impl Networks {
         }
     }
 
-    /// Updates the ledger, the names and the rules after a change of a network's leases.
-    async fn settle(&self, state: &mut NetworkTable, name: &str) -> Result<()> {
-        let network = find(state, name)?;
-        let saved = self.ledger.save_leases(network);
-        if let Some(up) = state.up.get(name) {
-            up.names.set(Zone::of(network));
-        }
-        saved.and(self.apply(state).await)
+    /// Updates the names, the rules and the ledger after a change of a network's leases. Others may
+    /// have the table of networks while the ledger is written.
+    async fn settle(&self, mut state: MutexGuard<'_, NetworkTable>, name: &str) -> Result<()> {
+        let change = note_change(&mut state, name)?;
+        let applied = self.apply(&mut state).await;
+        drop(state);
+        self.save_leases(name, change).await.and(applied)
     }
 
     /// Applies the rules for the networks that are up, unless they are in force, and makes the host
@@ -546,6 +547,28 @@ async fn stop_forwarding(forwarding: &Forwarding, own: BTreeSet<String>) -> Only
     };
     tracing::warn!(%error, "the host goes on forwarding until the next change");
     forwarding.only_after_failure()
+}
+
+/// Frees the leases of all sandboxes of a network but `live`. Returns the number of the change;
+/// returns `None` if nothing was freed.
+fn free_leases(state: &mut NetworkTable, name: &str, live: &BTreeSet<String>) -> Option<u64> {
+    let network = state.networks.get_mut(name)?;
+    let before = network.leases.len();
+    network.leases.retain(|id, lease| lease.attached || live.contains(id));
+    let freed = network.leases.len() < before;
+    freed.then(|| note_change(state, name).ok()).flatten()
+}
+
+/// Counts a change of a network's leases, and has the network's names follow it. Returns the number
+/// of the change, for [`Networks::save_leases`].
+fn note_change(state: &mut NetworkTable, name: &str) -> Result<u64> {
+    let unknown = || Error::Unknown(name.to_owned());
+    let network = state.networks.get_mut(name).ok_or_else(unknown)?;
+    network.changes += 1;
+    if let Some(up) = state.up.get(name) {
+        up.names.set(Zone::of(network));
+    }
+    Ok(network.changes)
 }
 
 fn find<'a>(state: &'a NetworkTable, name: &str) -> Result<&'a Network> {

@@ -173,10 +173,11 @@ impl Networks {
             }
             done => drop(done.map_err(|status| Error::Plane(status.message().to_owned()))?),
         }
+        let name = &attachment.network;
+        let _turn = self.lease_turns.take(name).await;
         let mut state = self.state.lock().await;
         let kept = self.keep_for_sandbox(&mut state, &attachment)?;
         self.attachments.remove(id)?;
-        let name = &attachment.network;
         forget(&mut state, id, name);
         if kept && let Some(up) = state.up.get(name) {
             // The sandbox's name comes before those of attachments.
@@ -187,7 +188,7 @@ impl Networks {
 
     /// Makes the addresses of an attachment a lease of the sandbox that has a port of the switch
     /// with them, if there is one: they are free when the sandbox leaves. Returns whether there is
-    /// one.
+    /// one. The caller has the turn to write the network's leases.
     fn keep_for_sandbox(&self, state: &mut NetworkTable, attachment: &Attachment) -> Result<bool> {
         let owner = state.uplinks.iter().find(|(_, uplink)| {
             uplink.network.as_ref() == Some(&attachment.network) && attachment.is_of(uplink)
@@ -202,7 +203,7 @@ impl Networks {
             ..attachment.lease.clone()
         };
         network.leases.insert(sandbox.clone(), lease);
-        self.ledger.save_leases(network).map(|()| true)
+        self.ledger.leases_of(network)?.write().map(|()| true)
     }
 
     /// Compares an attachment with the interface in its namespace.
