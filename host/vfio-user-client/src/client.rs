@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slipway_peer::{Bin, Foreign};
 use slipway_vfio_user_spec as spec;
-use spec::{Command, Header, device_state};
+use spec::{Command, Header, RegionAccess, device_state};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use slipway_vfio_user_wire::{
@@ -140,6 +140,7 @@ impl Client {
             write_multiple: Some(true),
             resume,
             one_connection: resume,
+            posted_writes: resume,
         };
         let reply = client.call(Command::Version, &encode(spec::MINOR, proposal), &[])?;
         let (version, data) = spec::Version::read_from_prefix(&reply.payload)
@@ -259,30 +260,46 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn read(&mut self, region: u32, offset: u64, into: &mut [u8]) -> Result<(), ClientError> {
-        let request = spec::RegionAccess::new(region, offset, into.len());
+        let request = RegionAccess::new(region, offset, into.len());
         copy_read(&self.call(Command::RegionRead, request.as_bytes(), &[])?, into)
-    }
-
-    /// Reads 32 bits at each of several offsets of a region at once.
-    pub(crate) fn read_all(
-        &mut self,
-        region: u32,
-        offsets: &[u64],
-    ) -> Result<Vec<u32>, ClientError> {
-        let requests: Vec<_> =
-            offsets.iter().map(|offset| spec::RegionAccess::new(region, *offset, 4)).collect();
-        self.ask_all(Command::RegionRead, &requests, |reply| {
-            let mut bytes = [0; 4];
-            copy_read(&reply, &mut bytes)?;
-            Ok(u32::from_le_bytes(bytes))
-        })
     }
 
     /// Writes registers and waits until the server has done the write.
     pub fn write(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        let payload =
-            [spec::RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
+        let payload = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
         self.call(Command::RegionWrite, &payload, &[]).map(drop)
+    }
+
+    /// Writes registers of a BAR as the bus does: without waiting for the server if it permits that
+    /// (the capability `slipway_posted_writes`), and else as [`Client::write`]. The server does the
+    /// write before it answers any later request.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::Refused`] only if this has waited.
+    pub fn put(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
+        match self.server.posted_writes {
+            Some(true) => self.post(region, offset, from),
+            _ => self.write(region, offset, from),
+        }
+    }
+
+    /// Writes registers and does not wait for a reply. Waits while the server does not read earlier
+    /// messages.
+    ///
+    /// # Errors
+    /// [`ClientError`], but never [`ClientError::Refused`].
+    pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
+        let (header, payload) = self.posted(region, offset, from);
+        self.flush(self.deadline())?;
+        Ok(self.wire.send(&header, &payload, Vec::new())?)
+    }
+
+    /// Returns header and payload of a write to registers that is not answered.
+    pub(crate) fn posted(&mut self, region: u32, offset: u64, from: &[u8]) -> (Header, Vec<u8>) {
+        let payload = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
+        let mut header = self.header(Command::RegionWrite, payload.len());
+        header.flags = spec::U32::new(spec::flag::COMMAND | spec::flag::NO_REPLY);
+        (header, payload)
     }
 
     /// Sends a command with any payload and returns the reply.
@@ -505,7 +522,7 @@ fn parsed<T: FromBytes>(reply: &Message) -> Result<T, ClientError> {
 
 /// Copies the data of a reply to a read.
 pub(crate) fn copy_read(reply: &Message, into: &mut [u8]) -> Result<(), ClientError> {
-    match spec::RegionAccess::read_from_prefix(&reply.payload) {
+    match RegionAccess::read_from_prefix(&reply.payload) {
         Ok((_, data)) if data.len() == into.len() => {
             into.copy_from_slice(data);
             Ok(())

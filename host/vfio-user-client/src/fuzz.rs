@@ -14,6 +14,7 @@ use rustix::net::{
 use slipway_vfio_user_spec::{self as spec, Command, HEADER_LEN, Header, U16, U32, U64};
 use zerocopy::IntoBytes;
 
+use crate::shape::IDENTIFIERS;
 use crate::{MAX_STATE, RemoteFunction};
 
 /// The waits of the client, which end as soon as the input does.
@@ -62,11 +63,12 @@ pub fn fuzz(data: &[u8]) {
 
 /// Sends a reply to each of the requests that the client makes.
 fn replies(ours: &OwnedFd, mut data: &[u8]) {
-    let read = [Command::RegionRead; 3];
     let regions = [Command::DeviceGetRegionInfo; spec::region::COUNT as usize];
     let irqs = [Command::DeviceGetIrqInfo; spec::irq::COUNT as usize];
     let first = [Command::Version, Command::DeviceGetInfo];
     let last = [
+        // The identifiers.
+        Command::RegionRead,
         Command::DeviceGetRegionIoFds,
         Command::RegionRead,
         Command::RegionWrite,
@@ -81,16 +83,18 @@ fn replies(ours: &OwnedFd, mut data: &[u8]) {
         Command::DeviceFeature,
         Command::DeviceReset,
     ];
-    let commands = first.iter().chain(&regions).chain(&irqs).chain(&read).chain(&last);
-    let mut regions = 0;
+    let commands = first.iter().chain(&regions).chain(&irqs).chain(&last);
+    let (mut regions, mut reads) = (0, 0);
     for (id, command) in (1..).zip(commands) {
         let (kind, rest) = data.split_first().map_or((0, data), |(kind, rest)| (*kind, rest));
         data = rest;
         // The regions are asked for in order, and region 0 again at the end.
         let region = regions % spec::region::COUNT;
         regions += u32::from(*command == Command::DeviceGetRegionInfo);
+        let bytes = if reads == 0 { IDENTIFIERS } else { 4 };
+        reads += u32::from(*command == Command::RegionRead);
         if kind == 0 {
-            let payload = honest(*command, region);
+            let payload = honest(*command, region, bytes);
             message(ours, (id, *command, 0), &payload);
             continue;
         }
@@ -138,8 +142,9 @@ fn send(ours: &OwnedFd, bytes: &[u8], files: &[OwnedFd]) {
     let _ = rustix::net::sendmsg(ours, &[IoSlice::new(bytes)], &mut control, flags);
 }
 
-/// Returns the payload of an honest reply, for region `region` where that matters.
-fn honest(command: Command, region: u32) -> Vec<u8> {
+/// Returns the payload of an honest reply, for region `region` and with `bytes` of data where that
+/// matters.
+fn honest(command: Command, region: u32, bytes: usize) -> Vec<u8> {
     match command {
         Command::Version => vec![0, 0, 1, 0],
         Command::DeviceGetInfo => {
@@ -162,7 +167,7 @@ fn honest(command: Command, region: u32) -> Vec<u8> {
             spec::IrqInfo { count: U32::new(1), ..Default::default() }.as_bytes().to_vec()
         }
         Command::DeviceGetRegionIoFds => spec::RegionIoFds::default().as_bytes().to_vec(),
-        Command::RegionRead => vec![0; size_of::<spec::RegionAccess>() + 4],
+        Command::RegionRead => vec![0; size_of::<spec::RegionAccess>() + bytes],
         Command::DeviceFeature => vec![0; 16],
         Command::MigDataRead => [8, 0, 0, 0, 0, 0, 0, 0].to_vec(),
         _ => Vec::new(),

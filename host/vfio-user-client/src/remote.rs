@@ -77,6 +77,8 @@ pub enum Continuity {
 /// - An access whose reply was not seen is done again. The old server may have done it before. To a
 ///   function that was reset this is the first time, and a function that goes on takes the last
 ///   write to a register twice without harm (`slipway_pci::Function`, on one with a journal).
+/// - A write that was not waited for ([`RemoteFunction::put`]) is not done again. No server permits
+///   such writes to a function that goes on.
 /// - Every routed MSI-X vector is raised once, since an interrupt may have been lost. A driver
 ///   tolerates spurious interrupts.
 /// - I/O descriptors are new: [`RemoteFunction::notifications`] has to be called again, and its
@@ -194,6 +196,21 @@ impl RemoteFunction {
     pub fn write(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), FunctionError> {
         self.check(region, offset, from.len(), RegionFlags::WRITE)?;
         self.perform(|client| client.write(region, offset, from))
+    }
+
+    /// Writes registers of a BAR as the bus does: without a message where [`RemoteFunction::ring`]
+    /// does that, and else by one that is waited for only if the server wants that
+    /// ([`Client::put`]). Later accesses find the write done.
+    ///
+    /// # Errors
+    /// As [`RemoteFunction::write`]. A refusal is not reported if nothing was waited for.
+    pub fn put(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), FunctionError> {
+        self.check(region, offset, from.len(), RegionFlags::WRITE)?;
+        let rings = |value: [u8; 4]| self.ring(region, offset, u32::from_le_bytes(value));
+        match from.try_into().is_ok_and(rings) {
+            true => Ok(()),
+            false => self.perform(|client| client.put(region, offset, from)),
+        }
     }
 
     /// Writes registers, as [`RemoteFunction::write`] does, but fails at once if there is no

@@ -20,14 +20,16 @@ pub struct RegionShape {
 /// The parts of configuration space that identify a function (PCI Express Base Specification,
 /// section *Type 0/1 Common Configuration Space*): vendor and device, revision and class, and the
 /// subsystem of a type 0 header. Each is the offset of 32 bits.
-const IDENTITY: [u64; 3] = [0x00, 0x08, 0x2c];
+const IDENTITY: [usize; 3] = [0x00, 0x08, 0x2c];
+/// The bytes of configuration space up to the end of [`IDENTITY`].
+pub(crate) const IDENTIFIERS: usize = 0x30;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub regions: Vec<RegionShape>,
     pub irqs: Vec<IrqDescription>,
     /// The contents of [`IDENTITY`].
-    identity: Vec<u32>,
+    identity: [[u8; 4]; 3],
 }
 
 impl Shape {
@@ -43,7 +45,9 @@ impl Shape {
         }
         let regions = client.regions(region::COUNT, region_shape)?;
         let irqs = client.irqs(irq::COUNT)?;
-        let identity = client.read_all(region::CONFIG, &IDENTITY)?;
+        let mut head = [0; IDENTIFIERS];
+        client.read(region::CONFIG, 0, &mut head)?;
+        let identity = IDENTITY.map(|at| [head[at], head[at + 1], head[at + 2], head[at + 3]]);
         Ok(Self { regions, irqs, identity })
     }
 

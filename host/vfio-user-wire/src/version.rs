@@ -32,6 +32,12 @@ pub struct Capabilities {
     /// again, so a client has no reason to wait for one.
     #[serde(rename = "slipway_one_connection", skip_serializing_if = "Option::is_none")]
     pub one_connection: Option<bool>,
+    /// An extension of Slipway. The client may write registers of BARs with `No_reply`, also where
+    /// it raises eventfds: the function looks at all that eventfds announce after each such write,
+    /// so that an eventfd may overtake a write. A server does not permit this for a function that
+    /// its successor goes on with: writes that it has not read would be lost.
+    #[serde(rename = "slipway_posted_writes", skip_serializing_if = "Option::is_none")]
+    pub posted_writes: Option<bool>,
 }
 
 #[derive(Default, Serialize, Deserialize)]

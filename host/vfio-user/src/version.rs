@@ -47,6 +47,7 @@ pub(crate) fn negotiate(proposal: &[u8], has: Extensions) -> Result<(Negotiated,
     if max_xfer == 0 {
         return Err(Errno::INVAL);
     }
+    let resume = theirs.resume == Some(true) && has.resume;
     // "The capability list must be a subset of those proposed." Without the first two, a client
     // assumes defaults that equal ours or are stricter, so they are left out like the others.
     let ours = Capabilities {
@@ -57,6 +58,7 @@ pub(crate) fn negotiate(proposal: &[u8], has: Extensions) -> Result<(Negotiated,
         write_multiple: theirs.write_multiple,
         resume: theirs.resume.filter(|_| has.resume),
         one_connection: theirs.one_connection.filter(|_| has.one_connection),
+        posted_writes: theirs.posted_writes.filter(|_| !resume),
     };
     let minor = version.minor.get().min(spec::MINOR);
     let negotiated = Negotiated {
@@ -64,7 +66,7 @@ pub(crate) fn negotiate(proposal: &[u8], has: Extensions) -> Result<(Negotiated,
         max_files: theirs.max_msg_fds.unwrap_or(spec::DEFAULT_MAX_MSG_FDS).min(MAX_MSG_FDS as u64)
             as usize,
         write_multiple: theirs.write_multiple == Some(true),
-        resume: theirs.resume == Some(true) && has.resume,
+        resume,
     };
     Ok((negotiated, encode(minor, ours)))
 }
@@ -118,6 +120,16 @@ mod tests {
         let none = proposal(0, 1, b"{\"capabilities\":{}}\0");
         assert_eq!(negotiate(&proposal(0, 1, asks), RESUMES).unwrap().1, none);
         assert_eq!(negotiate(&proposal(0, 1, b""), ends).unwrap().1, none);
+    }
+
+    #[test]
+    fn writes_are_posted_where_no_successor_would_miss_them() {
+        let asks = b"{\"capabilities\":{\"slipway_resume\":true,\"slipway_posted_writes\":true}}\0";
+        let resumes = proposal(0, 1, b"{\"capabilities\":{\"slipway_resume\":true}}\0");
+        assert_eq!(negotiate(&proposal(0, 1, asks), RESUMES).unwrap().1, resumes);
+        let posts = proposal(0, 1, b"{\"capabilities\":{\"slipway_posted_writes\":true}}\0");
+        assert_eq!(negotiate(&proposal(0, 1, asks), Extensions::default()).unwrap().1, posts);
+        assert_eq!(negotiate(&posts, RESUMES).unwrap().1, posts);
     }
 
     #[test]

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use slipway_vfio_user_spec::{
-    Command, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, RegionAccess, RegionFlags, RegionInfo,
-    U32, flag, irq,
+    Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionAccess, RegionFlags, RegionInfo, irq,
 };
 use zerocopy::IntoBytes;
 
@@ -45,6 +44,15 @@ impl Client {
     /// [`ClientError`].
     pub fn negotiate(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
         Self::begin(socket, timeout, None)
+    }
+
+    /// Negotiates on a connected stream socket as a VMM does ([`RemoteFunction::new`]): writes to
+    /// registers wait for the server only where it wants that ([`Client::put`]).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn negotiate_as_vmm(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
+        Self::begin(socket, timeout, Some(true))
     }
 
     /// Asks for the description of the device.
@@ -144,26 +152,6 @@ impl Client {
         self.send(deadline, &posted, &both, &[])?;
         let reply = self.next_message(deadline, &[header])?;
         copy_read(&self.checked(Command::RegionRead, reply)?, into)
-    }
-
-    /// Writes registers and does not wait for a reply. Waits while the server does not read earlier
-    /// messages.
-    ///
-    /// # Errors
-    /// [`ClientError`], but never [`ClientError::Refused`].
-    pub fn post(&mut self, region: u32, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        let (header, payload) = self.posted(region, offset, from);
-        self.flush(self.deadline())?;
-        self.wire.send(&header, &payload, Vec::new())?;
-        Ok(())
-    }
-
-    /// Returns header and payload of a write to registers that is not answered.
-    fn posted(&mut self, region: u32, offset: u64, from: &[u8]) -> (Header, Vec<u8>) {
-        let payload = [RegionAccess::new(region, offset, from.len()).as_bytes(), from].concat();
-        let mut header = self.header(Command::RegionWrite, payload.len());
-        header.flags = U32::new(flag::COMMAND | flag::NO_REPLY);
-        (header, payload)
     }
 
     /// Permits the device to access `content` under the address `iova`, by messages.

@@ -72,7 +72,7 @@ impl RegisterAccess for Registers {
 
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         self.since = Instant::now();
-        self.client.write(0, offset, from).map_err(failed)
+        self.client.put(0, offset, from).map_err(failed)
     }
 
     fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {

@@ -182,6 +182,17 @@ fn accesses_by_messages_are_refused_and_counted() {
 }
 
 #[test]
+fn a_server_that_permits_no_posted_writes_is_waited_for() {
+    let function = later(Command::RegionWrite, PATIENCE, |header, _| {
+        assert!(!header.no_reply());
+        let bytes = header.error_reply(5).as_bytes().to_vec();
+        Act::Send(Sent { bytes, files: Vec::new() })
+    });
+    let refused = function.put(0, 8, &[0; 4]);
+    assert!(matches!(refused, Err(FunctionError::Refused(_))), "{refused:?}");
+}
+
+#[test]
 fn silence_ends_with_the_patience() {
     let function = later(Command::RegionRead, SHORT, |_, _| Act::Silence);
     assert_eq!(read_u32(&function, 8), u32::MAX);

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use slipway_vfio_user::DoorbellMode;
 use slipway_vfio_user::testing::{DONE, DOORBELLS, FAULT, ID, NOTIFIED, PIN_OFF, PIN_ON, VECTORS};
 use slipway_vfio_user_client::{ConnectionState, FunctionError};
-use slipway_vfio_user_spec::region;
+use slipway_vfio_user_spec::{irq, region};
 
 use crate::common::*;
 
@@ -91,6 +91,31 @@ fn vectors_and_the_pin_are_routed() {
     eventually("it is unmasked", || count(&pin) == 1);
     write_u32(&function, 0x58, PIN_OFF);
     function.route_pin(None).unwrap();
+}
+
+#[test]
+fn writes_are_posted_and_done_in_their_order() {
+    let served = serve(DoorbellMode::Trapped);
+    let function = served.connect();
+    for value in 1..=1000 {
+        function.put(0, 8, &u32::to_le_bytes(value)).unwrap();
+    }
+    assert_eq!(read_u32(&function, 8), 1000);
+    // The bus refuses this one, and nobody has waited for it.
+    function.put(0, 0x60, &[0; 4]).unwrap();
+    assert_eq!(read_u32(&function, 8), 1000);
+    assert!(function.put(0, 0x4000, &[0; 4]).is_err(), "outside of the region");
+    assert_eq!(function.state(), ConnectionState::Connected);
+}
+
+#[test]
+fn a_vmm_learns_what_it_needs_in_few_messages() {
+    let served = serve(DoorbellMode::Trapped);
+    let before = served.control.stats().messages;
+    let _function = served.connect();
+    // Version, device, regions, interrupt types, identifiers, and the I/O descriptors of one BAR.
+    let few = 1 + 1 + u64::from(region::COUNT) + u64::from(irq::COUNT) + 1 + 1;
+    assert_eq!(served.control.stats().messages - before, few);
 }
 
 #[test]

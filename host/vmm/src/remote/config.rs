@@ -1,23 +1,28 @@
 //! The machine's view of a remote function's configuration space.
 //!
 //! BARs are decoded by the machine, so their registers are here alone. Command and MSI-X's Message
-//! Control are here and with the server. Everything else is the server's, read once: only
-//! vendor-specific capabilities (virtio's window to the BARs among them) and, for a function with a
-//! pin, the status register change by themselves, so these are read from the server each time.
+//! Control are here and with the server. Everything else is the server's, read once: only virtio's
+//! window to the BARs, vendor-specific capabilities of others and, for a function with a pin, the
+//! status register change by themselves, so these are read from the server each time.
 
 use std::sync::Mutex;
 
 use slipway_pci_spec::{BARS, CONFIG_SIZE, bar, capability, command, express, msix, register};
 use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_vfio_user_spec::region;
+use slipway_virtio_spec::pci as virtio;
 
 use crate::lock::lock;
 use crate::state::OwnRegisters;
 
 /// The bits of MSI-X's Message Control that the guest may change.
 const MSIX_WRITABLE: u16 = msix::ENABLE | msix::FUNCTION_MASK;
+/// The offset of Command.
+const COMMAND_AT: u64 = register::COMMAND as u64;
 /// The bytes of Command.
 const COMMAND: std::ops::Range<usize> = register::COMMAND..register::COMMAND + 2;
+/// Device IDs of virtio devices (virtio 1.3, 4.1.2).
+const VIRTIO: std::ops::Range<u16> = 0x1000..0x1080;
 /// The largest BAR.
 const MAX_BAR: u64 = 256 << 20;
 
@@ -41,7 +46,8 @@ pub struct Config {
     kinds: [u8; BARS],
     msix: Option<usize>,
     express: Option<usize>,
-    /// Vendor-specific capabilities, each as its first byte and the one behind its last.
+    /// The parts of vendor-specific capabilities that change by themselves, each as its first byte
+    /// and the one behind its last.
     vendor: Vec<(usize, usize)>,
 }
 
@@ -80,8 +86,8 @@ impl Config {
             if std::mem::take(&mut upper) || kind & bar::PORTS != 0 {
                 continue;
             }
-            let size = function.regions().get(region::BAR0 as usize + number);
-            let size = size.map_or(0, |region| region.size);
+            let index = region::BAR0 as usize + number;
+            let size = function.regions().get(index).map_or(0, |region| region.size);
             if size == 0 || size > MAX_BAR {
                 continue;
             }
@@ -101,10 +107,7 @@ impl Config {
             match header as u8 {
                 capability::MSIX => self.msix = self.msix.or(Some(at)),
                 capability::EXPRESS => self.express = self.express.or(Some(at)),
-                // Behind ID and next comes the length.
-                capability::VENDOR => {
-                    self.vendor.push((at, at + usize::from(bytes[at + 2].max(3))));
-                }
+                capability::VENDOR => self.vendor.extend(changing(bytes, at)),
                 _ => {}
             }
         }
@@ -191,10 +194,8 @@ impl Config {
     /// Tells the server what it has to know of a write at `start`.
     fn pass_on(&self, function: &RemoteFunction, state: &mut State, start: usize) {
         let command = word(&state.bytes, register::COMMAND);
-        if command != state.command {
-            state.command = command;
-            let at = register::COMMAND as u64;
-            let _ = function.write(region::CONFIG, at, &command.to_le_bytes());
+        if std::mem::replace(&mut state.command, command) != command {
+            let _ = function.write(region::CONFIG, COMMAND_AT, &command.to_le_bytes());
         }
         if let Some(msix) = self.msix.filter(|_| self.is_msix_control(start)) {
             let control = word(&state.bytes, msix + 2).to_le_bytes();
@@ -217,8 +218,7 @@ impl Config {
     pub fn restore(&self, function: &RemoteFunction) -> Outcome<()> {
         let mut state = lock(&self.state);
         state.command = word(&state.bytes, register::COMMAND);
-        let at = register::COMMAND as u64;
-        function.write_connected(region::CONFIG, at, &state.command.to_le_bytes())?;
+        function.write_connected(region::CONFIG, COMMAND_AT, &state.command.to_le_bytes())?;
         match self.msix {
             Some(msix) => {
                 let control = word(&state.bytes, msix + 2).to_le_bytes();
@@ -280,6 +280,19 @@ fn fetch(function: &RemoteFunction) -> Outcome<Space> {
     Ok(bytes)
 }
 
+/// Returns the part of the vendor-specific capability at `at` that changes by itself: nothing of
+/// virtio's capabilities but the window to the BARs, behind its type (virtio 1.3, 4.1.4).
+fn changing(bytes: &Space, at: usize) -> Option<(usize, usize)> {
+    // Behind ID and next comes the length.
+    let end = at + usize::from(bytes[at + 2].max(3));
+    let [vendor, device] = [register::VENDOR, register::DEVICE].map(|at| word(bytes, at));
+    match bytes[at + 3] {
+        _ if vendor != virtio::VENDOR || !VIRTIO.contains(&device) => Some((at, end)),
+        virtio::config_type::PCI => Some((at + 4, end)),
+        _ => None,
+    }
+}
+
 fn word(bytes: &[u8; CONFIG_SIZE], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
@@ -290,4 +303,22 @@ fn dword(bytes: &[u8; CONFIG_SIZE], at: usize) -> u32 {
 
 fn put(bytes: &mut [u8; CONFIG_SIZE], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_its_window_changes_in_a_virtio_function() {
+        let mut bytes: Space = Box::new([0; CONFIG_SIZE]);
+        let [window, common] = [virtio::config_type::PCI, virtio::config_type::COMMON];
+        put(&mut bytes, 0x40, &[capability::VENDOR, 0x60, 20, window]);
+        put(&mut bytes, 0x60, &[capability::VENDOR, 0, 16, common]);
+        let found = |bytes: &Space| [0x40, 0x60].map(|at| changing(bytes, at));
+        assert_eq!(found(&bytes), [Some((0x40, 0x54)), Some((0x60, 0x70))], "of another vendor");
+        put(&mut bytes, register::VENDOR, &virtio::VENDOR.to_le_bytes());
+        put(&mut bytes, register::DEVICE, &(virtio::DEVICE_BASE + 1).to_le_bytes());
+        assert_eq!(found(&bytes), [Some((0x44, 0x54)), None]);
+    }
 }
