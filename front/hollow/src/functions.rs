@@ -25,9 +25,11 @@ const ARENAS: u64 = 16 << 20;
 const MOST: usize = 16;
 
 /// Registers of the type 0 header (PCI Local Bus 3.0, 6.2.1).
-const VENDOR: u64 = 0;
+const VENDOR: usize = 0;
 const COMMAND: u64 = 4;
-const CLASS: u64 = 8;
+const BASE_CLASS: usize = 11;
+/// Bytes of the header.
+const HEADER: usize = 64;
 /// Command: Memory Space, Bus Master, Interrupt Disable.
 const DRIVEN: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 /// Base class codes (PCI Code and ID Assignment 1.11).
@@ -77,13 +79,15 @@ impl Functions {
         (memory, bytes): (&OwnedFd, u64),
         place: Place,
     ) -> Result<()> {
-        let mut client = Client::negotiate(connection, PATIENCE)?;
+        let mut client = Client::negotiate_as_vmm(connection, PATIENCE)?;
         client.device_info()?;
         for (range, offset) in layout::ram(bytes) {
             client.map(range.start, range.end - range.start, memory.as_fd(), offset, true)?;
         }
-        let class = client.read_u32(region::CONFIG, CLASS)?.to_be_bytes()[0];
-        let vendor = client.read_u32(region::CONFIG, VENDOR)? as u16;
+        let mut header = [0; HEADER];
+        client.read(region::CONFIG, 0, &mut header)?;
+        let class = header[BASE_CLASS];
+        let vendor = u16::from_le_bytes([header[VENDOR], header[VENDOR + 1]]);
         client.write(region::CONFIG, COMMAND, &DRIVEN.to_le_bytes())?;
         let registers = Registers::new(client, PATIENCE);
         match (class, vendor) {

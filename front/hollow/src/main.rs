@@ -18,7 +18,7 @@
 //!
 //! Not implemented: memory of a pool, templates, shared roots, functions that are plugged or
 //! connected again, an e1000's driver, socket functions, commands in the container. Interrupts are
-//! not asked for: the drivers poll, and each poll is a message that the function answers.
+//! not asked for: the drivers poll.
 //!
 //! Dependencies: `slipway-vmm-process` has the control socket and `slipway-vmm` the layout of the
 //! guest's memory, so that both are a `slipway-vmm`'s; `tonic` and `tokio` serve the agent's

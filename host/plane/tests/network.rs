@@ -8,6 +8,7 @@
 mod resumed;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_vfio_user_client::{Client, Registers};
-use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess};
+use slipway_virtio_net::driver::{AccessError, Arena, Driver, Options, RegisterAccess};
 use slipway_virtio_spec::net::Header;
 
 use resumed::ResumedRegisters;
@@ -169,6 +170,53 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         one.start().unwrap();
         assert!(cross(&mut two, &mut one, &frame(2, 1, 64)));
     }
+}
+
+/// Registers that count the accesses that the driver waits for.
+struct Counted {
+    inner: Registers,
+    waits: u64,
+}
+
+impl RegisterAccess for Counted {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.waits += 1;
+        self.inner.read(offset, into)
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.inner.write(offset, from)
+    }
+
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.inner.post(offset, from)
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
+        self.inner.idle()
+    }
+}
+
+#[test]
+fn an_interface_comes_up_with_few_messages_and_fewer_waits() {
+    let (plane, directory) = plane(1);
+    switch(&plane, "blue");
+    plane.create(&request(directory.path(), 1, "blue")).unwrap();
+    let messages = || plane.get("net-1").unwrap().counters.unwrap().messages;
+    let (file, map) = memory();
+    let socket = UnixStream::connect(directory.path().join("1")).unwrap();
+    let mut client = Client::negotiate_as_vmm(socket.into(), PATIENCE).unwrap();
+    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+    let before = messages();
+    let registers = Counted { inner: Registers::new(client, PATIENCE), waits: 0 };
+    let arena = Arena::new(map.memory(), 0, MEMORY);
+    let mut driver = Driver::new(registers, arena, Options::default()).unwrap();
+    assert_eq!(driver.mac().unwrap(), [2, 0, 0, 0, 0, 1]);
+    // Reads of the status (7), of features (2), of the number of queue pairs and of the address
+    // (8). The rest are writes: the last read came after all of them.
+    let (messages, waits) = (messages() - before, driver.registers.waits);
+    assert!(waits <= 20, "{waits} waits");
+    assert!(messages <= 64, "{messages} messages");
 }
 
 #[test]

@@ -7,6 +7,8 @@
 
 mod frames;
 
+use std::mem::offset_of;
+
 use slipway_virtio::driver::Start;
 use slipway_virtio_spec::net::{Config, Features, control as command};
 use slipway_virtio_spec::{RingFeatures, Status};
@@ -153,7 +155,8 @@ impl<R: RegisterAccess> Driver<R> {
         }
         if self.features.contains(Features::CTRL_VQ) {
             let multi = self.features.contains(Features::MQ);
-            let most = if multi { self.config()?.max_virtqueue_pairs.get() } else { 1 };
+            let at = offset_of!(Config, max_virtqueue_pairs) as u64;
+            let most = if multi { self.registers.read_field16(at)? } else { 1 };
             let ring = self.make_queue(2 * most, entries.min(16))?;
             self.control = Some((2 * most, ring));
         }
@@ -186,6 +189,17 @@ impl<R: RegisterAccess> Driver<R> {
         let mut config = Config::new_zeroed();
         self.registers.read_config(config.as_mut_bytes())?;
         Ok(config)
+    }
+
+    /// Reads the MAC address alone, as Linux does: 8 reads of a register, where
+    /// [`Driver::config`] has 17.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn mac(&mut self) -> Result<[u8; 6], DriverError> {
+        let mut mac = [0; 6];
+        self.registers.read_array(offset_of!(Config, mac) as u64, &mut mac)?;
+        Ok(mac)
     }
 
     /// Notifies the device of queue `number`.

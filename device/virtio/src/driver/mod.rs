@@ -182,6 +182,45 @@ pub trait Start: RegisterAccess {
         Ok(())
     }
 
+    /// Reads bytes of the device configuration from byte `at` on, one by one, all of the same state
+    /// of the device (section 2.5.3.1).
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    fn read_array(&mut self, at: u64, into: &mut [u8]) -> Result<(), DriverError> {
+        let mut generation = self.generation()?;
+        loop {
+            for (at, byte) in (DEVICE.start + at..).zip(&mut *into) {
+                self.read(at, std::slice::from_mut(byte))?;
+            }
+            let before = std::mem::replace(&mut generation, self.generation()?);
+            if before == generation {
+                return Ok(());
+            }
+            self.idle()?;
+        }
+    }
+
+    /// Reads the 16-bit field at byte `at` of the device configuration.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    fn read_field16(&mut self, at: u64) -> Result<u16, DriverError> {
+        let mut bytes = [0; 2];
+        self.read(DEVICE.start + at, &mut bytes)?;
+        Ok(u16::from_le_bytes(bytes))
+    }
+
+    /// Reads the number of the device configuration's state.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    fn generation(&mut self) -> Result<u8, DriverError> {
+        let mut byte = [0];
+        self.read(COMMON.start + common::CONFIG_GENERATION, &mut byte)?;
+        Ok(byte[0])
+    }
+
     /// Notifies the device of queue `number`.
     ///
     /// # Errors
