@@ -41,8 +41,8 @@ pub use forward::{Forward, ForwardArgs};
 pub use function::{FunctionCommand, FunctionInvokeArgs, FunctionLoadArgs, FunctionServeArgs};
 pub use json::AlwaysJson;
 pub use manage::{
-    ImageCommand, InspectArgs, KillArgs, LogsArgs, NameArg, NamesArg, PsArgs, RmArgs, StatsArgs,
-    StopArgs, UpdateArgs,
+    ImageCommand, InspectArgs, KillArgs, LogsArgs, NameArg, NamesArg, PauseArgs, PsArgs, RmArgs,
+    StatsArgs, StopArgs, UpdateArgs,
 };
 pub use network::{NetworkArgs, NetworkCommand};
 pub use pod::{PodCommand, PodCreateArgs, PodPsArgs};
@@ -141,8 +141,8 @@ pub enum Command {
     /// Send a signal to running containers
     Kill(KillArgs),
     /// Stop the processes of running containers where they are
-    Pause(NamesArg),
-    /// Have paused containers go on
+    Pause(PauseArgs),
+    /// Have paused containers go on, and come back from their files
     #[command(visible_alias = "unpause")]
     Resume(NamesArg),
     /// Remove sandboxes that have ended

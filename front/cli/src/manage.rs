@@ -7,7 +7,7 @@ use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
 use crate::args::{
-    InspectArgs, KillArgs, LogsArgs, NamesArg, PsArgs, RmArgs, StopArgs, UpdateArgs,
+    InspectArgs, KillArgs, LogsArgs, NamesArg, PauseArgs, PsArgs, RmArgs, StopArgs, UpdateArgs,
 };
 use crate::client::{Lost, next_daemon, refused};
 use crate::keeper;
@@ -77,6 +77,7 @@ fn json(sandbox: &v1::Sandbox) -> serde_json::Value {
         "addresses": sandbox.addresses,
         "published": sandbox.published,
         "sockets": sandbox.sockets,
+        "in_file": sandbox.in_file,
         "cpus": sandbox.cpus,
         "max_cpus": sandbox.max_cpus,
         "memory_bytes": sandbox.memory_bytes,
@@ -124,7 +125,10 @@ fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> [String; 8] {
 }
 
 fn row(sandbox: &v1::Sandbox) -> [String; 8] {
-    let state = state(&sandbox.state, sandbox.exit_status, &sandbox.reason);
+    let state = match sandbox.in_file {
+        true => format!("{} (in a file)", sandbox.state),
+        false => state(&sandbox.state, sandbox.exit_status, &sandbox.reason),
+    };
     let command = short(&sandbox.command);
     let image = if sandbox.pod { "(pod)".to_owned() } else { printable(&sandbox.image) };
     let address = sandbox.addresses.first().cloned().unwrap_or_default();
@@ -298,10 +302,15 @@ pub async fn kill(client: SandboxClient, args: &KillArgs) -> Result<i32> {
 }
 
 /// Runs `slipway pause`.
-pub async fn pause(client: SandboxClient, args: &NamesArg) -> Result<i32> {
-    each(&args.names, |name| {
+pub async fn pause(client: SandboxClient, args: &PauseArgs) -> Result<i32> {
+    each(&args.names.names, |name| {
         let mut client = client.clone();
-        async move { client.pause(v1::Name { name }).await.map(drop) }
+        async move {
+            match args.to_file {
+                true => client.pause_to_file(v1::Name { name }).await.map(drop),
+                false => client.pause(v1::Name { name }).await.map(drop),
+            }
+        }
     })
     .await
 }
@@ -310,9 +319,27 @@ pub async fn pause(client: SandboxClient, args: &NamesArg) -> Result<i32> {
 pub async fn resume(client: SandboxClient, args: &NamesArg) -> Result<i32> {
     each(&args.names, |name| {
         let mut client = client.clone();
-        async move { client.resume(v1::Name { name }).await.map(drop) }
+        async move {
+            let resumed = client.resume(v1::Name { name: name.clone() }).await;
+            resumed.map(|moments| tell_moments(&name, moments.get_ref()))
+        }
     })
     .await
+}
+
+/// Says when a sandbox came back, if its memory was in a file.
+fn tell_moments(name: &str, moments: &v1::ResumeReply) {
+    if moments.ready_ns == 0 {
+        return;
+    }
+    let named = [
+        ("ready", moments.ready_ns),
+        ("first exec", moments.answered_ns),
+        ("last page", moments.last_page_ns),
+    ];
+    for (moment, ns) in named.into_iter().filter(|(_, ns)| *ns > 0) {
+        eprintln!("slipway: {name}: {moment} after {} ms", ns / 1_000_000);
+    }
 }
 
 /// Runs `slipway rm`.

@@ -298,8 +298,13 @@ impl Service {
         let (name, container_id) = (v1::Name { name: task.name.clone() }, task.id.clone());
         let mut client = self.daemon.connect().await?;
         let (done, event) = match paused {
-            true => (client.pause(name).await, Event::Paused(cd::TaskPaused { container_id })),
-            false => (client.resume(name).await, Event::Resumed(cd::TaskResumed { container_id })),
+            true => {
+                (client.pause(name).await.map(drop), Event::Paused(cd::TaskPaused { container_id }))
+            }
+            false => {
+                let resumed = client.resume(name).await.map(drop);
+                (resumed, Event::Resumed(cd::TaskResumed { container_id }))
+            }
         };
         done.map_err(|status| failure(&status))?;
         task.paused.store(paused, Ordering::Relaxed);

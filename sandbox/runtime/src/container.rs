@@ -25,6 +25,8 @@ pub struct Container {
     /// The queue to the first process's standard input.
     pub input: mpsc::Sender<Input>,
     input_end: Mutex<Option<mpsc::Receiver<Input>>>,
+    /// The other end of the queue that was renewed last, which stays open and unused.
+    renewed: Mutex<Option<mpsc::Sender<Input>>>,
     log: PathBuf,
     state: watch::Sender<SandboxState>,
     /// Held for writing while the container is paused or goes on, and for reading while a process
@@ -46,6 +48,7 @@ impl Container {
             fanout: Fanout::default(),
             input,
             input_end: Mutex::new(Some(input_end)),
+            renewed: Mutex::default(),
             log,
             state: watch::Sender::new(state),
             pausing: tokio::sync::RwLock::default(),
@@ -88,6 +91,14 @@ impl Container {
     pub(crate) fn take_input(&self) -> Result<mpsc::Receiver<Input>> {
         let taken = || Error::Agent("its input was taken already".to_owned());
         lock(&self.input_end).take().ok_or_else(taken)
+    }
+
+    /// Has [`take_input`](Self::take_input) give an empty queue once more, for a container without
+    /// standard input whose streams are attached anew.
+    pub(crate) fn renew_input(&self) {
+        let (sender, end) = input_queue();
+        *lock(&self.renewed) = Some(sender);
+        *lock(&self.input_end) = Some(end);
     }
 
     /// Sets the files that the container will have.

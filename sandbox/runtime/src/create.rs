@@ -91,7 +91,7 @@ impl Node {
         let copies = copies::check(spec)?;
         let sandbox = Sandbox::new(record, store, lane);
         if automatic::is_asked(&self.config, spec)? {
-            sandbox.set_automatic(spec.at_once);
+            sandbox.set_automatic(spec.at_once.max(1));
         }
         sandbox.set_begins(chosen.clone());
         sandbox.own.set_copies(copies);
@@ -210,6 +210,7 @@ impl Node {
             origin: None,
             booted: None,
             saving: false,
+            in_file: false,
             saves: None,
             added: Vec::new(),
             attached: 0,

@@ -1,6 +1,5 @@
-//! The life of a sandbox: its container's run, its end, and the release of what it held.
+//! The life of a sandbox: its container's run and its end. `release` gives back what it held.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +8,12 @@ use slipway_telemetry::trace::Call;
 use crate::cgroup;
 use crate::error::MOST_MESSAGE;
 use crate::node::{Node, remove_files};
-use crate::record::{Record, SandboxState, ShareServer};
-use crate::running::{Running, end};
+use crate::record::{Record, SandboxState};
+use crate::release::{end_leftover, record_end, release};
+use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::start::start;
-use crate::{Error, Result, function, network, pod_functions, save, sockets, traces, warm};
+use crate::{Error, Result, save, sockets, to_file, traces, warm};
 
 /// How long a command that lost its daemon tries to reach the next one.
 pub const RETURN: Duration = Duration::from_secs(30);
@@ -73,7 +73,7 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
             traces::end(&mut call, None);
             sandbox.look(|record| node.starts.succeeded(&record.timeline));
             warm::make_later(&node, &sandbox);
-            running.wait(&sandbox).await
+            to_file::wait(&node, &sandbox, running).await
         }
         Err(error) => {
             if !sandbox.is_stopping() {
@@ -90,7 +90,14 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
 
 /// Runs an adopted sandbox, which outlived its daemon, to its end.
 pub async fn live_on(node: Arc<Node>, sandbox: Arc<Sandbox>, running: Running) {
-    let ended = running.wait(&sandbox).await;
+    let ended = to_file::wait(&node, &sandbox, running).await;
+    end_life(&node, &sandbox, ended).await;
+    remove_later(node, sandbox).await;
+}
+
+/// Runs a sandbox of an earlier daemon to its end whose memory is in a file.
+pub(crate) async fn live_in_file(node: Arc<Node>, sandbox: Arc<Sandbox>) {
+    let ended = to_file::wait_in_file(&node, &sandbox).await;
     end_life(&node, &sandbox, ended).await;
     remove_later(node, sandbox).await;
 }
@@ -135,30 +142,6 @@ fn note(sandbox: &Sandbox, outcome: Result<()>) {
     }
 }
 
-/// Saves the end of a released sandbox, which `describe` puts into its record. Then gives the user
-/// id of its VMM back if its processes are gone. Two sandboxes must never share a user id: it is
-/// free only if no process has it, and once no record on disk names it.
-///
-/// # Errors
-/// The errors of saving the record. The user id stays taken then.
-pub async fn record_end(
-    node: &Node,
-    sandbox: &Sandbox,
-    processes_gone: bool,
-    describe: impl FnOnce(&mut Record),
-) -> Result<()> {
-    let mut free = None;
-    let recorded = sandbox.update(|record| {
-        free = forget_vmm(record, processes_gone);
-        describe(record);
-    });
-    recorded.await?;
-    if let Some(uid) = free {
-        node.uids.give_back(uid);
-    }
-    Ok(())
-}
-
 /// Ends the processes that an ended sandbox has left, if any. Then gives back what they kept: the
 /// sandbox's root, its control group, and the user id of its VMM.
 ///
@@ -177,20 +160,10 @@ async fn end_rest(node: &Node, sandbox: &Sandbox) -> Result<()> {
     record_end(node, sandbox, true, |_| {}).await
 }
 
-/// Takes the VMM out of the record of a released sandbox. If a process is left, the VMM stays in
-/// the record, so that the next daemon ends that process and does not give its user id away.
-/// Returns the user id that is free once the record is saved.
-fn forget_vmm(record: &mut Record, processes_gone: bool) -> Option<u32> {
-    if !processes_gone {
-        return None;
-    }
-    record.vm = None;
-    record.vmm_uid.take()
-}
-
 fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
     (record.state, record.exit_status) = (outcome.state, Some(outcome.exit_status));
+    record.in_file = false;
     record.reason = outcome.reason.unwrap_or(std::mem::take(&mut record.reason));
     // The function goes to others, by the same name.
     if let Some(pool) = record.network.as_mut().and_then(|network| network.pool.as_mut()) {
@@ -253,78 +226,11 @@ fn exit_status_of(error: &Error) -> u32 {
     }
 }
 
-/// Ends the VMM of a sandbox that another daemon started. The daemon may not have recorded the
-/// VMM's process, but it recorded the user id before the start, and only this sandbox uses that id.
-/// Returns whether no process is left.
-async fn end_leftover(record: &Record, run_dir: PathBuf) -> bool {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    let (vm, uid, name) = (record.vm.clone(), record.vmm_uid, record.name.clone());
-    let cgroup = cgroup::path(record);
-    let shares = record.share_server != ShareServer::None;
-    let ended = tokio::task::spawn_blocking(move || {
-        if let Some(Err(error)) = vm.map(|vm| slipway_hypervisor::reap_leftover(&vm, PATIENCE)) {
-            tracing::warn!(sandbox = name, %error, "its VMM may still run");
-        }
-        uid.is_none_or(|uid| {
-            let owned = crate::proc::Owned { uid, shares, run_dir: &run_dir, cgroup: &cgroup };
-            crate::proc::kill_all(&owned, PATIENCE)
-        })
-    });
-    let ended = ended.await.unwrap_or(false);
-    if !ended {
-        tracing::warn!(sandbox = record.name, "a process of its is left");
-    }
-    ended
-}
-
-/// The outcome of a sandbox's release.
-pub struct Released {
-    /// Set if no process of the sandbox is left on the host.
-    pub processes_gone: bool,
-    /// The first failure. The remaining resources are released even so.
-    pub outcome: Result<()>,
-}
-
-/// Releases everything that a live sandbox holds on the host but the user id of its VMM, which
-/// [`record_end`] gives back. Missing resources are no error, so this also cleans up after a daemon
-/// that was killed.
-pub async fn release(node: &Node, sandbox: &Sandbox) -> Released {
-    let record = sandbox.record();
-    let processes_gone = if let Some(vm) = sandbox.vm() {
-        sandbox.set_vm(None);
-        let ended = end(&*vm).await;
-        // The server of its shares ends with the VMM's connections, unless it hangs.
-        let alone = record.share_server == ShareServer::None;
-        ended && (alone || end_leftover(&record, node.run_dir(&record.id)).await)
-    } else {
-        end_leftover(&record, node.run_dir(&record.id)).await
-    };
-    sandbox.hold_memory(None);
-    let endpoint = function::remove(node, &record).await;
-    sandbox.hold_fetcher(None);
-    let network = network::release(node, &record).await;
-    pod_functions::give_back(node, sandbox).await;
-    let run_dir = node.run_dir(&record.id);
-    let dir = sandbox.lane.run(move || match std::fs::remove_dir_all(&run_dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", &run_dir)(error))
-        }
-        _ => Ok(()),
-    });
-    let dir = dir.await;
-    // A process that is left keeps its group.
-    let cgroup = if processes_gone { cgroup::release(node, sandbox).await } else { Ok(()) };
-    // A VMM that is left has the root mapped, which counts as long as that is so.
-    if processes_gone {
-        sandbox.hold_root(None);
-    }
-    Released { processes_gone, outcome: endpoint.and(network).and(dir).and(cgroup) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
+    use crate::release::forget_vmm;
 
     #[test]
     fn a_user_id_is_free_once_no_process_has_it() {

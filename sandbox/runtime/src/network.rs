@@ -322,13 +322,22 @@ async fn create(
     created.map(drop).map_err(Error::plane)
 }
 
+/// Removes the first network function, unless it is of a pool. The sandbox keeps its addresses. A
+/// missing function is no error.
+///
+/// # Errors
+/// [`Error::Plane`].
+pub async fn remove_first(node: &Node, record: &Record) -> Result<()> {
+    let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
+    Error::unless_gone(node.plane.clone().remove_endpoint(request).await)
+}
+
 /// Removes the network functions and releases the interfaces. Missing ones are no error.
 ///
 /// # Errors
 /// The first failure. The rest is released even so.
 pub async fn release(node: &Node, record: &Record) -> Result<()> {
-    let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
-    let removed = Error::unless_gone(node.plane.clone().remove_endpoint(request).await);
+    let removed = remove_first(node, record).await;
     if record.saves.is_some() {
         // Not there if its interface is in a network.
         let request = plane_v1::RemoveSwitchRequest { name: isolated(&record.id) };

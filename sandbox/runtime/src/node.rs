@@ -265,6 +265,7 @@ impl Node {
     pub fn ends_with_daemon(&self, sandbox: &Sandbox) -> bool {
         let state = sandbox.state();
         state.is_live()
+            && !sandbox.is_in_file()
             && !(self.keeps && matches!(state, SandboxState::Running | SandboxState::Stopping))
     }
 

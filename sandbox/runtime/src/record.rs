@@ -142,6 +142,10 @@ pub struct Record {
     /// the sandbox go on.
     #[serde(default)]
     pub saving: bool,
+    /// Set while the sandbox is paused and its memory is in a file (`to_file`): it has no
+    /// VMM then. A later daemon finds it so, and ends a VMM with which it was about to come back.
+    #[serde(default)]
+    pub in_file: bool,
     /// The name of the template that the sandbox is made for. It ends once its machine is saved.
     #[serde(default)]
     pub saves: Option<String>,

@@ -18,7 +18,10 @@ use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, adopt, cgroup, life, network, old_layers, pod_functions, volume};
+use crate::{
+    Error, Result, adopt, cgroup, life, network, old_layers, pod_functions, release, to_file,
+    volume,
+};
 
 impl Node {
     /// Takes over a node's data directory. If `keeps` says that sandboxes outlive daemons, intact
@@ -115,6 +118,10 @@ impl Node {
     async fn take_over(self: Arc<Self>, record: Record, store: Store) {
         let sandbox = Sandbox::new(record, store, self.lane());
         let record = sandbox.record();
+        if record.in_file {
+            return self.enter_in_file(sandbox).await;
+        }
+        note(&sandbox, to_file::clear(&sandbox).await);
         let started = !matches!(record.state, SandboxState::Created | SandboxState::Starting);
         let mut reason =
             format!("the daemon ended while it {}", if started { "ran" } else { "started" });
@@ -141,6 +148,14 @@ impl Node {
         }
     }
 
+    /// Lists a sandbox whose memory is in a file, and starts the task that waits for it to come
+    /// back.
+    async fn enter_in_file(self: Arc<Self>, sandbox: Arc<Sandbox>) {
+        to_file::put_down(&self, &sandbox).await;
+        self.put_back(Arc::clone(&sandbox));
+        tokio::spawn(life::live_in_file(self, sandbox));
+    }
+
     /// Lists an adopted sandbox, and starts the task that runs it to its end.
     async fn enter_adopted(self: Arc<Self>, sandbox: Arc<Sandbox>, running: Running) {
         // One whose record is not saved runs even so: the old record suffices to adopt it again.
@@ -154,10 +169,10 @@ impl Node {
     /// Releases the resources of a dead daemon's sandbox. Marks it exited if it was live and its
     /// exit status was recorded, and lost if it was live without one.
     async fn release_lost(&self, sandbox: &Sandbox, reason: &str) {
-        let released = life::release(self, sandbox).await;
+        let released = release::release(self, sandbox).await;
         note(sandbox, released.outcome);
         let describe = |record: &mut Record| lose(record, reason);
-        note(sandbox, life::record_end(self, sandbox, released.processes_gone, describe).await);
+        note(sandbox, release::record_end(self, sandbox, released.processes_gone, describe).await);
         sandbox.close_outputs();
     }
 

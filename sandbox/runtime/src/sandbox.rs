@@ -7,6 +7,7 @@ use slipway_hypervisor::{GuestMemory, Vm};
 use slipway_peer::Bin;
 use slipway_telemetry::trace::Parent;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
 
 use crate::agent::Agent;
 use crate::container::{Container, OWN};
@@ -14,7 +15,7 @@ use crate::fetcher::Held;
 use crate::files::Lane;
 use crate::lock::lock;
 use crate::look::Looks;
-use crate::record::{Record, SandboxState, Store};
+use crate::record::{PAUSED, Record, SandboxState, Store};
 use crate::shared_root::SharedRoot;
 use crate::templates::Template;
 use crate::{Error, Result};
@@ -25,6 +26,9 @@ const MOST_READERS: usize = 32;
 const MOST_UPDATES: usize = 16;
 /// The most looks at the host's files for one sandbox at once.
 const MOST_LOOKS: usize = 4;
+
+/// A machine whose container goes on, with the task that carries the container's output.
+pub(crate) type Back = (Arc<dyn Vm>, Agent, JoinHandle<Result<()>>);
 
 /// A sandbox, shared between the task that runs it and the calls that concern it.
 pub struct Sandbox {
@@ -72,6 +76,10 @@ pub struct Sandbox {
     begins: Mutex<Option<Arc<Template>>>,
     /// Held while the number of CPUs or the memory is changed.
     size: Arc<tokio::sync::Mutex<()>>,
+    /// Set while the memory is in a file and nothing of a VMM is left.
+    rests: watch::Sender<bool>,
+    /// The outcome of coming back from the file, until the task that runs the sandbox has it.
+    back: Mutex<Option<Result<Back>>>,
     /// Held while shares of containers of a pod are mounted or unmounted.
     pub(crate) shares: tokio::sync::Mutex<()>,
     /// Held while a pod is given directories that its containers share by name, and their disk.
@@ -123,6 +131,8 @@ impl Sandbox {
             configuring: Arc::default(),
             begins: Mutex::new(None),
             size: Arc::default(),
+            rests: watch::Sender::new(false),
+            back: Mutex::new(None),
             shares: tokio::sync::Mutex::default(),
             empty_dirs: tokio::sync::Mutex::default(),
             functions: tokio::sync::Mutex::default(),
@@ -134,9 +144,9 @@ impl Sandbox {
     }
 
     /// Has the node choose the template that the sandbox begins with, one of `at_once` that were
-    /// asked for together.
+    /// asked for together. With 0 the node chooses none.
     pub(crate) fn set_automatic(&self, at_once: u32) {
-        self.automatic.store(at_once.max(1), Ordering::Relaxed);
+        self.automatic.store(at_once, Ordering::Relaxed);
     }
 
     /// Returns whether the node chooses the template that the sandbox begins with.
@@ -361,14 +371,23 @@ impl Sandbox {
     pub fn agent(&self) -> Result<Agent> {
         let agent = self.agent.borrow().clone();
         agent.filter(|_| self.state() == SandboxState::Running).ok_or_else(|| {
-            self.wrong_state("its container does not run; `slipway run` starts a new one")
+            self.wrong_state(match self.is_in_file() {
+                true => "its memory is in a file; `slipway resume` has it go on",
+                false => "its container does not run; `slipway run` starts a new one",
+            })
         })
     }
 
+    /// Returns whether the sandbox is paused and its memory is in a file.
+    pub(crate) fn is_in_file(&self) -> bool {
+        self.look(|record| record.in_file)
+    }
+
     pub(crate) fn wrong_state(&self, advice: &str) -> Error {
+        let state = if self.is_in_file() { PAUSED } else { self.state().as_str() };
         Error::WrongState {
             name: self.name.clone(),
-            state: self.state().as_str().to_owned(),
+            state: state.to_owned(),
             advice: advice.to_owned(),
         }
     }
@@ -423,6 +442,49 @@ impl Sandbox {
     pub(crate) async fn pod_ends(&self) {
         // The sender is in `self`.
         let _ = self.ending.subscribe().wait_for(|ending| *ending).await;
+    }
+
+    /// Notes that the memory is in a file and nothing of a VMM is left.
+    pub(crate) fn come_to_rest(&self) {
+        self.rests.send_replace(true);
+    }
+
+    /// Returns whether the memory is in a file and nothing of a VMM is left.
+    pub(crate) fn rests(&self) -> bool {
+        *self.rests.borrow()
+    }
+
+    /// Waits until the memory is in a file and nothing of a VMM is left.
+    pub(crate) async fn comes_to_rest(&self) {
+        // The sender is in `self`.
+        let _ = self.rests.subscribe().wait_for(|rests| *rests).await;
+    }
+
+    /// Hands over the outcome of coming back from the file.
+    pub(crate) fn give_back(&self, back: Result<Back>) {
+        *lock(&self.back) = Some(back);
+        self.rests.send_replace(false);
+    }
+
+    /// Waits until a sandbox that rests has come back, and returns the outcome.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if it is asked to end instead; the error that was handed over.
+    pub(crate) async fn returned(&self) -> Result<Back> {
+        let back = async {
+            let _ = self.rests.subscribe().wait_for(|rests| !*rests).await;
+        };
+        let stopped = async {
+            let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
+        };
+        tokio::select! {
+            () = back => {}
+            () = stopped => {}
+        }
+        // A call that has it come back is over then.
+        let _turn = self.own.pausing.write().await;
+        self.rests.send_replace(false);
+        lock(&self.back).take().unwrap_or(Err(Error::Stopped))
     }
 
     /// Returns whether the sandbox was asked to end.

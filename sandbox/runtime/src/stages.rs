@@ -4,7 +4,7 @@
 //! A new stage has its name in `starts::STAGES`, so that the metrics count it (an assertion fails
 //! in debug builds otherwise), in the drawing and the steps of `docs/walks/sandbox.md`, and in
 //! `palette.rs` of `front/bench` if it is to have a fixed colour. What it makes on the host is in
-//! the sandbox's record on disk before it is made, and `life::release` gives it back.
+//! the sandbox's record on disk before it is made, and `release::release` gives it back.
 
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;

@@ -46,8 +46,8 @@ pub(crate) struct Booted {
     memory: (u64, u64),
     /// The template that the machine began with.
     template: Option<Arc<Template>>,
-    /// The time at which the VMM ran.
-    at_ns: u64,
+    /// The time at which the VMM ran, CLOCK_MONOTONIC.
+    pub(crate) at_ns: u64,
 }
 
 /// Starts a sandbox. When this returns, its container runs.

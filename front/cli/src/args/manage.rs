@@ -50,6 +50,16 @@ pub struct NamesArg {
 }
 
 #[derive(Debug, Args)]
+pub struct PauseArgs {
+    #[command(flatten)]
+    pub names: NamesArg,
+    /// Write the sandbox's memory to a file and give it back to the host; `slipway resume` has the
+    /// sandbox come back
+    #[arg(long)]
+    pub to_file: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Sandboxes: names, ids, or the beginnings of ids; containers of pods as POD/CONTAINER. With
     /// --live also endpoints by their ids [default with --live: everything]

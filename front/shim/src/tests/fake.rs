@@ -292,9 +292,14 @@ impl v1::sandboxes_server::Sandboxes for Fake {
         Ok(Response::new(v1::Empty {}))
     }
 
-    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
-        self.note(format!("resume {}", request.into_inner().name));
+    async fn pause_to_file(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        self.note(format!("pause {} to a file", request.into_inner().name));
         Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::ResumeReply> {
+        self.note(format!("resume {}", request.into_inner().name));
+        Ok(Response::new(v1::ResumeReply::default()))
     }
 
     async fn put_files(&self, request: Request<v1::PutFilesRequest>) -> Reply<v1::Empty> {

@@ -55,14 +55,16 @@ pub(super) fn join_input(
     });
 }
 
-/// Sends a signal to the container's first process. SIGKILL ends a sandbox that starts.
+/// Sends a signal to the container's first process. SIGKILL ends a sandbox that starts, or
+/// whose memory is in a file.
 ///
 /// # Errors
 /// The container does not run, or the agent refuses.
 pub(super) async fn send_signal(target: &Target, signal: u32) -> Result<(), Error> {
     let sandbox = &target.sandbox;
     let is_kill = signal == libc::SIGKILL as u32;
-    if target.is_own() && sandbox.state() == SandboxState::Starting && is_kill {
+    let has_no_agent = sandbox.state() == SandboxState::Starting || sandbox.is_in_file();
+    if target.is_own() && has_no_agent && is_kill {
         sandbox.kill();
         return Ok(());
     }

@@ -89,6 +89,7 @@ fn summary_of(
         network_function: network.map(|_| function_of(record)).unwrap_or_default(),
         further_interfaces: if holds { further_interfaces(record) } else { Vec::new() },
         sockets: record.sockets.is_some(),
+        in_file: record.in_file,
         cpus: record.cpus,
         max_cpus: record.max_cpus,
         memory_bytes: record.memory_bytes,

@@ -32,7 +32,7 @@ use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::target::Target;
 use crate::v1::{self, forward_in, run_in, run_out};
-use crate::{Error, connect, layers, pause, placement, put_files, snoop, traces};
+use crate::{Error, connect, layers, pause, placement, put_files, snoop, to_file, traces};
 
 /// The most messages in flight to a client.
 const QUEUE: usize = 16;
@@ -292,9 +292,25 @@ impl v1::sandboxes_server::Sandboxes for Service {
         Ok(Response::new(v1::Empty {}))
     }
 
-    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
-        pause::resume(&self.node.target(&request.into_inner().name)?).await?;
+    async fn pause_to_file(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
+        let (node, target) =
+            (Arc::clone(&self.node), self.node.target(&request.into_inner().name)?);
+        // A task of its own: a client that leaves early leaves no sandbox that stands still.
+        let paused = self.node.guests.spawn(async move { to_file::pause(&node, &target).await });
+        paused.await.unwrap_or(Err(Error::Closed))?;
         Ok(Response::new(v1::Empty {}))
+    }
+
+    async fn resume(&self, request: Request<v1::Name>) -> Reply<v1::ResumeReply> {
+        let target = self.node.target(&request.into_inner().name)?;
+        if !target.is_own() || !target.sandbox.is_in_file() {
+            pause::resume(&target).await?;
+            return Ok(Response::new(v1::ResumeReply::default()));
+        }
+        let node = Arc::clone(&self.node);
+        let resumed = async move { to_file::come_back(&node, &target.sandbox).await };
+        let moments = self.node.guests.spawn(resumed).await.unwrap_or(Err(Error::Closed))?;
+        Ok(Response::new(moments))
     }
 
     async fn stop(&self, request: Request<v1::StopRequest>) -> Reply<v1::Exit> {

@@ -225,7 +225,7 @@ pub(crate) async fn link(node: &Node, sandbox: &Sandbox, template: &Template) ->
         .await
 }
 
-fn link_one(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn link_one(from: &Path, to: &Path) -> Result<()> {
     match std::fs::hard_link(from, to) {
         Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => {
             copy_now(from.to_owned(), to.to_owned())

@@ -12,6 +12,22 @@ use crate::templates::pages::{copy_pages, measure_pages};
 use crate::templates::{DiskFile, Unfinished, create_file};
 use crate::{Error, Result, function};
 
+/// The disks of which a save has copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// All that can be written to: forks begin with the copies.
+    Written,
+    /// Those whose content is in the host's memory: the sandbox itself goes on with its files.
+    InMemory,
+}
+
+impl Copied {
+    /// Returns whether a volume stays as it is, without a copy.
+    fn leaves(self, volume: &Volume) -> bool {
+        !volume.overlay && (volume.read_only || self == Self::InMemory)
+    }
+}
+
 /// Returns the name of the file of a volume's content.
 pub(super) fn file_of(volume: &str) -> String {
     format!("volume-{volume}")
@@ -38,10 +54,10 @@ pub(super) async fn within<T>(
 }
 
 /// Copies the content of the disks of a sandbox that stands still: of its volatile layer, and of
-/// the volumes that it can write. The plane copies them from what it has open: no path is opened
+/// the volumes that `copied` names. The plane copies them from what it has open: no path is opened
 /// here, which may lead to another file by now, or to none that can be opened. Returns the volumes
 /// of those that begin with the snapshot: with an overlay over the copy, by the name of its file,
-/// or as they are if they are read-only.
+/// or as they are if they have no copy.
 ///
 /// # Errors
 /// [`Error::Plane`], [`Error::File`].
@@ -49,19 +65,20 @@ pub(super) async fn copy(
     node: &Node,
     record: &Record,
     unfinished: &Unfinished,
+    copied: Copied,
 ) -> Result<Vec<Volume>> {
     copy_disk(node, record, function::VOLATILE_NSID, unfinished.file(LAYER)).await?;
     let mut volumes = Vec::new();
     for (nsid, volume) in (function::FIRST_VOLUME_NSID..).zip(&record.volumes) {
-        if volume.read_only && !volume.overlay {
+        if copied.leaves(volume) {
             volumes.push(volume.clone());
             continue;
         }
         let name = file_of(&volume.name);
         copy_disk(node, record, nsid, unfinished.file(&name)).await?;
         let path = PathBuf::from(name);
-        let copied = Volume { path, scratch_bytes: None, file: None, ..volume.clone() };
-        volumes.push(Volume { overlay: true, ..copied });
+        let copy = Volume { path, scratch_bytes: None, file: None, ..volume.clone() };
+        volumes.push(Volume { overlay: true, ..copy });
     }
     Ok(volumes)
 }
@@ -136,6 +153,16 @@ mod tests {
         let late = within(Duration::ZERO, &record, never).await.unwrap_err().to_string();
         assert!(late.contains(&record.name) && late.contains("not copied within"), "{late}");
         assert!(!late.contains('\n'), "{late}");
+    }
+
+    #[test]
+    fn a_sandbox_that_is_saved_for_itself_keeps_its_files() {
+        let [own, shared] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
+        let scratch = Volume { overlay: false, scratch_bytes: Some(1 << 20), ..own.clone() };
+        for (volume, leaves) in [(&own, false), (&shared, true), (&scratch, true)] {
+            assert_eq!(Copied::InMemory.leaves(volume), leaves, "{}", volume.name);
+        }
+        assert!(!Copied::Written.leaves(&scratch) && Copied::Written.leaves(&shared));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const OTHER: &str = "it is another file than the sandbox has";
 /// # Errors
 /// [`Error::Invalid`], which names the volume, if its path leads to another file by now;
 /// [`Error::File`] if a file system does not answer.
-pub(super) async fn identify(looks: &Looks, mut volumes: Vec<Volume>) -> Result<Vec<Volume>> {
+pub(crate) async fn identify(looks: &Looks, mut volumes: Vec<Volume>) -> Result<Vec<Volume>> {
     for volume in volumes.iter_mut().filter(|one| is_referred_to(one) && one.stamp.is_none()) {
         let (file, stamp) = look(looks, volume).await?;
         (volume.file, volume.stamp) = (Some(file), Some(stamp));

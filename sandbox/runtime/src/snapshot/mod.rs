@@ -39,6 +39,8 @@ use crate::templates::{
 };
 use crate::{Error, Result, VERSION, memory, network, pod_functions};
 
+pub(crate) use self::disks::Copied;
+
 /// The time within which a VMM that was saved goes on.
 const RESUME: Duration = Duration::from_secs(20);
 /// The pause between two attempts to have it go on.
@@ -78,18 +80,22 @@ pub(crate) async fn create(node: &Node, named: &str, name: &str) -> Result<Manif
     let (record, machine, parts) = match saved.await {
         Ok(saved) => saved,
         Err(error) => {
-            // Freeing the space of a guest's memory takes a while, and this thread serves others.
-            let removed = apart(move || {
-                drop(unfinished);
-                Ok(())
-            });
-            // What is left, the next daemon removes.
-            let _ = removed.await;
+            discard(unfinished).await;
             return Err(error);
         }
     };
     let its = name.to_owned();
     apart(move || finish(unfinished, &record, &its, &machine, parts)).await
+}
+
+/// Removes the files of a save that failed. What is left, the next daemon removes.
+pub(crate) async fn discard(unfinished: Unfinished) {
+    // Freeing the space of a guest's memory takes a while, and this thread serves others.
+    let removed = apart(move || {
+        drop(unfinished);
+        Ok(())
+    });
+    let _ = removed.await;
 }
 
 /// A sandbox that was saved and goes on.
@@ -120,11 +126,7 @@ async fn stand_still(
     let _network = sandbox.configuring.lock().await;
     sandbox.agent()?;
     let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
-    let booted = sandbox.record();
-    if let Some(memory) = booted.client_memory.filter(|_| booted.template.is_some()) {
-        memory::complete(node, memory).await?;
-    }
-    let memory = copy_ahead(&*vm, &booted, unfinished).await?;
+    let memory = copy_ahead(node, &*vm, &sandbox.record(), unfinished).await?;
     // From here on no process begins, and nobody else pauses the container. Not before: a guest
     // may have its memory copied for minutes.
     let _turn = sandbox.own.pausing.write().await;
@@ -135,7 +137,10 @@ async fn stand_still(
     let begun = Instant::now();
     // Also if the record was not written, the VMM is told to go on: it notes writes until then.
     let saved = match noted {
-        Ok(()) => save(node, &record, (&*vm, &agent), (unfinished, memory)).await,
+        Ok(()) => {
+            let files = (unfinished, memory);
+            save(node, &record, (&*vm, &agent), files, Copied::Written).await
+        }
         Err(error) => Err(error),
     };
     let resumed = resume(sandbox, &*vm, &agent).await;
@@ -156,7 +161,7 @@ async fn stand_still(
 }
 
 /// Tries to have a sandbox go on until it does, or ends.
-async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
+pub(crate) async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
     loop {
         tokio::time::sleep(LATER).await;
         // Not amid the next save, which has it go on, too.
@@ -179,7 +184,7 @@ async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) {
 const OTHER_VERSION: &str = "another version of Slipway started it; run it anew";
 
 /// Returns the first part of a sandbox that no snapshot has.
-fn cannot_save(record: &Record) -> Option<&'static str> {
+pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let of_host =
         |volume: &Volume| volume.host_device.is_some() && !volume.read_only && !volume.overlay;
@@ -204,7 +209,7 @@ fn cannot_save(record: &Record) -> Option<&'static str> {
 }
 
 /// The file of a snapshot's memory.
-struct MemoryFile {
+pub(crate) struct MemoryFile {
     file: Arc<File>,
     /// The file has all pages but those that were written to since they were copied.
     ahead: bool,
@@ -232,12 +237,22 @@ impl MemoryFile {
     }
 }
 
-/// Makes the file of the memory, and copies most of the memory while the sandbox runs. If its VMM
-/// cannot tell what is written meanwhile, the file is left empty.
+/// Makes the file of the memory, and copies most of the memory while the sandbox runs, that of a
+/// fork once it has all of it. If its VMM cannot tell what is written meanwhile, the file is left
+/// empty.
 ///
 /// # Errors
-/// [`Error::VmEnded`]; those of making the file, or that its disk is full.
-async fn copy_ahead(vm: &dyn Vm, record: &Record, unfinished: &Unfinished) -> Result<MemoryFile> {
+/// [`Error::VmEnded`]; those of [`memory::complete`], and of making the file, or that its disk is
+/// full.
+pub(crate) async fn copy_ahead(
+    node: &Node,
+    vm: &dyn Vm,
+    record: &Record,
+    unfinished: &Unfinished,
+) -> Result<MemoryFile> {
+    if let Some(memory) = record.client_memory.filter(|_| record.template.is_some()) {
+        memory::complete(node, memory).await?;
+    }
     let path = unfinished.memory();
     let failed = Error::file("cannot create", &path);
     let mut memory = MemoryFile::create(&path, record.memory_bytes).map_err(failed)?;
@@ -272,11 +287,12 @@ fn is_full(error: &HypervisorError) -> bool {
 
 /// Stops a sandbox, and copies its memory and its disks. Returns the machine's state, and the
 /// volumes of those that begin with the snapshot. The sandbox stands still when this returns.
-async fn save(
+pub(crate) async fn save(
     node: &Node,
     record: &Record,
     (vm, agent): (&dyn Vm, &Agent),
     (unfinished, memory): (&Unfinished, MemoryFile),
+    copied: Copied,
 ) -> Result<(Vec<u8>, Vec<Volume>)> {
     if !record.paused {
         or_end(vm, freeze(agent, OWN, true)).await?;
@@ -287,7 +303,7 @@ async fn save(
         true => vm.save_rest(bytes, sink).await?,
         false => vm.save_with_memory(bytes, sink).await?,
     };
-    let volumes = disks::copy(node, record, unfinished);
+    let volumes = disks::copy(node, record, unfinished, copied);
     let volumes = disks::within(DISKS, record, volumes).await?;
     Ok((machine, volumes))
 }
@@ -325,7 +341,7 @@ pub(crate) async fn resume_vm(vm: &dyn Vm) -> Result<()> {
 
 /// Describes the machine and the container of a sandbox that was saved. The files of the disks are
 /// left out.
-async fn describe(
+pub(crate) async fn describe(
     node: &Node,
     record: &Record,
     volumes: Vec<Volume>,
@@ -357,7 +373,7 @@ async fn describe(
 }
 
 /// Writes the machine's state, and gives the snapshot its description and its name.
-fn finish(
+pub(crate) fn finish(
     unfinished: Unfinished,
     record: &Record,
     name: &str,

@@ -25,6 +25,6 @@ pub(crate) use manifest::{
     Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,
 };
 pub(crate) use store::{
-    MACHINE, MANIFEST, MEMORY, Template, Templates, Unfinished, apart, create_file, digest,
-    read_manifest,
+    MACHINE, MANIFEST, MEMORY, Template, Templates, UNFINISHED, Unfinished, apart, create_file,
+    digest, read_manifest,
 };

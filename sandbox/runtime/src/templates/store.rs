@@ -36,7 +36,7 @@ pub(crate) const MANIFEST: &str = "template.json";
 /// The name of the file with the digest of the image of a snapshot that is being made.
 pub(super) const IMAGE: &str = "image";
 /// The end of the name of a directory that is being filled.
-pub(super) const UNFINISHED: &str = ".unfinished";
+pub(crate) const UNFINISHED: &str = ".unfinished";
 
 /// A template that forks begin with.
 pub(crate) struct Template {
@@ -173,13 +173,18 @@ impl Templates {
             fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", &gone))
         });
         let removed = removed.await;
+        self.unload(name).await;
+        removed
+    }
+
+    /// Forgets what was loaded of a template. Its files stay.
+    pub(crate) async fn unload(&self, name: &str) {
         let loaded = lock(&self.loaded).remove(name);
         if let Some(loaded) = loaded
             && let Some(template) = &*loaded.lock().await
         {
             self.drop_memory(template).await;
         }
-        removed
     }
 
     /// Returns whether there is a template or snapshot of this name that is of the other kind.

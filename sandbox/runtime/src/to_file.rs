@@ -1,0 +1,446 @@
+//! A paused sandbox whose memory is in a file: it is saved for itself, and its VMM ends.
+//!
+//! The files of the save are in a directory of the sandbox's own, which is made as that of a
+//! snapshot ([`Templates`]). Disks whose content is in the host's memory are copied to it; other
+//! volumes stay, and so do the addresses. The sandbox comes back as a fork of its own save: pages
+//! are copied when they are first needed, and all others behind that. It has the id, name,
+//! addresses and disks that it had, so its guest is told nothing but the time and random numbers,
+//! and nothing of its connections is cut.
+//!
+//! [`Record::in_file`] says which one is the sandbox: the file, or the VMM. It is set once the file
+//! is on disk, before the VMM ends, and cleared once the guest answers, before its processes go on.
+//! So a daemon that was killed in between leaves a sandbox that is paused as a whole: [`put_down`]
+//! ends a VMM that had begun. The kernel of that one's guest may have written back to volumes what
+//! the file has, too; it does so again.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Instant;
+
+use slipway_hypervisor::Vm;
+use slipway_telemetry::{Timeline, monotonic_ns};
+
+use crate::agent::Agent;
+use crate::carrier::Carrier;
+use crate::configure::configure;
+use crate::container::OWN;
+use crate::node::Node;
+use crate::pause::{check_runs, freeze};
+use crate::record::{Placement, Record, SandboxState, Volume};
+use crate::release::{Released, record_end, release_machine};
+use crate::running::{Running, end, or_end};
+use crate::sandbox::{Back, Sandbox};
+use crate::snapshot::{
+    Copied, MemoryFile, begin, cannot_save, copy_ahead, describe, discard, finish, host_files,
+    resume, resume_later, save,
+};
+use crate::stages::Stages;
+use crate::start::{Booted, boot_guest};
+use crate::target::Target;
+use crate::templates::{Templates, UNFINISHED, Unfinished, apart};
+use crate::v1::ResumeReply;
+use crate::{Error, Result, memory};
+
+/// The name of the directory of the save, in the sandbox's own directory.
+const NAME: &str = "paused";
+
+/// Stops the processes of a sandbox where they are, writes its memory to a file, and ends its VMM.
+/// Returns once nothing of the VMM is left. If it fails, the sandbox goes on.
+///
+/// # Errors
+/// [`Error::Invalid`] if the sandbox cannot come back from a file, with the reason;
+/// [`Error::WrongState`] if its container does not run, or is paused; the error of the step that
+/// failed.
+pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
+    let sandbox = &target.sandbox;
+    let why = match target.is_own() {
+        true => sandbox.look(cannot_leave),
+        false => Some("it is a container of a pod"),
+    };
+    if let Some(why) = why {
+        let what = format!("the memory of {} cannot be in a file: {why}", target.name());
+        return Err(Error::Invalid(what));
+    }
+    check_runs(target)?;
+    let volumes = sandbox.look(|record| record.volumes.clone());
+    let volumes = host_files::identify(&sandbox.looks, volumes).await?;
+    leave(node, target, volumes).await
+}
+
+/// Returns the first part of a sandbox that could not come back from a file.
+fn cannot_leave(record: &Record) -> Option<&'static str> {
+    let process = &record.settings.process;
+    let network = record.network.as_ref();
+    let of_others = network.is_some_and(|one| one.namespace.is_some() || one.pool.is_some());
+    let of_host =
+        |volume: &Volume| !volume.read_only && !volume.overlay && volume.scratch_bytes.is_none();
+    let reasons = [
+        (process.terminal || process.stdin, "its container has a terminal or standard input"),
+        (of_others, "its interface is that of a network namespace or of a pool"),
+        (
+            record.volumes.iter().any(of_host),
+            "it writes to a file of the host, which others could change meanwhile",
+        ),
+    ];
+    let reason = reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why);
+    cannot_save(record).or(reason)
+}
+
+/// Returns the place of a sandbox's save.
+fn place(node: &Node, sandbox: &Sandbox) -> Templates {
+    Templates::new(sandbox.store.dir().to_owned(), node.plane.clone())
+}
+
+/// Removes what is left of a save that the sandbox does not need any more.
+///
+/// # Errors
+/// [`Error::File`].
+pub(crate) async fn clear(sandbox: &Sandbox) -> Result<()> {
+    let dir = sandbox.store.dir().to_owned();
+    apart(move || {
+        for name in [NAME.to_owned(), format!("{NAME}{UNFINISHED}")] {
+            let path = dir.join(name);
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                removed => removed.map_err(Error::file("cannot remove", path))?,
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Saves a sandbox with these volumes for itself, and ends its VMM.
+async fn leave(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()> {
+    let sandbox = &target.sandbox;
+    // One save at a time, of a machine that keeps its size, and not amid the last pages of an
+    // earlier one.
+    let _size = sandbox.wait_to_change_size().await;
+    let _network = sandbox.configuring.lock().await;
+    sandbox.agent()?;
+    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    clear(sandbox).await?;
+    let unfinished = place(node, sandbox).begin(NAME).await?;
+    let copied = async {
+        let memory = copy_ahead(node, &*vm, &sandbox.record(), &unfinished).await?;
+        // From here on no process begins, and nobody else pauses the container.
+        let turn = sandbox.own.pausing.write().await;
+        check_runs(target)?;
+        Ok::<_, Error>((memory, turn, sandbox.agent()?))
+    };
+    let (memory, _turn, agent) = match copied.await {
+        Ok(copied) => copied,
+        Err(error) => {
+            discard(unfinished).await;
+            return Err(error);
+        }
+    };
+    let before = Record { volumes, ..sandbox.record() };
+    let kept = keep(node, sandbox, &before, (&*vm, &agent), (unfinished, memory)).await;
+    if let Err(error) = kept {
+        stay(sandbox, before, vm, agent).await;
+        // What is left, the next save removes.
+        let _ = clear(sandbox).await;
+        return Err(error);
+    }
+    // The file is the sandbox now. The task that runs the sandbox gives back what the VMM had.
+    if !end(&*vm).await {
+        tracing::warn!(sandbox = sandbox.name, "its VMM does not end");
+    }
+    tokio::select! {
+        () = sandbox.comes_to_rest() => Ok(()),
+        _ = sandbox.wait_state(|state| !state.is_live()) => Err(Error::Stopped),
+    }
+}
+
+/// Stops a sandbox, writes the files of its save, and notes that they are the sandbox. The sandbox
+/// stands still when this returns.
+async fn keep(
+    node: &Node,
+    sandbox: &Sandbox,
+    record: &Record,
+    (vm, agent): (&dyn Vm, &Agent),
+    (unfinished, memory): (Unfinished, MemoryFile),
+) -> Result<()> {
+    let begun = Instant::now();
+    let saved = async {
+        // A daemon that finds this set has the sandbox go on.
+        sandbox.update(|record| record.saving = true).await?;
+        let files = (&unfinished, memory);
+        let saved = save(node, record, (vm, agent), files, Copied::InMemory).await?;
+        let (machine, volumes) = saved;
+        let parts = describe(node, record, volumes, begun.elapsed()).await?;
+        Ok::<_, Error>((machine, parts))
+    };
+    let (machine, (shape, snapshot)) = match saved.await {
+        Ok(saved) => saved,
+        Err(error) => {
+            discard(unfinished).await;
+            return Err(error);
+        }
+    };
+    let (origin, its) = (snapshot.origin.clone(), record.clone());
+    apart(move || finish(unfinished, &its, NAME, &machine, (shape, snapshot))).await?;
+    let noted = sandbox.update(|record| {
+        (record.saving, record.paused, record.in_file) = (false, true, true);
+        (record.template, record.origin) = (Some(NAME.to_owned()), Some(origin));
+    });
+    noted.await
+}
+
+/// Has a sandbox go on whose save failed. `before` is its record before that.
+async fn stay(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
+    sandbox.note(|record| {
+        (record.saving, record.paused, record.in_file) = (true, false, false);
+        (record.template, record.origin) = (before.template, before.origin);
+    });
+    if let Err(error) = resume(sandbox, &*vm, &agent).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "it does not go on yet");
+        tokio::spawn(resume_later(Arc::clone(sandbox), vm, agent));
+    }
+}
+
+/// Waits for the end of a sandbox's container, also across the times for which its memory is in a
+/// file. Returns the exit status.
+///
+/// # Errors
+/// Those of [`Running::wait`]; [`Error::Stopped`] if it is asked to end while it is in a file.
+pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Running) -> Result<u32> {
+    loop {
+        let ended = running.wait(sandbox).await;
+        if ended.is_ok() || !sandbox.is_in_file() {
+            return ended;
+        }
+        put_down(node, sandbox).await;
+        running = returned(sandbox).await?;
+    }
+}
+
+/// Waits as [`wait`] does for a sandbox that [rests](put_down) in a file.
+///
+/// # Errors
+/// Those of [`wait`].
+pub(crate) async fn wait_in_file(node: &Node, sandbox: &Arc<Sandbox>) -> Result<u32> {
+    let running = returned(sandbox).await?;
+    wait(node, sandbox, running).await
+}
+
+/// Waits until the sandbox has come back. The files of one that has not are removed.
+async fn returned(sandbox: &Sandbox) -> Result<Running> {
+    let returned = sandbox.returned().await;
+    let returned = returned.map(|(vm, agent, carry)| Running::new(vm, agent, Some(carry)));
+    if returned.is_err()
+        && let Err(error) = clear(sandbox).await
+    {
+        tracing::warn!(sandbox = sandbox.name, %error, "the file of its memory is left");
+    }
+    returned
+}
+
+/// Gives back what the VMM of a sandbox had whose memory is in a file, and ends a VMM with which it
+/// was to come back. Its addresses stay.
+pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
+    sandbox.set_agent(None);
+    let Released { processes_gone, outcome } = release_machine(node, sandbox).await;
+    let lie_down = |record: &mut Record| {
+        record.state = SandboxState::Running;
+        (record.paused, record.in_file) = (true, true);
+        record.confined = Placement::default();
+        record.launch_cpus.clear();
+    };
+    let noted = record_end(node, sandbox, processes_gone, lie_down).await;
+    if let Err(error) = outcome.and(noted) {
+        tracing::warn!(sandbox = sandbox.name, %error, "while its memory is in a file");
+    }
+    sandbox.come_to_rest();
+}
+
+/// Has a sandbox come back from its file. Returns the moments once all of its memory is the
+/// guest's. One that has come back meanwhile runs on.
+///
+/// # Errors
+/// [`Error::Invalid`] if its files are not as they were written; the error of the step that failed.
+/// It stays paused if its guest has not answered; otherwise it ends.
+pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
+    let since = monotonic_ns();
+    let _size = sandbox.wait_to_change_size().await;
+    let turn = sandbox.own.pausing.write().await;
+    if !sandbox.rests() {
+        return Ok(ResumeReply::default());
+    }
+    let place = place(node, sandbox);
+    let timeline = sandbox.look(|record| record.timeline.clone());
+    let booted = match begin_again(node, sandbox, &place).await {
+        Ok(booted) => booted,
+        Err(error) => {
+            drop(sandbox.take_begins());
+            sandbox.note(|record| record.timeline = timeline);
+            put_down(node, sandbox).await;
+            place.unload(NAME).await;
+            return Err(error);
+        }
+    };
+    let ready_ns = booted.at_ns.saturating_sub(since);
+    let gone_on = go_on(node, sandbox, booted.vm, booted.agent).await;
+    let answered_ns = monotonic_ns() - since;
+    match gone_on {
+        Ok(back) => sandbox.give_back(Ok(back)),
+        Err(error) => {
+            sandbox.give_back(Err(Error::Agent(error.to_string())));
+            place.unload(NAME).await;
+            return Err(error);
+        }
+    }
+    drop(turn);
+    let last_page_ns = last_page(node, sandbox).await.map_or(0, |at_ns| at_ns - since);
+    if let Err(error) = place.remove(NAME).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "the file of its memory is left");
+    }
+    Ok(ResumeReply { ready_ns, answered_ns, last_page_ns })
+}
+
+/// Starts the VMM of a sandbox with the memory in its file, and notes that the VMM is the sandbox.
+/// The guest answers when this returns, and its processes are stopped.
+async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> Result<Booted> {
+    if sandbox.look(|record| record.vmm_uid.is_some()) {
+        put_down(node, sandbox).await;
+    }
+    if sandbox.look(|record| record.vmm_uid.is_some()) {
+        return Err(sandbox.wrong_state("a process of its VMM has not ended yet; try again later"));
+    }
+    take_files(sandbox, place).await?;
+    sandbox.own.renew_input();
+    sandbox.note(|record| record.timeline = Timeline::new(record.name.clone()));
+    let booted = boot_guest(node, sandbox, &Stages::of(sandbox)).await?;
+    let record = sandbox.record();
+    or_end(&*booted.vm, configure(&booted.agent, &record)).await?;
+    let noted = sandbox.update(|record| {
+        (record.state, record.in_file) = (SandboxState::Running, false);
+    });
+    noted.await?;
+    Ok(booted)
+}
+
+/// Checks the files of a sandbox's save, and has the sandbox begin with them.
+async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
+    let template = place.get(NAME).await.map_err(|error| match error {
+        Error::Template { why, .. } => {
+            let name = &sandbox.name;
+            Error::Invalid(format!("{name} cannot come back from the file of its memory: {why}"))
+        }
+        error => error,
+    })?;
+    let (mut volumes, mut names) = (Vec::new(), Vec::new());
+    if let Some(snapshot) = &template.manifest.snapshot {
+        volumes.clone_from(&snapshot.volumes);
+        names.extend(snapshot.files.iter().map(|file| file.name.clone()));
+    }
+    host_files::check(&sandbox.looks, &volumes).await?;
+    let (from, to) = (place.place(NAME), sandbox.store.dir().to_owned());
+    apart(move || {
+        for name in names {
+            let path = to.join(&name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                removed => removed.map_err(Error::file("cannot replace", &path))?,
+            }
+            begin::link_one(&from.join(name), &path)?;
+        }
+        Ok(())
+    })
+    .await?;
+    sandbox.set_begins(Some(template));
+    // The node may have chosen the template with which the sandbox began at first.
+    sandbox.set_automatic(0);
+    Ok(())
+}
+
+/// Has the processes of a sandbox go on whose guest answers.
+async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) -> Result<Back> {
+    let own = Target::own(Arc::clone(sandbox));
+    let gone_on = async {
+        let carrier = Carrier::attach(&own, &agent, node.config.log_bytes, None).await?;
+        freeze(&agent, OWN, false).await?;
+        Ok(carrier)
+    };
+    let carrier = Stages::of(sandbox).run("container", or_end(&*vm, gone_on)).await?;
+    let carry = carrier.carry(&own, &agent);
+    sandbox.set_agent(Some(agent.clone()));
+    sandbox.update(|record| record.paused = false).await?;
+    Ok((vm, agent, carry))
+}
+
+/// Copies what is left of a sandbox's memory. Returns the time at which the guest had all of it,
+/// CLOCK_MONOTONIC, or `None` if that failed.
+async fn last_page(node: &Node, sandbox: &Sandbox) -> Option<u64> {
+    let memory = sandbox.look(|record| record.client_memory)?;
+    match memory::complete(node, memory).await {
+        Ok(_) => Some(monotonic_ns()),
+        Err(error) => {
+            tracing::info!(sandbox = sandbox.name, %error, "its memory comes by demand alone");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::VERSION;
+    use crate::adopt::tests::record_of;
+    use crate::snapshot::begin::tests::snapshot;
+
+    fn record() -> Record {
+        Record {
+            booted: Some(crate::templates::manifest::tests::shape().booted()),
+            version: VERSION.to_owned(),
+            ..record_of(SandboxState::Running)
+        }
+    }
+
+    #[test]
+    fn what_could_not_come_back_from_a_file_is_named() {
+        assert_eq!(cannot_leave(&record()), None);
+        let why = |change: fn(&mut Record)| {
+            let mut record = record();
+            change(&mut record);
+            cannot_leave(&record).unwrap()
+        };
+        assert!(why(|record| record.pod = true).contains("a pod"));
+        assert!(why(|record| record.settings.process.stdin = true).contains("standard input"));
+        assert!(why(|record| record.settings.process.terminal = true).contains("a terminal"));
+        let [own, of_host] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
+        let with = |volume| cannot_leave(&Record { volumes: vec![volume], ..record() });
+        assert_eq!(with(own.clone()), None, "an overlay");
+        assert_eq!(with(of_host.clone()), None, "one that is only read");
+        let scratch = Volume { overlay: false, scratch_bytes: Some(1 << 20), ..own };
+        assert_eq!(with(scratch), None);
+        let written = Volume { read_only: false, host_device: None, ..of_host };
+        assert!(with(written).unwrap().contains("a file of the host"));
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_in_a_file_is_paused_and_has_no_agent_until_it_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = Record { in_file: true, paused: true, ..record() };
+        let store = crate::record::Store::new(dir.path(), &record.id);
+        store.create().unwrap();
+        let lane = crate::files::Files::start().unwrap().lane();
+        let sandbox = Sandbox::new(record, store, lane);
+        let refused = sandbox.agent().err().unwrap().to_string();
+        assert!(refused.contains("paused") && refused.contains("slipway resume"), "{refused}");
+        fs::create_dir(sandbox.store.dir().join(NAME)).unwrap();
+        fs::create_dir(sandbox.store.dir().join(format!("{NAME}{UNFINISHED}"))).unwrap();
+        sandbox.come_to_rest();
+        sandbox.comes_to_rest().await;
+        assert!(sandbox.rests());
+        sandbox.give_back(Err(Error::Closed));
+        assert!(!sandbox.rests());
+        assert!(matches!(returned(&sandbox).await, Err(Error::Closed)));
+        assert_eq!(fs::read_dir(sandbox.store.dir()).unwrap().count(), 0, "its files are removed");
+        sandbox.come_to_rest();
+        sandbox.kill();
+        assert!(matches!(returned(&sandbox).await, Err(Error::Stopped)));
+    }
+}
