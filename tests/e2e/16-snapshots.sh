@@ -230,17 +230,16 @@ says 'snapshot rm' template rm s
 [ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
 ok "what cannot be saved, and what a snapshot has already, is refused in one line"
 
-# flip FILE: changes a byte of a file of the snapshot, and changes it back: the first of JSON, and one of the first data of
-# any other.
+# flip PATH: changes a byte of a file of a save, and changes it back: the first of JSON, and one of the first data of any other.
 flip() { python3 -c 'import os, sys
 file = os.open(sys.argv[1], os.O_RDWR)
 at = 0 if sys.argv[1].endswith(".json") else os.lseek(file, 0, os.SEEK_DATA) + 64
-os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 0xff]), at)' "$templates/s/$1" || fail "cannot change $1"; }
+os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 0xff]), at)' "$1" || fail "cannot change $1"; }
 # The next daemon has checked nothing yet.
 end_daemon TERM
 start_daemon
 files=("$templates"/s/*)
-for file in "${files[@]##*/}"; do
+for file in "${files[@]}"; do
     flip "$file"
     says 'changed|damaged|length' run --detach --from s --name never
     flip "$file"
@@ -250,6 +249,87 @@ done
 [ "$(timeout 120 "$slipway" run --detach --rm --from s --name whole)" = whole ] || fail "a fork of a whole snapshot: $(explain)"
 "$slipway" rm --force whole >/dev/null || fail "rm: $(explain)"
 ok "a snapshot with a changed byte in any of its ${#files[@]} files is refused"
+
+# The memory of a sandbox goes to a file, and its VMM ends. It comes back as it was, with its connection.
+# of_ps SANDBOX FIELD: what `slipway ps` says of it.
+of_ps() { "$slipway" ps --json | python3 -c 'import json, sys
+print(next(box[sys.argv[2]] for box in json.load(sys.stdin) if box["name"] == sys.argv[1]))' "$@"; }
+in_file() { is_state "$1" paused && [ "$(of_ps "$1" in_file)" = True ]; }
+comes_back() {
+    timeout 300 "$slipway" resume "$1" >/dev/null 2>"$work/back" || fail "resume: $(cat "$work/back") $(explain)"
+    for moment in ready 'first exec' 'last page'; do
+        grep -qE "^slipway: $1: $moment after [0-9]+ ms\$" "$work/back" || fail "no $moment: $(cat "$work/back")"
+    done
+}
+goes_to_file() {
+    local vmm
+    vmm=$(vmm_of "$1")
+    timeout 300 "$slipway" pause --to-file "$1" >/dev/null || fail "pause: $(explain)"
+    runs "$vmm" && fail "its VMM $vmm runs on"
+    in_file "$1" || fail "not in a file: $("$slipway" ps)"
+    "$slipway" ps | grep -qE "$1 .*paused \(in a file\)" || fail "ps: $("$slipway" ps)"
+}
+saved=$SLIPWAY_DATA_DIR/sandboxes/$(of_ps parent id)/paused
+was=$(in_sandbox parent sh -c "$who")
+before=$(last parent)
+goes_to_file parent
+says 'is paused.*slipway resume' exec parent -- true
+says 'paused' pause --to-file parent
+says 'slipway resume' kill --signal TERM parent
+say "$(du -sh "$saved" | cut -f 1) in a file"
+comes_back parent
+say "$(cut -d ' ' -f 2- "$work/back" | paste -sd ',')"
+[ ! -e "$saved" ] || fail "the file is left"
+counts_on parent
+talks_on parent
+sequence parent 1 1
+[ "$(in_sandbox parent sh -c "$who")" = "$was" ] || fail "another name or address: $was"
+[ "$(in_sandbox parent sh -c "$blobs")" = "$blob" ] || fail "the files of parent differ"
+in_sandbox peer ping -c 1 -W 20 parent >/dev/null || fail "parent is not reached: $(explain)"
+[ "$(last parent)" -gt "$before" ] || fail "parent does not count"
+ok "a sandbox gives its memory to a file and comes back, with its addresses, files, output and connection"
+
+goes_to_file parent
+files=("$saved"/*)
+end_daemon KILL
+start_daemon
+wait_until 60 in_file parent || fail "after SIGKILL: $("$slipway" ps; explain)"
+for file in "${files[@]}"; do
+    flip "$file"
+    says 'changed|damaged|length' resume parent
+    in_file parent || fail "not in its file any more: $("$slipway" ps)"
+    flip "$file"
+done
+cp --sparse=always "$saved/memory" "$work/memory" && truncate -s -1M "$saved/memory" || fail "cannot cut the file"
+says 'another length' resume parent
+cp --sparse=always "$work/memory" "$saved/memory" || fail "cannot mend the file"
+rm "$work/memory"
+comes_back parent
+counts_on parent
+talks_on parent
+sequence parent 1 1
+ok "a sandbox in a file outlives a daemon, comes back a second time, and not from a file that was cut or changed"
+
+# shellcheck disable=SC2016
+"$slipway" run --rm --name front --network none "$image" -- sh -c 'echo here; until [ -e /end ]; do sleep 0.1; done; echo gone; exit 7' >"$work/front" &
+client=$!
+wait_until 120 grep -q here "$work/front" || fail "no output: $(explain)"
+goes_to_file front
+comes_back front
+in_sandbox front touch /end || fail "exec: $(explain)"
+wait "$client"
+[ $? = 7 ] || fail "not the status of the container: $(explain)"
+[ "$(cat "$work/front")" = "here
+gone" ] || fail "the output: $(cat "$work/front")"
+timeout 120 "$slipway" run --detach --name killed --network none "$image" -- sleep 1000 >/dev/null || fail "run: $(explain)"
+goes_to_file killed
+"$slipway" kill killed >/dev/null || fail "kill: $(explain)"
+wait_until 60 is_state killed exited || fail "not killed: $("$slipway" ps)"
+[ ! -e "$SLIPWAY_DATA_DIR/sandboxes/$(of_ps killed id)/paused" ] || fail "the file of a sandbox that was killed is left"
+"$slipway" rm killed >/dev/null || fail "rm: $(explain)"
+says 'a pod' pause --to-file pod
+says 'directories of the host' pause --to-file peer
+ok "an attached run gets output and exit status of a sandbox that came back; SIGKILL ends one in its file"
 
 # other WHAT: makes the snapshot WHAT of s, as one would be of another build, processor, layout or agent. Its digests are right.
 other() { python3 - "$templates" "$1" <<'END' || fail "no snapshot of another $1"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # kill -9 of the daemon or of a VMM at random moments of the save of a sandbox that runs and of the start of a fork with
-# its snapshot: what `slipway ps` says afterwards is true, a sandbox that was saved counts on unless its own VMM was killed,
+# its snapshot, and of the daemon while a sandbox gives its memory to a file or comes back: what `slipway ps` says afterwards is true, a sandbox that was saved counts on unless its own VMM was killed,
 # a snapshot is there as a whole or not at all, and nothing of a fork that failed is left.
 #   17-snapshot-kills.sh [SEED]   the same moments again; or RANDOM_SEED. It is printed
 #   SLIPWAY_KILLS                 how often something is killed, 12 unless told otherwise
@@ -221,6 +221,34 @@ for ((number = 0; number < kills; number++)); do
     fi
     save >/dev/null 2>&1 || fail "the next snapshot: $(explain)"
     "$slipway" snapshot rm cut >/dev/null || fail "the next snapshot: snapshot rm: $(explain)"
+    say "$told"
+done
+
+# A sandbox that gives its memory to a file and comes back: after a kill of the daemon it is in the file, or it has a VMM.
+leave() { timeout 300 "$slipway" pause --to-file parent; }
+back() { timeout 300 "$slipway" resume parent; }
+is_one() { is_state parent running || is_state parent paused; }
+timed leave
+leave_ms=$took
+timed back
+back_ms=$took
+for ((number = 0; number < kills; number++)); do
+    what=$([ $((number % 2)) = 0 ] && echo leave || echo back)
+    most_ms=$([ "$what" = leave ] && echo "$leave_ms" || echo "$back_ms")
+    delay=$((reach_ms + (RANDOM * 32768 + RANDOM) % (most_ms > reach_ms ? most_ms - reach_ms : 1)))
+    told="$what, daemon killed after $delay ms"
+    [ "$what" = leave ] || leave >/dev/null || fail "pause: $(explain)"
+    $what >"$work/said" 2>&1 & client=$!
+    sleep_ms "$delay"
+    restart_daemon
+    wait "$client"
+    wait_until 60 is_one || fail "neither paused nor running: $("$slipway" ps; explain)"
+    told+=", $(state_of parent) with the VMM $(vmm_of parent)"
+    back >/dev/null 2>"$work/said" || fail "it does not come back: $(cat "$work/said") $(explain)"
+    is_state parent running || fail "it does not run: $("$slipway" ps)"
+    wait_until 30 no_lie || fail "$(lies)"
+    goes_on parent "$least" "$most"
+    holds_again with
     say "$told"
 done
 
