@@ -154,7 +154,7 @@ refused 'no sandbox' exec pod/none -- true
 refused 'no sandbox' run --pod none "$image" -- true
 refused 'has a container a already' run --pod pod --name a "$image" -- true
 refused 'cannot have' run --pod pod --network none "$image" -- true
-refused 'cannot have' run --pod pod --cpus 2 "$image" -- true
+refused 'cannot have' run --pod pod --max-cpus 2 "$image" -- true
 refused 'is no name' run --pod pod --name 'a/b' "$image" -- true
 refused 'slipway stop' rm pod/a
 refused 'no image' run --pod pod --pull never none:none -- true
@@ -172,6 +172,36 @@ s stop --time 1 pod >/dev/null || fail "the pod does not stop"
 is_state pod exited || fail "the pod is $(state_of pod)"
 is last exited || fail "a container of an ended pod is $(container last)"
 s rm pod >/dev/null || fail "rm pod"
+
+# The guest, the record and the host's control group follow the limits of CPU time.
+s pod create room --cpus 1 --max-cpus 3 >/dev/null || fail "room: $(explain)"
+s run -d --pod room --name idle "$image" -- sleep 1000 >/dev/null || fail "idle: $(explain)"
+has_cpus() {
+    local limit
+    [ "$(s ps --json | python3 -c 'import json,sys
+print(*[one["cpus"] for one in json.load(sys.stdin) if one["name"] == "room"])'):$(s exec room/idle nproc)" = "$1:$1" ] || return 1
+    limit=$(cpu_quota room)
+    [ -z "$limit" ] || [ "$limit" = $((($1 + 1) * 100000)) ]
+}
+has_cpus 1 || fail "room begins with: $(s ps)"
+out=$(s run --pod room --rm --cpus 2 "$image" -- sh -c 'nproc; cut -d " " -f 1 /sys/fs/cgroup/cpu.max') || fail "two CPUs: $out $(explain)"
+[ "$out" = "2
+200000" ] || fail "a container with a limit of two CPUs begins with: $out"
+wait_until 60 has_cpus 1 || fail "after its end: $(s ps; explain)"
+s run -d --pod room --name one --cpus 1 "$image" -- sleep 1000 >/dev/null && s run -d --pod room --name two --cpus 2 "$image" -- sleep 1000 >/dev/null || fail "one, two: $(explain)"
+has_cpus 3 || fail "limits of three CPUs together: $(s ps; explain)"
+[ "$(s run --pod room --rm --cpus 8 "$image" -- nproc)" = 3 ] || fail "a limit beyond the room: $(explain)"
+end_daemon KILL
+start_daemon
+has_cpus 3 || fail "after a kill: $(s ps; explain)"
+s rm -f room/two >/dev/null || fail "two: $(explain)"
+wait_until 60 has_cpus 1 || fail "a limit of one CPU is left: $(s ps; explain)"
+s update room --cpus 2 >/dev/null && has_cpus 2 || fail "update: $(s ps; explain)"
+[ "$(s run --pod room --rm --cpus 3 "$image" -- nproc)" = 2 ] && has_cpus 2 || fail "a chosen number changes: $(s ps; explain)"
+s update room --cpus 1 >/dev/null && [ "$(s run --pod room --rm --cpus 2 "$image" -- nproc)" = 3 ] || fail "it follows no more: $(s ps; explain)"
+wait_until 60 has_cpus 1 || fail "at last: $(s ps; explain)"
+s stop --time 1 room >/dev/null && s rm room >/dev/null || fail "room does not end: $(explain)"
+ok "CPUs come before containers with limits begin, and go after them; a number that the user chose stays"
 
 s pod create brief --max-containers 2 >/dev/null && s run -d --pod brief --name c "$image" -- sleep 1000 >/dev/null || fail "brief: $(explain)"
 s run -d --pod brief --name d "$image" -- sleep 1000 >/dev/null || fail "d: $(explain)"

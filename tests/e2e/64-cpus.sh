@@ -20,19 +20,12 @@ refused() {
 recorded() { "$slipway" inspect web | python3 -c 'import json,sys
 one = json.load(sys.stdin)[0]
 print(one["cpus"], one["boot_cpus"], one["max_cpus"])'; }
-# The VMM's time in each 100 ms: that of its CPUs, and as much as one more.
-quota() {
-    local group
-    group=$("$slipway" inspect web | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["cgroup"]["path"])')
-    cut -d ' ' -f 1 "/sys/fs/cgroup$group/cpu.max" 2>/dev/null \
-        || cat "/sys/fs/cgroup/cpu$group/cpu.cfs_quota_us" 2>/dev/null
-}
 has() {
     local found limit
     found=$(timeout 300 "$slipway" exec web nproc) || fail "exec: $found"
     [ "$found" = "$1" ] || fail "the container has $found CPUs, not $1"
     [ "$(recorded)" = "$1 1 2" ] || fail "the record has $(recorded), not $1 1 2"
-    limit=$(quota)
+    limit=$(cpu_quota web)
     [ -z "$limit" ] || [ "$limit" = $((($1 + 1) * 100000)) ] || fail "$1 CPUs with the limit $limit"
 }
 

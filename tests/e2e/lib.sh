@@ -113,6 +113,14 @@ vmm_of() { "$slipway" ps --json | python3 -c 'import json,sys
 print(next((s["vmm_pid"] or 0 for s in json.load(sys.stdin) if s["name"] == sys.argv[1]), 0))' "$1"; }
 # Whether a process runs; one that is dead and waits for its parent does not.
 runs() { [ "$1" != 0 ] && grep -q '^State:[[:space:]]*[RSDTtI]' "/proc/$1/status" 2>/dev/null; }
+# cpu_quota NAME: what the VMM of a sandbox may use of each 100 ms, in microseconds: the time of its CPUs, and as much as one
+# more. Nothing where the host has no such control groups.
+cpu_quota() {
+    local group
+    group=$("$slipway" inspect "$1" | python3 -c 'import json,sys; print(json.load(sys.stdin)[0]["cgroup"]["path"])')
+    cut -d ' ' -f 1 "/sys/fs/cgroup$group/cpu.max" 2>/dev/null \
+        || cat "/sys/fs/cgroup/cpu$group/cpu.cfs_quota_us" 2>/dev/null
+}
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 
 # Processes of VMMs of this node, one a line: all nodes use the same user ids, and each VMM prints into a

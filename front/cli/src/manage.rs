@@ -10,8 +10,8 @@ use crate::args::{
     InspectArgs, KillArgs, LogsArgs, NamesArg, PauseArgs, PsArgs, RmArgs, StopArgs, UpdateArgs,
 };
 use crate::client::{Lost, next_daemon, refused};
-use crate::keeper;
 use crate::table::{ago, printable, table};
+use crate::{keeper, spec};
 
 /// Returns the message that names a sandbox or a container.
 pub fn named(name: &str) -> v1::Name {
@@ -50,7 +50,7 @@ pub fn print_list(sandboxes: &[v1::Sandbox], as_json: bool) -> Result<()> {
         rows.push(row(sandbox));
         rows.extend(sandbox.containers.iter().map(|container| container_row(sandbox, container)));
     }
-    let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "ADDRESS", "PORTS", "STATE"];
+    let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "CPUS", "ADDRESS", "PORTS", "STATE"];
     crate::out::print(format_args!("{}", table(header, &rows)));
     Ok(())
 }
@@ -116,15 +116,16 @@ fn short(command: &str) -> String {
     command
 }
 
-fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> [String; 8] {
+fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> [String; 9] {
     let name = format!("{}/{}", pod.name, container.name);
     let (image, command) = (printable(&container.image), short(&container.command));
-    let (address, ports) = (String::new(), String::new());
+    let (cpus, address, ports) = (String::new(), String::new(), String::new());
     let state = state(&container.state, container.exit_status, &container.reason);
-    [pod.id.clone(), name, image, command, ago(container.created_ns), address, ports, state]
+    let created = ago(container.created_ns);
+    [pod.id.clone(), name, image, command, created, cpus, address, ports, state]
 }
 
-fn row(sandbox: &v1::Sandbox) -> [String; 8] {
+fn row(sandbox: &v1::Sandbox) -> [String; 9] {
     let state = match sandbox.in_file {
         true => format!("{} (in a file)", sandbox.state),
         false => state(&sandbox.state, sandbox.exit_status, &sandbox.reason),
@@ -134,7 +135,13 @@ fn row(sandbox: &v1::Sandbox) -> [String; 8] {
     let address = sandbox.addresses.first().cloned().unwrap_or_default();
     let (id, name) = (sandbox.id.clone(), sandbox.name.clone());
     let created = ago(sandbox.created_ns);
-    [id, name, image, command, created, address, sandbox.published.join(", "), state]
+    let (cpus, ports) = (cpus(sandbox.cpus, sandbox.max_cpus), sandbox.published.join(", "));
+    [id, name, image, command, created, cpus, address, ports, state]
+}
+
+/// Returns the number of CPUs that a sandbox has, with the most that it can have if that is more.
+fn cpus(has: u32, most: u32) -> String {
+    if most > has { format!("{has} of {most}") } else { has.to_string() }
 }
 
 /// Runs `slipway logs`.
@@ -392,25 +399,27 @@ pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32>
 }
 
 fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
-    /// CPU time of one CPU in the period of a limit, microseconds.
-    const CPU_US: u64 = 100_000;
     let (name, cpus) = (args.name.clone(), args.cpus.unwrap_or(0));
     if !name.contains('/') {
         // 0 stands for "no change", so an explicit 0 becomes 1, which is refused.
         let memory_bytes = args.memory.map_or(0, |bytes| bytes.max(1));
         return Ok(v1::UpdateRequest { name, cpus, memory_bytes, ..Default::default() });
     }
-    let resources = v1::Resources {
-        memory_bytes: args.memory.unwrap_or(0),
-        cpu_quota_us: u64::from(cpus) * CPU_US,
-        ..Default::default()
-    };
-    Ok(v1::UpdateRequest { name, resources: Some(resources), ..Default::default() })
+    let resources = Some(spec::resources(args.memory, args.cpus));
+    Ok(v1::UpdateRequest { name, resources, ..Default::default() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpus_are_shown_with_the_room_for_more() {
+        assert_eq!(
+            [(2, 2), (1, 4), (4, 4)].map(|(has, most)| cpus(has, most)),
+            ["2", "1 of 4", "4"]
+        );
+    }
 
     #[test]
     fn dates() {

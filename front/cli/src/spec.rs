@@ -16,12 +16,11 @@ use crate::{copy, security, volume};
 /// An argument is malformed, or a file cannot be read.
 pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpec> {
     let (rows, columns) = terminal_size();
-    let memory = args.machine.memory.unwrap_or(0);
     let of_pod = match args.pod {
         Some(_) => v1::RunSpec {
-            resources: Some(v1::Resources { memory_bytes: memory, ..Default::default() }),
+            resources: Some(resources(args.machine.memory, args.machine.cpus)),
             ..machine(
-                &MachineArgs { memory: None, ..args.machine.clone() },
+                &MachineArgs { memory: None, cpus: None, ..args.machine.clone() },
                 &args.network,
                 run_dir,
             )?
@@ -57,6 +56,17 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         security: security::of_run(&args.process.security, args.process.privileged, &args.sysctl)?,
         ..of_pod
     })
+}
+
+/// Returns the limits of a container of a pod: memory in bytes, and the CPUs whose time it may use.
+pub fn resources(memory: Option<u64>, cpus: Option<u32>) -> v1::Resources {
+    /// CPU time of one CPU in the period of a limit, microseconds.
+    const CPU_US: u64 = 100_000;
+    v1::Resources {
+        memory_bytes: memory.unwrap_or(0),
+        cpu_quota_us: u64::from(cpus.unwrap_or(0)) * CPU_US,
+        ..Default::default()
+    }
 }
 
 /// Returns the specification of a sandbox that has this machine and network, and no container yet.
@@ -159,6 +169,13 @@ mod tests {
         for bad in ["nofile", "nofile=", "nofile=2:1", "nofile=x"] {
             assert!(limit(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn limits_of_a_pods_container_are_the_guests() {
+        let both = resources(Some(64 << 20), Some(2));
+        assert_eq!((both.memory_bytes, both.cpu_quota_us), (64 << 20, 200_000));
+        assert_eq!(resources(None, None), v1::Resources::default());
     }
 
     #[test]

@@ -45,7 +45,10 @@ impl Node {
         let changed = self.guests.spawn(async move {
             let _turn = turn;
             change.run(wanted).await?;
-            change.sandbox.update(|record| record.chosen_cpus = wanted).await
+            let choose = |record: &mut Record| {
+                record.chosen_cpus = if wanted == record.boot_cpus { 0 } else { wanted };
+            };
+            change.sandbox.update(choose).await
         });
         changed.await.unwrap_or_else(|error| Err(Error::Agent(error.to_string())))
     }

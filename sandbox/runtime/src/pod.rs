@@ -11,7 +11,9 @@
 
 mod huge_pages;
 mod output;
+mod quota;
 mod request;
+mod sums;
 mod update;
 
 use std::io;
@@ -102,6 +104,7 @@ impl Node {
     /// Removes a container that was added and is not to be started.
     pub(crate) async fn abandon_added(&self, target: &Target) {
         target.sandbox.forget_added(&target.container);
+        quota::leave(self, &target.sandbox);
         target.container.announce(SandboxState::Failed);
         target.container.fanout.close();
         if let Err(error) = target.sandbox.update(|_| {}).await {
@@ -143,8 +146,9 @@ impl Node {
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released.
+    /// releasing are released, and CPUs go that no limit needs.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        quota::leave(self, sandbox);
         for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
             let target = Target { sandbox: Arc::clone(sandbox), container };
             let node = Arc::clone(self);
@@ -263,6 +267,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     }
     oom_score::apply(&node, &target.sandbox).await;
     huge_pages::leave(&target);
+    quota::leave(&node, &target.sandbox);
     target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
@@ -290,6 +295,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let (sandbox, container) = (&target.sandbox, &target.container);
     placement::apply(sandbox).await?;
     huge_pages::join(target).await?;
+    quota::join(target).await;
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
     let gone = || Error::NoSandbox(target.name());

@@ -190,8 +190,8 @@ pub struct Record {
     /// The most virtual CPUs that the sandbox can be given while it runs.
     #[serde(default)]
     pub max_cpus: u32,
-    /// The number of CPUs that a user gave the sandbox while it ran; 0: none. Updates of a pod's
-    /// containers take no CPU of these away.
+    /// The number of CPUs that a user gave the sandbox while it ran; 0: none, or those that it
+    /// began with. The limits of a pod's containers do not change it.
     #[serde(default)]
     pub chosen_cpus: u32,
     /// The limits of the sandbox's own container in the guest, beside its memory and CPUs. Those of

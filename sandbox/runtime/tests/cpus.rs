@@ -1,14 +1,16 @@
-//! `update --cpus` with a VMM that lies: it gets no CPU time that it was not given.
+//! `update --cpus` with a VMM that lies: it gets no CPU time that it was not given. The CPUs of a
+//! pod follow the limits of its containers.
 //!
 //! Needs root, for the control groups of sandboxes.
 #![allow(clippy::unwrap_used, dead_code)]
 
 mod harness;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use harness::guest::Guest;
-use harness::{Daemon, Guests, cpus, run_with, spec};
+use harness::{Daemon, Guests, LONG, cpus, exit_of, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
 
 /// A running sandbox with one CPU and room for [`cpus::MOST`].
@@ -84,4 +86,94 @@ async fn cpus_that_no_sandbox_has_are_not_looked_at() {
     let sandbox = Started::new("lists-many").await;
     sandbox.update(1).await.unwrap();
     sandbox.has(1).await;
+}
+
+/// A running pod that began with one CPU and has room for [`cpus::MOST`]. Its containers end as
+/// soon as they run.
+struct Pod {
+    daemon: Daemon,
+    name: String,
+    notes: Arc<Mutex<Vec<String>>>,
+    _replies: tonic::Streaming<v1::RunOut>,
+}
+
+impl Pod {
+    async fn new(name: &str) -> Self {
+        let notes = Arc::<Mutex<Vec<String>>>::default();
+        let guest = Guest { notes: Some(Arc::clone(&notes)), ..Guest::default() };
+        let guests: Guests = Arc::new(move |listener, _| guest.clone().speak(listener));
+        let daemon = Daemon::with(guests).await;
+        let pod = v1::RunSpec {
+            name: name.to_owned(),
+            makes_pod: true,
+            detach: true,
+            cpus: 1,
+            max_cpus: cpus::MOST,
+            ..v1::RunSpec::default()
+        };
+        let replies = run_with(daemon.client.clone(), pod).await.unwrap().into_inner();
+        daemon.wait_state(name, "running").await;
+        Self { daemon, name: name.to_owned(), notes, _replies: replies }
+    }
+
+    /// Runs a container to its end, which may use so much CPU time in each 100 ms, microseconds.
+    async fn run(&self, name: &str, cpu_quota_us: u64) {
+        let resources = Some(v1::Resources { cpu_quota_us, ..Default::default() });
+        let member = v1::RunSpec { pod: self.name.clone(), resources, ..spec(name) };
+        let replies = run_with(self.daemon.client.clone(), member).await.unwrap().into_inner();
+        assert_eq!(exit_of(replies).await.exit_status, 0);
+    }
+
+    async fn has(&self, cpus: u32) {
+        let begun = Instant::now();
+        while self.daemon.state(&self.name).await.cpus != cpus {
+            assert!(begun.elapsed() < LONG, "not {cpus}: {:?}", self.notes.lock().unwrap());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Returns what the guest was told since the last time.
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *self.notes.lock().unwrap())
+    }
+}
+
+#[tokio::test]
+async fn cpus_come_before_a_container_begins_and_go_after_it_has_ended() {
+    let pod = Pod::new("obeys").await;
+    for _ in 0..2 {
+        pod.run("c", 250_000).await;
+        pod.has(1).await;
+        assert_eq!(pod.told(), ["3 CPUs", "create", "remove", "1 CPUs"]);
+        remove(&pod, "c").await;
+    }
+    pod.run("many", 6400 * 100_000).await;
+    pod.has(1).await;
+    assert_eq!(pod.told()[0], format!("{} CPUs", cpus::MOST), "as far as there is room");
+    pod.run("small", 100_000).await;
+    pod.run("open", 0).await;
+    assert_eq!(pod.told(), ["create", "remove", "create", "remove"], "it has enough");
+}
+
+#[tokio::test]
+async fn the_number_of_cpus_that_a_user_chose_stays() {
+    let pod = Pod::new("chosen").await;
+    let update = async |cpus| {
+        let request = v1::UpdateRequest { name: "chosen".to_owned(), cpus, ..Default::default() };
+        pod.daemon.client.clone().update(request).await.unwrap();
+    };
+    update(2).await;
+    pod.run("c", 400_000).await;
+    assert_eq!(pod.told(), ["2 CPUs", "create", "remove"]);
+    // Those that it began with: it follows the limits again.
+    update(1).await;
+    pod.run("d", 400_000).await;
+    pod.has(1).await;
+    assert_eq!(pod.told(), ["1 CPUs", "4 CPUs", "create", "remove", "1 CPUs"]);
+}
+
+async fn remove(pod: &Pod, name: &str) {
+    let name = format!("{}/{name}", pod.name);
+    let request = v1::RemoveRequest { name, ..Default::default() };
+    pod.daemon.client.clone().remove(request).await.unwrap();
 }

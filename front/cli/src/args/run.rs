@@ -129,10 +129,12 @@ pub struct MachineArgs {
     /// containers of a pod together; at least 16M [default: twice the size of a root]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub layers: Option<u64>,
-    /// Virtual CPUs [default: 1]
+    /// Virtual CPUs [default: 1]; with --pod, the CPUs whose time the container may use, for which
+    /// the pod's come, as far as it has room [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: Option<u32>,
-    /// The most virtual CPUs that `slipway update --cpus` can give it [default: --cpus]
+    /// The most virtual CPUs that `slipway update --cpus`, and limits of a pod's containers, can
+    /// give it [default: --cpus]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_cpus: Option<u32>,
     /// Guest kernel instead of the node's

@@ -6,7 +6,8 @@
 
 use std::sync::Arc;
 
-use super::update::{LONGEST, OVERHEAD, Sums, give_back_memory};
+use super::sums::{OVERHEAD, Sums};
+use super::update::{LONGEST, give_back_memory};
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
 use crate::target::Target;

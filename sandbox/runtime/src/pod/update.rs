@@ -12,7 +12,6 @@
 //! Updates of the containers of one pod take turns, with each other, with those of the pod's own
 //! limits ([`whole`]) and with `slipway update` of the pod.
 
-mod sums;
 mod surplus;
 mod whole;
 
@@ -22,12 +21,12 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use tokio::sync::OwnedSemaphorePermit;
 
-pub(super) use self::sums::Sums;
 pub(crate) use self::surplus::GivenBack;
 pub(super) use self::surplus::give_back_memory;
-use self::surplus::{cut, give_back_spare};
-use super::change;
+use self::surplus::give_back_spare;
 use super::request::{check_huge_pages, fits, limits};
+use super::sums::Sums;
+use super::{change, quota};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -35,11 +34,6 @@ use crate::target::Target;
 use crate::v1::Resources;
 use crate::{Error, Result, cpus, resize};
 
-/// The memory that a pod's guest has beside its containers' limits, bytes: for its kernel and its
-/// agent. containerd's shim makes pods with as much.
-pub(super) const OVERHEAD: u64 = 128 << 20;
-/// The period of a CPU limit, microseconds.
-const PERIOD_US: u64 = 100_000;
 /// The longest time that a guest may take to follow a change of its memory.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
@@ -133,7 +127,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
     let now = sandbox.look(|record| (record.memory_bytes, record.cpus));
     let mut undone = Ok(());
     if now.1 > cpus {
-        undone = cut(sandbox, cpus).await;
+        undone = quota::cut(sandbox, cpus).await;
     }
     if now.0 > memory {
         undone = undone.and(resize::change_to(sandbox, memory, LONGEST).await);
@@ -141,11 +135,6 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
     if let Err(error) = undone {
         tracing::warn!(sandbox = sandbox.name, %error, "it keeps something of a failed update");
     }
-}
-
-/// Returns the number of CPUs that quotas need together, which are in microseconds of each period.
-fn cpus_of(quota_us: u64) -> u32 {
-    u32::try_from(quota_us.div_ceil(PERIOD_US)).unwrap_or(u32::MAX)
 }
 
 /// Returns the most bytes that a pod's microVM can have.
@@ -160,7 +149,7 @@ struct Plan {
     memory: Option<u64>,
     /// The memory without which the limits cannot be, bytes.
     least: u64,
-    /// The number of CPUs that it is given; `None`: it has enough, or has no room for others.
+    /// The number of CPUs that it is given; `None`: as [`quota::more`] says.
     cpus: Option<u32>,
     /// Set if the containers' limits are lowered.
     lowers: bool,
@@ -198,14 +187,14 @@ impl Plan {
         let (has, most) = (record.memory_bytes, most(record));
         let raises = after.memory > before.memory;
         let wanted = after.needed(record.memory.boot_bytes).min(most);
-        let cpus = cpus_of(after.quota_us).min(record.max_cpus);
+        let cpus_raise = after.quota_us > before.quota_us;
         // A limit that is lifted needs no less than before.
         let memory_lowers = after.memory < before.memory && asked.memory_bytes != u64::MAX;
         let cpus_lower = after.quota_us < before.quota_us && asked.cpu_quota_us != u64::MAX;
         Self {
             memory: Some(wanted).filter(|wanted| raises && *wanted > has),
             least: after.memory.min(most),
-            cpus: Some(cpus).filter(|cpus| after.quota_us > before.quota_us && *cpus > record.cpus),
+            cpus: quota::more(record, after.quota_us).filter(|_| cpus_raise),
             lowers: memory_lowers || cpus_lower,
         }
     }
@@ -241,7 +230,7 @@ fn cannot(what: &str, error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::surplus::{kept, spare, spare_cpus, waits};
+    use super::surplus::{kept, spare, waits};
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::record::{Added, Given, MemoryBounds};
@@ -368,22 +357,6 @@ mod tests {
         let fixed = Record { max_cpus: 1, ..pod(&[64]) };
         let asked = Limits { cpu_quota_us: 200_000, ..Limits::default() };
         assert_eq!(Plan::new(&fixed, "c0", asked).unwrap().cpus, None);
-    }
-
-    #[test]
-    fn cpus_go_when_no_quota_needs_them() {
-        let with = |quotas_us: &[u64], has: u32, chosen_cpus: u32| {
-            let limits = |quota_us: &u64| Limits { cpu_quota_us: *quota_us, ..Limits::default() };
-            let added = |one| Added { limits: limits(one), ..added_of("c", SandboxState::Running) };
-            let added = quotas_us.iter().map(added).collect();
-            let record = Record { added, cpus: has, boot_cpus: 1, chosen_cpus, ..pod(&[]) };
-            spare_cpus(&record)
-        };
-        assert_eq!(with(&[50_000], 3, 0), Some(1));
-        assert_eq!(with(&[50_000, 100_000], 3, 0), Some(2));
-        assert_eq!(with(&[250_000], 3, 0), None);
-        assert_eq!(with(&[50_000], 3, 2), Some(2), "a user gave it two");
-        assert_eq!(with(&[], 1, 0), None, "it keeps what it began with");
     }
 
     #[test]

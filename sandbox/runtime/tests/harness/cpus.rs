@@ -1,4 +1,4 @@
-//! The CPUs of a microVM whose VMM is hostile.
+//! The CPUs of a microVM whose VMM is hostile, or not.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -8,7 +8,8 @@ use slipway_hypervisor::{CpuSlot, Error, Result};
 /// The number of CPUs that a machine was made for.
 pub const MOST: u32 = 8;
 
-/// A VMM that lies about its CPUs, chosen by the name of its sandbox. It begins with one.
+/// A VMM with room for CPUs, which lies about them or not, chosen by the name of its sandbox. It
+/// begins with one.
 #[derive(Debug)]
 pub struct Liar {
     kind: Kind,
@@ -23,21 +24,25 @@ enum Kind {
     FallsSilent,
     /// Lists more CPUs than the machine was made for, and removes any.
     ListsMany,
+    /// Adds and removes the CPUs that it is asked to, and lists those that are there.
+    Obeys,
 }
 
 #[derive(Debug, Default)]
 struct State {
     changed: bool,
+    added: BTreeSet<u32>,
     removed: BTreeSet<String>,
 }
 
 impl Liar {
-    /// Returns the VMM of the sandbox with this name, or `None` if it is no liar.
+    /// Returns the VMM of the sandbox with this name, or `None` if it has no room for CPUs.
     pub fn of(name: &str) -> Option<Self> {
         let kind = match name {
             "lists-all" => Kind::ListsAll,
             "falls-silent" => Kind::FallsSilent,
             "lists-many" => Kind::ListsMany,
+            "obeys" | "chosen" => Kind::Obeys,
             _ => return None,
         };
         Some(Self { kind, state: Mutex::default() })
@@ -51,18 +56,28 @@ impl Liar {
         match self.kind {
             Kind::FallsSilent if state.changed => Err(Error::Control("no answer".into())),
             Kind::ListsMany => Ok(slots(255, &|cpu| !state.removed.contains(&name(cpu)))),
+            Kind::Obeys => Ok(slots(MOST, &|cpu| cpu == 0 || state.added.contains(&cpu))),
             _ => Ok(slots(MOST, &|cpu| state.changed || cpu == 0)),
         }
     }
 
-    pub fn plug(&self) -> Result<()> {
-        self.state.lock().unwrap().changed = true;
+    pub fn plug(&self, cpu: u32) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        state.changed = true;
+        if self.kind == Kind::Obeys {
+            state.added.insert(cpu);
+            return Ok(());
+        }
         Err(Error::Control("no CPU is added".into()))
     }
 
     /// Removes a CPU if that is one that the sandbox can have.
     pub fn unplug(&self, cpu: &str) -> Result<()> {
         let known = (1..MOST).any(|one| name(one) == cpu);
+        if self.kind == Kind::Obeys {
+            self.state.lock().unwrap().added.retain(|one| name(*one) != cpu);
+            return Ok(());
+        }
         if self.kind != Kind::ListsMany || !known {
             return Err(Error::Control(format!("{cpu} is not removed")));
         }

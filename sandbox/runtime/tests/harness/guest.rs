@@ -3,7 +3,7 @@
 use std::future::pending;
 use std::os::unix::net::UnixListener;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use slipway_agent_protocol::v1::agent_server::{Agent, AgentServer};
 use slipway_agent_protocol::{PROTOCOL, v1};
@@ -38,6 +38,9 @@ pub struct Guest {
     pub writes_back: Option<watch::Receiver<bool>>,
     /// The guest's answers to updates of limits; `None`: it makes each at once.
     pub limits: Option<Arc<LimitCalls>>,
+    /// The guest's notes of the calls that make and remove containers and change CPUs; `None`: it
+    /// takes none.
+    pub notes: Option<Arc<Mutex<Vec<String>>>>,
 }
 
 /// Updates of limits: those that came, and the one up to which they are answered. Those that ask
@@ -83,6 +86,12 @@ impl Guest {
                 let _ = served.serve_with_incoming(incoming).await;
             });
         });
+    }
+
+    fn note(&self, call: impl Into<String>) {
+        if let Some(notes) = &self.notes {
+            notes.lock().unwrap().push(call.into());
+        }
     }
 
     async fn answer<T: Default>(&self) -> Reply<T> {
@@ -144,6 +153,7 @@ impl Agent for Guest {
         if let Some(words) = &self.refuses {
             return Err(Status::internal(words.clone()));
         }
+        self.note("create");
         self.answer().await
     }
 
@@ -158,6 +168,7 @@ impl Agent for Guest {
         &self,
         _: Request<v1::RemoveContainerRequest>,
     ) -> Reply<v1::RemoveContainerReply> {
+        self.note("remove");
         self.answer().await
     }
 
@@ -213,7 +224,8 @@ impl Agent for Guest {
         Ok(reply)
     }
 
-    async fn set_cpus(&self, _: Request<v1::SetCpusRequest>) -> Reply<v1::SetCpusReply> {
+    async fn set_cpus(&self, request: Request<v1::SetCpusRequest>) -> Reply<v1::SetCpusReply> {
+        self.note(format!("{} CPUs", request.get_ref().cpus));
         self.answer().await
     }
 

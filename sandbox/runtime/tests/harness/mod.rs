@@ -377,7 +377,7 @@ impl NoVm {
         Box::pin(std::future::ready(self.memory.as_ref().map_or_else(none, answer)))
     }
 
-    /// Returns the answer of a VMM that lies about its CPUs. Others cannot change theirs.
+    /// Returns the answer of a VMM with room for CPUs. Others cannot change theirs.
     fn lie<'a, T: Send + 'a>(
         &self,
         answer: impl FnOnce(&cpus::Liar) -> slipway_hypervisor::Result<T>,
@@ -409,8 +409,12 @@ impl Vm for NoVm {
         self.lie(cpus::Liar::list)
     }
 
-    fn plug_cpu<'a>(&'a self, _: &'a str, _: u32) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
-        self.lie(cpus::Liar::plug)
+    fn plug_cpu<'a>(
+        &'a self,
+        _: &'a str,
+        cpu: u32,
+    ) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {
+        self.lie(|liar| liar.plug(cpu))
     }
 
     fn unplug<'a>(&'a self, name: &'a str) -> BoxFuture<'a, slipway_hypervisor::Result<()>> {

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::{LONGEST, Sums, cpus_of};
+use super::super::quota;
+use super::super::sums::Sums;
+use super::LONGEST;
 use crate::record::{Limits, Record};
 use crate::sandbox::Sandbox;
-use crate::{Error, Result, cpus, resize};
+use crate::{Error, Result, resize};
 
 /// The pauses before each time that a guest is asked to give back what no limit needs.
 const PAUSES: [Duration; 4] =
@@ -32,7 +34,7 @@ pub async fn give_back_spare(
     sandbox: &Arc<Sandbox>,
     place: OwnedSemaphorePermit,
 ) -> Result<GivenBack> {
-    let has_spare = |record: &Record| spare(record).is_some() || spare_cpus(record).is_some();
+    let has_spare = |record: &Record| spare(record).is_some() || quota::spare(record).is_some();
     if !sandbox.look(has_spare) {
         return Ok(GivenBack::default());
     }
@@ -57,30 +59,8 @@ async fn give_back(
     _place: OwnedSemaphorePermit,
     tell: oneshot::Sender<GivenBack>,
 ) -> GivenBack {
-    give_back_cpus(&sandbox).await;
+    quota::give_back(&sandbox).await;
     give_back_memory(&sandbox, u64::MAX, Some(tell)).await
-}
-
-/// Takes the CPUs of a pod away that its containers' limits do not need.
-async fn give_back_cpus(sandbox: &Arc<Sandbox>) {
-    let _turn = sandbox.wait_to_change_size().await;
-    // Another update may have come first.
-    let Some(kept) = sandbox.look(spare_cpus) else { return };
-    if let Err(error) = cut(sandbox, kept).await {
-        tracing::info!(sandbox = sandbox.name, %error, "CPUs beyond its limits stay, without time");
-    }
-}
-
-/// Leaves a pod so many CPUs. Those that its guest does not give up stay without CPU time of their
-/// own.
-pub async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
-    let changed = cpus::change_to(sandbox, cpus).await;
-    if changed.is_err()
-        && let Err(error) = cpus::limit(sandbox, cpus).await
-    {
-        tracing::warn!(sandbox = sandbox.name, %error, "its CPU time is not limited");
-    }
-    changed
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
@@ -146,12 +126,4 @@ pub fn spare(record: &Record) -> Option<u64> {
     let needed = Sums::of(record, "", Limits::default()).needed(bounds.boot_bytes);
     let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
     (kept < record.memory_bytes).then_some(kept)
-}
-
-/// Returns the number of CPUs that suffice for a running pod, or `None` if it has no more: never
-/// fewer than it began with or a user gave it.
-pub fn spare_cpus(record: &Record) -> Option<u32> {
-    let needed = cpus_of(Sums::of(record, "", Limits::default()).quota_us);
-    let kept = needed.max(record.boot_cpus).max(record.chosen_cpus);
-    (kept < record.cpus).then_some(kept)
 }

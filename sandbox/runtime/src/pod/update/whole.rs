@@ -11,7 +11,8 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::request::{fits, limits};
-use super::{GivenBack, Plan, Sums, give_back_spare, most, undo};
+use super::super::sums::Sums;
+use super::{GivenBack, Plan, give_back_spare, most, undo};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;

@@ -1,7 +1,10 @@
 //! The sums of the limits of a pod's containers, for which its microVM has the size.
 
-use super::OVERHEAD;
 use crate::record::{Limits, Record};
+
+/// The memory that a pod's guest has beside its containers' limits, bytes: for its kernel and its
+/// agent. containerd's shim makes pods with as much.
+pub const OVERHEAD: u64 = 128 << 20;
 
 /// The sums of the limits of a pod's live containers. If one of them has no limit, the sum is at
 /// least the limit of the pod itself: such containers share that.
