@@ -33,6 +33,8 @@ async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Resul
         detach: true,
         makes_pod: true,
         max_containers: args.max_containers.unwrap_or(0),
+        // 0 stands for "not given", so an explicit 0 becomes 1.
+        bound_memory_bytes: args.bind_memory.map_or(0, |bytes| bytes.max(1)),
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
     let wishes = Wishes { stdin: false, tty: false };

@@ -18,6 +18,9 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// The longest time that the processes of a container take to stop.
 const STOP: Duration = Duration::from_secs(10);
 
+/// The time in which memory that has come to a NUMA node is there for containers.
+const NODE: Duration = Duration::from_secs(20);
+
 /// The period of a CPU limit, microseconds.
 const CPU_PERIOD_US: u32 = 100_000;
 
@@ -166,6 +169,32 @@ impl Cgroup {
             limited = true;
         }
         Ok(limited)
+    }
+
+    /// Keeps the container to the memory of NUMA node 0 and of `node`, which has only memory that
+    /// the kernel can move. Node 0 is for what the kernel cannot move, as the buffers of pipes: it
+    /// refuses those to a container that has no other memory. Waits until the node has memory.
+    ///
+    /// # Errors
+    /// The kernel has no cpusets, or the node has no memory in time.
+    pub async fn keep_to_node(&self, node: u32) -> Result<()> {
+        for level in [self.0.ancestors().nth(2), self.0.parent()].into_iter().flatten() {
+            std::fs::write(level.join("cgroup.subtree_control"), "+cpuset").context(
+                "the guest's kernel has no cpusets, which keep containers' memory apart",
+            )?;
+        }
+        let nodes = if node == 0 { "0".to_owned() } else { format!("0,{node}") };
+        std::fs::write(self.0.join("cpuset.mems"), &nodes)
+            .with_context(|| format!("setting the container's cpuset.mems to {nodes}"))?;
+        let deadline = tokio::time::Instant::now() + NODE;
+        let has = || group::last_node(&group::read(&self.0.join("cpuset.mems.effective")));
+        while has() != Some(node) {
+            if tokio::time::Instant::now() >= deadline {
+                bail!("no memory has come to NUMA node {node} of the guest");
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
     }
 
     /// Takes memory from the container's caches until it uses at most `limit` bytes. The kernel
@@ -364,6 +393,29 @@ mod tests {
         }
         cgroup.deny_huge_pages().unwrap();
         assert!(files.iter().all(|file| std::fs::read_to_string(file).unwrap() == "0"));
+    }
+
+    #[tokio::test]
+    async fn a_container_is_kept_to_its_node_once_that_has_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("containers/one");
+        std::fs::create_dir_all(&path).unwrap();
+        let cgroup = Cgroup(path.clone());
+        let comes = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            std::fs::write(path.join("cpuset.mems.effective"), "0,3\n").unwrap();
+        };
+        std::fs::write(path.join("cpuset.mems.effective"), "0\n").unwrap();
+        let (kept, ()) = tokio::join!(cgroup.keep_to_node(3), comes);
+        kept.unwrap();
+        let text = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+        assert_eq!(text(path.join("cpuset.mems")), "0,3");
+        for level in [dir.path().to_owned(), dir.path().join("containers")] {
+            assert_eq!(text(level.join("cgroup.subtree_control")), "+cpuset");
+        }
+        std::fs::write(path.join("cpuset.mems.effective"), "0\n").unwrap();
+        cgroup.keep_to_node(0).await.unwrap();
+        assert_eq!(text(path.join("cpuset.mems")), "0");
     }
 
     #[test]

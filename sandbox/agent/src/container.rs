@@ -127,6 +127,7 @@ impl Container {
             _ => Some(Message::make(&request.id)?),
         };
         let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
+        let memory_node = request.memory_node;
         let huge_pages = HugePages::add(&places.sysfs, limits.huge_page_bytes).await?;
         let files = request.files.iter().map(|file| file.path.clone()).collect();
         let file_dirs = FileDirs::make(&places.file_dirs, &request.file_dirs).await?;
@@ -144,7 +145,14 @@ impl Container {
             log!("{error:#}");
         }
         spec.cgroup = cgroup_path(cgroup.as_ref());
-        let main = match Process::prepare(&places.program, reaper, &spec).await {
+        let prepared = async {
+            if let (Some(cgroup), Some(node)) = (&cgroup, memory_node) {
+                cgroup.keep_to_node(node).await?;
+            }
+            Process::prepare(&places.program, reaper, &spec).await
+        }
+        .await;
+        let main = match prepared {
             Ok(main) => Arc::new(main),
             Err(failure) => {
                 discard(cgroup).await;

@@ -55,6 +55,11 @@ pub fn number(text: &str) -> u64 {
     }
 }
 
+/// Returns the last node of a list such as "0,2-3". Returns `None` if it has none.
+pub fn last_node(list: &str) -> Option<u32> {
+    list.trim().rsplit([',', '-']).next()?.parse().ok()
+}
+
 fn cpu(text: &str) -> GroupCpu {
     let value = |name| value(text, name);
     GroupCpu {
@@ -124,6 +129,12 @@ fn device(line: &str) -> Option<GroupIo> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_node_of_a_list() {
+        let nodes = ["", "0", "0-1\n", "0,2-3", "0,15\n", "x"].map(last_node);
+        assert_eq!(nodes, [None, Some(0), Some(1), Some(3), Some(15), None]);
+    }
 
     #[test]
     fn the_files_of_a_group() {

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::container::OWN;
 use crate::copies::Copies;
 use crate::node::Node;
-use crate::record::{Added, Device, Disks, EmptyDir, Record, Settings, Volume};
+use crate::record::{Added, BoundMemory, Device, Disks, EmptyDir, Record, Settings, Volume};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, layers, network, pod_functions, process, shares, volume};
 
@@ -263,7 +263,15 @@ pub fn create_added(
         resources: Some(added.limits.into()),
         empty_dirs: empty_dirs(record, added),
         empty_dirs_disk: record.empty_dirs.disk.map(|nsid| block_device(0, nsid)),
+        memory_node: memory_node(record, added),
     }
+}
+
+/// Returns the NUMA node of the guest for a container of a pod, or 0 if it has no region of its
+/// own. Returns `None` in a pod without such regions, whose guest has one node.
+fn memory_node(record: &Record, added: &Added) -> Option<u32> {
+    let has_regions = record.bound.room() > 0;
+    has_regions.then(|| added.region.map_or(0, |region| u32::from(BoundMemory::node(region))))
 }
 
 /// Returns the directories of the guest in a container of a pod. None in memory may be larger than

@@ -9,6 +9,7 @@
 //! An added container ends with its pod. Whatever ends the pod marks its containers as ended, so
 //! the task of a container changes the container's record only while that says that it is live.
 
+mod bound;
 mod huge_pages;
 mod output;
 mod quota;
@@ -23,6 +24,7 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
 
+pub(crate) use self::bound::of_new as bound_of_new;
 use self::request::{check_count, describe, refuse_machine};
 pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 pub(crate) use self::update::{GivenBack, limit_in_guest};
@@ -146,9 +148,10 @@ impl Node {
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released, and CPUs go that no limit needs.
+    /// releasing are released, and CPUs and memory go that no container needs.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         quota::leave(self, sandbox);
+        bound::leave(self, sandbox);
         for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
             let target = Target { sandbox: Arc::clone(sandbox), container };
             let node = Arc::clone(self);
@@ -268,6 +271,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     oom_score::apply(&node, &target.sandbox).await;
     huge_pages::leave(&target);
     quota::leave(&node, &target.sandbox);
+    bound::leave(&node, &target.sandbox);
     target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
         && let Err(error) = node.remove_added(&target, false).await
@@ -294,6 +298,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     change(target, |added| added.state = SandboxState::Starting).await;
     let (sandbox, container) = (&target.sandbox, &target.container);
     placement::apply(sandbox).await?;
+    bound::join(target).await?;
     huge_pages::join(target).await?;
     quota::join(target).await;
     let agent = sandbox.agent()?;

@@ -34,7 +34,7 @@ pub use self::empty_dir::{EmptyDir, EmptyDirs};
 pub use self::function::{
     FunctionPool, Given, GivenNic, GivenSockets, OwnFunction, TakenFunction, Wish,
 };
-pub use self::memory::MemoryBounds;
+pub use self::memory::{BoundMemory, MemoryBounds};
 pub use self::needs::Needs;
 pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::origin::Origin;
@@ -178,6 +178,9 @@ pub struct Record {
     /// The memory that it began with and can be given.
     #[serde(default)]
     pub memory: MemoryBounds,
+    /// The memory of a pod that is for one container each.
+    #[serde(default)]
+    pub bound: BoundMemory,
     /// The most bytes of host memory that the volatile layers hold together; 0: as many as those of
     /// all sandboxes, as an earlier version had it.
     #[serde(default)]
@@ -300,6 +303,16 @@ impl Record {
     pub fn settings_of(&self, named: &str) -> &Settings {
         let added = named.split_once('/').and_then(|(_, container)| self.added(container));
         added.map_or(&self.settings, |added| &added.settings)
+    }
+
+    /// Returns the bytes of memory that the guest has or may plug.
+    pub fn guest_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.bound.granted())
+    }
+
+    /// Returns the bytes of the machine's regions of hot-plug memory.
+    pub fn hot_bytes(&self) -> u64 {
+        self.memory.room().saturating_add(self.bound.room())
     }
 
     /// Returns the container `name` that was added to the pod.

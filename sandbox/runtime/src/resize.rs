@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::agent::Agent;
 use crate::cgroup;
 use crate::node::Node;
-use crate::record::{Nic, Record};
+use crate::record::{BoundMemory, Nic, Record};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result};
 
@@ -111,11 +111,13 @@ pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
 }
 
 /// Returns whether a sandbox gets the room for more memory that the node's settings give: a pod
-/// that names no most, and neither is a fork nor becomes a template. Room costs a guest with an
-/// e1000 64 MiB of what it begins with ([`kernel_words`]), so it has none.
+/// that names no most, binds no memory to containers, and neither is a fork nor becomes a template.
+/// Room costs a guest with an e1000 64 MiB of what it begins with ([`kernel_words`]), so it has
+/// none.
 pub(crate) fn takes_room(record: &Record) -> bool {
     let boots = record.template.is_none() && record.saves.is_none();
-    record.pod && boots && !record.memory.is_named && !needs_low(record)
+    let is_open = !record.memory.is_named && record.bound.room() == 0;
+    record.pod && boots && is_open && !needs_low(record)
 }
 
 /// Returns whether a driver of the guest addresses 4 GiB only: that of an e1000.
@@ -123,13 +125,15 @@ fn needs_low(record: &Record) -> bool {
     record.network.as_ref().is_some_and(|one| one.nic != Nic::Virtio)
 }
 
-/// Returns the region of a machine for the memory that a sandbox can be given, in the node of its
-/// guest's other memory.
+/// Returns the regions of a machine: one for the memory that a sandbox can be given, in the node of
+/// its guest's other memory, or one for each container of a pod, in a node of its own.
 pub(crate) fn hot_regions(record: &Record) -> Vec<HotRegion> {
-    match record.memory.room() {
-        0 => Vec::new(),
-        bytes => vec![HotRegion { bytes, node: 0 }],
-    }
+    let bound = (0u32..).zip(&record.bound.granted_bytes).map(|(region, _)| HotRegion {
+        bytes: record.bound.region_bytes,
+        node: BoundMemory::node(region),
+    });
+    let common = Some(record.memory.room()).filter(|bytes| *bytes > 0);
+    common.map(|bytes| HotRegion { bytes, node: 0 }).into_iter().chain(bound).collect()
 }
 
 /// Returns the words on the kernel's command line of a guest with room for more memory:
@@ -138,7 +142,7 @@ pub(crate) fn hot_regions(record: &Record) -> Vec<HotRegion> {
 /// - `swiotlb=noforce`: Linux sets aside 64 MiB for bounce buffers where memory may come above
 ///   4 GiB. Only an e1000, whose driver addresses 4 GiB, needs them.
 pub(crate) fn kernel_words(record: &Record) -> Vec<String> {
-    if record.memory.room() == 0 {
+    if record.hot_bytes() == 0 {
         return Vec::new();
     }
     let mut words = vec!["memhp_default_state=online_movable".to_owned()];
@@ -153,11 +157,13 @@ pub(crate) fn kernel_words(record: &Record) -> Vec<String> {
 /// # Errors
 /// [`Error::Invalid`] if it cannot.
 pub(crate) async fn check_vmm(node: &Node, record: &Record, spec: &VmSpec) -> Result<()> {
-    if record.memory.room() == 0 || node.hypervisor.capabilities(spec).await?.plugs_memory {
+    if record.hot_bytes() == 0 || node.hypervisor.capabilities(spec).await?.plugs_memory {
         return Ok(());
     }
-    let why = "--max-memory needs slipway-vmm, and so KVM (`slipway doctor`): its VMM is QEMU";
-    Err(Error::Invalid(why.to_owned()))
+    let option = if record.bound.room() > 0 { "--bind-memory" } else { "--max-memory" };
+    Err(Error::Invalid(format!(
+        "{option} needs slipway-vmm, and so KVM (`slipway doctor`): its VMM is QEMU"
+    )))
 }
 
 /// Records the memory that an adopted sandbox has, as its VMM lists it within what was granted, and
@@ -178,11 +184,11 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
 /// Asks the guest to stay at what it has plugged, and limits the VMM's control group to that.
 /// Returns the sandbox's memory in bytes, at most what was granted.
 async fn settle(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
-    let MemoryDevice { requested, mut plugged, .. } = memory_device(vm).await?;
+    let MemoryDevice { requested, mut plugged, .. } = memory_device(vm, DEVICE).await?;
     if requested != plugged {
         vm.set_memory(DEVICE, plugged).await?;
         // More may have come before that was asked for, and no more comes from now on.
-        plugged = plugged.max(memory_device(vm).await?.plugged);
+        plugged = plugged.max(memory_device(vm, DEVICE).await?.plugged);
     }
     let bytes = sandbox.look(|record| {
         let bytes = record.memory.boot_bytes.saturating_add(plugged);
@@ -198,22 +204,53 @@ fn set_in_force(record: &mut Record, bytes: u64) {
 }
 
 /// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
-async fn limit_group(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Cgroup`].
+pub(crate) async fn limit_group(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
     let (mut group, own) =
         sandbox.look(|record| (cgroup::of(record), record.memory.overhead_bytes));
     let bytes = guest_bytes.saturating_add(own);
     sandbox.lane.run(move || group.limit_memory(bytes)).await.map_err(Error::Cgroup)
 }
 
-/// Returns the sandbox's device of hot-plug memory.
-async fn memory_device(vm: &dyn Vm) -> Result<MemoryDevice> {
+/// Returns a device of hot-plug memory.
+///
+/// # Errors
+/// [`Error::Hypervisor`] if the VMM does not answer, [`Error::Agent`] if it has no such device.
+pub(crate) async fn memory_device(vm: &dyn Vm, device: usize) -> Result<MemoryDevice> {
     let devices = vm.memory_devices().await?;
-    let missing = || Error::Agent("the VMM has no device of hot-plug memory".to_owned());
-    devices.into_iter().nth(DEVICE).ok_or_else(missing)
+    let missing = || Error::Agent("the VMM has no such device of hot-plug memory".to_owned());
+    devices.into_iter().nth(device).ok_or_else(missing)
+}
+
+/// Asks the guest for a number of plugged bytes of a device, and waits until it has them or changes
+/// nothing more. Returns those that it has.
+///
+/// # Errors
+/// The errors of [`memory_device`]; [`Error::Hypervisor`] if the device cannot have so many.
+pub(crate) async fn follow(vm: &dyn Vm, device: usize, target: u64) -> Result<u64> {
+    vm.set_memory(device, target).await?;
+    let mut plugged = memory_device(vm, device).await?.plugged;
+    let mut changed = Instant::now();
+    while plugged != target && changed.elapsed() < PATIENCE {
+        tokio::time::sleep(LOOK).await;
+        let now = memory_device(vm, device).await?.plugged;
+        // A guest that goes back and forth does not hold up the caller for ever.
+        if now.abs_diff(target) < plugged.abs_diff(target) {
+            (plugged, changed) = (now, Instant::now());
+        }
+    }
+    Ok(plugged)
 }
 
 /// Checks that a sandbox can have `wanted` bytes.
 fn check_range(record: &Record, wanted: u64) -> Result<()> {
+    if record.bound.room() > 0 {
+        let name = &record.name;
+        let why = "gives memory to each container (--bind-memory): change the containers' limits";
+        return Err(Error::Invalid(format!("pod {name} {why}")));
+    }
     let (name, least, most) = (&record.name, record.memory.boot_bytes, record.memory.max_bytes);
     let shown = wanted.div_ceil(MIB);
     if wanted < least {
@@ -281,7 +318,7 @@ impl Change {
     /// Has the guest follow. Returns the reason why it has another size than the wanted one, if it
     /// has.
     async fn ask(&self, wanted: u64) -> Result<Option<String>> {
-        let device = memory_device(&*self.vm).await?;
+        let device = memory_device(&*self.vm, DEVICE).await?;
         let begin = self.sandbox.look(|record| record.memory.boot_bytes);
         let target = wanted.saturating_sub(begin).next_multiple_of(device.block);
         if target > device.bytes {
@@ -298,7 +335,7 @@ impl Change {
         let free = free(stats.memory_total_bytes, stats.memory_available_bytes);
         let used = device.plugged.saturating_sub(free).next_multiple_of(device.block);
         let asked = target.max(used).min(device.plugged);
-        let left = self.follow(asked).await?;
+        let left = follow(&*self.vm, DEVICE, asked).await?;
         Ok((left > target).then(|| {
             let in_use = stats.memory_total_bytes.saturating_sub(stats.memory_available_bytes);
             format!("its programs use {} MiB, and what is free can be given back", in_use / MIB)
@@ -313,28 +350,11 @@ impl Change {
             limit_group(&self.sandbox, granted).await?;
             cgroup::look_above(&self.sandbox, granted).await;
         }
-        let plugged = self.follow(target).await?;
+        let plugged = follow(&*self.vm, DEVICE, target).await?;
         Ok((plugged < target).then(|| {
             "its guest took no more; does its kernel have virtio_mem, and memory for its tables?"
                 .to_owned()
         }))
-    }
-
-    /// Asks the guest for a number of plugged bytes, and waits until it has them or changes nothing
-    /// more. Returns those that it has.
-    async fn follow(&self, target: u64) -> Result<u64> {
-        self.vm.set_memory(DEVICE, target).await?;
-        let mut plugged = memory_device(&*self.vm).await?.plugged;
-        let mut changed = Instant::now();
-        while plugged != target && changed.elapsed() < PATIENCE {
-            tokio::time::sleep(LOOK).await;
-            let now = memory_device(&*self.vm).await?.plugged;
-            // A guest that goes back and forth does not hold up the caller for ever.
-            if now.abs_diff(target) < plugged.abs_diff(target) {
-                (plugged, changed) = (now, Instant::now());
-            }
-        }
-        Ok(plugged)
     }
 }
 
@@ -399,6 +419,14 @@ mod tests {
         assert_eq!((hot_regions(&fixed), kernel_words(&fixed)), (Vec::new(), Vec::new()));
         let grows = record(256, 1024);
         assert_eq!(hot_regions(&grows), [HotRegion { bytes: 768 * MIB, node: 0 }]);
+        let granted_bytes = vec![0, 4 * MIB];
+        let bound = BoundMemory { region_bytes: 128 * MIB, granted_bytes };
+        let binds = Record { bound, ..record(256, 256) };
+        let region = |node| HotRegion { bytes: 128 * MIB, node };
+        assert_eq!(hot_regions(&binds), [region(1), region(2)]);
+        assert_eq!(kernel_words(&binds), kernel_words(&grows));
+        let refused = check_range(&binds, 256 * MIB).unwrap_err().to_string();
+        assert!(refused.contains("change the containers' limits"), "{refused}");
         assert_eq!(kernel_words(&grows), ["memhp_default_state=online_movable", "swiotlb=noforce"]);
     }
 

@@ -34,6 +34,12 @@ async fn started(daemon: &Daemon, spec: v1::RunSpec) -> tonic::Streaming<v1::Run
 impl Pod {
     /// Starts one with the settings' room, or room up to so many MiB.
     async fn new(name: &str, most_mib: u64) -> Self {
+        let max_memory_bytes = most_mib * MIB;
+        Self::of(name, v1::RunSpec { max_memory_bytes, ..v1::RunSpec::default() }).await
+    }
+
+    /// Starts one that `spec` describes further.
+    async fn of(name: &str, spec: v1::RunSpec) -> Self {
         let limits = Arc::<LimitCalls>::default();
         let calls = Arc::clone(&limits);
         let guests: Guests = Arc::new(move |listener, _| {
@@ -46,13 +52,12 @@ impl Pod {
             makes_pod: true,
             detach: true,
             memory_bytes: 128 * MIB,
-            max_memory_bytes: most_mib * MIB,
-            ..v1::RunSpec::default()
+            ..spec
         };
         let pod = started(&daemon, pod).await;
         daemon.wait_state(name, "running").await;
         let resources = Some(v1::Resources { memory_bytes: 32 * MIB, ..Default::default() });
-        let member = v1::RunSpec { pod: name.to_owned(), resources, ..spec("c") };
+        let member = v1::RunSpec { pod: name.to_owned(), resources, ..harness::spec("c") };
         let member = started(&daemon, member).await;
         let pod = Self { daemon, name: name.to_owned(), limits, _replies: [pod, member] };
         pod.wait("its container runs", |pod| pod.containers[0].state == "running").await;
@@ -255,4 +260,33 @@ async fn memory_comes_for_huge_pages_as_far_as_there_is_room() {
     assert_eq!(pod.state().await.memory_bytes, 128 * MIB);
     let _some = started(&pod.daemon, member("some", 64 * MIB)).await;
     pod.wait_memory(256).await;
+}
+
+#[tokio::test]
+async fn a_container_with_a_limit_has_memory_of_its_own() {
+    let binds = v1::RunSpec { bound_memory_bytes: 100 * MIB, ..v1::RunSpec::default() };
+    let pod = Pod::of("bound", binds).await;
+    pod.answer(u32::MAX);
+    // Beside what the pod began with: the limit, and 4 MiB that the guest's kernel keeps free.
+    assert_eq!(pod.state().await.memory_bytes, (128 + 36) * MIB);
+    assert_eq!(pod.state().await.max_memory_bytes, (128 + 8 * 128) * MIB);
+    pod.update(100 * MIB).await.unwrap().unwrap();
+    assert_eq!(pod.state().await.memory_bytes, (128 + 104) * MIB);
+    let said = pod.update(125 * MIB).await.unwrap().unwrap_err();
+    assert!(said.contains("125 MiB is more than the 124 MiB"), "{said}");
+    let said = pod.update(u64::MAX).await.unwrap().unwrap_err();
+    assert!(said.contains("bound/c has memory of its own"), "{said}");
+    pod.update(16 * MIB).await.unwrap().unwrap();
+    assert_eq!(pod.state().await.memory_bytes, (128 + 20) * MIB);
+    let member = |name: &str, memory_bytes, huge_page_bytes| {
+        let limits = v1::Resources { memory_bytes, huge_page_bytes, ..Default::default() };
+        v1::RunSpec { pod: "bound".to_owned(), resources: Some(limits), ..spec(name) }
+    };
+    let _open = started(&pod.daemon, member("open", 0, 0)).await;
+    let reason = exit_of(started(&pod.daemon, member("much", 125 * MIB, 0)).await).await.reason;
+    assert!(reason.contains("a larger --bind-memory"), "{reason}");
+    let huge = member("huge", 16 * MIB, 2 * MIB);
+    let reason = exit_of(started(&pod.daemon, huge).await).await.reason;
+    assert!(reason.contains("no huge pages"), "{reason}");
+    assert_eq!(pod.state().await.memory_bytes, (128 + 20) * MIB);
 }

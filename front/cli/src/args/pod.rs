@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::{ExecArgs, MachineArgs, NetworkArgs, RmArgs, RunArgs};
+use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
 pub enum PodCommand {
@@ -36,6 +37,12 @@ pub struct PodCreateArgs {
     /// 256, those that have ended counted]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub max_containers: Option<u32>,
+    /// Give each container with a limit of memory, of at most SIZE, memory of its own: it comes
+    /// before the container begins and goes back whole when it has ended; eight at a time, on
+    /// slipway-vmm only [default: containers share the pod's memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          conflicts_with_all = ["from", "max_memory"])]
+    pub bind_memory: Option<u64>,
     /// Host name in the pod [default: the pod's name]
     #[arg(long)]
     pub hostname: Option<String>,

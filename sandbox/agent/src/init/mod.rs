@@ -29,6 +29,7 @@ mod fork;
 mod hidden;
 mod holder;
 mod limits;
+mod memory;
 mod root;
 mod seccomp;
 mod shares;
@@ -267,6 +268,7 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
         // "0" stands for the writing process.
         std::fs::write(Path::new(&spec.cgroup).join("cgroup.procs"), "0")
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
+        memory::prefer_own_node(Path::new(&spec.cgroup))?;
     }
     // Here, since the container's /proc may be its own. What is forked has it too.
     if let Some(process) = spec.process.as_ref().filter(|process| process.oom_score_adj != 0) {

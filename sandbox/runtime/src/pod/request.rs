@@ -23,6 +23,7 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.control_group.is_empty(), "a control group of the host"),
         (spec.makes_pod, "pods"),
         (spec.max_containers != 0, "containers"),
+        (spec.bound_memory_bytes != 0, "memory for containers"),
     ];
     match asked.iter().find(|(is_asked, _)| *is_asked) {
         Some((_, what)) => {
@@ -106,6 +107,7 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         message: String::new(),
         limits: limits_of_new(spec.resources.as_ref())?,
         disks: None,
+        region: None,
         volumes: Vec::new(),
         functions: Vec::new(),
         sockets: None,

@@ -9,7 +9,8 @@ pub const OVERHEAD: u64 = 128 << 20;
 /// The sums of the limits of a pod's live containers. If one of them has no limit, the sum is at
 /// least the limit of the pod itself: such containers share that.
 pub struct Sums {
-    /// The limits of memory and the huge pages, bytes.
+    /// The limits of memory and the huge pages, bytes, without those of containers that have memory
+    /// of their own.
     pub memory: u64,
     /// The huge pages among that, bytes.
     pub huge: u64,
@@ -33,12 +34,16 @@ impl Sums {
             false => one.limits,
         });
         let all: Vec<Limits> = all.collect();
+        // Memory that is bound to a container is none of what the others share.
+        let live = record.added.iter().filter(|one| one.state.is_live());
+        let sharing = live.zip(&all).filter(|(one, _)| one.region.is_none());
+        let sharing: Vec<Limits> = sharing.map(|(_, limits)| *limits).collect();
         let huge = all.iter().fold(0, |sum: u64, one| sum.saturating_add(one.huge_bytes()));
         Self {
-            memory: sum(&all, |one| one.memory_bytes, of_pod).saturating_add(huge),
+            memory: sum(&sharing, |one| one.memory_bytes, of_pod).saturating_add(huge),
             huge,
             quota_us: sum(&all, |one| one.cpu_quota_us, of_pod),
-            is_open: all.iter().any(|one| one.memory_bytes == 0),
+            is_open: sharing.iter().any(|one| one.memory_bytes == 0),
         }
     }
 

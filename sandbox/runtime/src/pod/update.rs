@@ -26,7 +26,7 @@ pub(super) use self::surplus::give_back_memory;
 use self::surplus::give_back_spare;
 use super::request::{check_huge_pages, fits, limits};
 use super::sums::Sums;
-use super::{change, quota};
+use super::{bound, change, quota};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -90,13 +90,17 @@ fn check_runs(target: &Target) -> Result<()> {
 async fn update(target: &Target, asked: Limits) -> Result<bool> {
     check_runs(target)?;
     let (sandbox, name) = (&target.sandbox, &target.container.name);
-    let plan = sandbox.look(|record| Plan::new(record, name, asked))?;
+    let shared = sandbox.look(|record| bound::of_others(record, name, asked))?;
+    let plan = sandbox.look(|record| Plan::new(record, name, shared))?;
     let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
     let limited = async {
         plan.grow(sandbox).await?;
+        bound::grow(target, asked).await?;
         limit(target, asked).await
     };
-    if let Err(error) = limited.await {
+    let limited = limited.await;
+    bound::fit(target).await;
+    if let Err(error) = limited {
         undo(sandbox, before).await;
         return Err(error);
     }

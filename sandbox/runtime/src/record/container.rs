@@ -83,6 +83,9 @@ pub struct Added {
     pub limits: Limits,
     /// The namespaces of the pod's first NVMe function that the container has.
     pub disks: Option<Disks>,
+    /// The region of the pod's memory that is the container's alone, from before its start on.
+    #[serde(default)]
+    pub region: Option<u32>,
     /// Files and block devices of the host that the container has as block devices.
     #[serde(default)]
     pub volumes: Vec<Volume>,

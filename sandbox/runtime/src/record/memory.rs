@@ -1,4 +1,4 @@
-//! The memory that a sandbox began with and can be given.
+//! The memory that a sandbox began with and can be given, as a whole or for one of its containers.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,5 +43,33 @@ impl MemoryBounds {
     /// Returns the bytes that the sandbox can be given beside what it begins with.
     pub fn room(&self) -> u64 {
         self.max_bytes.saturating_sub(self.boot_bytes)
+    }
+}
+
+/// The regions of hot-plug memory of a pod. Each has a NUMA node of its own, and is the memory of
+/// one container at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoundMemory {
+    /// The size of each region in bytes; 0: the pod has none.
+    pub region_bytes: u64,
+    /// The bytes of each region that the control group of the VMM has room for: those that the
+    /// guest has plugged or is asked to plug.
+    pub granted_bytes: Vec<u64>,
+}
+
+impl BoundMemory {
+    /// Returns the NUMA node of the guest with the memory of a region.
+    pub fn node(region: u32) -> u8 {
+        u8::try_from(region).unwrap_or(u8::MAX).saturating_add(1)
+    }
+
+    /// Returns the bytes of all regions.
+    pub fn room(&self) -> u64 {
+        self.region_bytes.saturating_mul(self.granted_bytes.len() as u64)
+    }
+
+    /// Returns the bytes that the guest may have of all regions.
+    pub fn granted(&self) -> u64 {
+        self.granted_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }

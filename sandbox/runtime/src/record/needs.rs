@@ -45,7 +45,7 @@ impl Needs {
             shared_root: false,
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,
-            memory: record.memory.room() > 0,
+            memory: record.hot_bytes() > 0,
             hardware: record.function_room() > 0,
         }
     }

@@ -92,8 +92,8 @@ fn summary_of(
         in_file: record.in_file,
         cpus: record.cpus,
         max_cpus: record.max_cpus,
-        memory_bytes: record.memory_bytes,
-        max_memory_bytes: record.memory.max_bytes,
+        memory_bytes: record.guest_bytes(),
+        max_memory_bytes: record.memory.max_bytes.saturating_add(record.bound.room()),
         pod: record.pod,
         containers: record.added.iter().map(|added| container(added, state_of(added))).collect(),
     }

@@ -117,6 +117,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         pod,
         makes_pod,
         max_containers,
+        bound_memory_bytes,
         shares_processes,
         processes_of,
         termination_message_path,
@@ -164,6 +165,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
     let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
     let parts = [
         (*makes_pod || *max_containers > 0 || !pod.is_empty(), "the pod"),
+        (*bound_memory_bytes > 0, "bound memory"),
         (of_pod, "what only containers of pods have"),
         (!image.is_empty() || !image_digest.is_empty(), "the image"),
         (!command.is_empty() || entrypoint.is_some(), "the command"),

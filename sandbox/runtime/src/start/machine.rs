@@ -105,7 +105,7 @@ async fn guest_memory(
     record: &Record,
     template: Option<&Template>,
 ) -> Result<GuestMemory> {
-    let bytes = record.memory_bytes + record.memory.room();
+    let bytes = record.memory_bytes + record.hot_bytes();
     if let Some(template) = template {
         let (path, name) = (node.config.pool_socket(), template.memory);
         let topology = Arc::clone(&node.topology);
@@ -113,7 +113,7 @@ async fn guest_memory(
         return sandbox.lane.run(forked).await;
     }
     let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
-    if !alone || record.memory.room() > 0 || !node.config.uses_pool()? {
+    if !alone || record.hot_bytes() > 0 || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
     let (path, page) = (node.config.pool_socket(), node.config.pool_page()?);

@@ -7,11 +7,11 @@ use slipway_hypervisor::{Error, HotRegion, MemoryDevice, Result, VmSpec};
 /// The bytes of a block.
 pub const BLOCK: u64 = 2 << 20;
 
-/// A region, with a behaviour chosen by the name of its sandbox.
+/// Regions, with a behaviour chosen by the name of their sandbox.
 #[derive(Debug)]
 pub struct HotMemory {
     kind: Kind,
-    state: Mutex<MemoryDevice>,
+    devices: Mutex<Vec<MemoryDevice>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -20,37 +20,44 @@ enum Kind {
     Follows,
     /// The guest plugs what it is asked to plug, and gives back nothing.
     KeepsAll,
-    /// The VMM lists all of the region as plugged.
+    /// The VMM lists all of each region as plugged.
     ClaimsAll,
     /// The VMM answers nothing more from the first change on.
     FallsSilent,
 }
 
 impl HotMemory {
-    /// Returns the region of a machine, or `None` if it has none.
+    /// Returns the regions of a machine, or `None` if it has none.
     pub fn of(spec: &VmSpec) -> Option<Self> {
-        let HotRegion { bytes, node } = *spec.hot_memory.first()?;
+        if spec.hot_memory.is_empty() {
+            return None;
+        }
         let kind = match spec.name.as_str() {
             "keeps-all" => Kind::KeepsAll,
             "claims-all" => Kind::ClaimsAll,
             "memory-silent" => Kind::FallsSilent,
             _ => Kind::Follows,
         };
-        let plugged = if kind == Kind::ClaimsAll { bytes } else { 0 };
-        let device = MemoryDevice { bytes, node, block: BLOCK, requested: 0, plugged };
-        Some(Self { kind, state: Mutex::new(device) })
+        let device = |&HotRegion { bytes, node }: &HotRegion| {
+            let plugged = if kind == Kind::ClaimsAll { bytes } else { 0 };
+            MemoryDevice { bytes, node, block: BLOCK, requested: 0, plugged }
+        };
+        let devices = Mutex::new(spec.hot_memory.iter().map(device).collect());
+        Some(Self { kind, devices })
     }
 
     pub fn list(&self) -> Result<Vec<MemoryDevice>> {
-        let state = *self.state.lock().unwrap();
+        let devices = self.devices.lock().unwrap().clone();
+        let changed = devices.iter().any(|device| device.requested > 0);
         match self.kind {
-            Kind::FallsSilent if state.requested > 0 => Err(Error::Control("no answer".into())),
-            _ => Ok(vec![state]),
+            Kind::FallsSilent if changed => Err(Error::Control("no answer".into())),
+            _ => Ok(devices),
         }
     }
 
-    pub fn ask(&self, bytes: u64) -> Result<()> {
-        let mut state = self.state.lock().unwrap();
+    pub fn ask(&self, device: usize, bytes: u64) -> Result<()> {
+        let mut devices = self.devices.lock().unwrap();
+        let state = &mut devices[device];
         state.requested = bytes;
         match self.kind {
             Kind::Follows => state.plugged = bytes,

@@ -425,8 +425,12 @@ impl Vm for NoVm {
         self.hot(memory::HotMemory::list)
     }
 
-    fn set_memory(&self, _: usize, bytes: u64) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
-        self.hot(|memory| memory.ask(bytes))
+    fn set_memory(
+        &self,
+        device: usize,
+        bytes: u64,
+    ) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {
+        self.hot(|memory| memory.ask(device, bytes))
     }
 
     fn copy_ahead(&self, _: u64, _: PageSink) -> BoxFuture<'_, slipway_hypervisor::Result<()>> {

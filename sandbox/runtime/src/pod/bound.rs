@@ -1,0 +1,371 @@
+//! Memory that a container of a pod has for its own (CR-bind of RunD-V, VII), on stock kernels.
+//!
+//! The machine of a pod that binds memory has regions of hot-plug memory, each in a NUMA node of
+//! its own, which hold what the guest's kernel can move alone. The steps are those of the paper's
+//! figure 11. A container that is about to begin gets a region that no other one has; the VMM's
+//! control group on the host gets room for it, and the guest plugs the container's limit there
+//! ([`join`]). The agent makes the container's cgroup with its limits, binds it to the node, and
+//! the first process waits there; then the process begins. After the container's end the guest
+//! gives the whole region back, and the control group loses the room ([`leave`]).
+//!
+//! A guest changes one region at a time: its kernel adds and removes memory under one lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::node::Node;
+use crate::record::{BoundMemory, Limits, Record, SandboxState};
+use crate::sandbox::Sandbox;
+use crate::target::Target;
+use crate::v1::RunSpec;
+use crate::{Error, Result, resize};
+
+/// The regions of a pod: RunD-V's best number of containers in a sandbox, and the most that a
+/// machine has.
+const REGIONS: usize = 8;
+/// The memory of a region beside the container's limit, bytes: the kernel keeps some of each node
+/// free.
+const MARGIN: u64 = 4 << 20;
+/// The size of a region is a multiple of this, in bytes.
+const UNIT: u64 = 128 << 20;
+/// The most bytes of a region: an eighth of a machine's hot-plug memory.
+const MOST: u64 = 32 << 30;
+/// The longest time that a guest may take to follow a change of a region.
+const LONGEST: Duration = Duration::from_secs(60);
+/// The pauses before each time that a guest is asked to give back the regions of ended containers.
+const PAUSES: [Duration; 4] =
+    [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
+
+/// Returns the regions of a new sandbox.
+///
+/// # Errors
+/// [`Error::Invalid`] for a size that no region has, and for a sandbox that cannot have regions.
+pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
+    let asked = spec.bound_memory_bytes;
+    if asked == 0 {
+        return Ok(BoundMemory::default());
+    }
+    let refuse = |why: &str| Err(Error::Invalid(format!("--bind-memory {why}")));
+    if !spec.makes_pod {
+        return refuse("is for pods, whose containers have the memory");
+    }
+    if !spec.template.is_empty() {
+        return refuse("cannot be had with a template, whose memory has one size");
+    }
+    if spec.max_memory_bytes != 0 {
+        return refuse("and --max-memory cannot be had together");
+    }
+    if asked > MOST - MARGIN {
+        let (asked, most) = (asked >> 20, (MOST - MARGIN) >> 20);
+        return refuse(&format!("of {asked} MiB is too much for a container: at most {most} MiB"));
+    }
+    let region_bytes = (asked + MARGIN).next_multiple_of(UNIT);
+    Ok(BoundMemory { region_bytes, granted_bytes: vec![0; REGIONS] })
+}
+
+/// Gives a container that is about to begin, and has a limit of memory, a region with that memory.
+/// The container's record is live. Waits until no other call changes the microVM's size.
+///
+/// # Errors
+/// [`Error::Invalid`] for a limit that no region has room for, and for huge pages; [`Error::Busy`]
+/// if other containers have all regions; [`Error::Agent`] if the guest does not take the memory.
+pub(super) async fn join(target: &Target) -> Result<()> {
+    let sandbox = &target.sandbox;
+    if sandbox.look(|record| record.bound.room() == 0) {
+        return Ok(());
+    }
+    let limits = target.look_added(|added| added.map(|one| one.limits)).unwrap_or_default();
+    if limits.huge_bytes() > 0 {
+        let why = "a pod that binds memory (--bind-memory) has no huge pages for its containers";
+        return Err(Error::Invalid(why.to_owned()));
+    }
+    if limits.memory_bytes == 0 {
+        return Ok(());
+    }
+    let _turn = sandbox.wait_to_change_size().await;
+    let region = sandbox
+        .look(|record| check(&record.bound, limits.memory_bytes).and_then(|()| choose(record)))?;
+    let its = |record: &mut Record| {
+        if let Some(added) = record.added_mut(&target.container.name) {
+            added.region = Some(region);
+        }
+    };
+    sandbox.update(its).await?;
+    plug(sandbox, region, limits.memory_bytes).await
+}
+
+/// Has a task give the regions back to the host that no live container has.
+pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
+    if is_due(sandbox) {
+        node.guests.spawn(give_back(Arc::clone(sandbox)));
+    }
+}
+
+/// Checks an update of a container's limits. Returns the limits of it that concern the memory and
+/// the CPUs of all containers: no limit of memory for a container that has memory of its own.
+///
+/// # Errors
+/// [`Error::Invalid`] if the container's region cannot have as much, and for no limit.
+pub(super) fn of_others(record: &Record, name: &str, asked: Limits) -> Result<Limits> {
+    if record.added(name).is_none_or(|added| added.region.is_none()) {
+        return Ok(asked);
+    }
+    if asked.memory_bytes == u64::MAX {
+        let why = "has memory of its own: its limit can be changed, and not taken away";
+        return Err(Error::Invalid(format!("{}/{name} {why}", record.name)));
+    }
+    check(&record.bound, asked.memory_bytes)?;
+    Ok(Limits { memory_bytes: 0, ..asked })
+}
+
+/// Gives the region of a container, if it has one, the memory for a limit that is to be raised. The
+/// caller has the turn to change the microVM's size.
+///
+/// # Errors
+/// [`Error::Agent`] if the guest does not take it.
+pub(super) async fn grow(target: &Target, asked: Limits) -> Result<()> {
+    match own(target) {
+        Some((region, has)) if asked.memory_bytes > has => {
+            plug(&target.sandbox, region, asked.memory_bytes).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Has the region of a container, if it has one, follow the container's limit, which was changed or
+/// was not. The caller has the turn to change the microVM's size. What the guest does not give up
+/// stays.
+pub(super) async fn fit(target: &Target) {
+    let Some((region, limit)) = own(target) else { return };
+    if target.sandbox.look(Record::has_hardware) {
+        return;
+    }
+    if let Err(error) = set(&target.sandbox, region, limit).await {
+        tracing::warn!(container = target.name(), %error, "its memory is as before its update");
+    }
+}
+
+/// Returns the region and the limit of memory in bytes of a container that has a region.
+fn own(target: &Target) -> Option<(u32, u64)> {
+    target.look_added(|added| added.and_then(|one| Some((one.region?, one.limits.memory_bytes))))
+}
+
+/// Checks that a region can have the memory for a limit, in bytes.
+fn check(bound: &BoundMemory, limit: u64) -> Result<()> {
+    let most = bound.region_bytes.saturating_sub(MARGIN);
+    if limit <= most {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "a limit of {} MiB is more than the {} MiB that a container of the pod can have; make a \
+         pod with a larger --bind-memory",
+        limit.div_ceil(1 << 20),
+        most >> 20
+    )))
+}
+
+/// Returns a region for a new container: one with nothing plugged, or one of which an ended
+/// container's memory has not gone back yet.
+///
+/// # Errors
+/// [`Error::Busy`] if live containers have all of them.
+fn choose(record: &Record) -> Result<u32> {
+    let regions = (0u32..).zip(&record.bound.granted_bytes);
+    let free = regions.filter(|(region, _)| !is_owned(record, *region));
+    let chosen = free.min_by_key(|(_, granted)| **granted > 0).map(|(region, _)| region);
+    chosen.ok_or_else(|| Error::Busy {
+        name: record.name.clone(),
+        what: "containers with memory of their own",
+        most: record.bound.granted_bytes.len(),
+    })
+}
+
+fn is_owned(record: &Record, region: u32) -> bool {
+    record.added.iter().any(|added| added.state.is_live() && added.region == Some(region))
+}
+
+/// Returns the regions that no live container has, and that can go back to the host. A pod with a
+/// function of hardware keeps its memory.
+fn spare(record: &Record) -> Vec<u32> {
+    if record.has_hardware() {
+        return Vec::new();
+    }
+    let regions = (0u32..).zip(&record.bound.granted_bytes);
+    let spare = regions.filter(|(region, granted)| **granted > 0 && !is_owned(record, *region));
+    spare.map(|(region, _)| region).collect()
+}
+
+/// Returns whether a pod that runs on has regions to give back.
+fn is_due(sandbox: &Sandbox) -> bool {
+    let runs = sandbox.state() == SandboxState::Running && !sandbox.is_stopping();
+    runs && !sandbox.look(spare).is_empty()
+}
+
+/// Gives the regions back that no live container has. The guest may count pages as used for a
+/// moment after the container's end, so it is asked again.
+async fn give_back(sandbox: Arc<Sandbox>) {
+    for pause in PAUSES {
+        tokio::time::sleep(pause).await;
+        let _turn = sandbox.wait_to_change_size().await;
+        // Another container may have a region by now.
+        if !is_due(&sandbox) {
+            return;
+        }
+        for region in sandbox.look(spare) {
+            if let Err(error) = set(&sandbox, region, 0).await {
+                tracing::warn!(sandbox = sandbox.name, %error, region, "its memory stays");
+            }
+        }
+    }
+    if is_due(&sandbox) {
+        tracing::info!(sandbox = sandbox.name, "memory of an ended container stays for now");
+    }
+}
+
+/// Gives a region the memory for a limit.
+async fn plug(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<()> {
+    let (wanted, plugged) = set(sandbox, region, limit).await?;
+    if plugged >= wanted {
+        return Ok(());
+    }
+    Err(Error::Agent(format!(
+        "the guest took {} of the {} MiB of memory that the container is to have; does its kernel \
+         have virtio_mem, and memory for its tables?",
+        plugged >> 20,
+        wanted >> 20
+    )))
+}
+
+/// Has the guest plug the memory for a limit in a region, or give up what is more. Returns the
+/// bytes that it was asked for, and those that it has.
+async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u64)> {
+    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    let device = region as usize;
+    let block = resize::memory_device(&*vm, device).await?.block;
+    let wanted = size(sandbox.look(|record| record.bound.region_bytes), limit, block);
+    // As with other memory, the limit of the host's control group is recorded before it is raised.
+    grant(sandbox, device, |granted| granted.max(wanted)).await?;
+    let followed = tokio::time::timeout(LONGEST, resize::follow(&*vm, device, wanted)).await;
+    let late = |_| {
+        let within = LONGEST.as_secs();
+        Err(Error::Agent(format!("the guest has not followed a change of memory in {within} s")))
+    };
+    let plugged = followed.unwrap_or_else(late)?;
+    // A guest that has less now may still plug what it was asked for.
+    grant(sandbox, device, |granted| granted.min(plugged.max(wanted))).await?;
+    Ok((wanted, plugged))
+}
+
+/// Returns the bytes of a region for a limit, in whole blocks; none for no limit.
+fn size(region_bytes: u64, limit: u64, block: u64) -> u64 {
+    match limit {
+        0 => 0,
+        limit => {
+            limit.saturating_add(MARGIN).div_ceil(block).saturating_mul(block).min(region_bytes)
+        }
+    }
+}
+
+/// Changes the bytes of a region that the VMM's control group has room for.
+async fn grant(sandbox: &Sandbox, device: usize, change: impl FnOnce(u64) -> u64) -> Result<()> {
+    let change = |record: &mut Record| {
+        if let Some(granted) = record.bound.granted_bytes.get_mut(device) {
+            *granted = change(*granted);
+        }
+    };
+    sandbox.update(change).await?;
+    resize::limit_group(sandbox, sandbox.look(Record::guest_bytes)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::{added_of, record_of};
+    use crate::record::Added;
+
+    const MIB: u64 = 1 << 20;
+
+    fn asked(mib: u64) -> RunSpec {
+        RunSpec { makes_pod: true, bound_memory_bytes: mib * MIB, ..RunSpec::default() }
+    }
+
+    /// Makes the record of a pod with regions for limits of up to 124 MiB, and a container in each
+    /// of these regions that has this state.
+    fn pod(containers: &[(u32, SandboxState)]) -> Record {
+        let added = |(region, state): &(u32, SandboxState)| {
+            let limits = Limits { memory_bytes: 64 * MIB, ..Limits::default() };
+            Added { region: Some(*region), limits, ..added_of(&format!("c{region}"), *state) }
+        };
+        Record {
+            pod: true,
+            bound: of_new(&asked(100)).unwrap(),
+            added: containers.iter().map(added).collect(),
+            ..record_of(SandboxState::Running)
+        }
+    }
+
+    #[test]
+    fn regions_are_whole_units_with_room_for_the_limit() {
+        assert_eq!(of_new(&RunSpec::default()).unwrap(), BoundMemory::default());
+        let region = |mib| of_new(&asked(mib)).unwrap().region_bytes / MIB;
+        assert_eq!([1, 124, 125, 32764].map(region), [128, 128, 256, 32768]);
+        assert_eq!(of_new(&asked(100)).unwrap().room(), 1024 * MIB);
+        let refused = |spec: RunSpec| of_new(&spec).unwrap_err().to_string();
+        assert!(refused(asked(32765)).contains("32765 MiB is too much for a container"));
+        assert!(refused(RunSpec { makes_pod: false, ..asked(1) }).contains("is for pods"));
+        let fork = RunSpec { template: "auto".to_owned(), ..asked(1) };
+        assert!(refused(fork).contains("with a template"));
+        let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
+        assert!(refused(grows).contains("and --max-memory"));
+    }
+
+    #[test]
+    fn a_region_has_the_limit_and_a_margin_in_whole_blocks() {
+        let size = |limit, block| size(128 * MIB, limit * MIB, block * MIB) / MIB;
+        assert_eq!((size(0, 2), size(64, 2), size(63, 2)), (0, 68, 68));
+        assert_eq!((size(64, 8), size(124, 2), size(u64::MAX / MIB, 2)), (72, 128, 128));
+    }
+
+    #[test]
+    fn a_container_gets_a_region_that_no_live_one_has() {
+        use SandboxState::{Created, Exited, Running};
+        let mut record = pod(&[(0, Running), (1, Exited), (2, Created)]);
+        assert_eq!(choose(&record).unwrap(), 1);
+        record.bound.granted_bytes[1] = 68 * MIB;
+        assert_eq!(choose(&record).unwrap(), 3, "one with nothing plugged is better");
+        let live: Vec<_> = (0..8).map(|region| (region, Running)).collect();
+        let refused = choose(&pod(&live)).unwrap_err().to_string();
+        assert!(refused.contains("has 8 containers with memory of their own"), "{refused}");
+        let mut last = pod(&live);
+        last.bound.granted_bytes = vec![68 * MIB; 8];
+        last.added[5].state = Exited;
+        assert_eq!(choose(&last).unwrap(), 5, "what is plugged still will do");
+        assert!(choose(&record_of(Running)).is_err(), "no region");
+    }
+
+    #[test]
+    fn regions_go_back_whose_containers_have_ended() {
+        use SandboxState::{Exited, Running};
+        let mut record = pod(&[(0, Running), (1, Exited), (2, Exited)]);
+        record.bound.granted_bytes[..2].fill(68 * MIB);
+        record.bound.granted_bytes[7] = 68 * MIB;
+        assert_eq!(spare(&record), [1, 7]);
+        assert_eq!(record.guest_bytes(), record.memory_bytes + 204 * MIB);
+    }
+
+    #[test]
+    fn a_limit_is_within_the_region_and_no_matter_of_the_others() {
+        let record = pod(&[(0, SandboxState::Running)]);
+        let of_others = |name, memory_bytes| {
+            let asked = Limits { memory_bytes, pids: 9, ..Limits::default() };
+            of_others(&record, name, asked).map_err(|error| error.to_string())
+        };
+        let others = Limits { pids: 9, ..Limits::default() };
+        assert_eq!(of_others("c0", 124 * MIB), Ok(others));
+        let unbound = of_others("none", 999 * MIB).unwrap();
+        assert_eq!(unbound.memory_bytes, 999 * MIB, "it has no region");
+        let refused = of_others("c0", 125 * MIB).unwrap_err();
+        assert!(refused.contains("125 MiB is more than the 124 MiB"), "{refused}");
+        assert!(of_others("c0", u64::MAX).unwrap_err().contains("one/c0 has memory of its own"));
+    }
+}
