@@ -15,6 +15,7 @@ use crate::compare::{time_row, time_table};
 use crate::duration::human;
 use crate::environment::Environment;
 use crate::json::SavedReport;
+use crate::table::titled;
 use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
@@ -143,6 +144,30 @@ where
         let subjects = described.collect();
         let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
         Self { format, environment, command, plan, subjects, runs, faults }
+    }
+}
+
+impl<L: Display, M> Measurement<L, M> {
+    /// Formats a table for each load of which `rows` returns any. The load is its title, the lines
+    /// of `below` follow it, and an empty line ends it. Headings are bold if `colour`.
+    pub(crate) fn tables<const N: usize>(
+        &self,
+        headings: &[&str; N],
+        colour: bool,
+        rows: impl Fn(&L) -> Vec<[String; N]>,
+        below: impl Fn(&L) -> String,
+    ) -> String {
+        let table = |load: &L| {
+            let rows = rows(load);
+            let table = titled(&load.to_string(), headings, &rows, colour);
+            (!rows.is_empty()).then(|| table + &below(load) + "\n")
+        };
+        self.plan.loads.iter().filter_map(table).collect()
+    }
+
+    /// Returns the rows of those subjects for which `row` returns one, by their names.
+    pub(crate) fn rows<R>(&self, row: impl FnMut(&String) -> Option<R>) -> Vec<R> {
+        self.subjects.iter().map(|one| &one.name).filter_map(row).collect()
     }
 }
 

@@ -13,29 +13,25 @@ use crate::groups::{Group, Shown, groups};
 /// If nothing was measured.
 pub fn attach_plot(report: &AttachReport, title: &str) -> Result<String> {
     let of_load = |load: &AttachLoad| {
-        [
-            group(report, load, "until the last owner has its VF", |figures| {
-                let text = human(figures.all_ns as u64);
-                (figures.all_ns, figures.range_ns, text)
-            }),
-            group(report, load, "until one owner has its VF, p50", |figures| {
-                let AttachFigures { p50_ns, p99_ns, .. } = *figures;
-                let text = format!("{}, p99 {}", human(p50_ns as u64), human(p99_ns as u64));
-                (p50_ns, (p50_ns, p99_ns), text)
-            }),
-        ]
+        let figures = |one: &str| report.figures(load, one);
+        Group::of_load(
+            load,
+            &report.subjects,
+            figures,
+            [("until the last owner has its VF", all), ("until one owner has its VF, p50", one)],
+        )
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
-fn group(
-    report: &AttachReport,
-    load: &AttachLoad,
-    what: &str,
-    shown: fn(&AttachFigures) -> Shown,
-) -> Group {
-    let name = format!("{load}: {what}");
-    Group::of(name, false, &report.subjects, |one| Some(shown(&report.figures(load, one)?)))
+fn all(figures: &AttachFigures) -> Option<Shown> {
+    Some((figures.all_ns, figures.range_ns, human(figures.all_ns as u64)))
+}
+
+fn one(figures: &AttachFigures) -> Option<Shown> {
+    let AttachFigures { p50_ns, p99_ns, .. } = *figures;
+    let text = format!("{}, p99 {}", human(p50_ns as u64), human(p99_ns as u64));
+    Some((p50_ns, (p50_ns, p99_ns), text))
 }
 
 #[cfg(test)]

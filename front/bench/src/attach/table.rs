@@ -2,7 +2,6 @@
 
 use super::{AttachFigures, AttachLoad, AttachReport};
 use crate::duration::human;
-use crate::table::titled;
 use crate::turns::foot;
 
 const HEADINGS: [&str; 8] =
@@ -11,22 +10,16 @@ const HEADINGS: [&str; 8] =
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
 /// how the subjects compare. Headings are bold if `colour`.
 pub fn attach_table(report: &AttachReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let row = |name: &String| Some(row(name, &report.figures(load, name)?));
-        let rows: Vec<_> = report.subjects.iter().map(|one| &one.name).filter_map(row).collect();
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-        text.push_str(&format!(
-            "{} owners at once; a wait of {} ms stands for a function-level reset.\n",
-            load.owners, load.reset_ms
-        ));
-        text.push_str(&compared(report, load));
-        text.push('\n');
-    }
-    text + &foot(&report.faults, &report.subjects)
+    let rows =
+        |load: &AttachLoad| report.rows(|name| Some(row(name, &report.figures(load, name)?)));
+    let below = |load: &AttachLoad| {
+        let AttachLoad { owners, reset_ms, .. } = load;
+        let said = format!(
+            "{owners} owners at once; a wait of {reset_ms} ms stands for a function-level reset.\n"
+        );
+        said + &compared(report, load)
+    };
+    report.tables(&HEADINGS, colour, rows, below) + &foot(&report.faults, &report.subjects)
 }
 
 fn row(name: &str, figures: &AttachFigures) -> [String; 8] {

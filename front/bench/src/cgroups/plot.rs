@@ -3,8 +3,7 @@
 use anyhow::Result;
 
 use super::{CgroupFigures, CgroupLoad, CgroupReport};
-use crate::duration::human;
-use crate::groups::{Group, groups};
+use crate::groups::{Group, Shown, groups, time};
 
 /// Draws `report`: for each load the time for all groups and the 99th percentile of a request, with
 /// a bar for each subject.
@@ -14,27 +13,22 @@ use crate::groups::{Group, groups};
 pub fn cgroup_plot(report: &CgroupReport, title: &str) -> Result<String> {
     let of_load = |load: &CgroupLoad| {
         let CgroupLoad { groups, threads } = *load;
-        let what = format!("{groups} groups by {threads} threads");
-        [
-            group(report, load, format!("{what}: all"), |one| (one.total_ns, one.range_ns)),
-            group(report, load, format!("{what}: p99 of a request"), |one| {
-                (one.p99_ns, one.p99_range_ns)
-            }),
-        ]
+        Group::of_load(
+            format!("{groups} groups by {threads} threads"),
+            &report.subjects,
+            |one| report.figures(load, one),
+            [("all", all), ("p99 of a request", tail)],
+        )
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
-fn group(
-    report: &CgroupReport,
-    load: &CgroupLoad,
-    name: String,
-    shown: fn(&CgroupFigures) -> (u64, (u64, u64)),
-) -> Group {
-    Group::of(name, false, &report.subjects, |one| {
-        let (ns, (least, most)) = shown(&report.figures(load, one)?);
-        Some((ns as f64, (least as f64, most as f64), human(ns)))
-    })
+fn all(figures: &CgroupFigures) -> Option<Shown> {
+    Some(time(figures.total_ns, figures.range_ns))
+}
+
+fn tail(figures: &CgroupFigures) -> Option<Shown> {
+    Some(time(figures.p99_ns, figures.p99_range_ns))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::{CgroupLoad, CgroupReport};
 use crate::duration::human;
-use crate::table::titled;
 use crate::turns::{fault_lines, foot};
 
 const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the first", "refill"];
@@ -10,14 +9,7 @@ const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the fi
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn cgroup_table(report: &CgroupReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let rows = rows(report, load);
-        if !rows.is_empty() {
-            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-            text.push('\n');
-        }
-    }
+    let mut text = report.tables(&HEADINGS, colour, |load| rows(report, load), |_| String::new());
     text.push_str(&fault_lines(&report.faults));
     text.push_str(
         "all: from the first request to the end of the last; p50, p99: of a request; refill: CPU \
@@ -42,7 +34,7 @@ fn rows(report: &CgroupReport, load: &CgroupLoad) -> Vec<[String; 7]> {
             figures.refill_ns.map(human).unwrap_or_default(),
         ])
     };
-    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+    report.rows(row)
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::{FunctionLoad, FunctionReport};
 use crate::duration::human;
-use crate::table::titled;
 use crate::turns::{fault_lines, foot};
 
 const HEADINGS: [&str; 9] = [
@@ -28,14 +27,7 @@ RunD-V, as published, beside horizontal scaling alone:
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn function_table(report: &FunctionReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let rows = rows(report, load);
-        if !rows.is_empty() {
-            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-            text.push('\n');
-        }
-    }
+    let mut text = report.tables(&HEADINGS, colour, |load| rows(report, load), |_| String::new());
     text.push_str(&fault_lines(&report.faults));
     text.push_str(
         "p50, p99: of a request; all: until the last answer; of the first: p50 in relation to the \
@@ -68,7 +60,7 @@ fn rows(report: &FunctionReport, load: &FunctionLoad) -> Vec<[String; 9]> {
             mib(one.host_bytes),
         ])
     };
-    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+    report.rows(row)
 }
 
 #[cfg(test)]

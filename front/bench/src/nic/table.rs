@@ -2,7 +2,6 @@
 
 use super::{NicFigures, NicLoad, NicReport, PaperFigure, Traffic, paper};
 use crate::duration::{human, rate};
-use crate::table::titled;
 use crate::turns::foot;
 
 const HEADINGS: [&str; 11] = [
@@ -31,20 +30,11 @@ pub(super) fn shown(load: &NicLoad, value: f64) -> String {
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn nic_table(report: &NicReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
+    let rows = |load: &NicLoad| {
         let base = base(report, load);
-        let row = |name: &String| {
-            let figures = report.figures(load, name)?;
-            Some(row(load, name, &figures, base))
-        };
-        let names = report.subjects.iter().map(|one| &one.name);
-        let rows: Vec<_> = names.filter_map(row).collect();
-        if !rows.is_empty() {
-            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-            text.push('\n');
-        }
-    }
+        report.rows(|name| Some(row(load, name, &report.figures(load, name)?, base)))
+    };
+    let mut text = report.tables(&HEADINGS, colour, rows, |_| String::new());
     text.push_str(
         "CPU: time of the guests' VMMs for each datagram, MiB of a stream, or exchange. Exits, \
          kicks and interrupts: for each frame of the guests, as their functions count them. Not in \

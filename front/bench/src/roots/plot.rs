@@ -13,28 +13,26 @@ use crate::groups::{Group, Shown, groups};
 /// If nothing was measured.
 pub fn root_plot(report: &RootReport, title: &str) -> Result<String> {
     let of_load = |load: &RootLoad| {
-        [
-            group(report, load, "p50 of a root", |figures| {
-                (figures.p50_ns, figures.p50_range_ns, human(figures.p50_ns as u64))
-            }),
-            group(report, load, "p99 of a root", |figures| {
-                let RootFigures { p99_ns, p99_range_ns, cpu_ns, .. } = *figures;
-                let text = format!("{}, CPU {}", human(p99_ns as u64), human(cpu_ns as u64));
-                (p99_ns, p99_range_ns, text)
-            }),
-        ]
+        let figures = |one: &str| report.figures(load, one);
+        Group::of_load(
+            load,
+            &report.subjects,
+            figures,
+            [("p50 of a root", median), ("p99 of a root", tail)],
+        )
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
-fn group(
-    report: &RootReport,
-    load: &RootLoad,
-    what: &str,
-    shown: fn(&RootFigures) -> Shown,
-) -> Group {
-    let name = format!("{load}: {what}");
-    Group::of(name, false, &report.subjects, |one| Some(shown(&report.figures(load, one)?)))
+fn median(figures: &RootFigures) -> Option<Shown> {
+    let RootFigures { p50_ns, p50_range_ns, .. } = *figures;
+    Some((p50_ns, p50_range_ns, human(p50_ns as u64)))
+}
+
+fn tail(figures: &RootFigures) -> Option<Shown> {
+    let RootFigures { p99_ns, p99_range_ns, cpu_ns, .. } = *figures;
+    let text = format!("{}, CPU {}", human(p99_ns as u64), human(cpu_ns as u64));
+    Some((p99_ns, p99_range_ns, text))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::{RootFigures, RootLoad, RootReport};
 use crate::duration::{human, rate};
-use crate::table::titled;
 use crate::turns::foot;
 
 const HEADINGS: [&str; 9] =
@@ -14,19 +13,9 @@ const PAPER: &str = "RunD-V, 200 at once: 207 ms on average, 4500 IOPS and 100 M
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
 /// how the subjects compare. Headings are bold if `colour`.
 pub fn root_table(report: &RootReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let row = |name: &String| Some(row(name, &report.figures(load, name)?));
-        let rows: Vec<_> = report.subjects.iter().map(|one| &one.name).filter_map(row).collect();
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-        text.push_str(&said(load));
-        text.push_str(&compared(report, load));
-        text.push('\n');
-    }
-    text + PAPER + &foot(&report.faults, &report.subjects)
+    let rows = |load: &RootLoad| report.rows(|name| Some(row(name, &report.figures(load, name)?)));
+    let below = |load: &RootLoad| said(load) + &compared(report, load);
+    report.tables(&HEADINGS, colour, rows, below) + PAPER + &foot(&report.faults, &report.subjects)
 }
 
 fn row(name: &str, figures: &RootFigures) -> [String; 9] {

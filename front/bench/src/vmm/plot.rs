@@ -14,11 +14,17 @@ use crate::groups::{Group, Shown, groups};
 /// If nothing was measured.
 pub fn vmm_plot(report: &VmmReport, title: &str) -> Result<String> {
     let of_load = |load: &VmmLoad| {
-        [
-            group(report, load, "from start to the guest's first byte", time),
-            group(report, load, "processor time until then", processor),
-            group(report, load, "private memory of the process, guest memory left out", private),
-        ]
+        let figures = |one: &str| report.figures(load, one);
+        Group::of_load(
+            load,
+            &report.subjects,
+            figures,
+            [
+                ("from start to the guest's first byte", time),
+                ("processor time until then", processor),
+                ("private memory of the process, guest memory left out", private),
+            ],
+        )
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
 }
@@ -37,16 +43,6 @@ fn processor(figures: &VmmFigures) -> Option<Shown> {
 fn private(figures: &VmmFigures) -> Option<Shown> {
     let bytes = figures.private_bytes? as f64;
     Some((bytes, (bytes, bytes), memory(figures)))
-}
-
-fn group(
-    report: &VmmReport,
-    load: &VmmLoad,
-    what: &str,
-    shown: fn(&VmmFigures) -> Option<Shown>,
-) -> Group {
-    let name = format!("{load}: {what}");
-    Group::of(name, false, &report.subjects, |one| shown(&report.figures(load, one)?))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::table::titled;
 use crate::turns::foot;
 
 const HEADINGS: [&str; 9] =
@@ -11,19 +10,12 @@ const HEADINGS: [&str; 9] =
 /// Formats one table for each load of `report`: percentiles over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn vmm_table(report: &VmmReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let rows = rows(report, load);
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-        if let Some(slots) = report.slot_ns(load) {
-            text.push_str(&format!("KVM's own time for the memory slots: {}\n", human(slots)));
-        }
-        text.push('\n');
-    }
-    text + &foot(&report.faults, &report.subjects)
+    let slots = |load: &VmmLoad| {
+        let said = |ns| format!("KVM's own time for the memory slots: {}\n", human(ns));
+        report.slot_ns(load).map(said).unwrap_or_default()
+    };
+    report.tables(&HEADINGS, colour, |load| rows(report, load), slots)
+        + &foot(&report.faults, &report.subjects)
 }
 
 fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 9]> {
@@ -46,7 +38,7 @@ fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 9]> {
             format!("{:.2}", figures.p50_ns as f64 / base.max(1) as f64),
         ])
     };
-    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+    report.rows(row)
 }
 
 /// Formats the private memory of a process.

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::report::percent;
 use super::{IdleFigures, IdleLoad, IdleReport};
-use crate::groups::{Group, groups};
+use crate::groups::{Group, Shown, groups};
 
 /// Draws `report`: for each load the part of the processors' time that is not idle, and the part
 /// that a program which never sleeps loses, with a bar for each subject.
@@ -14,29 +14,22 @@ use crate::groups::{Group, groups};
 pub fn idle_plot(report: &IdleReport, title: &str) -> Result<String> {
     let of_load = |load: &IdleLoad| {
         let IdleLoad { groups, wakes } = *load;
-        let what = format!("{groups} groups, {wakes} wakes of each in a second");
-        [
-            group(report, load, format!("{what}: processors not idle"), |one| {
-                (one.busy, one.busy_range)
-            }),
-            group(report, load, format!("{what}: lost to a program that never sleeps"), |one| {
-                (one.lost, one.lost_range)
-            }),
-        ]
+        Group::of_load(
+            format!("{groups} groups, {wakes} wakes of each in a second"),
+            &report.subjects,
+            |one| report.figures(load, one),
+            [("processors not idle", busy), ("lost to a program that never sleeps", lost)],
+        )
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
-fn group(
-    report: &IdleReport,
-    load: &IdleLoad,
-    name: String,
-    shown: fn(&IdleFigures) -> (f64, (f64, f64)),
-) -> Group {
-    Group::of(name, false, &report.subjects, |one| {
-        let (part, range) = shown(&report.figures(load, one)?);
-        Some((part, range, percent(part)))
-    })
+fn busy(figures: &IdleFigures) -> Option<Shown> {
+    Some((figures.busy, figures.busy_range, percent(figures.busy)))
+}
+
+fn lost(figures: &IdleFigures) -> Option<Shown> {
+    Some((figures.lost, figures.lost_range, percent(figures.lost)))
 }
 
 #[cfg(test)]

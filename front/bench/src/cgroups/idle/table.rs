@@ -3,7 +3,6 @@
 use super::report::percent;
 use super::{IdleLoad, IdleReport};
 use crate::duration::human;
-use crate::table::titled;
 use crate::turns::{fault_lines, foot};
 
 const HEADINGS: [&str; 8] =
@@ -15,14 +14,8 @@ const PAPER: &str = "RunD-V, as published: 7.6 % of a node's cycles (104 process
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn idle_table(report: &IdleReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let rows = rows(report, load);
-        if !rows.is_empty() {
-            text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-            text.push_str(&woken(report, load));
-        }
-    }
+    let below = |load: &IdleLoad| woken(report, load);
+    let mut text = report.tables(&HEADINGS, colour, |load| rows(report, load), below);
     text.push_str(&fault_lines(&report.faults));
     text.push_str(
         "busy: part of the time of all processors in which they were not idle; lost: part of its \
@@ -49,7 +42,7 @@ fn rows(report: &IdleReport, load: &IdleLoad) -> Vec<[String; 8]> {
             human(one.p99_ns as u64),
         ])
     };
-    report.subjects.iter().map(|subject| &subject.name).filter_map(row).collect()
+    report.rows(row)
 }
 
 /// Says how often processes were woken: a host that is too busy wakes them later.
@@ -57,7 +50,7 @@ fn woken(report: &IdleReport, load: &IdleLoad) -> String {
     let figures = report.subjects.iter().filter_map(|one| report.figures(load, &one.name));
     let least = figures.map(|one| one.woken).fold(f64::INFINITY, f64::min);
     let asked = u64::from(load.groups) * u64::from(load.wakes);
-    format!("wakes in a second: {least:.0} or more, of {asked}\n\n")
+    format!("wakes in a second: {least:.0} or more, of {asked}\n")
 }
 
 #[cfg(test)]
