@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Virtual functions (VFs) of a network interface whose physical function sets what they may do, an Intel 82576: a guest with
-# Linux's igbvf, its MAC address, the check of addresses, VLANs and rates. The hardware is that of lab/kvm-host --igb. QEMU's
+# Linux's igbvf, its MAC address, the check of addresses, VLANs and rates, those of a pool and those of an attachment of the
+# CNI plugin. The hardware is that of lab/kvm-host --igb. QEMU's
 # 82576 tags frames and sorts them by VLAN; of rates and of the check of addresses it has the settings alone.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -11,13 +12,15 @@ need_hardware --igb
 modprobe igb 2>/dev/null || skip "a kernel with the driver igb: lab/kvm-host --igb --test $test_name SLIPWAY"
 need_node
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
-peer=
+peer='' mine=slipway-nic-$$ cni=${SLIPWAY_CNI:-/usr/libexec/slipway/slipway-cni}
+[ -x "$cni" ] || fail "$cni is not there; \`make build\` builds it, and lab/kvm-host takes it to the server"
 end_all() {
-    end_pools gig plain
+    end_pools gig plain disks
+    ip netns delete "$mine" 2>/dev/null
     ip link delete lab5 2>/dev/null
     [ -z "$peer" ] || ip address flush dev "$peer"
 }
-modprobe -a virtio_pci virtio_net vfio-pci 8021q || fail "no vfio-pci, no VLANs, or no drivers for virtio"
+modprobe -a virtio_pci virtio_net vfio-pci 8021q tun || fail "no vfio-pci, no VLANs, no TAP, or no drivers for virtio"
 gigabit=$(physical 0x0200 0x8086) && nic=$(physical 0x0200 0x1af4) && disk=$(physical 0x0108) || fail "the lab has no such hardware"
 make_disks "$disk"
 for one in "$gigabit" "$nic"; do
@@ -89,3 +92,72 @@ reaches 10.79.0.1 || fail "no frames without a VLAN: $(cat "$work/ping") $(expla
 end plain
 "$slipway" vf rm plain >/dev/null || fail "vf rm: $(explain)"
 ok "a guest with a VF without a VLAN reaches a host without one"
+
+# The CNI plugin: call COMMAND [POOL [MORE]], whose answer is in $work/out.
+call() {
+    CNI_COMMAND=$1 CNI_CONTAINERID=$mine CNI_NETNS=/run/netns/$mine CNI_IFNAME=eth0 timeout 120 "$cni" >"$work/out" 2>"$work/err" \
+        <<<"{\"cniVersion\": \"1.1.0\", \"name\": \"wire\", \"type\": \"slipway-cni\", \"pool\": \"${2:-gig}\"${3:-}}"
+}
+does() { call "$@" || fail "$1: $(cat "$work/out" "$work/err") $(explain)"; }
+# said EXPRESSION: a value of the answer, `x`, whose interface is `one`.
+said() { python3 -c 'import json, sys
+x = json.load(open(sys.argv[1])); one = x.get("interfaces", [{}])[0]; print(eval(sys.argv[2]))' "$work/out" "$1"; }
+# denies CODE WORDS COMMAND…
+denies() {
+    local code=$1 words=$2; shift 2
+    call "$@" && fail "$* was not refused: $(cat "$work/out")"
+    [ "$(said 'x["code"]')" = "$code" ] && grep -qF -- "$words" "$work/out" || fail "$*: $(cat "$work/out" "$work/err")"
+    ok "$1 -> $(said '"%d %s" % (x["code"], x["msg"])')"
+}
+# cleared: no VF has what an attachment had.
+cleared() {
+    local n
+    for n in 0 1; do ! grep -qE "$mac|vlan|rate|checking off" <<<"$(settings "$n")" || return; done
+}
+owner=slipway-cni:wire,$mine,eth0
+bandwidth=', "runtimeConfig": {"mac": "5a:11:00:00:00:69", "bandwidth": {"egressRate": 50000000}}'
+mac=5a:11:00:00:00:69
+ip netns add "$mine" && ip -n "$mine" link set lo up || fail "ip netns add"
+"$slipway" vf create gig --pci-of "$gigabit" >/dev/null || fail "vf create: $(explain)"
+"$slipway" vf create disks --pci "$(virtual "$disk" 0)" >/dev/null || fail "vf create: $(explain)"
+wait_until 60 are gig ready,ready && wait_until 60 are disks ready || fail "the pools: $(states gig) $(states disks)"
+denies 7 'has no physical function whose network interface' ADD disks
+denies 7 'no VLAN' ADD gig ', "vlan": 4095'
+denies 7 'leave out the burst' ADD gig ', "runtimeConfig": {"bandwidth": {"ingressRate": 8000000}}'
+denies 7 'nothing is published' ADD gig ', "runtimeConfig": {"portMappings": [{"hostPort": 8069, "containerPort": 80}]}'
+# The physical function refuses more than the link has, and what it has set by then is ended.
+denies 100 "sets no rate of it" ADD gig ', "vlan": 5, "runtimeConfig": {"bandwidth": {"egressRate": 2000000000}}'
+wait_until 60 are gig ready,ready || fail "after refusals: $("$slipway" vf inspect gig)"
+cleared || fail "settings are left: $(settings 0) $(settings 1)"
+does STATUS
+does ADD gig ", \"vlan\": 5, \"spoofchk\": \"off\"$bandwidth"
+read -r address found < <(taken gig)
+[ "$found" = "$owner" ] || fail "the owner is $found"
+number=0
+[ "$(virtual "$gigabit" 0)" = "$address" ] || number=1
+[ "$(said 'one["pciID"]')" = "$address" ] && [ "$(said 'one["mac"]')" = "$mac" ] && [ -S "$(said 'one["socketPath"]')" ] ||
+    fail "ADD: $(cat "$work/out")"
+[ "$(said '"gateway" in x["ips"][0] or len(x["routes"])')" = 0 ] || fail "a gateway of the switch: $(cat "$work/out")"
+grep -qE "$mac.*vlan 5\b.*rate 50\b.*spoof checking off" <<<"$(settings "$number")" || fail "VF $number is held to: $(settings "$number")"
+ip -n "$mine" -o link show eth0 | grep -qF "$mac" || fail "no placeholder: $(ip -n "$mine" link)"
+does CHECK
+refuses 'has a function of hardware, of pool gig' run --network-namespace "/run/netns/$mine" "$image" true
+does DEL; does DEL
+wait_until 60 are gig ready,ready || fail "after DEL: $("$slipway" vf inspect gig)"
+cleared || fail "settings are left: $(settings 0) $(settings 1)"
+ok "ADD takes a VF with MAC address, VLAN and rate, names it in its result, and DEL gives it back without them"
+
+does ADD gig ", \"vlan\": 5$bandwidth"
+end_daemon KILL
+start_daemon
+wait_until 60 are gig ready,ready || fail "after kill -9 of the daemon: $("$slipway" vf inspect gig) $(explain)"
+cleared || fail "the next daemon leaves settings: $(settings 0) $(settings 1)"
+denies 104 'has lost its function' CHECK
+does DEL
+does ADD gig ", \"vlan\": 5$bandwidth"
+call GC gig ', "cni.dev/valid-attachments": []' || fail "GC: $(cat "$work/out" "$work/err")"
+wait_until 60 are gig ready,ready || fail "after GC: $("$slipway" vf inspect gig)"
+cleared || fail "settings are left: $(settings 0) $(settings 1)"
+"$slipway" vf rm gig >/dev/null && "$slipway" vf rm disks >/dev/null || fail "vf rm: $(explain)"
+free
+ok "the next daemon ends what one that was killed had set; GC gives a VF back"

@@ -37,7 +37,7 @@ pub use link::{Link, LinkChange};
 use message::{Request, attributes, u32_at};
 pub use neighbour::Neighbour;
 pub use sockets::{Socket, Sockets, Transport};
-pub use vf::physical_link;
+pub use vf::{is_supported, physical_link};
 
 /// Largest part of an answer; the kernel's own limit for one read is 32 KiB.
 const ANSWER: usize = 64 << 10;

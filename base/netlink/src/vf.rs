@@ -4,6 +4,8 @@
 use std::io;
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use crate::message::Request;
 use crate::{Netlink, RTM_NEWLINK, link};
 
@@ -66,6 +68,22 @@ impl Netlink {
     }
 }
 
+/// Returns whether a driver has the setting of VFs that `set` is the outcome of.
+///
+/// # Errors
+/// Those of `set` that do not say that the driver lacks the setting.
+pub fn is_supported(set: io::Result<()>) -> io::Result<bool> {
+    // The kernel's own number, beside that of programs: drivers return it.
+    const ENOTSUPP: i32 = 524;
+    let lacks = [Errno::OPNOTSUPP.raw_os_error(), ENOTSUPP];
+    match set {
+        Err(error) if error.raw_os_error().is_some_and(|number| lacks.contains(&number)) => {
+            Ok(false)
+        }
+        set => set.map(|()| true),
+    }
+}
+
 /// Returns the name of the link of a VF's physical function, and the VF's number there. `function`
 /// is the VF's directory in sysfs. Returns `None` if the function is no VF, or its physical
 /// function has no link.
@@ -114,6 +132,15 @@ mod tests {
         netlink.set_vf_spoof_check(link.index, 0, true).unwrap_err();
         netlink.set_vf_vlan(link.index, 0, 5).unwrap_err();
         netlink.set_vf_rate(link.index, 0, 100).unwrap_err();
+    }
+
+    #[test]
+    fn a_driver_without_a_setting_is_no_error() {
+        let error = |errno| Err(io::Error::from_raw_os_error(errno));
+        assert!(is_supported(Ok(())).unwrap());
+        assert!(!is_supported(error(libc::EOPNOTSUPP)).unwrap());
+        assert!(!is_supported(error(524)).unwrap());
+        assert!(is_supported(error(libc::EPERM)).is_err());
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub fn added(
         if !attachment.socket_path.is_empty() {
             interface["socketPath"] = attachment.socket_path.as_str().into();
         }
+        if !attachment.pci_address.is_empty() {
+            interface["pciID"] = attachment.pci_address.as_str().into();
+        }
     }
     let mut answer = Map::new();
     answer.insert("cniVersion".to_owned(), version.into());
@@ -75,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(version: &str, ipv6: &str, socket_path: &str) -> Value {
+    fn answer(version: &str, ipv6: &str, [socket_path, pci_address]: [&str; 2]) -> Value {
         let environment = Environment::of(
             [
                 ("CNI_COMMAND", "ADD"),
@@ -101,6 +104,7 @@ mod tests {
             mtu: 1500,
             name_servers: vec!["10.1.0.1".into()],
             socket_path: socket_path.into(),
+            pci_address: pci_address.into(),
             routes: vec![route],
             ..Default::default()
         };
@@ -110,7 +114,7 @@ mod tests {
     #[test]
     fn a_result_has_the_form_of_its_version() {
         assert_eq!(
-            answer("1.1.0", "fd00::2", ""),
+            answer("1.1.0", "fd00::2", ["", ""]),
             json!({
                 "cniVersion": "1.1.0",
                 "interfaces": [{
@@ -125,15 +129,19 @@ mod tests {
                 "dns": { "nameservers": ["10.1.0.1"] },
             })
         );
-        let old = answer("0.4.0", "", "/run/slipway/vf/nics.0");
+        let hardware = ["/run/slipway/vf/nics.0", "0000:01:10.0"];
+        let old = answer("0.4.0", "", hardware);
         assert_eq!(old["ips"].as_array().unwrap().len(), 1);
         assert_eq!(
             (&old["ips"][0]["version"], &old["interfaces"][0]["mtu"]),
             (&json!("4"), &Value::Null)
         );
-        // The field is of 1.1.0.
-        assert!(old["interfaces"][0].get("socketPath").is_none());
-        let pooled = answer("1.1.0", "", "/run/slipway/vf/nics.0");
+        // The fields are of 1.1.0.
+        for field in ["socketPath", "pciID"] {
+            assert!(old["interfaces"][0].get(field).is_none(), "{field}");
+        }
+        let pooled = answer("1.1.0", "", hardware);
         assert_eq!(pooled["interfaces"][0]["socketPath"], "/run/slipway/vf/nics.0");
+        assert_eq!(pooled["interfaces"][0]["pciID"], "0000:01:10.0");
     }
 }

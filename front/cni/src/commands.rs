@@ -90,6 +90,8 @@ impl Operation<'_> {
             function: configuration.function,
             pool: configuration.pool.clone(),
             rates: configuration.rates()?,
+            vlan: configuration.vlan,
+            no_spoof_check: !configuration.checks_addresses()?,
         };
         let made = connection.call(|mut client| async move { client.attach(request).await })?;
         let dns = chosen.and_then(|chosen| chosen.dns);

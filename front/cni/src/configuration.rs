@@ -36,9 +36,16 @@ pub struct Configuration {
     /// The interface carries settings only, and a sandbox gets the network's port in its place.
     #[serde(default)]
     pub function: bool,
-    /// The pool of which such a sandbox gets a function, which is taken for it; empty: none.
+    /// The pool of which such a sandbox gets a function, which is taken for it, or a program at the
+    /// socket of a hardware function does; empty: none.
     #[serde(default)]
     pub pool: String,
+    /// The VLAN of a hardware function; 0: that of its pool.
+    #[serde(default)]
+    pub vlan: u32,
+    /// "on" or absent: a hardware function sends from its own MAC address alone; "off": from any.
+    #[serde(default)]
+    pub spoofchk: Option<String>,
     /// The plugin that chooses addresses.
     #[serde(default)]
     pub ipam: Option<Ipam>,
@@ -192,6 +199,7 @@ impl Configuration {
         }
         if command == Command::Add {
             self.rates()?;
+            self.checks_addresses()?;
         }
         self.ipam().map(drop)
     }
@@ -226,6 +234,21 @@ impl Configuration {
     /// [`Code::Invalid`].
     pub fn rates(&self) -> Result<Option<PortRates>, Failure> {
         self.runtime_config.bandwidth.as_ref().map(Bandwidth::rates).transpose()
+    }
+
+    /// Returns whether a hardware function sends from its own MAC address alone.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`].
+    pub fn checks_addresses(&self) -> Result<bool, Failure> {
+        match self.spoofchk.as_deref() {
+            None | Some("on") => Ok(true),
+            Some("off") => Ok(false),
+            Some(other) => Err(Failure::new(
+                Code::Invalid,
+                format!("\"spoofchk\" is {other:?}; it is \"on\" or \"off\""),
+            )),
+        }
     }
 
     /// Returns the addresses that the runtime asks for, without the lengths of their prefixes: the
@@ -292,7 +315,12 @@ mod tests {
         assert_eq!((found.network.as_str(), found.ipam().unwrap()), ("n", Some("host-local")));
         assert!(found.pool.is_empty());
         let pooled = parse(r#"{"cniVersion": "1.1.0", "name": "blue", "pool": "nics"}"#, "STATUS");
-        assert_eq!(pooled.unwrap().pool, "nics");
+        let pooled = pooled.unwrap();
+        assert_eq!((pooled.pool.as_str(), pooled.vlan), ("nics", 0));
+        assert!(pooled.checks_addresses().unwrap());
+        let hardware = r#"{"cniVersion": "1.1.0", "name": "blue", "vlan": 5, "spoofchk": "off"}"#;
+        let hardware = parse(hardware, "ADD").unwrap();
+        assert_eq!((hardware.vlan, hardware.checks_addresses().unwrap()), (5, false));
         let published = ["80:8080/tcp", "[::1]:53:53/udp", "81:8081/tcp"];
         assert_eq!(found.publish().unwrap(), published);
         let rates = found.rates().unwrap().unwrap();
@@ -317,6 +345,8 @@ mod tests {
             (&format!(r#"{{{good}, "network": ""}}"#), 7),
             (&format!(r#"{{{good}, "pool": "{}"}}"#, "x".repeat(65)), 7),
             (&format!(r#"{{{good}, "pool": 7}}"#), 6),
+            (&format!(r#"{{{good}, "vlan": -1}}"#), 6),
+            (&format!(r#"{{{good}, "spoofchk": "yes"}}"#), 7),
             (&format!(r#"{{{good}, "prevResult": {{}}}}"#), 7),
             (&format!(r#"{{{good}, "ipam": {{"type": "../x"}}}}"#), 2),
             (&format!(r#"{{{good}, "runtimeConfig": 7}}"#), 6),

@@ -54,6 +54,9 @@ pub struct Attachment {
     /// The pool of which the attachment has a function for that sandbox; empty: none.
     #[serde(default)]
     pub pool: String,
+    /// The settings of that function if it is hardware, which no sandbox in the namespace has.
+    #[serde(default)]
+    pub hardware: Option<HardwareSettings>,
     /// The rates of the container's port.
     #[serde(default)]
     pub rates: Rates,
@@ -61,6 +64,15 @@ pub struct Attachment {
     /// namespace. It is lost with the daemon.
     #[serde(skip)]
     pub trace: Option<TraceContext>,
+}
+
+/// The settings of a function of hardware, beside its MAC address and its rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardwareSettings {
+    /// The VLAN whose frames it has, without their tag; 0 for that of its pool.
+    pub vlan: u32,
+    /// It may send frames that do not have its MAC address.
+    pub no_spoof_check: bool,
 }
 
 /// The rates of a port in bytes per second, and their bursts in bytes. Zeros stand for any rate and
@@ -360,6 +372,7 @@ mod tests {
             routes: Vec::new(),
             function: false,
             pool: String::new(),
+            hardware: None,
             rates: Rates::default(),
             trace: None,
         };

@@ -617,8 +617,7 @@ fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
         mtu: network.mtu,
         name_servers: vec![network.gateway.to_string()],
         published: lease.published.iter().map(ToString::to_string).collect(),
-        routes: Vec::new(),
-        socket_path: String::new(),
+        ..Default::default()
     })
 }
 

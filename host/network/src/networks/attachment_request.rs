@@ -9,7 +9,7 @@ use slipway_plane_api::network_v1 as v1;
 
 use super::ports;
 use crate::allocate::Wish;
-use crate::attachment::{Attachment, AttachmentKey, Rates};
+use crate::attachment::{Attachment, AttachmentKey, HardwareSettings, Rates};
 use crate::ledger::{Lease, Network};
 use crate::publish::Published;
 use crate::{Error, Result};
@@ -28,6 +28,9 @@ pub(super) struct Request<'a> {
     pub wish: Wish,
     pub publish: Vec<Published>,
     pub pool: &'a str,
+    /// The functions of `pool` are hardware.
+    pub is_hardware: bool,
+    settings: HardwareSettings,
     routes: Option<Vec<(IpNet, Option<IpAddr>)>>,
     function: bool,
     rates: Rates,
@@ -59,15 +62,43 @@ impl<'a> Request<'a> {
             wish: Wish::parse(&request.addresses, &request.mac)?,
             publish: ports(&request.publish)?,
             pool: &request.pool,
+            is_hardware: false,
+            settings: HardwareSettings {
+                vlan: request.vlan,
+                no_spoof_check: request.no_spoof_check,
+            },
             routes: request.routes.as_ref().map(routes).transpose()?,
             function: request.function || !request.pool.is_empty(),
             rates: Rates::of(request.rates.as_ref())?,
         })
     }
 
+    /// Checks that the settings and published ports are those that the functions of `pool` can
+    /// have, of which it is known now whether they are hardware.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_hardware(&self) -> Result<()> {
+        let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));
+        if self.is_hardware && !self.publish.is_empty() {
+            return invalid(
+                "nothing is published at a function of hardware, whose frames pass no switch of \
+                 Slipway's: leave out the port mappings, or \"pool\"",
+            );
+        }
+        if !self.is_hardware && self.settings != HardwareSettings::default() {
+            return invalid(
+                "only functions of hardware have a VLAN and a check of addresses: leave out \
+                 \"vlan\" and \"spoofchk\", or name a pool of hardware in \"pool\"",
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the ledger's entry.
     pub fn attachment(&self, network: &Network, identity: Identity, lease: Lease) -> Attachment {
-        let gateways = || default_routes(network);
+        // The gateways of the network are at its switch, which hardware does not reach.
+        let gateways = || if self.is_hardware { Vec::new() } else { default_routes(network) };
         Attachment {
             key: self.key.clone(),
             network: network.name.clone(),
@@ -78,6 +109,7 @@ impl<'a> Request<'a> {
             routes: self.routes.clone().unwrap_or_else(gateways),
             function: self.function,
             pool: self.pool.to_owned(),
+            hardware: self.is_hardware.then_some(self.settings),
             rates: self.rates,
             trace: None,
         }

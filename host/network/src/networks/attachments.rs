@@ -31,13 +31,14 @@ impl Networks {
     /// # Errors
     /// [`Error`]; nothing is left then.
     pub async fn attach(&self, request: &v1::AttachRequest) -> Result<v1::Attachment> {
-        let request = Request::of(request)?;
+        let mut request = Request::of(request)?;
         let id = request.key.id();
         let _turn = self.turns.take(&id).await;
         if self.attachments.is_noted(&id) {
             self.remove_attachment(&id).await?;
         }
-        self.check_pool(&request).await?;
+        request.is_hardware = self.check_pool(&request).await?;
+        request.check_hardware()?;
         let path = request.namespace.clone();
         let identity = blocking(move || container::identity(&path)).await?;
         let attachment = self.admit(&request, &id, identity).await?;
@@ -242,10 +243,17 @@ impl Networks {
         let unknown = || Error::Host("the attachment was removed meanwhile".to_owned());
         let found = self.state.lock().await.attachments.get(id).cloned();
         let attachment = found.ok_or_else(unknown)?;
-        let socket_path = self.socket_of(id, &attachment).await?;
+        let function = self.function_of(id, &attachment).await?;
         let state = self.state.lock().await;
         let mut told = describe(find(&state, &attachment.network)?, id)?;
-        told.socket_path = socket_path;
+        if let Some(function) = function {
+            (told.socket_path, told.pci_address) = (function.socket_path, function.address);
+        }
+        if attachment.hardware.is_some() {
+            // The gateways, which answer names, are at the network's switch.
+            (told.switch, told.name_servers) = Default::default();
+            (told.ipv4_gateway, told.ipv6_gateway) = Default::default();
+        }
         if !has_ipv6 {
             (told.ipv6, told.ipv6_gateway) = Default::default();
         }
@@ -395,6 +403,46 @@ mod tests {
     use super::*;
     use crate::allocate::Wish;
     use crate::ledger::Network;
+
+    #[test]
+    fn hardware_has_settings_and_no_gateway() {
+        let (subnet, prefix) = ("10.1.2.0/24".parse().unwrap(), "fd00:1::/64".parse().unwrap());
+        let network = Network::new("blue".into(), "slip0".into(), subnet, prefix);
+        let container = Some(v1::ContainerInterface {
+            configuration: "a".into(),
+            container_id: "p1".into(),
+            interface: "eth0".into(),
+        });
+        let (pool, network_name) = ("nics".to_owned(), "blue".to_owned());
+        let wanted = v1::AttachRequest {
+            container,
+            network: network_name,
+            pool,
+            vlan: 5,
+            no_spoof_check: true,
+            ..Default::default()
+        };
+        let mut request = Request::of(&wanted).unwrap();
+        let refused = request.check_hardware().unwrap_err().to_string();
+        assert!(refused.contains("leave out \"vlan\""), "{refused}");
+        request.is_hardware = true;
+        request.check_hardware().unwrap();
+        let lease = choose(&network, "p1", &Wish::default()).unwrap();
+        let identity = Identity { device: 4, inode: 5 };
+        let made = request.attachment(&network, identity, lease);
+        let settings = made.hardware.unwrap();
+        assert_eq!((settings.vlan, settings.no_spoof_check), (5, true));
+        assert!(made.routes.is_empty() && made.function);
+        // A file of an earlier version has no such settings.
+        let mut file = serde_json::to_value(&made).unwrap();
+        file.as_object_mut().unwrap().remove("hardware");
+        assert_eq!(serde_json::from_value::<Attachment>(file).unwrap().hardware, None);
+        let published = v1::AttachRequest { publish: vec!["80:80/tcp".into()], ..wanted };
+        let mut request = Request::of(&published).unwrap();
+        request.is_hardware = true;
+        let refused = request.check_hardware().unwrap_err().to_string();
+        assert!(refused.contains("nothing is published"), "{refused}");
+    }
 
     #[test]
     fn no_two_attachments_have_one_place_in_the_order() {

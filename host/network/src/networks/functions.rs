@@ -1,4 +1,5 @@
-//! Functions of pools in place of the ports of containers' attachments.
+//! Functions of pools in place of the ports of containers' attachments. Those of hardware have the
+//! addresses of the network, and their physical function holds them to their settings.
 //!
 //! An attachment has its function from when it is made until it is removed. The pools' ledger names
 //! it as the owner, so that no crash loses the function. A sandbox in the namespace is let in at
@@ -54,19 +55,24 @@ impl Networks {
     }
 
     /// Checks that the functions of the pool that a request names, if it names one, can be
-    /// interfaces of its network.
+    /// interfaces of its network. Returns whether they are hardware, which has addresses of the
+    /// network and no port of its switch.
     ///
     /// # Errors
     /// [`Error::Functions`]: there is no such pool; [`Error::Invalid`].
-    pub(super) async fn check_pool(&self, request: &Request<'_>) -> Result<()> {
+    pub(super) async fn check_pool(&self, request: &Request<'_>) -> Result<bool> {
         let &Request { pool, network, .. } = request;
         if pool.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let template = self.pool(pool).await?.template.unwrap_or_default();
+        if let Some(Kind::Hardware(_)) = template.kind {
+            return Ok(true);
+        }
         // A network that is not there is refused later.
         let needed = self.state.lock().await.networks.get(network).map(|network| network.mtu);
-        fits(&template, (network, needed.unwrap_or_default())).map_err(|what| {
+        let fits = fits(&template, (network, needed.unwrap_or_default()));
+        fits.map(|()| false).map_err(|what| {
             Error::Invalid(format!(
                 "the functions of pool {pool} {what}; `slipway vf create --switch {network}` makes \
                  a pool for the network"
@@ -79,13 +85,20 @@ impl Networks {
     /// # Errors
     /// [`Error::Functions`].
     pub(super) async fn take_function(&self, id: &str, attachment: &Attachment) -> Result<()> {
-        let Attachment { pool, lease, rates, .. } = attachment;
+        let Attachment { pool, hardware, lease, rates, .. } = attachment;
         if pool.is_empty() {
             return Ok(());
         }
+        let settings = hardware.unwrap_or_default();
         let client = vf_v1::Client {
             mac: lease.mac.to_string(),
-            addresses: vec![lease.ipv4.to_string(), lease.ipv6.to_string()],
+            // The plane has no port of hardware that could check them.
+            addresses: match hardware {
+                Some(_) => Vec::new(),
+                None => vec![lease.ipv4.to_string(), lease.ipv6.to_string()],
+            },
+            vlan: settings.vlan,
+            no_spoof_check: settings.no_spoof_check,
             max_rate: rates.max_rate,
             max_burst: rates.max_burst,
             receive_rate: rates.receive_rate,
@@ -111,14 +124,18 @@ impl Networks {
         }
     }
 
-    /// Returns the socket of an attachment's function; empty if it has none.
+    /// Returns an attachment's function, or `None` if it has none.
     ///
     /// # Errors
     /// [`Error::Host`]: the attachment has lost it.
-    pub(super) async fn socket_of(&self, id: &str, attachment: &Attachment) -> Result<String> {
+    pub(super) async fn function_of(
+        &self,
+        id: &str,
+        attachment: &Attachment,
+    ) -> Result<Option<vf_v1::Vf>> {
         let name = &attachment.pool;
         if name.is_empty() {
-            return Ok(String::new());
+            return Ok(None);
         }
         let vfs = match self.pool(name).await {
             Err(Error::Functions(status)) if status.code() == Code::NotFound => Vec::new(),
@@ -126,7 +143,7 @@ impl Networks {
         };
         let owner = owner(id);
         let own = vfs.into_iter().find(|vf| vf.owner == owner);
-        own.map(|vf| vf.socket_path).ok_or_else(|| {
+        own.map(Some).ok_or_else(|| {
             Error::Host(format!(
                 "the attachment has lost its function of pool {name}; DEL and ADD give it another"
             ))
@@ -170,7 +187,7 @@ fn fits(template: &vf_v1::Template, (network, mtu): (&str, u32)) -> Result<(), S
 
 #[cfg(test)]
 mod tests {
-    use slipway_plane_api::vf_v1::template::{Hardware, Nic, Nvme};
+    use slipway_plane_api::vf_v1::template::{Nic, Nvme};
 
     use super::*;
 
@@ -185,8 +202,6 @@ mod tests {
         assert_eq!(why(nic("blue", 1400)), Ok(()));
         assert!(why(nic("red", 0)).unwrap_err().contains("on the switch red"));
         assert!(why(nic("blue", 1399)).unwrap_err().contains("1399 bytes"));
-        for other in [Kind::Nvme(Nvme::default()), Kind::Hardware(Hardware::default())] {
-            assert!(why(other).unwrap_err().contains("no interfaces"));
-        }
+        assert!(why(Kind::Nvme(Nvme::default())).unwrap_err().contains("no interfaces"));
     }
 }

@@ -151,6 +151,15 @@ impl Networks {
     async fn claim(&self, key: &str, uplink: &mut Uplink) -> Result<Option<NetworkPort>> {
         let mut state = self.state.lock().await;
         let attachment = state.attachments.values().find(|one| one.is_of(uplink));
+        if let Some(one) = attachment.filter(|one| one.hardware.is_some()) {
+            return Err(Error::Invalid(format!(
+                "the interface {} of {} has a function of hardware, of pool {}, for a program at \
+                 its socket: a sandbox has hardware with `slipway run --vf`",
+                uplink.interface,
+                uplink.namespace.display(),
+                one.pool
+            )));
+        }
         let port = attachment.and_then(|one| {
             let prefix = state.networks.get(&one.network)?.subnet.prefix_len();
             let (network, lease) = (one.network.clone(), one.lease.clone());

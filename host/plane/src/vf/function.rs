@@ -139,9 +139,15 @@ impl Device for Function {
     fn admit(&mut self) -> Result<(), Fault> {
         self.is_fresh = false;
         let id = &self.request.id;
-        let opened = match self.client.take() {
-            Some(client) => self.plane.open_endpoint_for(id, &client),
-            None => self.plane.open_endpoint(id),
+        let opened = match (self.client.take(), &mut self.hardware) {
+            (Some(client), Some(hardware)) => {
+                hardware.hold(&client)?;
+                // The plane has no port of it whose address it could be.
+                let client = vf_v1::Client { mac: String::new(), ..client };
+                self.plane.open_endpoint_for(id, &client)
+            }
+            (Some(client), None) => self.plane.open_endpoint_for(id, &client),
+            (None, _) => self.plane.open_endpoint(id),
         };
         opened.map_err(fault)
     }

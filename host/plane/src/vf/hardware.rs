@@ -1,5 +1,6 @@
 //! The hardware of VFs, which VFIO keeps from its drivers.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use slipway_plane_api::vf_v1;
@@ -17,14 +18,20 @@ pub(super) struct Hardware {
     limits: Limits,
     /// The physical function may hold it to `limits`.
     is_limited: bool,
+    /// The settings of its owner's client, to which the physical function may hold it.
+    owned: Option<Limits>,
+    /// A file that says which settings an owner's client has. It outlives the daemon, as these do.
+    note: PathBuf,
     /// The open device. An endpoint has clones while it exists.
     device: Option<Arc<Device>>,
 }
 
 impl Hardware {
-    pub fn new(address: PciAddress, limits: Limits) -> Self {
-        let (host, binding, device) = (Host::default(), None, None);
-        Self { host, address, binding, limits, is_limited: false, device }
+    /// Returns hardware that is closed. Files beside the sockets in `sockets` outlive the daemon.
+    pub fn new(address: PciAddress, limits: Limits, sockets: &Path) -> Self {
+        let note = sockets.join(format!("{address}.settings"));
+        let (host, binding, device, owned) = (Host::default(), None, None, None);
+        Self { host, address, binding, limits, is_limited: false, owned, note, device }
     }
 
     pub fn address(&self) -> PciAddress {
@@ -43,8 +50,42 @@ impl Hardware {
             self.device = Some(Arc::new(self.open()?));
         }
         self.check_alone()?;
+        self.release()?;
         let device = self.device()?;
         device.unmap_all().and_then(|()| device.reset()).map_err(fault)
+    }
+
+    /// Has the physical function hold the VF to the settings of an owner's client, beside those of
+    /// the pool, until the next reset. Does nothing for a client that has none.
+    ///
+    /// # Errors
+    /// The physical function sets one of them not; the next reset ends the others.
+    pub fn hold(&mut self, client: &vf_v1::Client) -> Result<(), Fault> {
+        if !template::has_settings(client) {
+            return Ok(());
+        }
+        let settings = self.limits.for_client(client);
+        self.owned = Some(settings);
+        // First: a daemon that ends now leaves no setting without a note.
+        std::fs::write(&self.note, settings.words())
+            .map_err(|error| Fault(format!("cannot write {}: {error}", self.note.display())))?;
+        settings.set(self.address)
+    }
+
+    /// Gives the settings of an owner's client the pool's values.
+    fn release(&mut self) -> Result<(), Fault> {
+        if let Some(settings) = self.owned {
+            settings.replace(self.address, self.limits)?;
+            self.forget();
+        }
+        Ok(())
+    }
+
+    /// Forgets the settings of an owner's client, which have ended.
+    fn forget(&mut self) {
+        self.owned = None;
+        // An error: no settings were set, or they are ended once more when the VF is opened.
+        let _ = std::fs::remove_file(&self.note);
     }
 
     fn open(&mut self) -> Result<Device, Fault> {
@@ -53,6 +94,11 @@ impl Hardware {
         if self.binding.is_none() {
             self.binding = Some(sysfs.bind(self.address).map_err(fault)?);
         }
+        // Of an owner that the last daemon had.
+        let noted = std::fs::read_to_string(&self.note).unwrap_or_default();
+        let noted = Some(Limits::from_words(&noted)).filter(|settings| !settings.is_none());
+        self.owned = self.owned.or(noted);
+        self.release()?;
         if !self.limits.is_none() {
             self.is_limited = true;
             self.limits.set(self.address)?;
@@ -75,6 +121,10 @@ impl Hardware {
         // The kernel would wait for the endpoint that has it open.
         self.check_alone()?;
         self.device = None;
+        if let Some(settings) = self.owned {
+            settings.clear(self.address);
+            self.forget();
+        }
         if std::mem::take(&mut self.is_limited) {
             self.limits.clear(self.address);
         }
@@ -119,6 +169,26 @@ pub(super) fn check_others<'a>(
     }
 }
 
+/// Checks that the hardware of a template, if it has some, could be held to the settings of a
+/// client that was checked.
+///
+/// # Errors
+/// [`VfError::Invalid`].
+pub(super) fn check_client(
+    template: &vf_v1::Template,
+    client: &vf_v1::Client,
+) -> Result<(), VfError> {
+    let addresses = template::addresses(template).map_err(VfError::Invalid)?;
+    match addresses.first() {
+        // The others are the same device's as a rule, and else fail when they are taken.
+        Some(address) if template::has_settings(client) => {
+            let checked = Limits::of(template).for_client(client).check(*address);
+            checked.map_err(VfError::Invalid)
+        }
+        _ => Ok(()),
+    }
+}
+
 fn fault(error: Error) -> Fault {
     Fault(error.to_string())
 }
@@ -127,14 +197,34 @@ fn fault(error: Error) -> Fault {
 mod tests {
     use super::*;
 
+    fn pool(text: &str) -> vf_v1::Template {
+        let addresses = vec![text.to_owned()];
+        let hardware = vf_v1::template::Hardware { addresses, ..Default::default() };
+        let kind = Some(vf_v1::template::Kind::Hardware(hardware));
+        vf_v1::Template { kind, count: 1, ..Default::default() }
+    }
+
+    #[test]
+    fn settings_of_a_client_are_noted_until_they_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let address: PciAddress = "0000:fe:1f.7".parse().unwrap();
+        let mut hardware = Hardware::new(address, Limits::default(), folder.path());
+        hardware.hold(&vf_v1::Client::default()).unwrap();
+        let note = folder.path().join("0000:fe:1f.7.settings");
+        assert!(!note.exists() && hardware.owned.is_none());
+        let client = vf_v1::Client { vlan: 5, ..Default::default() };
+        let Fault(why) = hardware.hold(&client).unwrap_err();
+        assert!(why.contains("no physical function"), "{why}");
+        assert_eq!(std::fs::read_to_string(&note).unwrap(), "vlan");
+        hardware.close().unwrap();
+        assert!(!note.exists() && hardware.owned.is_none());
+        let refused = check_client(&pool("0000:fe:1f.7"), &client).unwrap_err();
+        assert!(matches!(refused, VfError::Invalid(_)), "{refused}");
+        check_client(&pool("0000:fe:1f.7"), &vf_v1::Client::default()).unwrap();
+    }
+
     #[test]
     fn a_function_is_in_one_pool() {
-        let pool = |text: &str| {
-            let addresses = vec![text.to_owned()];
-            let hardware = vf_v1::template::Hardware { addresses, ..Default::default() };
-            let kind = Some(vf_v1::template::Kind::Hardware(hardware));
-            vf_v1::Template { kind, count: 1, ..Default::default() }
-        };
         let others = [pool("0000:01:10.0"), vf_v1::Template::default()];
         check_others(&pool("0000:01:10.2"), others.iter()).unwrap();
         let refused = check_others(&pool("0000:01:10.0"), others.iter()).unwrap_err();

@@ -1,12 +1,14 @@
-//! The limits of hardware VFs that are network interfaces, to which their physical functions hold
-//! them: a VLAN and a rate.
+//! Settings of hardware VFs that are network interfaces, to which their physical functions hold
+//! them: a VLAN and a rate for all VFs of a pool, and those of an owner's client, which may have a
+//! MAC address beside.
 
 use std::io;
 use std::path::Path;
 
-use slipway_netlink::{Netlink, physical_link};
+use slipway_netlink::{Netlink, is_supported, physical_link};
 use slipway_plane_api::vf_v1;
 use slipway_plane_api::vf_v1::template::Kind;
+use slipway_switch::Mac;
 use slipway_vf_pool::Fault;
 use slipway_vfio::PciAddress;
 
@@ -17,21 +19,24 @@ const MEGABIT: u64 = 125_000;
 /// The largest VLAN (IEEE 802.1Q).
 const LAST_VLAN: u32 = 4094;
 
-/// The limits of each VF of a pool. The default has none.
+/// The settings of a VF. The default has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
     /// The VLAN; 0 for none.
     vlan: u16,
     /// The most megabits that the VF may send in a second; 0 for no bound.
     megabits: u32,
+    /// The MAC address; `None` for the one that the VF has.
+    mac: Option<Mac>,
+    /// Frames from other addresses than `mac` pass.
+    is_unchecked: bool,
 }
 
-/// Checks the limits of a template.
+/// Checks a VLAN, and a rate in bytes per second. 0 stands for none.
 ///
 /// # Errors
 /// A sentence about the fault.
-pub(super) fn check(template: &vf_v1::template::Hardware) -> Result<(), String> {
-    let (vlan, rate) = (template.vlan, template.max_rate);
+pub(super) fn check(vlan: u32, rate: u64) -> Result<(), String> {
     if vlan > LAST_VLAN {
         return Err(format!("{vlan} is no VLAN: 1 to {LAST_VLAN}"));
     }
@@ -44,12 +49,28 @@ pub(super) fn check(template: &vf_v1::template::Hardware) -> Result<(), String> 
 }
 
 impl Limits {
-    /// Returns the limits of a template that was checked; none for another kind. A rate is rounded
-    /// down to whole megabits.
+    /// Returns the limits of a template that was checked; none for another kind.
     pub fn of(template: &vf_v1::Template) -> Self {
         let Some(Kind::Hardware(hardware)) = &template.kind else { return Self::default() };
-        let megabits = u32::try_from(hardware.max_rate / MEGABIT).unwrap_or(u32::MAX);
-        Self { vlan: u16::try_from(hardware.vlan).unwrap_or(0), megabits }
+        Self::new(hardware.vlan, hardware.max_rate)
+    }
+
+    /// Returns a VLAN and a rate that were checked. The rate is rounded down to whole megabits.
+    fn new(vlan: u32, rate: u64) -> Self {
+        let megabits = u32::try_from(rate / MEGABIT).unwrap_or(u32::MAX);
+        Self { vlan: u16::try_from(vlan).unwrap_or(0), megabits, ..Self::default() }
+    }
+
+    /// Returns the settings of a client that was checked. A VLAN and a rate that it does not name
+    /// are the pool's, which `self` has.
+    pub fn for_client(self, client: &vf_v1::Client) -> Self {
+        let own = Self::new(client.vlan, client.max_rate);
+        Self {
+            vlan: if own.vlan == 0 { self.vlan } else { own.vlan },
+            megabits: if own.megabits == 0 { self.megabits } else { own.megabits },
+            mac: client.mac.parse().ok(),
+            is_unchecked: client.no_spoof_check,
+        }
     }
 
     /// Returns whether there are none.
@@ -71,33 +92,66 @@ impl Limits {
     /// # Errors
     /// The driver of the physical function refuses.
     pub fn set(self, address: PciAddress) -> Result<(), Fault> {
+        self.replace(address, self)
+    }
+
+    /// Gives the settings that there are the values of `others`, or ends them where `others` has
+    /// none. All of them are tried.
+    ///
+    /// # Errors
+    /// The first setting that the driver of the physical function refuses.
+    pub fn replace(self, address: PciAddress, others: Self) -> Result<(), Fault> {
         let (link, vf) = link_of(address).map_err(Fault)?;
         let refused = |what: &str, error: io::Error| {
             Fault(format!("{link}, of which {address} is a VF, sets no {what} of it: {error}"))
         };
         let (mut netlink, index) = open(&link).map_err(|error| refused("limits", error))?;
+        let (mut mac, mut check, mut vlan, mut rate) = (Ok(()), Ok(true), Ok(()), Ok(()));
+        if self.mac.is_some() {
+            // Zeros: the driver of the VF chooses.
+            mac = netlink.set_vf_mac(index, vf, others.mac.unwrap_or_default().0);
+            // A driver that sets addresses need not check those of frames.
+            check = is_supported(netlink.set_vf_spoof_check(index, vf, !others.is_unchecked));
+        }
         if self.vlan != 0 {
-            let set = netlink.set_vf_vlan(index, vf, self.vlan);
-            set.map_err(|error| refused("VLAN", error))?;
+            vlan = netlink.set_vf_vlan(index, vf, others.vlan);
         }
         if self.megabits != 0 {
-            let set = netlink.set_vf_rate(index, vf, self.megabits);
-            set.map_err(|error| refused("rate", error))?;
+            rate = netlink.set_vf_rate(index, vf, others.megabits);
         }
-        Ok(())
+        mac.map_err(|error| refused("MAC address", error))?;
+        check.map_err(|error| refused("check of addresses", error))?;
+        vlan.map_err(|error| refused("VLAN", error))?;
+        rate.map_err(|error| refused("rate", error))
     }
 
     /// Ends the limits. What a driver refuses is logged: the VF is no pool's any more.
     pub fn clear(self, address: PciAddress) {
-        // An error: the VF or its physical function is gone, and the limits with it.
-        let Ok((link, vf)) = link_of(address) else { return };
-        let ended = open(&link).and_then(|(mut netlink, index)| {
-            let vlan = if self.vlan == 0 { Ok(()) } else { netlink.set_vf_vlan(index, vf, 0) };
-            let rate = if self.megabits == 0 { Ok(()) } else { netlink.set_vf_rate(index, vf, 0) };
-            vlan.and(rate)
-        });
-        if let Err(error) = ended {
-            tracing::warn!(%error, %address, %link, "a virtual function keeps its VLAN or rate");
+        // Without a link the VF or its physical function is gone, and the limits with it.
+        if link_of(address).is_ok()
+            && let Err(Fault(error)) = self.replace(address, Self::default())
+        {
+            tracing::warn!(error, "a virtual function keeps settings");
+        }
+    }
+
+    /// Formats the settings that there are, without their values, for [`Limits::from_words`].
+    pub fn words(self) -> String {
+        let all =
+            [("mac", self.mac.is_some()), ("vlan", self.vlan != 0), ("rate", self.megabits != 0)];
+        let there = all.into_iter().filter(|(_, is_there)| *is_there).map(|(word, _)| word);
+        there.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns settings of which [`Limits::replace`] changes the same as of those whose words these
+    /// are. Other words are passed over.
+    pub fn from_words(words: &str) -> Self {
+        let has = |word: &str| words.split_whitespace().any(|one| one == word);
+        Self {
+            vlan: has("vlan").into(),
+            megabits: has("rate").into(),
+            mac: has("mac").then(Mac::default),
+            is_unchecked: false,
         }
     }
 }
@@ -109,7 +163,7 @@ fn link_of(address: PciAddress) -> Result<(String, u32), String> {
     physical_link(&function).ok_or_else(|| {
         format!(
             "PCI function {address} has no physical function whose network interface could set a \
-             VLAN or a rate of it"
+             MAC address, a VLAN or a rate of it"
         )
     })
 }
@@ -125,37 +179,55 @@ fn open(link: &str) -> io::Result<(Netlink, u32)> {
 mod tests {
     use super::*;
 
-    fn template(vlan: u32, max_rate: u64) -> vf_v1::template::Hardware {
-        vf_v1::template::Hardware { vlan, max_rate, ..Default::default() }
-    }
-
     #[test]
     fn limits_that_no_device_has_are_refused() {
         for (vlan, rate) in [(0, 0), (1, 0), (4094, MEGABIT), (0, 12_500_000_000)] {
-            assert_eq!(check(&template(vlan, rate)), Ok(()), "{vlan} {rate}");
+            assert_eq!(check(vlan, rate), Ok(()), "{vlan} {rate}");
         }
         for (vlan, rate) in [(4095, 0), (0, MEGABIT - 1), (0, u64::MAX)] {
-            assert!(check(&template(vlan, rate)).is_err(), "{vlan} {rate}");
+            assert!(check(vlan, rate).is_err(), "{vlan} {rate}");
         }
     }
 
     #[test]
     fn a_rate_has_whole_megabits() {
-        let of = |vlan, rate| {
-            let kind = Some(Kind::Hardware(template(vlan, rate)));
+        let of = |vlan, max_rate| {
+            let hardware = vf_v1::template::Hardware { vlan, max_rate, ..Default::default() };
+            let kind = Some(Kind::Hardware(hardware));
             Limits::of(&vf_v1::Template { kind, ..Default::default() })
         };
-        assert_eq!(of(5, 2 * MEGABIT + 1), Limits { vlan: 5, megabits: 2 });
+        let expected = Limits { vlan: 5, megabits: 2, ..Default::default() };
+        assert_eq!(of(5, 2 * MEGABIT + 1), expected);
         assert!(of(0, 0).is_none() && !of(5, 0).is_none() && !of(0, MEGABIT).is_none());
         assert!(Limits::of(&vf_v1::Template::default()).is_none());
+    }
+
+    #[test]
+    fn a_client_has_its_own_settings_and_the_pools() {
+        let pool = Limits::new(5, 2 * MEGABIT);
+        let (mac, no_spoof_check) = ("02:00:00:00:00:07".to_owned(), true);
+        let client =
+            vf_v1::Client { mac, no_spoof_check, max_rate: 3 * MEGABIT, ..Default::default() };
+        let own = pool.for_client(&client);
+        assert_eq!((own.vlan, own.megabits, own.is_unchecked), (5, 3, true));
+        assert_eq!(own.mac, Some(Mac([2, 0, 0, 0, 0, 7])));
+        let other = pool.for_client(&vf_v1::Client { vlan: 6, ..Default::default() });
+        assert_eq!(other, Limits { vlan: 6, ..pool });
+        assert_eq!((own.words().as_str(), pool.words().as_str()), ("mac vlan rate", "vlan rate"));
+        for one in [own, pool, Limits::default()] {
+            let again = Limits::from_words(&one.words());
+            assert_eq!((again.words(), again.is_none()), (one.words(), one.is_none()));
+        }
     }
 
     #[test]
     fn limits_need_a_physical_function_with_a_link() {
         let nowhere = "0000:fe:1f.7".parse().unwrap();
         Limits::default().check(nowhere).unwrap();
-        let refused = Limits { vlan: 5, megabits: 0 }.check(nowhere).unwrap_err();
+        let limits = Limits::new(5, 0);
+        let refused = limits.check(nowhere).unwrap_err();
         assert!(refused.contains("no physical function whose network"), "{refused}");
-        Limits { vlan: 5, megabits: 0 }.clear(nowhere);
+        assert!(limits.set(nowhere).is_err());
+        limits.clear(nowhere);
     }
 }

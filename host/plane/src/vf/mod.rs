@@ -3,8 +3,8 @@
 //! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its controller
 //! is reset, its disk is empty. Its socket refuses clients until an owner has taken the VF.
 //! `function` is such an endpoint as a device of `slipway-vf-pool`, which has the states, the locks
-//! and the ledger. `hardware` is a real VF behind one, and `limits` its VLAN and rate. `service`
-//! answers the calls of `vf.proto`.
+//! and the ledger. `hardware` is a real VF behind one, and `limits` its MAC address, VLAN and rate.
+//! `service` answers the calls of `vf.proto`.
 //!
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
+use slipway_plane_api::vf_v1::template::Kind;
 use slipway_plane_api::{v1, vf_v1};
 use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Settings};
 
@@ -172,7 +173,8 @@ impl VirtualFunctions {
         let device = |number| {
             let request = template::request(name, number, &template, &self.shared.sockets);
             let hardware = addresses.get(number as usize).copied();
-            let hardware = hardware.map(|address| Hardware::new(address, limits));
+            let sockets = &self.shared.sockets;
+            let hardware = hardware.map(|address| Hardware::new(address, limits, sockets));
             Function::new(self.shared.plane.clone(), request, hardware)
         };
         let set_size = if template.set_size == 0 { template.count } else { template.set_size };
@@ -246,6 +248,7 @@ impl VirtualFunctions {
         let entry = self.entry(pool)?;
         if let Some(client) = &client {
             template::check_client(&entry.template, client).map_err(VfError::Invalid)?;
+            hardware::check_client(&entry.template, client)?;
         }
         let prepare = |function: &mut Function| function.prepare(client);
         let lease = entry.pool.take_prepared(owner, number, prepare)?;
@@ -264,6 +267,11 @@ impl VirtualFunctions {
     ) -> Result<vf_v1::Lease, VfError> {
         let entry = self.entry(pool)?;
         template::check_client(&entry.template, &client).map_err(VfError::Invalid)?;
+        let is_hardware = matches!(entry.template.kind, Some(Kind::Hardware(_)));
+        if is_hardware && template::has_settings(&client) {
+            let why = "a VF of hardware has its settings from when it is taken until it returns";
+            return Err(VfError::Invalid(why.to_owned()));
+        }
         let user = client.user.or(entry.template.user).unwrap_or_else(|| v1::Owner {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),

@@ -48,7 +48,7 @@ pub(super) fn check(name: &str, template: &vf_v1::Template) -> Result<(), String
         }
         Some(Kind::Nic(_)) => Ok(()),
         Some(Kind::Hardware(hardware)) => {
-            limits::check(hardware)?;
+            limits::check(hardware.vlan, hardware.max_rate)?;
             check_addresses(&addresses(template)?, count)
         }
         None => Err("a pool's VFs are of kind nvme, nic or hardware".into()),
@@ -99,10 +99,25 @@ pub(super) fn check_client(
     template: &vf_v1::Template,
     client: &vf_v1::Client,
 ) -> Result<(), String> {
-    let has_port = matches!(template.kind, Some(Kind::Nic(_)));
-    let asks = !(client.mac.is_empty() && client.addresses.is_empty());
-    if asks && !has_port {
+    let (has_port, is_hardware) = match template.kind {
+        Some(Kind::Nic(_)) => (true, false),
+        Some(Kind::Hardware(_)) => (false, true),
+        _ => (false, false),
+    };
+    if !(client.mac.is_empty() || has_port || is_hardware)
+        || !(client.addresses.is_empty() || has_port)
+    {
         return Err("a VF that is no network interface has no addresses".into());
+    }
+    if is_hardware {
+        limits::check(client.vlan, client.max_rate)?;
+        if client.max_burst > 0 || client.receive_rate > 0 {
+            return Err("hardware bounds what a VF sends, without a burst, and not what it \
+                        receives: leave out the burst, and the rate of what is received"
+                .into());
+        }
+    } else if client.vlan > 0 || client.no_spoof_check {
+        return Err("a VLAN and the check of addresses are settings of hardware".into());
     }
     if !client.mac.is_empty() && client.mac.parse::<Mac>().is_err() {
         return Err(format!("\"{}\" is no MAC address", client.mac));
@@ -111,6 +126,12 @@ pub(super) fn check_client(
         Some(text) => Err(format!("\"{text}\" is no IP address")),
         None => Ok(()),
     }
+}
+
+/// Returns whether a client has settings that the physical function of hardware holds it to.
+pub(super) fn has_settings(client: &vf_v1::Client) -> bool {
+    let vf_v1::Client { mac, max_rate, vlan, no_spoof_check, .. } = client;
+    !mac.is_empty() || *max_rate > 0 || *vlan > 0 || *no_spoof_check
 }
 
 /// Returns the id of a VF's endpoint.
@@ -223,8 +244,27 @@ mod tests {
         }
         let request = request("nics", 1, &pair, Path::new("/run"));
         assert_eq!((request.id.as_str(), request.nvme, request.virtio_net), ("nics.1", None, None));
-        let client = vf_v1::Client { mac: "02:00:00:00:00:01".into(), ..Default::default() };
-        assert!(check_client(&pair, &client).is_err(), "the plane has no port of it");
+    }
+
+    #[test]
+    fn the_client_of_hardware_has_what_a_physical_function_sets() {
+        let (rest, hardware) = (vf_v1::Client::default(), hardware(&["0000:01:10.0"], 1));
+        let mac = "02:00:00:00:00:01".to_owned();
+        let good = vf_v1::Client { mac, vlan: 5, no_spoof_check: true, ..rest.clone() };
+        check_client(&hardware, &good).unwrap();
+        assert!(has_settings(&good) && !has_settings(&rest));
+        let ram = nvme(Some(DiskKind::Ram(v1::RamDisk { size_bytes: 1 << 20 })), 1, 0);
+        assert!(check_client(&ram, &vf_v1::Client { vlan: 5, ..rest.clone() }).is_err());
+        for bad in [
+            vf_v1::Client { addresses: vec!["10.0.0.1".into()], ..rest.clone() },
+            vf_v1::Client { vlan: 4095, ..rest.clone() },
+            vf_v1::Client { max_rate: 1, ..rest.clone() },
+            vf_v1::Client { max_rate: 125_000, max_burst: 1, ..rest.clone() },
+            vf_v1::Client { receive_rate: 125_000, ..rest.clone() },
+            vf_v1::Client { mac: "02:00".into(), ..rest.clone() },
+        ] {
+            assert!(check_client(&hardware, &bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -103,14 +103,13 @@ fn owner(record: &Record, pool: &FunctionPool) -> String {
 fn client(network: &Network) -> vf_v1::Client {
     let rates = network.rates();
     vf_v1::Client {
-        user: None,
-        memory: None,
         mac: network.mac.clone(),
         addresses: network.addresses(),
         max_rate: rates.max_rate,
         max_burst: rates.max_burst,
         receive_rate: rates.receive_rate,
         receive_burst: rates.receive_burst,
+        ..Default::default()
     }
 }
 

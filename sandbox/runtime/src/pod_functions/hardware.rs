@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use slipway_netlink::{Netlink, physical_link};
+use slipway_netlink::{Netlink, is_supported, physical_link};
 use slipway_plane_api::vf_v1::template::Hardware;
 
 use crate::record::GivenNic;
@@ -95,17 +95,6 @@ fn set_mac_of(function: &Path) -> io::Result<String> {
     Ok(mac.map(|byte| format!("{byte:02x}")).join(":"))
 }
 
-/// Returns whether a driver has a setting. `ENOTSUPP` is the kernel's own, and drivers return it.
-fn is_supported(set: io::Result<()>) -> io::Result<bool> {
-    const ENOTSUPP: i32 = 524;
-    match set {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | ENOTSUPP)) => {
-            Ok(false)
-        }
-        set => set.map(|()| true),
-    }
-}
-
 /// Returns the address of a VF of this host: locally administered, and the same each time.
 fn mac(host: &[u8], function: &Path) -> [u8; 6] {
     let name = function.file_name().unwrap_or_default();
@@ -147,14 +136,5 @@ mod tests {
         let addresses = vec!["0000:01:10.0".into()];
         let hardware = Hardware { addresses, ..Default::default() };
         assert_eq!((address(&hardware, 0), address(&hardware, 1)), ("0000:01:10.0", ""));
-    }
-
-    #[test]
-    fn a_driver_without_a_setting_is_no_error() {
-        let error = |errno| Err(io::Error::from_raw_os_error(errno));
-        assert!(is_supported(Ok(())).unwrap());
-        assert!(!is_supported(error(libc::EOPNOTSUPP)).unwrap());
-        assert!(!is_supported(error(524)).unwrap());
-        assert!(is_supported(error(libc::EPERM)).is_err());
     }
 }
