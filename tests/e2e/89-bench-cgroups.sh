@@ -30,6 +30,24 @@ CHECK
 ! pgrep -P $$ sleep >/dev/null || fail "a process is left"
 ok "$subjects: fifty groups twice each, and none is left"
 
+# RunD-V's joint controllers, where no hierarchy of the host has one.
+joint=joint,joint-pool,joint-mkdir,joint-take
+if bench --quick --only "$joint" --json >"$work/j.json" 2>"$work/errors"; then
+    python3 - "$work/j.json" "$joint" <<'CHECK' || fail "the report of joint controllers"
+import json, sys
+report = json.load(open(sys.argv[1]))
+names = sys.argv[2].split(",")
+assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
+assert len(report["runs"]) == 2 * len(names) and not report.get("faults"), report
+CHECK
+    ! grep -q "^cgroup $work" /proc/mounts || fail "the joint hierarchy is still mounted"
+    ok "$joint: fifty groups twice each in one hierarchy, which is gone"
+else
+    grep -q '^SKIPPED: joint: .*mounted already\|^SKIPPED: joint: .*cannot mount\|^SKIPPED: joint: .*no controller' "$work/errors" ||
+        fail "joint controllers: $(cat "$work/errors")"
+    say "$(grep -m 1 '^SKIPPED' "$work/errors")"
+fi
+
 bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
 grep -Eq '^50-t4 .* 1\.00 ' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
 ok "a report that was written is compared with itself"
@@ -59,7 +77,7 @@ CHECK
     ok "$idle: idle processes are woken, and no group is left"
 fi
 
-for bad in "--load 0-t1" "--load 5" "--idle 0" "--idle 5 --load 5-t1" "--only nosuch" "--controllers ../x" "--report $work/a.svg"; do
+for bad in "--load 0-t1" "--load 5" "--idle 0" "--idle 5 --load 5-t1" "--only nosuch" "--only joint,create-v2" "--controllers ../x" "--report $work/a.svg"; do
     # shellcheck disable=SC2086 # words
     bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench cgroups $bad succeeded"
     [ -s "$work/errors" ] || fail "bench cgroups $bad says nothing"

@@ -8,6 +8,7 @@
 //!   arrival. [`Way::CreateFifo`] and [`Way::PoolNoFifo`] show what that order does to each alone.
 //!   [`Way::Mkdir`] and [`Way::Take`] are the first step of each alone: what RunD-V's figures of
 //!   creation compare;
+//! - [`Version`] says where the groups are: [`Joint`] is RunD-V's one hierarchy of all controllers;
 //! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
 //!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
 //!
@@ -18,7 +19,9 @@
 
 mod compare;
 pub mod idle;
+mod joint;
 mod load;
+mod paper;
 mod plot;
 mod report;
 mod sleepers;
@@ -26,6 +29,7 @@ mod subjects;
 mod table;
 
 pub use compare::compare_cgroups;
+pub use joint::Joint;
 pub use load::CgroupLoad;
 pub use plot::cgroup_plot;
 pub use report::{CgroupFigures, CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};

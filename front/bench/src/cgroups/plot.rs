@@ -2,25 +2,39 @@
 
 use anyhow::Result;
 
+use super::paper::creation_ns;
 use super::{CgroupFigures, CgroupLoad, CgroupReport};
+use crate::duration::human;
 use crate::groups::{Group, Shown, groups, time};
 
 /// Draws `report`: for each load the time for all groups and the 99th percentile of a request, with
-/// a bar for each subject.
+/// a bar for each subject, and RunD-V's times for creation where it has that load.
 ///
 /// # Errors
 /// If nothing was measured.
 pub fn cgroup_plot(report: &CgroupReport, title: &str) -> Result<String> {
     let of_load = |load: &CgroupLoad| {
         let CgroupLoad { groups, threads } = *load;
-        Group::of_load(
-            format!("{groups} groups by {threads} threads"),
+        let name = format!("{groups} groups by {threads} threads");
+        let [all, tail] = Group::of_load(
+            &name,
             &report.subjects,
             |one| report.figures(load, one),
             [("all", all), ("p99 of a request", tail)],
-        )
+        );
+        [all, tail, of_paper(report, load, &name)]
     };
     groups(title, report.plan.loads.iter().flat_map(of_load))
+}
+
+/// Returns bars for the subjects that were measured and are in the paper.
+fn of_paper(report: &CgroupReport, load: &CgroupLoad, name: &str) -> Group {
+    let name = format!("{name}: creation of all in RunD-V's paper (section VI.B)");
+    Group::of(name, false, &report.subjects, |one| {
+        report.figures(load, one)?;
+        let ns = creation_ns(one, load)?;
+        Some((ns, (ns, ns), human(ns as u64)))
+    })
 }
 
 fn all(figures: &CgroupFigures) -> Option<Shown> {
@@ -45,6 +59,10 @@ mod tests {
             assert!(text.contains(part), "{part}");
         }
         assert_eq!(text.matches("less is better").count(), 2);
+        assert!(!text.contains("paper"), "{text}");
+        let text = cgroup_plot(&report(&[("mkdir", &[4]), ("take", &[8])]), "x").unwrap();
+        assert_eq!(text.matches("less is better").count(), 3);
+        assert!(text.contains("RunD-V's paper") && text.contains("100 ms"), "{text}");
         assert!(cgroup_plot(&report(&[]), "x").is_err());
     }
 }

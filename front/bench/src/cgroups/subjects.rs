@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use slipway_cgroup::{Group, Hierarchies, Limits, Pool, ROOT, Settings};
 use slipway_telemetry::monotonic_ns;
 
-use super::{CgroupLoad, Sleepers};
+use super::{CgroupLoad, Joint, Sleepers};
 use crate::measurement::Subject;
 use crate::statistics::percentile;
 
@@ -53,10 +53,12 @@ pub enum Way {
 }
 
 /// A version of control groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Version {
     /// Version 1, with the hierarchies of these controllers.
     V1(Vec<String>),
+    /// Version 1, with one hierarchy of all controllers.
+    Joint(Arc<Joint>),
     /// Version 2.
     V2,
 }
@@ -67,11 +69,15 @@ impl Version {
         let root = Path::new(ROOT);
         let roots: Vec<_> = match self {
             Self::V1(controllers) => controllers.iter().map(|name| root.join(name)).collect(),
+            Self::Joint(joint) => vec![joint.path().to_owned()],
             Self::V2 if root.join("cgroup.controllers").exists() => vec![root.to_owned()],
             // Beside version 1, where systemd mounts it.
             Self::V2 => vec![root.join("unified")],
         };
-        let marker = if *self == Self::V2 { "cgroup.controllers" } else { "cgroup.clone_children" };
+        let marker = match self {
+            Self::V2 => "cgroup.controllers",
+            Self::V1(_) | Self::Joint(_) => "cgroup.clone_children",
+        };
         roots.iter().all(|root| root.join(marker).exists()).then_some(roots)
     }
 }
@@ -82,6 +88,8 @@ pub struct CgroupWay {
     about: String,
     way: Way,
     all: Hierarchies,
+    /// Keeps a joint hierarchy mounted.
+    _version: Version,
     sleepers: Arc<Sleepers>,
 }
 
@@ -99,6 +107,7 @@ impl CgroupWay {
             about: about.to_owned(),
             way,
             all: Hierarchies::at(version.roots()?, &parent_name()),
+            _version: version.clone(),
             sleepers: Arc::clone(sleepers),
         })
     }

@@ -321,7 +321,8 @@ pub struct CgroupsArgs {
     /// Loads, as 2000-t50: the number of groups, and of threads that ask for them
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::cgroups::CgroupLoad>,
-    /// Only these subjects [default: all that the host has the hierarchies of]; --list shows them
+    /// Only these subjects [default: all that the host has the hierarchies of, but joint ones];
+    /// --list shows them
     #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Controllers of version 1, each with a group of its own [default: those that sandboxes have]

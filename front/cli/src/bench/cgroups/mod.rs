@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::{
-    CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Sleepers, Version, Way,
+    CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Joint, Sleepers, Version, Way,
     cgroup_plot, cgroup_table, compare_cgroups,
 };
 
@@ -15,7 +15,7 @@ use super::subjects;
 use crate::args::CgroupsArgs;
 
 /// The subjects to measure, with descriptions.
-const SUBJECTS: [(&str, &str); 10] = [
+const SUBJECTS: [(&str, &str); 14] = [
     ("create", "version 1: the group is made, its limits are set, a process moves in"),
     ("pool", "the same with a group of the pool, in the order of arrival"),
     ("create-fifo", "as create, in the order of arrival"),
@@ -26,6 +26,10 @@ const SUBJECTS: [(&str, &str); 10] = [
     ("pool-v2", "the same with a group of the pool, in the order of arrival"),
     ("mkdir-v2", "version 2: the group is made, and nothing else"),
     ("take-v2", "the same with a group of the pool"),
+    ("joint", "RunD-V's joint controllers: as create, in one hierarchy; only if named by --only"),
+    ("joint-pool", "the same with a group of the pool, in the order of arrival; only if named"),
+    ("joint-mkdir", "RunD-V's joint controllers: the group is made; only if named"),
+    ("joint-take", "the same with a group of the pool; only if named"),
 ];
 /// The loads of RunD-V, section IV.A.
 const LOADS: [&str; 3] = ["2000-t1", "2000-t50", "2000-t200"];
@@ -58,8 +62,9 @@ fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
 }
 
 fn way(name: &str) -> Way {
-    match name.strip_suffix("-v2").unwrap_or(name) {
-        "create" => Way::Create,
+    let name = name.strip_suffix("-v2").unwrap_or(name);
+    match name.strip_prefix("joint-").unwrap_or(name) {
+        "create" | "joint" => Way::Create,
         "create-fifo" => Way::CreateFifo,
         "pool" => Way::Pool,
         "pool-no-fifo" => Way::PoolNoFifo,
@@ -68,14 +73,47 @@ fn way(name: &str) -> Way {
     }
 }
 
+fn is_joint(name: &str) -> bool {
+    name.starts_with("joint")
+}
+
+/// Mounts the joint hierarchy if subjects in it were named. Says so if the host cannot have it.
+///
+/// # Errors
+/// Subjects of version 2, from which the joint hierarchy takes the controllers, were named too.
+fn joint(args: &CgroupsArgs, chosen: &[(&str, &str)]) -> Result<Option<Arc<Joint>>> {
+    if args.only.is_empty() || !chosen.iter().any(|(name, _)| is_joint(name)) {
+        return Ok(None);
+    }
+    ensure!(
+        !chosen.iter().any(|(name, _)| name.ends_with("-v2")),
+        "a joint hierarchy takes the controllers from version 2: measure the two in separate runs"
+    );
+    match Joint::mount() {
+        Ok(joint) => Ok(Some(Arc::new(joint))),
+        Err(error) => {
+            eprintln!("SKIPPED: joint: {error:#}");
+            Ok(None)
+        }
+    }
+}
+
 fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<Box<CgroupSubject>>> {
     let plain = |name: &String| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     ensure!(args.controllers.iter().all(plain), "a controller has a name such as memory");
-    let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
+    let mut chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
+    let joint = joint(args, &chosen)?;
+    if joint.is_none() {
+        chosen.retain(|(name, _)| !is_joint(name));
+    }
     let mut subjects: Vec<Box<CgroupSubject>> = Vec::new();
     for (name, about) in chosen {
         let second = name.ends_with("-v2");
-        let version = if second { Version::V2 } else { Version::V1(args.controllers.clone()) };
+        let version = match &joint {
+            Some(joint) if is_joint(name) => Version::Joint(Arc::clone(joint)),
+            _ if second => Version::V2,
+            _ => Version::V1(args.controllers.clone()),
+        };
         let needs = if second {
             "cgroup v2".to_owned()
         } else {
