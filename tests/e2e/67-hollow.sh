@@ -81,20 +81,25 @@ wait_until 30 are nics ready,ready || fail "after the end: $(states nics)"
 ok "a pool of the settings; where it is empty, an interface is made"
 "$slipway" vf rm nics >/dev/null || fail "vf rm"
 
-"$slipway" bench startup --engine hollow --count 6 --rounds 2 --arms none,slipway,pool --wait-network --json --svg "$work/a.svg" \
+"$slipway" bench startup --engine hollow --count 6 --rounds 2 --arms none,slipway,pool,one-lock --wait-network --json --svg "$work/a.svg" \
     "$image" >"$work/a.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
 python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
 assert report["environment"]["accelerator"] == "hollow", report["environment"]
-assert [one["arm"] for one in report["rounds"]] == ["none", "slipway", "pool"] * 2
+assert [one["arm"] for one in report["rounds"]] == ["none", "slipway", "pool", "one-lock"] * 2
 assert all(len(one["timelines"]) == 6 for one in report["rounds"])
 has = {one["arm"]: {stage["name"] for line in one["timelines"] for stage in line["stages"]} for one in report["rounds"]}
 assert "network" in has["pool"] and "network" in has["slipway"] and "network" not in has["none"], has
+# Each waits 100 ms for its reset, one after the other.
+waits = [stage["end_ns"] - stage["start_ns"] for one in report["rounds"] if one["arm"] == "one-lock"
+         for line in one["timelines"] for stage in line["stages"] if stage["name"] == "vf-reset"]
+assert len(waits) == 12 and min(waits) >= 100_000_000 and max(waits) >= 600_000_000, waits
+assert "vf-reset" not in has["pool"], has
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
-ok "bench startup: three ways in turn, nothing is left"
+ok "bench startup: four ways in turn, nothing is left"
 
 # Interfaces of the kernel's, several numbers of sandboxes, volumes, and single starts.
 "$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none,veth,no-async --volume data:16M:/data --single \

@@ -17,6 +17,10 @@ pub enum Arm {
     Pool,
     /// As [`Arm::Slipway`], but its container waits for the network: FastIOV-A.
     NoAsync,
+    /// As [`Arm::Pool`], behind a wait that stands for a reset on demand: FastIOV's locks.
+    VfLocks,
+    /// As [`Arm::VfLocks`], but the waits are under one lock, one after the other: FastIOV-L.
+    OneLock,
     /// Each has a veth pair, made when the sandbox starts: one end in a network namespace of its
     /// own, the other one in a bridge.
     Veth,
@@ -34,11 +38,13 @@ pub enum Arm {
 
 impl Arm {
     /// All ways.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::None,
         Self::Slipway,
         Self::Pool,
         Self::NoAsync,
+        Self::VfLocks,
+        Self::OneLock,
         Self::Veth,
         Self::Macvlan,
         Self::Macvtap,
@@ -54,6 +60,8 @@ impl Arm {
             Self::Slipway => "slipway",
             Self::Pool => "pool",
             Self::NoAsync => "no-async",
+            Self::VfLocks => "vf-locks",
+            Self::OneLock => "one-lock",
             Self::Veth => "veth",
             Self::Macvlan => "macvlan",
             Self::Macvtap => "macvtap",
@@ -70,6 +78,8 @@ impl Arm {
             Self::Slipway => "a network function, made when it is needed",
             Self::Pool => "a network function of a pool, made before",
             Self::NoAsync => "a network function; the container waits for it",
+            Self::VfLocks => "of a pool, behind a wait of 100 ms for a reset",
+            Self::OneLock => "of a pool, behind such a wait under one lock for all",
             Self::Veth => "a veth pair and a bridge, made when it is needed",
             Self::Macvlan => "a macvlan interface, made when it is needed",
             Self::Macvtap => "a macvtap interface, made when it is needed",
@@ -77,6 +87,16 @@ impl Arm {
             Self::Vf => "a function of a pool of hardware",
             Self::Runc => "runc's containers, with a veth pair and a bridge",
         }
+    }
+
+    /// Returns whether the function is one of a pool that is made for the measurement.
+    pub fn takes_of_pool(self) -> bool {
+        self == Self::Pool || self.resets()
+    }
+
+    /// Returns whether a start has a wait that stands for a function-level reset.
+    pub fn resets(self) -> bool {
+        matches!(self, Self::VfLocks | Self::OneLock)
     }
 
     /// Returns whether the interface is one of the kernel's in a network namespace.
@@ -123,7 +143,8 @@ const VFIO: f64 = 4.052;
 /// Returns a figure of FastIOV without one of its parts (figure 11), whose mean is `less` below
 /// that of starts with VFIO.
 const fn without(name: &'static str, short: &'static str, less: f64) -> Published {
-    Published { name, short, beside: &[Arm::NoAsync], mean: VFIO * (1.0 - less), p99: None }
+    let beside = &[Arm::NoAsync, Arm::OneLock];
+    Published { name, short, beside, mean: VFIO * (1.0 - less), p99: None }
 }
 
 /// All figures. Those without one part and IPvtap are computed: the paper has them in relation to
@@ -175,6 +196,14 @@ mod tests {
         let json = |arm: &Arm| serde_json::to_string(arm).unwrap();
         assert!(Arm::ALL.iter().all(|arm| json(arm) == format!("\"{arm}\"")));
         assert!("vanilla".parse::<Arm>().unwrap_err().contains("none, slipway, pool, no-async"));
+    }
+
+    #[test]
+    fn ways_with_a_reset_take_functions_of_a_pool() {
+        let of_pool: Vec<_> = Arm::ALL.into_iter().filter(|arm| arm.takes_of_pool()).collect();
+        assert_eq!(of_pool, [Arm::Pool, Arm::VfLocks, Arm::OneLock]);
+        assert!(!Arm::Pool.resets() && Arm::OneLock.resets());
+        assert!(published(&[Arm::OneLock]).any(|one| one.short == "FastIOV-L (paper)"));
     }
 
     #[test]

@@ -24,6 +24,6 @@ mod table;
 pub use arm::Arm;
 pub use compare::compare_arms;
 pub use plot::arms_plot;
-pub use report::{ArmFigures, ArmRound, ArmsReport, INTERFACE, Point, Singles};
+pub use report::{ArmFigures, ArmRound, ArmsReport, INTERFACE, Point, RESET, Singles};
 pub use singles::SinglesFigures;
 pub use table::arms_table;

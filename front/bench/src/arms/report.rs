@@ -11,10 +11,12 @@ use crate::statistics::{Statistics, median, percentile, statistics, time_in};
 
 /// The stages that have to do with functions and the memory they reach: FastIOV's *VF-related*
 /// (section 3.2: `dma-ram`, `dma-image`, `vfio-dev`, `vf-driver`) and the interface's own.
-const OF_FUNCTIONS: [&str; 6] =
-    ["dma-ram", "dma-image", "vf-attach", "vf-driver", "network", INTERFACE];
+const OF_FUNCTIONS: [&str; 7] =
+    ["dma-ram", "dma-image", "vf-attach", "vf-driver", "network", INTERFACE, RESET];
 /// The stage in which an interface of the kernel's is made for a sandbox.
 pub const INTERFACE: &str = "interface";
+/// The stage in which a start waits as long as a function-level reset takes, and for its turn.
+pub const RESET: &str = "vf-reset";
 
 /// How many sandboxes start at once, and how large they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

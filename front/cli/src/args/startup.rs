@@ -61,11 +61,12 @@ pub struct StartupArgs {
     pub volume: Vec<VolumeArg>,
     /// Start sandboxes in these ways in turn: without a network (none), with a network function
     /// that is made when it is needed (slipway), with one of a pool that is made for the
-    /// measurement (pool), with one that the container waits for (no-async, FastIOV-A), with an
-    /// interface of the kernel's that is made when it is needed (veth on a bridge, macvlan,
-    /// macvtap), with QEMU's own interface on a TAP (tap), with hardware (vf); and, as a peer,
-    /// runc's containers (runc) [default with --engine hollow, several numbers or --single:
-    /// none,slipway]
+    /// measurement (pool), with one that the container waits for (no-async, FastIOV-A), with one of
+    /// a pool behind a wait of 100 ms for a reset (vf-locks; one after the other: one-lock,
+    /// FastIOV-L), with an interface of the kernel's that is made when it is needed (veth on a
+    /// bridge, macvlan, macvtap), with QEMU's own interface on a TAP (tap), with hardware (vf);
+    /// and, as a peer, runc's containers (runc) [default with --engine hollow, several numbers or
+    /// --single: none,slipway]
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub arms: Vec<Arm>,
     /// The pool of hardware of the way vf (`slipway vf create POOL --pci ADDRESS,…`)

@@ -12,6 +12,7 @@ use slipway_bench::SavedReport;
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
+use tokio::sync::Mutex;
 
 use self::pool::Pool;
 use self::runc::Runc;
@@ -86,7 +87,7 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         false => None,
     };
     let functions = connect_functions(node, config).await?;
-    let pool = match arms.contains(&Arm::Pool) {
+    let pool = match arms.iter().any(|arm| arm.takes_of_pool()) {
         true => Some(Pool::make(node, config, &network, most).await?),
         false => None,
     };
@@ -99,6 +100,7 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         hardware: args.vf_pool.clone(),
         wires,
         runc: runc.map(Arc::new),
+        devset: Mutex::default(),
     };
     let measured = rounds(&turns, args, &arms, &points).await;
     let closed = match pool {

@@ -1,14 +1,16 @@
 //! One turn: sandboxes that start at once in one way, or one after the other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, try_join_all};
 use indicatif::ProgressBar;
-use slipway_bench::arms::{Arm, INTERFACE, Point, Singles};
+use slipway_bench::arms::{Arm, INTERFACE, Point, RESET, Singles};
 use slipway_plane_api::VfClient;
 use slipway_runtime::{SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
+use tokio::sync::Mutex;
 
 use super::runc::Runc;
 use super::wires::Wires;
@@ -18,6 +20,9 @@ use crate::progress::stage_spinner;
 use crate::run::{self, Start};
 use crate::session::Wishes;
 use crate::vf;
+
+/// The wait that stands for a function-level reset (PCI Express 5.0, section 6.6.2).
+const RESET_TIME: Duration = Duration::from_millis(100);
 
 /// The clients, wishes and namespaces that all turns share.
 pub struct Turns {
@@ -35,6 +40,8 @@ pub struct Turns {
     pub wires: Option<Arc<Wires>>,
     /// The peer, if it is measured.
     pub runc: Option<Arc<Runc>>,
+    /// The one lock for all functions, of the way that has it.
+    pub devset: Mutex<()>,
 }
 
 impl Turns {
@@ -93,7 +100,7 @@ impl Turns {
         match arm {
             Arm::Slipway | Arm::NoAsync | Arm::Runc => {}
             Arm::None => without_network(&mut spec),
-            Arm::Pool => spec.vf_pool = own(),
+            Arm::Pool | Arm::VfLocks | Arm::OneLock => spec.vf_pool = own(),
             Arm::Veth | Arm::Macvlan | Arm::Macvtap => {
                 let wires = self.wires.as_ref().context("no network namespaces were made")?;
                 spec.network.clear();
@@ -111,8 +118,25 @@ impl Turns {
         Ok(spec)
     }
 
-    /// Starts a sandbox or the peer's container, after its interface was made if it has one of the
-    /// kernel's, which is a stage of the start.
+    /// Makes the interface of a sandbox, or waits for a reset, as its way has it. Returns the stage
+    /// of the start that this is, if it is one.
+    async fn prepare(&self, arm: Arm, number: u32) -> Result<Option<&'static str>> {
+        if let Some(wires) = self.wires.clone().filter(|_| arm.is_in_namespace()) {
+            tokio::task::spawn_blocking(move || wires.add(arm, number)).await??;
+            return Ok(Some(INTERFACE));
+        }
+        if !arm.resets() {
+            return Ok(None);
+        }
+        let _alone = match arm {
+            Arm::OneLock => Some(self.devset.lock().await),
+            _ => None,
+        };
+        tokio::time::sleep(RESET_TIME).await;
+        Ok(Some(RESET))
+    }
+
+    /// Starts a sandbox or the peer's container, after what its way has before it.
     async fn start_one(
         &self,
         arm: Arm,
@@ -121,11 +145,8 @@ impl Turns {
         spinner: &ProgressBar,
     ) -> Result<Start> {
         let spec = self.spec_of(arm, point, number)?;
-        let wires = self.wires.clone().filter(|_| arm.is_in_namespace());
-        let (began, is_wired) = (monotonic_ns(), wires.is_some());
-        if let Some(wires) = wires {
-            tokio::task::spawn_blocking(move || wires.add(arm, number)).await??;
-        }
+        let began = monotonic_ns();
+        let stage = self.prepare(arm, number).await?;
         let made = monotonic_ns();
         let mut start = match arm {
             Arm::Runc => self.start_runc(spec.name, number).await?,
@@ -135,8 +156,8 @@ impl Turns {
                 run::start(client, spec, wishes, &mut Nowhere, spinner).await?
             }
         };
-        if let (true, Some(timeline)) = (is_wired, &mut start.timeline) {
-            timeline.record(INTERFACE, began, made);
+        if let (Some(stage), Some(timeline)) = (stage, &mut start.timeline) {
+            timeline.record(stage, began, made);
         }
         Ok(start)
     }
@@ -162,7 +183,7 @@ impl Turns {
     /// Waits until functions are ready again, and removes interfaces.
     async fn settle(&self, arm: Arm, numbers: &[u32]) -> Result<()> {
         let pool = match arm {
-            Arm::Pool => Some(own()),
+            _ if arm.takes_of_pool() => Some(own()),
             Arm::Vf => self.hardware.clone(),
             _ => None,
         };
