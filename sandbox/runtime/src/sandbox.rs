@@ -1,5 +1,7 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
+mod rest;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -7,7 +9,6 @@ use slipway_hypervisor::{GuestMemory, Vm};
 use slipway_peer::Bin;
 use slipway_telemetry::trace::Parent;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinHandle;
 
 use crate::agent::Agent;
 use crate::container::{Container, OWN};
@@ -20,15 +21,14 @@ use crate::shared_root::SharedRoot;
 use crate::templates::Template;
 use crate::{Error, Result};
 
+pub(crate) use rest::Back;
+
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
 /// The most updates of limits of one pod's containers at once, those that wait among them.
 const MOST_UPDATES: usize = 16;
 /// The most looks at the host's files for one sandbox at once.
 const MOST_LOOKS: usize = 4;
-
-/// A machine whose container goes on, with the task that carries the container's output.
-pub(crate) type Back = (Arc<dyn Vm>, Agent, JoinHandle<Result<()>>);
 
 /// A sandbox, shared between the task that runs it and the calls that concern it.
 pub struct Sandbox {
@@ -442,49 +442,6 @@ impl Sandbox {
     pub(crate) async fn pod_ends(&self) {
         // The sender is in `self`.
         let _ = self.ending.subscribe().wait_for(|ending| *ending).await;
-    }
-
-    /// Notes that the memory is in a file and nothing of a VMM is left.
-    pub(crate) fn come_to_rest(&self) {
-        self.rests.send_replace(true);
-    }
-
-    /// Returns whether the memory is in a file and nothing of a VMM is left.
-    pub(crate) fn rests(&self) -> bool {
-        *self.rests.borrow()
-    }
-
-    /// Waits until the memory is in a file and nothing of a VMM is left.
-    pub(crate) async fn comes_to_rest(&self) {
-        // The sender is in `self`.
-        let _ = self.rests.subscribe().wait_for(|rests| *rests).await;
-    }
-
-    /// Hands over the outcome of coming back from the file.
-    pub(crate) fn give_back(&self, back: Result<Back>) {
-        *lock(&self.back) = Some(back);
-        self.rests.send_replace(false);
-    }
-
-    /// Waits until a sandbox that rests has come back, and returns the outcome.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`] if it is asked to end instead; the error that was handed over.
-    pub(crate) async fn returned(&self) -> Result<Back> {
-        let back = async {
-            let _ = self.rests.subscribe().wait_for(|rests| !*rests).await;
-        };
-        let stopped = async {
-            let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
-        };
-        tokio::select! {
-            () = back => {}
-            () = stopped => {}
-        }
-        // A call that has it come back is over then.
-        let _turn = self.own.pausing.write().await;
-        self.rests.send_replace(false);
-        lock(&self.back).take().unwrap_or(Err(Error::Stopped))
     }
 
     /// Returns whether the sandbox was asked to end.

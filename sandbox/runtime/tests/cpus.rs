@@ -121,7 +121,7 @@ impl Pod {
         let resources = Some(v1::Resources { cpu_quota_us, ..Default::default() });
         let member = v1::RunSpec { pod: self.name.clone(), resources, ..spec(name) };
         let replies = run_with(self.daemon.client.clone(), member).await.unwrap().into_inner();
-        assert_eq!(exit_of(replies).await.exit_status, 0);
+        assert_eq!(exit_of(replies).await.status, 0);
     }
 
     async fn has(&self, cpus: u32) {

@@ -13,7 +13,7 @@ impl Served {
             FunctionKind::Network(_) => ("network", None),
             FunctionKind::Hardware => ("hardware", None),
         };
-        let threads: &[usize] = if door.is_some() { &*self.reactors } else { &[] };
+        let threads: &[usize] = if door.is_some() { &self.reactors } else { &[] };
         let thread = |reactor: &usize| PlacedThread { reactor: *reactor, view: None };
         let view = EndpointView {
             id: self.id.clone(),

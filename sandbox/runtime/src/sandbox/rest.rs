@@ -1,0 +1,59 @@
+//! A sandbox whose memory is in a file, and how it comes back.
+
+use std::sync::Arc;
+
+use slipway_hypervisor::Vm;
+use tokio::task::JoinHandle;
+
+use super::Sandbox;
+use crate::agent::Agent;
+use crate::lock::lock;
+use crate::{Error, Result};
+
+/// A machine whose container goes on, with the task that carries the container's output.
+pub(crate) type Back = (Arc<dyn Vm>, Agent, JoinHandle<Result<()>>);
+
+impl Sandbox {
+    /// Notes that the memory is in a file and nothing of a VMM is left.
+    pub(crate) fn come_to_rest(&self) {
+        self.rests.send_replace(true);
+    }
+
+    /// Returns whether the memory is in a file and nothing of a VMM is left.
+    pub(crate) fn rests(&self) -> bool {
+        *self.rests.borrow()
+    }
+
+    /// Waits until the memory is in a file and nothing of a VMM is left.
+    pub(crate) async fn comes_to_rest(&self) {
+        // The sender is in `self`.
+        let _ = self.rests.subscribe().wait_for(|rests| *rests).await;
+    }
+
+    /// Hands over the outcome of coming back from the file.
+    pub(crate) fn give_back(&self, back: Result<Back>) {
+        *lock(&self.back) = Some(back);
+        self.rests.send_replace(false);
+    }
+
+    /// Waits until a sandbox that rests has come back, and returns the outcome.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if it is asked to end instead; the error that was handed over.
+    pub(crate) async fn returned(&self) -> Result<Back> {
+        let back = async {
+            let _ = self.rests.subscribe().wait_for(|rests| !*rests).await;
+        };
+        let stopped = async {
+            let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
+        };
+        tokio::select! {
+            () = back => {}
+            () = stopped => {}
+        }
+        // A call that has it come back is over then.
+        let _turn = self.own.pausing.write().await;
+        self.rests.send_replace(false);
+        lock(&self.back).take().unwrap_or(Err(Error::Stopped))
+    }
+}
