@@ -91,6 +91,14 @@ ok "a detached container that never ran is an error, and logs says why"
 "$slipway" rm never >/dev/null || fail "rm"
 SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null
+settings=$work/settings.toml
+for wrong in 'accelerator = "kqemu"' 'vmm = "bochs"' 'cpu_template = "x86-64-v9"' 'network_reach = "some"' \
+    'network_allow = ["10.0.0.0/33"]' 'network_deny = ["x"]' 'memory = "disk"' 'no_such_setting = 1'; do
+    echo "$wrong" >"$settings"
+    SLIPWAY_VMM='' refuses "${wrong%% *}" --config "$settings" daemon --check
+done
+echo 'accelerator = "hollow"' >"$settings"
+SLIPWAY_VMM='' "$slipway" --config "$settings" daemon --check >"$work/out" 2>"$work/err" || fail "daemon --check: $(cat "$work/err")"
 stop_daemon
 SLIPWAY_VMM=qemu SLIPWAY_QEMU=/no/such/qemu refuses 'qemu' run "$image" true
 if id nobody >/dev/null 2>&1; then

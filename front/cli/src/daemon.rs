@@ -6,13 +6,14 @@
 
 mod claim;
 mod connection;
+mod settings;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use slipway_network::Networks;
 use slipway_plane::{Plane, VirtualFunctions};
 use slipway_plane_api::network_v1::networks_server::NetworksServer;
@@ -25,8 +26,7 @@ use slipway_runtime::v1::sandboxes_server::SandboxesServer;
 use slipway_runtime::v1::snapshots_server::SnapshotsServer;
 use slipway_runtime::v1::templates_server::TemplatesServer;
 use slipway_runtime::{
-    Config, Node, Parts, Service, SnapshotService, TemplateService, check_layers, layers_of_node,
-    old_layers,
+    Config, Node, Parts, Service, SnapshotService, TemplateService, layers_of_node, old_layers,
 };
 use slipway_telemetry::trace::Tracer;
 use tokio::net::UnixListener;
@@ -35,6 +35,7 @@ use tokio::sync::watch;
 use tonic::transport::server::Router;
 
 use self::connection::Counted;
+use self::settings::{check_settings, poll_budget_of, reach};
 use crate::args::DaemonArgs;
 use crate::client::need_root;
 use crate::vmm::vmms;
@@ -49,9 +50,6 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// The time for last replies where sandboxes outlive the daemon: clients then look for the next
 /// one.
 const SHORT_FAREWELL: Duration = Duration::from_millis(300);
-
-/// The longest time that a thread which serves devices may poll before it sleeps.
-const LONGEST_POLLING: Duration = Duration::from_secs(1);
 
 /// The mode of the daemon's directories: VMMs run as other users, and pass through these
 /// directories to their own without reading them.
@@ -193,33 +191,6 @@ fn listen_unseen(config: &Config) -> Result<UnixListener> {
     connection::listen(&unseen).with_context(|| format!("cannot listen on {}", unseen.display()))
 }
 
-/// Checks settings that are used when a sandbox starts, so that a wrong one is reported when the
-/// daemon starts.
-fn check_settings(config: &Config) -> Result<()> {
-    config.uses_pool()?;
-    config.pool_page()?;
-    config.shares_roots()?;
-    config.forks_many()?;
-    config.cpu_template()?;
-    config.check_cgroups()?;
-    config.check_functions()?;
-    config.check_pod_cpus()?;
-    config.check_empty_dirs()?;
-    config.check_logs()?;
-    check_layers(config)?;
-    Ok(())
-}
-
-/// Returns the poll budget of the command line, or else of the settings. Fails if it is too long.
-fn poll_budget_of(config: &Config, args: &DaemonArgs) -> Result<Duration> {
-    let set = Duration::from_micros(config.poll_budget_us.into());
-    let budget = args.poll_budget.unwrap_or(set);
-    if budget > LONGEST_POLLING {
-        bail!("a poll budget of {budget:?} is more than {LONGEST_POLLING:?}");
-    }
-    Ok(budget)
-}
-
 /// Starts the plane. If daemons keep what they serve, it takes over what the last one left.
 fn plane(config: &Config, poll_budget: Duration, mode: Mode) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
@@ -268,13 +239,12 @@ async fn open_networks(
 ) -> Result<Networks> {
     let plane = slipway_plane_api::PlaneClient::new(plane.connect().await?);
     let functions = slipway_plane_api::VfClient::new(functions.connect().await?);
-    let Config { network_reach, network_allow, network_deny, .. } = config;
     let settings = slipway_network::Settings {
         dir: config.networks_dir(),
         ports_dir: config.ports_dir(),
         table: table(config),
         resolv_conf: "/etc/resolv.conf".into(),
-        reach: slipway_network::reach::Policy::parse(network_reach, network_allow, network_deny)?,
+        reach: reach(config)?,
         forwarding: slipway_network::FORWARDING_FILE.into(),
     };
     Ok(Networks::open(settings, plane)?.with_functions(functions))
@@ -468,18 +438,5 @@ mod tests {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
             .unwrap();
         signals.come().await;
-    }
-
-    #[test]
-    fn the_command_line_is_stronger_than_the_settings() {
-        let config = Config { poll_budget_us: 70, ..Config::default() };
-        let budget = |config: &Config, poll_budget| {
-            poll_budget_of(config, &DaemonArgs { ends_when_idle: false, check: false, poll_budget })
-        };
-        assert_eq!(budget(&config, None).unwrap(), Duration::from_micros(70));
-        assert_eq!(budget(&config, Some(Duration::ZERO)).unwrap(), Duration::ZERO);
-        assert!(budget(&config, Some(Duration::from_secs(2))).is_err());
-        let config = Config { poll_budget_us: 1_000_001, ..config };
-        assert!(budget(&config, None).is_err());
     }
 }

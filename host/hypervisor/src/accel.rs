@@ -14,6 +14,7 @@ use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,20 @@ pub enum AccelChoice {
     Auto,
     /// This accelerator, or an error.
     Only(Accel),
+}
+
+impl FromStr for AccelChoice {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "" | "auto" => Ok(Self::Auto),
+            "kvm" => Ok(Self::Only(Accel::Kvm)),
+            "tcg" => Ok(Self::Only(Accel::Tcg)),
+            "hollow" => Ok(Self::Only(Accel::Hollow)),
+            _ => Err(format!("\"{word}\" is no accelerator: auto, kvm, tcg or hollow")),
+        }
+    }
 }
 
 /// The result of a probe, for `doctor` and for logs.
@@ -149,6 +164,16 @@ fn has_virtualisation(cpuinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn accelerators_are_read_as_they_are_written() {
+        for accel in [Accel::Kvm, Accel::Tcg, Accel::Hollow] {
+            assert_eq!(accel.to_string().parse(), Ok(AccelChoice::Only(accel)));
+        }
+        assert_eq!("auto".parse(), Ok(AccelChoice::Auto));
+        assert_eq!("".parse(), Ok(AccelChoice::Auto));
+        assert!("qemu".parse::<AccelChoice>().is_err());
+    }
 
     #[test]
     fn virtualisation_is_read_from_whole_flags() {

@@ -2,17 +2,18 @@
 //! order, then the command line's options.
 //!
 //! A new setting is a field of `Config` with its default in `Default`, and a row of the table in
-//! `docs/operation.md`. A wrong value is found when the daemon starts: `check_settings` of
-//! `daemon.rs` (`front/cli`) calls its check. No command shows settings; what follows from one is
-//! shown where it has its effect, and by `slipway doctor` if a host may lack what it needs. An
-//! older build refuses a file that names it.
+//! `docs/operation.md`. A wrong value is found when the daemon starts, and by `slipway daemon
+//! --check`: `check_settings` of `daemon/settings.rs` (`front/cli`) calls the function here that
+//! parses or checks it, and so do the setting's users. No command shows settings; what follows
+//! from one is shown where it has its effect, and by `slipway doctor` if a host may lack what it
+//! needs. An older build refuses a file that names it.
 
 mod programs;
 
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use slipway_hypervisor::{CpuTemplate, Page};
+use slipway_hypervisor::{AccelChoice, CpuTemplate, Page, VmmChoice};
 
 pub use programs::find_library;
 
@@ -108,11 +109,12 @@ pub struct Config {
     /// The seconds without use after which the node removes an image that was made for containerd.
     /// 0: such images stay.
     pub containerd_images_unused_s: u64,
-    /// Set if `slipway run` and `slipway image pull` pull images lazily without being asked to.
+    /// Set if `slipway run`, `slipway pod run` and `slipway image pull` pull images lazily without
+    /// being asked to.
     pub lazy_pulls: bool,
     /// The seconds within which a sandbox must reach its agent.
     pub boot_timeout_s: u64,
-    /// The accelerator: "auto", "kvm" or "tcg".
+    /// The accelerator: "auto", "kvm", "tcg", or "hollow", which runs no guest code.
     pub accelerator: String,
     /// The VMM: "auto", "native" (Slipway's own, which needs KVM) or "qemu". "auto" is Slipway's
     /// own where guests run on KVM with it, and QEMU elsewhere.
@@ -307,6 +309,24 @@ impl Config {
         parsed.map_err(|why: String| Error::Invalid(format!("cpu_template: {why}")))
     }
 
+    /// Returns the accelerator of sandboxes that name none.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting names no accelerator.
+    pub fn accelerator(&self) -> Result<AccelChoice> {
+        let parsed = self.accelerator.parse();
+        parsed.map_err(|why: String| Error::Invalid(format!("accelerator: {why}")))
+    }
+
+    /// Returns the choice of the VMM.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the setting names no VMM.
+    pub fn vmm(&self) -> Result<VmmChoice> {
+        let parsed = self.vmm.parse();
+        parsed.map_err(|why: String| Error::Invalid(format!("vmm: {why}")))
+    }
+
     /// Checks the settings of control groups.
     ///
     /// # Errors
@@ -484,6 +504,8 @@ mod tests {
         assert_eq!(config.cpus, 1);
         config.check_logs().unwrap();
         config.check_pod_cpus().unwrap();
+        assert_eq!(config.accelerator().unwrap(), AccelChoice::Auto);
+        assert_eq!(config.vmm().unwrap(), VmmChoice::Auto);
         let many = Config { pod_max_cpus: MOST_POD_CPUS + 1, ..config.clone() };
         assert!(config.forks_many().unwrap());
         let wrong = Config { templates: "on".to_owned(), ..config.clone() };

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use slipway_hypervisor::{
-    Accel, AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page,
-    Topology, VmSpec, WireError,
+    AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page, Topology,
+    VmSpec, WireError,
 };
 
 use crate::memory::of_host;
@@ -72,9 +72,10 @@ pub(crate) async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> R
     Ok(capabilities(node, &sandbox.record(), uid).await?.saves_machines)
 }
 
-/// Has the VMM of a pod be in one of the node's control groups, not in the pod's own, if it is QEMU
-/// and the settings leave the choice: kubelet's limit of a pod leaves no room for QEMU. So it is if
-/// the VMM cannot be told; the start then fails at a later stage.
+/// Chooses the parent of a pod's control group. If the settings leave the choice and the pod's VMM
+/// is QEMU, the VMM gets a group of the node's own in place of the pod's: kubelet's limit of a pod
+/// leaves no room for QEMU. If the VMM cannot be found, it gets a group of the node's own as well;
+/// the start then fails at a later stage.
 pub(super) async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
     let record = sandbox.record();
     if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
@@ -176,11 +177,5 @@ pub(super) async fn vm_spec(
 /// # Errors
 /// [`Error::Invalid`] if there is no such accelerator.
 pub(crate) fn accelerator(word: &str) -> Result<AccelChoice> {
-    match word {
-        "" | "auto" => Ok(AccelChoice::Auto),
-        "kvm" => Ok(AccelChoice::Only(Accel::Kvm)),
-        "tcg" => Ok(AccelChoice::Only(Accel::Tcg)),
-        "hollow" => Ok(AccelChoice::Only(Accel::Hollow)),
-        _ => Err(Error::Invalid(format!("\"{word}\" is no accelerator: auto, kvm, tcg or hollow"))),
-    }
+    word.parse().map_err(Error::Invalid)
 }
