@@ -1,57 +1,39 @@
-//! All connections of an engine.
+//! All connections of an engine: what its owner sees of them.
 //!
-//! Over 500 lines: the engine's connections share one epoll, one schedule and one set of limits.
+//! - `connections`: how a connection begins and ends;
+//! - `turns`: how connections are served, by their tenants' shares.
+
+mod connections;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Error;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
 use slipway_rate::{Bucket, Rate};
 use slipway_ring::cross;
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::link::{self, Hello, Name, Open};
-use slipway_warp::share::Ticket;
+use slipway_sgiov_spec::link::Open;
 
 use crate::backoff::Backoff;
-use crate::connection::{Around, Broken, Connection, Interest, Report};
+use crate::connection::{Around, Broken, Connection, Report};
 use crate::error::LinksError;
 use crate::event::{Ended, Event, StreamId};
-use crate::handshake::{Handshake, HandshakeError, errno};
 use crate::identity::Identity;
 use crate::logs::Logs;
 use crate::renewal::Renewal;
-use crate::settings::{Cipher, Settings};
-use crate::shares::{Direction, Job, Served, Shares, View};
-use crate::socket::{self, Network};
+use crate::settings::Settings;
+use crate::shares::{Direction, Shares, View};
+use crate::socket;
 use crate::stream::End;
 
 /// The listener's number in epoll; connections have their own numbers.
 const LISTENER: u64 = u64::MAX;
-/// Events taken at a time.
-const EVENTS: usize = 64;
-/// Incoming connections that may be in their handshake.
-const STRANGERS: usize = 64;
-/// Incoming connections that may be in their handshake from one address that is no engine's (one
-/// IPv6 network of 64 bits).
-const STRANGERS_OF_ONE: usize = 8;
-/// Connections with one engine for one tenant that one side began.
-const OF_ONE: usize = 4;
-/// Pause after accept(2) has failed, for want of descriptors most likely.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Connections that are accepted in a turn.
-const ARRIVALS: usize = 16;
-/// Bytes after which a quantum is over: those of one recv(2), or of one look at each stream.
-const QUANTUM: usize = 1;
-/// Received bytes of a quantum from which on the socket has more, most likely.
-const FULL: u64 = 64 << 10;
-/// The most quanta before the kernel and the programs are polled again.
-const QUANTA: usize = 1024;
 /// Spins of the processor, some tenths of a microsecond in all: longer than a store waits for its
 /// cache line.
 const PAUSES: usize = 16;
@@ -212,8 +194,6 @@ impl Links {
         known.map(|connection| connection.report(&self.settings)).collect()
     }
 
-    // Streams.
-
     /// Opens a stream to a program at another engine. [`Event::Opened`] or [`Event::Ended`]
     /// follows.
     ///
@@ -288,426 +268,12 @@ impl Links {
         }
     }
 
-    // Connections.
-
-    fn connection_to(&self, engine: usize, tenant: &str) -> Option<u32> {
-        let fits = |connection: &Connection| {
-            connection.engine == Some(engine) && connection.tenant == tenant && connection.is_open()
-        };
-        self.order.iter().copied().find(|key| self.connections.get(key).is_some_and(fits))
-    }
-
-    /// Returns the connections with an engine for a tenant that this side (`own`) or the other one
-    /// began, the oldest first.
-    fn of_one(&self, engine: usize, tenant: &str, own: bool) -> Vec<u32> {
-        let fits = |connection: &Connection| {
-            let whose = (connection.engine, connection.is_own());
-            whose == (Some(engine), own) && connection.tenant == tenant
-        };
-        let all = self.connections.iter().filter(|(_, connection)| fits(connection));
-        let mut all: Vec<u32> = all.map(|(key, _)| *key).collect();
-        all.sort_unstable();
-        all
-    }
-
-    fn hello(&self, tenant: &str) -> Option<Hello> {
-        let cipher = match self.settings.cipher {
-            Cipher::Aes128Gcm => link::Cipher::Aes128Gcm,
-            Cipher::Aes256Gcm => link::Cipher::Aes256Gcm,
-        };
-        let (engine, tenant) = (Name::new(&self.settings.name)?, Name::new(tenant)?);
-        Some(Hello { status: 0, window: self.settings.window, cipher, engine, tenant })
-    }
-
-    fn connect(&mut self, engine: usize, tenant: &str, now: Instant) -> Result<u32, u32> {
-        if let Some(errno) = self.backoffs.get(engine).and_then(|backoff| backoff.errno(now)) {
-            return Err(errno);
-        }
-        // Those that are open would have been used: the others are closing, as the other side
-        // wishes.
-        if self.of_one(engine, tenant, true).len() >= OF_ONE {
-            return Err(raw(Errno::NOBUFS));
-        }
-        let at = self.settings.engine.get(engine).map(|peer| peer.at);
-        let socket = at.ok_or(HandshakeError::Hello).and_then(|at| Ok(socket::connect(at)?));
-        match socket.and_then(|socket| self.adopt(engine, tenant, socket, now)) {
-            Ok(key) => Ok(key),
-            Err(error) => {
-                let errno = errno(&error);
-                self.failed(Some(engine), &error.into(), now);
-                Err(errno)
-            }
-        }
-    }
-
-    /// Makes a socket that is, or is about to be, connected to `engine` the way there for `tenant`.
-    fn adopt(
-        &mut self,
-        engine: usize,
-        tenant: &str,
-        socket: OwnedFd,
-        now: Instant,
-    ) -> Result<u32, HandshakeError> {
-        let hello = self.hello(tenant).ok_or(HandshakeError::NoName(tenant.into()))?;
-        let name = self.settings.engine.get(engine).map(|peer| peer.name.clone());
-        let name = name.unwrap_or_default();
-        let handshake = Handshake::connect(&self.identity, &name, hello)?;
-        let connects = Some((engine, tenant));
-        let connection = Connection::new(self.next, socket, handshake, connects, now);
-        Ok(self.add(connection)?)
-    }
-
-    /// Adopts `socket` as if this engine had connected to `engine` with it: a socket pair, in
-    /// tests.
-    ///
-    /// # Errors
-    /// There is no such engine, or the handshake cannot begin.
-    pub fn connect_by(
-        &mut self,
-        engine: &str,
-        tenant: &str,
-        socket: OwnedFd,
-        now: Instant,
-    ) -> std::io::Result<()> {
-        let number = self.settings.engine_named(engine).ok_or(Errno::HOSTUNREACH)?;
-        self.adopt(number, tenant, socket, now).map(drop).map_err(Error::other)
-    }
-
-    /// Adopts `socket` as if another engine had connected with it: a socket pair, in tests.
-    ///
-    /// # Errors
-    /// The handshake cannot begin.
-    pub fn accept_by(&mut self, socket: OwnedFd, now: Instant) -> std::io::Result<()> {
-        self.accept_from(socket, None, now)
-    }
-
-    fn accept_from(
-        &mut self,
-        socket: OwnedFd,
-        from: Option<Network>,
-        now: Instant,
-    ) -> std::io::Result<()> {
-        // The tenant is a placeholder: the handshake takes it over from the other side.
-        let hello = self.hello("-").ok_or(Errno::INVAL)?;
-        let handshake = Handshake::accept(&self.identity, hello).map_err(Error::other)?;
-        let mut connection = Connection::new(self.next, socket, handshake, None, now);
-        connection.from = from;
-        self.add(connection).map(drop)
-    }
-
-    fn add(&mut self, mut connection: Connection) -> std::io::Result<u32> {
-        let key = self.next;
-        self.next = key.checked_add(1).ok_or(Errno::NOBUFS)?;
-        rustix::io::ioctl_fionbio(&connection.socket, true)?;
-        let interest = connection.interest();
-        let data = epoll::EventData::new_u64(key.into());
-        epoll::add(&self.epoll, &connection.socket, data, flags(interest))?;
-        connection.interest = Some(interest);
-        self.connections.insert(key, connection);
-        self.order.push_back(key);
-        Ok(key)
-    }
-
-    /// Accepts connections. Returns whether there were any.
-    fn accept(&mut self, now: Instant) -> bool {
-        let mut some = false;
-        for _ in 0..ARRIVALS {
-            let Some(listener) = &self.listener else { return some };
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let (socket, from) = match rustix::net::acceptfrom_with(listener, flags) {
-                Ok(there) => there,
-                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return some,
-                Err(_) => {
-                    // The connection that waits in the backlog would keep the thread from sleeping.
-                    self.paused = Some(now + PAUSE);
-                    self.listen_for(epoll::EventFlags::empty());
-                    return some;
-                }
-            };
-            some = true;
-            let from = from.and_then(|from| SocketAddr::try_from(from).ok()).map(|from| from.ip());
-            if !from.is_none_or(|from| self.has_room_for(from)) {
-                continue;
-            }
-            self.make_room(now);
-            // Small messages must not wait for large ones.
-            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-            if let Err(error) = self.accept_from(socket, from.map(socket::network), now) {
-                self.logs.warn(now, "", &error);
-            }
-        }
-        some
-    }
-
-    fn listen_for(&self, flags: epoll::EventFlags) {
-        if let Some(listener) = &self.listener {
-            let data = epoll::EventData::new_u64(LISTENER);
-            // Changing the watched events needs no memory.
-            let _ = epoll::modify(&self.epoll, listener, data, flags);
-        }
-    }
-
-    /// Returns the incoming connections that are in their handshake, the oldest first.
-    fn strangers(&self) -> impl Iterator<Item = (u32, Option<Network>)> + '_ {
-        let all = self.connections.iter().filter(|(_, one)| one.engine.is_none());
-        let mut all: Vec<_> = all.map(|(key, one)| (*key, one.from)).collect();
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all.into_iter()
-    }
-
-    /// Returns whether an address may have one more connection in handshake. The address of an
-    /// engine may have as many as it has tenants.
-    fn has_room_for(&self, from: IpAddr) -> bool {
-        // A socket for both versions reports an IPv4 address in IPv6's form.
-        let from = from.to_canonical();
-        let is_engines =
-            self.settings.engine.iter().any(|peer| peer.at.ip().to_canonical() == from);
-        let own =
-            self.strangers().filter(|(_, other)| *other == Some(socket::network(from))).count();
-        is_engines || own < STRANGERS_OF_ONE
-    }
-
-    /// Ends the oldest connection in handshake if there are too many, so that there is always room
-    /// for one more. Connections from addresses of no engine go first.
-    fn make_room(&mut self, now: Instant) {
-        let all: Vec<_> = self.strangers().collect();
-        if all.len() < STRANGERS {
-            return;
-        }
-        let engines: Vec<_> =
-            self.settings.engine.iter().map(|peer| Some(socket::network(peer.at.ip()))).collect();
-        let other = all.iter().find(|(_, from)| !engines.contains(from));
-        if let Some((key, _)) = other.or(all.first()).copied() {
-            self.end(key, &HandshakeError::Crowded.into(), now);
-        }
-    }
-
     fn around(
         &mut self,
         now: Instant,
     ) -> (Around<'_>, &mut HashMap<u32, Connection>, &mut VecDeque<u32>) {
         let Self { settings, events, logs, connections, order, .. } = self;
         (Around { now, settings, events, logs }, connections, order)
-    }
-
-    // Turns.
-
-    /// Serves the connections that have something to do, as their tenants' shares say. Returns
-    /// whether there was anything: if so, there may be more.
-    pub fn turn(&mut self, now: Instant) -> bool {
-        if self.paused.take_if(|until| *until <= now).is_some() {
-            self.listen_for(epoll::EventFlags::IN);
-        }
-        let mut ready = [(0, false, false); EVENTS];
-        let count = self.ready(&mut ready);
-        let mut worked = false;
-        if ready[..count].iter().any(|(key, ..)| *key == LISTENER) {
-            worked |= self.accept(now);
-        }
-        self.order.rotate_left(usize::from(!self.order.is_empty()));
-        for at in 0..self.order.len() {
-            let Some(key) = self.order.get(at).copied() else { break };
-            let found = ready[..count].iter().find(|(number, ..)| *number == u64::from(key));
-            let (readable, writable) = found.map_or((false, false), |(_, r, w)| (*r, *w));
-            worked |= self.prepare(key, readable, writable, now);
-        }
-        worked |= self.share(now);
-        for at in 0..self.order.len() {
-            let Some(key) = self.order.get(at).copied() else { break };
-            self.hold(key, now);
-            self.watch(key);
-        }
-        self.order.retain(|key| self.connections.contains_key(key));
-        worked
-    }
-
-    fn ready(&self, ready: &mut [(u64, bool, bool); EVENTS]) -> usize {
-        let none = epoll::EventFlags::empty();
-        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; EVENTS];
-        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = epoll::wait(&self.epoll, &mut events, Some(&at_once)).unwrap_or(0);
-        let failed = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
-        for (to, event) in ready.iter_mut().zip(&events[..count]) {
-            let flags = event.flags;
-            let read = flags.intersects(failed | epoll::EventFlags::IN);
-            let write = flags.intersects(failed | epoll::EventFlags::OUT);
-            *to = (event.data.u64(), read, write);
-        }
-        count
-    }
-
-    /// Queues the directions in which a connection has something to do, and does the work that is
-    /// not scheduled by shares: the handshake, and timers.
-    fn prepare(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
-        self.hold(key, now);
-        let (mut around, connections, _) = self.around(now);
-        let Some(connection) = connections.get_mut(&key) else { return false };
-        let was_up = connection.is_up();
-        let shakes = !was_up && (readable || writable);
-        let done = if shakes { connection.shake_hands(&mut around) } else { Ok(false) };
-        let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
-        let (is_up, sends) = (connection.is_up(), connection.wants_to_send(writable));
-        let due = connection.is_due(now);
-        match done {
-            Ok(worked) => {
-                if !was_up && is_up {
-                    self.is_up(key, now);
-                }
-                if (readable || due) && is_up {
-                    self.shares.want(key, Direction::In);
-                }
-                if sends {
-                    self.shares.want(key, Direction::Out);
-                }
-                worked
-            }
-            Err(broken) => {
-                self.end(key, &broken, now);
-                true
-            }
-        }
-    }
-
-    /// Sets until when a connection may not send: its tenant has sent enough, or its way is busy.
-    fn hold(&mut self, key: u32, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        let opens = self.rates.get(&connection.tenant).map(Bucket::opens_at);
-        let way = self.shares.held(key, now.saturating_duration_since(self.begin));
-        let until = opens.max(way).map(|until| self.begin + until);
-        connection.held = until.filter(|until| *until > now);
-    }
-
-    /// Serves chosen connections, one quantum after the other. Returns whether there was anything
-    /// to do.
-    fn share(&mut self, now: Instant) -> bool {
-        let (mut worked, mut began) = (false, Instant::now());
-        for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
-            let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
-            // The connection may have waited for its way while its tenant sent elsewhere.
-            self.hold(turn.item.connection, began);
-            let (some, ended) = self.serve(turn, began, now);
-            worked |= some;
-            began = ended;
-        }
-        worked
-    }
-
-    /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
-    /// when the quantum ended.
-    fn serve(&mut self, turn: Ticket<Job>, began: Instant, now: Instant) -> (bool, Instant) {
-        let Job { connection: key, direction } = turn.item;
-        let (mut around, connections, _) = self.around(now);
-        let Some(connection) = connections.get_mut(&key) else {
-            let at = self.since_begin(began);
-            self.shares.done(turn, Served::default(), at);
-            return (false, began);
-        };
-        let moved = |connection: &Connection| match direction {
-            Direction::In => connection.received(),
-            Direction::Out => connection.sent(),
-        };
-        let before = moved(connection);
-        let done = match direction {
-            Direction::In => connection.receive(QUANTUM, &mut around),
-            Direction::Out if connection.held.is_some() => Ok(false),
-            Direction::Out => connection.send(QUANTUM, &mut around),
-        };
-        let (bytes, blocked) = (moved(connection) - before, connection.is_blocked());
-        let ended = Instant::now();
-        let busy = ended.saturating_duration_since(began);
-        if *done.as_ref().unwrap_or(&true) {
-            connection.busy += busy;
-        }
-        // Received frames may need answers, and sending may be unfinished: queue it again at once.
-        let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
-        let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
-        let at = self.since_begin(ended);
-        self.shares.done(turn, Served { bytes, busy, blocked }, at);
-        if direction == Direction::Out && bytes > 0 {
-            self.count(key, bytes, now);
-        }
-        if sends {
-            self.shares.want(key, Direction::Out);
-        }
-        if more {
-            self.shares.want(key, Direction::In);
-        }
-        let worked = match done {
-            Ok(worked) => worked,
-            Err(broken) => {
-                self.end(key, &broken, now);
-                true
-            }
-        };
-        (worked, ended)
-    }
-
-    /// Counts bytes that a connection has sent for its tenant's rate.
-    fn count(&mut self, key: u32, sent: u64, now: Instant) {
-        let tenant = self.connections.get(&key).map(|connection| &connection.tenant);
-        if let Some(rate) = tenant.and_then(|tenant| self.rates.get_mut(tenant)) {
-            rate.take(sent, now.saturating_duration_since(self.begin));
-        }
-    }
-
-    fn is_up(&mut self, key: u32, now: Instant) {
-        let Some(connection) = self.connections.get(&key) else { return };
-        let engine = connection.engine;
-        let others = engine.filter(|_| !connection.is_own());
-        let others = others.map(|engine| self.of_one(engine, &connection.tenant, false));
-        // An engine with too many connections loses the oldest, which is dead, most likely, if the
-        // engine has restarted.
-        if let Some(oldest) =
-            others.filter(|all| all.len() > OF_ONE).and_then(|all| all.first().copied())
-        {
-            self.end(oldest, &Broken::Many, now);
-        }
-        let Some(connection) = self.connections.get(&key) else { return };
-        if let Some(way) = engine {
-            self.shares.join(key, &connection.tenant, way);
-        }
-        if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
-            backoff.reached();
-        }
-    }
-
-    fn watch(&mut self, key: u32) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        let interest = connection.interest();
-        if connection.interest != Some(interest) {
-            let data = epoll::EventData::new_u64(key.into());
-            // This can fail for want of memory only; the next turn tries again.
-            let done = epoll::modify(&self.epoll, &connection.socket, data, flags(interest));
-            connection.interest = done.is_ok().then_some(interest);
-        }
-    }
-
-    /// Ends a connection and its streams.
-    fn end(&mut self, key: u32, broken: &Broken, now: Instant) {
-        let Some(mut connection) = self.connections.remove(&key) else { return };
-        self.shares.part(key, self.since_begin(now));
-        let _ = epoll::delete(&self.epoll, &connection.socket);
-        let (mut around, ..) = self.around(now);
-        connection.end(broken, &mut around);
-        match (broken, connection.is_up()) {
-            // No failure, or logged already.
-            (Broken::Idle | Broken::Dropped, _) => {}
-            (_, true) => self.log(connection.engine, broken, now),
-            (_, false) => self.failed(connection.engine, broken, now),
-        }
-    }
-
-    fn failed(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
-        if let Some(backoff) = engine.and_then(|engine| self.backoffs.get_mut(engine)) {
-            backoff.failed(now, broken.errno());
-        }
-        self.log(engine, broken, now);
-    }
-
-    fn log(&mut self, engine: Option<usize>, broken: &Broken, now: Instant) {
-        let peer = engine.and_then(|engine| self.settings.engine.get(engine));
-        let name = peer.map_or("one that connects", |peer| peer.name.as_str());
-        self.logs.warn(now, name, broken);
     }
 
     /// Asks the programs of all streams to signal when there is something to do. Returns whether
@@ -767,11 +333,4 @@ impl Links {
 
 fn raw(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
-}
-
-fn flags(interest: Interest) -> epoll::EventFlags {
-    let mut flags = epoll::EventFlags::empty();
-    flags.set(epoll::EventFlags::IN, interest.read);
-    flags.set(epoll::EventFlags::OUT, interest.write);
-    flags
 }

@@ -1,0 +1,181 @@
+//! Turns: connections are served by their tenants' shares, one quantum after the other.
+
+use std::time::Instant;
+
+use rustix::event::epoll;
+use slipway_rate::Bucket;
+use slipway_warp::share::Ticket;
+
+use super::{LISTENER, Links};
+use crate::connection::Connection;
+use crate::shares::{Direction, Job, Served};
+
+/// The most events of epoll in a turn.
+const EVENTS: usize = 64;
+/// The bytes to move in a quantum, which ends with the call that reaches them: at 1 it is one
+/// recv(2), or one look at each stream, however much that moves.
+const QUANTUM: usize = 1;
+/// Received bytes of a quantum from which on the socket has more, most likely.
+const FULL: u64 = 64 << 10;
+/// The most quanta before the kernel and the programs are polled again.
+const QUANTA: usize = 1024;
+
+impl Links {
+    /// Serves the connections that have something to do, as their tenants' shares say. Returns
+    /// whether there was anything: if so, there may be more.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        if self.paused.take_if(|until| *until <= now).is_some() {
+            self.listen_for(epoll::EventFlags::IN);
+        }
+        let mut ready = [(0, false, false); EVENTS];
+        let count = self.ready(&mut ready);
+        let mut worked = false;
+        if ready[..count].iter().any(|(key, ..)| *key == LISTENER) {
+            worked |= self.accept(now);
+        }
+        self.order.rotate_left(usize::from(!self.order.is_empty()));
+        for at in 0..self.order.len() {
+            let Some(key) = self.order.get(at).copied() else { break };
+            let found = ready[..count].iter().find(|(number, ..)| *number == u64::from(key));
+            let (readable, writable) = found.map_or((false, false), |(_, r, w)| (*r, *w));
+            worked |= self.prepare(key, readable, writable, now);
+        }
+        worked |= self.share(now);
+        for at in 0..self.order.len() {
+            let Some(key) = self.order.get(at).copied() else { break };
+            self.throttle(key, now);
+            self.watch(key);
+        }
+        self.order.retain(|key| self.connections.contains_key(key));
+        worked
+    }
+
+    fn ready(&self, ready: &mut [(u64, bool, bool); EVENTS]) -> usize {
+        let none = epoll::EventFlags::empty();
+        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; EVENTS];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = epoll::wait(&self.epoll, &mut events, Some(&at_once)).unwrap_or(0);
+        let failed = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
+        for (to, event) in ready.iter_mut().zip(&events[..count]) {
+            let flags = event.flags;
+            let read = flags.intersects(failed | epoll::EventFlags::IN);
+            let write = flags.intersects(failed | epoll::EventFlags::OUT);
+            *to = (event.data.u64(), read, write);
+        }
+        count
+    }
+
+    /// Queues the directions in which a connection has something to do, and does the work that is
+    /// not scheduled by shares: the handshake, and timers.
+    fn prepare(&mut self, key: u32, readable: bool, writable: bool, now: Instant) -> bool {
+        self.throttle(key, now);
+        let (mut around, connections, _) = self.around(now);
+        let Some(connection) = connections.get_mut(&key) else { return false };
+        let was_up = connection.is_up();
+        let shakes = !was_up && (readable || writable);
+        let done = if shakes { connection.shake_hands(&mut around) } else { Ok(false) };
+        let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
+        let (is_up, sends) = (connection.is_up(), connection.wants_to_send(writable));
+        let due = connection.is_due(now);
+        match done {
+            Ok(worked) => {
+                if !was_up && is_up {
+                    self.came_up(key, now);
+                }
+                if (readable || due) && is_up {
+                    self.shares.want(key, Direction::In);
+                }
+                if sends {
+                    self.shares.want(key, Direction::Out);
+                }
+                worked
+            }
+            Err(broken) => {
+                self.end(key, &broken, now);
+                true
+            }
+        }
+    }
+
+    /// Sets until when a connection may not send: its tenant has sent enough, or its way is busy.
+    fn throttle(&mut self, key: u32, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let opens = self.rates.get(&connection.tenant).map(Bucket::opens_at);
+        let way = self.shares.held(key, now.saturating_duration_since(self.begin));
+        let until = opens.max(way).map(|until| self.begin + until);
+        connection.held = until.filter(|until| *until > now);
+    }
+
+    /// Serves chosen connections, one quantum after the other. Returns whether there was anything
+    /// to do.
+    fn share(&mut self, now: Instant) -> bool {
+        let (mut worked, mut began) = (false, Instant::now());
+        for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
+            let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
+            // The connection may have waited for its way while its tenant sent elsewhere.
+            self.throttle(turn.item.connection, began);
+            let (some, ended) = self.serve(turn, began, now);
+            worked |= some;
+            began = ended;
+        }
+        worked
+    }
+
+    /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
+    /// when the quantum ended.
+    fn serve(&mut self, turn: Ticket<Job>, began: Instant, now: Instant) -> (bool, Instant) {
+        let Job { connection: key, direction } = turn.item;
+        let (mut around, connections, _) = self.around(now);
+        let Some(connection) = connections.get_mut(&key) else {
+            let at = self.since_begin(began);
+            self.shares.done(turn, Served::default(), at);
+            return (false, began);
+        };
+        let moved = |connection: &Connection| match direction {
+            Direction::In => connection.received(),
+            Direction::Out => connection.sent(),
+        };
+        let before = moved(connection);
+        let done = match direction {
+            Direction::In => connection.receive(QUANTUM, &mut around),
+            Direction::Out if connection.held.is_some() => Ok(false),
+            Direction::Out => connection.send(QUANTUM, &mut around),
+        };
+        let (bytes, blocked) = (moved(connection) - before, connection.is_blocked());
+        let ended = Instant::now();
+        let busy = ended.saturating_duration_since(began);
+        if *done.as_ref().unwrap_or(&true) {
+            connection.busy += busy;
+        }
+        // Received frames may need answers, and sending may be unfinished: queue it again at once.
+        let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
+        let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
+        let at = self.since_begin(ended);
+        self.shares.done(turn, Served { bytes, busy, blocked }, at);
+        if direction == Direction::Out && bytes > 0 {
+            self.count(key, bytes, now);
+        }
+        if sends {
+            self.shares.want(key, Direction::Out);
+        }
+        if more {
+            self.shares.want(key, Direction::In);
+        }
+        let worked = match done {
+            Ok(worked) => worked,
+            Err(broken) => {
+                self.end(key, &broken, now);
+                true
+            }
+        };
+        (worked, ended)
+    }
+
+    /// Counts bytes that a connection has sent for its tenant's rate.
+    fn count(&mut self, key: u32, sent: u64, now: Instant) {
+        let tenant = self.connections.get(&key).map(|connection| &connection.tenant);
+        if let Some(rate) = tenant.and_then(|tenant| self.rates.get_mut(tenant)) {
+            rate.take(sent, now.saturating_duration_since(self.begin));
+        }
+    }
+}
