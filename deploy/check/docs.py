@@ -2,6 +2,8 @@
 """The documents: links lead somewhere, named tests exist, sizes stay readable, no crate is missing in
 ARCHITECTURE and in the table of its floor.
 
+The table of causes of drops in docs/networks.md has those of the switch, and no others.
+
 README fits one screen and ARCHITECTURE 10 KB, so that both are read. The glossary has at most 25 words: a
 longer list means that the code speaks a language of its own.
 """
@@ -92,9 +94,22 @@ def unlisted_crates(pages):
             yield f"{floor}/README.md has two rows for {name}"
 
 
+def causes_of_drops(pages):
+    """Causes of drops that the table in docs/networks.md lacks, or that the switch does not have."""
+    source = (ROOT / "backend/switch/src/stats.rs").read_text()
+    declared = set(re.findall(r'^    [A-Z]\w+ = "([\w-]+)",$', source, flags=re.M))
+    page = pages[ROOT / "docs/networks.md"]
+    table = re.search(r"^\| cause \| \|\n(?:\|.*\n)*", page, flags=re.M)
+    cells = re.findall(r"^\| (`[^|]+) \|", table[0] if table else "", flags=re.M)
+    written = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
+    for name in sorted(declared.symmetric_difference(written)):
+        problem = "lacks the cause" if name in declared else "has a cause that is not there:"
+        yield f"docs/networks.md {problem} {name}"
+
+
 def main():
     pages = documents()
-    checks = [broken_links, missing_tests, oversized, missing_crates, unlisted_crates]
+    checks = [broken_links, missing_tests, oversized, missing_crates, unlisted_crates, causes_of_drops]
     found = [line for check in checks for line in check(pages)]
     for line in found:
         print(f"docs: {line}", file=sys.stderr)

@@ -20,10 +20,11 @@ macro_rules! causes {
         ///   never had, and by `drop_out` for frames to the peer; for a port with a thread of its
         ///   own also [`Drop::Full`] and [`Drop::Refused`].
         ///
-        /// Users see a new cause without further changes. Names and counts go through the fields
-        /// `dropped_in` and `dropped_out` of `SwitchPort` in the plane's interface to
+        /// Users see a new cause without further changes of code. Names and counts go through the
+        /// fields `dropped_in` and `dropped_out` of `SwitchPort` in the plane's interface to
         /// `slipway port stats` and `inspect`, and to the metric
-        /// `slipway_port_dropped_frames_total`.
+        /// `slipway_port_dropped_frames_total`. The table of causes in `docs/networks.md` explains
+        /// each name; `deploy/check/docs.py` fails if it lacks one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Drop {
