@@ -2,15 +2,21 @@
 //! libc's socket functions. Loaded by `LD_PRELOAD`, its functions are found before libc's.
 //!
 //! - [`fds`]: the table of our descriptors, by number;
-//! - [`session`]: the family that this process belongs to, attached when it is first needed;
-//! - [`open`]: socket calls that make and end connections;
+//! - [`attach`]: attaches this process to the engine when a call first needs it
+//!   (`attach::family`); [`session`]: the family that the process belongs to then;
+//! - [`open`]: socket calls that make and end connections; [`listener`]: a kernel's listener with a
+//!   second queue at the engine;
 //! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
 //! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
-//! - [`polling`]: poll(2) and select(2); [`epoll`];
+//! - [`polling`]: poll(2) and select(2); [`polled`]: the descriptors that the kernel polls for
+//!   them; [`epoll`]: epoll(7);
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
 //!   posix_spawn(3); [`program`]: whether a program will load the library; [`descriptors`]: what
 //!   the kernel reports about descriptors in `/proc`;
-//! - [`real`]: the system calls themselves; [`libcs`]: libc's functions of names that are exported.
+//! - [`real`]: the system calls themselves; [`syscall`]: calls by syscall(2); [`libcs`]: libc's
+//!   functions of names that are exported;
+//! - [`guard`]: the limits of calls from C; [`signals`]: what calls need of them; [`address`],
+//!   [`time`]: C's formats.
 //!
 //! # What is ours
 //! A TCP socket begins as a kernel socket. connect(2) asks the engine. If the engine knows a
