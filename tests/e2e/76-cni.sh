@@ -186,6 +186,8 @@ if [ -x /usr/lib/cni/host-local ] || [ -x /opt/cni/bin/host-local ]; then
     [ "$(said 'x["ips"][0]["address"]')" = 10.77.0.100/24 ] || fail "host-local: $(cat "$work/out")"
     wait_until 60 pings 10.77.0.1 there a || fail "a does not reach the gateway with an IPAM plugin's address"
     does CHECK a
+    call ADD a && fail "a second ADD: $(cat "$work/out")"
+    [ -n "$(find "$work/ipam" -name 10.77.0.100)" ] || fail "a second ADD, which failed, freed the address: $(cat "$work/out")"
     network=none-such refuses 7 'there is no network' ADD b
     [ "$(find "$work/ipam" -name '10.*' | wc -l)" = 1 ] || fail "an address is held: $(find "$work/ipam")"
     does DEL a
@@ -195,6 +197,42 @@ if [ -x /usr/lib/cni/host-local ] || [ -x /opt/cni/bin/host-local ]; then
     ok "addresses of the IPAM plugin host-local; it gets them back after a failure and after DEL"
 fi
 more=', "ipam": {"type": "no-such"}' refuses 103 'not in CNI_PATH' ADD a
+
+# An IPAM plugin that answers a second ADD with the same address, or refuses it: either way the ADD fails, and the address
+# stays that of the first. The plugin writes down how it was called.
+plugins=$work/plugins
+mkdir -p "$plugins"
+cat >"$plugins/same" <<'P'
+#!/bin/sh
+here=$(dirname "$0")
+cat >/dev/null
+echo "$CNI_COMMAND" >>"$here/calls"
+[ "$CNI_COMMAND" = ADD ] || exit 0
+if [ -e "$here/full" ]; then
+    echo '{"code": 12, "msg": "full"}'
+    exit 1
+fi
+echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.120/24"}]}'
+P
+chmod 755 "$plugins/same"
+# same WORDS: the plugin was called with these commands since the last look.
+same() { [ "$(tr '\n' ' ' <"$plugins/calls")" = "$* " ] || fail "the IPAM plugin's calls: $(cat "$plugins/calls")"; rm "$plugins/calls"; }
+more=', "ipam": {"type": "same"}'
+CNI_PATH=$plugins does ADD a
+CNI_PATH=$plugins refuses 101 'is there already' ADD a
+same ADD ADD
+touch "$plugins/full"
+CNI_PATH=$plugins refuses 12 full ADD a
+same ADD
+rm "$plugins/full"
+CNI_PATH=$plugins refuses 101 'taken' ADD b
+same ADD DEL
+CNI_PATH=$plugins does CHECK a
+CNI_PATH=$plugins does DEL a
+same CHECK DEL
+more=''
+nothing_left
+ok "a second ADD fails, and the IPAM plugin's address stays the first one's"
 
 refuses 6 'cannot be understood' ADD a '{"cniVersion": "1.1.0", '
 refuses 6 'more than' ADD a "$(printf '%2000000s' '{}')"

@@ -60,9 +60,12 @@ impl Operation<'_> {
     fn add(&self) -> Result<Value, Failure> {
         // Before the IPAM plugin gives out an address: without a daemon there is no use for one.
         let connection = self.daemon.connect()?;
-        let added = self.attach(&connection);
+        // A plugin that refuses has reserved nothing.
+        let output = self.delegate()?;
+        let added = self.attach(&connection, output);
         if added.is_err()
             && let Some(kind) = self.ipam
+            && !self.is_attached()
         {
             // The runtime calls DEL after a failure as well, but it does not have to.
             let _ = ipam::release(kind, &self.environment.path, self.input);
@@ -70,9 +73,26 @@ impl Operation<'_> {
         added
     }
 
-    fn attach(&self, connection: &Connection<'_>) -> Result<Value, Failure> {
+    /// Returns whether the daemon's ledger has the attachment. If so, what the IPAM plugin has
+    /// reserved for it is in use, and not this call's: this is a second ADD of a container, or the
+    /// daemon made the attachment and its answer was lost.
+    fn is_attached(&self) -> bool {
+        note::is_attached(&self.daemon.attachments(), &self.id())
+    }
+
+    /// Returns the name of the attachment's files.
+    fn id(&self) -> String {
+        let Environment { container, interface, .. } = self.environment;
+        attachments::id(&self.configuration.name, container, interface)
+    }
+
+    /// Has the daemon make the attachment, with the addresses in the IPAM plugin's `output`.
+    fn attach(
+        &self,
+        connection: &Connection<'_>,
+        output: Option<Vec<u8>>,
+    ) -> Result<Value, Failure> {
         let Self { environment, configuration, .. } = self;
-        let output = self.delegate()?;
         let chosen = match (self.ipam, output) {
             (Some(kind), Some(output)) => Some(ipam::parse(kind, &output)?),
             _ => None,
@@ -110,10 +130,8 @@ impl Operation<'_> {
         if first.code() != Code::Later as u32 {
             return Err(first);
         }
-        let Environment { container, interface, .. } = self.environment;
-        let id = attachments::id(&self.configuration.name, container, interface);
         let dir = self.daemon.attachments();
-        let left = note::leave(&dir, &id).map_err(|error| {
+        let left = note::leave(&dir, &self.id()).map_err(|error| {
             let dir = dir.display();
             Failure::new(
                 Code::Later,

@@ -7,7 +7,8 @@
 //! - `commands` has the operations: ADD, DEL, CHECK, GC, STATUS, VERSION. The node's daemon does
 //!   the work, over gRPC at its socket (`daemon`): the program makes no interface itself;
 //! - `ipam` runs the IPAM plugin of a configuration that names one;
-//! - `note` leaves a note for the next daemon where DEL finds none;
+//! - `note` leaves a note for the next daemon where DEL finds none, and looks for an attachment in
+//!   the daemon's ledger;
 //! - `answer` has the results of each version, and `failure` the errors.
 //!
 //! A runtime starts hundreds of these at once, so the program is small and starts one thread.

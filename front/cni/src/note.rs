@@ -1,4 +1,5 @@
-//! Notes for the next daemon: a container was removed while none served.
+//! The daemon's files of attachments, as the plugin uses them: notes for the next daemon that a
+//! container was removed while none served.
 //!
 //! A note is an empty file, whose creation is atomic. The daemon looks for notes when it starts,
 //! and once more when it can be called. Whoever leaves a note calls the daemon once more after
@@ -26,6 +27,13 @@ pub fn leave(dir: &Path, id: &str) -> std::io::Result<bool> {
     Ok(true)
 }
 
+/// Returns whether the daemon's ledger has the attachment `id`, and no note says that it is to be
+/// removed. An attachment whose file cannot be looked at counts as one that is there.
+pub fn is_attached(dir: &Path, id: &str) -> bool {
+    let has = |kind: &str| !matches!(dir.join(format!("{id}.{kind}")).try_exists(), Ok(false));
+    has(FILE) && !has(NOTE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,10 +43,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(!leave(dir.path(), "a,b,eth0").unwrap());
         assert!(!leave(&dir.path().join("missing"), "a,b,eth0").unwrap());
+        assert!(!is_attached(dir.path(), "a,b,eth0"));
         std::fs::write(dir.path().join("a,b,eth0.json"), "{}").unwrap();
+        assert!(is_attached(dir.path(), "a,b,eth0"));
         for _ in 0..2 {
             assert!(leave(dir.path(), "a,b,eth0").unwrap());
         }
         assert!(dir.path().join("a,b,eth0.gone").exists());
+        assert!(!is_attached(dir.path(), "a,b,eth0"));
     }
 }

@@ -1,10 +1,11 @@
 //! Attachments of containers: interfaces that were made for them in network namespaces, and the
 //! files that remember them.
 //!
-//! Each attachment has a file, which is written before anything is made and removed when nothing is
-//! left. The file is not flushed: it survives a crash of the daemon, and no namespace outlives a
-//! crash of the machine. A file that cannot be read was not written to its end, so nothing was made
-//! for it.
+//! Each attachment has a file, which is written before its interface is made or its function is
+//! taken, and removed when nothing is left of them. The network is up by then, and published ports
+//! are bound: neither needs the file. The file is not flushed: it survives a crash of the daemon,
+//! and no namespace outlives a crash of the machine. A file that cannot be read was not written to
+//! its end, so there is no interface and no function.
 //!
 //! The file of a removed attachment is renamed, and becomes that of a later one: with many
 //! containers that come and go, ext4 spends a fifth of an attachment's time on a new file, since it

@@ -228,8 +228,8 @@ impl Links {
         }
     }
 
-    /// Enters a connection whose handshake has ended among those that are served. An engine with too
-    /// many connections loses the oldest of those that it connected.
+    /// Enters a connection whose handshake has ended among those that are served. An engine with
+    /// too many connections loses the oldest of those that it connected.
     pub(super) fn came_up(&mut self, key: u32, now: Instant) {
         let Some(connection) = self.connections.get(&key) else { return };
         let engine = connection.engine;
