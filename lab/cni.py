@@ -54,7 +54,7 @@ class Node:
         return done.stdout
 
     def cpu(self):
-        """CPU time of the daemon in seconds, with that of threads that have ended."""
+        """Returns the CPU time of the daemon in seconds, that of threads which have ended included."""
         return time.clock_gettime((~self.daemon.pid << 3) | 2)
 
     def variables(self, command, number):
@@ -114,8 +114,8 @@ class Node:
         return found
 
     def restart(self):
-        """Kills the daemon, and starts the next one for a container that comes and goes: what nodes hold after that is the
-        same, whatever was before."""
+        """Kills the daemon, starts the next one, and adds and removes a container. After that a node holds the same things,
+        whatever happened before, so that two lists of them can be compared."""
         self.end()
         self.start()
         self.call("ADD", 0)
@@ -217,7 +217,7 @@ def reap(processes):
 
 
 def spawns(count):
-    """As many spawns of an empty program. Returns milliseconds, and CPU milliseconds of each."""
+    """Spawns an empty program `count` times at once. Returns the milliseconds of all, and the CPU milliseconds of each."""
     begun = time.monotonic()
     used, _ = reap([subprocess.Popen(["/bin/true"]) for _ in range(count)])
     return (time.monotonic() - begun) * 1000, used * 1000 / count

@@ -19,11 +19,11 @@ pub(crate) struct Extent {
 /// If the spans do not have the length that the request says, which is the caller's duty (see
 /// [`Disk`](crate::Disk)). Going on would move bytes that were not asked for.
 #[inline]
-pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, DiskError> {
+pub(crate) fn check_request(geometry: &Geometry, request: &Request) -> Result<Extent, DiskError> {
     let Request { operation, lba, blocks, .. } = *request;
     match operation {
         Operation::Flush => Ok(Extent { start: 0, len: 0 }),
-        _ => admit_transfer(geometry, operation, (lba, blocks), &request.spans),
+        _ => check_transfer(geometry, operation, (lba, blocks), &request.spans),
     }
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn admit(geometry: &Geometry, request: &Request) -> Result<Extent, Di
 /// # Panics
 /// If the spans of a read or write do not have the length of the blocks.
 #[inline]
-pub(crate) fn admit_transfer(
+pub(crate) fn check_transfer(
     geometry: &Geometry,
     operation: Operation,
     (lba, blocks): (u64, u32),

@@ -2,7 +2,7 @@
 
 use slipway_ram::Span;
 
-use crate::check::{admit, admit_transfer, complete};
+use crate::check::{check_request, check_transfer, complete};
 use crate::{Completion, Disk, Geometry, Operation, Request, Transferred};
 
 /// Reads leave the spans as they are, writes are dropped, everything succeeds at once.
@@ -23,13 +23,13 @@ impl Disk for NullDisk {
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         for request in requests.drain(..) {
-            let result = admit(&self.0, &request).map(drop);
+            let result = check_request(&self.0, &request).map(drop);
             completions.push(complete(request, result));
         }
     }
 
     fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
-        Some(admit_transfer(&self.0, operation, at, spans).map(drop))
+        Some(check_transfer(&self.0, operation, at, spans).map(drop))
     }
 
     fn poll(&mut self, _: &mut Vec<Completion>) {}

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use slipway_ram::{Fault, Span};
 
-use crate::check::{Extent, admit, admit_transfer, complete, is_block_size};
+use crate::check::{Extent, check_request, check_transfer, complete, is_block_size};
 use crate::memory::{Anonymous, FIXED, memory_file, sealed_len};
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Transferred};
 
@@ -124,14 +124,14 @@ impl Disk for RamDisk {
             if let Some(next) = rest.peek() {
                 self.expect(next.operation, next.lba, next.blocks);
             }
-            let result = admit(&self.geometry, &request)
+            let result = check_request(&self.geometry, &request)
                 .and_then(|extent| self.carry_out(request.operation, &request.spans, extent));
             completions.push(complete(request, result));
         }
     }
 
     fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
-        let admitted = admit_transfer(&self.geometry, operation, at, spans);
+        let admitted = check_transfer(&self.geometry, operation, at, spans);
         Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
     }
 

@@ -66,7 +66,8 @@ impl Slot {
         fetch_to_write(&raw const self.stats);
     }
 
-    /// Passes the time to a port with timed work. What follows may leave frames that wait in it.
+    /// Passes the time to a port with timed work, and puts the port on the list `waiting`: the
+    /// delivery or the turn that follows may leave frames that wait in it.
     #[cold]
     fn tick(&mut self, index: PortIndex, now: Duration, waiting: &mut Vec<PortIndex>) {
         tick(&mut *self.port, now);

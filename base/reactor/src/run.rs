@@ -67,8 +67,13 @@ pub(crate) struct Run {
     _ended: Option<Sender<()>>,
 }
 
-/// The reactor and a call's result, or `Err` if another thread has the reactor by now.
-type Retained<T> = Result<(Box<Run>, T), Box<Lost>>;
+/// The reactor and a call's result, or `Err` if the call slept and another thread has the reactor
+/// by now.
+///
+/// The functions below take the reactor by value and return it with their result, as in
+/// `(run, found) = self.look(run, timeout)?`: so a thread that has lost its reactor cannot use it,
+/// and `?` leads out of its loop.
+type StillOurs<T> = Result<(Box<Run>, T), Box<Lost>>;
 
 impl Run {
     pub(crate) fn new(
@@ -201,7 +206,7 @@ impl Run {
     }
 
     /// Applies the request `step` of the task at `place`. Returns the task if it is done or leaves.
-    fn settle(&mut self, place: usize, step: Step) -> Option<Slot> {
+    fn apply(&mut self, place: usize, step: Step) -> Option<Slot> {
         let slot = self.tasks.at(place)?;
         let wanted = match step {
             Step::Idle(deadline) | Step::Sweep(_, deadline) => deadline,
@@ -263,7 +268,7 @@ impl Worker {
     }
 
     /// Runs rounds of all ready tasks until the reactor ends.
-    fn go_round(&self, mut run: Box<Run>) -> Retained<()> {
+    fn go_round(&self, mut run: Box<Run>) -> StillOurs<()> {
         let mut looks = Looks::new(run.last_work);
         let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
         // Messages that the reactor's previous thread left unhandled.
@@ -311,7 +316,7 @@ impl Worker {
     }
 
     /// Looks for events, and sleeps if there was no work for the polling time.
-    fn wait(&self, run: Box<Run>, now: Instant) -> Retained<()> {
+    fn wait(&self, run: Box<Run>, now: Instant) -> StillOurs<()> {
         if now.duration_since(run.last_work) < run.polling.budget() {
             let (mut run, found) = self.look(run, Some(Duration::ZERO))?;
             if found {
@@ -333,7 +338,7 @@ impl Worker {
 
     /// Waits for kernel events for at most `timeout` (`None`: for ever). Returns whether there were
     /// any. If the kernel cannot wait, the reactor stops.
-    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> Retained<bool> {
+    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> StillOurs<bool> {
         let sleeps = timeout != Some(Duration::ZERO);
         let timeout = timeout.map(|time| Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -371,12 +376,12 @@ impl Worker {
         Ok((run, found))
     }
 
-    fn read_mail(&self, mut run: Box<Run>) -> Retained<()> {
+    fn read_mail(&self, mut run: Box<Run>) -> StillOurs<()> {
         run.mail.extend(run.mailbox.take());
         self.handle_mail(run)
     }
 
-    fn handle_mail(&self, mut run: Box<Run>) -> Retained<()> {
+    fn handle_mail(&self, mut run: Box<Run>) -> StillOurs<()> {
         while let Some(message) = run.mail.pop_front() {
             match message {
                 Message::Add(id, task) => (run, ()) = self.add(run, id, task)?,
@@ -387,7 +392,7 @@ impl Worker {
         Ok((run, ()))
     }
 
-    fn add(&self, mut run: Box<Run>, id: TaskId, task: Box<dyn Task>) -> Retained<()> {
+    fn add(&self, mut run: Box<Run>, id: TaskId, task: Box<dyn Task>) -> StillOurs<()> {
         run.had_task = true;
         let place = run.tasks.insert(Slot::new(id, task));
         let now = Instant::now();
@@ -410,7 +415,7 @@ impl Worker {
     }
 
     /// Calls [`Task::stirs`] of the tasks that are due, and makes those ready that return `true`.
-    fn sweep(&self, mut run: Box<Run>, now: Instant) -> Retained<()> {
+    fn sweep(&self, mut run: Box<Run>, now: Instant) -> StillOurs<()> {
         while let Some(due @ (period, (id, place))) = run.due.pop_front() {
             let Some(slot) = run.tasks.at(place) else { continue };
             if slot.id != id || slot.sweep != Some(period) {
@@ -431,7 +436,7 @@ impl Worker {
     }
 
     /// Polls every task that was ready when the round began. Returns whether any of them had work.
-    fn round(&self, mut run: Box<Run>, now: Instant) -> Retained<bool> {
+    fn round(&self, mut run: Box<Run>, now: Instant) -> StillOurs<bool> {
         let mut worked = false;
         for _ in 0..run.ready.len() {
             let Some(place) = run.ready.pop_front() else { break };
@@ -448,7 +453,7 @@ impl Worker {
             if step == Step::Busy {
                 run.share.worked(place, now);
             }
-            if let Some(slot) = run.settle(place, step) {
+            if let Some(slot) = run.apply(place, step) {
                 (run, ()) = match step {
                     Step::Leave => self.end(run, slot, |task| task.leave()),
                     _ => self.end(run, slot, drop),
@@ -466,7 +471,7 @@ impl Worker {
         place: usize,
         (now, shared): (Instant, bool),
         act: impl FnOnce(&mut dyn Task, &mut Context<'_>) -> (T, Option<Step>),
-    ) -> Retained<Option<T>> {
+    ) -> StillOurs<Option<T>> {
         let Some(mut body) = run.tasks.at(place).and_then(|slot| slot.body.take()) else {
             return Ok((run, None));
         };
@@ -499,7 +504,7 @@ impl Worker {
 
     /// Stops watching a task's descriptors and passes the task to `last`, with the reactor parked
     /// meanwhile.
-    fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> Retained<()> {
+    fn end(&self, run: Box<Run>, slot: Slot, last: impl FnOnce(Box<dyn Task>)) -> StillOurs<()> {
         let Some(body) = slot.body else { return Ok((run, ())) };
         for (_, key) in &body.watched {
             self.watches.forget(*key);

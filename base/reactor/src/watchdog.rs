@@ -79,8 +79,8 @@ pub(crate) fn watch(seat: &Arc<Seat>) {
 
 /// Wakes the watchdog if it sleeps. Called by the thread of `seat` after it has slept itself.
 pub(crate) fn wake(seat: &Seat) {
-    // `notify`'s fence pairs with the one in `rest`: either the watchdog sees the new count, or
-    // this thread sees that the watchdog sleeps.
+    // `notify`'s fence pairs with the one in `sleep_until_woken`: either the watchdog sees the new
+    // count, or this thread sees that the watchdog sleeps.
     seat.count();
     notify();
 }
@@ -100,14 +100,14 @@ fn run() {
         std::thread::sleep(PERIOD);
         quiet = if look() { 0 } else { quiet + 1 };
         if quiet >= PATIENCE {
-            rest();
+            sleep_until_woken();
             quiet = 0;
         }
     }
 }
 
 /// Sleeps until a reactor's thread wakes up.
-fn rest() {
+fn sleep_until_woken() {
     ASLEEP.store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     let seats = seats();

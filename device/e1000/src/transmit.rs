@@ -116,8 +116,8 @@ pub(crate) struct Transmitter {
     /// [`MAX_FRAME_DESCRIPTORS`] of a frame that is not complete follow.
     done: VecDeque<Done>,
     ready: usize,
-    /// The contexts before each of those descriptors that is a context, in the same order: what is
-    /// read again is read with the contexts that it had.
+    /// For each context descriptor in `done`, in the same order, the contexts that were in force
+    /// before it. Descriptors that are read again are read with these.
     replaced: VecDeque<Contexts>,
     /// Heads of frames that were changed: [`HEAD`] bytes for each frame of a burst.
     bounce: Span,
@@ -145,7 +145,8 @@ impl Transmitter {
         }
     }
 
-    /// Takes new rules.
+    /// Sets the rules of the ring. With another epoch the ring begins anew; if it is disabled, what
+    /// was read and not sent is read again when it is enabled.
     pub fn set_rules(&mut self, rules: crate::rules::RingRules) {
         if self.ring.set_rules(rules) {
             self.packet.clear();

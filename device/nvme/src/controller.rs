@@ -274,7 +274,7 @@ impl Controller {
         let mut busy = self.advance();
         // A snapshot has every change before the guest can see its effect: before commands start,
         // and before the guest is interrupted.
-        self.home.settle();
+        self.home.save_changes();
         if self.home.is_running() {
             busy |= self.home.engine.observe_heads();
             busy |= self.home.serve_admin();
@@ -288,7 +288,7 @@ impl Controller {
             busy |= self.home.deliver_events();
             self.home.check_keep_alive();
         }
-        self.home.settle();
+        self.home.save_changes();
         self.home.engine.signal();
         self.home.update_pin();
         let deadline = self.home.keep_alive_deadline();
@@ -439,7 +439,7 @@ impl Function for Controller {
         home.engine.doorbells.clear();
         home.pci.reset();
         home.msix.reset();
-        home.settle_phase();
+        home.apply_phase();
         home.update_pin();
         home.checkpoint(None);
     }

@@ -161,6 +161,34 @@ pub(crate) enum Done {
     Kept,
 }
 
+impl Done {
+    /// Returns the command's status and result, or `None` if it is outstanding.
+    pub fn ended(self) -> Option<(Status, u32)> {
+        match self {
+            Self::Ended(status, result) => Some((status, result)),
+            Self::Kept => None,
+        }
+    }
+}
+
+/// The last admin command whose effect a snapshot contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LastAdmin {
+    /// The epoch of the admin queue.
+    pub epoch: u32,
+    /// The command's number in the queue, from 0.
+    pub number: u64,
+    /// The command's end.
+    pub done: Done,
+}
+
+impl LastAdmin {
+    /// Returns whether `slot` is the command's.
+    pub fn is(&self, slot: &UsedSlot) -> bool {
+        slot.queue == 0 && (slot.epoch, slot.number) == (self.epoch, self.number)
+    }
+}
+
 /// A slot that is in use.
 #[derive(Clone, Debug)]
 pub(crate) struct UsedSlot {
@@ -508,10 +536,9 @@ impl Journal {
         stored
     }
 
-    /// Returns the last snapshot: the admin command whose effect it contains (epoch, number and
-    /// end), and the state.
-    #[allow(clippy::type_complexity)]
-    pub fn last_snapshot(&self) -> Option<(Option<((u32, u64), Done)>, Vec<u8>)> {
+    /// Returns the last snapshot: the admin command whose effect it contains, if there is one, and
+    /// the state.
+    pub fn last_snapshot(&self) -> Option<(Option<LastAdmin>, Vec<u8>)> {
         let bytes = self.snapshots.as_ref()?.load()?;
         let (words, state) = bytes.split_at_checked(24)?;
         let word = |at: usize| {
@@ -523,8 +550,8 @@ impl Journal {
             u64::MAX => Done::Kept,
             value => Done::Ended(Status((value >> 32) as u16), value as u32),
         };
-        let command = ((word(0) >> 32) as u32, word(1));
-        Some(((word(0) & 1 == 1).then_some((command, done)), state.to_vec()))
+        let last = LastAdmin { epoch: (word(0) >> 32) as u32, number: word(1), done };
+        Some(((word(0) & 1 == 1).then_some(last), state.to_vec()))
     }
 
     /// Returns every slot in use, of all threads, and makes the unused slots of this thread free.

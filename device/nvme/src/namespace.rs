@@ -196,7 +196,7 @@ impl Attached {
         }
         let before = completions.len();
         let cancelled = self.feeder.cancel(tag, completions) || self.disk.cancel(tag, completions);
-        self.feeder.settle(before, completions);
+        self.feeder.take_piece(before, completions);
         self.in_flight = self.in_flight.saturating_sub(completions.len() - before);
         cancelled
     }
@@ -274,7 +274,7 @@ impl Attached {
     fn go_on(&mut self, left: &mut u64, completions: &mut Vec<Completion>) {
         let before = completions.len();
         self.disk.poll(completions);
-        self.feeder.settle(before, completions);
+        self.feeder.take_piece(before, completions);
         self.feeder.go_on(
             (&mut *self.disk as &mut dyn Disk, self.geometry.block_size),
             left,
@@ -419,13 +419,13 @@ impl Namespaces {
         if self.first < count { self.first } else { 0 }
     }
 
-    /// Returns whether there may be work for [`Namespaces::settle`].
+    /// Returns whether there may be work for [`Namespaces::complete_changes`].
     pub fn is_changing(&self) -> bool {
         self.changing
     }
 
     /// Completes changes whose requests have ended. Returns the namespaces whose size has changed.
-    pub fn settle(&mut self) -> Vec<u32> {
+    pub fn complete_changes(&mut self) -> Vec<u32> {
         let resized = self.all.iter_mut().filter_map(|one| one.resize().then_some(one.nsid));
         let resized = resized.collect();
         let quiet = self.leaving.extract_if(.., |one| one.lanes == 0 && one.namespace.is_done());

@@ -170,13 +170,13 @@ impl Feeder {
             self.batch.push(piece);
             disk.submit(&mut self.batch, completions);
             self.batch.clear();
-            self.settle(before, completions);
+            self.take_piece(before, completions);
         }
     }
 
     /// Removes the end of a piece from `completions`, looking from index `before` on. Appends the
     /// end of the whole request after its last piece, or after one that failed.
-    pub fn settle(&mut self, before: usize, completions: &mut Vec<Completion>) {
+    pub fn take_piece(&mut self, before: usize, completions: &mut Vec<Completion>) {
         let Some(split) = &mut self.split else { return };
         let tag = split.whole.tag;
         let Some(at) = completions[before..].iter().position(|one| one.tag == tag) else { return };

@@ -130,10 +130,11 @@ pub trait Function: Send {
     /// Writes to BAR number `bar`.
     fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access;
 
-    /// Takes the news that registers were written of which the host was told by an event: some of
-    /// the BARs' [`Notifications`], or doorbells whose cells another process has stored. Which ones
-    /// is not known; `writes` is how many, as the other side counts them, for statistics alone. The
-    /// host polls afterwards. A function that looks at everything in each poll keeps this default.
+    /// Handles that the guest wrote registers without a call of [`Function::write`]: the host got
+    /// an event for some of the BARs' [`Notifications`], or another process stored doorbells in
+    /// their cells. The event does not say which registers; `writes` is their number as the other
+    /// side counts it, for statistics alone. The host polls afterwards. A function that looks at
+    /// everything in each poll keeps this default.
     fn notified(&mut self, writes: u64) {
         let _ = writes;
     }

@@ -145,7 +145,7 @@ fn layers_of(disk: &v1::Disk, asked: Option<u64>, config: &Config) -> Result<u64
 async fn make(client: &mut VfClient, name: &str, template: vf_v1::Template) -> Result<()> {
     let request = vf_v1::CreatePoolRequest { name: name.to_owned(), template: Some(template) };
     client.create_pool(request).await.map_err(refused)?;
-    let made = settled(client, name).await?;
+    let made = wait_until_ready(client, name).await?;
     if let Some(vf) = made.vfs.iter().find(|vf| !vf.reason.is_empty()) {
         // The template is at fault: with the next daemon it would fail again.
         remove(client, name).await?;
@@ -174,7 +174,7 @@ pub async fn make_nics(
 ///
 /// # Errors
 /// The daemon refuses or goes away.
-pub async fn settled(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
+pub async fn wait_until_ready(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
     loop {
         let found = pool(client, name).await?;
         if count(&found, "being reset") == 0 {

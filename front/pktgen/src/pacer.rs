@@ -81,7 +81,7 @@ impl Pacer {
     }
 
     /// Waits for a part of `early`. More than half of it is left only if it is short.
-    pub fn rest(early: Duration) {
+    pub fn pause(early: Duration) {
         if early > SHORT {
             std::thread::sleep((early - SHORT / 2).min(Duration::from_millis(50)));
         } else {

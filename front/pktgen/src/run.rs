@@ -161,7 +161,7 @@ pub fn source(
         let left = limits.count.map_or(u64::MAX, |count| count - stream.made());
         let wanted = u64::from(plan.burst).min(left) as u32;
         match pacer.due(wanted, now) {
-            Err(early) => Pacer::rest(early.min(LOOK)),
+            Err(early) => Pacer::pause(early.min(LOOK)),
             Ok(due) => {
                 let time = monotonic_ns();
                 let sent = wire.send(due as usize, &mut |slot| {
@@ -387,7 +387,7 @@ pub fn ping(
             wire.check()?;
         }
         if let Err(early) = pacer.due(1, now) {
-            Pacer::rest(early.min(LOOK));
+            Pacer::pause(early.min(LOOK));
             continue;
         }
         let number = stream.made();

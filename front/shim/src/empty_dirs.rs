@@ -151,17 +151,19 @@ fn holds_directories_only(directory: &Path) -> io::Result<bool> {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Volumes(Mutex<BTreeMap<String, Volume>>);
 
-/// A volume of which it was decided whose it is.
+/// A volume with the decision for all containers of its pod: its files are the host's or the
+/// guest's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Volume {
     /// The directory on the host.
     directory: PathBuf,
-    /// How the guest's directory began; `None`: it is the host's.
+    /// The beginning of the guest's directory, or `None` if the volume is the host's directory.
     guest: Option<Beginning>,
 }
 
 impl Volumes {
-    /// Decides for all containers of the pod what becomes of a volume, unless that was decided.
+    /// Returns the decision for a volume. The first call for it decides, for all containers of the
+    /// pod.
     fn decide(&self, named: &Named, guest: Option<Beginning>) -> Volume {
         let mut volumes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Volume { directory: named.directory.clone(), guest };

@@ -150,7 +150,7 @@ pub fn hold(args: &Args) -> Result<(), String> {
     raise_descriptor_limit();
     let mut socket = take_stdin().map_err(|error| error.to_string())?;
     let (mut held, mut starts, mut serving) = (BTreeMap::new(), Vec::new(), None);
-    while !attend(&socket, &mut held) {
+    while !keep_for(&socket, &mut held) {
         if let Some(mut ended) = serving.take() {
             // Its descriptors are closed, so it is about to be a zombie.
             let _ = std::process::Child::wait(&mut ended);
@@ -171,7 +171,7 @@ pub fn hold(args: &Args) -> Result<(), String> {
 /// Keeps what one serving process wants kept, until that ends. Returns whether this holder is to
 /// end: the work of the serving process is done, or a descriptor was lost on its way, since this
 /// process has none left. The serving process gives all descriptors to the next holder then.
-fn attend(socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) -> bool {
+fn keep_for(socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) -> bool {
     while let Ok(Some(Message { operation, name, file })) = receive(socket) {
         match (operation, file) {
             (PUT, Some(file)) => drop(held.insert(name, file)),

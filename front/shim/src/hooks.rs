@@ -209,7 +209,7 @@ async fn run(
     let group = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
     let kept = holder.zip(group).and_then(|(holder, pid)| keep(holder, pid));
     let mut told = Tail { output: child.stderr.take(), text: Vec::new() };
-    let ended = timeout_at(until, attend(&mut child, state, &mut told)).await;
+    let ended = timeout_at(until, wait_for(&mut child, state, &mut told)).await;
     drop(kept);
     let why = match ended {
         Ok(Ok(status)) if status.success() => return Ok(()),
@@ -267,7 +267,7 @@ fn command(hook: &Hook, bundle: &Path) -> Command {
 }
 
 /// Gives a hook its input, and waits for its end.
-async fn attend(child: &mut Child, state: &[u8], told: &mut Tail) -> io::Result<ExitStatus> {
+async fn wait_for(child: &mut Child, state: &[u8], told: &mut Tail) -> io::Result<ExitStatus> {
     let stdin = child.stdin.take();
     let talk = async { tokio::join!(feed(stdin, state), told.fill()) };
     tokio::select! {

@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::ttrpc::Failure;
 
-/// The longest time that reading the files of the host may take of which a container gets copies.
+/// The longest time for reading the host's files that a container gets copies of.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The most reads of the host's files that a shim has at work for new containers, those that hang

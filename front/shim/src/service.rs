@@ -103,7 +103,7 @@ impl Handler for Service {
         if !again::CHANGES.contains(&method.as_str()) {
             return self.call(service, method, payload).await;
         }
-        let call = tokio::spawn(async move { self.settle(&method, &payload).await });
+        let call = tokio::spawn(async move { self.answer_again(&method, &payload).await });
         call.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))?
     }
 }

@@ -107,7 +107,7 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
         let bin = Bin::new();
         // An error ends this client only; the descriptors that it put stay.
         if Peer::of(&client).is_ok_and(|peer| peer.uid == rustix::process::geteuid().as_raw()) {
-            let _ = attend(client.as_fd(), &mut table, &bin, &mut asked);
+            let _ = serve_client(client.as_fd(), &mut table, &bin, &mut asked);
         }
         // Unread messages of the client are closed with its connection.
         bin.discard(client);
@@ -120,7 +120,7 @@ pub fn serve(path: &Path) -> std::io::Result<()> {
 
 /// Serves one client until it hangs up. Descriptors that it sends and that are not kept go to
 /// `bin`. Sets `asked` if it makes a request.
-fn attend(
+fn serve_client(
     client: BorrowedFd<'_>,
     table: &mut Table,
     bin: &Bin,

@@ -293,7 +293,7 @@ impl Stream {
 
     /// Asks the program to signal when there is something to do. Returns whether a wish is stored
     /// that no barrier has followed yet: then, if `surely`, the caller calls
-    /// `slipway_ring::cross::heavy`. [`Stream::settle`] must follow.
+    /// `slipway_ring::cross::heavy`. [`Stream::take_wishes`] must follow.
     pub(crate) fn wish(&mut self, surely: bool) -> Result<bool, Error> {
         // Without credit, bytes of the program have to wait; its FIN does not.
         let sends = self.credit > 0 || !matches!(self.look()?, SourceState::Bytes(_));
@@ -321,7 +321,7 @@ impl Stream {
     }
 
     /// Returns whether there is something to do now. Follows [`Stream::wish`].
-    pub(crate) fn settle(&mut self) -> Result<bool, Error> {
+    pub(crate) fn take_wishes(&mut self) -> Result<bool, Error> {
         let (data, space) = std::mem::take(&mut self.wishes);
         let Some((fifo, ..)) = self.fifo() else { return Ok(false) };
         let data = data && fifo.is_data_there(1)?;
@@ -418,9 +418,9 @@ mod tests {
         );
 
         stream.wish(true).unwrap();
-        assert_eq!(stream.settle(), Ok(true));
+        assert_eq!(stream.take_wishes(), Ok(true));
         assert_eq!(stream.grant(WINDOW as usize), Ok(WINDOW.into()));
         stream.wish(true).unwrap();
-        assert_eq!(stream.settle(), Ok(false), "there is no more to be done");
+        assert_eq!(stream.take_wishes(), Ok(false), "there is no more to be done");
     }
 }

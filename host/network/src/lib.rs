@@ -26,8 +26,8 @@
 //! network's name and nowhere else.
 //!
 //! Not implemented: networks across hosts, DHCP (the agent configures its interface), a cache of
-//! names, limits of bandwidth, the host's firewall (a packet that another table drops stays
-//! dropped).
+//! names, the host's firewall (a packet that another table drops stays dropped). Rates of ports are
+//! the switch's (`slipway_switch`); this crate passes on those of attachments.
 //!
 //! Dependencies: `slipway-netlink` for interfaces, `slipway-netns` for namespaces of others and the
 //! program `nft` for rules; `ipnet` for subnets; `simple-dns` for the wire format of names (small,

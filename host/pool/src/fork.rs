@@ -27,8 +27,8 @@ const BATCH: u64 = 128 << 10;
 /// The size in bytes from which a hole of the template is left to the kernel.
 const HOLE: u64 = 256 << 10;
 /// The most holes that are left to the kernel. Each takes a request before the sandbox begins, and
-/// splits a mapping of its process. The 16 largest of a Linux guest that has booted have all but a
-/// hundredth of the bytes.
+/// splits a mapping of its process. In a Linux guest that has booted, the 16 largest holes have all
+/// but a hundredth of the bytes of holes: 32 leave room for guests whose memory is in more parts.
 const HOLES: usize = 32;
 
 /// The part of a lease that only memory with a template has.
@@ -79,7 +79,8 @@ pub(crate) fn serve(
     let part = if memory.take(start as usize, (end - start) as usize).is_ok() {
         start - range.offset..end - range.offset
     } else {
-        // Another thread is at a neighbour, or the host has no memory for all of them.
+        // Another thread is copying one of these pages, or the host has no memory for all of them:
+        // only the page of the fault is settled.
         if settle(memory, offset as usize, PAGE as usize) == Err(NotYet::Gone) {
             tracing::error!("the host has no memory left for a page of a sandbox");
             std::thread::sleep(Duration::from_millis(100));
@@ -87,7 +88,8 @@ pub(crate) fn serve(
         at..at + PAGE
     };
     if !memory.is_taken(offset as usize, PAGE as usize) {
-        // The page has a template's bytes that it did not get: the touch is repeated.
+        // The page is still without its bytes of the template: the thread that touched it is woken,
+        // and its touch faults again.
         let _ = faults.wake(range.address + at, PAGE);
         return;
     }

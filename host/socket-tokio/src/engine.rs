@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use slipway_socket::{Family, engine_path, is_told_surely};
 
-use crate::waiters::{Waiters, hold};
+use crate::waiters::{Waiters, lock};
 
 /// Pause after a failed attempt to reach the engine.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -47,7 +47,7 @@ impl Engine {
     /// Returns the attachment, and attaches if there is none. Returns `None` if there is no engine.
     /// Blocks until the engine answers.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
-        let mut state = hold(&self.0.state);
+        let mut state = lock(&self.0.state);
         if let Some(session) = &state.session
             && !session.family.look()
         {
@@ -90,7 +90,7 @@ impl Session {
 
     /// Has `waiters` woken when the engine ends.
     pub fn enrol(&self, waiters: &Arc<Waiters>) {
-        let mut waiting = hold(&self.waiting);
+        let mut waiting = lock(&self.waiting);
         // Dropped waiters are removed whenever the vector is about to grow.
         if waiting.len() == waiting.capacity() {
             waiting.retain(|one| one.strong_count() > 0);
@@ -100,7 +100,7 @@ impl Session {
 
     fn bury(&self) {
         self.family.bury();
-        let waiting = std::mem::take(&mut *hold(&self.waiting));
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
         for waiters in waiting.iter().filter_map(Weak::upgrade) {
             waiters.wake_all();
         }

@@ -6,8 +6,8 @@ use std::task::{Wake, Waker};
 use slipway_socket::Half;
 
 /// Takes a lock, even a poisoned one: no holder leaves its data inconsistent.
-pub(crate) fn hold<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The tasks that wait for the halves of one endpoint, which has one eventfd for both.
@@ -16,7 +16,7 @@ pub(crate) struct Waiters(Mutex<[Option<Waker>; 2]>);
 
 impl Waiters {
     pub fn set(&self, half: Half, waker: &Waker) {
-        let mut both = hold(&self.0);
+        let mut both = lock(&self.0);
         match &mut both[half as usize] {
             Some(known) => known.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -24,7 +24,7 @@ impl Waiters {
     }
 
     pub fn wake_all(&self) {
-        let both = std::mem::take(&mut *hold(&self.0));
+        let both = std::mem::take(&mut *lock(&self.0));
         both.into_iter().flatten().for_each(Waker::wake);
     }
 }

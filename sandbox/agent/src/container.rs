@@ -288,7 +288,7 @@ impl Container {
     /// An exec has the id, or is being set up with it.
     pub fn reserve_exec(&self, id: &str) -> Result<Reservation<'_, Process>, Refused> {
         if self.ended_execs() >= KEPT_EXECS {
-            self.execs.retain(|process| process.is_alive() || !process.is_settled());
+            self.execs.retain(|process| process.is_alive() || !process.is_told());
         }
         if self.ended_execs() >= MOST_ENDED {
             self.execs.retain(Process::is_alive);

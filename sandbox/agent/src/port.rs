@@ -2,15 +2,17 @@
 //!
 //! A port is a character device, not a socket. It has no accept, a host's coming and going shows
 //! only as POLLHUP appearing and vanishing, and the bytes of two hosts follow each other without a
-//! boundary. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4): bytes
-//! before it are left from the previous connection and are dropped. A preface at the start of a
-//! read in mid-connection means that the host left and came back before this side noticed: the old
-//! connection ends there and the new one begins with it. Nothing of the old connection is sent from
-//! then on: it would be the first that the new host reads, so a writer looks for a preface before
-//! it writes. A machine that was saved in mid-connection goes on like this. (A message from the
-//! host starts a buffer of its own, so the beginning of a preface is never torn off by the host. A
-//! reader with less room than a preface would tear it, so a page is read for that reader. Standard
-//! input that happens to look like a preface at a buffer's start costs a reconnect, nothing more.)
+//! boundary. So a connection begins with HTTP/2's client preface (RFC 9113, section 3.4):
+//!
+//! - Bytes before the preface are left from the previous connection, and are dropped.
+//! - A preface at the start of a read in mid-connection means that the host left and came back
+//!   before this side noticed. The old connection ends there, and the new one begins with the
+//!   preface. A machine that was saved in mid-connection goes on like this.
+//! - Nothing of the old connection is sent from then on, since it would be the first that the new
+//!   host reads. So a writer looks for a preface before it writes.
+//! - A preface is never torn. A message from the host starts a buffer of its own; for a reader with
+//!   less room than a preface, a page is read.
+//! - Standard input that looks like a preface at a buffer's start costs a reconnect, nothing more.
 //!
 //! POLLHUP is level-triggered and final for the runtime's registrations, so registering the port
 //! itself and waiting for POLLHUP to vanish would spin. Instead, the port is registered,
@@ -40,11 +42,11 @@ use crate::uevent;
 /// The client preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The longest wait for the port to appear. A sandbox without the port is useless, but when to give
-/// a slow guest up is the host's decision (`boot_timeout_s`).
+/// The longest wait for the port to appear. It is long, since the host decides when to give up a
+/// slow guest (`boot_timeout_s`).
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// The bytes that wait for the reader at which a writer reads no further.
+/// The most bytes that a writer, which looks for a preface, reads ahead of the reader.
 const MOST_AHEAD: usize = 64 << 10;
 
 /// The size of reads for which the reader's own buffer is too small; the driver's buffers are

@@ -74,7 +74,7 @@ pub struct Process {
     /// Output that was read and that the host has not recorded yet.
     kept: Mutex<Kept>,
     /// Set once its exit status was told, or nobody is left to ask for it.
-    settled: AtomicBool,
+    told: AtomicBool,
 }
 
 impl Process {
@@ -110,7 +110,7 @@ impl Process {
                 stderr: pipes.stderr,
             })),
             kept: Mutex::default(),
-            settled: AtomicBool::new(false),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -157,13 +157,13 @@ impl Process {
     }
 
     /// Notes that the exit status was told, or that nobody is left to ask for it.
-    pub fn settle(&self) {
-        self.settled.store(true, Ordering::Relaxed);
+    pub fn note_told(&self) {
+        self.told.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether nobody is expected to ask for the exit status.
-    pub fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Relaxed)
+    pub fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
     }
 
     /// Sends `signal` (1 to 64). A process that has ended is no error.

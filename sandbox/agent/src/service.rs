@@ -192,7 +192,7 @@ impl AgentService for Service {
         }
         // An attached stream holds the lock until it has sent everything.
         drop(process.outputs.lock().await);
-        process.settle();
+        process.note_told();
         let killed = exit_status == 128 + libc::SIGKILL as u32;
         let oom = container.cgroup.as_ref().is_some_and(|cgroup| cgroup.out_of_memory());
         let is_first = reference.exec_id.is_empty();

@@ -224,7 +224,7 @@ impl Drop for Attachment {
         let is_read = self.outputs.stdout.is_none() && self.outputs.stderr.is_none();
         if self.process.ends_with_stream() && !(self.has_ended && is_read) {
             // A host that leaves asks for no status.
-            self.process.settle();
+            self.process.note_told();
         }
         if self.has_ended {
             self.process.close_stdin();

@@ -177,7 +177,7 @@ impl Change {
         let most = wanted.max(before);
         let changed = self.change(wanted, most).await;
         let used = if changed.is_ok() { wanted } else { most };
-        let settled = self.settle(used).await;
+        let settled = self.note_online(used).await;
         if settled.is_err()
             && let Err(error) = limit(&self.sandbox, before).await
         {
@@ -233,7 +233,7 @@ impl Change {
 
     /// Records the CPUs that the VMM has and the guest uses, at most `used`, and limits the VMM's
     /// CPU time to theirs. Returns their number.
-    async fn settle(&self, used: u32) -> Result<u32> {
+    async fn note_online(&self, used: u32) -> Result<u32> {
         let listed = self.vm.cpus().await?;
         let cpus = self.sandbox.look(|record| count(record, &listed)).min(used);
         limit(&self.sandbox, cpus).await?;

@@ -176,14 +176,14 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
     if sandbox.look(|record| record.memory.room()) == 0 {
         return Ok(());
     }
-    let bytes = settle(sandbox, vm).await?;
+    let bytes = keep_plugged(sandbox, vm).await?;
     sandbox.note(|record| set_in_force(record, bytes));
     Ok(())
 }
 
 /// Asks the guest to stay at what it has plugged, and limits the VMM's control group to that.
 /// Returns the sandbox's memory in bytes, at most what was granted.
-async fn settle(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
+async fn keep_plugged(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
     let MemoryDevice { requested, mut plugged, .. } = memory_device(vm, DEVICE).await?;
     if requested != plugged {
         vm.set_memory(DEVICE, plugged).await?;
@@ -294,7 +294,7 @@ impl Change {
                 Ok(Some(format!("its guest has not followed within {} s", longest.as_secs())))
             }),
         };
-        let settled = settle(&self.sandbox, &*self.vm).await;
+        let settled = keep_plugged(&self.sandbox, &*self.vm).await;
         let bytes = match (&changed, settled) {
             (_, Ok(bytes)) => bytes,
             (Ok(_), Err(error)) => return Err(error),

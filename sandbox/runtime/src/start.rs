@@ -114,7 +114,7 @@ pub(crate) async fn boot_guest(
     let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
     let boot = Boot { node, sandbox, stages, uid };
     let mut spec = boot.describe(memory, template.as_deref()).await?;
-    let client = boot.settle(&mut spec, template.as_deref()).await?;
+    let client = boot.note_machine(&mut spec, template.as_deref()).await?;
     let record = sandbox.record();
     spec.cgroup_procs = stages.run("cgroup", boot.confine(taken)).await?;
     let mut functions = stages.run("rootfs", function::describe(node, sandbox, &record)).await?;
@@ -186,7 +186,7 @@ impl Boot<'_> {
 
     /// Gives a VM that boots its shared root, if the node shares roots, and notes the machine in
     /// the sandbox's record. Returns the guest's memory as the servers of its functions know it.
-    async fn settle(
+    async fn note_machine(
         &self,
         spec: &mut VmSpec,
         template: Option<&Template>,

@@ -40,7 +40,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::check::{admit, complete};
+use crate::check::{check_request, complete};
 use crate::uring::{Engine, give_up};
 use crate::{BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request};
 use job::{FileJob, Target};
@@ -127,7 +127,7 @@ impl FileDisk {
 
     /// Returns the outcome of a request that needs no kernel call, or `None` if it needs one.
     fn immediate(&self, request: &Request) -> Option<Result<(), DiskError>> {
-        let extent = match admit(&self.geometry, request) {
+        let extent = match check_request(&self.geometry, request) {
             Ok(extent) => extent,
             Err(error) => return Some(Err(error)),
         };

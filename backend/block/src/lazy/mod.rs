@@ -28,7 +28,7 @@ use slipway_lazy_spec::Hello;
 use slipway_ram::Span;
 use slipway_telemetry::{Clock, MonotonicClock};
 
-use crate::check::{Extent, admit, admit_transfer, complete};
+use crate::check::{Extent, check_request, check_transfer, complete};
 use crate::file::{Common, failed, measure};
 use crate::{
     Completion, Disk, FileDisk, FileOptions, Geometry, OpenError, Operation, Request, Transferred,
@@ -129,7 +129,7 @@ impl<D: Disk> Disk for LazyDisk<D> {
         };
         let mut waits = false;
         for request in requests.drain(..) {
-            let blocks = match admit(&self.geometry, &request) {
+            let blocks = match check_request(&self.geometry, &request) {
                 // A flush, or no block: nothing to wait for.
                 Ok(Extent { len: 0, .. }) => 0..0,
                 Ok(extent) => blocks_of(&extent),
@@ -155,7 +155,7 @@ impl<D: Disk> Disk for LazyDisk<D> {
 
     fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
         if let Some(missing) = &self.missing {
-            match admit_transfer(&self.geometry, operation, at, spans) {
+            match check_transfer(&self.geometry, operation, at, spans) {
                 Ok(extent) if extent.len > 0 && !missing.has(&blocks_of(&extent)) => return None,
                 Ok(_) => {}
                 Err(error) => return Some(Err(error)),

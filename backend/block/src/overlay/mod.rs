@@ -20,7 +20,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use slipway_ram::Span;
 
 use crate::budget::Budget;
-use crate::check::{admit, complete};
+use crate::check::{check_request, complete};
 use crate::{
     BaseIdentity, Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Spent,
 };
@@ -34,8 +34,8 @@ pub use store::overlay_file;
 #[cfg(test)]
 pub(crate) use points::testing;
 
-/// A volatile, writable disk over a base that it never writes to. Its data is lost with it, or with
-/// the file that holds the data. A flush ends at once.
+/// A volatile, writable disk over a base that is never written to. What was written is lost with
+/// the disk or, if a file holds it ([`OverlayDisk::of`]), with the file. A flush ends at once.
 ///
 /// Memory grows by whole pages with what is written or discarded: the data, a page table for each 2
 /// MiB, and a bit per block (0.02 % of the range with 512-byte blocks). Discard and Write Zeroes
@@ -48,11 +48,12 @@ pub struct OverlayDisk<D> {
     /// the base.
     reads: Vec<Option<Read>>,
     free: Vec<usize>,
-    /// The index of the read that had no room for its rest.
-    begun: Option<usize>,
+    /// The index of the read that stopped in its middle for want of room (`has_room`). It goes on
+    /// before the next one begins.
+    paused: Option<usize>,
     /// Reads that have not begun.
     waiting: VecDeque<Request>,
-    /// The work that the caller allows.
+    /// The work that the caller allows in this turn.
     room: Room,
     /// The number of requests that the base has, those of `batch` included.
     at_base: usize,
@@ -100,7 +101,7 @@ impl<D: Disk> OverlayDisk<D> {
             geometry,
             reads: Vec::new(),
             free: Vec::new(),
-            begun: None,
+            paused: None,
             waiting: VecDeque::new(),
             room: Room::UNBOUNDED,
             at_base: 0,
@@ -132,7 +133,7 @@ impl<D: Disk> OverlayDisk<D> {
     }
 
     fn start(&mut self, request: Request, completions: &mut Vec<Completion>) {
-        let result = match admit(&self.geometry, &request) {
+        let result = match check_request(&self.geometry, &request) {
             Ok(_) if request.operation == Operation::Read => {
                 return self.start_read(request, completions);
             }

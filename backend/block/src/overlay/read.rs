@@ -104,9 +104,9 @@ impl<D: Disk> OverlayDisk<D> {
 
     fn cut_waiting(&mut self, completions: &mut Vec<Completion>) {
         while self.has_waiting() && self.has_room() {
-            let begun = self.begun.take();
-            let begun = begun.and_then(|index| Some((index, self.reads[index].take()?)));
-            let next = begun.or_else(|| {
+            let paused = self.paused.take();
+            let paused = paused.and_then(|index| Some((index, self.reads[index].take()?)));
+            let next = paused.or_else(|| {
                 let request = self.waiting.pop_front()?;
                 Some((self.new_index(), Read::new(request)))
             });
@@ -118,7 +118,7 @@ impl<D: Disk> OverlayDisk<D> {
 
     /// Returns whether reads wait that are not cut to their end.
     pub(super) fn has_waiting(&self) -> bool {
-        self.begun.is_some() || !self.waiting.is_empty()
+        self.paused.is_some() || !self.waiting.is_empty()
     }
 
     fn has_room(&self) -> bool {
@@ -148,7 +148,7 @@ impl<D: Disk> OverlayDisk<D> {
             return;
         }
         if !read.is_cut() {
-            self.begun = Some(index);
+            self.paused = Some(index);
         }
         self.reads[index] = Some(read);
     }
@@ -197,7 +197,7 @@ impl<D: Disk> OverlayDisk<D> {
             read.result = read.result.and(part.result);
             if read.is_over() {
                 // It may have waited for room when a part of it failed.
-                self.begun = self.begun.filter(|begun| *begun != index);
+                self.paused = self.paused.filter(|paused| *paused != index);
                 self.free.push(index);
                 completions.extend(slot.take().map(|read| complete(read.request, read.result)));
             }

@@ -35,7 +35,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::check::{admit, complete};
+use crate::check::{check_request, complete};
 use crate::uring::{Engine, give_up};
 use crate::{Completion, Disk, DiskError, FileOptions, Geometry, OpenError, Operation, Request};
 use job::{PassthroughJob, Target};
@@ -75,7 +75,7 @@ impl PassthroughDisk {
 
     /// Returns the outcome of a request that needs no command, or `None` if it needs one.
     fn immediate(&self, request: &Request) -> Option<Result<(), DiskError>> {
-        let extent = match admit(&self.geometry, request) {
+        let extent = match check_request(&self.geometry, request) {
             Ok(extent) => extent,
             Err(error) => return Some(Err(error)),
         };

@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_ram::Span;
 
 use super::Medium;
-use crate::check::{Extent, admit, admit_transfer, complete};
+use crate::check::{Extent, check_request, check_transfer, complete};
 use crate::memory::{memory_file, sealed_len};
 use crate::ram::whole_blocks;
 use crate::{Completion, Disk, DiskError, Geometry, OpenError, Operation, Request, Transferred};
@@ -179,14 +179,14 @@ impl Disk for SharedRam {
 
     fn submit(&mut self, requests: &mut Vec<Request>, completions: &mut Vec<Completion>) {
         for request in requests.drain(..) {
-            let result = admit(&self.geometry, &request)
+            let result = check_request(&self.geometry, &request)
                 .and_then(|extent| self.carry_out(request.operation, &request.spans, extent));
             completions.push(complete(request, result));
         }
     }
 
     fn transfer(&mut self, operation: Operation, at: (u64, u32), spans: &[Span]) -> Transferred {
-        let admitted = admit_transfer(&self.geometry, operation, at, spans);
+        let admitted = check_transfer(&self.geometry, operation, at, spans);
         Some(admitted.and_then(|extent| self.carry_out(operation, spans, extent)))
     }
 

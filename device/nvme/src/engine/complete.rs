@@ -54,7 +54,7 @@ impl IoEngine {
         self.completions = completions;
         // After the ends of requests, since a command's next step may follow from one.
         if self.namespaces.is_changing() {
-            self.settle_namespaces();
+            self.complete_changes();
         }
         busy
     }
@@ -239,8 +239,8 @@ impl IoEngine {
 
     /// Completes changes of namespaces whose requests have ended.
     #[cold]
-    pub fn settle_namespaces(&mut self) {
-        let resized = self.namespaces.settle();
+    pub fn complete_changes(&mut self) {
+        let resized = self.namespaces.complete_changes();
         self.report.resized.extend(resized);
     }
 

@@ -14,7 +14,7 @@ use crate::registers::PAGE_MAX;
 
 impl Home {
     /// Tells the engine what it may do in the present phase, which has changed.
-    pub fn settle_phase(&mut self) {
+    pub fn apply_phase(&mut self) {
         self.engine.page_size = self.registers.page_size();
         self.engine.set_failed(self.registers.status.fatal());
         self.engine.set_mode(match (self.phase, self.shutdown) {
@@ -29,7 +29,7 @@ impl Home {
         self.changed = true;
         let before = self.registers.status;
         self.registers.status.0 |= ControllerStatus::FATAL;
-        self.settle_phase();
+        self.apply_phase();
         if !before.fatal() {
             self.fleet.fail();
         }
@@ -48,7 +48,7 @@ impl Home {
             self.set_shutdown_status(ControllerStatus::SHUTDOWN_OCCURRING);
             self.fleet.stop();
         }
-        self.settle_phase();
+        self.apply_phase();
     }
 
     /// Returns whether a reset waits for nothing any more: the disks have given all memory back,
@@ -67,7 +67,7 @@ impl Home {
         let changed = before != (self.phase, self.shutdown);
         if changed {
             self.changed = true;
-            self.settle_phase();
+            self.apply_phase();
         }
         changed
     }
@@ -78,7 +78,7 @@ impl Home {
         self.registers.status.0 &= !ControllerStatus::FATAL;
         self.phase = Phase::Resetting;
         self.engine.drop_queues();
-        self.settle_phase();
+        self.apply_phase();
         // Admin commands that waited for lanes or for a queue's end are never ended.
         self.deletions.clear();
         self.fleet.reset();
@@ -102,7 +102,7 @@ impl Home {
         self.registers.status = ControllerStatus::default();
         self.engine.doorbells.clear();
         self.changed = true;
-        self.settle_phase();
+        self.apply_phase();
     }
 
     /// Enables the controller after CC.EN rose (section 7.6.1). Settings that CAP does not offer
@@ -134,7 +134,7 @@ impl Home {
         self.keep_alive_since = self.engine.clock.now();
         self.registers.status.0 |= ControllerStatus::READY;
         self.phase = Phase::Enabled;
-        self.settle_phase();
+        self.apply_phase();
         self.begin_lanes();
     }
 

@@ -35,7 +35,7 @@ impl Home {
     }
 
     /// Writes a snapshot if something has changed that the guest may see from now on.
-    pub fn settle(&mut self) {
+    pub fn save_changes(&mut self) {
         if self.changed {
             self.checkpoint(None);
         }

@@ -11,7 +11,7 @@ use super::state;
 use crate::engine::restart::is_pair;
 use crate::events::Events;
 use crate::home::Home;
-use crate::journal::{Done, Stage, UsedSlot};
+use crate::journal::{Done, LastAdmin, Stage, UsedSlot};
 use crate::permit::Permit;
 use crate::phase::Shutdown;
 
@@ -25,19 +25,19 @@ impl Home {
     /// resets the controller.
     pub fn recover(&mut self) -> Result<Option<BTreeSet<u32>>, StateError> {
         let Some(journal) = &mut self.engine.journal else { return Ok(None) };
-        let Some((done, state)) = journal.last_snapshot() else { return Ok(None) };
+        let Some((last, state)) = journal.last_snapshot() else { return Ok(None) };
         let found = journal.recover();
         let different = state::take_over(self, &state, true)?;
         if self.shutdown == Shutdown::Flushing {
             // The predecessor's flush may not have ended.
             self.shutdown = Shutdown::Draining;
         }
-        self.settle_phase();
-        let found = self.known(found);
+        self.apply_phase();
+        let found = self.free_orphans(found);
         self.engine.resume_queues(&found);
         self.absorb();
-        self.finish_posting(&found, done);
-        self.recovered = self.not_ended(found, done);
+        self.finish_posting(&found, last);
+        self.recovered = self.not_ended(found, last);
         Ok(Some(different))
     }
 
@@ -50,8 +50,9 @@ impl Home {
         self.checkpoint(None);
     }
 
-    /// Keeps slots of queues that exist, and frees the others.
-    fn known(&mut self, mut found: Vec<UsedSlot>) -> Vec<UsedSlot> {
+    /// Frees the slots whose queue is gone, whose pair was not fetched, or which are copies.
+    /// Returns the others, in the order in which their commands were fetched.
+    fn free_orphans(&mut self, mut found: Vec<UsedSlot>) -> Vec<UsedSlot> {
         let may_post = self.may_post();
         found.retain(|one| {
             let there = may_post && self.engine.queues.submission(one.queue).is_some();
@@ -62,14 +63,14 @@ impl Home {
             }
             same
         });
-        // Sorts the slots into the order in which their commands were fetched.
         found.sort_by_key(|one| (one.queue, one.number));
-        self.without_unfetched(found)
+        self.free_unfetched(found)
     }
 
-    /// Frees the slots of second halves without a first half, whose pairs were not fetched yet. Of
-    /// two slots for one command, which was being copied, frees one.
-    fn without_unfetched(&mut self, found: Vec<UsedSlot>) -> Vec<UsedSlot> {
+    /// Frees the slot of a second half of a fused pair if there is none of the first half: the pair
+    /// had not been fetched yet. Frees one of two slots of the same command: the predecessor was
+    /// killed while it copied one to the other. Returns the other slots.
+    fn free_unfetched(&mut self, found: Vec<UsedSlot>) -> Vec<UsedSlot> {
         let mut kept: Vec<UsedSlot> = Vec::with_capacity(found.len());
         for one in found {
             let has_first = kept.last().is_some_and(|first| is_pair(first, &one));
@@ -84,19 +85,18 @@ impl Home {
     }
 
     /// Takes steps 5 to 7 for commands at step 4 or later, in the order of their places.
-    fn finish_posting(&mut self, found: &[UsedSlot], done: Option<((u32, u64), Done)>) {
-        let ended = |one: &UsedSlot| match (one.stage, done) {
-            (Stage::Completing { place, status, result }, _) => Some((Some(place), status, result)),
-            (Stage::Event { place, status, result }, _) => Some((Some(place), status, result)),
-            (Stage::Fetched, Some((command, Done::Ended(status, result))))
-                if is_done(one, command) =>
-            {
+    fn finish_posting(&mut self, found: &[UsedSlot], last: Option<LastAdmin>) {
+        let ended = |one: &UsedSlot| match one.stage {
+            Stage::Completing { place, status, result }
+            | Stage::Event { place, status, result } => Some((Some(place), status, result)),
+            Stage::Fetched => {
+                let (status, result) = last.filter(|last| last.is(one))?.done.ended()?;
                 Some((None, status, result))
             }
-            (Stage::Fetched | Stage::Paired | Stage::Decided(_), _) => None,
+            Stage::Paired | Stage::Decided(_) => None,
         };
         let mut all: Vec<_> = found.iter().filter_map(|one| Some((one, ended(one)?))).collect();
-        // Ends without a place come after those with a place.
+        // A completion that has no place in its queue yet is posted after those that have one.
         all.sort_by_key(|(_, (place, ..))| place.unwrap_or(u64::MAX));
         for (one, (place, status, result)) in all {
             let queue = one.queue;
@@ -119,19 +119,18 @@ impl Home {
 
     /// Returns the commands that were fetched and have not ended. Frees the slot of a command whose
     /// effect is part of the state.
-    fn not_ended(
-        &mut self,
-        mut found: Vec<UsedSlot>,
-        done: Option<((u32, u64), Done)>,
-    ) -> Vec<UsedSlot> {
-        found.retain(|one| match (one.stage, done) {
-            (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
-            (_, Some((command, Done::Ended(..)))) if is_done(one, command) => false,
-            (_, Some((command, Done::Kept))) if is_done(one, command) => {
-                self.engine.conclude(one.ticket);
-                false
+    fn not_ended(&mut self, mut found: Vec<UsedSlot>, last: Option<LastAdmin>) -> Vec<UsedSlot> {
+        found.retain(|one| {
+            let done = last.filter(|last| last.is(one)).map(|last| last.done);
+            match (one.stage, done) {
+                (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
+                (_, Some(Done::Ended(..))) => false,
+                (_, Some(Done::Kept)) => {
+                    self.engine.conclude(one.ticket);
+                    false
+                }
+                (_, None) => true,
             }
-            _ => true,
         });
         found
     }
@@ -149,10 +148,6 @@ fn is_same(one: &UsedSlot, other: &UsedSlot) -> bool {
     let ended =
         |one: &UsedSlot| matches!(one.stage, Stage::Completing { .. } | Stage::Event { .. });
     (one.queue, one.number) == (other.queue, other.number) && !ended(one) && !ended(other)
-}
-
-fn is_done(one: &UsedSlot, (epoch, number): (u32, u64)) -> bool {
-    one.queue == 0 && (one.epoch, one.number) == (epoch, number)
 }
 
 impl Events {

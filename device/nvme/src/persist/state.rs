@@ -345,7 +345,7 @@ pub(crate) fn take_over(
     home.phase = state.phase;
     home.shutdown = state.shutdown;
     home.tune();
-    home.settle_phase();
+    home.apply_phase();
     Ok(different)
 }
 

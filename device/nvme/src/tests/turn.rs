@@ -174,7 +174,7 @@ fn turns_begin_after_the_namespace_with_which_the_last_one_ended() {
     all.begin_after(0);
     assert_eq!(order(&mut all), [1, 3, 2]);
     all.begin_after(1);
-    assert!(all.settle().is_empty());
+    assert!(all.complete_changes().is_empty());
     assert_eq!(order(&mut all), [1, 3]);
 }
 

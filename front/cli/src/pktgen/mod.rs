@@ -131,7 +131,7 @@ impl PktgenRun {
 
     fn run(mut self, place: &WireKind, stop: &AtomicBool) -> Result<i32> {
         let mut wire = place.open(&self.wire)?;
-        self.settle(wire.mac())?;
+        self.take_address(wire.mac())?;
         let limits = Limits { count: self.count, time: self.time, stop };
         let (mut every, mut seconds) = (Vec::new(), 0);
         let (json, lossy) = (self.json, !matches!(self.kind, PktgenRole::Source(_)));
@@ -171,7 +171,7 @@ impl PktgenRun {
     }
 
     /// Takes over the address that the wire is bound to.
-    fn settle(&mut self, bound: Option<Mac>) -> Result<()> {
+    fn take_address(&mut self, bound: Option<Mac>) -> Result<()> {
         let asked = self.asked;
         if let (PktgenRole::Sink(mac) | PktgenRole::Pong(mac), Some(bound)) =
             (&mut self.kind, bound)

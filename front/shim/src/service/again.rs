@@ -20,7 +20,11 @@ pub(super) const CHANGES: [&str; 7] =
 
 impl Service {
     /// Answers a call of one of the [`CHANGES`].
-    pub(super) async fn settle(&self, method: &str, payload: &[u8]) -> Result<Vec<u8>, Failure> {
+    pub(super) async fn answer_again(
+        &self,
+        method: &str,
+        payload: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
         match method {
             "Create" => {
                 let request: cd::CreateTaskRequest = request(payload)?;

@@ -27,7 +27,7 @@ fn what_a_killed_process_had_kept_reaches_the_next_one() {
     // Its end is closed.
     drop(std::mem::replace(&mut killed.state().socket, pair().unwrap().0));
     let (mut held, (socket, next)) = (BTreeMap::new(), pair().unwrap());
-    assert!(!attend(&theirs, &mut held));
+    assert!(!keep_for(&theirs, &mut held));
     assert_eq!(held.keys().collect::<Vec<_>>(), ["kept", "replaced"]);
     hand_over(&socket, &held).unwrap();
     let next = Holder::join(next).unwrap();
@@ -48,7 +48,7 @@ fn what_nobody_has_taken_is_closed() {
     assert_eq!(next.names(""), ["taken"]);
     drop(std::mem::replace(&mut next.state().socket, pair().unwrap().0));
     let mut held = BTreeMap::from([("left".to_owned(), end_of_pipe())]);
-    assert!(!attend(&theirs, &mut held));
+    assert!(!keep_for(&theirs, &mut held));
     assert_eq!(held.keys().collect::<Vec<_>>(), ["taken"]);
 }
 
@@ -56,7 +56,7 @@ fn what_nobody_has_taken_is_closed() {
 fn a_process_whose_work_is_done_ends_its_holder() {
     let (holder, theirs) = ends();
     holder.end();
-    assert!(attend(&theirs, &mut BTreeMap::new()));
+    assert!(keep_for(&theirs, &mut BTreeMap::new()));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_holder_that_lacks_a_descriptor_ends() {
     // Its end would be cut.
     let _kept = holder.put("x".repeat(LONGEST), end_of_pipe());
     let mut held = BTreeMap::new();
-    assert!(attend(&theirs, &mut held) && held.is_empty());
+    assert!(keep_for(&theirs, &mut held) && held.is_empty());
 }
 
 #[test]
@@ -107,6 +107,6 @@ fn a_holder_that_has_no_room_for_a_descriptor_ends() {
     send(&holder.state().socket, PUT, "lost", None).unwrap();
     let _after = holder.put("after".to_owned(), end_of_pipe());
     let mut held = BTreeMap::new();
-    assert!(attend(&theirs, &mut held));
+    assert!(keep_for(&theirs, &mut held));
     assert_eq!(held.into_keys().collect::<Vec<_>>(), ["y".repeat(LONGEST - 1)]);
 }

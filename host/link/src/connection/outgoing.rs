@@ -70,7 +70,7 @@ impl Connection {
         if self.wish(around) {
             cross::heavy();
         }
-        self.settle(around);
+        self.sort_cooled(around);
         Ok(some)
     }
 
@@ -130,10 +130,10 @@ impl Connection {
 
     /// Decides about the cooling streams, after the barrier if one was due: those with something to
     /// do stay hot.
-    fn settle(&mut self, around: &mut Around<'_>) {
+    fn sort_cooled(&mut self, around: &mut Around<'_>) {
         for number in std::mem::take(&mut self.cooling) {
             let Some(stream) = self.streams.get_mut(&number) else { continue };
-            match stream.settle() {
+            match stream.take_wishes() {
                 Ok(true) => self.hot.push_back(number),
                 Ok(false) => {
                     stream.hot = false;
@@ -178,7 +178,7 @@ impl Connection {
         if self.is_held_up() {
             return true;
         }
-        self.settle(around);
+        self.sort_cooled(around);
         self.hot.is_empty() && self.frames.is_empty()
     }
 
@@ -202,7 +202,7 @@ impl Connection {
         let mut quiet = self.frames.is_empty();
         for at in 0..self.hot.len() {
             let number = self.hot[at];
-            match self.streams.get_mut(&number).map(Stream::settle) {
+            match self.streams.get_mut(&number).map(Stream::take_wishes) {
                 Some(Ok(some)) => quiet &= !some,
                 Some(Err(error)) => self.fail(number, error, around),
                 None => {}

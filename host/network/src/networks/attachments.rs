@@ -29,7 +29,8 @@ impl Networks {
     /// Makes an interface of a network in a container's network namespace.
     ///
     /// # Errors
-    /// [`Error`]; nothing is left then.
+    /// [`Error`]. The attachment has been removed then, unless it was there before
+    /// ([`Error::ExistingAttachment`]); the network that it came up for stays up.
     pub async fn attach(&self, request: &v1::AttachRequest) -> Result<v1::Attachment> {
         let mut request = Request::of(request)?;
         let id = request.key.id();
@@ -68,7 +69,11 @@ impl Networks {
         }
     }
 
-    /// Chooses addresses and enters an attachment into the ledger.
+    /// Checks that an attachment is not there yet, chooses its addresses, claims its published
+    /// ports, brings its network up, and enters the attachment into the ledger.
+    ///
+    /// # Errors
+    /// [`Error`]; the ledger has no such attachment then, or that of before.
     async fn admit(
         &self,
         request: &Request<'_>,
@@ -311,8 +316,8 @@ impl Networks {
         }
     }
 
-    /// Frees the attachments whose namespaces are gone. For a daemon that has just started: no
-    /// process of this one holds their namespaces.
+    /// Frees the attachments whose namespaces are gone. To be called by a daemon that has just
+    /// started, before it opens their interfaces: an open interface keeps its namespace alive.
     pub(super) async fn drop_lost_attachments(&self) {
         let all = self.state.lock().await.attachments.clone();
         for (id, attachment) in all {

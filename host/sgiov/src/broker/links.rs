@@ -75,27 +75,27 @@ struct Cleaned {
 
 impl Cleaning {
     /// Locks the state. No code under the lock waits.
-    fn hold(&self) -> MutexGuard<'_, Cleaned> {
+    fn lock(&self) -> MutexGuard<'_, Cleaned> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that the link has ended.
     pub fn end(&self) {
-        self.hold().over = true;
+        self.lock().over = true;
     }
 
     /// Notes that a side's own page of a stream is being released.
     pub fn begin(&self, stream: u32, side: Side) {
-        self.hold().streams.insert((stream, side as u8));
+        self.lock().streams.insert((stream, side as u8));
     }
 
     /// Notes that a side's own page of a stream was released.
     pub fn done(&self, stream: u32, side: Side) {
-        self.hold().streams.remove(&(stream, side as u8));
+        self.lock().streams.remove(&(stream, side as u8));
     }
 
     fn is_under_way(&self, stream: u32) -> bool {
-        let cleaned = self.hold();
+        let cleaned = self.lock();
         [Side::Zero, Side::One].iter().any(|side| cleaned.streams.contains(&(stream, *side as u8)))
     }
 
@@ -103,7 +103,7 @@ impl Cleaning {
     pub fn give(&self, arena: &Arena, side: Side, region: Region, (table, link): (Table, u16)) {
         let (cleaning, shape) = (self.clone(), arena.shape());
         arena.punch(side, region, move || {
-            let cleaned = cleaning.hold();
+            let cleaned = cleaning.lock();
             if !cleaned.over {
                 Regions::new(table.bits(link), shape).give(region);
             }

@@ -150,7 +150,7 @@ async fn accept(fetcher: &Arc<Fetcher>, listener: &UnixListener, idle: Duration)
             accepted = listener.accept(), if connections.len() < MOST_CONNECTIONS => {
                 match accepted {
                     Ok((stream, _)) => {
-                        connections.spawn(attend(Arc::clone(fetcher), stream));
+                        connections.spawn(serve_connection(Arc::clone(fetcher), stream));
                     }
                     // Usually no descriptors are left.
                     Err(_) => tokio::time::sleep(PAUSE).await,
@@ -329,7 +329,7 @@ fn another_file(image: &Image) -> Error {
 }
 
 /// Serves one connection. An error ends this connection only.
-async fn attend(fetcher: Arc<Fetcher>, stream: UnixStream) {
+async fn serve_connection(fetcher: Arc<Fetcher>, stream: UnixStream) {
     let Ok(connection) = Connection::new(stream) else { return };
     // A connection without a greeting keeps the fetcher there.
     let Ok(Some(message)) = connection.receive().await else { return };

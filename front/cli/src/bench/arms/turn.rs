@@ -83,7 +83,7 @@ impl Turns {
         let timelines = started.into_iter().map(|start| timeline(start?));
         let timelines = timelines.collect::<Result<Vec<_>>>()?;
         removed?;
-        self.settle(arm, numbers).await?;
+        self.clean_up(arm, numbers).await?;
         Ok((slipway_bench::aligned(timelines, began), busy_ns))
     }
 
@@ -181,14 +181,14 @@ impl Turns {
     }
 
     /// Waits until functions are ready again, and removes interfaces.
-    async fn settle(&self, arm: Arm, numbers: &[u32]) -> Result<()> {
+    async fn clean_up(&self, arm: Arm, numbers: &[u32]) -> Result<()> {
         let pool = match arm {
             _ if arm.takes_of_pool() => Some(own()),
             Arm::Vf => self.hardware.clone(),
             _ => None,
         };
         if let Some(pool) = pool {
-            vf::settled(&mut self.functions.clone(), &pool).await?;
+            vf::wait_until_ready(&mut self.functions.clone(), &pool).await?;
         }
         let Some(wires) = self.wires.clone().filter(|_| arm.is_in_namespace()) else {
             return Ok(());

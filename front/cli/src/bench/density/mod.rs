@@ -276,7 +276,7 @@ async fn replicas(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityRep
 /// Returns a series without points: the memory that is taken before its first sandbox.
 async fn begin(fleet: &mut Fleet) -> Result<Series> {
     let processes = fleet.processes().await?;
-    settle(&processes).await?;
+    wait_until_idle(&processes).await?;
     Ok(Series { before: fleet.memory(&processes).await?, points: Vec::new() })
 }
 
@@ -286,7 +286,7 @@ async fn point(
     processes: &Processes,
     args: &DensityArgs,
 ) -> Result<DensityPoint> {
-    let settled = settle(processes).await?;
+    let settled = wait_until_idle(processes).await?;
     let taken = fleet.memory(processes).await?;
     let (watch, began, before) = (Watch::begin(), monotonic_ns(), processes.cpu()?);
     tokio::time::sleep(Duration::from_secs_f64(args.idle)).await;
@@ -299,7 +299,7 @@ async fn point(
 }
 
 /// Waits until VMMs idle. Returns `false` if they do not in time.
-async fn settle(processes: &Processes) -> Result<bool> {
+async fn wait_until_idle(processes: &Processes) -> Result<bool> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let most = LOOK.as_nanos() as u64 * cores as u64 / 2;
     let each = IDLE.as_nanos() as u64;
