@@ -18,10 +18,10 @@ type Identity = (u64, u64);
 /// A client shares address space with others here and nothing else: its configuration names the
 /// file, whose bytes nobody can change any more.
 ///
-/// A file is known by its device and inode number. Those of files of base pages are 64 bits wide
-/// and on a device of their own, and no two files have the same. Those of files of huge pages wrap
-/// after 32 bits, and any user makes such files; so only a file that the client's configuration
-/// names is looked up ([`crate::LateFiles::shared`]).
+/// A file is known by its device and inode number. Files of base pages have inode numbers of 64
+/// bits on a device of their own, so no two such files have the same. Inode numbers of files of
+/// huge pages wrap after 32 bits, and any user makes such files; so only a file that the client's
+/// configuration names is looked up ([`crate::LateFiles::shared`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SealedFiles(Arc<Mutex<HashMap<Identity, Weak<Mapping>>>>);
 

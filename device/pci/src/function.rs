@@ -182,9 +182,9 @@ pub trait Function: Send {
 
     /// Takes over a state that a function of the same kind and size has saved, here or on another
     /// host, with the same content of guest memory. The function was just made, or was reset and is
-    /// quiet; it stays quiet until it is polled. What the host gave it stays its own: identity,
-    /// backends, limits. If the guest has to hear of a difference, it does when the function is
-    /// polled.
+    /// quiet; it stays quiet until it is polled. The function keeps the identity, the backends and
+    /// the limits that its host gave it. If the guest has to hear of a difference, the next poll
+    /// tells it.
     ///
     /// # Errors
     /// [`StateError`]; every byte is checked as hostile input.

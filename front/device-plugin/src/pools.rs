@@ -189,8 +189,8 @@ fn of_pool(pool: &vf_v1::Pool) -> BTreeMap<u32, Device> {
     pool.vfs.iter().map(|vf| (vf.number, device(vf))).collect()
 }
 
-/// Returns the device that a function is. One that somebody else than a pod has is not healthy:
-/// kubelet counts on those that are.
+/// Returns the device for a function. The device of a function that somebody else than a pod has is
+/// unhealthy, since kubelet gives out healthy devices.
 fn device(vf: &vf_v1::Vf) -> Device {
     let is_ready = vf.state == "ready" && !vf.draining;
     let is_pods = vf.state == "taken" && functions::is_pods(&vf.owner);

@@ -90,7 +90,7 @@ async fn save_as(task: &Task, name: &str, path: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a directory for its owner's eyes only. One that exists stays as it is.
+/// Makes a directory for its owner's eyes only. A directory that exists stays as it is.
 fn make(path: &str) -> Result<(), String> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -159,7 +159,7 @@ pub async fn begun(task: &Arc<Task>) {
     tokio::spawn(async move { forget(&task).await });
 }
 
-/// Has the processes of a container go on. Those that run do so anyway.
+/// Has the processes of a container go on. Processes that run already are not affected.
 async fn resume(task: &Task) -> Result<(), String> {
     let resumed = async {
         let mut client = task.daemon.connect().await?;
@@ -211,8 +211,8 @@ pub async fn remove(daemon: &Daemon, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// Removes a snapshot, as [`remove`] does. One that the daemon still makes is removed once it is
-/// whole, if that is within `patience`.
+/// Removes a snapshot, as [`remove`] does. A snapshot that the daemon is still making is removed
+/// once it is whole, if that is within `patience`.
 ///
 /// # Errors
 /// The errors of [`remove`]; [`Code::Aborted`] if the daemon still makes the snapshot.

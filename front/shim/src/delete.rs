@@ -112,8 +112,8 @@ fn remove_later(args: &Args, left: Leftover) -> std::io::Result<()> {
     silent.stderr(Stdio::null()).current_dir("/").process_group(0).spawn().map(drop)
 }
 
-/// Removes the socket of a shim that died with its holder. One that serves other containers of a
-/// pod keeps it.
+/// Removes the socket of a shim that died with its holder. A shim that still serves other
+/// containers of a pod keeps its socket.
 fn remove_socket(socket: &Path) {
     if UnixStream::connect(socket).is_err() {
         let _ = std::fs::remove_file(socket);

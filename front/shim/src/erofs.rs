@@ -165,7 +165,7 @@ fn changed(upper: Option<&str>, mounts: &[Mount]) -> Result<Option<PathBuf>, Str
     }
 }
 
-/// Returns whether an ext4 has files. One that is not there yet has none.
+/// Returns whether an ext4 has files. An ext4 that is not there yet has none.
 fn has_files(image: &Path) -> Result<bool, String> {
     let failed = |error| format!("{}: {error}", image.display());
     let file = match File::open(image) {

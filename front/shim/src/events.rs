@@ -1,8 +1,8 @@
 //! Events for containerd, over its ttrpc socket, in the order in which they happened.
 //!
-//! While containerd restarts, events wait; a queue that is full drops the newest ones. Those that
+//! While containerd restarts, events wait; a queue that is full drops the newest ones. Events that
 //! wait when the shim's process is killed are in its [`store`](crate::store), and the next process
-//! sends them. One that containerd was just taking is sent again.
+//! sends them. An event that containerd was just taking is sent again.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,8 +105,8 @@ impl Events {
         Self::kept(namespace, to, Store::default())
     }
 
-    /// Makes a queue, as [`new`](Self::new) does, whose events wait in `store` too. Those that are
-    /// there come first.
+    /// Makes a queue, as [`new`](Self::new) does, whose events wait in `store` too. Events that are
+    /// there already come first.
     pub fn kept(namespace: &str, to: Option<PathBuf>, store: Store) -> Self {
         let (queue, events) = mpsc::channel(QUEUE);
         let waiting = watch::Sender::new(0);

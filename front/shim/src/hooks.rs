@@ -230,8 +230,8 @@ async fn run(
     Err(format!("{path} {why}{told}"))
 }
 
-/// Starts a hook on a thread of its own, which waits for the file system of the program. One that
-/// begins after nobody waits for it any more is killed.
+/// Starts a hook on a thread of its own, which may wait for the program's file system. If the hook
+/// starts when nobody waits for it any more, it is killed.
 async fn spawn(mut command: Command) -> io::Result<Child> {
     let spawned = tokio::task::spawn_blocking(move || network::spawn_on_host(&mut command)).await;
     spawned.map_err(io::Error::other)?

@@ -274,8 +274,8 @@ fn piped(fifo: OwnedFd, stream: Stream, held: &Held) -> Result<Output, String> {
     Ok(Output::Fifo(sender))
 }
 
-/// Opens the streams of a process that an earlier serving process has started: those that the
-/// holder has, and others by their paths. One that cannot be opened any more is none.
+/// Opens the streams of a process that an earlier serving process has started: from the holder, or
+/// else by their paths. A stream that cannot be opened any more is left out.
 pub fn open_again(paths: &Paths, held: &Held) -> Streams {
     let left = held.left();
     let path = |at: usize, path: &String| match &left[at] {

@@ -94,8 +94,8 @@ pub fn private_of(bundle: &Path) -> Option<String> {
     std::fs::read_to_string(bundle.join(PRIVATE)).ok().filter(|name| !name.is_empty())
 }
 
-/// Removes an image that was a container's alone. One that is refused, as a user's snapshot has it,
-/// keeps no container from being deleted: the daemon removes it once nothing uses it.
+/// Removes an image that was a container's alone. A refusal, because a user's snapshot has the
+/// image, keeps no container from being deleted: the daemon removes the image once nothing uses it.
 ///
 /// # Errors
 /// `slipway` cannot say whether there is such an image. That there is none is no error.
@@ -144,7 +144,7 @@ impl Drop for ImageLock {
     }
 }
 
-/// Returns the digest of an image. One that is not there is made, under the lock at `lock`.
+/// Returns the digest of an image. An image that is not there is made, under the lock at `lock`.
 async fn find_or_import(
     tool: &Tool,
     input: &Input<'_>,

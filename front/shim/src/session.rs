@@ -114,9 +114,9 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
     }
 }
 
-/// Goes on with a process that an earlier serving process has left. One that was being started is
-/// removed; one that runs is joined again where its output was, unless it is a further process,
-/// which the daemon lets nobody join: its end is told.
+/// Goes on with a process that an earlier serving process has left. A process that was being
+/// started is removed. The container's own process is joined again at the position that its output
+/// had. A further process that runs cannot be joined again, so it is told as ended.
 pub fn resume(task: &Arc<Task>, process: &Arc<Process>) {
     let phase = process.phase();
     match phase {

@@ -63,7 +63,7 @@ pub struct Keep {
     pub holder: Option<Arc<Holder>>,
 }
 
-/// The directory of the files. One that is nowhere keeps nothing. Cheap to clone.
+/// The directory of the files. A store without a directory keeps nothing. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Store(Option<Arc<Directory>>);
 
@@ -304,7 +304,7 @@ impl Store {
         fs::read(self.directory()?.path(name)).ok()
     }
 
-    /// Reads a value that was written as JSON. One that cannot be read is logged.
+    /// Reads a value that was written as JSON. A value that cannot be read is logged.
     pub fn get_json<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         let read = serde_json::from_slice(&self.get(name)?);
         read.map_err(|error| warn(name, Err(error.into()))).ok()

@@ -94,7 +94,7 @@ const EVENTS: [c_long; 13] = [
 /// Further calls of a CPU's thread: the eventfd of a vector that the guest uses for the first time.
 const CPU: [c_long; 3] = [libc::SYS_eventfd2, libc::SYS_epoll_ctl, libc::SYS_set_robust_list];
 
-/// KVM's requests after the start (linux/kvm.h). Those of `GET` in their names only read.
+/// KVM's requests after the start (linux/kvm.h). Requests with `GET` in their names only read.
 mod kvm {
     pub const GET_DIRTY_LOG: u64 = 0x4010_ae42;
     pub const GET_CLOCK: u64 = 0x8030_ae7c;

@@ -5,8 +5,8 @@
 //! their time, and so may the reader of the memory: a thread of its own stops the functions, saves
 //! the machine, and writes the file and the memory.
 //!
-//! A client may be sent the memory before, while the guest runs ([`Written`]). What is written to
-//! from then on is noted until the guest goes on after the save, or another client comes.
+//! A client may be sent the memory before, while the guest runs ([`Written`]). Pages that are
+//! written from then on are noted until the guest goes on after the save, or another client comes.
 
 use std::fs::File;
 use std::io::Write;

@@ -38,8 +38,8 @@ pub struct VmRecord {
     pub start_time_ticks: u64,
     /// The boot that both numbers belong to (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
-    /// The sockets of the functions that were plugged, by the functions' numbers. One that was
-    /// removed stays until another takes its number.
+    /// The sockets of the functions that were plugged, by the functions' numbers. The socket of a
+    /// function that was removed stays until another function takes its number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub plugged: BTreeMap<usize, PathBuf>,
 }

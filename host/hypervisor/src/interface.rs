@@ -186,8 +186,8 @@ pub trait Vm: Send + Sync {
 
     /// Returns the sockets of the functions that the VMM has reported broken for good: their
     /// registers read as all ones, and no new connection mends them. After
-    /// [adopt](Hypervisor::adopt), those that broke while no launcher ran are among them. Empty
-    /// with a VMM that does not report such functions.
+    /// [adopt](Hypervisor::adopt), functions that broke while no launcher ran are among them. The
+    /// list is empty with a VMM that does not report such functions.
     fn broken_functions(&self) -> Vec<PathBuf> {
         Vec::new()
     }

@@ -104,7 +104,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Sets the CPUs that the process runs on; `None` leaves it the launcher's. Those that its
+    /// Sets the CPUs that the process runs on; `None` leaves it the launcher's. CPUs that its
     /// control groups do not allow are left out; if none is left, the control groups decide alone.
     pub(crate) fn run_on(&mut self, cpus: Option<CpuSet>) {
         self.cpus = cpus;

@@ -8,8 +8,8 @@ use tonic::{Code, Status};
 
 use crate::Plane;
 
-/// The part of a template, one in so many bytes, that may be copied ahead for each fork. One that
-/// touches all of its memory must not have all others take as much.
+/// Of a template's bytes, one in so many may be copied ahead for each fork: a single fork that
+/// touches all of its memory must not make all others take as much.
 const AHEAD: u64 = 2;
 
 /// Has the pool give memory that begins as a file. Waits for the file's disk.
@@ -30,7 +30,7 @@ pub(crate) fn add(
     Ok(v1::AddTemplateReply { bytes, held_bytes: held })
 }
 
-/// Removes a template of the pool. One that it does not have is no error.
+/// Removes a template of the pool. A template that the pool does not have is no error.
 pub(crate) fn remove(
     plane: &Plane,
     request: &v1::RemoveTemplateRequest,

@@ -61,8 +61,8 @@ pub(crate) fn fresh(
     Ok(Arc::new(at_home(memory, home)))
 }
 
-/// Makes memory that begins as `template`, without pages. Those that are made are on the NUMA node
-/// `home`, if there is one.
+/// Makes memory that begins as `template`, without pages. Its pages are on the NUMA node `home`, if
+/// there is one, once they are made.
 pub(crate) fn fork(
     request: Request,
     template: &Arc<Template>,
@@ -94,9 +94,9 @@ pub(crate) fn held(memory: &LateMemory) -> u64 {
     rustix::fs::fstat(memory.file()).map_or(0, |status| status.st_blocks.unsigned_abs() * 512)
 }
 
-/// Reserves huge pages, of the NUMA node `home` if it has enough of them. Those that the kernel
-/// makes when they are reserved (`vm.nr_overcommit_hugepages`) are made, depending on its version,
-/// on the node of the CPU or on one that the thread is bound to.
+/// Reserves huge pages, of the NUMA node `home` if it has enough of them. Pages that the kernel
+/// makes for the reservation (`vm.nr_overcommit_hugepages`) are on the node of the CPU, or on a
+/// node that the thread is bound to, depending on the kernel's version.
 fn reserve_on(
     file: &OwnedFd,
     bytes: u64,

@@ -169,8 +169,8 @@ impl Account {
         [&self.own, &*self.together, &self.common.used].into_iter().chain(self.elsewhere.as_deref())
     }
 
-    /// Returns whether the account holds more than a quarter of what is free. What can be held in
-    /// another way should then be.
+    /// Returns whether the account holds more than a quarter of what is free. If so, the caller
+    /// should hold its things in another way where there is one.
     pub fn is_large(&self, what: Resource) -> bool {
         let free = self.common.capacity[what as usize].saturating_sub(self.common.used.get(what));
         self.own.get(what) > free / 4

@@ -95,7 +95,7 @@ impl Cgroup {
         &self.0
     }
 
-    /// Sets limits. Those that are 0 stay as they are.
+    /// Sets limits. A limit of 0 stays as it is.
     ///
     /// # Errors
     /// The container uses more memory than its new limit and cannot let go of it, or the kernel

@@ -113,8 +113,8 @@ pub fn put(root: BorrowedFd<'_>, file: &File) -> Result<()> {
     placed.with_context(failed)
 }
 
-/// Writes a file in place, as the file `name` of a directory. Who has opened the file sees the
-/// change.
+/// Writes a file in place, as the file `name` of a directory. Processes that have the file open see
+/// the change.
 pub fn fill(directory: BorrowedFd<'_>, name: &str, file: &File) -> Result<()> {
     write(directory, name, OFlags::TRUNC, file).with_context(|| format!("writing {}", file.path))
 }

@@ -215,7 +215,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts a directory. What the container has of it stays until that ends.
+/// Unmounts a directory. Files that the container has open, and its own mounts of the directory,
+/// stay until the container ends.
 fn unmake(at: &Path) {
     let unmounted = unmount(at, UnmountFlags::DETACH).map_err(std::io::Error::from);
     if let Err(error) = unmounted.and_then(|()| std::fs::remove_dir(at)) {

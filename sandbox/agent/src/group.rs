@@ -12,7 +12,7 @@ const MOST_BYTES: u64 = 64 << 10;
 /// The most devices whose I/O is told.
 const MOST_DEVICES: usize = 64;
 
-/// Returns the counts of the cgroup at `directory`. Those whose file is not there are 0.
+/// Returns the counts of the cgroup at `directory`. A count whose file is not there is 0.
 pub fn stats(directory: &Path) -> GroupStats {
     let read = |file: &str| read(&directory.join(file));
     GroupStats {

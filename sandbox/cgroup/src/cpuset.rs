@@ -85,7 +85,7 @@ pub(crate) fn remove_v1(dir: &Path) -> Result<()> {
     }
 }
 
-/// Makes the directory of a group. One that is there is no error.
+/// Makes the directory of a group. A directory that is there already is no error.
 pub(crate) fn make(dir: &Path) -> Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

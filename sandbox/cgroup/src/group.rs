@@ -63,8 +63,8 @@ impl Group {
     /// Makes the directories; their parents must exist. Returns `false`, with nothing made, if the
     /// first of them exists.
     ///
-    /// # Errors
-    /// If a directory cannot be made. Those that were made are removed.
+    /// # Errors If a directory cannot be made. The directories that were made before it are
+    /// removed.
     pub(crate) fn make(&self) -> Result<bool> {
         for (made, dir) in self.dirs.iter().enumerate() {
             match fs::create_dir(dir) {
@@ -83,7 +83,7 @@ impl Group {
         Ok(true)
     }
 
-    /// Sets the limits. Those that are known to be in force are not written again.
+    /// Sets the limits. A limit that is known to be in force is not written again.
     ///
     /// # Errors
     /// If a limit cannot be set.

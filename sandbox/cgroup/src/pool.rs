@@ -296,7 +296,8 @@ impl Shared {
         }
     }
 
-    /// Returns a name that no group of the pool has. One that is being reset may be there in part.
+    /// Returns a name that no group of the pool has. A group that is being reset may be there in
+    /// part.
     fn next_name(&self, state: &mut State) -> String {
         loop {
             state.next += 1;

@@ -2,7 +2,7 @@
 
 use super::TraceContext;
 
-/// The most bytes of a text in a span. What is longer is cut off.
+/// The most bytes of a text in a span. A longer text is cut.
 const MOST_TEXT: usize = 512;
 
 /// A part of a trace with a beginning and an end.

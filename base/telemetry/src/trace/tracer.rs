@@ -46,8 +46,8 @@ impl Tracer {
     }
 }
 
-/// The span of a call that has begun. One that is dropped before [`Call::end`] ends as cancelled.
-/// The default is of a call that is not recorded: it does nothing.
+/// The span of a call that has begun. A span that is dropped before [`Call::end`] ends as
+/// cancelled. The default value belongs to a call that is not recorded, and does nothing.
 #[derive(Debug, Default)]
 pub struct Call(Option<Box<Open>>);
 

@@ -117,7 +117,8 @@ fn limits(linux: &cd::LinuxPodSandboxConfig) -> Vec<(String, String)> {
     sums.into_iter().map(|(key, sum)| (key.to_owned(), sum.to_string())).collect()
 }
 
-/// Returns the pod's namespaces. Those of the host are left out, as in a container's configuration.
+/// Returns the pod's namespaces. Namespaces of the host are left out, as in a container's
+/// configuration.
 fn namespaces(linux: &cd::LinuxPodSandboxConfig, network: &str) -> Vec<Namespace> {
     let namespace = |kind: &str, path: &str| Namespace { kind: kind.into(), path: path.into() };
     let options = linux.security_context.as_ref().and_then(|one| one.namespace_options.as_ref());

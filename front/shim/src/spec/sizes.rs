@@ -139,7 +139,7 @@ pub fn weight(resources: &Resources) -> u32 {
     u32::try_from(weight).unwrap_or(1)
 }
 
-/// Returns the size of a set such as "0-3,5". What is no set counts as nothing.
+/// Returns the size of a set such as "0-3,5". A part that is no range counts as 0.
 fn set_size(text: &str) -> u64 {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

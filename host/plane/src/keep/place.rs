@@ -230,8 +230,8 @@ impl KeptPlace {
         let _ = self.shelf.clear(slot);
     }
 
-    /// Changes the description and stores it. One that is too long is not stored, and the endpoint
-    /// keeps the one before.
+    /// Changes the description and stores it. A description that is too long is not stored, and the
+    /// endpoint keeps its earlier description.
     fn change(&mut self, change: impl FnOnce(&mut Description)) -> Result<(), Error> {
         let before = self.description.clone();
         change(&mut self.description);

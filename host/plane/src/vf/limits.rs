@@ -125,7 +125,8 @@ impl Limits {
         rate.map_err(|error| refused("rate", error))
     }
 
-    /// Ends the limits. What a driver refuses is logged: the VF is no pool's any more.
+    /// Ends the limits. A refusal of the driver's is logged and has no other effect: the VF has
+    /// left its pool.
     pub fn clear(self, address: PciAddress) {
         // Without a link the VF or its physical function is gone, and the limits with it.
         if link_of(address).is_ok()

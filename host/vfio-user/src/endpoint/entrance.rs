@@ -22,8 +22,8 @@ pub struct Entrance {
 }
 
 impl Entrance {
-    /// Begins to watch the socket, which listens by now. One that does not listen would be reported
-    /// as hung up all the time.
+    /// Begins to watch the socket. The socket must listen by now: epoll(7) would report any other
+    /// socket as hung up all the time.
     ///
     /// # Errors
     /// No memory or no watch is left.

@@ -30,8 +30,8 @@ impl Wakes {
         Ok(())
     }
 
-    /// Watches the descriptors while the function is polled, or becomes quiet (`runs`). One that
-    /// stays readable would keep the thread busy otherwise.
+    /// Watches the descriptors while the function is polled, or becomes quiet (`runs`), and not at
+    /// other times: a descriptor that stays readable would keep the thread busy.
     pub fn watch(&mut self, runs: bool, context: &mut Context<'_>) {
         if runs != self.watched {
             self.watched = runs;

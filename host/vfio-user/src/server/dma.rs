@@ -183,8 +183,8 @@ impl Session {
     ///
     /// The addresses are unmapped later, on another thread: the reply means that no access reaches
     /// the memory any more. At the deadline, an unmap that has not removed any region has changed
-    /// nothing. One that has leaves the memory unmapped and replies with an error, since the
-    /// function still holds it.
+    /// nothing. An unmap that has removed a region leaves it unmapped and replies with an error,
+    /// since the function still holds the memory.
     pub(super) fn resume_unmap(
         &mut self,
         device: &mut Device,

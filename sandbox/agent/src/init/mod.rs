@@ -270,7 +270,7 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
             .with_context(|| format!("joining cgroup {}", spec.cgroup))?;
         memory::prefer_own_node(Path::new(&spec.cgroup))?;
     }
-    // Here, since the container's /proc may be its own. What is forked has it too.
+    // Written here, since the container's /proc may be its own. Forked processes inherit it.
     if let Some(process) = spec.process.as_ref().filter(|process| process.oom_score_adj != 0) {
         std::fs::write("/proc/self/oom_score_adj", process.oom_score_adj.to_string())
             .with_context(|| format!("OOM score adjustment {}", process.oom_score_adj))?;
@@ -294,8 +294,8 @@ fn outer(channel: &Channel, spec: OwnedFd) -> Result<()> {
     }
 }
 
-/// Returns the kinds of the namespaces that a container has for its own. Those of a pod share the
-/// sandbox's IPC namespace, and its host name unless they have one of their own.
+/// Returns the kinds of the namespaces that a container has for its own. Containers of a pod share
+/// the sandbox's IPC namespace, and its host name unless they have one of their own.
 fn namespaces(container: &ContainerSpec) -> i32 {
     let own = libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP;
     let pid = if container.processes_of == 0 { libc::CLONE_NEWPID } else { 0 };

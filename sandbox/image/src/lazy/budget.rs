@@ -144,7 +144,8 @@ pub(crate) struct Share {
 /// Room for a request, which is free again when this is dropped.
 ///
 /// A request has room in its image's part first, then in that of the registry that it goes to, and
-/// then in the whole. One that waits for a part holds nothing of those after it.
+/// then in the whole. While a request waits for one of these, it holds no room in those that
+/// follow.
 pub(crate) struct Room<'a> {
     share: &'a Share,
     urgency: Urgency,

@@ -21,8 +21,8 @@ pub(super) struct State {
     /// The ones that wait for each member that is queued or in flight. Each is told once whether
     /// the member is there; `false`: it cannot be fetched now.
     waiters: HashMap<u32, Vec<Waiter>>,
-    /// Wanted members. One that is in flight already, or that nobody waits for any more, is skipped
-    /// when it is taken.
+    /// Wanted members. A member that is in flight already, or that nobody waits for any more, is
+    /// skipped when it is taken.
     queue: VecDeque<u32>,
     /// Members that a request has.
     in_flight: HashSet<u32>,

@@ -112,7 +112,7 @@ impl<W: Write> TarWriter<W> {
 }
 
 impl<W: Write + Seek> TarWriter<&mut DigestWriter<W>> {
-    /// Copies the first `len` bytes of `file`. What is a hole of `file` becomes one of the archive.
+    /// Copies the first `len` bytes of `file`. Holes of `file` become holes of the archive.
     pub(crate) fn copy_sparse(&mut self, file: &File, len: u64) -> io::Result<()> {
         let mut at = 0;
         while at < len {

@@ -37,7 +37,7 @@ const MAX_NAME: usize = 255;
 /// The places of a tree's metadata and data in an image.
 pub(crate) struct Layout {
     uuid: [u8; 16],
-    /// The places of inodes, by their index. Those without a name have none.
+    /// The places of inodes, by their index. Inodes without a name have no place.
     places: Vec<Place>,
     /// The inodes that have a name, in the order of their places.
     order: Vec<Id>,
