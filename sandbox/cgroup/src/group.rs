@@ -63,8 +63,8 @@ impl Group {
     /// Makes the directories; their parents must exist. Returns `false`, with nothing made, if the
     /// first of them exists.
     ///
-    /// # Errors If a directory cannot be made. The directories that were made before it are
-    /// removed.
+    /// # Errors
+    /// If a directory cannot be made. The directories that were made before it are removed.
     pub(crate) fn make(&self) -> Result<bool> {
         for (made, dir) in self.dirs.iter().enumerate() {
             match fs::create_dir(dir) {

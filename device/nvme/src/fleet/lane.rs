@@ -140,7 +140,7 @@ impl QueueLane {
         let home = self.link.home.clone();
         let left = move |_| home.post(Reply::NamespaceLeft(nsid));
         match self.engine.detach(nsid, Box::new(left), 0) {
-            Ok(()) => self.engine.settle_namespaces(),
+            Ok(()) => self.engine.complete_changes(),
             Err(left) => left(Ok(())),
         }
     }

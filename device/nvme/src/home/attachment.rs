@@ -48,7 +48,7 @@ impl Home {
             Ok(()) => {
                 self.namespace_changed(nsid);
                 self.fleet.detach(nsid);
-                self.engine.settle_namespaces();
+                self.engine.complete_changes();
             }
             Err(done) => done(Err(ChangeError::Unknown(nsid))),
         }
@@ -66,7 +66,7 @@ impl Home {
     /// Notes that one lane has ended all requests of a namespace that was taken away.
     pub fn namespace_left(&mut self, nsid: u32) {
         self.engine.namespaces.left(nsid);
-        self.engine.settle_namespaces();
+        self.engine.complete_changes();
     }
 
     /// Notes a change for the Changed Namespace List, and raises its event if the host enabled such

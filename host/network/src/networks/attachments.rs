@@ -28,7 +28,8 @@ use crate::{Error, Result, proxy};
 impl Networks {
     /// Makes an interface of a network in a container's network namespace.
     ///
-    /// # Errors [`Error`]. The attachment has been removed then, unless it was there before
+    /// # Errors
+    /// [`Error`]. The attachment has been removed then, unless it was there before
     /// ([`Error::ExistingAttachment`]); its network stays up.
     pub async fn attach(&self, request: &v1::AttachRequest) -> Result<v1::Attachment> {
         let mut request = Request::of(request)?;
