@@ -47,7 +47,7 @@ mod window;
 
 pub use client::{Client, ClientError, IrqDescription, RegionDescription};
 #[cfg(feature = "driver")]
-pub use driver::Registers;
+pub use driver::{Registers, SharedRegisters, TestGuest, sealed_memory};
 #[cfg(feature = "fuzz")]
 pub use fuzz::fuzz;
 pub use io_fds::{Bell, Event, IoFds, Notification};

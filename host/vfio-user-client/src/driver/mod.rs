@@ -1,6 +1,8 @@
-//! For programs that drive a function without a VMM, such as tests and benchmarks: registers of BAR
-//! 0 ([`Registers`]), registers that are mapped, memory without a file, and single requests.
+//! For programs that drive a function without a VMM, such as tests and benchmarks: a guest's memory
+//! and interrupts ([`TestGuest`]), registers of BAR 0 ([`Registers`], [`SharedRegisters`]),
+//! registers that are mapped, memory without a file, and single requests.
 
+mod guest;
 mod registers;
 
 use std::ops::Range;
@@ -22,7 +24,8 @@ use crate::{
     Client, ClientError, FunctionError, IrqDescription, RegionDescription, RemoteFunction, Window,
 };
 
-pub use registers::Registers;
+pub use guest::{TestGuest, sealed_memory};
+pub use registers::{Registers, SharedRegisters};
 
 impl Client {
     /// Connects to the socket at `path` and negotiates. Every wait takes at most `timeout`.

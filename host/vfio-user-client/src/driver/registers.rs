@@ -1,10 +1,40 @@
 //! A driver's access to the registers of the function behind a socket.
 
+use std::fmt::Display;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_pci::driver::{AccessError, RegisterAccess};
 
-use crate::{Client, ClientError, IoFds, Window};
+use crate::{Client, ClientError, IoFds, RemoteFunction, Window};
+
+/// A driver's wait for its function. Each write begins it anew.
+struct Wait {
+    longest: Duration,
+    since: Instant,
+}
+
+impl Wait {
+    fn new(longest: Duration) -> Self {
+        Self { longest, since: Instant::now() }
+    }
+
+    fn restart(&mut self) {
+        self.since = Instant::now();
+    }
+
+    fn go_on(&self) -> Result<(), AccessError> {
+        if self.since.elapsed() > self.longest {
+            return Err(AccessError("the function does not answer".into()));
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+}
+
+fn failed(error: impl Display) -> AccessError {
+    AccessError(error.to_string())
+}
 
 /// The registers of BAR 0, for a driver.
 pub struct Registers {
@@ -14,17 +44,15 @@ pub struct Registers {
     doorbells: Option<(u64, Window)>,
     /// Registers that are written without messages.
     io_fds: IoFds,
-    /// The longest wait of the driver without a write.
-    patience: Duration,
-    /// The time of the last write.
-    since: Instant,
+    wait: Wait,
 }
 
 impl Registers {
     /// Makes the access over `client`. A driver that has waited for `patience` without a write
     /// fails.
     pub fn new(client: Client, patience: Duration) -> Self {
-        Self { client, doorbells: None, io_fds: IoFds::default(), patience, since: Instant::now() }
+        let (io_fds, wait) = (IoFds::default(), Wait::new(patience));
+        Self { client, doorbells: None, io_fds, wait }
     }
 
     /// Stores to the page of doorbells at `offset`, if the server lets clients map it.
@@ -61,22 +89,18 @@ impl Registers {
     }
 }
 
-fn failed(error: ClientError) -> AccessError {
-    AccessError(error.to_string())
-}
-
 impl RegisterAccess for Registers {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         self.client.read(0, offset, into).map_err(failed)
     }
 
     fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.since = Instant::now();
+        self.wait.restart();
         self.client.put(0, offset, from).map_err(failed)
     }
 
     fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.since = Instant::now();
+        self.wait.restart();
         if let (Some((first, window)), Ok(value)) = (&self.doorbells, from.try_into())
             && offset >= *first
         {
@@ -94,15 +118,46 @@ impl RegisterAccess for Registers {
         write: (u64, &[u8]),
         read: (u64, &mut [u8]),
     ) -> Result<(), AccessError> {
-        self.since = Instant::now();
+        self.wait.restart();
         self.client.post_and_read(0, write, read).map_err(failed)
     }
 
     fn idle(&mut self) -> Result<(), AccessError> {
-        if self.since.elapsed() > self.patience {
-            return Err(AccessError("the function does not answer".into()));
-        }
-        std::thread::yield_now();
-        Ok(())
+        self.wait.go_on()
+    }
+}
+
+/// The registers of BAR 0 of a function that other threads use as well, for a driver.
+pub struct SharedRegisters {
+    /// The function.
+    pub function: Arc<RemoteFunction>,
+    wait: Wait,
+}
+
+impl SharedRegisters {
+    /// Makes the access to `function`. A driver that has waited for `patience` without a write
+    /// fails.
+    pub fn new(function: Arc<RemoteFunction>, patience: Duration) -> Self {
+        Self { function, wait: Wait::new(patience) }
+    }
+}
+
+impl RegisterAccess for SharedRegisters {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        self.function.read(0, offset, into).map_err(failed)
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.wait.restart();
+        self.function.write(0, offset, from).map_err(failed)
+    }
+
+    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        self.wait.restart();
+        self.function.post(0, offset, from).map_err(failed)
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
+        self.wait.go_on()
     }
 }

@@ -3,67 +3,27 @@
 use std::sync::Arc;
 
 use slipway_doorbells::Doorbells;
-use slipway_pci::{Access, FifoSink, Function, InterruptSink};
+use slipway_pci::driver::{Direct, RegisterAccess};
+use slipway_pci::{FifoSink, InterruptSink};
 use slipway_ram::Memory;
 use slipway_vfio_user::testing::{DONE, DOORBELLS, FAULT, ID, Scratch};
+use slipway_vfio_user_client::TestGuest;
 
 use crate::common::*;
 
-/// The accesses to a device that the body needs, independent of the transport.
-trait Driver {
-    fn read(&mut self, offset: u64) -> u32;
-    fn write(&mut self, offset: u64, value: u32);
-    fn interrupts(&mut self) -> u64;
-}
-
-struct Direct(Scratch, Arc<FifoSink>);
-
-impl Driver for Direct {
-    fn read(&mut self, offset: u64) -> u32 {
-        let mut bytes = [0; 4];
-        assert_eq!(self.0.read(0, offset, &mut bytes), Access::Done);
-        u32::from_le_bytes(bytes)
-    }
-
-    fn write(&mut self, offset: u64, value: u32) {
-        assert_eq!(self.0.write(0, offset, &value.to_le_bytes()), Access::Done);
-        self.0.poll();
-    }
-
-    fn interrupts(&mut self) -> u64 {
-        self.1.take().len() as u64
-    }
-}
-
-struct Remote(Client, std::os::fd::OwnedFd);
-
-impl Driver for Remote {
-    fn read(&mut self, offset: u64) -> u32 {
-        self.0.read_u32(0, offset).unwrap()
-    }
-
-    fn write(&mut self, offset: u64, value: u32) {
-        self.0.write(0, offset, &value.to_le_bytes()).unwrap();
-    }
-
-    fn interrupts(&mut self) -> u64 {
-        count(&self.1)
-    }
-}
-
-fn body(device: &mut dyn Driver) {
-    assert_eq!(device.read(0), ID);
-    device.write(0x48, 0x1000);
-    device.write(0x50, 16);
-    device.write(0x1000, 1);
-    assert_eq!(device.read(0x54), DONE);
-    assert_eq!(device.interrupts(), 1);
-    device.write(0x48, 0x2000);
-    device.write(0x1000, 2);
-    assert_eq!(device.read(0x54), FAULT);
-    assert_eq!(device.interrupts(), 1);
-    device.write(0x1000, 2);
-    assert_eq!(device.interrupts(), 0, "no new value, no work");
+fn body(registers: &mut dyn RegisterAccess, interrupts: impl Fn() -> u64) {
+    assert_eq!(registers.read32(0), Ok(ID));
+    registers.write32(0x48, 0x1000).unwrap();
+    registers.write32(0x50, 16).unwrap();
+    registers.write32(0x1000, 1).unwrap();
+    assert_eq!(registers.read32(0x54), Ok(DONE));
+    assert_eq!(interrupts(), 1);
+    registers.write32(0x48, 0x2000).unwrap();
+    registers.write32(0x1000, 2).unwrap();
+    assert_eq!(registers.read32(0x54), Ok(FAULT));
+    assert_eq!(interrupts(), 1);
+    registers.write32(0x1000, 2).unwrap();
+    assert_eq!(interrupts(), 0, "no new value, no work");
 }
 
 #[test]
@@ -72,16 +32,20 @@ fn by_direct_calls() {
     let sink: Arc<dyn InterruptSink> = fifo.clone();
     let function =
         Scratch::new(Memory::heap(0x2000), &sink, Doorbells::trapped(DOORBELLS), Arc::default());
-    body(&mut Direct(function, fifo));
+    // The function is polled after each write.
+    body(&mut Direct::beside(function, || ()), || fifo.take().len() as u64);
 }
 
 #[test]
 fn over_the_socket() {
-    use std::os::fd::AsFd;
-    let served = serve();
-    let mut client = Client::connect(&served.path, PATIENCE).unwrap();
-    let (guest, interrupt) = (memory(0x2000), event());
-    client.map(0, 0x2000, guest.as_fd(), 0, true).unwrap();
-    client.route_irqs(spec::irq::MSIX, 0, 1, &[interrupt.as_fd()]).unwrap();
-    body(&mut Remote(client, interrupt));
+    let (served, guest) = (serve(), TestGuest::new(0, 0x2000).unwrap());
+    let guest = guest.with_interrupts(1).unwrap();
+    body(&mut guest.connect(&served.path, PATIENCE).unwrap(), || guest.count(0));
+}
+
+#[test]
+fn over_a_socket_of_several_threads() {
+    let (served, guest) = (serve(), TestGuest::new(0, 0x2000).unwrap());
+    let guest = guest.with_interrupts(1).unwrap();
+    body(&mut guest.connect_shared(&served.path, PATIENCE).unwrap(), || guest.count(0));
 }
