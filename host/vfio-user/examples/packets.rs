@@ -3,17 +3,16 @@
 //! the other. `cargo run --release -p slipway-vfio-user --example packets [SECONDS [FRAME]]`; or `…
 //! packets serve DIRECTORY [PAIRS [MTU]]` alone, for other clients, such as two QEMUs.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 use slipway_pci::Interrupt;
-use slipway_ram::{DmaMap, Memory, Permissions, Region, Span};
+use slipway_ram::Span;
 use slipway_reactor::{Reactor, Settings as ReactorSettings};
 use slipway_switch::{Learning, LearningOptions, Mac, PortConfig, Switch};
 use slipway_vfio_user::{Config, Endpoint, EndpointParts};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Registers, TestGuest};
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, Ring, notification};
 use slipway_virtio_net::{Device, Parts, Settings, vectors};
 use slipway_virtio_spec::net::HEADER;
@@ -62,32 +61,19 @@ fn serve(directory: &Path, pairs: u16, mtu: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A driver with its memory, and the number of its notifications.
+/// A driver with memory of its own, and the number of its notifications.
 struct Host {
     driver: Driver<Registers>,
     notifications: u64,
-    _map: DmaMap,
-}
-
-fn memory() -> Result<(OwnedFd, DmaMap, Memory), Failure> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MEMORY)?;
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
-    let memory = map.memory();
-    Ok((file, map, memory))
 }
 
 impl Host {
     fn new(path: &Path) -> Result<Self, Failure> {
-        let (file, map, memory) = memory()?;
-        let mut client = Client::connect(path, PATIENCE)?;
-        client.map(0, MEMORY, file.as_fd(), 0, true)?;
+        let guest = TestGuest::new(0, MEMORY)?;
+        let registers = guest.connect(path, PATIENCE)?;
         let options = Options { entries: ENTRIES, ..Options::default() };
-        let driver =
-            Driver::new(Registers::new(client, PATIENCE), Arena::new(memory, 0, MEMORY), options)?;
-        Ok(Self { driver, notifications: 0, _map: map })
+        let driver = Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), options)?;
+        Ok(Self { driver, notifications: 0 })
     }
 
     /// Makes the pushed buffers available to the device, and notifies it if it wants that.

@@ -5,14 +5,12 @@
 #[path = "../examples/ramdisk.rs"]
 mod example;
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
-use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::TestGuest;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
@@ -24,16 +22,10 @@ fn a_driver_uses_the_examples_disk() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let control = example::serve(path.to_str().unwrap(), &reactor).unwrap();
 
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let mut client = Client::connect(&path, PATIENCE).unwrap();
-    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
-    assert_eq!(client.server_pid(), Some(std::process::id()));
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let mut driver = Driver::new(Registers::new(client, PATIENCE), arena, 16).unwrap();
+    let guest = TestGuest::new(0, MEMORY).unwrap();
+    let registers = guest.connect(&path, PATIENCE).unwrap();
+    assert_eq!(registers.client.server_pid(), Some(std::process::id()));
+    let mut driver = Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), 16).unwrap();
     assert_eq!(driver.identify_namespace(1).unwrap().size.get(), (64 << 20) / 512);
 
     driver.create_pair(1, 16, None).unwrap();

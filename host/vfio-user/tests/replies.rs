@@ -13,11 +13,10 @@ use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_coun
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_pci::Interrupt;
-use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
 use slipway_telemetry::ManualClock;
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
-use slipway_vfio_user_client::{Client, ClientError, Registers};
+use slipway_vfio_user_client::{Client, ClientError, Registers, TestGuest};
 
 /// Long enough for a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -50,13 +49,6 @@ fn serve(config: Config, disk: impl Disk + 'static, reactor: &Reactor) -> Contro
     control
 }
 
-fn memory() -> OwnedFd {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    file
-}
-
 /// A guest: its memory, its driver, and the commands that it repeats.
 struct Guest {
     file: OwnedFd,
@@ -68,15 +60,11 @@ struct Guest {
 
 impl Guest {
     fn boot(path: &Path) -> Self {
-        let file = memory();
-        let mut client = Client::connect(path, PATIENCE).unwrap();
-        client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
-        client.map(BESIDE.0, BESIDE.1, file.as_fd(), 0, true).unwrap();
-        let mut map = DmaMap::new();
-        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-        map.add(0, region).unwrap();
-        let arena = Arena::new(map.memory(), 0, MEMORY);
-        let mut driver = Driver::new(Registers::new(client, PATIENCE), arena, 16).unwrap();
+        let guest = TestGuest::new(0, MEMORY).unwrap();
+        let mut registers = guest.connect(path, PATIENCE).unwrap();
+        registers.client.map(BESIDE.0, BESIDE.1, guest.file.as_fd(), 0, true).unwrap();
+        let TestGuest { file, memory, .. } = guest;
+        let mut driver = Driver::new(registers, Arena::new(memory, 0, MEMORY), 16).unwrap();
         driver.create_pair(1, 256, None).unwrap();
         let command = |_| {
             let buffer = driver.arena.allocate(TRANSFER).unwrap();

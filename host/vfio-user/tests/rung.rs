@@ -1,21 +1,16 @@
 //! An NVMe driver over rung doorbells: commands write no register by a message.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slipway_block::RamDisk;
 use slipway_nvme::driver::{Arena, Driver, Shadowed, io};
 use slipway_nvme::{Controller, Identity, Limits, Namespace, Parts, doorbell_count};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_pci::Interrupt;
-use slipway_pci::driver::{AccessError, RegisterAccess};
-use slipway_ram::{DmaMap, Permissions, Region};
 use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::{Config, Control, DoorbellMode, Endpoint, EndpointParts, LaneHome};
-use slipway_vfio_user_client::{FunctionError, RemoteFunction};
+use slipway_vfio_user_client::TestGuest;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
@@ -55,36 +50,6 @@ fn serve(config: Config, spread: bool) -> (Control, Vec<Reactor>) {
     (control, reactors.into())
 }
 
-/// A driver's registers behind a socket.
-struct Registers(Arc<RemoteFunction>, Instant);
-
-fn failed(error: FunctionError) -> AccessError {
-    AccessError(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.0.read(0, offset, into).map_err(failed)
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.0.write(0, offset, from).map_err(failed)
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.1 = Instant::now();
-        self.0.post(0, offset, from).map_err(failed)
-    }
-
-    fn idle(&mut self) -> Result<(), AccessError> {
-        std::thread::yield_now();
-        match self.1.elapsed() > PATIENCE {
-            true => Err(AccessError("the function does not answer".into())),
-            false => Ok(()),
-        }
-    }
-}
-
 /// Writes and reads back through queue pairs on the home and, if there is one, on the lane. Returns
 /// the number of register writes by messages that the commands took.
 fn move_data(spread: bool) -> u64 {
@@ -92,17 +57,10 @@ fn move_data(spread: bool) -> u64 {
     let path = directory.path().join("socket");
     let config = Config { doorbells: DoorbellMode::Rung, ..Config::at(&path) };
     let (control, _reactors) = serve(config, spread);
-    let socket = UnixStream::connect(&path).unwrap();
-    let function = Arc::new(RemoteFunction::new(socket.into(), PATIENCE).unwrap());
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    function.map_ram(0, MEMORY, file.as_fd(), 0).unwrap();
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let registers = Registers(function.clone(), Instant::now());
-    let registers = Shadowed::new(registers, map.memory());
+    let guest = TestGuest::new(0, MEMORY).unwrap();
+    let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
+    let registers = guest.connect_shared(&path, PATIENCE).unwrap();
+    let registers = Shadowed::new(registers, guest.memory.clone());
     let mut driver = Driver::new(registers, arena, 16).unwrap();
     for pair in 1..=2 {
         driver.create_pair(pair, 16, None).unwrap();

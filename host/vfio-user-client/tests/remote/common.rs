@@ -127,12 +127,7 @@ fn serve_for_another_test() {
 }
 
 pub fn memory(len: u64) -> OwnedFd {
-    use rustix::fs::{MemfdFlags, SealFlags};
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("guest", flags).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    file
+    slipway_vfio_user_client::sealed_memory(len).unwrap()
 }
 
 pub fn event() -> OwnedFd {

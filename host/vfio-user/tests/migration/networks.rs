@@ -104,15 +104,15 @@ fn frame(from: Mac, to: Mac, len: usize) -> Vec<u8> {
 /// A virtio-net driver with its memory.
 struct Host {
     driver: Driver<Registers>,
-    guest: Guest,
+    guest: TestGuest,
 }
 
 impl Host {
     fn new(served: &Served) -> Self {
-        let guest = Guest::new(slipway_virtio_net::vectors(1));
-        let arena = Arena::new(guest.memory(), 0, MEMORY);
+        let guest = guest(slipway_virtio_net::vectors(1));
+        let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
         let options = Options { entries: 64, ..Options::default() };
-        let driver = Driver::new(guest.connect(&served.path), arena, options).unwrap();
+        let driver = Driver::new(connect(&guest, &served.path), arena, options).unwrap();
         Self { driver, guest }
     }
 
@@ -147,18 +147,18 @@ fn frames_flow_through_another_virtio_function() {
     let (mut a, mut b) = (Host::new(&one), Host::new(&first));
     talk((&mut a, near), (&mut b, far), 60);
     b.driver.command(control::RX, control::RX_PROMISC, &[0]).unwrap();
-    b.driver.registers.0.stop().unwrap();
+    b.driver.registers.function.stop().unwrap();
     // The guest has queued frames that the stopped function does not look at.
     for len in 100..110 {
         b.queue(&frame(far, near, len));
     }
-    let state = b.driver.registers.0.save().unwrap();
+    let state = b.driver.registers.function.save().unwrap();
     assert!(a.driver.receive[0].pop().unwrap().is_none());
 
     drop(first);
     let second = world.virtio("second", far);
-    b.driver.registers = b.guest.connect(&second.path);
-    b.driver.registers.0.load(&state).unwrap();
+    b.driver.registers = connect(&b.guest, &second.path);
+    b.driver.registers.function.load(&state).unwrap();
     for len in 100..110 {
         assert_eq!(a.receive(), frame(far, near, len));
     }
@@ -180,22 +180,22 @@ fn a_virtio_function_keeps_its_own_address() {
     let (one, first) = (world.virtio("one", near), world.virtio("first", far));
     let (mut a, mut b) = (Host::new(&one), Host::new(&first));
     b.driver.command(control::RX, control::RX_PROMISC, &[0]).unwrap();
-    let state = b.driver.registers.0.save().unwrap();
+    let state = b.driver.registers.function.save().unwrap();
     drop(first);
     let second = world.virtio("second", fork);
-    b.driver.registers = b.guest.connect(&second.path);
-    b.driver.registers.0.load(&state).unwrap();
+    b.driver.registers = connect(&b.guest, &second.path);
+    b.driver.registers.function.load(&state).unwrap();
     let config = b.driver.config().unwrap();
     assert_eq!((config.mac, config.status.get()), (fork.0, config_status::LINK_UP));
     talk((&mut a, near), (&mut b, fork), 60);
     // An address that the guest has chosen goes with its state.
     let chosen = Mac::local(9);
     b.driver.command(control::MAC, control::MAC_ADDR_SET, &chosen.0).unwrap();
-    let state = b.driver.registers.0.save().unwrap();
+    let state = b.driver.registers.function.save().unwrap();
     drop(second);
     let third = world.virtio("third", far);
-    b.driver.registers = b.guest.connect(&third.path);
-    b.driver.registers.0.load(&state).unwrap();
+    b.driver.registers = connect(&b.guest, &third.path);
+    b.driver.registers.function.load(&state).unwrap();
     assert_eq!(b.driver.config().unwrap().mac, chosen.0);
     talk((&mut a, near), (&mut b, chosen), 60);
 }
@@ -205,13 +205,14 @@ fn an_e1000_goes_on_elsewhere_with_its_own_address() {
     use slipway_e1000::driver::{Driver, Options, memory_len};
     let (world, [far, other]) = (World::new(), [2, 3].map(Mac::local));
     let (one, first) = (world.virtio("one", Mac::local(1)), world.e1000("first", far, false));
-    let (mut a, guest) = (Host::new(&one), Guest::new(1));
-    let registers = guest.connect(&first.path);
-    let enable = |registers: &Registers| registers.0.write(region::CONFIG, 4, &[6, 0]).unwrap();
+    let (mut a, guest) = (Host::new(&one), guest(1));
+    let registers = connect(&guest, &first.path);
+    let enable =
+        |registers: &Registers| registers.function.write(region::CONFIG, 4, &[6, 0]).unwrap();
     enable(&registers);
     let options = Options { descriptors: 64, throttle: 500, ..Options::default() };
     let range = (0, memory_len(64) as u64);
-    let mut driver = Driver::new(registers, &guest.memory(), range, options).unwrap();
+    let mut driver = Driver::new(registers, &guest.memory, range, options).unwrap();
     let send = |driver: &mut Driver<Registers>, from, len| {
         driver.sending.clean().unwrap();
         assert!(driver.sending.queue(&frame(from, Mac::local(1), len), 0).unwrap());
@@ -223,14 +224,14 @@ fn an_e1000_goes_on_elsewhere_with_its_own_address() {
     // To a function of the same address, and then to one of another address.
     let (mut served, mut own) = (first, far);
     for (name, mac) in [("second", far), ("third", other)] {
-        driver.registers.0.stop().unwrap();
+        driver.registers.function.stop().unwrap();
         send(&mut driver, own, 100);
-        let state = driver.registers.0.save().unwrap();
+        let state = driver.registers.function.save().unwrap();
         assert!(a.driver.receive[0].pop().unwrap().is_none());
         drop(served);
         (served, own) = (world.e1000(name, mac, false), mac);
-        driver.registers = guest.connect(&served.path);
-        driver.registers.0.load(&state).unwrap();
+        driver.registers = connect(&guest, &served.path);
+        driver.registers.function.load(&state).unwrap();
         assert_eq!(a.receive().len(), 100, "queued before");
         let address = [register::RAL, register::RAL + 4];
         let [low, high] = address.map(|at| driver.get(at).unwrap().to_le_bytes());
@@ -257,12 +258,12 @@ fn moves_under_traffic(csb: bool) {
     const MOVES: usize = 20;
     let (world, [near, far]) = (World::new(), [1, 2].map(Mac::local));
     let (one, mut served) = (world.virtio("one", near), world.e1000("0", far, csb));
-    let (mut a, guest) = (Host::new(&one), Guest::new(1));
-    let registers = guest.connect(&served.path);
-    registers.0.write(region::CONFIG, 4, &[6, 0]).unwrap();
+    let (mut a, guest) = (Host::new(&one), guest(1));
+    let registers = connect(&guest, &served.path);
+    registers.function.write(region::CONFIG, 4, &[6, 0]).unwrap();
     let options = Options { descriptors: 64, csb, ..Options::default() };
     let range = (0, memory_len(64) as u64);
-    let mut driver = Driver::new(registers, &guest.memory(), range, options).unwrap();
+    let mut driver = Driver::new(registers, &guest.memory, range, options).unwrap();
     eventually("the link is up", || driver.get(register::STATUS).unwrap() & 2 != 0);
     let numbered = |from, to, number: u64| {
         let mut bytes = frame(from, to, 60 + (number % 1400) as usize);
@@ -298,13 +299,13 @@ fn moves_under_traffic(csb: bool) {
     };
     for number in 1..=MOVES {
         (0..50 + number).for_each(|_| _ = traffic(&mut driver));
-        driver.registers.0.stop().unwrap();
+        driver.registers.function.stop().unwrap();
         traffic(&mut driver);
-        let state = driver.registers.0.save().unwrap();
+        let state = driver.registers.function.save().unwrap();
         drop(served);
         served = world.e1000(&number.to_string(), far, csb);
-        driver.registers = guest.connect(&served.path);
-        driver.registers.0.load(&state).unwrap();
+        driver.registers = connect(&guest, &served.path);
+        driver.registers.function.load(&state).unwrap();
         traffic(&mut driver);
     }
     let before = traffic(&mut driver).2;

@@ -188,9 +188,9 @@ fn shapes() -> impl Iterator<Item = Shape> {
 fn a_driver_goes_on_with_another_controller() {
     for shape in shapes() {
         let medium = Medium::new();
-        let (first, guest) = (serve(Some(&medium), shape), Guest::new(1 + QUEUES));
-        let arena = Arena::new(guest.memory(), 0, MEMORY);
-        let mut driver = Driver::new(guest.connect(&first.path), arena, 16).unwrap();
+        let (first, guest) = (serve(Some(&medium), shape), guest(1 + QUEUES));
+        let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
+        let mut driver = Driver::new(connect(&guest, &first.path), arena, 16).unwrap();
         for pair in 1..=2 {
             driver.create_pair(pair, 32, Some(pair)).unwrap();
         }
@@ -199,7 +199,7 @@ fn a_driver_goes_on_with_another_controller() {
         let mut buffers = submit_reads(&mut driver, 1, 0..5);
         buffers.extend(submit_reads(&mut driver, 2, 5..8));
         eventually("the disk has them", || medium.waiting.load(Ordering::SeqCst) == 8);
-        let function = driver.registers.0.clone();
+        let function = driver.registers.function.clone();
         let stopped = std::thread::spawn(move || function.stop());
         eventually("it waits for the disk", || {
             medium.closed.store(false, Ordering::SeqCst);
@@ -209,16 +209,16 @@ fn a_driver_goes_on_with_another_controller() {
         // The guest has rung these, and then it was paused.
         buffers.extend(submit_reads(&mut driver, 1, 8..12));
         buffers.extend(submit_reads(&mut driver, 2, 12..16));
-        driver.registers.0.save().unwrap();
-        let state = driver.registers.0.save().unwrap();
+        driver.registers.function.save().unwrap();
+        let state = driver.registers.function.save().unwrap();
         // Interrupts for the first eight are the guest's already.
         for vector in 0..=usize::from(QUEUES) {
             guest.count(vector);
         }
 
         let second = serve(Some(&medium), Shape { serial: "SECOND", ..shape });
-        driver.registers = guest.connect(&second.path);
-        driver.registers.0.load(&state).unwrap();
+        driver.registers = connect(&guest, &second.path);
+        driver.registers.function.load(&state).unwrap();
         assert_eq!(wait_for(&mut driver, 1, 9).len(), 9, "{shape:?}");
         assert_eq!(wait_for(&mut driver, 2, 7).len(), 7, "{shape:?}");
         assert!((1..=2).all(|vector| guest.count(vector) > 0), "{shape:?}");
@@ -243,9 +243,9 @@ fn a_driver_goes_on_with_another_controller() {
 #[test]
 fn forks_of_a_controller_get_disks_of_their_own() {
     for shape in shapes() {
-        let (template, guest) = (serve(None, shape), Guest::new(1 + QUEUES));
-        let arena = Arena::new(guest.memory(), 0, MEMORY);
-        let mut driver = Driver::new(guest.connect(&template.path), arena, 16).unwrap();
+        let (template, guest) = (serve(None, shape), guest(1 + QUEUES));
+        let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
+        let mut driver = Driver::new(connect(&guest, &template.path), arena, 16).unwrap();
         for pair in 1..=2 {
             driver.create_pair(pair, 32, Some(pair)).unwrap();
         }
@@ -256,11 +256,11 @@ fn forks_of_a_controller_get_disks_of_their_own() {
         driver.submit(0, admin(AdminOpcode::AsynchronousEventRequest)).unwrap();
         // The request was fetched before this command.
         driver.identify_controller().unwrap();
-        let state = driver.registers.0.save().unwrap();
+        let state = driver.registers.function.save().unwrap();
         let medium = Medium::new();
         let fork = serve(None, Shape { serial: "FORK", ..shape });
-        driver.registers = guest.connect(&fork.path);
-        driver.registers.0.load(&state).unwrap();
+        driver.registers = connect(&guest, &fork.path);
+        driver.registers.function.load(&state).unwrap();
         guest.count(0);
         let (done, attached) = std::sync::mpsc::channel();
         let done = Box::new(move |outcome| done.send(outcome).unwrap());
@@ -278,23 +278,23 @@ fn forks_of_a_controller_get_disks_of_their_own() {
 fn a_controller_of_another_size_takes_no_state_over() {
     let shape = Shape { doorbells: DoorbellMode::Trapped, lane: false, serial: "ONE" };
     let medium = Medium::new();
-    let (served, guest) = (serve(Some(&medium), shape), Guest::new(1 + QUEUES));
-    let registers = guest.connect(&served.path);
-    let mut state = registers.0.save().unwrap();
-    registers.0.load(&state).unwrap();
+    let (served, guest) = (serve(Some(&medium), shape), guest(1 + QUEUES));
+    let registers = connect(&guest, &served.path);
+    let mut state = registers.function.save().unwrap();
+    registers.function.load(&state).unwrap();
     let at = state.windows(15).position(|part| part == b"\"queue_pairs\":4").unwrap();
     state[at + 14] = b'3';
     let refused = Err(FunctionError::Refused(Errno::INVAL));
-    assert_eq!(registers.0.load(&state), refused);
-    assert_eq!(registers.0.start(), refused);
-    registers.0.reset().unwrap();
+    assert_eq!(registers.function.load(&state), refused);
+    assert_eq!(registers.function.start(), refused);
+    registers.function.reset().unwrap();
     assert_eq!(
-        registers.0.load(&vec![b' '; (1 << 20) + 1]),
+        registers.function.load(&vec![b' '; (1 << 20) + 1]),
         Err(FunctionError::Refused(Errno::FBIG))
     );
-    assert_eq!(registers.0.load(&vec![b' '; 1 << 20]), refused);
-    registers.0.reset().unwrap();
-    let arena = Arena::new(guest.memory(), 0, MEMORY);
+    assert_eq!(registers.function.load(&vec![b' '; 1 << 20]), refused);
+    registers.function.reset().unwrap();
+    let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
     let mut driver = Driver::new(registers, arena, 16).unwrap();
     (1..=2).for_each(|pair| driver.create_pair(pair, 8, None).unwrap());
     use_disk(&mut driver, 1, 0..4);
@@ -307,24 +307,24 @@ fn a_controller_whose_disk_hangs_is_not_stopped() {
     let medium = Medium::new();
     let deadline = Duration::from_millis(30);
     let served = serve_within(Some(&medium), shape, deadline);
-    let guest = Guest::new(1 + QUEUES);
-    let arena = Arena::new(guest.memory(), 0, MEMORY);
-    let mut driver = Driver::new(guest.connect(&served.path), arena, 16).unwrap();
+    let guest = guest(1 + QUEUES);
+    let arena = Arena::new(guest.memory.clone(), 0, MEMORY);
+    let mut driver = Driver::new(connect(&guest, &served.path), arena, 16).unwrap();
     (1..=2).for_each(|pair| driver.create_pair(pair, 8, None).unwrap());
     use_disk(&mut driver, 1, 0..1);
     medium.closed.store(true, Ordering::SeqCst);
     let buffers = submit_reads(&mut driver, 1, 0..1);
     eventually("the disk has it", || medium.waiting.load(Ordering::SeqCst) == 1);
     let busy = FunctionError::Refused(Errno::BUSY);
-    assert_eq!(driver.registers.0.stop(), Err(busy.clone()));
-    assert_eq!(driver.registers.0.save(), Err(busy));
+    assert_eq!(driver.registers.function.stop(), Err(busy.clone()));
+    assert_eq!(driver.registers.function.save(), Err(busy));
     medium.closed.store(false, Ordering::SeqCst);
     served.control.poke();
     wait_for(&mut driver, 1, 1);
     let mut read = [0; BLOCK];
     driver.arena.memory().read(buffers[0], &mut read).unwrap();
     assert!(read == pattern(0));
-    driver.registers.0.stop().unwrap();
-    driver.registers.0.start().unwrap();
+    driver.registers.function.stop().unwrap();
+    driver.registers.function.start().unwrap();
     use_disk(&mut driver, 1, 1..4);
 }

@@ -278,12 +278,7 @@ pub fn dma_unmap(iova: u64, len: u64) -> spec::DmaUnmap {
 
 /// Returns memory of the kind that VMMs pass.
 pub fn memory(len: u64) -> OwnedFd {
-    use rustix::fs::{MemfdFlags, SealFlags};
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("guest", flags).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    file
+    slipway_vfio_user_client::sealed_memory(len).unwrap()
 }
 
 pub fn event() -> OwnedFd {
