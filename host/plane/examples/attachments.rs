@@ -20,7 +20,7 @@ use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::disk::Kind;
 use slipway_plane_api::v1::{self, nvme_controller::DoorbellMode};
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers, sealed_memory};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -82,14 +82,6 @@ impl Place {
     }
 }
 
-/// Makes sparse memory, sealed as a guest's is.
-fn memory(bytes: u64) -> Outcome<OwnedFd> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, bytes)?;
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-    Ok(file)
-}
-
 /// Connects to a function, hands it memory, brings it up, and reads the first block of its disk.
 /// Returns the driver, with the memory that it uses.
 fn use_it(socket: &Path, (file, bytes): (&OwnedFd, u64)) -> Outcome<(Driver<Registers>, DmaMap)> {
@@ -115,7 +107,7 @@ fn attachments(place: &Place, pin: bool, rounds: usize) -> Outcome<()> {
     let mut times: Vec<(u64, Vec<Duration>)> = SIZES.map(|mib| (mib, Vec::new())).to_vec();
     for _ in 0..rounds {
         for (mib, times) in &mut times {
-            let file = memory(*mib << 20)?;
+            let file = sealed_memory(*mib << 20)?;
             let socket = place.serve(id, pin)?;
             let begun = Instant::now();
             let (mut driver, _map) = use_it(&socket, (&file, *mib << 20))?;

@@ -8,7 +8,6 @@
 //! those that the kernel counts for the target (`/proc/PID/stat`, `/proc/PID/status`).
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,8 +18,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::registers::offset::DOORBELLS;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Registers, TestGuest};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -133,23 +131,15 @@ fn spawn(directory: &Path, mode: &str, controllers: u64, sweep_ms: u64) -> Outco
 struct Guest {
     driver: Driver<Registers>,
     page: u64,
-    _map: DmaMap,
 }
 
 fn attach(socket: &Path) -> Outcome<Guest> {
-    let file = rustix::fs::memfd_create("idle", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MEMORY)?;
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-    let mut client = Client::connect(socket, PATIENCE)?;
-    client.map(0, MEMORY, file.as_fd(), 0, true)?;
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let registers = Registers::new(client, PATIENCE).with_doorbells(DOORBELLS)?;
-    let mut driver = Driver::new(registers, arena, 16)?;
+    let guest = TestGuest::new(0, MEMORY)?;
+    let registers = guest.connect(socket, PATIENCE)?.with_doorbells(DOORBELLS)?;
+    let mut driver = Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), 16)?;
     driver.create_pair(1, 16, None)?;
     let page = driver.arena.allocate(4096)?;
-    let mut guest = Guest { driver, page, _map: map };
+    let mut guest = Guest { driver, page };
     read(&mut guest)?;
     Ok(guest)
 }

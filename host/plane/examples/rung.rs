@@ -6,21 +6,18 @@
 //! anything; then, for one function at queue depth 1 and 32, messages and raised eventfds for each
 //! command.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slipway_nvme::driver::{AccessError, Arena, Driver, RegisterAccess, Shadowed, io};
+use slipway_nvme::driver::{Arena, Driver, RegisterAccess, Shadowed, io};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{FunctionError, RemoteFunction};
+use slipway_vfio_user_client::{SharedRegisters, TestGuest};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Guest = Driver<Shadowed<SharedRegisters>>;
 
 const FUNCTIONS: usize = 100;
 const IDLE: Duration = Duration::from_secs(10);
@@ -56,7 +53,7 @@ fn figures(directory: &Path) -> Outcome<()> {
 }
 
 /// Makes a function and starts a driver for it.
-fn driver(plane: &Plane, socket: &Path, number: usize) -> Outcome<Driver<Shadowed<Registers>>> {
+fn driver(plane: &Plane, socket: &Path, number: usize) -> Outcome<Guest> {
     let kind = Some(v1::disk::Kind::Ram(v1::RamDisk { size_bytes: 1 << 20 }));
     let disk = Some(v1::Disk { block_size: 0, kind });
     plane.create(&v1::CreateEndpointRequest {
@@ -71,16 +68,10 @@ fn driver(plane: &Plane, socket: &Path, number: usize) -> Outcome<Driver<Shadowe
             ..Default::default()
         }),
     })?;
-    let function = RemoteFunction::new(UnixStream::connect(socket)?.into(), PATIENCE)?;
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MEMORY)?;
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-    function.map_ram(0, MEMORY, file.as_fd(), 0)?;
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
-    let registers = Registers { function: Arc::new(function), posted: Instant::now() };
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let registers = Shadowed::new(registers, map.memory());
+    let guest = TestGuest::new(0, MEMORY)?;
+    let registers = guest.connect_shared(socket, PATIENCE)?;
+    let registers = Shadowed::new(registers, guest.memory.clone());
+    let arena = Arena::new(guest.memory, 0, MEMORY);
     let mut driver = Driver::new(registers, arena, 16)?;
     driver.create_pair(1, 64, None)?;
     driver.shadow_doorbells(false)?;
@@ -88,7 +79,7 @@ fn driver(plane: &Plane, socket: &Path, number: usize) -> Outcome<Driver<Shadowe
 }
 
 /// Reads blocks, `depth` at a time.
-fn load(plane: &Plane, driver: &mut Driver<Shadowed<Registers>>, depth: usize) -> Outcome<()> {
+fn load(plane: &Plane, driver: &mut Guest, depth: usize) -> Outcome<()> {
     let page = driver.arena.allocate(4096)?;
     let read = SubmissionEntry { prp1: page.into(), ..io(NvmOpcode::Read, 1, 0, 1) };
     let messages = || Ok::<_, slipway_plane::Error>(plane.get("0")?.counters.map(|c| c.messages));
@@ -118,37 +109,4 @@ fn load(plane: &Plane, driver: &mut Driver<Shadowed<Registers>>, depth: usize) -
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
-}
-
-/// Registers of a controller behind a socket. Each posted write to a doorbell raises an eventfd.
-struct Registers {
-    function: Arc<RemoteFunction>,
-    posted: Instant,
-}
-
-fn failed(error: FunctionError) -> AccessError {
-    AccessError(error.to_string())
-}
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.function.read(0, offset, into).map_err(failed)
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.function.write(0, offset, from).map_err(failed)
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.posted = Instant::now();
-        self.function.post(0, offset, from).map_err(failed)
-    }
-
-    fn idle(&mut self) -> Result<(), AccessError> {
-        std::thread::yield_now();
-        match self.posted.elapsed() > PATIENCE {
-            true => Err(AccessError("the function does not answer".into())),
-            false => Ok(()),
-        }
-    }
 }

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_nvme::driver::{Driver, RegisterAccess, admin, io, succeeded};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
@@ -17,6 +16,7 @@ use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 use slipway_plane::Error;
 use slipway_plane_api::v1::{self, disk::Kind};
+use slipway_vfio_user_client::sealed_memory;
 
 use common::*;
 
@@ -189,9 +189,7 @@ fn a_disk_on_another_device_than_the_described_one_is_refused() {
 
 /// Maps sealed memory of a client at `iova`.
 fn lend(driver: &mut Driver<Registers>, iova: u64, len: u64) -> OwnedFd {
-    let file = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let file = sealed_memory(len).unwrap();
     driver.registers.client.map(iova, len, file.as_fd(), 0, true).unwrap();
     file
 }

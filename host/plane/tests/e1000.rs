@@ -2,16 +2,15 @@
 //! interrupts of the pin.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slipway_e1000::driver::{Driver, Options, memory_len};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Registers, TestGuest};
 use slipway_vfio_user_spec::{IrqSetFlags, irq, region};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,45 +31,34 @@ fn request(directory: &Path, number: u8, model: v1::NetworkModel) -> v1::CreateE
     }
 }
 
-/// A driver with memory of its own, and the eventfd of its interrupts.
+/// A guest and its driver.
 struct Guest {
     driver: Driver<Registers>,
-    interrupts: OwnedFd,
-    _memory: DmaMap,
+    guest: TestGuest,
 }
 
 impl Guest {
     fn new(path: &Path, csb: bool, io_fds: bool) -> Self {
-        let file =
-            rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY).unwrap();
-        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-        let mut map = DmaMap::new();
-        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-        map.add(0, region).unwrap();
-        let mut client = Client::connect(path, PATIENCE).unwrap();
-        client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
-        let interrupts = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        client.route_irqs(irq::INTX, 0, 1, &[interrupts.as_fd()]).unwrap();
-        assert_eq!(client.irq(irq::MSIX).unwrap().count, 0);
+        let guest = TestGuest::new(0, MEMORY).unwrap().with_interrupts(1).unwrap();
+        let mut registers = guest.connect(path, PATIENCE).unwrap();
+        assert_eq!(registers.client.irq(irq::MSIX).unwrap().count, 0);
         // Ports, memory and bus mastering.
-        client.write(region::CONFIG, 4, &[7, 0]).unwrap();
+        registers.client.write(region::CONFIG, 4, &[7, 0]).unwrap();
         let options = Options { descriptors: 128, csb, ..Options::default() };
         assert!(memory_len(options.descriptors) as u64 <= MEMORY);
-        let registers = Registers::new(client, PATIENCE);
         let registers = if io_fds { registers.with_io_fds().unwrap() } else { registers };
-        let driver = Driver::new(registers, &map.memory(), (0, MEMORY), options).unwrap();
-        Self { driver, interrupts, _memory: map }
+        let driver = Driver::new(registers, &guest.memory, (0, MEMORY), options).unwrap();
+        Self { driver, guest }
     }
 
     /// Waits for an interrupt and serves it, and returns the frames that came with it.
     fn serve(&mut self) -> Option<Vec<Vec<u8>>> {
-        let mut fds = [PollFd::new(&self.interrupts, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.guest.interrupts[0], PollFlags::IN)];
         let soon = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         if poll(&mut fds, Some(&soon)).unwrap() == 0 {
             return None;
         }
-        rustix::io::read(&self.interrupts, &mut [0; 8]).unwrap();
+        assert!(self.guest.count(0) > 0);
         let mut frames = Vec::new();
         self.driver.interrupt(|one| frames.push(one.bytes.to_vec())).unwrap();
         let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;

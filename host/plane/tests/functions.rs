@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use slipway_plane_api::v1::{self, disk::Kind};
 use slipway_plane_api::vf_v1::virtual_functions_server::VirtualFunctions as Calls;
 use slipway_plane_api::vf_v1::{self, template};
 use slipway_vf_pool::Owner;
-use slipway_vfio_user_client::Client;
+use slipway_vfio_user_client::{Client, sealed_memory};
 use tonic::Request;
 
 use common::*;
@@ -195,7 +195,7 @@ fn a_function_is_for_the_client_that_its_owner_said() {
     let nic = template::Nic { switch: "blue".into(), mtu: 0 };
     let kind = Some(template::Kind::Nic(nic));
     functions.create("pool", vf_v1::Template { kind, count: 1, ..Default::default() }).unwrap();
-    let (ours, other) = (memory(), memory());
+    let [ours, other] = [(); 2].map(|()| sealed_memory(MEMORY).unwrap());
     let status = rustix::fs::fstat(&ours).unwrap();
     let client = vf_v1::Client {
         memory: Some(v1::ClientMemory {
@@ -221,13 +221,6 @@ fn a_function_is_for_the_client_that_its_owner_said() {
     assert_eq!((port().mac, port().addresses.len()), (next.mac, 0));
     let mut client = Client::connect(Path::new(&next.socket_path), PATIENCE).unwrap();
     client.map(BASE, MEMORY, other.as_fd(), 0, true).unwrap();
-}
-
-fn memory() -> OwnedFd {
-    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    file
 }
 
 /// An owner that never connects leaves a function that is not open to clients.

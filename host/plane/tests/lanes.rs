@@ -14,6 +14,7 @@ use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
 use slipway_plane::Settings;
 use slipway_plane_api::v1::{self, disk::Kind, nvme_controller::DoorbellMode};
+use slipway_vfio_user_client::sealed_memory;
 
 use common::*;
 
@@ -110,7 +111,7 @@ fn lives(kind: Kind, doorbells: DoorbellMode) {
         verify(&mut driver, 8);
     }
     // Memory is unmapped under load: commands that use it end first, with or without an error.
-    let spare = spare();
+    let spare = sealed_memory(MEMORY).unwrap();
     for _ in 0..20 {
         driver.registers.client.map(SPARE, MEMORY, spare.as_fd(), 0, true).unwrap();
         for queue in 1..=QUEUES {
@@ -136,14 +137,6 @@ fn lives(kind: Kind, doorbells: DoorbellMode) {
 }
 
 const SPARE: u64 = 1 << 40;
-
-fn spare() -> std::os::fd::OwnedFd {
-    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("spare", flags).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    file
-}
 
 /// Waits until every queue has completed its commands; returns the entries.
 fn settle(driver: &mut Driver<Registers>) -> Vec<CompletionEntry> {

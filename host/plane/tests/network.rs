@@ -19,46 +19,29 @@ use slipway_fabric::Error as FabricError;
 use slipway_keeper::{Keeper, Shelf};
 use slipway_plane::{Error, Plane, Settings};
 use slipway_plane_api::v1;
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers, SharedRegisters, TestGuest};
 use slipway_virtio_net::driver::{AccessError, Arena, Driver, Options, RegisterAccess};
 use slipway_virtio_spec::net::Header;
-
-use resumed::ResumedRegisters;
 
 /// The environment variable for the directory of the plane's process.
 const DIRECTORY: &str = "SLIPWAY_NETWORK_DIR";
 const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 4 << 20;
 
-/// Makes memory for a driver.
-fn memory() -> (OwnedFd, DmaMap) {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap()).unwrap();
-    (file, map)
-}
-
 /// Starts a driver with memory of its own, on the function at `path`.
-fn drive(path: &Path) -> (Driver<Registers>, DmaMap) {
-    let (file, map) = memory();
-    let mut client = wait_for(|| Client::connect(path, PATIENCE).ok());
-    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let driver = Driver::new(Registers::new(client, PATIENCE), arena, Options::default());
-    (driver.unwrap(), map)
+fn drive(path: &Path) -> Driver<Registers> {
+    let guest = TestGuest::new(0, MEMORY).unwrap();
+    let registers = wait_for(|| guest.connect(path, PATIENCE).ok());
+    Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), Options::default()).unwrap()
 }
 
 /// Does what [`drive`] does, for a client that connects again by itself and resumes the function.
-fn drive_resumed(path: &Path) -> (Driver<ResumedRegisters>, DmaMap) {
-    let (file, map) = memory();
+fn drive_resumed(path: &Path) -> Driver<SharedRegisters> {
+    let guest = TestGuest::new(0, MEMORY).unwrap();
     let function = resumed::connect(path, PATIENCE);
-    function.map_ram(0, MEMORY, file.as_fd(), 0).unwrap();
-    let arena = Arena::new(map.memory(), 0, MEMORY);
-    let registers = ResumedRegisters::new(function, PATIENCE);
-    (Driver::new(registers, arena, Options::default()).unwrap(), map)
+    guest.attach(&function).unwrap();
+    let registers = SharedRegisters::new(function, PATIENCE);
+    Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), Options::default()).unwrap()
 }
 
 fn request(directory: &Path, number: u8, switch: &str) -> v1::CreateEndpointRequest {
@@ -138,8 +121,8 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         for number in 1..=2 {
             plane.create(&request(directory.path(), number, "blue")).unwrap();
         }
-        let (mut one, _first) = drive(&directory.path().join("1"));
-        let (mut two, second) = drive(&directory.path().join("2"));
+        let mut one = drive(&directory.path().join("1"));
+        let mut two = drive(&directory.path().join("2"));
         for round in 0..20 {
             assert!(cross(&mut one, &mut two, &frame(1, 2, 60 + round)));
             assert!(cross(&mut two, &mut one, &frame(2, 1, 1000 + round)));
@@ -159,12 +142,12 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
             two.registers.client.unmap(1 << 40, 8192).unwrap();
             assert!(cross(&mut one, &mut two, &frame(1, 2, 1500)));
         }
-        drop((two, second));
+        drop(two);
         plane.remove("net-2").unwrap();
         assert_eq!(plane.fabric().list_switches()[0].ports.len(), 1);
         // The address is free again.
         plane.create(&request(directory.path(), 2, "blue")).unwrap();
-        let (mut two, _second) = drive(&directory.path().join("2"));
+        let mut two = drive(&directory.path().join("2"));
         assert!(cross(&mut one, &mut two, &frame(1, 2, 64)));
         one.reset().unwrap();
         one.start().unwrap();
@@ -264,8 +247,8 @@ fn settings_of_a_port_change_under_its_driver() {
     for number in 1..=2 {
         plane.create(&request(directory.path(), number, "blue")).unwrap();
     }
-    let (mut one, _first) = drive(&directory.path().join("1"));
-    let (mut two, _second) = drive(&directory.path().join("2"));
+    let mut one = drive(&directory.path().join("1"));
+    let mut two = drive(&directory.path().join("2"));
     assert!(cross(&mut one, &mut two, &frame(1, 2, 64)));
     let at = |switch: &str, port: &str| v1::SetPortRequest {
         port: Some(v1::PortReference { switch: switch.into(), port: port.into() }),
@@ -428,7 +411,7 @@ fn killed_at_any_time_it_is_resumed_by_its_drivers() {
     killed_at_any_time(drive_resumed);
 }
 
-fn killed_at_any_time<A: RegisterAccess>(drive: fn(&Path) -> (Driver<A>, DmaMap)) {
+fn killed_at_any_time<A: RegisterAccess>(drive: fn(&Path) -> Driver<A>) {
     const KILLS: u64 = 25;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keeper");
@@ -437,8 +420,8 @@ fn killed_at_any_time<A: RegisterAccess>(drive: fn(&Path) -> (Driver<A>, DmaMap)
     let outcome = std::thread::scope(|scope| {
         let killing = scope.spawn(|| keep_killing(directory.path(), &came, &ended, &kills));
         let drivers = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let (mut one, _first) = drive(&directory.path().join("1"));
-            let (mut two, _second) = drive(&directory.path().join("2"));
+            let mut one = drive(&directory.path().join("1"));
+            let mut two = drive(&directory.path().join("2"));
             came.store(true, Ordering::Relaxed);
             let mut round = 0;
             while kills.load(Ordering::Relaxed) < KILLS {

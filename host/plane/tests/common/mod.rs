@@ -3,7 +3,6 @@
 
 pub mod fetcher;
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,9 +11,8 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::Plane as Calls;
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::Client;
 pub use slipway_vfio_user_client::Registers;
+use slipway_vfio_user_client::TestGuest;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The address of the test's memory in the controller's address space.
@@ -75,16 +73,9 @@ impl Rig {
 
 /// Connects to `socket`; returns the memory and the registers that a driver needs.
 pub fn connect_driver(socket: &Path) -> (Arena, Registers) {
-    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    let mut client = Client::connect(socket, PATIENCE).unwrap();
-    client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
-    let mut map = DmaMap::new();
-    let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-    map.add(BASE, region).unwrap();
-    let arena = Arena::new(map.memory(), BASE, MEMORY);
-    (arena, Registers::new(client, PATIENCE))
+    let guest = TestGuest::new(BASE, MEMORY).unwrap();
+    let registers = guest.connect(socket, PATIENCE).unwrap();
+    (Arena::new(guest.memory, BASE, MEMORY), registers)
 }
 
 /// Copies a disk by the interface's call.

@@ -1,5 +1,4 @@
 //! A function for a client that connects again whenever its server was killed.
-#![allow(dead_code)] // each test program uses a part
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use slipway_nvme::driver::{AccessError, RegisterAccess};
 use slipway_vfio_user_client::{ConnectionState, Continuity, RemoteFunction};
 
 /// Connects to the function at `path` once it is served, and again whenever the connection is lost,
@@ -51,43 +49,5 @@ fn keep_connected(used: &Weak<RemoteFunction>, path: &Path) {
             // A server that is killed meanwhile refuses, or ends the connection.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
-    }
-}
-
-/// The registers of BAR 0, for a driver that gives up after `patience` without an answer.
-pub struct ResumedRegisters {
-    function: Arc<RemoteFunction>,
-    patience: Duration,
-    /// The time of the last write.
-    since: Instant,
-}
-
-impl ResumedRegisters {
-    pub fn new(function: Arc<RemoteFunction>, patience: Duration) -> Self {
-        Self { function, patience, since: Instant::now() }
-    }
-}
-
-impl RegisterAccess for ResumedRegisters {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.function.read(0, offset, into).map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.since = Instant::now();
-        self.function.write(0, offset, from).map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn post(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.since = Instant::now();
-        self.function.post(0, offset, from).map_err(|error| AccessError(error.to_string()))
-    }
-
-    fn idle(&mut self) -> Result<(), AccessError> {
-        if self.since.elapsed() > self.patience {
-            return Err(AccessError("the function does not answer".into()));
-        }
-        std::thread::yield_now();
-        Ok(())
     }
 }

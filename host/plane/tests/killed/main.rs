@@ -28,7 +28,7 @@ use slipway_nvme_spec::registers::offset;
 use slipway_nvme_spec::status::Status;
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
-use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_vfio_user_client::{TestGuest, sealed_memory};
 
 use socket::{Link, Socket};
 
@@ -195,29 +195,20 @@ fn base_page(lba: u64) -> [u8; PAGE] {
     std::array::from_fn(|byte| (lba * 512 + byte as u64).wrapping_mul(0x9e37_79b9).to_be_bytes()[4])
 }
 
-fn memfd(len: u64) -> OwnedFd {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
-    file
-}
-
 fn event() -> OwnedFd {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
 }
 
 impl Guest {
     fn new(dir: &Path) -> Self {
-        let (file, other) = (memfd(MEMORY), memfd(MEMORY));
+        let (guest, other) =
+            (TestGuest::new(BASE, MEMORY).unwrap(), sealed_memory(MEMORY).unwrap());
         let is = |name: &str| dir.join(name).exists();
         let mut link = Link::new(dir, is("resumed"));
-        link.map(BASE, MEMORY, file.as_fd()).unwrap();
+        link.map(BASE, MEMORY, guest.file.as_fd()).unwrap();
         let pin = [event(), event()];
         link.route_pin(pin[0].as_fd(), pin[1].as_fd()).unwrap();
-        let mut map = DmaMap::new();
-        let region = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-        map.add(BASE, region).unwrap();
-        let arena = Arena::new(map.memory(), BASE, MEMORY);
+        let arena = Arena::new(guest.memory, BASE, MEMORY);
         let socket = Socket::new(dir, link, offset::DOORBELLS);
         assert_eq!(socket.window.is_some(), is("mapped"));
         assert_eq!(!socket.bells.is_empty(), is("rung") && !is("resumed"));
