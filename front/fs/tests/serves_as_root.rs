@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use slipway_hypervisor::{Access, Helper, HelperFiles, HelperSpec, Tree};
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers, sealed_memory};
 use slipway_virtio_fs::driver::{Arena, Driver};
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -61,9 +61,7 @@ async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
 }
 
 async fn serve_client(directory: &Path, shares: &[Share<'_>], passes: Passes) -> Served {
-    let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&memory, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
+    let memory = sealed_memory(MEMORY).unwrap();
     let stat = rustix::fs::fstat(&memory).unwrap();
     let file = format!("{MEMORY}:{}:{}", stat.st_dev, stat.st_ino);
     let socket = directory.join("shares.sock");

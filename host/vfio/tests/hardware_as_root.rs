@@ -5,20 +5,16 @@
 //! function that nothing uses in `SLIPWAY_NVME_FUNCTION`. A VF is to be online.
 #![allow(clippy::unwrap_used)] // a failed unwrap is the report of what failed
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags};
-use slipway_nvme::driver::{Arena, Driver as NvmeDriver};
-use slipway_ram::{DmaMap, Permissions, Region};
+use slipway_nvme::driver::{Arena, Driver as NvmeDriver, RegisterAccess};
 use slipway_reactor::{Reactor, Settings};
 use slipway_vfio::{Device, Driver, HardwareFunction, Host, PciAddress};
 use slipway_vfio_user::{Config, Control, Endpoint, EndpointParts};
-use slipway_vfio_user_client::{Client, Registers};
-use slipway_vfio_user_spec::{irq, region};
+use slipway_vfio_user_client::TestGuest;
+use slipway_vfio_user_spec::region;
 
 const VARIABLE: &str = "SLIPWAY_NVME_FUNCTION";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -72,27 +68,16 @@ fn serve(device: &Arc<Device>, socket: &Path, home: &Reactor) -> Control {
 
 /// Enables the controller, has it write to memory and raise an interrupt, and goes without a word.
 fn drive(socket: &Path) {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("guest", flags).unwrap();
-    rustix::fs::ftruncate(&file, MEMORY).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    let mut client = Client::connect(socket, PATIENCE).unwrap();
-    client.map(BASE, MEMORY, file.as_fd(), 0, true).unwrap();
-    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    client.route_irqs(irq::MSIX, 0, 1, &[event.as_fd()]).unwrap();
-    client.write(region::CONFIG, COMMAND, &ENABLED).unwrap();
-    let mut configuration = [0xff; 4];
-    client.read(region::BAR0, CONFIGURATION, &mut configuration).unwrap();
-    assert_eq!(configuration[0] & 1, 0, "the controller of the last client goes on");
-    let mut map = DmaMap::new();
-    let memory = Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE).unwrap();
-    map.add(BASE, memory).unwrap();
-    let arena = Arena::new(map.memory(), BASE, MEMORY);
-    let registers = Registers::new(client, PATIENCE);
+    let guest = TestGuest::new(BASE, MEMORY).unwrap().with_interrupts(1).unwrap();
+    let mut registers = guest.connect(socket, PATIENCE).unwrap();
+    registers.client.write(region::CONFIG, COMMAND, &ENABLED).unwrap();
+    let configuration = registers.read32(CONFIGURATION).unwrap();
+    assert_eq!(configuration & 1, 0, "the controller of the last client goes on");
+    let arena = Arena::new(guest.memory.clone(), BASE, MEMORY);
     let mut driver = NvmeDriver::new(registers, arena, 32).unwrap();
     assert_ne!(driver.identify_controller().unwrap().vendor.get(), 0, "nothing was written");
-    let (until, mut count) = (Instant::now() + PATIENCE, [0; 8]);
-    while rustix::io::read(&event, &mut count).is_err() {
+    let until = Instant::now() + PATIENCE;
+    while guest.count(0) == 0 {
         assert!(Instant::now() < until, "no interrupt came");
         std::thread::sleep(Duration::from_millis(1));
     }
