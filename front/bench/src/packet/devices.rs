@@ -5,17 +5,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use slipway_ram::{DmaMap, Span};
+use slipway_ram::Span;
 use slipway_switch::Mac;
-use slipway_vfio_user_client::Registers;
+use slipway_vfio_user_client::{Registers, TestGuest};
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
-use super::served::{Model, Serve, Wanted, drive_apart, guest};
+use super::served::{MEMORY, Model, PATIENCE, Serve, Wanted, drive_apart};
 use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::Cpus;
 
-/// The longest wait for a function.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Entries of each queue.
 const ENTRIES: u16 = 256;
 /// The most frames that a driver gives or takes at once.
@@ -75,18 +73,14 @@ impl PacketSubject for Devices {
 /// A driver with memory of its own.
 struct Host {
     driver: Driver<Registers>,
-    _map: DmaMap,
 }
 
 impl Host {
     fn new(socket: &Path) -> Result<Self> {
-        let (client, map, len) = guest(socket)?;
+        let guest = TestGuest::new(0, MEMORY)?;
+        let registers = guest.connect(socket, PATIENCE)?;
         let options = Options { entries: ENTRIES, ..Options::default() };
-        let arena = Arena::new(map.memory(), 0, len);
-        Ok(Self {
-            driver: Driver::new(Registers::new(client, PATIENCE), arena, options)?,
-            _map: map,
-        })
+        Ok(Self { driver: Driver::new(registers, Arena::new(guest.memory, 0, MEMORY), options)? })
     }
 
     /// Publishes the buffers that were pushed, and notifies the device if it wants that.

@@ -8,17 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use slipway_e1000::driver::{Driver, DriverError, Options, Unread, memory_len};
-use slipway_ram::DmaMap;
-use slipway_vfio_user_client::Registers;
+use slipway_vfio_user_client::{Registers, TestGuest};
 use slipway_vfio_user_spec::{IrqSetFlags, irq, region};
 
 use super::native::frame;
-use super::served::{Model, Serve, Served, TargetCounts, Wanted, drive_apart, guest};
+use super::served::{MEMORY, Model, PATIENCE, Serve, Served, TargetCounts, Wanted, drive_apart};
 use super::{FunctionCounts, PacketLoad, PacketMeasured, PacketSubject, Source, Times, Work};
 use crate::block::native::Cpus;
 
-/// The longest wait for a function, or for an interrupt that must come.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Descriptors of each ring: as many as Linux's driver has.
 const DESCRIPTORS: u32 = 256;
 /// The most frames that a driver gives or takes before it looks at anything else.
@@ -171,13 +168,14 @@ struct Station {
     idle: Option<Instant>,
     /// The driver with the block waits for an interrupt.
     waits: bool,
-    _map: DmaMap,
 }
 
 impl Station {
     /// Makes station 1 or 2, which sends frames of `len` bytes to the other.
     fn new(mode: Mode, directory: &Path, number: u32, len: u32) -> Result<Self> {
-        let (mut client, map, memory) = guest(&directory.join(number.to_string()))?;
+        let guest = TestGuest::new(0, MEMORY)?;
+        let mut registers = guest.connect(&directory.join(number.to_string()), PATIENCE)?;
+        let client = &mut registers.client;
         let (raised, ended) =
             (eventfd(0, EventfdFlags::NONBLOCK)?, eventfd(0, EventfdFlags::NONBLOCK)?);
         let intx = irq::INTX;
@@ -186,13 +184,12 @@ impl Station {
         client.set_irqs(unmask, intx, 0, 1, &[], &[ended.as_fd()])?;
         let (region, offset, enabled) = CONFIG;
         client.write(region, offset, &enabled)?;
-        ensure!(memory_len(DESCRIPTORS) as u64 <= memory, "no memory for the rings");
+        ensure!(memory_len(DESCRIPTORS) as u64 <= MEMORY, "no memory for the rings");
         client.spin(SPIN);
-        let mut registers = Registers::new(client, PATIENCE);
         if matches!(mode, Mode::Rung | Mode::Block) {
             registers = registers.with_io_fds()?;
         }
-        let driver = Driver::new(registers, &map.memory(), (0, memory), mode.options())?;
+        let driver = Driver::new(registers, &guest.memory, (0, MEMORY), mode.options())?;
         Ok(Self {
             driver,
             mode,
@@ -204,7 +201,6 @@ impl Station {
             due: 0,
             idle: None,
             waits: false,
-            _map: map,
         })
     }
 

@@ -1,22 +1,19 @@
 //! Network functions in another process, and memory for the drivers of this one.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::Client;
 
 use super::Source;
 use crate::block::native::{Cpus, pin};
 
-/// The longest wait for a function.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest wait for a function, or for an interrupt that must come.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of each driver's memory.
-const MEMORY: u64 = 8 << 20;
+pub(super) const MEMORY: u64 = 8 << 20;
 
 /// The model of the functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,19 +118,6 @@ impl FunctionCounts {
     pub fn frames(&self) -> u64 {
         self.sent + self.received
     }
-}
-
-/// Connects to a function, whose client then has memory from address 0 on. Returns the connection,
-/// the memory and its length in bytes.
-pub(super) fn guest(socket: &Path) -> Result<(Client, DmaMap, u64)> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MEMORY)?;
-    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK)?;
-    let mut map = DmaMap::new();
-    map.add(0, Region::mapped(file.as_fd(), 0, MEMORY, Permissions::READ_WRITE)?)?;
-    let mut client = Client::connect(socket, PATIENCE)?;
-    client.map(0, MEMORY, file.as_fd(), 0, true)?;
-    Ok((client, map, MEMORY))
 }
 
 /// Runs `drive` on the client's processors, in a thread of its own, since another subject may have

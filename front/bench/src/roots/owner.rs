@@ -5,12 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_nvme::driver::{Arena, Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::registers::offset;
 use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers};
+use slipway_vfio_user_client::{Client, Registers, sealed_memory};
 
 /// Bytes of a block that is read, and of the first blocks of the files.
 pub(super) const BLOCK: usize = 4096;
@@ -29,11 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Makes an owner's memory: sparse, and sealed as a guest's is.
 pub(super) fn memory() -> Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("slipway-bench", flags).context("no memory to share")?;
-    rustix::fs::ftruncate(&file, MEMORY)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
-    Ok(file)
+    sealed_memory(MEMORY).context("no memory to share")
 }
 
 /// A root whose function is connected and brought up.

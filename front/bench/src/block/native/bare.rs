@@ -11,13 +11,14 @@ use slipway_nvme_spec::command::{
 };
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::registers::tail_doorbell;
-use slipway_ram::{Access, Span};
+use slipway_ram::{Access, Memory, Span};
+use slipway_vfio_user_client::TestGuest;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::bell::Bell;
+use super::controller::BASE;
 use super::cpus::{self, Cpus};
 use super::load::{self, Lane, Taker};
-use super::memory::{BASE, Shared};
 use crate::block::{Measured, Subject, Workload};
 
 /// Bytes of a logical block.
@@ -104,7 +105,8 @@ impl Queue {
 
 /// The memory and the queues of a load, and the queues' other ends.
 struct Layout {
-    shared: Shared,
+    memory: Memory,
+    len: u64,
     cells: Arc<[AtomicU32]>,
     lanes: Vec<Lane>,
     queues: Vec<Queue>,
@@ -118,7 +120,8 @@ impl Layout {
         let completion = page(u64::from(entries) * COMPLETION_ENTRY as u64);
         let (depth, block) = (u64::from(workload.depth), page(workload.block_size.into()));
         let each = submission + completion + depth * block;
-        let shared = Shared::new(each * u64::from(workload.threads))?;
+        let len = each * u64::from(workload.threads);
+        let memory = TestGuest::new(BASE, len)?.memory;
         let count = tail_doorbell(workload.threads as u16 + 1);
         let cells: Arc<[AtomicU32]> = (0..count).map(|_| AtomicU32::new(0)).collect();
         let (mut lanes, mut queues) = (Vec::new(), Vec::new());
@@ -133,14 +136,14 @@ impl Layout {
                 command
             };
             // The pages are allocated before anything is timed.
-            shared.memory.write(BASE + start, &vec![0; each as usize])?;
-            let pair = PinnedPair::new(id, entries, places, &shared.memory)?;
+            memory.write(BASE + start, &vec![0; each as usize])?;
+            let pair = PinnedPair::new(id, entries, places, &memory)?;
             let bell = Bell::Cells(cells.clone());
             lanes.push(Lane { pair, bell, commands: (0..depth).map(command).collect() });
             let (submission, completion) = (start as usize, (start + submission) as usize);
             queues.push(Queue { id, submission, completion, entries, head: 0, phase: true });
         }
-        Ok(Self { shared, cells, lanes, queues })
+        Ok(Self { memory, len, cells, lanes, queues })
     }
 }
 
@@ -154,9 +157,9 @@ impl Subject for Bare {
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {
-        let Layout { shared, cells, lanes, mut queues } = Layout::new(workload)?;
+        let Layout { memory, len, cells, lanes, mut queues } = Layout::new(workload)?;
         let mut spans = Vec::new();
-        shared.memory.pin(BASE, shared.len as usize, Access::Write, &mut spans)?;
+        memory.pin(BASE, len as usize, Access::Write, &mut spans)?;
         let memory = spans.pop().context("the memory is not there")?;
         let (stop, disk, cpus) = (AtomicBool::new(false), &mut self.disk, &self.cpus);
         let blocks = disk.len() as u64 / u64::from(BLOCK);

@@ -11,6 +11,8 @@ use super::cpus::Cpus;
 use super::load::{self, Lane, Taker};
 use crate::block::{Measured, Workload};
 
+/// The address of shared memory in the target's address space.
+pub(super) const BASE: u64 = 1 << 32;
 /// Entries of the admin queues.
 const ADMIN_ENTRIES: u16 = 32;
 /// The id of the namespace under load.

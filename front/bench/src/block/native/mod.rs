@@ -18,7 +18,6 @@ mod cpus;
 mod function;
 mod huge;
 mod load;
-mod memory;
 mod neighbour;
 mod pci;
 mod session;

@@ -1,6 +1,5 @@
 //! Our driver on a vfio-user socket.
 
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -8,13 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use slipway_nvme::driver::{AccessError, Arena, RegisterAccess};
 use slipway_nvme_spec::registers::offset;
-use slipway_vfio_user_client::Client;
+use slipway_vfio_user_client::{Client, TestGuest};
 
 use super::bell::{Bell, ring};
-use super::controller::{Controller, room};
+use super::controller::{BASE, Controller, room};
 use super::cpus::Cpus;
 use super::load::{self, Part};
-use super::memory::{BASE, Shared};
 use crate::block::{Measured, Subject, Workload};
 
 /// The longest wait for the target.
@@ -79,8 +77,6 @@ pub struct Session {
     controller: Controller<Registers>,
     cpus: Cpus,
     pid: Option<u32>,
-    /// Keeps the memory that the controller accesses.
-    _memory: Shared,
 }
 
 impl Session {
@@ -96,11 +92,12 @@ impl Session {
         cpus: Cpus,
         workloads: &[Workload],
     ) -> Result<Self> {
-        let memory = Shared::new(room(workloads))?;
-        let mut client = Client::connect(path, PATIENCE)
-            .with_context(|| format!("cannot connect to {}", path.display()))?;
+        let len = room(workloads);
+        let guest = TestGuest::new(BASE, len).context("no memory to share")?;
+        let registers = guest.connect(path, PATIENCE);
+        let mut client =
+            registers.with_context(|| format!("cannot connect to {}", path.display()))?.client;
         let pid = client.server_pid();
-        client.map(BASE, memory.len, memory.file.as_fd(), 0, true).context("mapping memory")?;
         client.write(CONFIGURATION, COMMAND, &DRIVER.to_le_bytes()).context("PCI Command")?;
         let window = client.window(0, offset::DOORBELLS)?;
         let client = Arc::new(Mutex::new(client));
@@ -109,11 +106,11 @@ impl Session {
             None => (Bell::Message(client.clone()), "by messages"),
         };
         let registers = Registers { client, bell: bell.clone(), since: Instant::now() };
-        let arena = Arena::new(memory.memory.clone(), BASE, memory.len);
+        let arena = Arena::new(guest.memory, BASE, len);
         let controller = Controller::bring_up(registers, bell, arena)?;
         let (path, model) = (path.display(), &controller.model);
         let about = format!("our driver over {path}, {model}, doorbells {doorbells}");
-        Ok(Self { name: name.into(), about, controller, cpus, pid, _memory: memory })
+        Ok(Self { name: name.into(), about, controller, cpus, pid })
     }
 
     /// Makes loads ring shadow doorbells (Doorbell Buffer Config), as Linux' driver does where a
