@@ -14,7 +14,7 @@ use slipway_nvme_spec::registers::{
     AdminQueueAttributes, Configuration, head_doorbell, offset, tail_doorbell,
 };
 use slipway_nvme_spec::sgl::{DescriptorType, SglDescriptor};
-use slipway_pci::{FifoSink, Function, Interrupt};
+use slipway_pci::{FifoSink, Function};
 use slipway_ram::Memory;
 use slipway_telemetry::ManualClock;
 use zerocopy::IntoBytes;
@@ -201,12 +201,11 @@ fn namespace() -> Namespace {
 }
 
 fn make(memory: &Memory, clock: &ManualClock) -> Controller {
-    let sink = FifoSink::new();
     let limits =
         Limits { queue_pairs: 4, queue_entries: 16, transfer: 1 << 16, in_flight: 64, lanes: 1 };
     let parts = Parts {
         memory: memory.clone(),
-        interrupts: (0..4).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        interrupts: FifoSink::new().interrupts(4),
         doorbells: Doorbells::trapped(doorbell_count(limits.queue_pairs)),
         namespaces: vec![namespace()],
         clock: Arc::new(clock.clone()),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Function, InterruptSink};
+use crate::{Access, Function, Interrupt, InterruptSink};
 
 /// The reason why a register access failed, or why a driver waits no longer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,6 +145,11 @@ impl FifoSink {
     /// Makes an empty sink.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// Returns the handles of the first `count` vectors, for the parts of a function.
+    pub fn interrupts(self: &Arc<Self>, count: u16) -> Vec<Interrupt> {
+        (0..count).map(|vector| Interrupt::new(self.clone(), vector)).collect()
     }
 
     /// Takes all vectors signalled since the last call.

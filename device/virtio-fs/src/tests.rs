@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use slipway_pci::{FifoSink, Function, Interrupt, StateError};
+use slipway_pci::{FifoSink, Function, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
@@ -70,7 +70,7 @@ fn parts(memory: &Memory, server: &Shared) -> (Parts, Arc<FifoSink>) {
     let sink = FifoSink::new();
     let parts = Parts {
         memory: memory.clone(),
-        interrupts: (0..VECTORS).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        interrupts: sink.interrupts(VECTORS),
         tag: "share-0".into(),
         server: Box::new(server.clone()),
         session: 5,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
+use slipway_pci::{FifoSink, Function, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
@@ -105,7 +105,7 @@ fn device(memory: &Memory, geometry: Geometry) -> (Mem, Handle, Arc<FifoSink>) {
     let (sink, handle) = (FifoSink::new(), Handle::default());
     let parts = Parts {
         memory: memory.clone(),
-        interrupts: (0..VECTORS).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        interrupts: sink.interrupts(VECTORS),
         geometry,
         host: Box::new(handle.clone()),
     };
@@ -495,10 +495,8 @@ fn states_of_other_devices_are_refused() {
 #[test]
 fn parts_that_do_not_fit_together_are_refused() {
     let made = |interrupts: u16, geometry| {
-        let sink = FifoSink::new();
-        let interrupts = (0..interrupts).map(|vector| Interrupt::new(sink.clone(), vector));
+        let interrupts = FifoSink::new().interrupts(interrupts);
         let (memory, host) = (Memory::heap(4096), Box::new(Handle::default()));
-        let interrupts = interrupts.collect();
         Mem::new(Parts { memory, interrupts, geometry, host }).err()
     };
     assert_eq!(made(2, GEOMETRY), None);

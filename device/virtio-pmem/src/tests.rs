@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
+use slipway_pci::{FifoSink, Function, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
@@ -17,7 +17,7 @@ const RANGE: (u64, u64) = (5 << 30, 6 << 20);
 
 fn device(memory: &Memory, (start, bytes): (u64, u64)) -> (Pmem, Arc<FifoSink>) {
     let sink = FifoSink::new();
-    let interrupts = (0..VECTORS).map(|vector| Interrupt::new(sink.clone(), vector)).collect();
+    let interrupts = sink.interrupts(VECTORS);
     let parts = Parts { memory: memory.clone(), interrupts, start, bytes };
     (Pmem::new(parts).unwrap(), sink)
 }

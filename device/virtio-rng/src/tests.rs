@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slipway_pci::{FifoSink, Function, Interrupt, Progress, StateError};
+use slipway_pci::{FifoSink, Function, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::InterruptCount;
 use slipway_virtio::driver::Start;
@@ -28,7 +28,7 @@ fn device(memory: &Memory, first: u8) -> (Rng, Arc<FifoSink>) {
     };
     let parts = Parts {
         memory: memory.clone(),
-        interrupts: (0..VECTORS).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        interrupts: sink.interrupts(VECTORS),
         source: Box::new(source),
     };
     (Rng::new(parts).unwrap(), sink)

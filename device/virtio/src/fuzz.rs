@@ -116,8 +116,7 @@ pub fn finish<G: Guest>(guest: G, memory: &Memory) {
 
 /// Makes `count` interrupts that nobody looks at.
 pub fn interrupts(count: u16) -> Vec<Interrupt> {
-    let sink = FifoSink::new();
-    (0..count).map(|vector| Interrupt::new(sink.clone(), vector)).collect()
+    FifoSink::new().interrupts(count)
 }
 
 /// Lets a driver of one queue set `device` up.

@@ -14,7 +14,7 @@ use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
 use slipway_nvme_spec::registers::{ControllerStatus, offset};
 use slipway_nvme_spec::status::Status;
-use slipway_pci::{FifoSink, Function, Interrupt, Progress};
+use slipway_pci::{FifoSink, Function, Progress};
 use slipway_ram::{Lasting, Memory, Span};
 use slipway_telemetry::ManualClock;
 
@@ -90,9 +90,7 @@ impl Setup {
         let namespaces = self.disks.into_iter().zip(1..);
         let controller = Controller::new(Parts {
             memory: self.memory,
-            interrupts: (0..self.vectors)
-                .map(|vector| Interrupt::new(self.sink.clone(), vector))
-                .collect(),
+            interrupts: self.sink.interrupts(self.vectors),
             doorbells,
             namespaces: namespaces
                 .map(|(disk, nsid)| {

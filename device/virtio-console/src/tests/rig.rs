@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slipway_pci::{FifoSink, Function, Interrupt, Progress};
+use slipway_pci::{FifoSink, Function, Progress};
 use slipway_ram::Memory;
 
 use crate::driver::{Arena, Direct, Driver, DriverError, Options};
@@ -19,7 +19,7 @@ pub fn device(memory: &Memory) -> (Console, Arc<FifoSink>) {
     let sink = FifoSink::new();
     let parts = Parts {
         memory: memory.clone(),
-        interrupts: (0..vectors(2)).map(|vector| Interrupt::new(sink.clone(), vector)).collect(),
+        interrupts: sink.interrupts(vectors(2)),
         ports: vec![PortSettings::console(), PortSettings::named("slipway.agent")],
     };
     (Console::new(parts).unwrap(), sink)

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slipway_pci::{FifoSink, Interrupt};
+use slipway_pci::FifoSink;
 use slipway_ram::{Lasting, Memory};
 use slipway_switch::{BURST, Learning, LearningOptions, Mac, PortConfig, PortIndex, Switch};
 use slipway_telemetry::ManualClock;
@@ -74,11 +74,9 @@ impl Setup {
 
     pub fn device(&self) -> (Device, DevicePort, Arc<FifoSink>) {
         let sink = FifoSink::new();
-        let vectors = vectors(self.settings.pairs);
-        let interrupt = |vector| Interrupt::new(sink.clone(), vector);
         let (device, port) = Device::new(Parts {
             memory: self.memory.clone(),
-            interrupts: (0..vectors).map(interrupt).collect(),
+            interrupts: sink.interrupts(vectors(self.settings.pairs)),
             clock: Arc::new(ManualClock::new()),
             settings: self.settings,
             journal: self.journal.clone(),
