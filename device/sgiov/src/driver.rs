@@ -1,4 +1,5 @@
-//! The guest's side of the control memory: a small real driver, for tests of this and other crates.
+//! The guest's side of the function: a small real driver, for tests of this and other crates.
+//! [`start`] uses the registers, [`Driver`] the control memory.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -6,8 +7,21 @@ use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
 use slipway_sgiov_spec::function::{
     CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP, MESSAGE, Message,
-    SIGNALS, TO_GUEST, TO_HOST, asleep, event, stream_of,
+    SIGNALS, TO_GUEST, TO_HOST, asleep, event, register, stream_of,
 };
+
+pub use slipway_pci::driver::{AccessError, Direct, RegisterAccess};
+
+/// Starts the function with the control memory at address `at`. Returns the function's status.
+///
+/// # Errors
+/// [`AccessError`].
+pub fn start(registers: &mut impl RegisterAccess, at: u64) -> Result<u32, AccessError> {
+    registers.write(register::MEMORY, &at.to_le_bytes())?;
+    registers.write32(register::CONTROL, 1)?;
+    registers.idle()?;
+    registers.read32(register::STATUS)
+}
 
 /// The control memory, as the guest has it.
 pub struct Driver {

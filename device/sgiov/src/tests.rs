@@ -13,7 +13,7 @@ use slipway_sgiov_spec::function::{
     Addresses, Broken, HOST_OVERFLOW, MESSAGE, Message, PIECE, RUNNING, SIGNALS, TO_HOST, register,
 };
 
-use crate::driver::Driver;
+use crate::driver::{Direct, Driver, RegisterAccess, start};
 use crate::fuzz::guests;
 use crate::{Attended, Channel, Device, Parts, Peer};
 
@@ -27,7 +27,7 @@ impl Wake for Bell {
 }
 
 struct Rig {
-    device: Device,
+    registers: Direct<Device>,
     peer: Peer,
     sink: Arc<FifoSink>,
     bell: Arc<Bell>,
@@ -42,7 +42,11 @@ impl Rig {
         let interrupt = Interrupt::new(sink.clone(), 0);
         let peer = Waker::from(bell.clone());
         let (device, peer) = Device::new(Parts { memory: memory.clone(), interrupt, peer });
-        Self { device, peer, sink, bell, memory }
+        Self { registers: Direct::new(device), peer, sink, bell, memory }
+    }
+
+    fn device(&mut self) -> &mut Device {
+        &mut self.registers.function
     }
 
     fn new(pieces: usize) -> Self {
@@ -50,20 +54,15 @@ impl Rig {
     }
 
     fn status(&mut self) -> u32 {
-        let mut bytes = [0; 4];
-        self.device.read(0, register::STATUS, &mut bytes);
-        u32::from_le_bytes(bytes)
+        self.registers.read32(register::STATUS).unwrap()
     }
 
     fn start_at(&mut self, at: u64) -> u32 {
-        self.device.write(0, register::MEMORY, &at.to_le_bytes());
-        self.device.write(0, register::CONTROL, &1_u32.to_le_bytes());
-        self.device.poll();
-        self.status()
+        start(&mut self.registers, at).unwrap()
     }
 
     fn stop(&mut self) {
-        self.device.write(0, register::CONTROL, &0_u32.to_le_bytes());
+        self.registers.write32(register::CONTROL, 0).unwrap();
     }
 
     /// Returns a rig whose guest has started the function.
@@ -87,18 +86,18 @@ impl Rig {
 fn registers_say_what_it_is() {
     let mut rig = Rig::new(1);
     let mut bytes = [0; 8];
-    rig.device.read(0, register::MAGIC, &mut bytes);
+    rig.registers.read(register::MAGIC, &mut bytes).unwrap();
     assert_eq!(&bytes, b"slipsock");
-    rig.device.write(0, register::MEMORY + 4, &5_u32.to_le_bytes());
-    rig.device.write(0, register::MEMORY, &7_u32.to_le_bytes());
-    rig.device.read(0, register::MEMORY, &mut bytes);
+    rig.registers.write32(register::MEMORY + 4, 5).unwrap();
+    rig.registers.write32(register::MEMORY, 7).unwrap();
+    rig.registers.read(register::MEMORY, &mut bytes).unwrap();
     assert_eq!(u64::from_le_bytes(bytes), 5 << 32 | 7);
-    rig.device.read(0, 0x1ff8, &mut bytes);
+    rig.registers.read(0x1ff8, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 8]);
     let mut config = [0; 4];
-    rig.device.config_read(0, &mut config);
+    rig.device().config_read(0, &mut config);
     assert_eq!(u32::from_le_bytes(config), 0x10f5_1af4);
-    assert!(rig.device.description().pin);
+    assert!(rig.device().description().pin);
 }
 
 #[test]
@@ -144,7 +143,7 @@ fn memory_of_several_regions_or_of_a_vmm_that_may_take_it_away_is_refused() {
     }
     let _driver = Driver::new(sealed).unwrap();
     assert_eq!(rig.start_at(3 * BASE), RUNNING);
-    rig.device.reset();
+    rig.device().reset();
     assert_eq!(rig.status(), 0);
 }
 
@@ -155,7 +154,7 @@ fn messages_go_both_ways_and_who_sleeps_is_told() {
     assert!(driver.say(&Message::Hello { version: 1 }));
     assert!(!driver.is_to_ring(), "told already");
     let before = rig.bell.0.load(Ordering::Relaxed);
-    rig.device.write(0, register::BELL, &[0; 4]);
+    rig.registers.write32(register::BELL, 0).unwrap();
     assert_eq!(rig.bell.0.load(Ordering::Relaxed), before + 1);
     assert!(!channel.sleep(true), "there is something to do");
     assert_eq!(channel.hear(), Ok(Some(Message::Hello { version: 1 })));
@@ -171,38 +170,36 @@ fn messages_go_both_ways_and_who_sleeps_is_told() {
     channel.tell();
     assert!(rig.sink.pin());
     let mut status = [0; 2];
-    rig.device.config_read(6, &mut status);
+    rig.device().config_read(6, &mut status);
     assert_ne!(status[0] & 8, 0, "Interrupt Status");
-    let mut cause = [0; 4];
-    rig.device.read(0, register::CAUSE, &mut cause);
-    assert_eq!((cause, rig.sink.pin()), ([1, 0, 0, 0], false));
-    rig.device.read(0, register::CAUSE, &mut cause);
-    assert_eq!(cause, [0; 4]);
+    assert_eq!(rig.registers.read32(register::CAUSE), Ok(1));
+    assert!(!rig.sink.pin());
+    assert_eq!(rig.registers.read32(register::CAUSE), Ok(0));
 }
 
 #[test]
 fn a_pin_that_is_disabled_waits_and_msix_is_used_when_it_is_on() {
     let (mut rig, mut driver, mut channel) = Rig::started(2);
-    rig.device.config_write(4, &[0x06, 0x04]);
+    rig.device().config_write(4, &[0x06, 0x04]);
     driver.sleep();
     channel.raise(0, 1).unwrap();
     channel.tell();
     assert!(!rig.sink.pin());
-    rig.device.config_write(4, &[0x06, 0x00]);
+    rig.device().config_write(4, &[0x06, 0x00]);
     assert!(rig.sink.pin());
     assert_eq!(driver.signal(), Some((0, 1)));
     // The MSI-X capability, and Enable.
     let mut at = [0];
-    rig.device.config_read(0x34, &mut at);
+    rig.device().config_read(0x34, &mut at);
     loop {
         let mut id = [0; 2];
-        rig.device.config_read(at[0].into(), &mut id);
+        rig.device().config_read(at[0].into(), &mut id);
         if id[0] == 0x11 {
             break;
         }
         at[0] = id[1];
     }
-    rig.device.config_write(u16::from(at[0]) + 2, &[0, 0x80]);
+    rig.device().config_write(u16::from(at[0]) + 2, &[0, 0x80]);
     assert!(!rig.sink.pin());
     driver.sleep();
     channel.raise(0, 2).unwrap();
@@ -335,32 +332,32 @@ fn a_quiesced_function_holds_no_memory_and_goes_on() {
     Arena::within(second, Shape::filling(16, PIECE).unwrap()).unwrap();
     assert_eq!(rig.start_at(0), RUNNING);
     // The peer has not taken the channel yet.
-    assert!(rig.device.quiesce());
+    assert!(rig.device().quiesce());
     assert!(map.remove(0, 3 * BASE).unwrap().is_idle());
     map.add(0, region()).unwrap();
-    rig.device.poll();
+    rig.device().poll();
     let mut channel = rig.peer.take().unwrap();
     assert_eq!(channel.attend(), Ok(Attended::On));
     channel.add_arena(0, BASE).unwrap();
     driver.say(&Message::Hello { version: 1 });
     assert_eq!(channel.hear(), Ok(Some(Message::Hello { version: 1 })));
-    assert!(!rig.device.quiesce());
+    assert!(!rig.device().quiesce());
     assert_eq!(channel.attend(), Ok(Attended::Suspended));
-    assert!(rig.device.quiesce() && channel.arena(0).is_none());
+    assert!(rig.device().quiesce() && channel.arena(0).is_none());
     let removed = map.remove(0, 3 * BASE).unwrap();
     assert!(removed.is_idle(), "nothing refers to the memory");
     assert_eq!(channel.hear(), Ok(None));
     channel.say(&Message::Connected { connection: 4 }).unwrap();
     map.add(0, region()).unwrap();
-    rig.device.poll();
+    rig.device().poll();
     assert_eq!(channel.attend(), Ok(Attended::On));
     assert!(channel.arena(0).is_some() && channel.flush().unwrap());
     assert_eq!(driver.hear(), Some(Message::Connected { connection: 4 }));
     // The guest's memory does not come back.
-    rig.device.quiesce();
+    rig.device().quiesce();
     assert_eq!(channel.attend(), Ok(Attended::Suspended));
     map.clear();
-    rig.device.poll();
+    rig.device().poll();
     assert_eq!(channel.attend(), Err(Broken::Unmapped));
     drop(channel);
     assert_eq!(rig.status(), Broken::Unmapped.status());
@@ -384,29 +381,29 @@ fn a_reset_waits_for_the_channel_and_nothing_starts_before() {
 #[test]
 fn a_saved_state_comes_back_without_its_channel() {
     let (mut rig, _driver, channel) = Rig::started(2);
-    assert!(!rig.device.quiesce());
-    let saved = rig.device.save();
+    assert!(!rig.device().quiesce());
+    let saved = rig.device().save();
     drop(channel);
     let mut other = Rig::new(2);
-    other.device.restore(&saved).unwrap();
+    other.device().restore(&saved).unwrap();
     assert_eq!(other.status(), Broken::Unserved.status());
     let mut at = [0; 8];
-    other.device.read(0, register::MEMORY, &mut at);
+    other.registers.read(register::MEMORY, &mut at).unwrap();
     assert_eq!(u64::from_le_bytes(at), BASE);
     let text = String::from_utf8(saved).unwrap();
     for bad in [text.replace("sgiov", "other"), text.replace("\"status\":1", "\"status\":9")] {
-        assert!(other.device.restore(bad.as_bytes()).is_err(), "{bad}");
+        assert!(other.device().restore(bad.as_bytes()).is_err(), "{bad}");
         assert_eq!(other.status(), 0);
     }
-    assert!(other.device.restore(b"").is_err());
+    assert!(other.device().restore(b"").is_err());
 }
 
 #[test]
 fn a_driver_that_has_gone_takes_bus_master_away_and_resets_it() {
     let (mut rig, _driver, mut channel) = Rig::started(2);
-    rig.device.config_write(4, &[0x06, 0x00]);
+    rig.device().config_write(4, &[0x06, 0x00]);
     assert_eq!(channel.attend(), Ok(Attended::On));
-    rig.device.config_write(4, &[0x02, 0x00]);
+    rig.device().config_write(4, &[0x02, 0x00]);
     assert_eq!(channel.attend(), Ok(Attended::Over));
     assert_eq!(rig.status(), RUNNING, "until the channel is back");
     drop(channel);
@@ -417,9 +414,7 @@ fn a_driver_that_has_gone_takes_bus_master_away_and_resets_it() {
 fn the_cause_says_that_it_is_broken() {
     let (mut rig, _driver, channel) = Rig::started(2);
     channel.break_off(Broken::Message);
-    let mut cause = [0; 4];
     for expected in [3, 2, 2] {
-        rig.device.read(0, register::CAUSE, &mut cause);
-        assert_eq!(cause, [expected, 0, 0, 0]);
+        assert_eq!(rig.registers.read32(register::CAUSE), Ok(expected));
     }
 }

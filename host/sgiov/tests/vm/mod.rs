@@ -11,11 +11,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Stream};
 use slipway_sgiov::{Function, serve_function};
-use slipway_sgiov_function::driver::Driver;
+use slipway_sgiov_function::driver::{Driver, RegisterAccess, start};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Request;
 use slipway_sgiov_spec::function::{Line, Message, PIECE, RUNNING, register};
-use slipway_vfio_user_client::Client as Vmm;
+use slipway_vfio_user_client::{Client as Vmm, Registers};
 
 use crate::client::{self, Client, Connected, PATIENCE, readable};
 
@@ -35,7 +35,7 @@ pub struct Open {
 }
 
 pub struct Guest {
-    vmm: Vmm,
+    registers: Registers,
     ram: Lasting,
     driver: Driver,
     arena: Arena,
@@ -71,7 +71,7 @@ impl Guest {
             addresses: vec![ip.into()],
             memory: None,
         };
-        let asked = serve_function(engine, listener.as_fd(), &function).unwrap();
+        let _asked = serve_function(engine, listener.as_fd(), &function).unwrap();
         let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
         let ram = Lasting::new("guest", 3 * PIECE).unwrap();
         vmm.map(0, 3 * PIECE as u64, ram.file().unwrap(), 0, true).unwrap();
@@ -80,16 +80,15 @@ impl Guest {
         let (driver, arena) = make(&ram);
         let regions = (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect();
         let address = Address::v4(ip, 0);
+        let (registers, next) = (Registers::new(vmm, PATIENCE), 0);
         let mut guest =
-            Self { vmm, ram, driver, arena, regions, address, next: 0, interrupt, _asked: asked };
+            Self { registers, ram, driver, arena, regions, address, next, interrupt, _asked };
         guest.greet();
         guest
     }
 
     fn greet(&mut self) {
-        self.vmm.write(0, register::MEMORY, &CONTROL.to_le_bytes()).unwrap();
-        self.vmm.write(0, register::CONTROL, &1_u32.to_le_bytes()).unwrap();
-        assert_eq!(self.status(), Some(RUNNING));
+        assert_eq!(start(&mut self.registers, CONTROL), Ok(RUNNING));
         self.say(Message::Hello { version: 1 });
         let Message::Welcome(given) = self.next() else { panic!("no welcome") };
         assert_eq!((given.count, given.ips[0]), (1, self.address.ip));
@@ -98,7 +97,7 @@ impl Guest {
 
     /// Starts the channel again after it was broken.
     pub fn restart(&mut self) {
-        self.vmm.write(0, register::CONTROL, &0_u32.to_le_bytes()).unwrap();
+        self.registers.write32(register::CONTROL, 0).unwrap();
         let begun = Instant::now();
         while self.status() != Some(0) {
             assert!(begun.elapsed() < PATIENCE, "the reset does not end");
@@ -111,12 +110,12 @@ impl Guest {
 
     /// Returns the function's status, or `None` if the function is gone.
     pub fn status(&mut self) -> Option<u32> {
-        self.vmm.read_u32(0, register::STATUS).ok()
+        self.registers.read32(register::STATUS).ok()
     }
 
     fn ring(&mut self) {
         if self.driver.is_to_ring() {
-            let _ = self.vmm.write(0, register::BELL, &[0; 4]);
+            let _ = self.registers.write32(register::BELL, 0);
         }
     }
 
@@ -258,7 +257,7 @@ impl Guest {
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(other.write(others, 0, 1), 1);
         assert!(readable(self.interrupt.as_fd(), PATIENCE), "no interrupt");
-        assert_eq!(self.vmm.read_u32(0, register::CAUSE).unwrap(), 1);
+        assert_eq!(self.registers.read32(register::CAUSE), Ok(1));
         assert_eq!(self.driver.signal(), Some((open.line.arena, open.line.stream)));
         assert_eq!(self.check(open, 0), 1);
     }

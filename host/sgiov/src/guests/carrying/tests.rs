@@ -5,13 +5,13 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 use std::task::Waker;
 
-use slipway_pci::{FifoSink, Function as _, Interrupt};
+use slipway_pci::{FifoSink, Interrupt};
 use slipway_ram::{Access, Lasting, Memory};
 use slipway_reactor::Reactor;
 use slipway_ring::cross::{Arena, Shape, Side};
-use slipway_sgiov_function::driver::Driver;
+use slipway_sgiov_function::driver::{Direct, Driver, start};
 use slipway_sgiov_function::{Device, Parts};
-use slipway_sgiov_spec::function::{self, PIECE, RUNNING, TO_GUEST, VERSION, register};
+use slipway_sgiov_spec::function::{self, PIECE, RUNNING, TO_GUEST, VERSION};
 
 use super::super::GUESTS;
 use super::super::serve::serve;
@@ -63,13 +63,9 @@ impl Rig {
         let counts = self.carrying.book.counts(number);
         self.carrying.guests.insert(number, Guest::new(peer, served.control(), counts));
         let driver = Driver::new(piece(&memory, 0)).unwrap();
-        let mut guest = Hostile { device, driver, memory };
-        guest.device.write(0, register::MEMORY, &0_u64.to_le_bytes());
-        guest.device.write(0, register::CONTROL, &1_u32.to_le_bytes());
-        guest.device.poll();
-        let mut status = [0; 4];
-        guest.device.read(0, register::STATUS, &mut status);
-        assert_eq!(u32::from_le_bytes(status), RUNNING);
+        let mut registers = Direct::new(device);
+        assert_eq!(start(&mut registers, 0), Ok(RUNNING));
+        let guest = Hostile { _registers: registers, driver, memory };
         guest.driver.say(&Message::Hello { version: VERSION });
         self.turn();
         assert!(matches!(guest.driver.hear(), Some(Message::Welcome(_))));
@@ -92,7 +88,7 @@ impl Rig {
 }
 
 struct Hostile {
-    device: Device,
+    _registers: Direct<Device>,
     driver: Driver,
     memory: Memory,
 }
