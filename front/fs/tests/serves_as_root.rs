@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use slipway_hypervisor::{Access, Helper, HelperFiles, HelperSpec, Tree};
-use slipway_ram::{DmaMap, Permissions, Region};
-use slipway_vfio_user_client::{Client, Registers, sealed_memory};
+use slipway_vfio_user_client::{Client, Registers, TestGuest};
 use slipway_virtio_fs::driver::{Arena, Driver};
 
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -40,7 +39,7 @@ struct Served {
     helper: Option<Helper>,
     files: HelperFiles,
     socket: PathBuf,
-    memory: OwnedFd,
+    guest: TestGuest,
     /// The client's descriptor of the memory.
     passed: OwnedFd,
     log: PathBuf,
@@ -61,13 +60,13 @@ async fn serve(directory: &Path, shares: &[Share<'_>]) -> Served {
 }
 
 async fn serve_client(directory: &Path, shares: &[Share<'_>], passes: Passes) -> Served {
-    let memory = sealed_memory(MEMORY).unwrap();
-    let stat = rustix::fs::fstat(&memory).unwrap();
+    let guest = TestGuest::new(0, MEMORY).unwrap();
+    let stat = rustix::fs::fstat(&guest.file).unwrap();
     let file = format!("{MEMORY}:{}:{}", stat.st_dev, stat.st_ino);
     let socket = directory.join("shares.sock");
     let listener = OwnedFd::from(UnixListener::bind(&socket).unwrap());
     let number = listener.as_raw_fd().to_string();
-    let own = memory.try_clone().unwrap();
+    let own = guest.file.try_clone().unwrap();
     let own_number = own.as_raw_fd().to_string();
     let mut words = vec!["--user", "0", "--memory", &file, "--tag", "shares", "--socket", &number];
     let mut inherited = vec![listener];
@@ -90,10 +89,10 @@ async fn serve_client(directory: &Path, shares: &[Share<'_>], passes: Passes) ->
         files.attach(number as u32, &Tree::open(source, access).unwrap()).unwrap();
     }
     let passed = match passes {
-        Passes::File => memory.try_clone().unwrap(),
-        Passes::Token => token(&memory),
+        Passes::File => guest.file.try_clone().unwrap(),
+        Passes::Token => token(&guest.file),
     };
-    Served { helper: Some(helper), files, socket, memory, passed, log }
+    Served { helper: Some(helper), files, socket, guest, passed, log }
 }
 
 /// Opens a file for no access (access mode 3 of open(2)).
@@ -110,14 +109,11 @@ impl Served {
 
     /// Mounts the file system, and looks up a share.
     fn mount(&self, share: u32) -> Mount {
-        let mut map = DmaMap::new();
-        let region = Region::mapped(self.memory.as_fd(), 0, MEMORY, Permissions::READ_WRITE);
-        map.add(0, region.unwrap()).unwrap();
         let mut client = Client::connect(&self.socket, PATIENCE).unwrap();
         client.map(0, MEMORY, self.passed.as_fd(), 0, true).unwrap();
-        let arena = Arena::new(map.memory(), 0, MEMORY);
+        let arena = Arena::new(self.guest.memory.clone(), 0, MEMORY);
         let driver = Driver::new(Registers::new(client, PATIENCE), arena, 64).unwrap();
-        let mut mount = Mount { driver, user: 0, root: 0, _map: map };
+        let mut mount = Mount { driver, user: 0, root: 0 };
         // Version 7.38, read-ahead, FUSE_SUBMOUNTS.
         let init = [7_u32, 38, 0, 1 << 27].map(u32::to_le_bytes).concat();
         mount.call(INIT, 0, &init).unwrap();
@@ -142,7 +138,6 @@ struct Mount {
     user: u32,
     /// The inode of the share.
     root: u64,
-    _map: DmaMap,
 }
 
 impl Mount {
@@ -271,7 +266,7 @@ async fn a_client_that_only_names_its_memory_is_served() {
     let run = tempfile::tempdir().unwrap();
     let served = serve(run.path(), &shares).await;
     let mut client = Client::connect(&served.socket, PATIENCE).unwrap();
-    let named = token(&served.memory);
+    let named = token(&served.guest.file);
     assert!(client.map(0, MEMORY, named.as_fd(), 0, true).is_err());
 }
 
