@@ -380,8 +380,8 @@ impl Guest {
             link.unmap(BASE + MEMORY, MEMORY).unwrap();
         });
         // The write is refused, since there is no such register, but it arrives and is answered.
-        let large = self.driver.registers.timed(|link| link.write(0, &[0; LARGE]));
-        assert!(large.as_ref().is_err_and(|error| error.contains("refused")), "{large:?}");
+        let large = self.driver.registers.timed(|link| link.registers().write(0, &[0; LARGE]));
+        assert!(large.as_ref().is_err_and(|error| error.0.contains("refused")), "{large:?}");
         self.pin();
         if !self.driver.registers.bells.is_empty() {
             self.driver.registers.bells = self.driver.registers.timed(Link::bells);

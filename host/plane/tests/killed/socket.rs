@@ -3,11 +3,10 @@
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slipway_nvme::driver::{AccessError, RegisterAccess};
-use slipway_vfio_user_client::{Bell, Client, RemoteFunction, Window};
+use slipway_vfio_user_client::{Bell, Client, Registers, SharedRegisters, Window};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 use super::{BAR, LONG, LOOKS, PATIENCE, PAUSE, SERVING, resumed};
@@ -15,9 +14,9 @@ use super::{BAR, LONG, LOOKS, PATIENCE, PAUSE, SERVING, resumed};
 /// A client of the plane.
 pub enum Link {
     /// One connection, which outlives the plane.
-    Kept(Box<Client>),
+    Kept(Box<Registers>),
     /// A function that is connected again and resumed.
-    Resumed(Arc<RemoteFunction>),
+    Resumed(SharedRegisters),
 }
 
 type Outcome = Result<(), String>;
@@ -42,40 +41,41 @@ impl Link {
     pub fn new(dir: &Path, resumed: bool) -> Self {
         let path = dir.join("cntrl");
         if !resumed {
-            return Self::Kept(Box::new(connect(&path)));
+            return Self::Kept(Box::new(Registers::new(connect(&path), LONG)));
         }
-        Self::Resumed(resumed::connect(&path, LONG))
+        Self::Resumed(SharedRegisters::new(resumed::connect(&path, LONG), LONG))
     }
 
     pub fn map(&mut self, iova: u64, len: u64, file: BorrowedFd<'_>) -> Outcome {
         match self {
-            Self::Kept(client) => plain(client.map(iova, len, file, 0, true)),
-            Self::Resumed(function) => plain(function.map_ram(iova, len, file, 0)),
+            Self::Kept(kept) => plain(kept.client.map(iova, len, file, 0, true)),
+            Self::Resumed(shared) => plain(shared.function.map_ram(iova, len, file, 0)),
         }
     }
 
     pub fn unmap(&mut self, iova: u64, len: u64) -> Outcome {
         match self {
-            Self::Kept(client) => plain(client.unmap(iova, len).map(drop)),
-            Self::Resumed(function) => plain(function.unmap(iova, len)),
+            Self::Kept(kept) => plain(kept.client.unmap(iova, len).map(drop)),
+            Self::Resumed(shared) => plain(shared.function.unmap(iova, len)),
         }
     }
 
     pub fn route(&mut self, vector: u32, file: BorrowedFd<'_>) -> Outcome {
         match self {
-            Self::Kept(client) => plain(client.route_irqs(irq::MSIX, vector, 1, &[file])),
-            Self::Resumed(function) => plain(function.route(vector, &[file])),
+            Self::Kept(kept) => plain(kept.client.route_irqs(irq::MSIX, vector, 1, &[file])),
+            Self::Resumed(shared) => plain(shared.function.route(vector, &[file])),
         }
     }
 
     pub fn route_pin(&mut self, raised: BorrowedFd<'_>, unmasked: BorrowedFd<'_>) -> Outcome {
         match self {
-            Self::Kept(client) => {
+            Self::Kept(kept) => {
+                let client = &mut kept.client;
                 plain(client.route_irqs(irq::INTX, 0, 1, &[raised]))?;
                 let unmasks = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::UNMASK;
                 plain(client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[unmasked]))
             }
-            Self::Resumed(function) => {
+            Self::Resumed(SharedRegisters { function, .. }) => {
                 plain(function.route_pin(Some(raised)))?;
                 plain(function.unmask_pin_by(Some(unmasked)))
             }
@@ -85,44 +85,31 @@ impl Link {
     pub fn unmask_pin(&mut self) -> Outcome {
         let unmasks = IrqSetFlags::DATA_NONE | IrqSetFlags::UNMASK;
         match self {
-            Self::Kept(client) => plain(client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[])),
-            Self::Resumed(function) => plain(function.unmask_pin()),
+            Self::Kept(kept) => plain(kept.client.set_irqs(unmasks, irq::INTX, 0, 1, &[], &[])),
+            Self::Resumed(shared) => plain(shared.function.unmask_pin()),
         }
     }
 
     /// Returns the doorbells that are rung by the connection's holder.
     pub fn bells(&mut self) -> Vec<Bell> {
         match self {
-            Self::Kept(client) => client.io_fds(0, BAR).unwrap().bells,
+            Self::Kept(kept) => kept.client.io_fds(0, BAR).unwrap().bells,
             Self::Resumed(_) => Vec::new(),
         }
     }
 
     pub fn window(&mut self, at: u64) -> Option<Window> {
         match self {
-            Self::Kept(client) => client.window(0, at).unwrap(),
+            Self::Kept(kept) => kept.client.window(0, at).unwrap(),
             Self::Resumed(_) => None,
         }
     }
 
-    fn read(&mut self, at: u64, into: &mut [u8]) -> Outcome {
+    /// Returns the registers of BAR 0. Their patience is not used: [`Socket`] has its own.
+    pub fn registers(&mut self) -> &mut dyn RegisterAccess {
         match self {
-            Self::Kept(client) => plain(client.read(0, at, into)),
-            Self::Resumed(function) => plain(function.read(0, at, into)),
-        }
-    }
-
-    pub fn write(&mut self, at: u64, from: &[u8]) -> Outcome {
-        match self {
-            Self::Kept(client) => plain(client.write(0, at, from)),
-            Self::Resumed(function) => plain(function.write(0, at, from)),
-        }
-    }
-
-    fn post(&mut self, at: u64, from: &[u8]) -> Outcome {
-        match self {
-            Self::Kept(client) => plain(client.post(0, at, from)),
-            Self::Resumed(function) => plain(function.post(0, at, from)),
+            Self::Kept(kept) => &mut **kept,
+            Self::Resumed(shared) => shared,
         }
     }
 }
@@ -160,14 +147,12 @@ impl Socket {
 
 impl RegisterAccess for Socket {
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        let read = self.timed(|link| link.read(offset, into));
-        read.map_err(AccessError)
+        self.timed(|link| link.registers().read(offset, into))
     }
 
     fn write(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
         (self.since, self.looks) = (Instant::now(), 0);
-        let written = self.timed(|link| link.write(at, from));
-        written.map_err(AccessError)
+        self.timed(|link| link.registers().write(at, from))
     }
 
     fn post(&mut self, at: u64, from: &[u8]) -> Result<(), AccessError> {
@@ -184,8 +169,7 @@ impl RegisterAccess for Socket {
                 false => Err(AccessError("the eventfd cannot be raised".into())),
             };
         }
-        let posted = self.timed(|link| link.post(at, from));
-        posted.map_err(AccessError)
+        self.timed(|link| link.registers().post(at, from))
     }
 
     fn idle(&mut self) -> Result<(), AccessError> {
