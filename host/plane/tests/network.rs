@@ -7,7 +7,7 @@
 #[path = "common/resumed.rs"]
 mod resumed;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -186,13 +186,13 @@ fn an_interface_comes_up_with_few_messages_and_fewer_waits() {
     switch(&plane, "blue");
     plane.create(&request(directory.path(), 1, "blue")).unwrap();
     let messages = || plane.get("net-1").unwrap().counters.unwrap().messages;
-    let (file, map) = memory();
+    let guest = TestGuest::new(0, MEMORY).unwrap();
     let socket = UnixStream::connect(directory.path().join("1")).unwrap();
     let mut client = Client::negotiate_as_vmm(socket.into(), PATIENCE).unwrap();
-    client.map(0, MEMORY, file.as_fd(), 0, true).unwrap();
+    client.map(0, MEMORY, guest.file.as_fd(), 0, true).unwrap();
     let before = messages();
     let registers = Counted { inner: Registers::new(client, PATIENCE), waits: 0 };
-    let arena = Arena::new(map.memory(), 0, MEMORY);
+    let arena = Arena::new(guest.memory, 0, MEMORY);
     let mut driver = Driver::new(registers, arena, Options::default()).unwrap();
     assert_eq!(driver.mac().unwrap(), [2, 0, 0, 0, 0, 1]);
     // Reads of the status (7), of features (2), of the number of queue pairs and of the address
