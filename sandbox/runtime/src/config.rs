@@ -346,13 +346,13 @@ mod tests {
         config.check_pod_cpus().unwrap();
         assert_eq!(config.accelerator().unwrap(), AccelChoice::Auto);
         assert_eq!(config.vmm().unwrap(), VmmChoice::Auto);
-        let many = Config { pod_max_cpus: MOST_POD_CPUS + 1, ..config.clone() };
+        let many = Config { pod_max_cpus: checks::MOST_POD_CPUS + 1, ..config.clone() };
         assert!(config.forks_many().unwrap());
         let wrong = Config { templates: "on".to_owned(), ..config.clone() };
         let error = wrong.forks_many().unwrap_err().to_string();
         assert_eq!(error, "templates = \"on\": auto or off");
         assert!(many.check_pod_cpus().unwrap_err().to_string().starts_with("pod_max_cpus = 33"));
-        let small = Config { pod_log_bytes: LEAST_POD_LOGS - 1, ..config };
+        let small = Config { pod_log_bytes: checks::LEAST_POD_LOGS - 1, ..config };
         assert!(small.check_logs().unwrap_err().to_string().starts_with("pod_log_bytes"));
     }
 }

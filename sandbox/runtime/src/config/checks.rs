@@ -11,13 +11,13 @@ use crate::{Error, Result};
 /// The most containers of pods that can have socket functions by `slipway device-plugin`.
 const MOST_SOCKETS: u32 = 1024;
 /// The most CPUs of a machine of `slipway-vmm`, and so of the room for CPUs that every pod has.
-const MOST_POD_CPUS: u32 = 32;
+pub(super) const MOST_POD_CPUS: u32 = 32;
 
 /// The smallest disk of a pod's `emptyDir` volumes in bytes.
 const LEAST_EMPTY_DIRS: u64 = 16 << 20;
 /// The smallest bound of the kept output of a pod's containers in bytes. Each of the most that it
 /// can have has room for two of the agent's pieces of output then.
-const LEAST_POD_LOGS: u64 = 128 << 20;
+pub(super) const LEAST_POD_LOGS: u64 = 128 << 20;
 
 impl Config {
     /// Returns whether sandboxes have memory of the pool.
