@@ -8,11 +8,11 @@ use plotters::style::text_anchor::HPos;
 
 use crate::duration::human;
 use crate::palette;
-use crate::svg::{Area, FONT, INK, heading, printable, write};
+use crate::svg::{Area, FONT, INK, better, heading, printable, write};
 use crate::turns::Described;
 
 /// Width of the picture in pixels.
-pub(crate) const WIDTH: i32 = 1000;
+pub(crate) const WIDTH: i32 = 1100;
 /// Height of a bar's row.
 const ROW: i32 = 22;
 /// Height of a group's heading.
@@ -129,8 +129,7 @@ pub(crate) fn height_of(groups: &[Group]) -> i32 {
 /// Draws groups from the height `y` down.
 pub(crate) fn draw_groups(area: &Area<'_>, groups: &[Group], mut y: i32) -> Result<()> {
     for group in groups {
-        let better = if group.more_is_better { "more" } else { "less" };
-        let name = format!("{} ({better} is better)", printable(&group.name));
+        let name = format!("{} ({})", printable(&group.name), better(group.more_is_better));
         write(area, &name, (12, y + 8), FONT, HPos::Left)?;
         y += HEAD;
         let ends = group.bars.iter().map(|bar| bar.length.max(bar.range.1));
@@ -182,4 +181,50 @@ fn draw_dashes(
         area.draw(&PathElement::new([(x, top), (x, bottom)], colour.stroke_width(2)))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pictures::{Element, elements, fair};
+
+    fn bar(subject: usize, length: f64, range: (f64, f64)) -> Bar {
+        let (name, text) = (format!("subject {subject}"), human(length as u64));
+        Bar { subject, name, length, range, text, modelled: false }
+    }
+
+    fn draw_one(bars: Vec<Bar>) -> Vec<Element> {
+        let group = Group { name: "time".into(), more_is_better: false, bars };
+        let text = groups("a", std::iter::once(group)).unwrap();
+        fair(&text).unwrap();
+        elements(&text)
+    }
+
+    #[test]
+    fn bars_have_one_scale_and_lines_from_the_least_to_the_greatest() {
+        let lengths = [400.0, 100.0, 200.0];
+        let bars =
+            lengths.iter().enumerate().map(|(at, &one)| bar(at, one, (one / 2.0, 2.0 * one)));
+        let all = draw_one(bars.collect());
+        let left = f64::from(NAMES + 10);
+        let rects = all.iter().filter(|one| one.tag == "rect" && one.number("x") == left);
+        let widths: Vec<f64> = rects.map(|one| one.number("width")).collect();
+        // The longest line has the whole length.
+        assert_eq!(widths, lengths.map(|one| one / 800.0 * f64::from(BAR)));
+        let lines = all.iter().filter(|one| one.tag == "polyline").map(Element::points);
+        let across: Vec<_> = lines.filter(|line| line[0].1 == line[1].1).collect();
+        let ends = |line: &Vec<(f64, f64)>| (line[0].0 - left, line[1].0 - left);
+        let expected = widths.iter().map(|width| (width / 2.0, width * 2.0));
+        assert_eq!(across.iter().map(ends).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn as_many_colours_as_bars_in_their_order() {
+        let all = draw_one((0..24).map(|at| bar(at, 1.0, (1.0, 1.0))).collect());
+        let names = all.iter().filter(|one| one.get("text-anchor") == "end").map(|one| &*one.text);
+        let expected: Vec<_> = (0..24).map(|at| format!("subject {at}")).collect();
+        assert_eq!(names.collect::<Vec<_>>(), expected);
+        // Bars of one round have no line.
+        assert!(all.iter().all(|one| one.tag != "polyline"));
+    }
 }

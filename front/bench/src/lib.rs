@@ -93,4 +93,6 @@ pub use table::table;
 pub use turns::{Described, Fault, Subjects, Turn, Turns, Watch, busy_ns, fault_lines, take_turns};
 
 #[cfg(test)]
+mod pictures;
+#[cfg(test)]
 mod samples;

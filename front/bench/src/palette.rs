@@ -3,14 +3,17 @@
 use plotters::style::RGBColor;
 use slipway_telemetry::Timeline;
 
-/// Colours of subjects, in their order; all differ.
+/// Colours of the first subjects, in their order; all differ.
 const SUBJECTS: [Colour; 12] =
     [GREY, INDIGO, TEAL, ROSE, OLIVE, WINE, CYAN, GREEN, SAND, PURPLE, DARK, ORANGE];
 
-/// Returns the colour of a subject, given its place in a report.
+/// Returns the colour of a subject, given its place in a report. The colours of the first
+/// [`SUBJECTS`] come again darker; beyond twice as many, colours repeat.
 pub(crate) fn subject(place: usize) -> RGBColor {
     let (red, green, blue) = SUBJECTS[place % SUBJECTS.len()].0;
-    RGBColor(red, green, blue)
+    let is_dark = place / SUBJECTS.len() % 2 == 1;
+    let shade = |part: u8| if is_dark { (u16::from(part) * 3 / 5) as u8 } else { part };
+    RGBColor(shade(red), shade(green), shade(blue))
 }
 
 /// The way in which a stage is shown.
@@ -125,8 +128,14 @@ mod tests {
 
     #[test]
     fn subjects_and_stages_of_one_picture_differ_in_colour() {
-        let subjects: HashSet<_> = SUBJECTS.iter().map(|colour| colour.0).collect();
-        assert_eq!(subjects.len(), SUBJECTS.len());
+        let far = |one: RGBColor, other: RGBColor| {
+            let parts = [(one.0, other.0), (one.1, other.1), (one.2, other.2)];
+            let squares = parts.map(|(one, other)| i32::from(one.abs_diff(other)).pow(2));
+            squares.iter().sum::<i32>() >= 30 * 30
+        };
+        for place in 0..2 * SUBJECTS.len() {
+            assert!((0..place).all(|other| far(subject(place), subject(other))), "{place}");
+        }
         let mut timeline = Timeline::new("a");
         for name in ["kernel", "network", "vmm", "one", "two", "three", "four", "five", "six"] {
             timeline.record(name, 0, 1);

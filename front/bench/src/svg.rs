@@ -199,7 +199,7 @@ fn draw_axis(area: &Area<'_>, plan: &Plan) -> Result<()> {
     }
     let corners = [(plan.left, plan.bottom()), (WIDTH - RIGHT, plan.bottom())];
     area.draw(&PathElement::new(corners, INK))?;
-    let label = format!("{} ({})", plan.words.axis, plan.ticks.unit);
+    let label = format!("{} ({}; {})", plan.words.axis, plan.ticks.unit, better(false));
     let middle = (plan.left + WIDTH - RIGHT) / 2;
     write(area, &label, (middle, plan.bottom() + 32), FONT, HPos::Center)
 }
@@ -261,6 +261,11 @@ fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> 
     Ok(())
 }
 
+/// Returns the words about which values are better, for titles.
+pub(crate) fn better(more: bool) -> &'static str {
+    if more { "more is better" } else { "less is better" }
+}
+
 /// Writes the lines of a title at the top of a picture of `width` pixels: the first is large, the
 /// others say under which conditions the figures hold.
 pub(crate) fn heading(area: &Area<'_>, title: &str, width: i32) -> Result<()> {
@@ -301,6 +306,7 @@ pub(crate) fn printable(text: &str) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::pictures::{elements, is_round};
     use crate::samples;
 
     /// Checks tags, attributes and entities strictly enough for the mistakes that a writer can
@@ -357,7 +363,9 @@ pub(crate) mod tests {
         for count in [1, 4, 13, 51, 121, 251, 500] {
             let text = svg(&samples::staircase(count), "start-up").unwrap();
             well_formed(&text).unwrap();
-            for name in ["vf-attach", "kernel", "dma-ram", "start-up", "time since"] {
+            for name in
+                ["vf-attach", "kernel", "dma-ram", "start-up", "time since", "less is better"]
+            {
                 assert!(text.contains(name), "{count}: {name}");
             }
         }
@@ -370,6 +378,25 @@ pub(crate) mod tests {
         let text = svg(&[timeline], "a < b & c > d \u{0}").unwrap();
         well_formed(&text).unwrap();
         assert!(!text.contains("<script>"));
+    }
+
+    #[test]
+    fn a_timeline_has_as_many_colours_as_stages_in_the_order_of_a_start() {
+        let picture = svg(&samples::four(), "a").unwrap();
+        let all = elements(&picture);
+        let squares = all.iter().filter(|one| one.tag == "rect" && one.number("height") == 12.0);
+        let legend: Vec<_> = squares.map(|one| one.get("fill")).collect();
+        let unique: std::collections::BTreeSet<_> = legend.iter().collect();
+        assert_eq!((legend.len(), unique.len()), (10, 10), "{legend:?}");
+        let stages = palette::looks(&samples::four()).into_iter().map(|look| look.name);
+        let named = all.iter().map(|one| one.text.clone());
+        let stages: Vec<_> = stages.collect();
+        assert!(named.filter(|text| stages.contains(text)).eq(stages.iter().cloned()));
+        // The marks of the axis are round; they are the only texts below the bars but its title.
+        let lowest = all.iter().map(|one| one.number("y")).fold(0.0, f64::max);
+        let below = all.iter().filter(|one| one.tag == "text" && one.number("y") == lowest - 24.0);
+        let marks: Vec<_> = below.map(|one| &one.text).collect();
+        assert!(marks.len() > 2 && marks.iter().all(|mark| is_round(mark)), "{marks:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use super::{Arm, ArmFigures, ArmsReport, Point};
 use crate::duration::human;
-use crate::panels::{Panel, panels};
+use crate::panels::{CurvePoint, Panel, panels};
 
 /// A figure of all ways over what grows.
 pub(super) struct Curves {
@@ -14,8 +14,14 @@ pub(super) struct Curves {
     /// The number that stays the same, in words; empty if it does so in the whole report.
     pub with: String,
     /// For each way, in the report's order, the number that grows and the figure in ns.
-    pub lines: Vec<(Arm, Vec<(f64, f64)>)>,
+    pub lines: Vec<(Arm, Vec<CurvePoint>)>,
 }
+
+/// A figure of a way, with the least and the greatest of the rounds, ns.
+pub(super) type Figure = fn(&ArmFigures) -> (u64, (u64, u64));
+
+/// The mean time of a sandbox.
+pub(super) const MEAN: Figure = |one| (one.mean_ns, one.mean_range_ns);
 
 /// The number that grows, and the one that stays the same.
 type Axis = (&'static str, fn(Point) -> f64, fn(Point) -> f64, fn(f64) -> String);
@@ -46,11 +52,11 @@ impl Curves {
 
 /// Returns the curves of a figure: over the number of sandboxes for each memory, and over the
 /// memory for each number, as far as there are several.
-pub(super) fn curves(report: &ArmsReport, figure: fn(&ArmFigures) -> u64) -> Vec<Curves> {
+pub(super) fn curves(report: &ArmsReport, figure: Figure) -> Vec<Curves> {
     AXES.into_iter().flat_map(|axis| over(report, axis, figure)).collect()
 }
 
-fn over(report: &ArmsReport, axis: Axis, figure: fn(&ArmFigures) -> u64) -> Vec<Curves> {
+fn over(report: &ArmsReport, axis: Axis, figure: Figure) -> Vec<Curves> {
     let (name, grows, stays, describe) = axis;
     let mut all: Vec<f64> = report.points.iter().map(|point| stays(*point)).collect();
     all.sort_by(f64::total_cmp);
@@ -64,9 +70,11 @@ fn over(report: &ArmsReport, axis: Axis, figure: fn(&ArmFigures) -> u64) -> Vec<
         }
         parts.sort_by(|one, other| one.0.total_cmp(&other.0));
         let line = |arm: &Arm| {
-            let value =
-                |(at, part): &(f64, ArmsReport)| Some((*at, figure(&part.figures(*arm)?) as f64));
-            let points: Vec<(f64, f64)> = parts.iter().filter_map(value).collect();
+            let point = |(at, part): &(f64, ArmsReport)| {
+                let (ns, (least, most)) = figure(&part.figures(*arm)?);
+                Some(CurvePoint { at: *at, value: ns as f64, range: (least as f64, most as f64) })
+            };
+            let points: Vec<CurvePoint> = parts.iter().filter_map(point).collect();
             (*arm, points)
         };
         let lines = report.arms.iter().map(line).collect();
@@ -82,11 +90,10 @@ fn over(report: &ArmsReport, axis: Axis, figure: fn(&ArmFigures) -> u64) -> Vec<
 /// # Errors
 /// If nothing was measured.
 pub(super) fn curves_plot(report: &ArmsReport, title: &str) -> Result<String> {
-    type Figure = fn(&ArmFigures) -> u64;
     let shown: [(&str, Figure); 3] = [
-        ("mean time", |one| one.mean_ns),
-        ("99th percentile", |one| one.p99_ns),
-        ("processor time of each", |one| one.busy_ns),
+        ("mean time", MEAN),
+        ("99th percentile", |one| (one.p99_ns, one.p99_range_ns)),
+        ("processor time of each", |one| (one.busy_ns, one.busy_range_ns)),
     ];
     let all = shown.into_iter().flat_map(|(name, figure)| {
         curves(report, figure).into_iter().map(move |curves| panel(name, curves))
@@ -98,10 +105,11 @@ pub(super) fn curves_plot(report: &ArmsReport, title: &str) -> Result<String> {
 fn panel(name: &str, curves: Curves) -> Panel {
     let title = format!("{name}{}", curves.behind());
     let ticks = curves.lines.first().map(|(_, points)| points.as_slice()).unwrap_or_default();
-    let ticks = ticks.iter().map(|(at, _)| (*at, at.to_string())).collect();
+    let ticks = ticks.iter().map(|point| (point.at, point.at.to_string())).collect();
     let lines = curves.lines.into_iter().map(|(_, points)| points);
     Panel {
         title,
+        more_is_better: false,
         below: curves.over,
         label: |ns| human(ns as u64),
         ticks,
@@ -113,15 +121,16 @@ fn panel(name: &str, curves: Curves) -> Panel {
 mod tests {
     use super::*;
     use crate::arms::report::tests::two_points;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::sound;
 
     #[test]
     fn a_curve_is_over_what_grows() {
         let mut report = two_points(&[(Arm::None, [[100, 100], [100, 100]])]);
-        let found = curves(&report, |one| one.mean_ns);
+        let point = |at, value| CurvePoint { at, value, range: (value, value) };
+        let found = curves(&report, MEAN);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].over, found[0].with.as_str()), ("sandboxes at once", ""));
-        assert_eq!(found[0].lines, [(Arm::None, vec![(2.0, 100.0), (4.0, 200.0)])]);
+        assert_eq!(found[0].lines, [(Arm::None, vec![point(2.0, 100.0), point(4.0, 200.0)])]);
         // The same numbers again with more memory.
         let more = 1 << 30;
         let larger = |point: &Point| Point { memory_bytes: more, ..*point };
@@ -133,11 +142,11 @@ mod tests {
         });
         let rounds: Vec<_> = rounds.collect();
         report.rounds.extend(rounds);
-        let found = curves(&report, |one| one.p99_ns);
+        let found = curves(&report, |one| (one.p99_ns, one.p99_range_ns));
         let titles: Vec<_> = found.iter().map(Curves::growth).collect();
         assert_eq!(titles[1], "mean time over sandboxes at once, 1024 MiB each");
         assert_eq!(titles[2], "mean time over memory of each, MiB, 2 at once");
-        assert_eq!(found[3].lines, [(Arm::None, vec![(0.0, 200.0), (1024.0, 200.0)])]);
+        assert_eq!(found[3].lines, [(Arm::None, vec![point(0.0, 200.0), point(1024.0, 200.0)])]);
     }
 
     #[test]
@@ -145,7 +154,7 @@ mod tests {
         let none = (Arm::None, [[100, 100], [200, 200]]);
         let both = two_points(&[none, (Arm::Veth, [[100, 140], [240, 280]])]);
         let text = curves_plot(&both, "a & b").unwrap();
-        well_formed(&text).unwrap();
+        sound(&text).unwrap();
         for part in ["veth", "99th percentile", "sandboxes at once", "a &amp; b"] {
             assert!(text.contains(part), "{part}");
         }

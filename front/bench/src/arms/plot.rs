@@ -21,7 +21,7 @@ const MARGINS: (i32, i32, i32, i32) = (80, 40, 40, 50);
 /// The most marks on the axis of time.
 const MARKS: u32 = 8;
 /// The first of the places of the paper's colours, behind those of the ways.
-const PAPER: usize = 10;
+const PAPER: usize = Arm::ALL.len();
 
 /// Draws `report`. With one point: the mean time and the part of it in stages of functions, the
 /// 99th percentile, both over those of starts without a network beside the paper's, times in
@@ -81,14 +81,17 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
         Group { name: format!("{name} of {}", at_once.join(", ")), more_is_better: false, bars }
     };
     let ratio = |name: &str, ours: Ratio, paper: fn(&Published) -> Option<f64>| {
-        let own = measured(report)
-            .filter_map(|(subject, arm, one)| Some(ratio_bar(subject, arm.name(), ours(&one)?)));
+        let own = measured(report).filter_map(|(subject, arm, one)| {
+            let (ratio, range) = ours(&one)?;
+            Some(ratio_bar(subject, arm.name(), ratio, range))
+        });
         let mut bars: Vec<Bar> = own.collect();
         if !bars.is_empty() {
             let published = (PAPER..).zip(published(&report.arms));
-            bars.extend(
-                published.filter_map(|(place, one)| Some(ratio_bar(place, one.short, paper(one)?))),
-            );
+            bars.extend(published.filter_map(|(place, one)| {
+                let ratio = paper(one)?;
+                Some(ratio_bar(place, one.short, ratio, (ratio, ratio)))
+            }));
         }
         Group { name: format!("{name}, over that without a network"), more_is_better: false, bars }
     };
@@ -97,19 +100,27 @@ fn bars(report: &ArmsReport) -> Vec<Group> {
             let parts = format!("{}; {} in functions", human(one.mean_ns), human(one.functions_ns));
             (one.mean_ns, one.mean_range_ns, parts)
         }),
-        time("99th percentile", |one| (one.p99_ns, (one.p99_ns, one.p99_ns), human(one.p99_ns))),
-        ratio("mean", |one| one.mean_ratio, |paper| Some(paper.mean)),
-        ratio("99th percentile", |one| one.p99_ratio, |paper| paper.p99),
+        time("99th percentile", |one| (one.p99_ns, one.p99_range_ns, human(one.p99_ns))),
+        ratio(
+            "mean",
+            |one| Some((one.mean_ratio?, one.mean_ratio_range)),
+            |paper| Some(paper.mean),
+        ),
+        ratio(
+            "99th percentile",
+            |one| Some((one.p99_ratio?, one.p99_ratio_range)),
+            |paper| paper.p99,
+        ),
         singles(report),
     ];
     all.into_iter().filter(|group| !group.bars.is_empty()).collect()
 }
 
-/// A way's ratio to starts without a network, if those were measured.
-type Ratio = fn(&ArmFigures) -> Option<f64>;
+/// A way's ratio to starts without a network and the range of it, if those were measured.
+type Ratio = fn(&ArmFigures) -> Option<(f64, (f64, f64))>;
 
-fn ratio_bar(subject: usize, name: &str, ratio: f64) -> Bar {
-    let (name, range, text) = (name.to_owned(), (ratio, ratio), format!("{ratio:.2}"));
+fn ratio_bar(subject: usize, name: &str, ratio: f64, range: (f64, f64)) -> Bar {
+    let (name, text) = (name.to_owned(), format!("{ratio:.2}"));
     Bar { subject, name, length: ratio, range, text, modelled: false }
 }
 
@@ -118,7 +129,8 @@ fn ratio_bar(subject: usize, name: &str, ratio: f64) -> Bar {
 fn singles(report: &ArmsReport) -> Group {
     let arms = report.arms.iter().enumerate();
     let bar = |(place, arm): (usize, &Arm)| {
-        Some(ratio_bar(place, arm.name(), report.singles(*arm)?.ratio))
+        let one = report.singles(*arm)?;
+        Some(ratio_bar(place, arm.name(), one.ratio, one.ratio_range))
     };
     let processors = report.processors;
     let name = format!("time of all, over CPU of as many single starts / {processors} processors");
@@ -168,14 +180,14 @@ mod tests {
     use super::*;
     use crate::arms::Singles;
     use crate::arms::report::tests::{report, two_points};
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn bars_and_distribution_are_drawn() {
         let none = (Arm::None, [[100, 100], [200, 200]]);
         let both = report(&[none, (Arm::Pool, [[100, 140], [240, 280]])]);
         let text = arms_plot(&both, "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["pool", "1.25", "FastIOV (paper)", "99 %", "a &amp; b", "in functions"] {
             assert!(text.contains(part), "{part}");
         }

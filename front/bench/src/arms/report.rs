@@ -7,7 +7,7 @@ use super::Arm;
 use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::slices;
-use crate::statistics::{Statistics, median, percentile, statistics, time_in};
+use crate::statistics::{Statistics, median, percentile, range, statistics, time_in};
 
 /// The stages that have to do with functions and the memory they reach: FastIOV's *VF-related*
 /// (section 3.2: `dma-ram`, `dma-image`, `vfio-dev`, `vf-driver`) and the interface's own.
@@ -68,15 +68,23 @@ pub struct ArmFigures {
     pub p50_ns: u64,
     /// 99th percentile, ns.
     pub p99_ns: u64,
+    /// The least and the greatest of the rounds' 99th percentiles, ns.
+    pub p99_range_ns: (u64, u64),
     /// The mean time of the stages of functions, ns.
     pub functions_ns: u64,
     /// The mean of `busy_ns` for each sandbox, ns.
     pub busy_ns: u64,
+    /// The least and the greatest of the rounds' `busy_ns` for each sandbox, ns.
+    pub busy_range_ns: (u64, u64),
     /// The mean over that of starts without a network: the median of the rounds' ratios. `None`
     /// if those were not measured.
     pub mean_ratio: Option<f64>,
-    /// The same of the 99th percentile.
+    /// The least and the greatest of the rounds' ratios of the mean.
+    pub mean_ratio_range: (f64, f64),
+    /// The ratio of the 99th percentiles, as `mean_ratio`.
     pub p99_ratio: Option<f64>,
+    /// The least and the greatest of the rounds' ratios of the 99th percentile.
+    pub p99_ratio_range: (f64, f64),
 }
 
 /// A measurement of starts by several ways, stored as JSON. Figures are of reports with one point:
@@ -178,32 +186,41 @@ impl ArmsReport {
         if times.is_empty() {
             return None;
         }
-        let means = self.of(arm).map(|round| mean(&sorted(&round.timelines)));
+        // The least and the greatest of the rounds.
+        let range_of = |figure: fn(&ArmRound) -> u64| {
+            let all = self.of(arm).map(figure);
+            (all.clone().min().unwrap_or(0), all.max().unwrap_or(0))
+        };
+        let mean_ratios = self.ratios(arm, mean);
+        let p99_ratios = self.ratios(arm, |times| percentile(times, 99));
         let timelines = self.timelines(arm);
         let functions: Vec<u64> = timelines.iter().map(functions_ns).collect();
         let busy: u64 = self.of(arm).map(|round| round.busy_ns).sum();
         Some(ArmFigures {
             mean_ns: mean(&times),
-            mean_range_ns: (means.clone().min().unwrap_or(0), means.max().unwrap_or(0)),
+            mean_range_ns: range_of(|round| mean(&sorted(&round.timelines))),
             p50_ns: percentile(&times, 50),
             p99_ns: percentile(&times, 99),
+            p99_range_ns: range_of(|round| percentile(&sorted(&round.timelines), 99)),
             functions_ns: mean(&functions),
             busy_ns: busy / times.len() as u64,
-            mean_ratio: self.ratio(arm, mean),
-            p99_ratio: self.ratio(arm, |times| percentile(times, 99)),
+            busy_range_ns: range_of(|round| round.busy_ns / round.timelines.len().max(1) as u64),
+            mean_ratio_range: range(&mean_ratios),
+            mean_ratio: (!mean_ratios.is_empty()).then(|| median(mean_ratios)),
+            p99_ratio_range: range(&p99_ratios),
+            p99_ratio: (!p99_ratios.is_empty()).then(|| median(p99_ratios)),
         })
     }
 
-    /// Returns the median over the rounds of a figure's ratio to that of starts without a network
-    /// in the same round.
-    fn ratio(&self, arm: Arm, figure: impl Fn(&[u64]) -> u64) -> Option<f64> {
+    /// Returns for each round a figure's ratio to that of starts without a network in the same
+    /// round, as far as those were measured.
+    fn ratios(&self, arm: Arm, figure: impl Fn(&[u64]) -> u64) -> Vec<f64> {
         let value = |round: &ArmRound| figure(&sorted(&round.timelines)) as f64;
         let ratio = |round: &ArmRound| {
             let floor = self.of(Arm::None).find(|other| other.round == round.round)?;
             Some(value(round) / value(floor).max(1.0))
         };
-        let ratios: Vec<f64> = self.of(arm).filter_map(ratio).collect();
-        (!ratios.is_empty()).then(|| median(ratios))
+        self.of(arm).filter_map(ratio).collect()
     }
 
     pub(super) fn of(&self, arm: Arm) -> impl Iterator<Item = &ArmRound> + Clone {
@@ -275,6 +292,8 @@ pub(super) mod tests {
         assert_eq!((figures.mean_ns, figures.mean_range_ns), (190, (120, 260)));
         assert_eq!((figures.p50_ns, figures.p99_ns), (140, 280));
         assert_eq!((figures.functions_ns, figures.busy_ns), (95, 4));
+        assert_eq!((figures.p99_range_ns, figures.busy_range_ns), ((140, 280), (4, 4)));
+        assert_eq!(figures.mean_ratio_range, (1.2, 1.3));
         assert_eq!(figures.mean_ratio, Some(1.25));
         assert_eq!(figures.p99_ratio, Some(1.4));
         assert_eq!(report.figures(Arm::None).unwrap().mean_ratio, Some(1.0));

@@ -3,7 +3,7 @@
 use super::{Arm, ArmRound, ArmsReport};
 use crate::duration::human;
 use crate::slices;
-use crate::statistics::median;
+use crate::statistics::{median, range};
 use crate::table::titled;
 
 /// Figures of a way in relation to single starts: medians of the rounds.
@@ -18,6 +18,8 @@ pub struct SinglesFigures {
     /// `at_once_ns` over what the single starts take of all processors together: `busy_ns` divided
     /// by their number. 1 if starts at once need no more work and keep all processors busy.
     pub ratio: f64,
+    /// The least and the greatest of the rounds' ratios.
+    pub ratio_range: (f64, f64),
 }
 
 impl ArmsReport {
@@ -32,6 +34,7 @@ impl ArmsReport {
             at_once_ns: of(|one| one.at_once_ns),
             busy_ns: of(|one| one.busy_ns),
             ratio: of(|one| one.ratio),
+            ratio_range: range(&rounds.iter().map(|one| one.ratio).collect::<Vec<_>>()),
         })
     }
 }
@@ -41,11 +44,13 @@ fn of_round(round: &ArmRound, processors: f64) -> Option<SinglesFigures> {
     let at_once_ns = round.timelines.iter().map(slices::end_ns).max().unwrap_or(0) as f64;
     let busy_ns = singles.busy_ns as f64;
     let sum: f64 = singles.times_ns.iter().map(|ns| *ns as f64).sum();
+    let ratio = at_once_ns / (busy_ns / processors).max(1.0);
     Some(SinglesFigures {
         single_ns: sum / singles.times_ns.len().max(1) as f64,
         at_once_ns,
         busy_ns,
-        ratio: at_once_ns / (busy_ns / processors).max(1.0),
+        ratio,
+        ratio_range: (ratio, ratio),
     })
 }
 
@@ -86,7 +91,7 @@ mod tests {
         let found = report.singles(Arm::Slipway).unwrap();
         // Two processors do the work of 200 ns in 100 ns.
         assert_eq!((found.single_ns, found.at_once_ns), (80.0, 200.0));
-        assert_eq!((found.busy_ns, found.ratio), (200.0, 2.0));
+        assert_eq!((found.busy_ns, found.ratio, found.ratio_range), (200.0, 2.0, (1.5, 2.5)));
         let text = singles_table(&report, "2 at once", false);
         assert!(text.starts_with("2 at once, and singly"), "{text}");
         assert!(text.contains("2.00 x CPU / 2 processors"), "{text}");

@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use super::arm::published;
-use super::curves::curves;
+use super::curves::{MEAN, curves};
 use super::singles::singles_table;
 use super::{Arm, ArmsReport};
 use crate::duration::human;
 use crate::line::Line;
+use crate::panels::CurvePoint;
 use crate::table::{table, titled};
 
 /// The headings; the first is replaced by the number of sandboxes.
@@ -88,10 +89,11 @@ const GROWTH: [&str; 5] = ["", "from", "to", "ratio", "for each more"];
 /// as far as there are several. The text is empty if there is one of both.
 fn growth_table(report: &ArmsReport, colour: bool) -> String {
     let mut text = String::new();
-    for curves in curves(report, |one| one.mean_ns) {
-        let row = |(arm, points): &(Arm, Vec<(f64, f64)>)| {
+    for curves in curves(report, MEAN) {
+        let row = |(arm, points): &(Arm, Vec<CurvePoint>)| {
+            let points: Vec<_> = points.iter().map(|point| (point.at, point.value)).collect();
             let (first, last) = (points.first()?, points.last()?);
-            let line = Line::through(points)?;
+            let line = Line::through(&points)?;
             let show = |ns: f64| human(ns.max(0.0) as u64);
             let slope = if line.slope < 0.0 { "less".to_owned() } else { show(line.slope) };
             let ratio = format!("{:.2}", last.1 / first.1.max(1.0));

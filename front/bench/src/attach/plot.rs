@@ -43,21 +43,21 @@ fn all(figures: &AttachFigures) -> Option<Shown> {
 }
 
 fn one(figures: &AttachFigures) -> Option<Shown> {
-    let AttachFigures { p50_ns, p99_ns, .. } = *figures;
+    let AttachFigures { p50_ns, p50_range_ns, p99_ns, .. } = *figures;
     let text = format!("{}, p99 {}", human(p50_ns as u64), human(p99_ns as u64));
-    Some((p50_ns, (p50_ns, p99_ns), text))
+    Some((p50_ns, p50_range_ns, text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::attach::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
         let text = attach_plot(&report(&[("pool", &[4]), ("<one>", &[8])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["pool", "&lt;one&gt;", "a &amp; b", "n200-1024k-100ms", "8.00 ms"] {
             assert!(text.contains(part), "{part}");
         }

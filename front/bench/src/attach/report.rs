@@ -49,6 +49,8 @@ pub struct AttachFigures {
     pub range_ns: (f64, f64),
     /// Median over the owners, ns.
     pub p50_ns: f64,
+    /// The least and the greatest of the rounds' medians, ns.
+    pub p50_range_ns: (f64, f64),
     /// 99th percentile over the owners, ns.
     pub p99_ns: f64,
     /// Processors' time, ns.
@@ -65,14 +67,14 @@ impl AttachReport {
         let all = |value: fn(&AttachMeasured) -> u64| -> Vec<f64> {
             turns.clone().map(|one| value(&one) as f64).collect()
         };
-        let times = all(|one| one.all_ns);
-        let range = range(&times);
+        let (times, middles) = (all(|one| one.all_ns), all(|one| one.p50_ns));
         let refills: Vec<f64> =
             turns.clone().filter_map(|one| one.refill_ns).map(|ns| ns as f64).collect();
         Some(AttachFigures {
+            range_ns: range(&times),
             all_ns: median(times),
-            range_ns: range,
-            p50_ns: median(all(|one| one.p50_ns)),
+            p50_range_ns: range(&middles),
+            p50_ns: median(middles),
             p99_ns: median(all(|one| one.p99_ns)),
             cpu_ns: median(all(|one| one.cpu_ns)),
             refill_ns: (!refills.is_empty()).then(|| median(refills)),
@@ -127,6 +129,7 @@ pub(crate) mod tests {
         let pool = report.figures(&load, "pool").unwrap();
         assert_eq!((pool.all_ns, pool.range_ns), (20e6, (10e6, 30e6)));
         assert_eq!((pool.p50_ns, pool.refill_ns), (10e6, Some(50e6)));
+        assert_eq!(pool.p50_range_ns, (5e6, 15e6));
         assert_eq!(report.figures(&load, "one-lock").unwrap().refill_ns, None);
         assert_eq!(report.figures(&load, "none"), None);
         assert_eq!(AttachReport::from_json(&report.to_json().unwrap()).unwrap(), report);

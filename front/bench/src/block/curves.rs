@@ -7,7 +7,7 @@ use super::table::thousands;
 use super::workload::block_name;
 use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
 use crate::duration::human;
-use crate::panels::{Label, Panel, marks, panels};
+use crate::panels::{CurvePoint, Label, Panel, marks, panels};
 use crate::turns::Described;
 
 /// The labels of a rate: operations per second.
@@ -57,21 +57,23 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
     let (pattern, block, threads) = wanted;
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let name = format!("{}, {}, {threads}", pattern.name(), block_name(block));
-    let panel = |what: &str, label, value: &dyn Fn(&Figures) -> f64| {
+    let panel = |what: &str, more_is_better, label, value: fn(&Figures) -> f64| {
         let line = |(index, subject): (usize, &Described)| {
             let point = |(at, load): (f64, &Workload)| {
-                Some((at, value(&report.figures(load, &subject.name)?)))
+                let range = report.range_of(load, &subject.name, value)?;
+                let value = value(&report.figures(load, &subject.name)?);
+                Some(CurvePoint { at, value, range })
             };
             (index, places().filter_map(point).collect::<Vec<_>>())
         };
         let lines = report.subjects.iter().enumerate().map(line);
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
         let title = format!("{name}: {what}");
-        Panel { title, below: "depth", label, ticks: ticks.clone(), lines }
+        Panel { title, more_is_better, below: "depth", label, ticks: ticks.clone(), lines }
     };
     let panels = [
-        panel("commands a second (more is better)", RATE, &|figures| figures.iops),
-        panel("mean latency (less is better)", TIME, &|figures| figures.mean_ns),
+        panel("commands a second", true, RATE, |figures| figures.iops),
+        panel("mean latency", false, TIME, |figures| figures.mean_ns),
     ];
     panels.into_iter().filter(|panel| !panel.lines.is_empty()).collect()
 }
@@ -85,16 +87,17 @@ fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
         let subjects = report.subjects.iter().enumerate();
         let lines = subjects.map(|(index, subject)| (index, rocksdb.over_time(job, &subject.name)));
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
-        let last = lines.iter().flat_map(|(_, points)| points).map(|point| point.0);
+        let last = lines.iter().flat_map(|(_, points)| points).map(|point| point.at);
         let last = last.fold(1.0, f64::max);
         let tick = |at: f64| (at, human((at * 1e9) as u64));
         let threads = job.compaction_threads;
         let plural = if threads == 1 { "" } else { "s" };
         Panel {
             title: format!(
-                "{}, {threads} compaction thread{plural}: operations a second (more is better)",
+                "{}, {threads} compaction thread{plural}: operations a second",
                 job.load
             ),
+            more_is_better: true,
             below: "time",
             label: RATE,
             ticks: marks(last).map(tick).collect(),
@@ -132,7 +135,9 @@ mod tests {
         let rocksdb = report.rocksdb.as_ref().unwrap();
         let panels = over_time(&report, rocksdb);
         assert_eq!(panels.len(), 2);
-        assert_eq!(panels[0].lines[0].1, [(1.0, 150.0), (2.0, 50.0)]);
+        let point = |at, value, range| CurvePoint { at, value, range };
+        let points = [point(1.0, 150.0, (100.0, 200.0)), point(2.0, 50.0, (50.0, 50.0))];
+        assert_eq!(panels[0].lines[0].1, points);
         assert!(curves(&report, "").unwrap().contains("fillseq, 10 compaction threads"));
     }
 

@@ -176,7 +176,14 @@ mod tests {
         let report = report(&[("bare", &[600, 601]), ("<mapped>", &[900_000_000_000])]);
         let text = plot(&report, "a & b").unwrap();
         well_formed(&text).unwrap();
-        for name in ["bare", "&lt;mapped&gt;", "a &amp; b", "randread-4k-d1-t1"] {
+        for name in [
+            "bare",
+            "&lt;mapped&gt;",
+            "a &amp; b",
+            "randread-4k-d1-t1",
+            "more is better",
+            "less is better",
+        ] {
             assert!(text.contains(name), "{name}");
         }
     }

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::environment::Environment;
 use crate::json::SavedReport;
-use crate::statistics::median;
+use crate::panels::CurvePoint;
+use crate::statistics::{median, range};
 use crate::turns::{Described, Fault, Turns};
 
 /// All results of one command, stored as JSON.
@@ -160,8 +161,20 @@ impl BlockReport {
 
     /// Returns the least and the greatest of the rounds' IOPS, or `None` if there was no turn.
     pub fn range(&self, workload: &Workload, subject: &str) -> Option<(f64, f64)> {
-        let iops = || self.turns(workload, subject).map(|run| run.measured.iops());
-        Some((iops().min_by(f64::total_cmp)?, iops().max_by(f64::total_cmp)?))
+        self.range_of(workload, subject, |figures| figures.iops)
+    }
+
+    /// Returns the least and the greatest of a figure over the rounds, or `None` if there was no
+    /// turn.
+    pub(super) fn range_of(
+        &self,
+        workload: &Workload,
+        subject: &str,
+        figure: impl Fn(&Figures) -> f64,
+    ) -> Option<(f64, f64)> {
+        let turns = self.turns(workload, subject);
+        let all: Vec<f64> = turns.map(|run| figure(&run.measured.figures())).collect();
+        (!all.is_empty()).then(|| range(&all))
     }
 
     /// Returns the range of the rounds' IOPS relative to their median. Returns `None` if there was
@@ -220,13 +233,17 @@ impl RocksReport {
         })
     }
 
-    /// Returns for each second the median of the rounds that lasted so long.
-    pub fn over_time(&self, job: RocksJob, subject: &str) -> Vec<(f64, f64)> {
+    /// Returns for each second the median and the range of the rounds that lasted so long.
+    pub(super) fn over_time(&self, job: RocksJob, subject: &str) -> Vec<CurvePoint> {
         let mut seconds: std::collections::BTreeMap<u64, Vec<f64>> = Default::default();
         for &(at, rate) in self.turns(job, subject).flat_map(|run| &run.measured.over_time) {
             seconds.entry(at.max(0.0).round() as u64).or_default().push(rate);
         }
-        seconds.into_iter().map(|(at, rates)| (at as f64, median(rates))).collect()
+        let point = |(at, rates): (u64, Vec<f64>)| {
+            let range = range(&rates);
+            CurvePoint { at: at as f64, value: median(rates), range }
+        };
+        seconds.into_iter().map(point).collect()
     }
 }
 

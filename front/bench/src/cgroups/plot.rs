@@ -49,12 +49,12 @@ fn tail(figures: &CgroupFigures) -> Option<Shown> {
 mod tests {
     use super::*;
     use crate::cgroups::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
         let text = cgroup_plot(&report(&[("pool", &[4]), ("<create>", &[8])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["pool", "&lt;create&gt;", "a &amp; b", "2000 groups by 50", "8.00 ms"] {
             assert!(text.contains(part), "{part}");
         }

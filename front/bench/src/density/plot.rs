@@ -96,12 +96,12 @@ fn idle(point: &DensityPoint, name: String) -> Bar {
 mod tests {
     use super::*;
     use crate::density::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::sound;
 
     #[test]
     fn memory_starts_and_idleness_are_drawn() {
         let text = density_plot(&report(&[1, 2, 4], &[0, 1, 2]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        sound(&text).unwrap();
         let parts = [
             "4 deployed",
             "100: model",

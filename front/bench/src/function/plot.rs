@@ -4,20 +4,33 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::table::mib;
 use super::{FunctionFigures, FunctionLoad, FunctionReport};
 use crate::duration::human;
-use crate::panels::{Label, Panel, panels};
+use crate::panels::{CurvePoint, Label, Panel, panels};
 
-/// A figure that a panel shows: its name, its labels, and its value.
-type Shown = (&'static str, Label, fn(&FunctionFigures) -> f64);
+/// A figure that a panel shows: its name, its labels, its value and the range of that.
+type Shown = (&'static str, Label, fn(&FunctionFigures) -> (f64, (f64, f64)));
 
 const SHOWN: [Shown; 4] = [
-    ("median latency", |ns| human(ns as u64), |one| one.p50_ns),
-    ("memory of the VMMs, MiB", mib, |one| one.vmm_bytes),
-    ("sandboxes made", |count| format!("{count:.0}"), |one| one.sandboxes_made),
-    ("replicas made", |count| format!("{count:.0}"), |one| one.replicas_made),
+    ("median latency", |ns| human(ns as u64), |one| (one.p50_ns, one.p50_range_ns)),
+    ("memory of the VMMs, MiB", number, |one| {
+        // In MiB already, so that the marks of the axis are round.
+        let range = one.vmm_range_bytes;
+        (mib(one.vmm_bytes), (mib(range.0), mib(range.1)))
+    }),
+    ("sandboxes made", number, |one| (one.sandboxes_made, one.sandboxes_range)),
+    ("replicas made", number, |one| (one.replicas_made, one.replicas_range)),
 ];
+
+fn mib(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 20)
+}
+
+/// Formats a mark of an axis that counts. Marks below one are tenths and more.
+fn number(value: f64) -> String {
+    let whole = (value - value.round()).abs() < 1e-6;
+    if whole { format!("{value:.0}") } else { format!("{value:.1}") }
+}
 
 /// A number of loads, and its name.
 type Axis = (&'static str, fn(&FunctionLoad) -> u32);
@@ -63,19 +76,21 @@ fn panel(
     report: &FunctionReport,
     loads: &[FunctionLoad],
     (name, label, value): &Shown,
-    (below, number): Axis,
+    (below, grows): Axis,
     what: &str,
 ) -> Panel {
     let lines = report.subjects.iter().enumerate().map(|(subject, described)| {
         let point = |load: &FunctionLoad| {
             let figures = report.figures(load, &described.name)?;
-            Some((f64::from(number(load)), value(&figures)))
+            let (value, range) = value(&figures);
+            Some(CurvePoint { at: f64::from(grows(load)), value, range })
         };
         (subject, loads.iter().filter_map(point).collect())
     });
-    let tick = |load: &FunctionLoad| (f64::from(number(load)), number(load).to_string());
+    let tick = |load: &FunctionLoad| (f64::from(grows(load)), grows(load).to_string());
     Panel {
         title: format!("{name}, {what}"),
+        more_is_better: false,
         below,
         label: *label,
         ticks: loads.iter().map(tick).collect(),
@@ -87,14 +102,14 @@ fn panel(
 mod tests {
     use super::*;
     use crate::function::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::{elements, is_round, sound};
 
     #[test]
     fn curves_are_over_sandboxes_and_over_requests() {
         let loads = ["s1-q24", "s4-q24", "s4-q8"];
         let report = report(&loads, &[("both", &[4]), ("<horizontal>", &[8])]);
         let text = function_plot(&report, "a & b").unwrap();
-        well_formed(&text).unwrap();
+        sound(&text).unwrap();
         let parts = [
             "median latency, 24 requests at once",
             "replicas made, 4 sandboxes there",
@@ -105,6 +120,10 @@ mod tests {
             assert!(text.contains(part), "{part}");
         }
         assert!(!text.contains("1 sandboxes there"), "one point is no curve");
+        // Axes that count have round marks, also that of memory.
+        let marks = elements(&text).into_iter().filter(|one| one.get("text-anchor") == "end");
+        assert!(marks.clone().all(|one| is_round(&one.text)), "{text}");
+        assert!(marks.clone().any(|one| one.text == "100"), "100 MiB are a mark");
     }
 
     #[test]

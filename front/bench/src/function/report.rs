@@ -52,10 +52,16 @@ pub struct FunctionFigures {
     pub max_ns: f64,
     /// Median of the replicas that were begun.
     pub replicas_made: f64,
+    /// The least and the greatest of the rounds' replicas.
+    pub replicas_range: (f64, f64),
     /// Median of the sandboxes that were begun.
     pub sandboxes_made: f64,
+    /// The least and the greatest of the rounds' sandboxes.
+    pub sandboxes_range: (f64, f64),
     /// Median of the memory of VMMs, bytes.
     pub vmm_bytes: f64,
+    /// The least and the greatest of the rounds' memory of VMMs, bytes.
+    pub vmm_range_bytes: (f64, f64),
     /// Median of the host's memory, bytes.
     pub host_bytes: f64,
 }
@@ -74,8 +80,11 @@ impl FunctionReport {
             p99_ns: middle(|one| one.p99_ns),
             max_ns: middle(|one| one.max_ns),
             replicas_made: middle(|one| one.replicas_made),
+            replicas_range: range(&all(|one| one.replicas_made)),
             sandboxes_made: middle(|one| one.sandboxes_made),
+            sandboxes_range: range(&all(|one| one.sandboxes_made)),
             vmm_bytes: middle(|one| one.vmm_bytes),
+            vmm_range_bytes: range(&all(|one| one.vmm_bytes)),
             host_bytes: middle(|one| one.host_bytes),
         })
     }

@@ -38,7 +38,7 @@ pub fn function_table(report: &FunctionReport, colour: bool) -> String {
 }
 
 /// Formats bytes as MiB.
-pub(super) fn mib(bytes: f64) -> String {
+fn mib(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))
 }
 

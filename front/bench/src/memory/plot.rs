@@ -33,13 +33,13 @@ fn group(report: &MemoryReport, load: &MemoryLoad, quantity: Quantity) -> Group 
 mod tests {
     use super::*;
     use crate::memory::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
         let report = report(&["128M-2m", "gate-word"], &[("new", &[4]), ("<pool>", &[8])]);
         let text = memory_plot(&report, "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["new", "&lt;pool&gt;", "a &amp; b", "128M-2m", "8.00 µs", "8.0 ns"] {
             assert!(text.contains(part), "{part}");
         }

@@ -32,10 +32,11 @@ fn curves(report: &NicReport, title: &str) -> Result<String> {
     let panel = |load: &NicLoad| {
         let curves = names.iter().map(|name| report.curve(load, name)).enumerate();
         let lines: Vec<_> = curves.filter(|(_, points)| !points.is_empty()).collect();
-        let last = lines.iter().flat_map(|(_, points)| points).map(|point| point.0);
+        let last = lines.iter().flat_map(|(_, points)| points).map(|point| point.at);
         let last = last.fold(1.0, f64::max);
         Panel {
-            title: format!("{load}: datagrams received a second (more is better)"),
+            title: format!("{load}: datagrams received a second"),
+            more_is_better: true,
             below: "datagrams sent a second",
             label: |value| rate(value, ""),
             ticks: marks(last).map(|at| (at, rate(at, ""))).collect(),
@@ -67,13 +68,13 @@ fn of_paper(report: &NicReport, load: &NicLoad) -> Group {
 mod tests {
     use super::*;
     use crate::nic::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::{fair, sound};
 
     #[test]
     fn every_subject_is_drawn() {
         let subjects = [("base", &[4_000_000][..]), ("<csb>", &[1])];
         let text = nic_plot(&report(&["udp8-gg", "rr-gh"], &subjects), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["&lt;csb&gt;", "a &amp; b", "udp8-gg", "4.00 Mpps", "the paper", "32.0 kpps"] {
             assert!(text.contains(part), "{part}");
         }
@@ -85,7 +86,7 @@ mod tests {
         let loads = ["udp18-sg-o5k", "udp18-sg-o20k"];
         let text =
             nic_plot(&report(&loads, &[("base", &[4_000]), ("csb", &[5_000])]), "x").unwrap();
-        well_formed(&text).unwrap();
+        sound(&text).unwrap();
         assert!(text.contains("datagrams sent") && text.contains("10.0 k"), "{text}");
     }
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::traffic::Counted;
 use super::{NicLoad, Traffic};
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
 
 /// The result of a turn.
@@ -126,16 +127,16 @@ impl NicReport {
     }
 
     /// Returns, for a subject, the points of the curve that `load` without its rate stands for:
-    /// datagrams sent and received per second, from the least offered rate to the greatest. A
-    /// source may send fewer than it is asked for.
-    pub fn curve(&self, load: &NicLoad, subject: &str) -> Vec<(f64, f64)> {
+    /// datagrams received over datagrams sent per second, from the least offered rate to the
+    /// greatest. A source may send fewer than it is asked for.
+    pub(super) fn curve(&self, load: &NicLoad, subject: &str) -> Vec<CurvePoint> {
         let same = |one: &&NicLoad| one.offered > 0 && one.without_rate() == load.without_rate();
         let mut loads: Vec<&NicLoad> = self.plan.loads.iter().filter(same).collect();
         loads.sort_unstable();
         loads.dedup();
         let point = |load: &NicLoad| {
             let figures = self.figures(load, subject)?;
-            Some((figures.sent, figures.rate))
+            Some(CurvePoint { at: figures.sent, value: figures.rate, range: figures.range })
         };
         loads.into_iter().filter_map(point).collect()
     }
@@ -200,7 +201,8 @@ pub(crate) mod tests {
         let loads = ["udp18-sg-o20k", "udp18-gh-o1k", "udp18-sg-o5k", "udp18-sg"];
         let report = report(&loads, &[("csb", &[7])]);
         let curve = report.curve(&loads[0].parse().unwrap(), "csb");
-        assert_eq!(curve, [(14.0, 7.0), (14.0, 7.0)]);
+        let point = CurvePoint { at: 14.0, value: 7.0, range: (7.0, 7.0) };
+        assert_eq!(curve, [point, point]);
         assert!(report.curve(&loads[0].parse().unwrap(), "base").is_empty());
     }
 }

@@ -46,13 +46,13 @@ fn paper_bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
 mod tests {
     use super::*;
     use crate::packet::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
         let text =
             packet_plot(&report(&[("link", &[4_000_000]), ("<switch>", &[1])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for name in ["link", "&lt;switch&gt;", "a &amp; b", "64b-p2", "4.00 Mpps"] {
             assert!(text.contains(name), "{name}");
         }

@@ -38,13 +38,13 @@ fn tail(figures: &RootFigures) -> Option<Shown> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pictures::fair;
     use crate::roots::report::tests::report;
-    use crate::svg::tests::well_formed;
 
     #[test]
     fn every_subject_is_drawn() {
         let text = root_plot(&report(&[("made", &[4]), ("<floor>", &[8])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["made", "&lt;floor&gt;", "a &amp; b", "n200-a2", "8.00 ms, CPU 100 µs"] {
             assert!(text.contains(part), "{part}");
         }

@@ -51,7 +51,7 @@ fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
 mod tests {
     use super::super::report::tests::report;
     use super::*;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
@@ -62,7 +62,7 @@ mod tests {
             ("idle-c1024", "4.0000 cores"),
         ] {
             let text = socket_plot(&report(load, &both), "a & b").unwrap();
-            well_formed(&text).unwrap();
+            fair(&text).unwrap();
             for name in ["tcp", "&lt;ours&gt;", "a &amp; b", load, end] {
                 assert!(text.contains(name), "{name}: {text}");
             }

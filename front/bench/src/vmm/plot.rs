@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::table::memory;
 use super::{VmmFigures, VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::groups::{Group, Shown, groups};
+use crate::groups::{self, Group, Shown};
 
 /// Draws `report`: for each load the time to the guest's first byte, the processor time until then
 /// and the private memory of the process, with a bar for each subject.
@@ -26,35 +26,35 @@ pub fn vmm_plot(report: &VmmReport, title: &str) -> Result<String> {
             ],
         )
     };
-    groups(title, report.plan.loads.iter().flat_map(of_load))
+    groups::groups(title, report.plan.loads.iter().flat_map(of_load))
 }
 
 fn time(figures: &VmmFigures) -> Option<Shown> {
     let VmmFigures { p50_ns, p90_ns, range_ns, .. } = *figures;
-    let text = format!("{}, p90 {}", human(p50_ns), human(p90_ns));
-    Some((p50_ns as f64, (range_ns.0 as f64, range_ns.1 as f64), text))
+    let (length, range, text) = groups::time(p50_ns, range_ns);
+    Some((length, range, format!("{text}, p90 {}", human(p90_ns))))
 }
 
 fn processor(figures: &VmmFigures) -> Option<Shown> {
-    let ns = figures.cpu_ns?;
-    Some((ns as f64, (ns as f64, ns as f64), human(ns)))
+    Some(groups::time(figures.cpu_ns?, figures.cpu_range_ns))
 }
 
 fn private(figures: &VmmFigures) -> Option<Shown> {
     let bytes = figures.private_bytes? as f64;
-    Some((bytes, (bytes, bytes), memory(figures)))
+    let (least, most) = figures.private_range;
+    Some((bytes, (least as f64, most as f64), memory(figures)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
     use crate::vmm::report::tests::report;
 
     #[test]
     fn every_subject_is_drawn() {
         let text = vmm_plot(&report(&[("bare", &[4]), ("<native>", &[8])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["bare", "&lt;native&gt;", "a &amp; b", "128M", "8.00 ms", "1.50 MiB"] {
             assert!(text.contains(part), "{part}");
         }

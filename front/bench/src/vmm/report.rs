@@ -52,8 +52,12 @@ pub struct VmmFigures {
     pub end_ns: u64,
     /// Median of the private memory in bytes, if the subject has a process.
     pub private_bytes: Option<u64>,
+    /// The least and the greatest of the rounds' private memory in bytes; zeros without any.
+    pub private_range: (u64, u64),
     /// Median of the processor time until the guest's byte, ns, if the subject has a process.
     pub cpu_ns: Option<u64>,
+    /// The least and the greatest of the rounds' processor time, ns; zeros without any.
+    pub cpu_range_ns: (u64, u64),
     /// Median of KVM's own time for the memory slots, ns, if that was seen.
     pub slot_ns: Option<u64>,
 }
@@ -69,7 +73,9 @@ impl VmmReport {
             range_ns: (*times.first()?, *times.last()?),
             end_ns: percentile(&sorted(turns.clone().map(|one| one.end_ns)), 50),
             private_bytes: median(turns.clone().filter_map(|one| one.private_bytes)),
+            private_range: ends(turns.clone().filter_map(|one| one.private_bytes)),
             cpu_ns: median(turns.clone().filter_map(|one| one.cpu_ns)),
+            cpu_range_ns: ends(turns.clone().filter_map(|one| one.cpu_ns)),
             slot_ns: median(turns.filter_map(|one| one.slot_ns)),
         })
     }
@@ -85,6 +91,11 @@ fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut values: Vec<u64> = values.collect();
     values.sort_unstable();
     values
+}
+
+/// Returns the least and the greatest of `values`; zeros for no values.
+fn ends(values: impl Iterator<Item = u64> + Clone) -> (u64, u64) {
+    (values.clone().min().unwrap_or(0), values.max().unwrap_or(0))
 }
 
 fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
@@ -138,6 +149,7 @@ pub(crate) mod tests {
         assert_eq!(native.range_ns, (10_000_000, 30_000_000));
         assert_eq!((native.private_bytes, native.slot_ns), (Some(3 << 19), None));
         assert_eq!(native.cpu_ns, Some(2_500_000));
+        assert_eq!((native.private_range, native.cpu_range_ns.1), ((3 << 19, 3 << 19), 2_500_000));
         let bare = report.figures(&load, "bare").unwrap();
         assert_eq!((bare.private_bytes, report.slot_ns(&load)), (None, Some(1_000_000)));
         assert_eq!(report.figures(&load, "none"), None);

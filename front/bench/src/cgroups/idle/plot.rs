@@ -36,12 +36,12 @@ fn lost(figures: &IdleFigures) -> Option<Shown> {
 mod tests {
     use super::*;
     use crate::cgroups::idle::report::tests::report;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::fair;
 
     #[test]
     fn every_subject_is_drawn() {
         let text = idle_plot(&report(&[("one", &[4]), ("<each>", &[8])]), "a & b").unwrap();
-        well_formed(&text).unwrap();
+        fair(&text).unwrap();
         for part in ["one", "&lt;each&gt;", "a &amp; b", "2000 groups, 10 wakes", "8.00 %"] {
             assert!(text.contains(part), "{part}");
         }

@@ -10,16 +10,16 @@ use crate::palette::subject as colour;
 use crate::svg::{Area, FONT, LINES, heading, write};
 
 /// Width and height of the picture in pixels.
-const SIZE: (i32, i32) = (1000, 640);
+const SIZE: (i32, i32) = (1000, 660);
 /// Left and right margins of the diagram.
 const MARGINS: (i32, i32) = (90, 30);
-/// Height of the example's rows, and position of the first.
+/// Height of the example's rows, and position of the first, below its heading.
 const ROW: i32 = 26;
-const TOP: i32 = 66;
+const TOP: i32 = 88;
 /// Greatest length of a bar in pixels.
 const BAR: i32 = 560;
 /// Top and bottom of the diagram of errors.
-const ERRORS: (i32, i32) = (250, 580);
+const ERRORS: (i32, i32) = (270, 600);
 /// The errors at the diagram's edges, in percent, of which the first is taken that no error
 /// exceeds. Marks are at the edges, in the middle, and half way between.
 const EDGES: [i32; 6] = [10, 20, 50, 100, 200, 1000];
@@ -58,6 +58,8 @@ fn draw(area: &Area<'_>, report: &DrfReport, title: &str) -> Result<()> {
 fn bars(area: &Area<'_>, talk: &DrfCase) -> Result<()> {
     let all = talk.measured.iter().chain(&talk.formula).copied();
     let greatest = all.fold(f64::MIN_POSITIVE, f64::max);
+    let title = "the talk's example, bytes a second (nearer to the formula is better)";
+    write(area, title, (MARGINS.0, TOP - 24), FONT, HPos::Left)?;
     let mut y = TOP;
     for (at, (measured, formula)) in talk.measured.iter().zip(&talk.formula).enumerate() {
         let name = char::from(b'A' + (at % 26) as u8);
@@ -135,17 +137,25 @@ fn errors(area: &Area<'_>, cases: &[&DrfCase]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::svg::tests::well_formed;
+    use crate::pictures::sound;
 
     #[test]
     fn the_example_and_the_mixes_are_drawn() {
         let report = super::super::report::tests::report();
         let text = drf_plot(&report, "a & b").unwrap();
-        well_formed(&text).unwrap();
-        for word in ["a &amp; b", "A, measured", "37.9 MB/s", "62.5 MB/s", "+5 %"] {
+        sound(&text).unwrap();
+        for word in [
+            "nearer to the formula is better",
+            "nearer to 0 is better",
+            "a &amp; b",
+            "A, measured",
+            "37.9 MB/s",
+            "62.5 MB/s",
+            "+5 %",
+        ] {
             assert!(text.contains(word), "{word}: {text}");
         }
-        assert_eq!((height(0.0, 10), height(0.1, 10), height(0.1, 20)), (415, 250, 333));
+        assert_eq!((height(0.0, 10), height(0.1, 10), height(0.1, 20)), (435, 270, 353));
         let mut far = report.clone();
         let case = far.cases.iter_mut().find(|case| case.name != "talk").unwrap();
         case.measured[0] = case.formula[0] * 20.0;
