@@ -40,9 +40,7 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     let measure = || if is_native(args) { native(args) } else { guests(node, args) };
     let report = reports::show(&VIEW, &args.report, measure)?;
     if let Some(path) = &args.curves {
-        let title = (VIEW.title)(&report);
-        let title = title.strip_suffix(reports::RANGES).unwrap_or(&title);
-        write(path, &curves(&report, title)?)?;
+        write(path, &curves(&report, &(VIEW.title)(&report))?)?;
     }
     reports::complete(&report)
 }

@@ -39,8 +39,7 @@ pub fn function(node: &NodeArgs, args: &BenchFunctionArgs) -> Result<i32> {
 const VIEW: View<FunctionReport> = View {
     title: |report| {
         let what = "Bursts of requests to a function that scales";
-        let (line, rounds) = (report.environment.line(), report.plan.rounds);
-        format!("{what}\n{line}\nmedians of {rounds} turns")
+        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
     picture: function_plot,
     table: function_table,

@@ -154,3 +154,16 @@ fn run(args: &PacketArgs) -> Result<PacketReport> {
     let turns = subjects::measured(turns)?;
     Ok(PacketReport::new(environment, super::command_line(), plan, &subjects, turns))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_names_the_packages_that_have_its_programs() {
+        let cpus = Cpus::split(1).unwrap();
+        // Debian 12 has dpdk-testpmd in dpdk-dev, not in dpdk.
+        assert!(peer("memif", &cpus).1.contains("apt install dpdk-dev)"));
+        assert!(peer("ovs-dpdk", &cpus).1.contains("openvswitch-switch-dpdk"));
+    }
+}

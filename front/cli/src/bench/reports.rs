@@ -60,7 +60,7 @@ pub(super) fn check(args: &ReportArgs) -> Result<()> {
 }
 
 /// The end of the title of a picture whose bars have ranges.
-pub(super) const RANGES: &str = "; thin lines: from the least to the greatest round";
+const RANGES: &str = "; thin lines: from the least to the greatest round";
 
 /// Returns the title of a picture: what it shows, and the conditions.
 pub(super) fn heading(
@@ -117,4 +117,37 @@ pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     eprintln!("Written: {}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn titles_say_where_and_how_often_was_measured() {
+        let environment = Environment {
+            machine: "two cores".into(),
+            kernel: "6.1.0".into(),
+            accelerator: "kvm".into(),
+            version: "1.2.3".into(),
+            commit: Some("0123abc".into()),
+        };
+        let time = Duration::from_secs(2);
+        let title = heading("Frames through switches", &environment, 5, time);
+        let parts = [
+            "Frames",
+            "1.2.3",
+            "0123abc",
+            "two cores",
+            "6.1.0",
+            "by kvm",
+            "5 rounds of 2s",
+            "thin lines",
+        ];
+        for part in parts {
+            assert!(title.contains(part), "{part}: {title}");
+        }
+        assert_eq!(title.lines().count(), 3);
+        assert!(titled("x", &environment, 1, "turn", "").contains("medians of 1 turn;"));
+    }
 }

@@ -98,7 +98,13 @@ const VIEW: View<SocketReport> = View {
 
 /// The view of reports of fair shares.
 const SHARES: View<DrfReport> = View {
-    title: |report| format!("Fair shares of simulated executors\n{}", report.environment.line()),
+    title: |report| {
+        let (line, DrfPlan { time, .. }) = (report.environment.line(), &report.plan);
+        let mixes = report.cases.len();
+        format!(
+            "Fair shares of simulated executors\n{line}\n{mixes} mixes, 1 round of {time:?} of each"
+        )
+    },
     picture: drf_plot,
     table: drf_table,
     differences: |before, _, _| format!("before:\n{}", drf_table(before, false)),

@@ -57,8 +57,12 @@ const VIEW: View<DensityReport> = View {
         let begun = if report.forks { "forks of a template" } else { "each booted" };
         let memory = crate::size::show(report.memory_bytes);
         let what = format!("Idle sandboxes{hollow} of {memory} on {}, {begun}", report.engine);
+        let points = report.sandboxes.points.iter().chain(&report.replicas.points);
+        let bursts = points.flat_map(|point| &point.bursts);
+        let rounds = bursts.map(|burst| burst.lasts().len()).max().unwrap_or(0);
         let lines = "thin lines: from the least to the greatest sandbox, or round of starts";
-        format!("{what}\n{}\n{lines}", report.environment.line())
+        let medians = format!("medians of {rounds} rounds of starts; {lines}");
+        format!("{what}\n{}\n{medians}", report.environment.line())
     },
     picture: density_plot,
     table: density_table,
