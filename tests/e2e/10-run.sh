@@ -4,6 +4,8 @@
 need_node
 # The eight sandboxes boot, whatever the number of CPUs, and nothing is made after them.
 stop_daemon
+log=$SLIPWAY_DATA_DIR/daemon.log
+rm -f "$log"
 echo 'templates = "off"' >>"$SLIPWAY_CONFIG"
 
 out=$("$slipway" run --rm --timeline "$work/one.json" "$image" -- sh -c 'uname -r; cat /etc/os-release') \
@@ -41,3 +43,7 @@ grep -q 'vf-attach' "$work/eight.err" || fail "no table"
 ok "eight at once, table and SVG"
 [ -z "$("$slipway" ps --quiet)" ] || fail "--rm left sandboxes: $("$slipway" ps)"
 ok "--rm leaves nothing"
+# Nothing was missing, so no warning says that something is.
+[ -f "$log" ] || fail "no log of the daemon at $log"
+! grep -E 'WARN.*(no file|No such file)' "$log" || fail "a good run warns"
+ok "the log of good runs has no warning about a missing file"

@@ -99,6 +99,12 @@ done
 "$slipway" rm --force beside >/dev/null
 ok "a VMM has no environment, no files, and namespaces and a filter of its own"
 "$slipway" stats back | grep -q back || fail "stats"
+"$slipway" stats -f back >"$work/stats" & stats=$!
+twice() { [ "$(grep -c back "$work/stats")" -ge 2 ]; }
+wait_until 20 twice || fail "stats -f: $(cat "$work/stats")"
+kill "$stats"; wait "$stats" 2>/dev/null
+! grep -q "$(printf '\033')" "$work/stats" || fail "stats -f sends escape codes to a file: $(cat -v "$work/stats")"
+ok "stats -f repeats itself, without escape codes where there is no terminal"
 "$slipway" inspect back | python3 -c 'import json,sys; assert json.load(sys.stdin)[0]["name"] == "back"' || fail "inspect"
 "$slipway" stop back >/dev/null || fail "stop"
 wait "$follower" || fail "logs -f did not end well"

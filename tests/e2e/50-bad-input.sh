@@ -87,8 +87,19 @@ refuses 'nosuchprog' run -d --name never "$image" nosuchprog
 "$slipway" logs never >"$work/out" 2>"$work/err" || fail "logs of a container that never ran"
 grep -q 'never failed: .*nosuchprog' "$work/err" || fail "logs does not say why: $(cat "$work/err")"
 ok "a detached container that never ran is an error, and logs says why"
-"$slipway" ps -a | grep -q never || fail "ps -a"
-"$slipway" rm never >/dev/null || fail "rm"
+truncate -s 16M "$work/empty.img"
+refuses 'holds no ext4 file system.*mkfs.ext4' run -d --name unmounted --volume "file:$work/empty.img:/data" "$image" -- sleep 100000
+"$slipway" logs unmounted >"$work/out" 2>"$work/err" || fail "logs of a container whose volume cannot be mounted"
+grep -q 'unmounted failed: .*empty.* holds no ext4' "$work/err" || fail "logs does not say why: $(cat "$work/err")"
+ok "a detached container whose volume cannot be mounted is an error, and logs says why"
+for ended in never unmounted; do "$slipway" ps -a | grep -q "$ended" || fail "ps -a lacks $ended: $("$slipway" ps -a)"; done
+[ "$("$slipway" ps -a)" = "$("$slipway" ps --all)" ] || fail "ps --all"
+ok "ps -a lists what has ended"
+"$slipway" rm never unmounted >/dev/null || fail "rm"
+mkdir -m 700 "$work/closed"
+SLIPWAY_DATA_DIR=$work/closed/data "$slipway" doctor >"$work/out" 2>&1 && fail "doctor passes a closed data directory: $(cat "$work/out")"
+grep -q '^data directory  *MISSING .*is closed to the users that VMMs run as' "$work/out" || fail "doctor: $(cat "$work/out")"
+ok "doctor fails for a data directory that VMMs cannot enter"
 SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null
 settings=$work/settings.toml

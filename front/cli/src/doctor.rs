@@ -343,4 +343,18 @@ mod tests {
         mode(&top.path().join("a"), 0o751);
         assert_eq!(closed(below()), None);
     }
+
+    #[test]
+    fn a_data_directory_that_vmms_cannot_enter_is_missing() {
+        let top = tempfile::tempdir().unwrap();
+        let shut = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(top.path(), shut).unwrap();
+        let config = Config { data_dir: top.path().join("data"), ..Config::default() };
+        let finding = data_dir(&config);
+        assert!(finding.verdict == Verdict::Missing, "{}", finding.detail);
+        let [what, word, detail, mend] = row(&finding);
+        assert_eq!((&*what, &*word), ("data directory", "MISSING"));
+        assert!(detail.contains("closed to the users that VMMs run as"), "{detail}");
+        assert!(mend.contains("chmod o+x"), "{mend}");
+    }
 }

@@ -45,14 +45,19 @@ pub fn print_list(sandboxes: &[v1::Sandbox], as_json: bool) -> Result<()> {
         crate::out::json(&sandboxes.iter().map(json).collect::<Vec<_>>())?;
         return Ok(());
     }
+    crate::out::print(format_args!("{}", list_text(sandboxes)));
+    Ok(())
+}
+
+/// Formats sandboxes as a table, each pod followed by its containers.
+fn list_text(sandboxes: &[v1::Sandbox]) -> String {
     let mut rows = Vec::new();
     for sandbox in sandboxes {
         rows.push(row(sandbox));
         rows.extend(sandbox.containers.iter().map(|container| container_row(sandbox, container)));
     }
     let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "CPUS", "ADDRESS", "PORTS", "STATE"];
-    crate::out::print(format_args!("{}", table(header, &rows)));
-    Ok(())
+    table(header, &rows)
 }
 
 /// Returns whether a state is one of a sandbox or container that has ended.
@@ -412,6 +417,28 @@ fn update_request(args: &UpdateArgs) -> Result<v1::UpdateRequest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_is_one_line_whatever_its_command_and_its_reason_hold() {
+        let (command, reason) = ("sh -c a\nb\tc".to_owned(), "no file\r\nx\x1b[2J".to_owned());
+        let container = v1::Container {
+            command: command.clone(),
+            state: "failed".into(),
+            reason: reason.clone(),
+            ..Default::default()
+        };
+        let sandbox = v1::Sandbox {
+            name: "web".into(),
+            command,
+            state: "failed".into(),
+            reason,
+            containers: vec![container],
+            ..Default::default()
+        };
+        let text = list_text(&[sandbox]);
+        assert_eq!(text.lines().count(), 3, "{text:?}");
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    }
 
     #[test]
     fn cpus_are_shown_with_the_room_for_more() {

@@ -295,3 +295,19 @@ fn e1000_json(counters: &v1::E1000Counters) -> serde_json::Value {
         "interrupts_per_frame": each(counters.interrupts),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_has_the_name_of_its_sandbox() {
+        let port = v1::SwitchPort { name: "1.net".into(), ..Default::default() };
+        let mut one = Port { network: "default".into(), port, sandbox: Some("web".into()) };
+        assert_eq!((&*address_row(&one)[2], &*counter_row(&one)[2]), ("web", "web"));
+        let json = as_json(&one);
+        assert!(json["sandbox"] == "web" && json["name"] == "1.net", "{json}");
+        one.sandbox = None;
+        assert_eq!(address_row(&one)[2], "1.net");
+    }
+}
