@@ -93,7 +93,7 @@ refuses 'holds no ext4 file system.*mkfs.ext4' run -d --name unmounted --volume 
 grep -q 'unmounted failed: .*empty.* holds no ext4' "$work/err" || fail "logs does not say why: $(cat "$work/err")"
 ok "a detached container whose volume cannot be mounted is an error, and logs says why"
 for ended in never unmounted; do "$slipway" ps -a | grep -q "$ended" || fail "ps -a lacks $ended: $("$slipway" ps -a)"; done
-[ "$("$slipway" ps -a)" = "$("$slipway" ps --all)" ] || fail "ps --all"
+[ "$("$slipway" ps -aq)" = "$("$slipway" ps --all --quiet)" ] || fail "ps --all"
 ok "ps -a lists what has ended"
 "$slipway" rm never unmounted >/dev/null || fail "rm"
 mkdir -m 700 "$work/closed"
