@@ -365,8 +365,8 @@ pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
     };
     each(&names, |name| {
         let mut client = client.clone();
-        let force = args.force;
-        async move { client.remove(v1::RemoveRequest { name, force }).await.map(drop) }
+        let request = v1::RemoveRequest { name, force: args.force, ..Default::default() };
+        async move { client.remove(request).await.map(drop) }
     })
     .await
 }

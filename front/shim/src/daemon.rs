@@ -219,7 +219,8 @@ impl Daemon {
     }
 
     async fn remove_now(&self, name: &str, patience: Duration) -> Result<(), Failure> {
-        let request = v1::RemoveRequest { name: name.to_owned(), force: true };
+        let request =
+            v1::RemoveRequest { name: name.to_owned(), force: true, ..Default::default() };
         match self.connect_within(patience).await?.remove(request).await {
             Err(status) if status.code() != Code::NotFound => Err(failure(&status)),
             _ => Ok(()),

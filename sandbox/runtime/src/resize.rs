@@ -228,20 +228,56 @@ pub(crate) async fn memory_device(vm: &dyn Vm, device: usize) -> Result<MemoryDe
 /// nothing more. Returns those that it has.
 ///
 /// # Errors
-/// The errors of [`memory_device`]; [`Error::Hypervisor`] if the device cannot have so many.
-pub(crate) async fn follow(vm: &dyn Vm, device: usize, target: u64) -> Result<u64> {
-    vm.set_memory(device, target).await?;
-    let mut plugged = memory_device(vm, device).await?.plugged;
-    let mut changed = Instant::now();
-    while plugged != target && changed.elapsed() < PATIENCE {
-        tokio::time::sleep(LOOK).await;
-        let now = memory_device(vm, device).await?.plugged;
-        // A guest that goes back and forth does not hold up the caller for ever.
-        if now.abs_diff(target) < plugged.abs_diff(target) {
-            (plugged, changed) = (now, Instant::now());
-        }
+/// The errors of [`Follow::ask`] and [`Follow::advances`].
+async fn follow(vm: &dyn Vm, device: usize, target: u64) -> Result<u64> {
+    let mut guest = Follow::ask(vm, device, target).await?;
+    while guest.advances().await? {}
+    Ok(guest.plugged())
+}
+
+/// A guest that was asked for a number of plugged bytes of a device.
+pub(crate) struct Follow<'a> {
+    vm: &'a dyn Vm,
+    device: usize,
+    target: u64,
+    /// The number that was nearest to the target.
+    plugged: u64,
+    changed: Instant,
+}
+
+impl<'a> Follow<'a> {
+    /// Asks a guest for `target` bytes.
+    ///
+    /// # Errors
+    /// The errors of [`memory_device`]; [`Error::Hypervisor`] if the device cannot have so many.
+    pub(crate) async fn ask(vm: &'a dyn Vm, device: usize, target: u64) -> Result<Self> {
+        vm.set_memory(device, target).await?;
+        let plugged = memory_device(vm, device).await?.plugged;
+        Ok(Self { vm, device, target, plugged, changed: Instant::now() })
     }
-    Ok(plugged)
+
+    /// Returns the plugged bytes at the last look.
+    pub(crate) fn plugged(&self) -> u64 {
+        self.plugged
+    }
+
+    /// Waits until the guest is nearer to the target. Returns `false` if it has the target or has
+    /// changed nothing for [`PATIENCE`].
+    ///
+    /// # Errors
+    /// The errors of [`memory_device`].
+    pub(crate) async fn advances(&mut self) -> Result<bool> {
+        while self.plugged != self.target && self.changed.elapsed() < PATIENCE {
+            tokio::time::sleep(LOOK).await;
+            let now = memory_device(self.vm, self.device).await?.plugged;
+            // A guest that goes back and forth does not hold up the caller for ever.
+            if now.abs_diff(self.target) < self.plugged.abs_diff(self.target) {
+                (self.plugged, self.changed) = (now, Instant::now());
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// Checks that a sandbox can have `wanted` bytes.

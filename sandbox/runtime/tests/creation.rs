@@ -65,7 +65,7 @@ async fn a_sandbox_whose_client_left_during_its_creation_is_not_started() {
 #[tokio::test]
 async fn a_sandbox_that_is_being_created_is_removed_by_force_and_wholly() {
     let (daemon, _run, gate) = creating("victim").await;
-    let request = v1::RemoveRequest { name: "victim".to_owned(), force: false };
+    let request = v1::RemoveRequest { name: "victim".to_owned(), ..Default::default() };
     let refused = daemon.client.clone().remove(request).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
     let removal = async {

@@ -290,3 +290,25 @@ async fn a_container_with_a_limit_has_memory_of_its_own() {
     assert!(reason.contains("no huge pages"), "{reason}");
     assert_eq!(pod.state().await.memory_bytes, (128 + 20) * MIB);
 }
+
+#[tokio::test]
+async fn a_container_is_removed_with_its_memory() {
+    let daemon = Daemon::with(Arc::new(|listener, _| Guest::default().speak(listener))).await;
+    let pod = v1::RunSpec {
+        name: "gives-slowly".to_owned(),
+        makes_pod: true,
+        detach: true,
+        memory_bytes: 128 * MIB,
+        bound_memory_bytes: 100 * MIB,
+        ..Default::default()
+    };
+    let _pod = started(&daemon, pod).await;
+    daemon.wait_state("gives-slowly", "running").await;
+    let resources = Some(v1::Resources { memory_bytes: 32 * MIB, ..Default::default() });
+    let member = v1::RunSpec { pod: "gives-slowly".to_owned(), resources, ..spec("c") };
+    exit_of(started(&daemon, member).await).await;
+    let name = "gives-slowly/c".to_owned();
+    let request = v1::RemoveRequest { name, returns_memory: true, ..Default::default() };
+    daemon.client.clone().remove(request).await.unwrap();
+    assert_eq!(daemon.state("gives-slowly").await.memory_bytes, 128 * MIB);
+}

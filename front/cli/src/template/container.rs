@@ -166,7 +166,7 @@ async fn remove_now(node: &NodeArgs, config: &Config, sandbox: &str) -> Result<(
         next_daemon(config).await?;
     }
     let mut client = connect(node, config).await?;
-    let request = v1::RemoveRequest { name: sandbox.to_owned(), force: true };
+    let request = v1::RemoveRequest { name: sandbox.to_owned(), force: true, ..Default::default() };
     match client.remove(request).await {
         Err(status) if status.code() == Code::NotFound => Ok(()),
         removed => removed.map(drop).map_err(refused),

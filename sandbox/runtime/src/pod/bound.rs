@@ -8,21 +8,29 @@
 //! the first process waits there; then the process begins. After the container's end the guest
 //! gives the whole region back, and the control group loses the room ([`leave`]).
 //!
+//! The control group gets room while the guest plugs, and loses it while the guest gives back, as
+//! much as has gone: less would have the kernel of the host end the VMM. The room is recorded
+//! before. An error of either side leaves it recorded, and the caller has the guest give back what
+//! it took ([`fit`], [`leave`]).
+//!
 //! A guest changes one region at a time: its kernel adds and removes memory under one lock.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use slipway_hypervisor::{MemoryDevice, Vm};
+
 use crate::node::Node;
 use crate::record::{BoundMemory, Limits, Record, SandboxState};
+use crate::resize::{self, Follow};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::RunSpec;
-use crate::{Error, Result, resize};
+use crate::{Error, Result};
 
-/// The regions of a pod: RunD-V's best number of containers in a sandbox, and the most that a
-/// machine has.
-const REGIONS: usize = 8;
+/// The most containers of a pod with memory of their own at a time: RunD-V's best number of
+/// containers in a sandbox, and the most regions that a machine has.
+pub const REGIONS: usize = 8;
 /// The memory of a region beside the container's limit, bytes: the kernel keeps some of each node
 /// free.
 const MARGIN: u64 = 4 << 20;
@@ -32,9 +40,36 @@ const UNIT: u64 = 128 << 20;
 const MOST: u64 = 32 << 30;
 /// The longest time that a guest may take to follow a change of a region.
 const LONGEST: Duration = Duration::from_secs(60);
+/// The longest time that the removal of a container waits for the container's memory: longer than
+/// the guest is waited for if it gives nothing back.
+const LONGEST_WAIT: Duration = Duration::from_secs(15);
+/// The time between two looks at what has gone back.
+const LOOK: Duration = Duration::from_millis(20);
 /// The pauses before each time that a guest is asked to give back the regions of ended containers.
 const PAUSES: [Duration; 4] =
     [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
+
+impl Node {
+    /// Removes a container that was added, as [`Node::remove_added`] does, and waits until the
+    /// guest has given back the memory that the container had for its own, or has not within
+    /// [`LONGEST_WAIT`].
+    ///
+    /// # Errors
+    /// The errors of [`Node::remove_added`]. Memory that stays is no error.
+    pub(crate) async fn remove_with_memory(&self, target: &Target, force: bool) -> Result<()> {
+        let own = own(target);
+        self.remove_added(target, force).await?;
+        let Some((region, _)) = own else { return Ok(()) };
+        let returned = async {
+            while is_returning(&target.sandbox, region) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        // The task that asks the guest says what stays.
+        let _ = tokio::time::timeout(LONGEST_WAIT, returned).await;
+        Ok(())
+    }
+}
 
 /// Returns the regions of a new sandbox.
 ///
@@ -96,7 +131,7 @@ pub(super) async fn join(target: &Target) -> Result<()> {
 
 /// Has a task give the regions back to the host that no live container has.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
-    if is_due(sandbox) {
+    if !due(sandbox).is_empty() {
         node.guests.spawn(give_back(Arc::clone(sandbox)));
     }
 }
@@ -195,10 +230,15 @@ fn spare(record: &Record) -> Vec<u32> {
     spare.map(|(region, _)| region).collect()
 }
 
-/// Returns whether a pod that runs on has regions to give back.
-fn is_due(sandbox: &Sandbox) -> bool {
+/// Returns the regions that a pod which runs on has to give back.
+fn due(sandbox: &Sandbox) -> Vec<u32> {
     let runs = sandbox.state() == SandboxState::Running && !sandbox.is_stopping();
-    runs && !sandbox.look(spare).is_empty()
+    if runs { sandbox.look(spare) } else { Vec::new() }
+}
+
+/// Returns whether the guest is still to give back a region of an ended container.
+fn is_returning(sandbox: &Sandbox, region: u32) -> bool {
+    due(sandbox).contains(&region)
 }
 
 /// Gives the regions back that no live container has. The guest may count pages as used for a
@@ -208,16 +248,17 @@ async fn give_back(sandbox: Arc<Sandbox>) {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
         // Another container may have a region by now.
-        if !is_due(&sandbox) {
+        let regions = due(&sandbox);
+        if regions.is_empty() {
             return;
         }
-        for region in sandbox.look(spare) {
+        for region in regions {
             if let Err(error) = set(&sandbox, region, 0).await {
                 tracing::warn!(sandbox = sandbox.name, %error, region, "its memory stays");
             }
         }
     }
-    if is_due(&sandbox) {
+    if !due(&sandbox).is_empty() {
         tracing::info!(sandbox = sandbox.name, "memory of an ended container stays for now");
     }
 }
@@ -236,24 +277,58 @@ async fn plug(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<()> {
     )))
 }
 
-/// Has the guest plug the memory for a limit in a region, or give up what is more. Returns the
-/// bytes that it was asked for, and those that it has.
+/// Has the guest plug the memory for a limit in a region, or give up what is more, and the control
+/// group follow at the same time. Returns the bytes that the guest was asked for, and those that it
+/// has.
 async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u64)> {
     let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
     let device = region as usize;
-    let block = resize::memory_device(&*vm, device).await?.block;
+    let MemoryDevice { block, plugged: had, .. } = resize::memory_device(&*vm, device).await?;
     let wanted = size(sandbox.look(|record| record.bound.region_bytes), limit, block);
+    let before = sandbox.look(|record| granted(record, device));
     // As with other memory, the limit of the host's control group is recorded before it is raised.
-    grant(sandbox, device, |granted| granted.max(wanted)).await?;
-    let followed = tokio::time::timeout(LONGEST, resize::follow(&*vm, device, wanted)).await;
+    let room = before.max(wanted);
+    if room > before {
+        record_granted(sandbox, device, room).await?;
+    }
     let late = |_| {
         let within = LONGEST.as_secs();
         Err(Error::Agent(format!("the guest has not followed a change of memory in {within} s")))
     };
-    let plugged = followed.unwrap_or_else(late)?;
+    let guest = async {
+        let followed = follow(sandbox, &*vm, device, wanted);
+        tokio::time::timeout(LONGEST, followed).await.unwrap_or_else(late)
+    };
+    // Also if it was recorded by a daemon that ended before it raised the limit.
+    let group = async { if wanted > had { limit_group(sandbox).await } else { Ok(()) } };
+    let ((), plugged) = tokio::try_join!(group, guest)?;
     // A guest that has less now may still plug what it was asked for.
-    grant(sandbox, device, |granted| granted.min(plugged.max(wanted))).await?;
+    let left = room.min(plugged.max(wanted));
+    if left < room {
+        record_granted(sandbox, device, left).await?;
+        limit_group(sandbox).await?;
+    }
     Ok((wanted, plugged))
+}
+
+/// Asks the guest for so many plugged bytes of a region, and waits until it has them or changes
+/// nothing more. What it gives back meanwhile is taken from the control group's limit at once; the
+/// record has the old limit until the end. Returns the bytes that the guest has.
+async fn follow(sandbox: &Sandbox, vm: &dyn Vm, device: usize, wanted: u64) -> Result<u64> {
+    let mut guest = Follow::ask(vm, device, wanted).await?;
+    while guest.advances().await? {
+        let left = guest.plugged().max(wanted);
+        let gone = sandbox.look(|record| granted(record, device).saturating_sub(left));
+        if gone == 0 {
+            continue;
+        }
+        let bytes = sandbox.look(Record::guest_bytes).saturating_sub(gone);
+        // Version 1 of control groups refuses a limit while more is in use; the last one counts.
+        if let Err(error) = resize::limit_group(sandbox, bytes).await {
+            tracing::debug!(sandbox = sandbox.name, %error, "its limit follows later");
+        }
+    }
+    Ok(guest.plugged())
 }
 
 /// Returns the bytes of a region for a limit, in whole blocks; none for no limit.
@@ -266,14 +341,23 @@ fn size(region_bytes: u64, limit: u64, block: u64) -> u64 {
     }
 }
 
-/// Changes the bytes of a region that the VMM's control group has room for.
-async fn grant(sandbox: &Sandbox, device: usize, change: impl FnOnce(u64) -> u64) -> Result<()> {
+/// Returns the bytes of a region that the VMM's control group has room for.
+fn granted(record: &Record, device: usize) -> u64 {
+    record.bound.granted_bytes.get(device).copied().unwrap_or(0)
+}
+
+/// Records the bytes of a region that the VMM's control group is to have room for.
+async fn record_granted(sandbox: &Sandbox, device: usize, bytes: u64) -> Result<()> {
     let change = |record: &mut Record| {
         if let Some(granted) = record.bound.granted_bytes.get_mut(device) {
-            *granted = change(*granted);
+            *granted = bytes;
         }
     };
-    sandbox.update(change).await?;
+    sandbox.update(change).await
+}
+
+/// Limits the VMM's control group to the memory that is recorded.
+async fn limit_group(sandbox: &Sandbox) -> Result<()> {
     resize::limit_group(sandbox, sandbox.look(Record::guest_bytes)).await
 }
 

@@ -325,6 +325,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
         let target = self.node.target(&request.name)?;
         match target.is_own() {
             true => self.node.remove(&target.sandbox.id, request.force).await?,
+            false if request.returns_memory => {
+                self.node.remove_with_memory(&target, request.force).await?;
+            }
             false => self.node.remove_added(&target, request.force).await?,
         }
         Ok(Response::new(v1::Empty {}))

@@ -20,6 +20,8 @@ enum Kind {
     Follows,
     /// The guest plugs what it is asked to plug, and gives back nothing.
     KeepsAll,
+    /// The guest gives back one block between two looks at the VMM's list.
+    GivesSlowly,
     /// The VMM lists all of each region as plugged.
     ClaimsAll,
     /// The VMM answers nothing more from the first change on.
@@ -34,6 +36,7 @@ impl HotMemory {
         }
         let kind = match spec.name.as_str() {
             "keeps-all" => Kind::KeepsAll,
+            "gives-slowly" => Kind::GivesSlowly,
             "claims-all" => Kind::ClaimsAll,
             "memory-silent" => Kind::FallsSilent,
             _ => Kind::Follows,
@@ -47,7 +50,13 @@ impl HotMemory {
     }
 
     pub fn list(&self) -> Result<Vec<MemoryDevice>> {
-        let devices = self.devices.lock().unwrap().clone();
+        let mut all = self.devices.lock().unwrap();
+        let devices = all.clone();
+        if self.kind == Kind::GivesSlowly {
+            for device in all.iter_mut().filter(|device| device.plugged > device.requested) {
+                device.plugged -= BLOCK;
+            }
+        }
         let changed = devices.iter().any(|device| device.requested > 0);
         match self.kind {
             Kind::FallsSilent if changed => Err(Error::Control("no answer".into())),
@@ -61,7 +70,7 @@ impl HotMemory {
         state.requested = bytes;
         match self.kind {
             Kind::Follows => state.plugged = bytes,
-            Kind::KeepsAll => state.plugged = state.plugged.max(bytes),
+            Kind::KeepsAll | Kind::GivesSlowly => state.plugged = state.plugged.max(bytes),
             Kind::ClaimsAll | Kind::FallsSilent => {}
         }
         Ok(())

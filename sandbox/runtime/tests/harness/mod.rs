@@ -140,7 +140,8 @@ impl Daemon {
     }
 
     pub async fn remove(&self, name: &str) {
-        let request = v1::RemoveRequest { name: name.to_owned(), force: true };
+        let request =
+            v1::RemoveRequest { name: name.to_owned(), force: true, ..Default::default() };
         let removed = tokio::time::timeout(LONG, self.client.clone().remove(request)).await;
         removed.expect("it is removed in time").unwrap();
     }

@@ -232,7 +232,7 @@ pub(super) fn timeline(start: Start) -> Result<Timeline> {
 
 /// Removes a sandbox, whether it runs or not.
 pub(super) async fn remove(mut client: SandboxClient, name: String) -> Result<()> {
-    let request = v1::RemoveRequest { name, force: true };
+    let request = v1::RemoveRequest { name, force: true, ..Default::default() };
     client.remove(request).await.map_err(refused)?;
     Ok(())
 }

@@ -296,7 +296,8 @@ async fn started(node: &Rc<Node>, spec: v1::RunSpec) -> Result<Guest> {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let request = v1::RemoveRequest { name: self.name.clone(), force: true };
+        let request =
+            v1::RemoveRequest { name: self.name.clone(), force: true, ..Default::default() };
         let removed = self.node.wait(self.node.sandboxes().remove(request));
         if let Err(status) = removed {
             crate::complain(&anyhow::anyhow!("{}: {}", self.name, status.message()));
