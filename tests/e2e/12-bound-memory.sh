@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Each container of a pod has memory of its own: it comes before the container begins, holds what the container's processes
 # use, and goes back to the host whole when the container has ended, while a neighbour goes on. The control group and the
-# record say so, also after the daemon was killed. With QEMU such a pod is refused in one line.
+# record say so, also after the daemon was killed. A function's replicas have such memory, too. With QEMU such a pod is
+# refused in one line.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -26,8 +27,11 @@ if [ "${SLIPWAY_VMM:-}" != native ]; then
 fi
 start_daemon
 
-# record EXPRESSION: a value of the pod's record, `one`, in Python.
-record() { s inspect web | python3 -c 'import json,sys
+pod=web
+server=''
+end_all() { [ -z "$server" ] || kill -9 "$server" 2>/dev/null; }
+# record EXPRESSION: a value of the record of the pod $pod, `one`, in Python.
+record() { s inspect "$pod" | python3 -c 'import json,sys
 one = json.load(sys.stdin)[0]
 print(eval(sys.argv[1]))' "$1"; }
 bound() { echo $(($(record 'sum(one["bound"]["granted_bytes"])') >> 20)); }
@@ -100,3 +104,22 @@ grep -q 'has 8 containers with memory of their own' <<<"$out" || fail "the ninth
 s stop --time 1 web >/dev/null && s rm web >/dev/null || fail "rm of the pod: $(explain)"
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"
 ok "a ninth container is refused in a line, and nothing is left"
+
+pod=f-1
+"$slipway" function serve --listen 127.0.0.1:0 --network none --memory 256M --bind-memory 128M --min-sandboxes 1 \
+    --max-sandboxes 1 --keep-alive 20s --timeout 1h --queue-time 1h f "$image" -- sh -c 'sleep 2; cat /sys/fs/cgroup/memory.max' \
+    2>"$work/server" & server=$!
+wait_until 60 grep -q '^Serving f at ' "$work/server" || fail "no server: $(cat "$work/server")"
+[ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke: $(cat "$work/server"; explain)"
+has 132 || fail "a replica has $(bound) MiB: $(s function ls --json; explain)"
+s function load "$(sed -n 's,^Serving f at \(.*\)$,\1,p' "$work/server")" --bursts 2 --timeout 1h >"$work/load" ||
+    fail "load: $(cat "$work/load" "$work/server")"
+has 264 || fail "two replicas have $(bound) MiB: $(s function ls --json; explain)"
+wait_until 120 has 0 || fail "idle replicas leave $(bound) MiB: $(s function ls --json; cat "$work/server"; explain)"
+[ "$(s function invoke f)" = $((128 << 20)) ] || fail "invoke again: $(cat "$work/server"; explain)"
+ok "the memory of a function's replicas comes and goes with them"
+kill "$server"
+wait "$server" || fail "the server ended with status $?: $(cat "$work/server")"
+server=''
+refused 'at most 8' function serve --bind-memory 128M --replicas-per-sandbox 9 g "$image" -- true
+[ -z "$(leftovers)" ] || fail "left: $(leftovers)"

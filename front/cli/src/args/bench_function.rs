@@ -35,6 +35,10 @@ pub struct BenchFunctionArgs {
     /// Limit of the memory of a replica and its invocations [default: the sandbox's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub replica_memory: Option<u64>,
+    /// Give each replica SIZE of memory of its own, as slipway function serve does
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+          conflicts_with_all = ["replica_memory", "max_memory"])]
+    pub bind_memory: Option<u64>,
     /// Template that sandboxes begin with; "auto": one that the node makes after the first start;
     /// "none": they boot
     #[arg(long, value_name = "TEMPLATE|auto|none", default_value = "auto")]

@@ -76,8 +76,12 @@ fn settings(node: &NodeArgs, args: &BenchFunctionArgs) -> Result<FunctionSetting
     let mut options = machine(&args.machine);
     options.extend(option("--from", &args.from));
     options.extend(option("--network", &args.network));
-    if let Some(bytes) = args.replica_memory {
-        options.extend(option("--replica-memory", bytes.to_string()));
+    for (name, bytes) in
+        [("--replica-memory", args.replica_memory), ("--bind-memory", args.bind_memory)]
+    {
+        if let Some(bytes) = bytes {
+            options.extend(option(name, bytes.to_string()));
+        }
     }
     let command = match &args.command[..] {
         [] => vec!["true".to_owned()],
@@ -146,13 +150,15 @@ mod tests {
 
     #[test]
     fn servers_have_the_options_of_the_user() {
-        let words = ["--memory", "64M", "--run-dir", "/r", "debian:12", "--", "sh", "-c", "true"];
+        let words = ["--memory", "64M", "--bind-memory", "32M", "--run-dir", "/r", "debian:12"];
+        let words = [&words[..], &["--", "sh", "-c", "true"]].concat();
         let (node, args) = parsed(&words).unwrap();
         let settings = settings(&node, &args).unwrap();
         let texts = |words: &[OsString]| -> Vec<String> {
             words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
         };
         let options = ["--memory", "67108864", "--from", "auto", "--network", "none"];
+        let options = [&options[..], &["--bind-memory", "33554432"]].concat();
         assert_eq!(texts(&settings.options), options);
         assert_eq!(texts(&settings.program[3..5]), ["--run-dir", "/r"]);
         assert_eq!(settings.command, ["sh", "-c", "true"]);

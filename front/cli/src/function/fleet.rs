@@ -183,13 +183,16 @@ impl Fleet {
         }
     }
 
-    /// Removes a sandbox, or a replica as POD/CONTAINER, whatever it does.
+    /// Removes a sandbox, or a replica as POD/CONTAINER, whatever it does. The guest has given back
+    /// the memory of a replica's own when this returns, if it gives it back soon: until then the
+    /// replica counts as one that is being removed, so its sandbox is passed over.
     ///
     /// # Errors
     /// The daemon's. One that does not exist is no error.
     pub async fn remove(&self, name: &str) -> Result<()> {
         let mut client = self.client.clone();
-        let request = v1::RemoveRequest { name: name.to_owned(), force: true };
+        let request =
+            v1::RemoveRequest { name: name.to_owned(), force: true, returns_memory: true };
         match client.remove(request).await {
             Err(status) if status.code() != Code::NotFound => Err(refused(status)),
             _ => Ok(()),

@@ -3,7 +3,8 @@
 //!
 //! The strategy is RunD-V's (VIII, Figure 12). An invocation goes to an idle replica. If there is
 //! none, a sandbox with room gets one more replica (*scaling up*). A sandbox in which a replica is
-//! being made or removed is passed over, and so is one that is full. If no sandbox is left, a new
+//! being made or removed is passed over, memory that goes back to the host included, and so is one
+//! that is full. If no sandbox is left, a new
 //! one is made (*scaling out*). Meanwhile the invocation waits, and has the first replica that is
 //! free. Replicas that were idle for the keep-alive time are removed, one at a time in a sandbox,
 //! and then the sandbox that is empty.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use slipway_runtime::{Config, v1};
+use slipway_runtime::{BOUND_CONTAINERS, Config, v1};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -75,6 +75,7 @@ pub async fn serve(node: &NodeArgs, config: &Config, args: &FunctionServeArgs) -
 /// # Errors
 /// If they do not go together.
 fn limits(args: &FunctionServeArgs) -> Result<Limits> {
+    check_bound(args)?;
     let (concurrency, replicas) = (args.concurrency, args.replicas_per_sandbox);
     if replicas * (1 + concurrency) > MOST_PROCESSES {
         bail!(
@@ -104,6 +105,31 @@ fn limits(args: &FunctionServeArgs) -> Result<Limits> {
     })
 }
 
+/// Checks settings beside memory of the replicas' own.
+///
+/// # Errors
+/// If sandboxes with such replicas cannot have them.
+fn check_bound(args: &FunctionServeArgs) -> Result<()> {
+    let Some(bytes) = args.bind_memory else { return Ok(()) };
+    let (replicas, template) = (args.replicas_per_sandbox, args.from.as_str());
+    if bytes == 0 {
+        bail!("--bind-memory 0 is no memory; leave it out");
+    }
+    if !matches!(template, "auto" | "none") {
+        bail!(
+            "--bind-memory and --from {template} cannot be had together: a template's memory has \
+             one size"
+        );
+    }
+    if replicas as usize > BOUND_CONTAINERS {
+        bail!(
+            "{replicas} replicas with memory of their own are too many for a sandbox: with \
+             --bind-memory, --replicas-per-sandbox is at most {BOUND_CONTAINERS}"
+        );
+    }
+    Ok(())
+}
+
 fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
     let places = limits.sandboxes * limits.replicas * limits.concurrency;
     // A client that is alone has four fifths of the connections (`seats`).
@@ -121,12 +147,14 @@ fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
 /// An argument is malformed.
 fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan> {
     let network = NetworkArgs { network: args.network.clone(), ..NetworkArgs::default() };
-    let template = if args.from == "none" { "" } else { args.from.as_str() };
+    let boots = args.from == "none" || args.bind_memory.is_some();
+    let template = if boots { "" } else { args.from.as_str() };
     let mut holder = args.hold_with.split_whitespace().map(str::to_owned);
     let sandbox = v1::RunSpec {
         template: template.to_owned(),
         detach: true,
         makes_pod: true,
+        bound_memory_bytes: args.bind_memory.unwrap_or(0),
         ..spec::machine(&args.machine, &network, &config.run_dir)?
     };
     let replica = v1::RunSpec {
@@ -136,7 +164,7 @@ fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan>
         command: holder.collect(),
         env: spec::variables(&args.env),
         resources: Some(v1::Resources {
-            memory_bytes: args.replica_memory.unwrap_or(0),
+            memory_bytes: args.bind_memory.or(args.replica_memory).unwrap_or(0),
             ..v1::Resources::default()
         }),
         detach: true,
@@ -211,6 +239,31 @@ mod tests {
         for bad in [&["--zygote", "--replica-memory", "64M"][..], &["--ready-timeout", "1s"]] {
             let words = ["slipway", "function", "serve"].iter().chain(bad);
             assert!(Cli::try_parse_from(words.chain(&["f", "image", "--", "cat"])).is_err());
+        }
+    }
+
+    #[test]
+    fn replicas_with_memory_of_their_own_are_in_sandboxes_that_boot() {
+        const SIZE: u64 = 64 << 20;
+        let bound = args(&["--bind-memory", "64M"]);
+        limits(&bound).unwrap();
+        let plan = plan(&Config::default(), &bound, "sha256:0").unwrap();
+        assert_eq!((plan.sandbox.template.as_str(), plan.sandbox.bound_memory_bytes), ("", SIZE));
+        assert_eq!(plan.replica.resources.map(|limits| limits.memory_bytes), Some(SIZE));
+        assert_eq!(plan.replica.bound_memory_bytes, 0);
+        for (more, why) in [
+            (["--from", "web"], "--from web"),
+            (["--replicas-per-sandbox", "9"], "at most 8"),
+            (["--bind-memory", "0"], "no memory"),
+        ] {
+            let size: &[&str] = if why == "no memory" { &[] } else { &["--bind-memory", "64M"] };
+            let error = limits(&args(&[size, &more].concat())).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        for other in [&["--zygote"][..], &["--replica-memory", "64M"], &["--max-memory", "1G"]] {
+            let words = ["slipway", "function", "serve", "--bind-memory", "64M"];
+            let words = [&words[..], other, &["f", "image", "--", "cat"]].concat();
+            assert!(Cli::try_parse_from(words).is_err(), "{other:?}");
         }
     }
 

@@ -71,7 +71,8 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Returns whether a replica is being made or removed: the flag of RunD-V's Figure 12.
+    /// Returns whether a replica is being made or removed, and the memory of its own plugged or
+    /// unplugged with it: the flag of RunD-V's Figure 12.
     fn is_changing(&self) -> bool {
         self.replicas.iter().any(|replica| replica.phase != Phase::Ready)
     }
