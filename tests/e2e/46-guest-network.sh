@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What Linux does in a guest with its interface: every byte of its traffic is checked, by TCP and UDP, IPv4
 # and IPv6, between guests and with the host, in jumbo frames and VLANs, with each of its offloads on and
-# off, while the interface goes down and up, changes its MTU and its queues, and loses its link.
+# off, while the interface goes down and up, changes its MTU and its queues, and loses its link. Its queues follow the CPUs.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_network_node "$@"
@@ -162,6 +162,17 @@ refused "64" run --queues 65 "$image" true
 refused "without a network" run --network none --queues 2 "$image" true
 small "after all"
 ok "bad input is one line"
+
+"$slipway" run --detach --name grows --network wide --wait-network --cpus 1 --max-cpus 2 --queues 2 "$image" \
+    sleep 100000 >/dev/null || fail "run grows"
+# The kernel lists the queues in use.
+queues() { timeout 300 "$slipway" exec grows sh -c 'ls -d /sys/class/net/eth0/queues/tx-* | wc -l'; }
+[ "$(queues)" = 1 ] || fail "$(queues) queue pairs with one CPU"
+for cpus in 2 1; do
+    timeout 300 "$slipway" update grows --cpus $cpus >/dev/null || fail "update to $cpus: $(explain)"
+    [ "$(queues)" = $cpus ] || fail "$(queues) queue pairs with $cpus CPUs: $(explain)"
+done
+ok "the queues follow the CPUs"
 
 "$slipway" rm --force --all >/dev/null || fail "rm"
 "$slipway" network rm wide >/dev/null || fail "network rm"

@@ -272,7 +272,7 @@ fn mount_once(path: &'static str, options: &CStr) -> Result<&'static str> {
 }
 
 /// Returns a request about the interface `name` (netdevice(7)), and a socket for it.
-fn interface_request(name: &str) -> io::Result<(OwnedFd, libc::ifreq)> {
+pub fn interface_request(name: &str) -> io::Result<(OwnedFd, libc::ifreq)> {
     let kind = rustix::net::SocketType::DGRAM;
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(rustix::net::AddressFamily::INET, kind, flags, None)?;
@@ -292,29 +292,6 @@ pub fn loopback_up() -> io::Result<()> {
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
     // SAFETY: SIOCSIFFLAGS reads one ifreq, which `request` is.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Has the driver of an interface negotiate its link anew, as `ethtool --negotiate` does. Linux's
-/// e1000 resets its device for that, and sets it up as it was.
-pub fn renegotiate(name: &str) -> io::Result<()> {
-    /// `SIOCETHTOOL` (linux/sockios.h) and `ETHTOOL_NWAY_RST` (linux/ethtool.h).
-    const SIOCETHTOOL: u32 = 0x8946;
-    const NWAY_RST: u32 = 9;
-    /// `struct ethtool_value`.
-    #[repr(C)]
-    struct Command {
-        command: u32,
-        data: u32,
-    }
-    let mut command = Command { command: NWAY_RST, data: 0 };
-    let (socket, mut request) = interface_request(name)?;
-    request.ifr_ifru.ifru_data = (&raw mut command).cast();
-    // SAFETY: SIOCETHTOOL reads one ifreq, which `request` is, and reads and writes the command
-    // that it points to, which outlives the call.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

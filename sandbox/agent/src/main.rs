@@ -16,13 +16,14 @@
 //! measures the time that the NVMe driver and the block layer take for commands, while a host asks
 //! for it. [`network`] configures the sandbox's interface. [`cpus`] brings CPUs online, those that
 //! the machine begins with and those that the VMM adds, and takes those offline that the VMM is to
-//! remove. [`sockets`] starts the socket engine of a sandbox whose sockets are devices. [`shares`]
-//! mounts the host's files that containers have, and [`copies`] writes those of which they have
-//! copies, into a container's root or its [`file_dirs`]. [`rejoin`] gives a container of a saved
-//! machine the names of another sandbox. A [`message`] is what a container's program says of its
-//! end. [`empty_dirs`] makes directories of the sandbox that containers of a pod share by name, and
-//! [`huge_pages`] has the kernel make those that containers' limits stand for. A [`zygote`] is a
-//! process of a container of which others are forks; [`stopped`] says whether it stands still.
+//! remove; [`ethtool`] has the interface's queues follow. [`sockets`] starts the socket engine of a
+//! sandbox whose sockets are devices. [`shares`] mounts the host's files that containers have, and
+//! [`copies`] writes those of which they have copies, into a container's root or its [`file_dirs`].
+//! [`rejoin`] gives a container of a saved machine the names of another sandbox. A [`message`] is
+//! what a container's program says of its end. [`empty_dirs`] makes directories of the sandbox that
+//! containers of a pod share by name, and [`huge_pages`] has the kernel make those that containers'
+//! limits stand for. A [`zygote`] is a process of a container of which others are forks;
+//! [`stopped`] says whether it stands still.
 //!
 //! # What keeps a container in
 //!
@@ -61,6 +62,7 @@ mod copies;
 mod cpus;
 mod device_policy;
 mod empty_dirs;
+mod ethtool;
 mod file;
 mod file_dirs;
 mod group;

@@ -14,7 +14,7 @@ use slipway_agent_protocol::v1::{ConfigureNetworkRequest, InterfaceRoute};
 use slipway_ethernet_spec::Mac;
 use slipway_netlink::{Address, Link, LinkChange, Neighbour, Netlink, Route};
 
-use crate::{log, machine, nvme, uevent};
+use crate::{ethtool, log, machine, nvme, uevent};
 
 /// The longest wait for the interface. A guest under emulation on a busy host takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -203,7 +203,7 @@ pub fn restart(text: &str) -> Result<()> {
     let links = Netlink::open()?.links()?;
     let link = links.into_iter().find(|link| link.mac == Some(wanted));
     let link = link.with_context(|| format!("no interface has the address {text}"))?;
-    machine::renegotiate(&link.name).with_context(|| format!("restarting {}", link.name))
+    ethtool::renegotiate(&link.name).with_context(|| format!("restarting {}", link.name))
 }
 
 /// Applies the settings. A repetition changes nothing.

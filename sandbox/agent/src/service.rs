@@ -268,7 +268,12 @@ impl AgentService for Service {
     async fn set_cpus(&self, request: Request<SetCpusRequest>) -> Reply<SetCpusReply> {
         let count = request.into_inner().cpus;
         self.complete(|agent| async move {
-            crate::cpus::set(&agent.places.sysfs, count).await.map_err(precondition)
+            let sysfs = agent.places.sysfs.clone();
+            crate::cpus::set(&sysfs, count).await.map_err(precondition)?;
+            // A driver waits for its device, which the thread that serves the host must not.
+            let follow = move || crate::ethtool::follow_cpus(&sysfs, count);
+            let followed = tokio::task::spawn_blocking(follow).await;
+            followed.map_err(|error| Status::internal(error.to_string()))
         })
         .await?;
         Ok(Response::new(SetCpusReply {}))

@@ -34,7 +34,8 @@ pub struct NetworkArgs {
     /// up beside it
     #[arg(long)]
     pub wait_network: bool,
-    /// Queue pairs of the sandbox's interface [default: one for each CPU]
+    /// Queue pairs of the sandbox's interface, of which a Linux guest uses one for each CPU that it
+    /// has [default: one for each CPU that it begins with]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub queues: Option<u32>,
     /// Kind of the sandbox's interface: "e1000" is Intel's 82540EM, for guests whose kernel has its
