@@ -17,13 +17,13 @@ pub(crate) const RING_ENTRIES: u32 = 256;
 
 /// The next action for a job.
 pub(crate) enum Next {
-    /// Submit the next step, which [`Work::entry`] makes.
+    /// Submit the next step, which [`UringRequest::entry`] makes.
     Again,
     Done(Result<(), DiskError>),
 }
 
 /// A request and its progress.
-pub(crate) trait Work: Sized {
+pub(crate) trait UringRequest: Sized {
     /// The object that jobs work on, and the state that they share.
     type Target;
     type Entry: squeue::EntryMarker;
@@ -51,7 +51,7 @@ pub(crate) trait Work: Sized {
 
 /// A ring and the jobs that the kernel has. Dropping it waits for them, since they use the spans'
 /// memory.
-pub(crate) struct Engine<J: Work> {
+pub(crate) struct Engine<J: UringRequest> {
     ring: IoUring<J::Entry, J::Answer>,
     pub target: J::Target,
     slots: Vec<Slot<J>>,
@@ -72,7 +72,7 @@ struct Slot<J> {
     spared: bool,
 }
 
-impl<J: Work> Engine<J> {
+impl<J: UringRequest> Engine<J> {
     /// Creates a ring. The kernel holds `witness` until the last request has ended, even if the
     /// process is killed.
     pub fn new(
@@ -236,7 +236,7 @@ impl<J: Work> Engine<J> {
     }
 }
 
-impl<J: Work> Engine<J> {
+impl<J: UringRequest> Engine<J> {
     /// Waits until the kernel has no more requests.
     pub fn close(&mut self) {
         let mut ended = Vec::new();
@@ -256,7 +256,7 @@ impl<J: Work> Engine<J> {
     }
 }
 
-impl<J: Work> Drop for Engine<J> {
+impl<J: UringRequest> Drop for Engine<J> {
     fn drop(&mut self) {
         self.close();
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::uring::{Engine, RING_ENTRIES, Work};
+use crate::uring::{Engine, RING_ENTRIES, UringRequest};
 use crate::{DiskError, Request};
 
 /// The number of disks on a medium, and the state that they share.
@@ -34,7 +34,11 @@ impl Share {
     const SHARED: Self = Self { requests: 32, bytes: 1 << 20 };
 
     /// Returns whether the kernel may have the first of the `waiting` requests.
-    pub fn has_room<J: Work>(self, engine: &Engine<J>, waiting: &VecDeque<Request>) -> bool {
+    pub fn has_room<J: UringRequest>(
+        self,
+        engine: &Engine<J>,
+        waiting: &VecDeque<Request>,
+    ) -> bool {
         let running = engine.running();
         let Some(next) = waiting.front().filter(|_| running < self.requests) else {
             return false;

@@ -8,7 +8,7 @@ use slipway_ram::{Fault, Span};
 
 use super::thin::Begun;
 use crate::aligned::Aligned;
-use crate::uring::{Next, Work, refused, uring_fd};
+use crate::uring::{Next, UringRequest, refused, uring_fd};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Geometry, Operation, Request};
 
@@ -57,7 +57,7 @@ pub(crate) struct Alignment {
 
 /// The step of a job that the kernel carries out.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum FileStep {
     /// Moves data between the file and the spans.
     Move,
     /// Moves this many bytes between the file and a bounce buffer.
@@ -81,7 +81,7 @@ pub(super) struct FileJob {
     done: u64,
     /// The ring's number for the registered memory that all of its spans lie in.
     pinned: Option<u16>,
-    step: Step,
+    step: FileStep,
     /// The change of what the file holds, if the file keeps a reserve.
     begun: Option<Begun>,
 }
@@ -97,9 +97,9 @@ impl FileJob {
         let block = u64::from(geometry.block_size);
         let (start, len) = (request.lba.wrapping_mul(block), u64::from(request.blocks) * block);
         let step = match request.operation {
-            Operation::Read | Operation::Write => Step::Move,
-            Operation::Flush => Step::Sync,
-            Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
+            Operation::Read | Operation::Write => FileStep::Move,
+            Operation::Flush => FileStep::Sync,
+            Operation::WriteZeroes | Operation::Discard => FileStep::WriteZeros,
         };
         let mut job = Self { request, start, len, done: 0, pinned, step, begun: None };
         job.choose(target);
@@ -111,7 +111,7 @@ impl FileJob {
     pub fn in_thin(mut self, begun: Option<Begun>) -> Self {
         let zeroes = matches!(self.request.operation, Operation::WriteZeroes | Operation::Discard);
         if begun.is_some() && zeroes {
-            self.step = Step::Punch;
+            self.step = FileStep::Punch;
         }
         self.begun = begun;
         self
@@ -123,17 +123,17 @@ impl FileJob {
             Operation::Read | Operation::Write => {
                 let fits = |limits: Alignment| self.request.spans.iter().all(|s| limits.fits(s));
                 if target.direct.is_some_and(|limits| !fits(limits)) {
-                    self.step = Step::Bounce(Aligned::empty(), 0);
+                    self.step = FileStep::Bounce(Aligned::empty(), 0);
                 }
             }
-            Operation::Discard if !target.lacks_punch_hole => self.step = Step::Punch,
+            Operation::Discard if !target.lacks_punch_hole => self.step = FileStep::Punch,
             // Zeros are a write: the blocks stay allocated, so that writing them again cannot run
             // out of space. A hole is punched only if the file cannot zero a range.
             Operation::WriteZeroes | Operation::Discard if !target.lacks_zero_range => {
-                self.step = Step::ZeroRange;
+                self.step = FileStep::ZeroRange;
             }
-            Operation::WriteZeroes if !target.lacks_punch_hole => self.step = Step::Punch,
-            Operation::WriteZeroes | Operation::Discard => self.step = Step::WriteZeros,
+            Operation::WriteZeroes if !target.lacks_punch_hole => self.step = FileStep::Punch,
+            Operation::WriteZeroes | Operation::Discard => self.step = FileStep::WriteZeros,
             Operation::Flush => {}
         }
     }
@@ -149,7 +149,7 @@ impl FileJob {
         {
             let at = one.iov_base.cast::<u8>();
             // Bounce buffers and zeros are not registered.
-            let pinned = self.pinned.filter(|_| matches!(self.step, Step::Move));
+            let pinned = self.pinned.filter(|_| matches!(self.step, FileStep::Move));
             return match (read, pinned) {
                 (true, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
                 (true, Some(number)) => {
@@ -183,7 +183,7 @@ impl FileJob {
 
     /// Prepares the bounce buffer for the next piece, with its data if the request is a write.
     fn fill_bounce(&mut self, target: &mut Target, vectors: &mut IoVectors) -> Result<(), Fault> {
-        let Step::Bounce(buffer, len) = &mut self.step else { return Ok(()) };
+        let FileStep::Bounce(buffer, len) = &mut self.step else { return Ok(()) };
         if buffer.bytes().is_empty() {
             *buffer = target.bounces.pop().unwrap_or_else(|| Aligned::zeroed(BOUNCE));
         }
@@ -198,7 +198,7 @@ impl FileJob {
 
     /// Copies data that was read into the bounce buffer to the spans.
     fn drain_bounce(&self, moved: usize) -> Result<(), Fault> {
-        let Step::Bounce(buffer, len) = &self.step else { return Ok(()) };
+        let FileStep::Bounce(buffer, len) = &self.step else { return Ok(()) };
         copy_out(&self.request.spans, self.done, &buffer.bytes()[..moved.min(*len)])
     }
 
@@ -209,7 +209,7 @@ impl FileJob {
         }
         self.done += moved;
         if self.done >= self.len {
-            return if matches!(self.step, Step::WriteZeros) {
+            return if matches!(self.step, FileStep::WriteZeros) {
                 self.zeroed()
             } else {
                 Next::Done(Ok(()))
@@ -229,7 +229,7 @@ impl FileJob {
         if !self.request.durable {
             return Next::Done(Ok(()));
         }
-        self.step = Step::Sync;
+        self.step = FileStep::Sync;
         Next::Again
     }
 
@@ -237,26 +237,29 @@ impl FileJob {
         match (errno, &self.step) {
             (libc::EINTR | libc::EAGAIN, _) => return Next::Again,
             // Zeros that are written would take space.
-            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch)
+            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, FileStep::Punch)
                 if self.begun.is_some() =>
             {
                 return Next::Done(Err(DiskError::Unsupported));
             }
-            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::Punch) => {
+            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, FileStep::Punch) => {
                 target.lacks_punch_hole = true;
             }
-            (libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV, Step::ZeroRange) => {
+            (
+                libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV,
+                FileStep::ZeroRange,
+            ) => {
                 target.lacks_zero_range = true;
             }
             // Whatever the kernel has against the registered memory: retry without it.
-            (libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP, Step::Move)
+            (libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP, FileStep::Move)
                 if self.pinned.take().is_some() =>
             {
                 return Next::Again;
             }
             // The file system requires more alignment than it reported.
-            (libc::EINVAL, Step::Move) if target.direct.is_some() => {
-                self.step = Step::Bounce(Aligned::empty(), 0);
+            (libc::EINVAL, FileStep::Move) if target.direct.is_some() => {
+                self.step = FileStep::Bounce(Aligned::empty(), 0);
                 return Next::Again;
             }
             _ => return Next::Done(Err(refused(errno, &self.request))),
@@ -266,7 +269,7 @@ impl FileJob {
     }
 }
 
-impl Work for FileJob {
+impl UringRequest for FileJob {
     type Target = Target;
     type Entry = squeue::Entry;
     type Answer = cqueue::Entry;
@@ -283,16 +286,16 @@ impl Work for FileJob {
         let fd = uring_fd(&target.fd);
         vectors.clear();
         match self.step {
-            Step::Sync => {
+            FileStep::Sync => {
                 return Ok(opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build());
             }
-            Step::Punch => return Ok(self.fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE)),
-            Step::ZeroRange => return Ok(self.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE)),
-            Step::Move => {
+            FileStep::Punch => return Ok(self.fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE)),
+            FileStep::ZeroRange => return Ok(self.fallocate(fd, libc::FALLOC_FL_ZERO_RANGE)),
+            FileStep::Move => {
                 gather(&self.request.spans, self.done, u64::MAX, vectors);
             }
-            Step::WriteZeros => self.gather_zeros(target, vectors),
-            Step::Bounce(..) => self.fill_bounce(target, vectors)?,
+            FileStep::WriteZeros => self.gather_zeros(target, vectors),
+            FileStep::Bounce(..) => self.fill_bounce(target, vectors)?,
         }
         Ok(self.transfer(fd, vectors))
     }
@@ -301,15 +304,17 @@ impl Work for FileJob {
         match u64::try_from(result) {
             Err(_) => self.failed(result.wrapping_neg(), target),
             Ok(moved) => match self.step {
-                Step::Move | Step::Bounce(..) | Step::WriteZeros => self.moved(moved, target),
-                Step::Punch | Step::ZeroRange => self.zeroed(),
-                Step::Sync => Next::Done(Ok(())),
+                FileStep::Move | FileStep::Bounce(..) | FileStep::WriteZeros => {
+                    self.moved(moved, target)
+                }
+                FileStep::Punch | FileStep::ZeroRange => self.zeroed(),
+                FileStep::Sync => Next::Done(Ok(())),
             },
         }
     }
 
     fn into_request(self, result: Result<(), DiskError>, target: &mut Target) -> Request {
-        if let (Err(error), Step::Sync) = (result, &self.step)
+        if let (Err(error), FileStep::Sync) = (result, &self.step)
             && error != DiskError::Cancelled
         {
             target.lost = Some(error);
@@ -317,7 +322,7 @@ impl Work for FileJob {
         if let (Ok(()), Some(begun)) = (result, &self.begun) {
             begun.succeed();
         }
-        if let Step::Bounce(buffer, _) = self.step {
+        if let FileStep::Bounce(buffer, _) = self.step {
             keep(target, buffer);
         }
         self.request

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use slipway_space::Space;
 
 use crate::{DiskError, Operation};
-use held::{Held, space};
+use held::{AllocatedPages, space};
 
 /// The most bytes that are granted between two looks at the free space.
 const STEP: u64 = 16 << 20;
@@ -104,7 +104,7 @@ impl Account {
 /// The state of a file that keeps a reserve, for all disks on it.
 pub(crate) struct Thin {
     account: Arc<Account>,
-    held: Held,
+    held: AllocatedPages,
     /// The holes that were begun, and those of them that have not ended.
     begun: AtomicU64,
     running: AtomicU64,
@@ -121,7 +121,7 @@ impl Thin {
         let file = file.as_fd();
         Ok(Self {
             account: Account::of(file, reserve.bytes)?,
-            held: Held::of(file, bytes)?,
+            held: AllocatedPages::of(file, bytes)?,
             begun: AtomicU64::new(0),
             running: AtomicU64::new(0),
             refused: AtomicU64::new(0),

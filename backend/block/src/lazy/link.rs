@@ -16,15 +16,15 @@ use crate::OpenError;
 use crate::file::failed;
 
 /// A connection to the fetcher, or the lack of one.
-pub(super) struct Link {
+pub(super) struct FetcherConnection {
     address: SocketAddrUnix,
     hello: Hello,
     /// Closes connections.
     bin: Bin,
-    state: State,
+    state: ConnectionState,
 }
 
-enum State {
+enum ConnectionState {
     /// There is no connection.
     Lost,
     /// The greeting is sent, and not answered yet.
@@ -34,7 +34,7 @@ enum State {
 }
 
 /// The outcome of one look for a message.
-pub(super) enum Heard {
+pub(super) enum ReceiveOutcome {
     /// There is no message, or no connection.
     Nothing,
     /// A message of so many bytes.
@@ -43,7 +43,7 @@ pub(super) enum Heard {
     End,
 }
 
-impl Link {
+impl FetcherConnection {
     /// Makes the link of a disk to the fetcher at `socket`, which it greets with `hello`. There is
     /// no connection yet.
     ///
@@ -51,24 +51,26 @@ impl Link {
     /// [`OpenError::File`] if the path is too long for a socket.
     pub fn new(socket: &Path, hello: Hello) -> Result<Self, OpenError> {
         let address = SocketAddrUnix::new(socket).map_err(failed(socket, "connect to"))?;
-        Ok(Self { address, hello, bin: Bin::new(), state: State::Lost })
+        Ok(Self { address, hello, bin: Bin::new(), state: ConnectionState::Lost })
     }
 
     /// Returns whether there is no connection.
     pub fn is_lost(&self) -> bool {
-        matches!(self.state, State::Lost)
+        matches!(self.state, ConnectionState::Lost)
     }
 
     /// Returns whether the fetcher has said that it has the image.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open(_))
+        matches!(self.state, ConnectionState::Open(_))
     }
 
     /// Notes that the fetcher has the image.
     pub fn open(&mut self) {
-        self.state = match std::mem::replace(&mut self.state, State::Lost) {
-            State::Greeted(socket) | State::Open(socket) => State::Open(socket),
-            State::Lost => State::Lost,
+        self.state = match std::mem::replace(&mut self.state, ConnectionState::Lost) {
+            ConnectionState::Greeted(socket) | ConnectionState::Open(socket) => {
+                ConnectionState::Open(socket)
+            }
+            ConnectionState::Lost => ConnectionState::Lost,
         };
     }
 
@@ -81,16 +83,16 @@ impl Link {
         });
         if let Ok(socket) = connected {
             self.lose(wake);
-            self.state = State::Greeted(socket);
+            self.state = ConnectionState::Greeted(socket);
         }
     }
 
     /// Ends the connection, if there is one.
     pub fn lose(&mut self, wake: &OwnedFd) {
-        match std::mem::replace(&mut self.state, State::Lost) {
-            State::Lost => {}
+        match std::mem::replace(&mut self.state, ConnectionState::Lost) {
+            ConnectionState::Lost => {}
             // It is closed later and by another thread: until then `wake` would report it.
-            State::Greeted(socket) | State::Open(socket) => {
+            ConnectionState::Greeted(socket) | ConnectionState::Open(socket) => {
                 let _ = epoll::delete(wake, &socket);
             }
         }
@@ -113,7 +115,7 @@ impl Link {
     /// # Errors
     /// The connection has ended.
     pub fn send(&self, want: &Want) -> rustix::io::Result<bool> {
-        let State::Open(socket) = &self.state else { return Ok(false) };
+        let ConnectionState::Open(socket) = &self.state else { return Ok(false) };
         match rustix::net::send(socket, &want.encode(), SEND) {
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
@@ -122,17 +124,17 @@ impl Link {
     }
 
     /// Takes a message into `buffer`.
-    pub fn receive(&self, buffer: &mut [u8; MOST]) -> Heard {
-        let (State::Greeted(socket) | State::Open(socket)) = &self.state else {
-            return Heard::Nothing;
+    pub fn receive(&self, buffer: &mut [u8; MOST]) -> ReceiveOutcome {
+        let (ConnectionState::Greeted(socket) | ConnectionState::Open(socket)) = &self.state else {
+            return ReceiveOutcome::Nothing;
         };
         let mut into = [IoSliceMut::new(buffer)];
         match receive(socket, &mut into, &self.bin, RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            Err(Errno::AGAIN | Errno::INTR) => ReceiveOutcome::Nothing,
             Ok(one) if one.bytes > 0 && !one.flags.contains(ReturnFlags::TRUNC) => {
-                Heard::Message(one.bytes)
+                ReceiveOutcome::Message(one.bytes)
             }
-            Ok(_) | Err(_) => Heard::End,
+            Ok(_) | Err(_) => ReceiveOutcome::End,
         }
     }
 }

@@ -10,7 +10,7 @@ use slipway_telemetry::Clock;
 
 use super::alarm::Alarm;
 use super::blocks::Blocks;
-use super::link::{Heard, Link};
+use super::link::{FetcherConnection, ReceiveOutcome};
 use crate::check::complete;
 use crate::{Completion, DiskError, OpenError, Request};
 
@@ -57,7 +57,7 @@ pub(super) struct Missing {
     /// The ranges of blocks that the fetcher was asked for on this connection and has not
     /// answered for. No two overlap.
     wanted: Vec<Range<u64>>,
-    link: Link,
+    link: FetcherConnection,
     /// The earliest time of the next attempt to connect.
     again: Duration,
     /// The fetcher's refusals since it had the image.
@@ -70,7 +70,11 @@ impl Missing {
     ///
     /// # Errors
     /// [`OpenError::Wake`] if no descriptors are left.
-    pub fn new(bytes: u64, link: Link, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
+    pub fn new(
+        bytes: u64,
+        link: FetcherConnection,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
         let alarm = Alarm::new(clock).map_err(|errno| OpenError::Wake(errno.into()))?;
         let there = Blocks::new(bytes.div_ceil(BLOCK));
         let (waiting, wanted, again) = (Vec::new(), Vec::new(), Duration::ZERO);
@@ -188,9 +192,9 @@ impl Missing {
         let mut buffer = [0; MOST];
         for number in 0..MOST_HEARD {
             let is_valid = match self.link.receive(&mut buffer) {
-                Heard::Nothing => return number > 0,
-                Heard::Message(bytes) => self.take(&buffer[..bytes], completions),
-                Heard::End => false,
+                ReceiveOutcome::Nothing => return number > 0,
+                ReceiveOutcome::Message(bytes) => self.take(&buffer[..bytes], completions),
+                ReceiveOutcome::End => false,
             };
             if !is_valid {
                 self.lose(wake);

@@ -33,7 +33,7 @@ use crate::file::{Common, failed, measure};
 use crate::{
     Completion, Disk, FileDisk, FileOptions, Geometry, OpenError, Operation, Request, Transferred,
 };
-use link::Link;
+use link::FetcherConnection;
 use missing::{BLOCK, Missing};
 
 /// Most bytes of an image: what is known of each of its blocks then takes 32 MiB.
@@ -90,7 +90,8 @@ impl<D: Disk> LazyDisk<D> {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
         let geometry = Geometry { read_only: true, ..inner.geometry() };
-        let mut missing = Missing::new(geometry.bytes(), Link::new(socket, hello)?, clock)?;
+        let mut missing =
+            Missing::new(geometry.bytes(), FetcherConnection::new(socket, hello)?, clock)?;
         let wake = watch(&inner, &missing).map_err(|errno| OpenError::Wake(errno.into()))?;
         missing.connect(&wake);
         Ok(Self { inner, wake, geometry, missing: Some(Box::new(missing)), ready: Vec::new() })

@@ -11,7 +11,7 @@ use super::command::Command;
 use super::common::Common;
 use super::device::Device;
 use crate::aligned::Aligned;
-use crate::uring::{Next, Work, refused};
+use crate::uring::{Next, UringRequest, refused};
 use crate::vectors::{IoVectors, copy_in, copy_out, gather};
 use crate::{DiskError, Operation, Request};
 
@@ -51,7 +51,7 @@ impl Target {
 }
 
 /// The step of a job that the drive carries out.
-enum Step {
+enum DriveStep {
     /// Moves data between the drive and the spans.
     Move,
     /// Moves data between the drive and a staging buffer: one block has more vectors than a call
@@ -79,7 +79,7 @@ pub(super) struct PassthroughJob {
     most_bytes: u64,
     /// The number of retries of the current command.
     retries: u8,
-    step: Step,
+    step: DriveStep,
 }
 
 impl PassthroughJob {
@@ -91,10 +91,10 @@ impl PassthroughJob {
             _ => (request.lba.wrapping_mul(block), u64::from(request.blocks) * block),
         };
         let step = match request.operation {
-            Operation::Read | Operation::Write => Step::Move,
-            Operation::Flush => Step::Flush,
-            Operation::WriteZeroes | Operation::Discard if target.zeroes => Step::Zero,
-            Operation::WriteZeroes | Operation::Discard => Step::WriteZeros,
+            Operation::Read | Operation::Write => DriveStep::Move,
+            Operation::Flush => DriveStep::Flush,
+            Operation::WriteZeroes | Operation::Discard if target.zeroes => DriveStep::Zero,
+            Operation::WriteZeroes | Operation::Discard => DriveStep::WriteZeros,
         };
         Self { request, start, len, done: 0, piece: 0, most_bytes: u64::MAX, retries: 0, step }
     }
@@ -111,14 +111,14 @@ impl PassthroughJob {
     }
 
     fn moves(&self) -> bool {
-        matches!(self.step, Step::Move | Step::Bounce(_))
+        matches!(self.step, DriveStep::Move | DriveStep::Bounce(_))
     }
 
     /// Appends the vectors of the next bytes of data: at most `most` bytes, and whole blocks of the
     /// drive. Returns the number of bytes.
     fn lend(&mut self, most: u64, lba_size: u64, vectors: &mut IoVectors) -> Result<u64, Fault> {
         let spans = &self.request.spans;
-        if matches!(self.step, Step::Move) {
+        if matches!(self.step, DriveStep::Move) {
             let found = gather(spans, self.done, most, vectors);
             let whole = found / lba_size * lba_size;
             if whole < found {
@@ -130,9 +130,9 @@ impl PassthroughJob {
             if whole > 0 {
                 return Ok(whole);
             }
-            self.step = Step::Bounce(Aligned::zeroed(BUFFER));
+            self.step = DriveStep::Bounce(Aligned::zeroed(BUFFER));
         }
-        let Step::Bounce(buffer) = &mut self.step else { return Ok(0) };
+        let DriveStep::Bounce(buffer) = &mut self.step else { return Ok(0) };
         let piece = most.min(BUFFER as u64);
         let part = &mut buffer.bytes_mut()[..piece as usize];
         vectors.push((part.as_mut_ptr(), part.len()));
@@ -145,7 +145,7 @@ impl PassthroughJob {
     /// Copies data that was read into the staging buffer to the spans.
     fn drain(&self) -> Result<(), Fault> {
         match &self.step {
-            Step::Bounce(buffer) if self.request.operation == Operation::Read => {
+            DriveStep::Bounce(buffer) if self.request.operation == Operation::Read => {
                 let part = &buffer.bytes()[..self.piece as usize];
                 copy_out(&self.request.spans, self.done, part)
             }
@@ -186,10 +186,10 @@ impl PassthroughJob {
     fn ended_badly(&mut self, status: Status, target: &mut Target) -> Next {
         let code = status.code();
         let unknown = [Status::INVALID_OPCODE, Status::INVALID_FIELD].map(Status::code);
-        if matches!(self.step, Step::Zero) && unknown.contains(&code) {
+        if matches!(self.step, DriveStep::Zero) && unknown.contains(&code) {
             // Some drives report Write Zeroes and lack it, or lack the bits that are set.
             target.zeroes = false;
-            self.step = Step::WriteZeros;
+            self.step = DriveStep::WriteZeros;
             return Next::Again;
         }
         let known = [
@@ -205,7 +205,7 @@ impl PassthroughJob {
     }
 }
 
-impl Work for PassthroughJob {
+impl UringRequest for PassthroughJob {
     type Target = Target;
     type Entry = squeue::Entry128;
     type Answer = cqueue::Entry32;
@@ -224,8 +224,8 @@ impl Work for PassthroughJob {
         let left = self.len - self.done;
         let most = left.min(target.most_bytes.min(self.most_bytes)).min(MOST_BLOCKS * lba_size);
         let command = match &self.step {
-            Step::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device().nsid, 0, 1),
-            Step::Zero => {
+            DriveStep::Flush => Command::of_blocks(NvmOpcode::Flush.0, target.device().nsid, 0, 1),
+            DriveStep::Zero => {
                 self.piece = left.min(MOST_BLOCKS * lba_size);
                 let mut command = self.command(NvmOpcode::WriteZeroes, target.device());
                 let discards = self.request.operation == Operation::Discard;
@@ -234,12 +234,12 @@ impl Work for PassthroughJob {
                 }
                 command
             }
-            Step::WriteZeros => {
+            DriveStep::WriteZeros => {
                 let zeros = target.zeros.get_or_insert_with(|| Aligned::zeroed(BUFFER));
                 self.piece = vectors.repeat(zeros.bytes_mut(), most);
                 self.command(NvmOpcode::Write, target.device())
             }
-            Step::Move | Step::Bounce(_) => {
+            DriveStep::Move | DriveStep::Bounce(_) => {
                 self.piece = self.lend(most, lba_size, vectors)?;
                 let read = self.request.operation == Operation::Read;
                 let opcode = if read { NvmOpcode::Read } else { NvmOpcode::Write };
@@ -269,7 +269,7 @@ impl Work for PassthroughJob {
     }
 
     fn into_request(self, result: Result<(), DiskError>, target: &mut Target) -> Request {
-        if let (Err(error), Step::Flush) = (result, self.step)
+        if let (Err(error), DriveStep::Flush) = (result, self.step)
             && error != DiskError::Cancelled
         {
             target.lost = Some(error);

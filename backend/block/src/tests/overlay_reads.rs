@@ -15,11 +15,11 @@ const MOST: u64 = 70_000;
 /// A base of zeros that answers when it is told to.
 struct Slow {
     waiting: Vec<Request>,
-    state: Arc<State>,
+    state: Arc<SlowState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SlowState {
     asked: AtomicUsize,
     answers: AtomicBool,
     fails: AtomicBool,
@@ -54,8 +54,8 @@ fn striped<D: Disk>(base: D) -> OverlayDisk<D> {
     overlay
 }
 
-fn slow() -> (OverlayDisk<Slow>, Arc<State>) {
-    let state = Arc::<State>::default();
+fn slow() -> (OverlayDisk<Slow>, Arc<SlowState>) {
+    let state = Arc::<SlowState>::default();
     (striped(Slow { waiting: Vec::new(), state: state.clone() }), state)
 }
 

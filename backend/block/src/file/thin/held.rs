@@ -25,9 +25,9 @@ const MOST_STRETCHES: usize = 16_384;
 type Chunk = Box<[AtomicU64; WORDS]>;
 
 /// The pages of a file that have space.
-pub(super) struct Held(Vec<OnceLock<Chunk>>);
+pub(super) struct AllocatedPages(Vec<OnceLock<Chunk>>);
 
-impl Held {
+impl AllocatedPages {
     /// Makes the map of `file`, which has `bytes` bytes.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn pages_are_held_one_by_one() {
-        let held = Held::new(3 * CHUNK);
+        let held = AllocatedPages::new(3 * CHUNK);
         let bytes = CHUNK - 3 * PAGE..CHUNK + 70 * PAGE;
         assert!(!held.has(&bytes));
         held.set(&bytes);
@@ -138,7 +138,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         file.write_all_at(&[1; PAGE as usize], 8 * PAGE).unwrap();
-        let held = Held::of(file.as_fd(), 1 << 20).unwrap();
+        let held = AllocatedPages::of(file.as_fd(), 1 << 20).unwrap();
         assert!(held.has(&(8 * PAGE..9 * PAGE)));
         assert!(!held.has(&(512 << 10..(512 << 10) + PAGE)));
     }
