@@ -23,7 +23,7 @@ struct Workplace {
 }
 
 /// The way to deliver a frame to a port.
-enum Way {
+enum Delivery {
     Whole,
     Work,
     Refuse,
@@ -61,9 +61,9 @@ impl Cutter {
         for (at, pick) in picks.iter().enumerate() {
             let frame = &burst.frames()[usize::from(pick.frame)];
             let done = match way(frame, abilities, max_frame) {
-                Way::Whole => port.deliver(burst, std::slice::from_ref(pick)),
-                Way::Refuse => Delivered { refused: 1, ..Delivered::default() },
-                Way::Work => self.work(burst, *pick, abilities, port, max_frame),
+                Delivery::Whole => port.deliver(burst, std::slice::from_ref(pick)),
+                Delivery::Refuse => Delivered { refused: 1, ..Delivered::default() },
+                Delivery::Work => self.work(burst, *pick, abilities, port, max_frame),
             };
             sum.frames += done.frames;
             sum.bytes += done.bytes;
@@ -154,12 +154,12 @@ impl Workplace {
     }
 }
 
-fn way(frame: &Frame, abilities: Abilities, max: u32) -> Way {
+fn way(frame: &Frame, abilities: Abilities, max: u32) -> Delivery {
     let Offload { checksum, segmentation, .. } = frame.offload;
     let whole = match segmentation {
         Segmentation::None => {
             if max != 0 && frame.len > max {
-                return Way::Refuse;
+                return Delivery::Refuse;
             }
             checksum.is_none() || abilities.checksum
         }
@@ -167,5 +167,5 @@ fn way(frame: &Frame, abilities: Abilities, max: u32) -> Way {
         Segmentation::Tcp6 => abilities.tcp6,
         Segmentation::Udp => abilities.udp,
     };
-    if whole { Way::Whole } else { Way::Work }
+    if whole { Delivery::Whole } else { Delivery::Work }
 }

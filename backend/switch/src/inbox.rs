@@ -9,13 +9,13 @@ use crate::PortIndex;
 use crate::running::Owner;
 
 /// A job that another thread gives to the switch's thread.
-pub(crate) type Job = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
+pub(crate) type OwnerTask = Box<dyn FnOnce(&mut Owner<'_, '_>) + Send>;
 
 /// A message.
 pub(crate) enum Message {
     /// Frames wait in the port.
     Wake(PortIndex),
-    Call(Job),
+    Call(OwnerTask),
     /// The switch is to end.
     Stop,
 }

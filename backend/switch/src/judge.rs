@@ -10,7 +10,7 @@ use crate::stats::{Drop, PortStats};
 
 /// A frame that the source port's settings admit.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Kept {
+pub(crate) struct AdmittedFrame {
     /// The frame's number in the burst.
     pub frame: u16,
     /// The frame's VLAN, with the priority of its tag.
@@ -29,14 +29,14 @@ pub(crate) fn judge(
     stats: &mut PortStats,
     burst: &mut Burst,
     keys: &mut [Key; BURST],
-    kept: &mut [Kept; BURST],
+    kept: &mut [AdmittedFrame; BURST],
 ) -> usize {
     let mut count = 0;
     for frame in 0..burst.len() {
         match admit(config, burst, frame) {
             Ok((key, tci)) => {
                 keys[count] = key;
-                kept[count] = Kept { frame: frame as u16, tci };
+                kept[count] = AdmittedFrame { frame: frame as u16, tci };
                 count += 1;
             }
             Err(cause) => stats.drop_in(cause),

@@ -165,7 +165,7 @@ enum Watch {
 
 /// When a port has its next turn.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Turn {
+enum WakeState {
     /// When it is woken.
     #[default]
     Armed,
@@ -175,7 +175,7 @@ enum Turn {
     Held,
 }
 
-impl Turn {
+impl WakeState {
     fn name(self) -> &'static str {
         match self {
             Self::Armed => "armed",
@@ -188,7 +188,7 @@ impl Turn {
 /// The task's state of a port.
 #[derive(Clone, Copy, Default)]
 struct PortState {
-    turn: Turn,
+    turn: WakeState,
     watch: Watch,
     /// The time at which the port last had frames.
     last: Option<Instant>,
@@ -257,7 +257,7 @@ impl Running {
     pub fn watch_again(&mut self, context: &mut Context<'_>) {
         for at in 0..self.states.len() {
             let index = at as PortIndex;
-            let is_held = self.states[at].turn == Turn::Held;
+            let is_held = self.states[at].turn == WakeState::Held;
             let interest = if is_held { Interest::None } else { Interest::Read };
             let _ = self.watch(index, interest, context);
             self.wake(index);
@@ -268,10 +268,10 @@ impl Running {
     pub fn wake(&mut self, index: PortIndex) {
         let Some(state) = self.states.get_mut(usize::from(index)) else { return };
         match state.turn {
-            Turn::Held => self.switch.attend(index),
-            Turn::Awake => {}
-            Turn::Armed => {
-                (state.turn, state.last) = (Turn::Awake, None);
+            WakeState::Held => self.switch.attend(index),
+            WakeState::Awake => {}
+            WakeState::Armed => {
+                (state.turn, state.last) = (WakeState::Awake, None);
                 self.awake.push_back(index);
             }
         }
@@ -319,7 +319,7 @@ impl Running {
         {
             self.awake.push_back(index);
         } else {
-            self.states[usize::from(index)].turn = Turn::Armed;
+            self.states[usize::from(index)].turn = WakeState::Armed;
         }
     }
 
@@ -348,7 +348,7 @@ impl Running {
     /// Holds a port that may not send before `until`; its descriptor is not watched meanwhile.
     fn hold(&mut self, index: PortIndex, until: Instant, context: &mut Context<'_>) {
         let state = &mut self.states[usize::from(index)];
-        state.turn = Turn::Held;
+        state.turn = WakeState::Held;
         self.held.push((until, index));
         if state.watch == Watch::Watched {
             // If this fails, the descriptor wakes a task that has nothing to do.
@@ -376,7 +376,7 @@ impl Running {
     /// count: it has a turn when it is held no more.
     fn due(&mut self, index: PortIndex) -> Option<Instant> {
         let inward =
-            !self.states.get(usize::from(index)).is_some_and(|state| state.turn == Turn::Held);
+            !self.states.get(usize::from(index)).is_some_and(|state| state.turn == WakeState::Held);
         self.switch.due(index, inward).map(|due| self.begin + due)
     }
 
@@ -393,7 +393,7 @@ impl Running {
         while let Some(at) = self.held.iter().position(|(until, _)| *until <= now) {
             let (_, index) = self.held.swap_remove(at);
             let state = &mut self.states[usize::from(index)];
-            state.turn = Turn::Armed;
+            state.turn = WakeState::Armed;
             if state.watch == Watch::Watched
                 && context.rewatch(u32::from(index), Interest::Read).is_err()
             {

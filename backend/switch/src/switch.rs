@@ -15,7 +15,7 @@ use crate::decorators::{
 };
 use crate::fan::Fan;
 use crate::index::{MAX_PORTS, PortIndex};
-use crate::judge::{Kept, judge};
+use crate::judge::{AdmittedFrame, judge};
 use crate::lookup::{Key, Lookup, Station, Target};
 use crate::port::{Layer, LinkSetting, Port};
 use crate::rules::{BadConfig, PortConfig};
@@ -86,7 +86,7 @@ pub struct Switch {
     burst: Burst,
     keys: Box<[Key; BURST]>,
     /// The frames of the burst that are forwarded, by number, in step with `keys`.
-    kept: Box<[Kept; BURST]>,
+    kept: Box<[AdmittedFrame; BURST]>,
     targets: Box<[Target; BURST]>,
     fan: Fan,
     picks: Vec<Pick>,
@@ -106,7 +106,7 @@ impl Switch {
             lookup,
             burst: Burst::new(),
             keys: Box::new([Key::default(); BURST]),
-            kept: Box::new([Kept::default(); BURST]),
+            kept: Box::new([AdmittedFrame::default(); BURST]),
             targets: Box::new([Target::Drop; BURST]),
             fan: Fan::new(),
             picks: Vec::with_capacity(BURST),
@@ -342,7 +342,7 @@ impl Switch {
 
     /// First pass, second half: puts a frame on the lists of its destinations.
     #[inline]
-    fn direct(&mut self, from: PortIndex, kept: Kept, station: Station, target: Target) {
+    fn direct(&mut self, from: PortIndex, kept: AdmittedFrame, station: Station, target: Target) {
         let nobody = match target {
             Target::Port(to) if to != from => !self.address(to, kept),
             Target::Port(_) | Target::Drop => true,
@@ -358,7 +358,7 @@ impl Switch {
 
     /// Puts a frame on one port's list. Returns `false` if the port is not in the frame's VLAN.
     #[inline]
-    fn address(&mut self, to: PortIndex, kept: Kept) -> bool {
+    fn address(&mut self, to: PortIndex, kept: AdmittedFrame) -> bool {
         let Some(Some(slot)) = self.slots.get(usize::from(to)) else { return false };
         let Some(tci) = slot.config.tag_out(kept.tci) else { return false };
         self.fan.add(to, Pick { frame: kept.frame, tci });
@@ -366,7 +366,12 @@ impl Switch {
     }
 
     #[cold]
-    fn flood(&mut self, from: PortIndex, kept: Kept, takes: impl Fn(&PortConfig) -> bool) -> bool {
+    fn flood(
+        &mut self,
+        from: PortIndex,
+        kept: AdmittedFrame,
+        takes: impl Fn(&PortConfig) -> bool,
+    ) -> bool {
         let mut any = false;
         for to in 0..self.slots.len() as PortIndex {
             let Some(Some(slot)) = self.slots.get(usize::from(to)) else { continue };

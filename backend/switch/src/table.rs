@@ -27,7 +27,7 @@ impl Default for LearningOptions {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Entry {
+struct StationEntry {
     station: Station,
     port: PortIndex,
     fixed: bool,
@@ -40,7 +40,7 @@ const MOST_STATIONS: usize = 1 << 20;
 
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-struct Set([Entry; WAYS]);
+struct Set([StationEntry; WAYS]);
 
 /// A lookup that learns stations from the frames that it forwards.
 pub struct Learning {
@@ -104,7 +104,7 @@ impl Learning {
             return;
         }
         let set = &mut self.sets[at].0;
-        let silence = |entry: &Entry| match entry.station {
+        let silence = |entry: &StationEntry| match entry.station {
             Station::NONE => u64::MAX,
             _ => u64::from(now.wrapping_sub(entry.seen)),
         };
@@ -113,13 +113,13 @@ impl Learning {
         if entry.station != Station::NONE {
             self.learned[usize::from(entry.port)] -= 1;
         }
-        *entry = Entry { station, port, fixed: false, seen: now };
+        *entry = StationEntry { station, port, fixed: false, seen: now };
         self.learned[usize::from(port)] += 1;
     }
 
     /// Puts a fixed entry in the place of one that is not fixed. Returns `false` if its set has
     /// only fixed entries.
-    fn put(&mut self, new: Entry) -> bool {
+    fn put(&mut self, new: StationEntry) -> bool {
         let at = self.set(new.station);
         let free = self.sets[at].0.iter_mut().filter(|entry| !entry.fixed);
         let Some(entry) = free.min_by_key(|entry| entry.station != Station::NONE) else {
@@ -155,13 +155,13 @@ impl Learning {
     }
 
     /// Empties the entries for which `gone` returns `true`.
-    fn forget(&mut self, gone: impl Fn(&Entry) -> bool) {
+    fn forget(&mut self, gone: impl Fn(&StationEntry) -> bool) {
         for entry in self.sets.iter_mut().flat_map(|set| &mut set.0) {
             if entry.station != Station::NONE && gone(entry) {
                 if !entry.fixed {
                     self.learned[usize::from(entry.port)] -= 1;
                 }
-                *entry = Entry::default();
+                *entry = StationEntry::default();
             }
         }
     }
@@ -186,12 +186,13 @@ impl Lookup for Learning {
 
     fn fix(&mut self, station: Station, port: PortIndex) -> bool {
         let at = self.set(station);
-        let held = |entry: &Entry| entry.station == station && (entry.fixed && entry.port != port);
+        let held =
+            |entry: &StationEntry| entry.station == station && (entry.fixed && entry.port != port);
         if self.sets[at].0.iter().any(held) {
             return false;
         }
         self.forget(|entry| entry.station == station);
-        while !self.put(Entry { station, port, fixed: true, seen: 0 }) {
+        while !self.put(StationEntry { station, port, fixed: true, seen: 0 }) {
             if !self.grow() {
                 return false;
             }

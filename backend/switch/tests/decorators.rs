@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rig::{Rig, mac, untagged};
 use slipway_switch::decorators::{
-    BadImpairment, Capturing, FrameKind, Impairment, Trace, Way, Ways, record,
+    BadImpairment, Capturing, Direction, Directions, FrameKind, Impairment, Trace, record,
 };
 use slipway_switch::ports::UnpluggedPort;
 use slipway_switch::{
@@ -56,8 +56,8 @@ impl Rig {
     }
 }
 
-fn only(way: Way) -> Ways {
-    Ways { inward: way == Way::In, outward: way == Way::Out }
+fn only(way: Direction) -> Directions {
+    Directions { inward: way == Direction::In, outward: way == Direction::Out }
 }
 
 fn clock() -> Duration {
@@ -66,10 +66,10 @@ fn clock() -> Duration {
 
 #[test]
 fn loss_takes_its_fraction_and_counts_it() {
-    for way in [Way::In, Way::Out] {
+    for way in [Direction::In, Direction::Out] {
         let mut rig = pair();
         rig.impair(1, Impairment { loss: 0.25, ways: only(way), seed: 7, ..Default::default() });
-        let (from, to) = if way == Way::In { (1, 0) } else { (0, 1) };
+        let (from, to) = if way == Direction::In { (1, 0) } else { (0, 1) };
         let mut arrived = 0;
         for round in 0..500_u64 {
             for number in 0..8 {
@@ -85,12 +85,12 @@ fn loss_takes_its_fraction_and_counts_it() {
         assert!((2890..=3110).contains(&arrived), "{arrived}");
         let lost = 4000 - arrived as u64;
         let stats = rig.stats(1);
-        let causes = if way == Way::In { rig.dropped_in(1) } else { rig.dropped_out(1) };
+        let causes = if way == Direction::In { rig.dropped_in(1) } else { rig.dropped_out(1) };
         assert_eq!(causes, [("loss", lost)]);
         let bytes = 22 * 4000;
         match way {
-            Way::In => assert_eq!((stats.frames_in, stats.bytes_in), (4000, bytes)),
-            Way::Out => assert_eq!(stats.frames_out, arrived as u64),
+            Direction::In => assert_eq!((stats.frames_in, stats.bytes_in), (4000, bytes)),
+            Direction::Out => assert_eq!(stats.frames_out, arrived as u64),
         }
     }
 }
@@ -114,11 +114,11 @@ fn what_loss_leaves_is_whole() {
 
 #[test]
 fn delay_holds_each_way_and_keeps_the_order() {
-    for way in [Way::In, Way::Out] {
+    for way in [Direction::In, Direction::Out] {
         let mut rig = pair();
         let delay = Impairment { delay: 10 * MS, ways: only(way), ..Default::default() };
         rig.impair(1, delay);
-        let (from, to) = if way == Way::In { (1, 0) } else { (0, 1) };
+        let (from, to) = if way == Direction::In { (1, 0) } else { (0, 1) };
         let frames: Vec<_> =
             (0..5_u8).map(|n| untagged(from as u64, to as u64, &vec![n; 3000])).collect();
         frames.iter().for_each(|frame| rig.queue(from, frame));
@@ -135,7 +135,7 @@ fn delay_holds_each_way_and_keeps_the_order() {
 fn jitter_is_within_its_bounds() {
     let mut rig = pair();
     let jitter = Impairment { delay: 20 * MS, jitter: 10 * MS, seed: 9, ..Default::default() };
-    rig.impair(1, Impairment { ways: only(Way::Out), ..jitter });
+    rig.impair(1, Impairment { ways: only(Direction::Out), ..jitter });
     let mut times = Vec::new();
     for round in 0..60 {
         rig.queue(0, &untagged(0, 1, b"round"));
@@ -152,28 +152,28 @@ fn jitter_is_within_its_bounds() {
 
 #[test]
 fn a_full_queue_drops_and_counts() {
-    for way in [Way::In, Way::Out] {
+    for way in [Direction::In, Direction::Out] {
         let mut rig = pair();
         let ways = only(way);
         rig.impair(1, Impairment { delay: 10 * MS, queue: 4, ways, ..Default::default() });
-        let (from, to) = if way == Way::In { (1, 0) } else { (0, 1) };
+        let (from, to) = if way == Direction::In { (1, 0) } else { (0, 1) };
         for _ in 0..10 {
             rig.queue(from, &untagged(from as u64, to as u64, b"a frame"));
         }
         assert_eq!(rig.arrivals(to, 15), [10; 4]);
-        let causes = if way == Way::In { rig.dropped_in(1) } else { rig.dropped_out(1) };
+        let causes = if way == Direction::In { rig.dropped_in(1) } else { rig.dropped_out(1) };
         assert_eq!(causes, [("queue", 6)]);
     }
 }
 
 #[test]
 fn a_rate_lets_its_burst_pass_and_then_its_rate() {
-    for way in [Way::In, Way::Out] {
+    for way in [Direction::In, Direction::Out] {
         let mut rig = pair();
         // Frames of 100 bytes: two at once, then one each millisecond.
         let rate = Some(Rate { per_second: 100_000, burst: 200 });
         rig.impair(1, Impairment { rate, ways: only(way), ..Default::default() });
-        let (from, to) = if way == Way::In { (1, 0) } else { (0, 1) };
+        let (from, to) = if way == Direction::In { (1, 0) } else { (0, 1) };
         for _ in 0..10 {
             rig.queue(from, &untagged(from as u64, to as u64, &[0; 86]));
         }
@@ -232,7 +232,7 @@ fn an_impairment_that_cannot_be_changes_nothing() {
     let kept = Impairment { loss: 1.0, ..Default::default() };
     rig.impair(1, kept.clone());
     let none = Impairment::default;
-    let no_way = Ways { inward: false, outward: false };
+    let no_way = Directions { inward: false, outward: false };
     for (bad, error) in [
         (none(), BadImpairment::Nothing),
         (Impairment { ways: no_way, ..kept.clone() }, BadImpairment::Nothing),
@@ -253,7 +253,7 @@ fn an_impairment_that_cannot_be_changes_nothing() {
 }
 
 fn capturing(snap: u32, count: Option<u64>) -> Capturing {
-    Capturing { snap, count, ways: Ways { inward: true, outward: true }, clock }
+    Capturing { snap, count, ways: Directions { inward: true, outward: true }, clock }
 }
 
 #[test]
@@ -263,17 +263,20 @@ fn a_capture_has_both_ways_and_what_was_delivered() {
     rig.switch.observe(1, 4, Box::new(recorder)).unwrap();
     // The loss is in front of the capture, so the capture does not see frames lost on their way to
     // it.
-    rig.impair(1, Impairment { loss: 1.0, ways: only(Way::Out), ..Default::default() });
+    rig.impair(1, Impairment { loss: 1.0, ways: only(Direction::Out), ..Default::default() });
     rig.send(0, &untagged(0, 1, b"lost"));
     rig.switch.impair(1, None).unwrap();
     let (there, back) = (untagged(0, 1, &[1; 700]), untagged(1, 0, &[2; 1500]));
     rig.send(0, &there);
     rig.send(1, &back);
     let first = captured.next().unwrap();
-    assert_eq!((first.way, first.len, first.time_ns), (Way::Out, 714, 1_700_000_000_000_000_005));
+    assert_eq!(
+        (first.way, first.len, first.time_ns),
+        (Direction::Out, 714, 1_700_000_000_000_000_005)
+    );
     assert_eq!(first.bytes, there);
     let second = captured.next().unwrap();
-    assert_eq!((second.way, second.len), (Way::In, 1514));
+    assert_eq!((second.way, second.len), (Direction::In, 1514));
     assert_eq!(second.bytes, back[..1000], "snapped");
     assert_eq!((captured.next(), captured.missed(), captured.has_ended()), (None, 0, false));
     assert!(rig.switch.unobserve(1, 4) && captured.has_ended());
@@ -319,7 +322,7 @@ fn a_capture_ends_after_its_count_or_with_its_port() {
 #[test]
 fn a_trace_counts_all_and_tells_of_some() {
     let mut rig = pair();
-    let (trace, tracing) = Trace::new(2, Ways::BOTH, clock);
+    let (trace, tracing) = Trace::new(2, Directions::BOTH, clock);
     rig.switch.observe(1, 0, Box::new(trace)).unwrap();
     let mut ping = untagged(0, 1, &[0; 60]);
     ping[12..16].copy_from_slice(&[8, 0, 0x45, 0]);
@@ -336,13 +339,16 @@ fn a_trace_counts_all_and_tells_of_some() {
     assert_eq!(told[0].to_string(), text);
     let counts: Vec<_> =
         tracing.counts().iter().map(|one| (one.way, one.kind, one.frames, one.bytes)).collect();
-    assert_eq!(counts, [(Way::In, FrameKind::Other, 1, 15), (Way::Out, FrameKind::Udp4, 3, 222)]);
+    assert_eq!(
+        counts,
+        [(Direction::In, FrameKind::Other, 1, 15), (Direction::Out, FrameKind::Udp4, 3, 222)]
+    );
 }
 
 #[test]
 fn a_trace_believes_no_header() {
     let mut rig = pair();
-    let (trace, tracing) = Trace::new(100_000, Ways::BOTH, clock);
+    let (trace, tracing) = Trace::new(100_000, Directions::BOTH, clock);
     rig.switch.observe(0, 0, Box::new(trace)).unwrap();
     let mut byte = 0_u8;
     for len in 0..90 {
@@ -364,7 +370,7 @@ fn a_trace_believes_no_header() {
 fn what_waits_goes_nowhere_else() {
     let late = Impairment {
         delay: 5 * MS,
-        ways: Ways { inward: true, outward: true },
+        ways: Directions { inward: true, outward: true },
         ..Default::default()
     };
     let vlan = |vlan| PortConfig {

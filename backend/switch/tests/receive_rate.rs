@@ -8,7 +8,7 @@ mod rig;
 use std::time::Duration;
 
 use rig::{Rig, mac, untagged};
-use slipway_switch::decorators::{Capturing, Impairment, Ways, record};
+use slipway_switch::decorators::{Capturing, Directions, Impairment, record};
 use slipway_switch::{BURST, LinkSetting, PortConfig, PortIndex, PortTurn, Rate};
 
 const MS: Duration = Duration::from_millis(1);
@@ -198,7 +198,7 @@ fn the_queue_is_behind_impairments_and_before_observers() {
         rig.attach(PortConfig { mac: Some(mac(number)), ..PortConfig::default() });
     }
     let clock = || Duration::ZERO;
-    let capturing = Capturing { snap: 1000, count: None, ways: Ways::BOTH, clock };
+    let capturing = Capturing { snap: 1000, count: None, ways: Directions::BOTH, clock };
     let (recorder, captured) = record(capturing).unwrap();
     rig.switch.observe(1, 0, Box::new(recorder)).unwrap();
     rig.switch.impair(1, Some(Impairment { delay: 5 * MS, ..Impairment::default() })).unwrap();

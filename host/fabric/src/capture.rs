@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use slipway_pcapng_spec as pcapng;
 use slipway_plane_api::v1;
 use slipway_switch::decorators::{
-    Captured, Capturing, Counts, Observer, Record, Summary, Trace, Tracing, Way, record,
+    Captured, Capturing, Counts, Direction, Observer, Record, Summary, Trace, Tracing, record,
 };
 use slipway_switch::{Handle, PortIndex};
 use tokio::sync::mpsc;
@@ -216,8 +216,8 @@ impl Writer {
         while self.chunk.pcapng.len() < CHUNK {
             let Some(Record { time_ns, way, len, bytes }) = self.captured.next() else { return };
             let direction = match way {
-                Way::In => pcapng::Direction::Outbound,
-                Way::Out => pcapng::Direction::Inbound,
+                Direction::In => pcapng::Direction::Outbound,
+                Direction::Out => pcapng::Direction::Inbound,
             };
             let mut put = |bytes: &[u8]| self.chunk.pcapng.extend_from_slice(bytes);
             pcapng::packet(&mut put, time_ns, direction, len, &bytes);
@@ -274,8 +274,8 @@ fn gather(
 
 fn count(count: &Counts) -> v1::TraceCount {
     let direction = match count.way {
-        Way::In => v1::PortDirection::Sent,
-        Way::Out => v1::PortDirection::Received,
+        Direction::In => v1::PortDirection::Sent,
+        Direction::Out => v1::PortDirection::Received,
     };
     v1::TraceCount {
         direction: direction.into(),
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_flood_does_not_keep_a_report_from_ending() {
         let summary =
-            Summary { time: Duration::from_nanos(7), way: Way::In, len: 60, head: [1; HEAD] };
+            Summary { time: Duration::from_nanos(7), way: Direction::In, len: 60, head: [1; HEAD] };
         let (told, headers) = std::sync::mpsc::channel();
         for _ in 0..=REPORTED {
             told.send(summary).unwrap();

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use slipway_plane_api::v1;
-use slipway_switch::decorators::{Impairment, Ways};
+use slipway_switch::decorators::{Directions, Impairment};
 use slipway_switch::{LinkSetting, Owner, PortIndex, VlanMode};
 
 use crate::rate::rate;
@@ -75,8 +75,8 @@ pub fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPor
 }
 
 /// Converts a direction, which is given from the peer's view.
-pub fn ways(direction: v1::PortDirection) -> Ways {
-    Ways {
+pub fn ways(direction: v1::PortDirection) -> Directions {
+    Directions {
         inward: direction != v1::PortDirection::Received,
         outward: direction != v1::PortDirection::Sent,
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 
-use super::{Observer, Way, Ways};
+use super::{Direction, Directions, Observer};
 use crate::{Burst, Pick};
 
 /// The ring's geometry: room for 32,768 small frames or 5,400 of 1,514 bytes, about 10 MiB.
@@ -29,7 +29,7 @@ pub struct Capturing {
     /// The number of frames after which the capture ends, or `None` for never.
     pub count: Option<u64>,
     /// The directions to capture.
-    pub ways: Ways,
+    pub ways: Directions,
     /// Returns the time since the epoch, and must not wait.
     pub clock: fn() -> Duration,
 }
@@ -63,7 +63,7 @@ pub struct Record {
     /// The time when the frame passed, in nanoseconds since the epoch.
     pub time_ns: u64,
     /// The direction.
-    pub way: Way,
+    pub way: Direction,
     /// Bytes of the whole frame.
     pub len: u32,
     /// The frame's first bytes.
@@ -84,7 +84,7 @@ pub fn record(what: Capturing) -> std::io::Result<(Recorder, Captured)> {
 
 impl Recorder {
     /// Fills slots with a frame. Returns `false` if there is no room, or the frame cannot be read.
-    fn fill(&mut self, way: Way, time: u64, burst: &Burst, pick: Pick) -> bool {
+    fn fill(&mut self, way: Direction, time: u64, burst: &Burst, pick: Pick) -> bool {
         let len = burst.len_of(pick) as u32;
         let snapped = len.min(self.what.snap);
         let total = HEADER + snapped as usize;
@@ -97,7 +97,7 @@ impl Recorder {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&time.to_le_bytes());
         header[8..12].copy_from_slice(&len.to_le_bytes());
-        let word = snapped | if way == Way::Out { OUT } else { 0 };
+        let word = snapped | if way == Direction::Out { OUT } else { 0 };
         header[12..].copy_from_slice(&word.to_le_bytes());
         let mut reader = burst.read(pick);
         for number in 0..slots {
@@ -121,7 +121,7 @@ impl Recorder {
 }
 
 impl Observer for Recorder {
-    fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]) {
+    fn see(&mut self, way: Direction, burst: &Burst, picks: &[Pick]) {
         if !self.what.ways.has(way) || self.what.count == Some(0) {
             return;
         }
@@ -186,7 +186,7 @@ impl Iterator for Captured {
         let (header, _) = bytes.split_first_chunk::<HEADER>()?;
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
         let time_ns = u64::from(word(0)) | u64::from(word(4)) << 32;
-        let way = if word(12) & OUT == 0 { Way::In } else { Way::Out };
+        let way = if word(12) & OUT == 0 { Direction::In } else { Direction::Out };
         let len = word(8);
         bytes.drain(..HEADER);
         Some(Record { time_ns, way, len, bytes })

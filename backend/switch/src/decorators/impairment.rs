@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ByDelay, ByRate, Loss, Queued, Ways};
+use super::{ByDelay, ByRate, Directions, Loss, Queued};
 use crate::{Port, Rate};
 
 /// The longest delay.
@@ -29,7 +29,7 @@ pub struct Impairment {
     /// the rate; 0 for 1,000.
     pub queue: u32,
     /// The directions that are impaired.
-    pub ways: Ways,
+    pub ways: Directions,
     /// The seed of all random choices.
     pub seed: u64,
 }
@@ -43,7 +43,7 @@ impl Default for Impairment {
             jitter: Duration::ZERO,
             rate: None,
             queue: 0,
-            ways: Ways::BOTH,
+            ways: Directions::BOTH,
             seed: 0,
         }
     }

@@ -10,7 +10,7 @@ use crate::{Burst, MAX_FRAME, Offload, Pick};
 /// Bytes of memory for each frame of the limit: of longer frames fewer fit.
 const SHARE: usize = 2048;
 
-struct Entry {
+struct QueuedFrame {
     at: usize,
     len: usize,
     due: Duration,
@@ -20,7 +20,7 @@ struct Entry {
 /// A queue of frames, first in, first out. Bounded in number and in bytes.
 pub struct Line {
     memory: Span,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<QueuedFrame>,
     /// The offset at which the next frame may begin.
     head: usize,
     /// The number of frames at the front that were given and not released yet.
@@ -65,7 +65,7 @@ impl Line {
         }
         let ahead = self.entries.back().map_or(Duration::ZERO, |last| last.due);
         let (due, offload) = (due(len).max(ahead), burst.offload_of(pick));
-        self.entries.push_back(Entry { at, len, due, offload });
+        self.entries.push_back(QueuedFrame { at, len, due, offload });
         self.head = at + len;
         true
     }

@@ -1,7 +1,7 @@
 //! A decorator that loses a fraction of the frames.
 
 use super::random::Random;
-use super::{Layer, Timed, Way, Ways};
+use super::{Direction, Directions, Layer, Timed};
 use crate::{Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// Loses frames at random, each independently.
@@ -10,7 +10,7 @@ pub struct Loss {
     random: Random,
     /// The fraction in units of 2^-64: a frame is lost if a random number is below this.
     below: u128,
-    ways: Ways,
+    ways: Directions,
     picks: Vec<Pick>,
     lost_in: u64,
     lost_bytes_in: u64,
@@ -19,7 +19,7 @@ pub struct Loss {
 
 impl Loss {
     /// Wraps `inner`. Loses `fraction` of the frames, 0 to 1, the same ones for the same seed.
-    pub fn new(inner: Box<dyn Port>, fraction: f64, ways: Ways, seed: u64) -> Self {
+    pub fn new(inner: Box<dyn Port>, fraction: f64, ways: Directions, seed: u64) -> Self {
         let below = (fraction.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128;
         let (lost_in, lost_bytes_in, lost_out) = (0, 0, 0);
         let (random, picks) = (Random::new(seed), Vec::with_capacity(crate::BURST));
@@ -37,7 +37,7 @@ impl Port for Loss {
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
         let more = self.inner.take(burst, limit);
-        if self.ways.has(Way::In) {
+        if self.ways.has(Direction::In) {
             let (taken, bytes) = (burst.len(), burst.bytes());
             let (random, below) = (&mut self.random, self.below);
             burst.retain(before, || u128::from(random.next()) >= below);
@@ -52,7 +52,7 @@ impl Port for Loss {
     }
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
-        if !self.ways.has(Way::Out) {
+        if !self.ways.has(Direction::Out) {
             return self.inner.deliver(burst, picks);
         }
         let (random, below) = (&mut self.random, self.below);

@@ -61,7 +61,7 @@ mod trace;
 pub use capture::{Captured, Capturing, Record, Recorder, record};
 pub use impairment::{BadImpairment, Impairment, MAX_DELAY, MAX_QUEUE};
 pub use loss::Loss;
-pub use observed::{Observed, Observer, Way, Ways};
+pub use observed::{Direction, Directions, Observed, Observer};
 pub use queued::{ByDelay, ByRate, Queued, Schedule};
 pub use trace::{Counts, Summary, Trace, Tracing};
 

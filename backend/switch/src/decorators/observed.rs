@@ -5,7 +5,7 @@ use crate::{Burst, Delivered, Pick, Port, PortStats};
 
 /// The direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the port's peer to the switch.
     In,
     /// From the switch to the port's peer.
@@ -14,22 +14,22 @@ pub enum Way {
 
 /// A set of directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ways {
+pub struct Directions {
     /// From the port's peer to the switch.
     pub inward: bool,
     /// From the switch to the port's peer.
     pub outward: bool,
 }
 
-impl Ways {
+impl Directions {
     /// Both directions.
     pub const BOTH: Self = Self { inward: true, outward: true };
 
     /// Returns whether `way` is in the set.
-    pub fn has(self, way: Way) -> bool {
+    pub fn has(self, way: Direction) -> bool {
         match way {
-            Way::In => self.inward,
-            Way::Out => self.outward,
+            Direction::In => self.inward,
+            Direction::Out => self.outward,
         }
     }
 }
@@ -39,7 +39,7 @@ impl Ways {
 pub trait Observer: Send {
     /// Sees frames of the burst that came from the peer, or were given to it. Their offloads are
     /// still to be done.
-    fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]);
+    fn see(&mut self, way: Direction, burst: &Burst, picks: &[Pick]);
 }
 
 /// A port with an [`Observer`].
@@ -72,7 +72,7 @@ impl Port for Observed {
         if !taken.is_empty() {
             self.picks.clear();
             self.picks.extend(taken.map(|frame| Pick { frame, tci: 0 }));
-            self.observer.see(Way::In, burst, &self.picks);
+            self.observer.see(Direction::In, burst, &self.picks);
         }
         more
     }
@@ -85,7 +85,7 @@ impl Port for Observed {
         let delivered = self.inner.deliver(burst, picks);
         // The frames without room are the last ones.
         let had = picks.len().saturating_sub(delivered.full as usize);
-        self.observer.see(Way::Out, burst, &picks[..had]);
+        self.observer.see(Direction::Out, burst, &picks[..had]);
         delivered
     }
 

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{ByRate, Layer, Queued, Ways};
+use super::{ByRate, Directions, Layer, Queued};
 use crate::{Port, Rate};
 
 /// The longest time in the queue, at rates at which it is enough for [`LEAST`] bytes.
@@ -24,7 +24,7 @@ const FRAMES: usize = 1024;
 
 /// Returns `port` behind a queue that lets frames for its peer pass at `rate`.
 pub(super) fn paced(port: Box<dyn Port>, rate: Rate) -> Box<dyn Port> {
-    let outward = Ways { inward: false, outward: true };
+    let outward = Directions { inward: false, outward: true };
     let schedule = || ByRate::within(rate, patience(rate));
     Box::new(Queued::new(port, outward, FRAMES, schedule).in_layer(Layer::Pacing))
 }

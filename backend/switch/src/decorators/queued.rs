@@ -9,7 +9,7 @@ use slipway_rate::{Bucket, Rate};
 
 use super::line::Line;
 use super::random::Random;
-use super::{Layer, Timed, Ways};
+use super::{Directions, Layer, Timed};
 use crate::cutter::Cutter;
 use crate::{BURST, Burst, Delivered, Drop, Pick, Port, PortStats, QueuesView};
 
@@ -138,7 +138,7 @@ impl<S: Schedule> Queued<S> {
     /// 2,048 bytes on average may wait; `schedule` is called once for each direction.
     pub fn new(
         inner: Box<dyn Port>,
-        ways: Ways,
+        ways: Directions,
         limit: usize,
         mut schedule: impl FnMut() -> S,
     ) -> Self {

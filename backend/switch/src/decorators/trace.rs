@@ -10,7 +10,7 @@ use std::time::Duration;
 use slipway_ethernet_spec::{EthernetFrame, FrameKind, TAG};
 use slipway_rate::{Bucket, Rate};
 
-use super::{Observer, Way, Ways};
+use super::{Direction, Directions, Observer};
 use crate::{Burst, HEAD, Pick};
 
 /// The largest number of headers that wait for a reader; more are only counted.
@@ -25,7 +25,7 @@ pub struct Summary {
     /// The time when the frame passed, since the epoch.
     pub time: Duration,
     /// The direction.
-    pub way: Way,
+    pub way: Direction,
     /// Bytes of the whole frame.
     pub len: u32,
     /// The frame's first bytes, with its tag. Bytes that are not known, at the end, are 0.
@@ -41,7 +41,7 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let way = if self.way == Way::In { "sent" } else { "received" };
+        let way = if self.way == Direction::In { "sent" } else { "received" };
         let frame = EthernetFrame::new_unchecked(self.head());
         write!(f, "{way} {frame}, {} bytes", self.len)
     }
@@ -67,7 +67,7 @@ pub struct Counts {
     /// The kind of the frames.
     pub kind: FrameKind,
     /// The direction.
-    pub way: Way,
+    pub way: Direction,
     /// The number of frames.
     pub frames: u64,
     /// The number of bytes.
@@ -77,7 +77,7 @@ pub struct Counts {
 /// The switch's end of a trace: an [`Observer`].
 pub struct Trace {
     shared: Arc<Shared>,
-    ways: Ways,
+    ways: Directions,
     clock: fn() -> Duration,
     bucket: Bucket,
     told: SyncSender<Summary>,
@@ -93,7 +93,7 @@ pub struct Tracing {
 impl Trace {
     /// Creates both ends of a trace, which counts all frames and reports the headers of at most
     /// `headers` a second. `clock` returns the time since the epoch, and must not wait.
-    pub fn new(headers: u32, ways: Ways, clock: fn() -> Duration) -> (Self, Tracing) {
+    pub fn new(headers: u32, ways: Directions, clock: fn() -> Duration) -> (Self, Tracing) {
         let per_second = u64::from(headers.max(1));
         let bucket = Bucket::new(Rate { per_second, burst: per_second * BURST_SECONDS });
         let shared = Arc::new(Shared::default());
@@ -104,7 +104,7 @@ impl Trace {
 }
 
 impl Observer for Trace {
-    fn see(&mut self, way: Way, burst: &Burst, picks: &[Pick]) {
+    fn see(&mut self, way: Direction, burst: &Burst, picks: &[Pick]) {
         if !self.ways.has(way) {
             return;
         }
@@ -133,7 +133,7 @@ impl Observer for Trace {
 impl Tracing {
     /// Returns the counts so far, without kinds that had no frame.
     pub fn counts(&self) -> Vec<Counts> {
-        let ways = [Way::In, Way::Out].into_iter();
+        let ways = [Direction::In, Direction::Out].into_iter();
         let all = ways.flat_map(|way| {
             FrameKind::ALL.map(|(kind, _)| {
                 let cell = &self.shared.cells[way as usize][kind as usize];
@@ -151,7 +151,7 @@ impl Tracing {
 }
 
 /// Summarises a frame. The head is a private copy with whatever content the peer wrote.
-fn summarise(time: Duration, way: Way, burst: &Burst, pick: Pick) -> Summary {
+fn summarise(time: Duration, way: Direction, burst: &Burst, pick: Pick) -> Summary {
     let mut head = [0; HEAD];
     let tag = if pick.tci == 0 { 0 } else { TAG };
     let known = HEAD.min(burst.head(pick.frame.into()).len() + tag);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::scheduler::{Scheduler, live};
-use super::tenant::{Entry, TICKS};
+use super::tenant::{QueuedJob, TICKS};
 use super::{ChainId, ExecutorId, MIN_WEIGHT, ResourceId, ShareError, TenantId};
 
 /// A job that an executor has. Give it back by [`Scheduler::done`] or [`Scheduler::failed`].
@@ -44,7 +44,7 @@ impl<T> Scheduler<T> {
     /// [`ShareError::NoChain`] if the chain is closed.
     pub fn push(&mut self, id: ChainId, bytes: u64, item: T) -> Result<(), ShareError> {
         let chain = self.chain_mut(id).ok_or(ShareError::NoChain)?;
-        chain.stages[0].push(Entry { bytes, item });
+        chain.stages[0].push(QueuedJob { bytes, item });
         let (tenant, executor) = (chain.tenant, chain.stages[0].executor);
         self.ready(tenant, executor);
         Ok(())
@@ -94,7 +94,7 @@ impl<T> Scheduler<T> {
         let (stage, tenant) = (ticket.stage as usize, chain.tenant);
         chain.stages[stage].in_service.remove(ticket.queued);
         if let Some(next) = chain.stages.get_mut(stage + 1) {
-            next.push(Entry { bytes, item: ticket.item });
+            next.push(QueuedJob { bytes, item: ticket.item });
             let executor = next.executor;
             self.ready(tenant, executor);
             return None;
@@ -219,7 +219,7 @@ impl<T> Scheduler<T> {
         let epoch = self.chains[slot as usize].epoch;
         let chain = self.chains[slot as usize].value.as_mut()?;
         let here = &mut chain.stages[stage as usize];
-        let Entry { bytes, item } = here.take()?;
+        let QueuedJob { bytes, item } = here.take()?;
         let (executor, free) = (here.executor, chain.free);
         let before = (stage as usize).checked_sub(1).map(|before| chain.stages[before].executor);
 

@@ -29,7 +29,7 @@ pub(super) const TICKS: f64 = 65_536.0 * 1e9;
 
 /// A job in a queue.
 #[derive(Debug)]
-pub(super) struct Entry<T> {
+pub(super) struct QueuedJob<T> {
     pub(super) bytes: u64,
     pub(super) item: T,
 }
@@ -65,7 +65,7 @@ impl Load {
 #[derive(Debug)]
 pub(super) struct Stage<T> {
     pub(super) executor: ExecutorId,
-    pub(super) queue: VecDeque<Entry<T>>,
+    pub(super) queue: VecDeque<QueuedJob<T>>,
     queued: Load,
     pub(super) in_service: Load,
 }
@@ -76,13 +76,13 @@ impl<T> Stage<T> {
         Self { executor, queue: VecDeque::new(), queued, in_service }
     }
 
-    pub(super) fn push(&mut self, entry: Entry<T>) {
+    pub(super) fn push(&mut self, entry: QueuedJob<T>) {
         self.queued.add(entry.bytes);
         self.queue.push_back(entry);
     }
 
     /// Takes the first job, which goes to the executor.
-    pub(super) fn take(&mut self) -> Option<Entry<T>> {
+    pub(super) fn take(&mut self) -> Option<QueuedJob<T>> {
         let entry = self.queue.pop_front()?;
         self.queued.remove(entry.bytes);
         self.in_service.add(entry.bytes);
