@@ -35,12 +35,12 @@ struct Contents {
 #[derive(Default)]
 struct Queue {
     /// Discarded things, each with the bytes of memory that it holds.
-    things: VecDeque<(Thing, usize)>,
+    things: VecDeque<(Discarded, usize)>,
     /// Set while the bin is in [`Pool::waiting`] or a thread drops one of its things.
     scheduled: bool,
 }
 
-enum Thing {
+enum Discarded {
     Descriptor(OwnedFd),
     Value(Box<dyn Any + Send>),
 }
@@ -53,7 +53,7 @@ impl Bin {
 
     /// Closes `file` on a disposal thread. The caller never waits.
     pub fn discard(&self, file: impl Into<OwnedFd>) {
-        self.push(Thing::Descriptor(file.into()), 0);
+        self.push(Discarded::Descriptor(file.into()), 0);
     }
 
     /// Drops `value` on a disposal thread. The caller never waits.
@@ -64,7 +64,7 @@ impl Bin {
     /// Drops `value` on a disposal thread and counts the `bytes` of memory that it holds until
     /// then. The caller never waits.
     pub fn discard_memory<T: Send + 'static>(&self, value: T, bytes: usize) {
-        self.push(Thing::Value(Box::new(value)), bytes);
+        self.push(Discarded::Value(Box::new(value)), bytes);
     }
 
     /// Returns the number of discarded things that still exist. A server refuses more from a peer
@@ -78,7 +78,7 @@ impl Bin {
         self.0.held_bytes.load(Ordering::Relaxed)
     }
 
-    fn push(&self, thing: Thing, bytes: usize) {
+    fn push(&self, thing: Discarded, bytes: usize) {
         self.0.held.fetch_add(1, Ordering::Relaxed);
         self.0.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = lock(&self.0.queue);
@@ -107,15 +107,15 @@ impl Bin {
     }
 }
 
-fn drop_thing(thing: Thing) {
+fn drop_thing(thing: Discarded) {
     match thing {
-        Thing::Descriptor(file) => {
+        Discarded::Descriptor(file) => {
             // Turns lingering off; fails for all files but sockets. The peer may turn it on again
             // before the close; then this thread is lost.
             let _ = set_socket_linger(&file, None);
             drop(file);
         }
-        Thing::Value(value) => drop(value),
+        Discarded::Value(value) => drop(value),
     }
 }
 

@@ -18,7 +18,7 @@ pub enum NotYet {
 
 /// The place of a granule's bytes for a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum GranuleSource {
     /// In the file: the granule was taken.
     Own,
     /// Nowhere: they are zeros.
@@ -55,7 +55,7 @@ pub(crate) trait Gate: Send + Sync {
     fn note_hardware(&self);
 
     /// Returns where the bytes of granule `number` are at this moment.
-    fn find(&self, number: usize) -> Found;
+    fn find(&self, number: usize) -> GranuleSource;
 
     /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are
     /// none.
@@ -184,9 +184,9 @@ impl Late {
             let end = into.len().min(done + granule - at % granule);
             let part = &mut into[done..end];
             let there = match self.gate.find(at / granule) {
-                Found::Own => own(done, part),
-                Found::Template => self.gate.read_template(at, part),
-                Found::Zeros => {
+                GranuleSource::Own => own(done, part),
+                GranuleSource::Template => self.gate.read_template(at, part),
+                GranuleSource::Zeros => {
                     part.fill(0);
                     true
                 }

@@ -446,7 +446,7 @@ impl Memory {
         iova: u64,
         len: usize,
         access: Access,
-        mut visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
+        mut visit: impl FnMut(RegionRange<'_>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         self.pieces(iova, len, |piece| visit(piece.allowing(access)?))
     }
@@ -456,7 +456,7 @@ impl Memory {
         &self,
         iova: u64,
         left: usize,
-        visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
+        visit: impl FnMut(RegionRange<'_>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         pieces(&self.shared.table.load(), iova, left, visit)
     }
@@ -517,7 +517,7 @@ impl View {
     #[inline]
     pub fn prefetch(&self, iova: u64, access: Access) {
         let found = self.table.as_deref().map(|table| find(table, iova, 1));
-        let Some(Ok(Piece { region, offset, .. })) = found else { return };
+        let Some(Ok(RegionRange { region, offset, .. })) = found else { return };
         let Backing::Mapped(mapping) = &region.backing else { return };
         match access {
             Access::Read => mapping.prefetch(offset),
@@ -536,7 +536,7 @@ fn pieces(
     table: &Table,
     mut iova: u64,
     mut left: usize,
-    mut visit: impl FnMut(Piece<'_>) -> Result<(), Fault>,
+    mut visit: impl FnMut(RegionRange<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     while left > 0 {
         let piece = find(table, iova, left)?;
@@ -554,7 +554,7 @@ fn pieces(
 }
 
 /// Appends the piece to `spans`, joined with the last span where it follows that.
-fn append(piece: &Piece<'_>, spans: &mut Vec<Span>) -> Result<(), Fault> {
+fn append(piece: &RegionRange<'_>, spans: &mut Vec<Span>) -> Result<(), Fault> {
     let span = piece.span()?;
     if !spans.last_mut().is_some_and(|last| last.join(&span)) {
         spans.push(span);
@@ -563,7 +563,7 @@ fn append(piece: &Piece<'_>, spans: &mut Vec<Span>) -> Result<(), Fault> {
 }
 
 /// A range within one region.
-struct Piece<'a> {
+struct RegionRange<'a> {
     region: &'a Region,
     iova: u64,
     offset: usize,
@@ -571,7 +571,7 @@ struct Piece<'a> {
 }
 
 /// Returns the part of `iova..iova + len` that lies in the region of `iova`.
-fn find(table: &Table, iova: u64, len: usize) -> Result<Piece<'_>, Fault> {
+fn find(table: &Table, iova: u64, len: usize) -> Result<RegionRange<'_>, Fault> {
     let unmapped = Fault::Unmapped { iova, len: len as u64 };
     let (start, region) = table.below(iova).ok_or(unmapped)?;
     let offset = iova - start;
@@ -580,10 +580,10 @@ fn find(table: &Table, iova: u64, len: usize) -> Result<Piece<'_>, Fault> {
     }
     let len = len.min(usize::try_from(region.len - offset).unwrap_or(usize::MAX));
     let offset = usize::try_from(offset).map_err(|_| unmapped)?;
-    Ok(Piece { region, iova, offset, len })
+    Ok(RegionRange { region, iova, offset, len })
 }
 
-impl Piece<'_> {
+impl RegionRange<'_> {
     fn allowing(self, access: Access) -> Result<Self, Fault> {
         if self.region.permissions.allow(access) {
             return Ok(self);

@@ -10,10 +10,10 @@ pub struct Window {
     access: Access,
     /// Version of the map at the last lookup.
     version: u64,
-    place: Place,
+    place: WindowMapping,
 }
 
-enum Place {
+enum WindowMapping {
     Unknown,
     /// The whole window is one span.
     Pinned(Span),
@@ -26,7 +26,7 @@ impl Window {
     /// Returns a window of `len` bytes at `base` without looking it up. The memory is pinned if its
     /// region allows `access`; otherwise permissions are checked at each access.
     pub fn new(base: u64, len: usize, access: Access) -> Self {
-        Self { base, len, access, version: 0, place: Place::Unknown }
+        Self { base, len, access, version: 0, place: WindowMapping::Unknown }
     }
 
     /// Copies from `offset` of the window into `into`.
@@ -46,7 +46,7 @@ impl Window {
     /// Prefetches the cache line at `offset` if the memory is pinned already.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
-        if let Place::Pinned(span) = &self.place {
+        if let WindowMapping::Pinned(span) = &self.place {
             span.prefetch(offset);
         }
     }
@@ -69,7 +69,7 @@ impl Window {
 
     /// Unpins the memory until the next access.
     pub fn release(&mut self) {
-        self.place = Place::Unknown;
+        self.place = WindowMapping::Unknown;
     }
 
     /// Returns the whole window as one span, for many accesses in a row. Returns `None` if the
@@ -77,23 +77,23 @@ impl Window {
     #[inline]
     pub fn span(&mut self, memory: &Memory) -> Option<&Span> {
         let version = memory.version();
-        if version != self.version || matches!(self.place, Place::Unknown) {
+        if version != self.version || matches!(self.place, WindowMapping::Unknown) {
             self.version = version;
             self.place = self.look_up(memory);
         }
         match &self.place {
-            Place::Pinned(span) => Some(span),
+            WindowMapping::Pinned(span) => Some(span),
             _ => None,
         }
     }
 
     #[cold]
-    fn look_up(&self, memory: &Memory) -> Place {
+    fn look_up(&self, memory: &Memory) -> WindowMapping {
         let mut spans = Vec::new();
         let pinned = memory.pin(self.base, self.len, self.access, &mut spans);
         match spans.pop() {
-            Some(span) if pinned.is_ok() && spans.is_empty() => Place::Pinned(span),
-            _ => Place::Elsewhere,
+            Some(span) if pinned.is_ok() && spans.is_empty() => WindowMapping::Pinned(span),
+            _ => WindowMapping::Elsewhere,
         }
     }
 }

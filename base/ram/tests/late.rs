@@ -15,7 +15,7 @@ mod outside {
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use outside::AtomicU8;
-use states::Taken;
+use states::TakeOutcome;
 
 /// A granule of one byte. Loom reports accesses to it that are not ordered.
 struct Granule {
@@ -65,12 +65,12 @@ impl Granule {
     /// A device: takes the granule and returns its byte. Returns `None` if the granule is busy.
     fn try_take(&self) -> Option<u8> {
         match states::take(&self.state) {
-            Taken::Clean => {}
-            Taken::Mine => {
+            TakeOutcome::Clean => {}
+            TakeOutcome::Mine => {
                 self.set(self.first);
                 states::finish(&self.state, states::CLEAN);
             }
-            Taken::Busy => return None,
+            TakeOutcome::Busy => return None,
         }
         assert!(states::is_clean(&self.state));
         // SAFETY: the pointer is valid, and loom checks that nobody writes.

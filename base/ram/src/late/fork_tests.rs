@@ -106,7 +106,7 @@ fn who_may_come_back_does_not_wait_for_a_page_that_is_being_copied() {
     let fork = fork(&template());
     let (_map, memory) = mapped(&fork);
     let busy = &fork.states()[1];
-    assert_eq!(states::take(busy), Taken::Mine);
+    assert_eq!(states::take(busy), TakeOutcome::Mine);
     let (mut view, mut spans) = (View::new(memory.clone()), Vec::new());
     let ranges = || [(0, 2 * PAGE)].into_iter();
     assert_eq!(view.pin(ranges(), Access::Write, &mut spans), Err(Fault::Busy { iova: 0 }));
@@ -127,7 +127,7 @@ fn a_successor_copies_again_what_was_being_copied() {
     let template = template();
     let fork = fork(&template);
     fork.take(0, 1).unwrap();
-    assert_eq!(states::take(&fork.states()[3]), Taken::Mine);
+    assert_eq!(states::take(&fork.states()[3]), TakeOutcome::Mine);
     assert!(fork.alias.write(3 * PAGE, &[99; 7]), "its process ended in between");
     let again = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
     let parts = || (again(fork.file()), again(fork.table().unwrap()));
@@ -245,7 +245,7 @@ fn a_template_has_no_bytes_of_an_earlier_user() {
     let late = Arc::new(late);
     let (_map, memory) = mapped(&late);
     memory.write(GRANULE as u64 + 5, &[1]).unwrap();
-    assert_eq!(states::take(&late.states()[2]), Taken::Mine);
+    assert_eq!(states::take(&late.states()[2]), TakeOutcome::Mine);
     let files = LateFiles::default();
     files.add(&late);
     let template = files.template(late.file()).unwrap();

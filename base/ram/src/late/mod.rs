@@ -56,11 +56,11 @@ use outside::{AtomicU8, Ordering};
 use rustix::fs::FallocateFlags;
 use slipway_numa::NumaNode;
 use slipway_peer::Bin;
-use states::Taken;
+use states::TakeOutcome;
 
 pub use granules::Granules;
 
-use crate::gate::{Found, GRANULE, Gate, Late, NotYet, Table};
+use crate::gate::{GRANULE, Gate, GranuleSource, Late, NotYet, Table};
 use crate::{Lasting, Mapping, Permissions, Template, pages};
 
 /// Pages of one file, recycled or new ones, and the state of each granule.
@@ -307,16 +307,16 @@ impl LateMemory {
         let (mut run, most) = (granules.start..granules.start, GRANULE / self.granule());
         for granule in granules {
             match states::take(&self.states()[granule]) {
-                Taken::Clean => {
+                TakeOutcome::Clean => {
                     self.fill(run, states::CLEAN)?;
                     run = granule + 1..granule + 1;
                 }
-                Taken::Mine if run.len() + 1 == most => {
+                TakeOutcome::Mine if run.len() + 1 == most => {
                     self.fill(run.start..granule + 1, states::CLEAN)?;
                     run = granule + 1..granule + 1;
                 }
-                Taken::Mine => run.end = granule + 1,
-                Taken::Busy => {
+                TakeOutcome::Mine => run.end = granule + 1,
+                TakeOutcome::Busy => {
                     self.fill(run, states::CLEAN)?;
                     return Err(NotYet::Busy);
                 }
@@ -403,12 +403,12 @@ impl Gate for LateMemory {
         self.reached.store(true, Ordering::Release);
     }
 
-    fn find(&self, number: usize) -> Found {
+    fn find(&self, number: usize) -> GranuleSource {
         match self.states().get(number).map(|state| state.load(Ordering::Acquire)) {
-            None | Some(states::CLEAN) => Found::Own,
-            Some(states::ABSENT) if self.template.is_some() => Found::Own,
-            Some(_) if self.template.is_some() => Found::Template,
-            Some(_) => Found::Zeros,
+            None | Some(states::CLEAN) => GranuleSource::Own,
+            Some(states::ABSENT) if self.template.is_some() => GranuleSource::Own,
+            Some(_) if self.template.is_some() => GranuleSource::Template,
+            Some(_) => GranuleSource::Zeros,
         }
     }
 

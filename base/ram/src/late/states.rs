@@ -45,7 +45,7 @@ pub(crate) const SHARED: u8 = 5;
 
 /// The result of [`take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum TakeOutcome {
     /// The granule is clean.
     Clean,
     /// The caller made the granule busy: it writes the first bytes, and calls [`finish`].
@@ -68,18 +68,18 @@ pub(crate) fn is_own(state: &AtomicU8) -> bool {
 }
 
 /// Takes the granule for its user.
-pub(crate) fn take(state: &AtomicU8) -> Taken {
+pub(crate) fn take(state: &AtomicU8) -> TakeOutcome {
     let mut seen = state.load(Ordering::Acquire);
     loop {
         let next = match seen {
-            CLEAN => return Taken::Clean,
-            BUSY => return Taken::Busy,
+            CLEAN => return TakeOutcome::Clean,
+            BUSY => return TakeOutcome::Busy,
             ABSENT | UNTOUCHED => CLEAN,
             _ => BUSY,
         };
         match state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) if next == CLEAN => return Taken::Clean,
-            Ok(_) => return Taken::Mine,
+            Ok(_) if next == CLEAN => return TakeOutcome::Clean,
+            Ok(_) => return TakeOutcome::Mine,
             Err(now) => seen = now,
         }
     }

@@ -17,5 +17,5 @@ mod tracer;
 
 pub use context::TraceContext;
 pub use queue::{Queue, QueueCounts};
-pub use span::{Kind, Span};
+pub use span::{Span, SpanKind};
 pub use tracer::{Call, Parent, Tracer};

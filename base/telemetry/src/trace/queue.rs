@@ -106,14 +106,14 @@ mod tests {
     use std::task::{Context, Wake};
 
     use super::*;
-    use crate::trace::{Kind, TraceContext};
+    use crate::trace::{SpanKind, TraceContext};
 
     fn span(name: &str) -> Span {
         Span {
             context: TraceContext::root(),
             parent: None,
             name: name.to_owned(),
-            kind: Kind::Internal,
+            kind: SpanKind::Internal,
             start_ns: 1,
             end_ns: 2,
             attributes: Vec::new(),

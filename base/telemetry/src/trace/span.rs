@@ -15,7 +15,7 @@ pub struct Span {
     /// The name, which is one of few.
     pub name: String,
     /// The kind.
-    pub kind: Kind,
+    pub kind: SpanKind,
     /// The beginning, nanoseconds since the epoch.
     pub start_ns: u64,
     /// The end, nanoseconds since the epoch; not before `start_ns`.
@@ -28,7 +28,7 @@ pub struct Span {
 
 /// The kinds of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     /// A call that is served for somebody else.
     Server,
     /// A part of a call.

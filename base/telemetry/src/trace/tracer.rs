@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::span::text;
-use super::{Kind, Queue, Span, TraceContext};
+use super::{Queue, Span, SpanKind, TraceContext};
 use crate::clock::monotonic_ns;
 
 /// The source of a process's spans. One without a queue, as it is by default, makes none.
@@ -114,7 +114,7 @@ impl Call {
             context,
             parent: above,
             name: name.to_owned(),
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             start_ns: epoch_ns.saturating_add(start_ns),
             end_ns: epoch_ns.saturating_add(monotonic_ns().max(start_ns)),
             attributes,
@@ -155,7 +155,7 @@ impl Parent {
             context: below.context.child(),
             parent: Some(below.context.span_id),
             name: text(name),
-            kind: Kind::Internal,
+            kind: SpanKind::Internal,
             start_ns: below.epoch_ns.saturating_add(start_ns),
             end_ns: below.epoch_ns.saturating_add(end_ns.max(start_ns)),
             attributes: Vec::new(),
@@ -200,11 +200,11 @@ mod tests {
         let [vmm, call, network] = &spans[..] else { panic!("{spans:?}") };
         let caller = TraceContext::parse(CALLER).unwrap();
         assert_eq!((call.context.trace_id, call.parent), (caller.trace_id, Some(caller.span_id)));
-        assert_eq!((call.kind, call.error.as_deref()), (Kind::Server, None));
+        assert_eq!((call.kind, call.error.as_deref()), (SpanKind::Server, None));
         assert_eq!(call.attributes, [("container.name", "one".to_owned())]);
         for part in [vmm, network] {
             assert_eq!(part.context.trace_id, caller.trace_id);
-            assert_eq!((part.parent, part.kind), (Some(call.context.span_id), Kind::Internal));
+            assert_eq!((part.parent, part.kind), (Some(call.context.span_id), SpanKind::Internal));
         }
         assert_ne!(vmm.context.span_id, network.context.span_id);
         assert_eq!((vmm.name.as_str(), vmm.end_ns - vmm.start_ns), ("vmm", 1_000));

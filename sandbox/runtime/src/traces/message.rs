@@ -1,6 +1,6 @@
 //! Spans as messages of OTLP.
 
-use slipway_telemetry::trace::{Kind, Span};
+use slipway_telemetry::trace::{self, Span};
 
 use super::otlp::{
     AnyValue, ExportTraceServiceRequest, InstrumentationScope, KeyValue, Resource, ResourceSpans,
@@ -31,8 +31,8 @@ pub(super) fn request(service: &str, spans: Vec<Span>) -> ExportTraceServiceRequ
 fn message(span: Span) -> Message {
     let Span { context, parent, name, kind, start_ns, end_ns, attributes, error } = span;
     let kind = match kind {
-        Kind::Server => SpanKind::Server,
-        Kind::Internal => SpanKind::Internal,
+        trace::SpanKind::Server => SpanKind::Server,
+        trace::SpanKind::Internal => SpanKind::Internal,
     };
     Message {
         trace_id: context.trace_id.to_vec(),
@@ -64,7 +64,7 @@ mod tests {
             context: TraceContext { trace_id: [1; 16], span_id: [2; 8], sampled: true },
             parent: Some([3; 8]),
             name: "vmm".to_owned(),
-            kind: Kind::Internal,
+            kind: trace::SpanKind::Internal,
             start_ns: 1 << 56,
             end_ns: u64::MAX,
             attributes: vec![("container.name", "one".to_owned())],
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_batch_has_the_service_and_its_spans() {
-        let root = Span { parent: None, error: None, kind: Kind::Server, ..span() };
+        let root = Span { parent: None, error: None, kind: trace::SpanKind::Server, ..span() };
         let request = request("node", vec![span(), root]);
         let source = &request.resource_spans[0];
         let service = attribute("service.name", "node".to_owned());
