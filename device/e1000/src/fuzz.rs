@@ -24,7 +24,7 @@ const BLOCK: u32 = 0x2000;
 const RING: u32 = 0x400;
 
 /// A device on a switch with a port that sends every frame back.
-struct Guest {
+struct FuzzedDevice {
     device: Device,
     tails: Doorbells,
     switch: Switch,
@@ -32,7 +32,7 @@ struct Guest {
     clock: ManualClock,
 }
 
-impl Guest {
+impl FuzzedDevice {
     fn new(memory: &Memory, clock: &ManualClock, csb: bool) -> Self {
         let tails = Doorbells::trapped(DOORBELLS);
         let made = Device::new(Parts {
@@ -166,7 +166,7 @@ pub fn device(data: &[u8]) {
         let place = [TRANSMIT, RECEIVE, BLOCK].get(at).copied().unwrap_or(at as u32 * 0x1000);
         let _ = memory.write((place as usize % MEMORY) as u64, part);
     }
-    let mut guest = Guest::new(&memory, &clock, csb);
+    let mut guest = FuzzedDevice::new(&memory, &clock, csb);
     guest.start();
     if first & 4 != 0 {
         guest.set(register::CSBAL, BLOCK | csb::ENABLE | csb::OFFLOADS);
@@ -188,7 +188,7 @@ pub fn device(data: &[u8]) {
 }
 
 /// Checks that a guest which resets its device can go on.
-fn works(mut guest: Guest) {
+fn works(mut guest: FuzzedDevice) {
     guest.device.poll();
     guest.device.reset();
     for _ in 0..2 {
@@ -206,11 +206,11 @@ fn works(mut guest: Guest) {
 /// When an accepted state differs from the state that is saved again.
 pub fn state(data: &[u8]) {
     let (memory, clock) = (Memory::heap(MEMORY), ManualClock::new());
-    let mut guest = Guest::new(&memory, &clock, true);
+    let mut guest = FuzzedDevice::new(&memory, &clock, true);
     if guest.device.restore(data).is_ok() {
         guest.quiesce();
         let saved = guest.device.save();
-        let mut again = Guest::new(&memory, &clock, true);
+        let mut again = FuzzedDevice::new(&memory, &clock, true);
         assert_eq!(again.device.restore(&saved), Ok(()));
         assert!(again.device.save() == saved, "a successor has the same state");
     }

@@ -107,28 +107,28 @@ pub(crate) struct Registers {
 }
 
 /// The place of a register.
-enum Place {
+enum RegisterStorage {
     Plain(usize),
     Address(usize),
     Multicast(usize),
     Vlan(usize),
 }
 
-fn place(offset: u32) -> Option<Place> {
+fn place(offset: u32) -> Option<RegisterStorage> {
     let within = |first: u32, words: usize| {
         let at = (offset.checked_sub(first)? / 4) as usize;
         (at < words).then_some(at)
     };
     if let Some(at) = within(register::MTA, TABLE) {
-        return Some(Place::Multicast(at));
+        return Some(RegisterStorage::Multicast(at));
     }
     if let Some(at) = within(register::RAL, 2 * ADDRESSES) {
-        return Some(Place::Address(at));
+        return Some(RegisterStorage::Address(at));
     }
     if let Some(at) = within(register::VFTA, TABLE) {
-        return Some(Place::Vlan(at));
+        return Some(RegisterStorage::Vlan(at));
     }
-    PLAIN.iter().position(|one| one.offset == offset).map(Place::Plain)
+    PLAIN.iter().position(|one| one.offset == offset).map(RegisterStorage::Plain)
 }
 
 /// Returns the pair of registers of a valid receive address.
@@ -160,10 +160,10 @@ impl Registers {
     /// Returns a register's value; 0 if there is no such register here.
     pub fn get(&self, offset: u32) -> u32 {
         match place(offset) {
-            Some(Place::Plain(at)) => self.plain[at],
-            Some(Place::Address(at)) => self.addresses[at],
-            Some(Place::Multicast(at)) => self.multicast[at],
-            Some(Place::Vlan(at)) => self.vlans[at],
+            Some(RegisterStorage::Plain(at)) => self.plain[at],
+            Some(RegisterStorage::Address(at)) => self.addresses[at],
+            Some(RegisterStorage::Multicast(at)) => self.multicast[at],
+            Some(RegisterStorage::Vlan(at)) => self.vlans[at],
             None => 0,
         }
     }
@@ -171,19 +171,19 @@ impl Registers {
     /// Sets the writable bits of a register. A register that does not exist stays away.
     pub fn set(&mut self, offset: u32, value: u32) -> Effect {
         match place(offset) {
-            Some(Place::Plain(at)) => {
+            Some(RegisterStorage::Plain(at)) => {
                 self.plain[at] = value & PLAIN[at].writable;
                 PLAIN[at].effect
             }
-            Some(Place::Address(at)) => {
+            Some(RegisterStorage::Address(at)) => {
                 self.addresses[at] = if at % 2 == 0 { value } else { value & rah::WRITABLE };
                 Effect::Rules
             }
-            Some(Place::Multicast(at)) => {
+            Some(RegisterStorage::Multicast(at)) => {
                 self.multicast[at] = value;
                 Effect::Rules
             }
-            Some(Place::Vlan(at)) => {
+            Some(RegisterStorage::Vlan(at)) => {
                 self.vlans[at] = value;
                 Effect::Rules
             }

@@ -81,7 +81,7 @@ enum Malformed {
 
 /// The outcome of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum DescriptorOutcome {
     /// The frame goes on, or the descriptor belongs to none.
     Continue,
     /// A frame is complete.
@@ -188,9 +188,9 @@ impl Transmitter {
             }
             let before = burst.len();
             match self.step(common, burst) {
-                Step::Continue => {}
-                Step::Frame => left -= burst.len() - before,
-                Step::Busy => {
+                DescriptorOutcome::Continue => {}
+                DescriptorOutcome::Frame => left -= burst.len() - before,
+                DescriptorOutcome::Busy => {
                     self.start_over();
                     return true;
                 }
@@ -201,8 +201,8 @@ impl Transmitter {
 
     /// Reads one descriptor.
     #[inline]
-    fn step(&mut self, common: &mut Common, burst: &mut Burst) -> Step {
-        let Some((index, raw)) = self.ring.take() else { return Step::Continue };
+    fn step(&mut self, common: &mut Common, burst: &mut Burst) -> DescriptorOutcome {
+        let Some((index, raw)) = self.ring.take() else { return DescriptorOutcome::Continue };
         let descriptor = Transmit::read(&raw);
         let (command, overlong) = (descriptor.command(), self.packet.overlong);
         let is_context = matches!(descriptor, Transmit::Context(_));
@@ -221,7 +221,7 @@ impl Transmitter {
                     // A context among a frame's descriptors is reported with the frame.
                     self.drop_overlong();
                 }
-                return Step::Continue;
+                return DescriptorOutcome::Continue;
             }
             Transmit::Legacy(legacy) => self.legacy(common, &legacy),
             Transmit::Data(data) => self.data(common, &data),
@@ -232,7 +232,7 @@ impl Transmitter {
             return self.finish(common, burst);
         }
         self.drop_overlong();
-        Step::Continue
+        DescriptorOutcome::Continue
     }
 
     /// Drops what is known of the frame if it has too many descriptors. The frame is counted at its
@@ -281,10 +281,10 @@ impl Transmitter {
 
     /// Puts a complete frame into the burst, or drops it.
     #[inline]
-    fn finish(&mut self, common: &mut Common, burst: &mut Burst) -> Step {
+    fn finish(&mut self, common: &mut Common, burst: &mut Burst) -> DescriptorOutcome {
         match self.push(common, burst) {
             Ok(true) => {}
-            Ok(false) => return Step::Busy,
+            Ok(false) => return DescriptorOutcome::Busy,
             Err(fault) => {
                 self.malformed += 1;
                 let live = &common.shared.live;
@@ -300,7 +300,7 @@ impl Transmitter {
         }
         self.packet.clear();
         self.ready = self.done.len();
-        Step::Frame
+        DescriptorOutcome::Frame
     }
 
     /// Puts the frame into the burst. Returns `false` if its memory is being zeroed.

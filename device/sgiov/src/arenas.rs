@@ -22,7 +22,7 @@ pub fn piece(memory: &Memory, at: u64) -> Result<Lasting, Broken> {
 }
 
 /// One arena of the guest.
-struct Held {
+struct GuestArena {
     at: u64,
     /// The mapped arena. `None` while it is suspended.
     arena: Option<Arena>,
@@ -39,7 +39,7 @@ fn open(memory: &Memory, at: u64) -> Result<Arena, Broken> {
 /// All arenas of a guest, by number.
 #[derive(Default)]
 pub struct Arenas {
-    all: Vec<Option<Held>>,
+    all: Vec<Option<GuestArena>>,
 }
 
 impl Arenas {
@@ -64,11 +64,12 @@ impl Arenas {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
         }
-        self.all[index] = Some(Held { at, shape: arena.shape(), arena: Some(arena), regions });
+        self.all[index] =
+            Some(GuestArena { at, shape: arena.shape(), arena: Some(arena), regions });
         Ok(())
     }
 
-    fn held(&self, number: u32) -> Option<&Held> {
+    fn held(&self, number: u32) -> Option<&GuestArena> {
         self.all.get(number as usize)?.as_ref()
     }
 

@@ -2,7 +2,7 @@
 
 use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_virtio::Local;
-use slipway_virtio::layout::Kind;
+use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
@@ -15,8 +15,8 @@ use crate::stream::{CHAINS, Source};
 use crate::{Parts, PartsError, PortSettings};
 
 /// A console: class 07 80 00, other communication controller.
-const KIND: Kind =
-    Kind { device_type: DEVICE_TYPE, class: 0x07_80_00, config_size: size_of::<Config>() };
+const KIND: DeviceKind =
+    DeviceKind { device_type: DEVICE_TYPE, class: 0x07_80_00, config_size: size_of::<Config>() };
 /// Most control messages of each direction in one poll.
 const MESSAGES: usize = 64;
 

@@ -2,7 +2,7 @@
 
 use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
-use slipway_virtio::layout::Kind;
+use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio::{InterruptCount, Local};
@@ -12,7 +12,7 @@ use slipway_virtio_spec::fs::{
 };
 use zerocopy::IntoBytes;
 
-use crate::flight::{Flights, Place};
+use crate::flight::{Flights, ReplySlot};
 use crate::{FileServer, Reply, Request};
 
 /// The number of MSI-X vectors: one for each queue, one for changes of the configuration.
@@ -30,8 +30,8 @@ const REQUESTS: usize = 16;
 /// The queues, in the order in which they are served.
 const QUEUES: [u16; 2] = [HIGH_PRIORITY_QUEUE, FIRST_REQUEST_QUEUE];
 /// A mass storage controller of no class of its own.
-const KIND: Kind =
-    Kind { device_type: DEVICE_TYPE, class: 0x01_80_00, config_size: size_of::<Config>() };
+const KIND: DeviceKind =
+    DeviceKind { device_type: DEVICE_TYPE, class: 0x01_80_00, config_size: size_of::<Config>() };
 
 /// The parts that a host hands to [`Fs::new`].
 pub struct Parts {
@@ -142,7 +142,7 @@ impl Fs {
             let message = message(memory, &chain)?;
             let room = chain.writable_len().min(LONGEST_REPLY as u64) as usize;
             let bytes = message.len() + room;
-            let ticket = self.flights.begin(Place { queue: number, head, chain }, bytes);
+            let ticket = self.flights.begin(ReplySlot { queue: number, head, chain }, bytes);
             self.server.begin(Request { ticket, message, room });
             begun += 1;
         }

@@ -10,7 +10,7 @@ pub use slipway_virtio::driver::{
 
 /// A request of the driver that the device has not answered yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct PendingRequest {
     /// The number of its queue.
     pub queue: u16,
     /// The ID of its chain.
@@ -53,7 +53,12 @@ impl<R: RegisterAccess> Driver<R> {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn ask(&mut self, queue: u16, message: &[u8], room: &[u32]) -> Result<Asked, DriverError> {
+    pub fn ask(
+        &mut self,
+        queue: u16,
+        message: &[u8],
+        room: &[u32],
+    ) -> Result<PendingRequest, DriverError> {
         let request = self.arena.allocate(message.len().max(1))?;
         self.arena.memory().write(request, message)?;
         let at = self.arena.allocate(room.iter().sum::<u32>().max(1) as usize)?;
@@ -68,7 +73,7 @@ impl<R: RegisterAccess> Driver<R> {
         if ring.publish()? {
             self.registers.notify(queue)?;
         }
-        Ok(Asked { queue, id, at })
+        Ok(PendingRequest { queue, id, at })
     }
 
     /// Returns the next used chain of a queue, or `None` if the device has not used one.
@@ -85,7 +90,7 @@ impl<R: RegisterAccess> Driver<R> {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn reply(&mut self, asked: Asked, used: Used) -> Result<Vec<u8>, DriverError> {
+    pub fn reply(&mut self, asked: PendingRequest, used: Used) -> Result<Vec<u8>, DriverError> {
         let mut bytes = vec![0; used.len as usize];
         self.arena.memory().read(asked.at, &mut bytes)?;
         Ok(bytes)

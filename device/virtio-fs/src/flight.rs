@@ -12,7 +12,7 @@ pub const MOST_REQUESTS: usize = 64;
 pub const MOST_BYTES: usize = 8 << 20;
 
 /// The place of a reply in guest memory.
-pub(crate) struct Place {
+pub(crate) struct ReplySlot {
     pub(crate) queue: u16,
     /// The head of the chain.
     pub(crate) head: u16,
@@ -22,7 +22,7 @@ pub(crate) struct Place {
 struct Flying {
     bytes: usize,
     /// `None` after a reset: the chain is no longer the device's.
-    place: Option<Place>,
+    place: Option<ReplySlot>,
 }
 
 /// The requests under way, by their numbers.
@@ -45,7 +45,7 @@ impl Flights {
     }
 
     /// Notes a request that takes `bytes` bytes with its reply, and returns its number.
-    pub(crate) fn begin(&mut self, place: Place, bytes: usize) -> Ticket {
+    pub(crate) fn begin(&mut self, place: ReplySlot, bytes: usize) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
         self.bytes += bytes;
@@ -55,7 +55,7 @@ impl Flights {
 
     /// Ends a request, and returns the place of its reply. Returns `None` if the driver has reset
     /// the device since the request.
-    pub(crate) fn end(&mut self, ticket: Ticket) -> Option<Place> {
+    pub(crate) fn end(&mut self, ticket: Ticket) -> Option<ReplySlot> {
         let Flying { bytes, place } = self.flying.remove(&ticket)?;
         self.bytes -= bytes;
         place

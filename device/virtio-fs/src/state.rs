@@ -13,13 +13,13 @@ const DEVICE: &str = "virtio-fs";
 /// The device's own state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Own {
+pub(crate) struct DeviceState {
     session: u64,
     /// `true` if requests were under way, which a successor cannot go on with.
     under_way: bool,
 }
 
-impl Own {
+impl DeviceState {
     /// Returns an error if a device with this session cannot go on.
     pub(crate) fn check(&self, session: u64) -> Result<(), StateError> {
         if self.session != session {
@@ -33,9 +33,9 @@ impl Own {
 }
 
 pub(crate) fn save(transport: TransportState, session: u64, under_way: bool) -> Vec<u8> {
-    encode(DEVICE, STATE_VERSION, transport, Own { session, under_way })
+    encode(DEVICE, STATE_VERSION, transport, DeviceState { session, under_way })
 }
 
-pub(crate) fn load(bytes: &[u8]) -> Result<(TransportState, Own), StateError> {
+pub(crate) fn load(bytes: &[u8]) -> Result<(TransportState, DeviceState), StateError> {
     decode(DEVICE, STATE_VERSION, bytes)
 }

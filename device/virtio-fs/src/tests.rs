@@ -22,7 +22,7 @@ const REQUESTS: u16 = FIRST_REQUEST_QUEUE;
 
 /// The test's side of the file server.
 #[derive(Default)]
-struct State {
+struct ServerState {
     begun: Vec<Request>,
     replies: VecDeque<Reply>,
     sessions_ended: usize,
@@ -31,10 +31,10 @@ struct State {
 }
 
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<State>>);
+struct Shared(Arc<Mutex<ServerState>>);
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.0.lock().unwrap()
     }
 

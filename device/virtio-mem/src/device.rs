@@ -3,7 +3,7 @@
 use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::Local;
-use slipway_virtio::layout::Kind;
+use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio_spec::mem::{Config, DEVICE_TYPE, Features, REQUEST_QUEUE, Request, Response};
@@ -21,11 +21,11 @@ const REQUESTS: usize = 16;
 const QUEUE_SIZE: u16 = 16;
 
 /// A memory controller of no class of its own.
-const KIND: Kind =
-    Kind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
+const KIND: DeviceKind =
+    DeviceKind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
 
 /// A request whose blocks are given back.
-struct Work {
+struct GiveBackRequest {
     /// The request's entry and buffers. `None` if its driver has reset the device.
     asked: Option<(u16, Chain)>,
     blocks: GiveBack,
@@ -35,7 +35,7 @@ struct Work {
 pub struct Mem {
     local: Local,
     region: Region,
-    work: Option<Work>,
+    work: Option<GiveBackRequest>,
 }
 
 impl Mem {
@@ -104,7 +104,7 @@ impl Mem {
                     queue.queue.report(memory, head, written)?;
                 }
                 Decision::GiveBack(blocks) => {
-                    self.work = Some(Work { asked: Some((head, chain)), blocks });
+                    self.work = Some(GiveBackRequest { asked: Some((head, chain)), blocks });
                     break;
                 }
             }

@@ -20,7 +20,7 @@ const DEVICE: &str = "virtio-mem";
 /// The device's own state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Own {
+struct DeviceState {
     address: u64,
     bytes: u64,
     block: u64,
@@ -40,14 +40,14 @@ pub(crate) struct Loaded {
 pub(crate) fn save(transport: TransportState, region: &Region) -> Vec<u8> {
     let Geometry { address, bytes, block, node } = region.geometry;
     let plugged = region.blocks.runs().into_iter().map(|run| [run.start, run.end]).collect();
-    let own = Own { address, bytes, block, node, requested: region.requested, plugged };
+    let own = DeviceState { address, bytes, block, node, requested: region.requested, plugged };
     encode(DEVICE, STATE_VERSION, transport, own)
 }
 
 /// Decodes the state of a device with this geometry.
 pub(crate) fn load(state: &[u8], own: &Geometry) -> Result<Loaded, StateError> {
-    let (transport, saved): (_, Own) = decode(DEVICE, STATE_VERSION, state)?;
-    let Own { address, bytes, block, node, requested, plugged } = saved;
+    let (transport, saved): (_, DeviceState) = decode(DEVICE, STATE_VERSION, state)?;
+    let DeviceState { address, bytes, block, node, requested, plugged } = saved;
     let found = Geometry { address, bytes, block, node };
     if found != *own {
         return Err(StateError::Inconsistent(format!("{found:?} in place of {own:?}")));

@@ -8,7 +8,7 @@ use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::{Memory, Snapshots};
 use slipway_switch::{Exchange, Exchanged};
 use slipway_telemetry::Clock;
-use slipway_virtio::layout::{COMMON, Kind};
+use slipway_virtio::layout::{COMMON, DeviceKind};
 use slipway_virtio::queue::Broken;
 use slipway_virtio::registers::Effect;
 use slipway_virtio::{Configured, Transport, Written};
@@ -26,8 +26,8 @@ use crate::registers::{features, offer};
 use crate::{Counters, DevicePort, Parts, PartsError, Settings};
 
 /// A network device: class 02 00 00, Ethernet controller.
-const KIND: Kind =
-    Kind { device_type: DEVICE_TYPE, class: 0x02_00_00, config_size: size_of::<Config>() };
+const KIND: DeviceKind =
+    DeviceKind { device_type: DEVICE_TYPE, class: 0x02_00_00, config_size: size_of::<Config>() };
 /// The time for the switch's thread to answer before the function looks again.
 const RECHECK: Duration = Duration::from_micros(50);
 /// The most commands of the control queue in one poll.

@@ -2,7 +2,7 @@
 
 use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
-use slipway_virtio::layout::Kind;
+use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio::{InterruptCount, Local};
@@ -17,8 +17,8 @@ const REQUESTS: usize = 16;
 const QUEUE_SIZE: u16 = 64;
 
 /// A memory controller of no class of its own.
-const KIND: Kind =
-    Kind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
+const KIND: DeviceKind =
+    DeviceKind { device_type: DEVICE_TYPE, class: 0x05_80_00, config_size: size_of::<Config>() };
 
 /// The parts that a host hands to [`Pmem::new`].
 pub struct Parts {

@@ -14,18 +14,18 @@ const DEVICE: &str = "virtio-pmem";
 /// The device's own state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Own {
+struct DeviceState {
     start: u64,
     bytes: u64,
 }
 
 pub(crate) fn save(transport: TransportState, (start, bytes): (u64, u64)) -> Vec<u8> {
-    encode(DEVICE, STATE_VERSION, transport, Own { start, bytes })
+    encode(DEVICE, STATE_VERSION, transport, DeviceState { start, bytes })
 }
 
 /// Returns the transport's state of a device whose memory is at `range`.
 pub(crate) fn load(state: &[u8], range: (u64, u64)) -> Result<TransportState, StateError> {
-    let (transport, Own { start, bytes }) = decode(DEVICE, STATE_VERSION, state)?;
+    let (transport, DeviceState { start, bytes }) = decode(DEVICE, STATE_VERSION, state)?;
     if (start, bytes) != range {
         let (at, len) = range;
         let what = format!("memory {start:#x} + {bytes:#x} in place of {at:#x} + {len:#x}");

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
-use slipway_virtio::layout::Kind;
+use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio::state::{decode, encode};
@@ -19,7 +19,7 @@ const DEVICE: &str = "virtio-rng";
 /// The device's own state: nothing, since a successor's bytes come from the successor's source.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Own {}
+struct DeviceState {}
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
 pub const VECTORS: u16 = 2;
@@ -31,7 +31,7 @@ const BUFFERS: usize = 16;
 const QUEUE_SIZE: u16 = 8;
 
 /// An entropy device: no class of its own.
-const KIND: Kind = Kind { device_type: DEVICE_TYPE, class: 0x00_ff_00, config_size: 0 };
+const KIND: DeviceKind = DeviceKind { device_type: DEVICE_TYPE, class: 0x00_ff_00, config_size: 0 };
 
 /// A source of random bytes: fills all of its argument, 1 to [`LONGEST`] bytes. Must not block.
 pub type Source = Box<dyn FnMut(&mut [u8]) + Send>;
@@ -120,11 +120,11 @@ impl Function for Rng {
     }
 
     fn save(&self) -> Vec<u8> {
-        encode(DEVICE, STATE_VERSION, self.local.transport.save(), Own {})
+        encode(DEVICE, STATE_VERSION, self.local.transport.save(), DeviceState {})
     }
 
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let (transport, Own {}) = decode(DEVICE, STATE_VERSION, state)?;
+        let (transport, DeviceState {}) = decode(DEVICE, STATE_VERSION, state)?;
         self.local.restore(transport)
     }
 }

@@ -29,7 +29,7 @@ const MSIX_PENDING: u64 = 0x5000;
 
 /// The type of a device, as configuration space tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct DeviceKind {
     /// Device type (section 5).
     pub device_type: u16,
     /// PCI class code: base class, subclass, programming interface.
@@ -38,7 +38,7 @@ pub struct Kind {
     pub config_size: usize,
 }
 
-impl Kind {
+impl DeviceKind {
     /// Returns the PCI identity of a modern device (section 4.1.2). A revision of 1 or more, and a
     /// subsystem ID from 0x40 on, keep legacy drivers away (4.1.2.1).
     fn identity(&self) -> Identity {
@@ -91,7 +91,7 @@ fn capability(config_type: u8, at: &Range<u64>, length: usize) -> Capability {
 /// Makes the configuration space with virtio's capabilities, for `queues` queues. Returns it with
 /// the offset of the window capability (section 4.1.4.9).
 pub(crate) fn config_space(
-    kind: &Kind,
+    kind: &DeviceKind,
     description: &Description,
     msix: &MsixLayout,
     queues: usize,

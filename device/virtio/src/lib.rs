@@ -5,7 +5,7 @@
 //!
 //! How the pieces meet:
 //! - [`Transport`]: configuration space with virtio's capabilities ([`layout`]), MSI-X, and the
-//!   common configuration ([`registers`]). It knows the device's [`layout::Kind`] and
+//!   common configuration ([`registers`]). It knows the device's [`layout::DeviceKind`] and
 //!   [`registers::Offer`], and tells the function what a register write asks for;
 //! - [`queue`]: the device's side of a split queue; [`Virtqueue`] is a queue with its interrupt.
 //!   Nothing here is dynamic per buffer;

@@ -4,7 +4,7 @@ use slipway_pci::{Access, Interrupt, Progress, StateError};
 use slipway_ram::Memory;
 use slipway_virtio_spec::RingFeatures;
 
-use crate::layout::Kind;
+use crate::layout::DeviceKind;
 use crate::queue::{Broken, Queue};
 use crate::registers::{Effect, Offer, QueueRegisters};
 use crate::state::TransportState;
@@ -43,7 +43,7 @@ impl Local {
     /// # Panics
     /// If RING_RESET is offered, a mistake of the device.
     pub fn new(
-        kind: &Kind,
+        kind: &DeviceKind,
         offer: &Offer,
         memory: Memory,
         interrupts: Vec<Interrupt>,

@@ -5,7 +5,7 @@ use slipway_virtio_spec::Status;
 use slipway_virtio_spec::pci::isr;
 
 use crate::layout::{
-    self, BAR_SIZE, COMMON, DEVICE, ISR, Kind, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER,
+    self, BAR_SIZE, COMMON, DEVICE, DeviceKind, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER,
 };
 use crate::registers::{Effect, Offer, Registers, copy_from};
 use crate::state::TransportState;
@@ -57,7 +57,7 @@ impl Transport {
     ///
     /// # Panics
     /// If there are not 1 to [`MAX_VECTORS`] interrupts. The device checks its parts before.
-    pub fn new(kind: &Kind, offer: &Offer, interrupts: Vec<Interrupt>) -> Self {
+    pub fn new(kind: &DeviceKind, offer: &Offer, interrupts: Vec<Interrupt>) -> Self {
         assert!((1..=MAX_VECTORS).contains(&interrupts.len()), "1 to 256 vectors");
         let vectors = interrupts.len() as u16;
         let queues = usize::from(offer.queues);

@@ -8,7 +8,7 @@ use slipway_ram::{Access, Fault};
 
 use crate::cell::{Cell, ShadowPages};
 use crate::engine::doorbells::note_followed;
-use crate::fleet::{Far, Question};
+use crate::fleet::{LaneQueueState, Question};
 use crate::home::Home;
 use crate::journal::{Journal, Side};
 use crate::permit::Permit;
@@ -82,7 +82,7 @@ impl Home {
         let id = entry.dword(10) as u16;
         let far = self.fleet.submission(id);
         let here = if id == 0 { None } else { self.engine.queues.submission(id) };
-        let open = far == Some(Far::Open) || here.is_some_and(|queue| !queue.deleting);
+        let open = far == Some(LaneQueueState::Open) || here.is_some_and(|queue| !queue.deleting);
         if !open {
             let status = Status::INVALID_QUEUE_ID.dnr();
             return self.end_admin(permit, status, 0, entry.nsid.get());
@@ -100,9 +100,9 @@ impl Home {
         let id = entry.dword(10) as u16;
         let queue = if id == 0 { None } else { self.engine.queues.completion(id) };
         let status = match (self.fleet.completion(id), queue) {
-            (Some(Far::Open), _) => return self.fleet.delete_completion(id, permit),
-            (Some(Far::Deleting), _) | (None, None) => Status::INVALID_QUEUE_ID.dnr(),
-            (Some(Far::InUse), _) => Status::INVALID_QUEUE_DELETION.dnr(),
+            (Some(LaneQueueState::Open), _) => return self.fleet.delete_completion(id, permit),
+            (Some(LaneQueueState::Deleting), _) | (None, None) => Status::INVALID_QUEUE_ID.dnr(),
+            (Some(LaneQueueState::InUse), _) => Status::INVALID_QUEUE_DELETION.dnr(),
             (None, Some(queue)) if queue.users > 0 => Status::INVALID_QUEUE_DELETION.dnr(),
             (None, Some(_)) => {
                 self.engine.queues.remove_completion(id);
@@ -174,7 +174,7 @@ impl Home {
     /// Returns whether submission queues that complete in queue `id` may be made.
     fn takes_completions(&mut self, id: u16) -> bool {
         match self.fleet.completion(id) {
-            Some(far) => far != Far::Deleting,
+            Some(far) => far != LaneQueueState::Deleting,
             None => self.engine.queues.completion(id).is_some(),
         }
     }

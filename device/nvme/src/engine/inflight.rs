@@ -69,7 +69,7 @@ pub(crate) struct Command {
     pub bounce: Option<Box<Bounce>>,
     /// The steps that follow. `None` for nearly all commands: they end with the end of their
     /// requests.
-    pub work: Option<Box<Work>>,
+    pub work: Option<Box<WorkArea>>,
 }
 
 impl Command {
@@ -91,8 +91,8 @@ impl Command {
 }
 
 /// The work area of a command of several steps.
-pub(crate) struct Work {
-    pub step: Step,
+pub(crate) struct WorkArea {
+    pub step: NextStep,
     /// The buffer, at least as large as asked for. It may hold data that earlier commands of the
     /// same controller read.
     pub buffer: Span,
@@ -105,7 +105,7 @@ pub(crate) struct Work {
 }
 
 /// The step that follows when a command's request has ended.
-pub(crate) enum Step {
+pub(crate) enum NextStep {
     /// Compares the blocks in the buffer with the host's data.
     Compare,
     /// Reads the next blocks and drops them.
@@ -136,11 +136,11 @@ pub(crate) struct CopyStep {
     pub durable: bool,
 }
 
-impl Work {
+impl WorkArea {
     /// Returns whether the command can be aborted after its present step, which then has no effect
     /// or only part of it.
     pub fn stops(&self) -> bool {
-        !matches!(self.step, Step::FusedWrite)
+        !matches!(self.step, NextStep::FusedWrite)
     }
 }
 

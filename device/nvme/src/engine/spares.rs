@@ -5,7 +5,7 @@
 
 use slipway_ram::Span;
 
-use super::inflight::{Step, Work};
+use super::inflight::{NextStep, WorkArea};
 
 /// The size of the smallest buffer; the others are twice, four times, … as large.
 const SMALLEST: usize = 4096;
@@ -18,18 +18,18 @@ const MOST_BYTES: usize = 2 << 20;
 /// Unused work areas, by the size of their buffers.
 #[derive(Default)]
 pub(crate) struct Spares {
-    kept: [Vec<Box<Work>>; SIZES],
+    kept: [Vec<Box<WorkArea>>; SIZES],
     bytes: usize,
 }
 
 impl Spares {
     /// Takes a work area with a buffer of at least `bytes` bytes, and without runs and ranges.
-    pub fn take(&mut self, step: Step, bytes: usize) -> Box<Work> {
+    pub fn take(&mut self, step: NextStep, bytes: usize) -> Box<WorkArea> {
         let len = bytes.max(SMALLEST).next_power_of_two();
         let Some(mut work) = self.place(len).and_then(Vec::pop) else {
             let buffer = Span::heap(len);
             let (runs, ranges) = (Vec::new(), Vec::new());
-            return Box::new(Work { step, buffer, runs, ranges, write: None });
+            return Box::new(WorkArea { step, buffer, runs, ranges, write: None });
         };
         self.bytes -= len;
         work.step = step;
@@ -39,7 +39,7 @@ impl Spares {
     }
 
     /// Keeps a work area for reuse, unless too much is kept already.
-    pub fn put(&mut self, work: Box<Work>) {
+    pub fn put(&mut self, work: Box<WorkArea>) {
         let len = work.buffer.len();
         if self.bytes + len <= MOST_BYTES
             && let Some(place) = self.place(len)
@@ -49,7 +49,7 @@ impl Spares {
         }
     }
 
-    fn place(&mut self, len: usize) -> Option<&mut Vec<Box<Work>>> {
+    fn place(&mut self, len: usize) -> Option<&mut Vec<Box<WorkArea>>> {
         self.kept.get_mut((len / SMALLEST).trailing_zeros() as usize)
     }
 }
@@ -64,18 +64,18 @@ mod tests {
         for (bytes, len) in
             [(0, 4096), (1, 4096), (4097, 8192), (1 << 20, 1 << 20), (3 << 20, 4 << 20)]
         {
-            let work = spares.take(Step::Compare, bytes);
+            let work = spares.take(NextStep::Compare, bytes);
             assert_eq!(work.buffer.len(), len);
             spares.put(work);
         }
         // 4 MiB are more than is kept.
         assert_eq!(spares.bytes, 4096 + 8192 + (1 << 20));
-        let works: Vec<_> = (0..200).map(|_| spares.take(Step::Compare, 16 << 10)).collect();
+        let works: Vec<_> = (0..200).map(|_| spares.take(NextStep::Compare, 16 << 10)).collect();
         works.into_iter().for_each(|work| spares.put(work));
         assert!(spares.bytes <= MOST_BYTES, "{}", spares.bytes);
-        let mut work = spares.take(Step::Compare, 8192);
+        let mut work = spares.take(NextStep::Compare, 8192);
         work.ranges.push((1, 1));
         spares.put(work);
-        assert!(spares.take(Step::Compare, 5000).ranges.is_empty());
+        assert!(spares.take(NextStep::Compare, 5000).ranges.is_empty());
     }
 }

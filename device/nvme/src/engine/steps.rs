@@ -12,7 +12,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_ram::{Memory, Span};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::inflight::{Command, CommandKind, CopyStep, FusedWrite, Slot, Step, Work};
+use super::inflight::{Command, CommandKind, CopyStep, FusedWrite, NextStep, Slot, WorkArea};
 use super::io::command;
 use super::{IoEngine, Role};
 use crate::prp::Run;
@@ -41,7 +41,7 @@ impl IoEngine {
             return Err(Status::INVALID_FIELD.dnr());
         }
         self.walker.find(&self.memory, self.page_size, entry, bytes)?;
-        let mut work = self.spares.take(Step::Compare, bytes);
+        let mut work = self.spares.take(NextStep::Compare, bytes);
         work.runs.clone_from(&self.walker.runs);
         let request = self.read(lba, blocks, &work.buffer, block_size);
         let (bytes, pieces) = (bytes as u64, work.runs.len() as u32);
@@ -54,7 +54,7 @@ impl IoEngine {
         let (lba, blocks) = (entry.starting_lba(), entry.block_count());
         let block_size = self.check_blocks(entry.nsid.get(), lba, blocks, false)?;
         let step = blocks.min(self.step_blocks(block_size));
-        let next = Step::Verify {
+        let next = NextStep::Verify {
             next: lba + u64::from(step),
             left: blocks - step,
             bytes: u64::from(blocks) * u64::from(block_size),
@@ -103,7 +103,7 @@ impl IoEngine {
         let durable = self.is_durable(entry);
         let step = CopyStep { most, range: 0, done: 0, to, writing: false, durable };
         let kind = step.kind();
-        let mut work = self.spares.take(Step::Copy(step), (most * block_size) as usize);
+        let mut work = self.spares.take(NextStep::Copy(step), (most * block_size) as usize);
         work.ranges.extend_from_slice(ranges);
         let bytes = u64::from(most * block_size);
         // There is at least one range, of at least one block.
@@ -189,10 +189,10 @@ impl IoEngine {
 
     /// Takes a command's next step after one has ended with the command's status, or ends the
     /// command. A command whose end is not to be reported takes no further step.
-    pub(super) fn after_step(&mut self, mut command: Command, mut work: Box<Work>) {
+    pub(super) fn after_step(&mut self, mut command: Command, mut work: Box<WorkArea>) {
         let goes_on = command.status.is_success() && command.owner.is_guest();
         match &mut work.step {
-            Step::Compare => {
+            NextStep::Compare => {
                 if goes_on {
                     command.status = compare(&self.memory, &work.runs, &work.buffer);
                 }
@@ -205,12 +205,12 @@ impl IoEngine {
                 self.end(command, 0);
                 self.after_compare(status, reported, work);
             }
-            Step::FusedWrite => {
+            NextStep::FusedWrite => {
                 self.end_pair(command.nsid);
                 self.spares.put(work);
                 self.end(command, 0);
             }
-            Step::Verify { next, left, .. } if goes_on && *left > 0 => {
+            NextStep::Verify { next, left, .. } if goes_on && *left > 0 => {
                 let block_size = self.block_size(command.nsid);
                 let (lba, step) = (*next, (*left).min(self.step_blocks(block_size)));
                 (*next, *left) = (*next + u64::from(step), *left - step);
@@ -218,12 +218,12 @@ impl IoEngine {
                 command.work = Some(work);
                 self.take_step(command, request);
             }
-            Step::Verify { bytes, .. } => {
+            NextStep::Verify { bytes, .. } => {
                 command.bytes = *bytes;
                 self.spares.put(work);
                 self.end(command, 0);
             }
-            Step::Copy(copy) => {
+            NextStep::Copy(copy) => {
                 let range = copy.range as u32;
                 if goes_on {
                     copy.advance(&work.ranges);
@@ -238,8 +238,8 @@ impl IoEngine {
     }
 
     /// Takes the next step of a Copy, or ends it.
-    fn next_piece(&mut self, mut command: Command, work: Box<Work>, block_size: u32) {
-        let Step::Copy(copy) = &work.step else { return };
+    fn next_piece(&mut self, mut command: Command, work: Box<WorkArea>, block_size: u32) {
+        let NextStep::Copy(copy) = &work.step else { return };
         let kind = copy.kind();
         match self.piece(&work, block_size) {
             Some(request) => {
@@ -256,8 +256,8 @@ impl IoEngine {
 
     /// Returns the request for the present step of a Copy, without its tag. Returns `None` after
     /// the last piece.
-    fn piece(&mut self, work: &Work, block_size: u32) -> Option<Request> {
-        let Step::Copy(copy) = &work.step else { return None };
+    fn piece(&mut self, work: &WorkArea, block_size: u32) -> Option<Request> {
+        let NextStep::Copy(copy) = &work.step else { return None };
         let (lba, piece) = copy.piece(&work.ranges)?;
         let mut request = self.read(lba, piece, &work.buffer, block_size);
         if copy.writing {
@@ -269,7 +269,7 @@ impl IoEngine {
 
     /// Runs the second half of a fused pair, or ends it as well, after the first half has ended.
     /// The Compare ended with `status`; its end was `reported` unless its queue is gone.
-    fn after_compare(&mut self, status: Status, reported: bool, mut work: Box<Work>) {
+    fn after_compare(&mut self, status: Status, reported: bool, mut work: Box<WorkArea>) {
         let Some(FusedWrite { mut command, request }) = work.write.take() else {
             return self.spares.put(work);
         };
@@ -283,7 +283,7 @@ impl IoEngine {
             self.recycle(request.spans);
             return self.end(Command { status: second_status(status), ..command }, 0);
         }
-        work.step = Step::FusedWrite;
+        work.step = NextStep::FusedWrite;
         command.pieces += work.runs.len() as u32;
         command.work = Some(work);
         let tag = self.inflight.resume(command);

@@ -77,7 +77,7 @@ struct PendingRefresh {
 
 /// The state of a queue that a lane serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Far {
+pub(crate) enum LaneQueueState {
     /// The queue can be used, and deleted.
     Open,
     /// Submission queues complete in this completion queue.
@@ -202,18 +202,18 @@ impl Fleet {
     }
 
     /// Returns the state of submission queue `id`, if a lane serves it.
-    pub fn submission(&self, id: u16) -> Option<Far> {
+    pub fn submission(&self, id: u16) -> Option<LaneQueueState> {
         let queue = self.submission.get(&id)?;
-        Some(if queue.deleting { Far::Deleting } else { Far::Open })
+        Some(if queue.deleting { LaneQueueState::Deleting } else { LaneQueueState::Open })
     }
 
     /// Returns the state of completion queue `id`, if a lane serves it.
-    pub fn completion(&self, id: u16) -> Option<Far> {
+    pub fn completion(&self, id: u16) -> Option<LaneQueueState> {
         let queue = self.completion.get(&id)?;
         Some(match queue.users {
-            _ if queue.deleting => Far::Deleting,
-            0 => Far::Open,
-            _ => Far::InUse,
+            _ if queue.deleting => LaneQueueState::Deleting,
+            0 => LaneQueueState::Open,
+            _ => LaneQueueState::InUse,
         })
     }
 
