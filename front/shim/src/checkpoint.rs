@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 use crate::containerd as cd;
 use crate::daemon::{Daemon, failure};
 use crate::process::{Phase, timestamp};
-use crate::task::{ANSWER, Kind, Task};
+use crate::task::{ANSWER, Task, TaskKind};
 use crate::ttrpc::Failure;
 
 /// The name of the message with the options of a checkpoint.
@@ -55,10 +55,10 @@ pub fn exits(options: Option<&cd::Any>) -> Result<bool, String> {
 /// empty then.
 pub async fn save(task: &Task, path: &str) -> Result<(), Failure> {
     let refused = match task.kind {
-        Kind::Alone if task.init.phase() == Phase::Running => None,
-        Kind::Alone => Some("the container does not run: only one that runs can be saved"),
-        Kind::Pod { .. } => Some("a pod cannot be saved"),
-        Kind::Member(_) => Some("a container of a pod cannot be saved without its pod"),
+        TaskKind::Alone if task.init.phase() == Phase::Running => None,
+        TaskKind::Alone => Some("the container does not run: only one that runs can be saved"),
+        TaskKind::Pod { .. } => Some("a pod cannot be saved"),
+        TaskKind::Member(_) => Some("a container of a pod cannot be saved without its pod"),
     };
     if let Some(message) = refused {
         return Err(Failure::new(Code::FailedPrecondition, message));
@@ -101,7 +101,7 @@ fn make(path: &str) -> Result<(), String> {
 }
 
 /// A checkpoint with which a container is to begin.
-pub struct Wanted {
+pub struct CheckpointRequest {
     /// The path of its directory.
     pub path: String,
     /// The digest of the container's image, which must be the checkpoint's.
@@ -116,13 +116,13 @@ pub async fn take(
     daemon: &Daemon,
     bundle: &Path,
     owner: &str,
-    wanted: Wanted,
+    wanted: CheckpointRequest,
 ) -> Result<v1::Snapshot, Failure> {
     let name = made_up(owner);
     // Written first: the command `delete` finds the snapshot if this process dies.
     let noted = std::fs::write(bundle.join(IMPORTED), &name);
     noted.map_err(|error| format!("{}: {error}", bundle.display()))?;
-    let Wanted { path, image_digest } = wanted;
+    let CheckpointRequest { path, image_digest } = wanted;
     let request = v1::ImportSnapshotRequest { path, name, image_digest };
     let imported = daemon.snapshots().await?.import(request).await;
     Ok(imported.map_err(|status| refusal(&status))?.into_inner())

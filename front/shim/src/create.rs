@@ -28,7 +28,7 @@ use crate::process::{Phase, Process, timestamp};
 use crate::reads::on_a_thread;
 use crate::role::{self, Role};
 use crate::spec::{self, Container, Oci, PodNamespaces};
-use crate::task::{Kept, Kind, RESOLVER, Sandbox, Task};
+use crate::task::{RESOLVER, Sandbox, Task, TaskFiles, TaskKind};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
 use crate::{checkpoint, lazy, names, options, rootfs, target};
@@ -55,7 +55,7 @@ pub struct Maker<'a> {
 
 /// A translated task.
 struct Made {
-    kind: Kind,
+    kind: TaskKind,
     run: v1::RunSpec,
     content: Content,
 }
@@ -178,7 +178,7 @@ impl Maker<'_> {
             copied: content.copied,
             snapshot: Mutex::new(content.snapshot),
             message: content.message,
-            kept: Kept::default(),
+            kept: TaskFiles::default(),
             deleting: tokio::sync::Mutex::default(),
         };
         task.kept.network.fill(network);
@@ -215,7 +215,7 @@ impl Maker<'_> {
         let default_group = format!("/{}/{id}", self.args.namespace);
         let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(Failure::invalid)?;
         let network = run.network_namespace.clone();
-        let kind = Kind::Pod { network, sandbox, empty_dirs: Arc::default() };
+        let kind = TaskKind::Pod { network, sandbox, empty_dirs: Arc::default() };
         Ok(Made { kind, run, content: Content::default() })
     }
 
@@ -229,7 +229,7 @@ impl Maker<'_> {
         let task = self.tasks.find(pod).ok();
         let Some((task, network, sandbox, empty_dirs)) =
             task.as_ref().and_then(|task| match &task.kind {
-                Kind::Pod { network, sandbox, empty_dirs } => {
+                TaskKind::Pod { network, sandbox, empty_dirs } => {
                     Some((task, network, sandbox, empty_dirs))
                 }
                 _ => None,
@@ -265,7 +265,7 @@ impl Maker<'_> {
         if let Some(sandbox) = sandbox {
             sandbox.add_resolver(&mut run.files);
         }
-        Ok(Made { kind: Kind::Member(Arc::clone(task)), run, content })
+        Ok(Made { kind: TaskKind::Member(Arc::clone(task)), run, content })
     }
 
     /// Returns the id of the container of the pod whose processes a container shares; an empty one
@@ -280,7 +280,7 @@ impl Maker<'_> {
             return Ok(String::new());
         };
         let task = self.tasks.find(&target).ok();
-        let is_member = |task: &Task| matches!(&task.kind, Kind::Member(its) if its.id == pod);
+        let is_member = |task: &Task| matches!(&task.kind, TaskKind::Member(its) if its.id == pod);
         if task.is_some_and(|task| is_member(&task)) {
             return Ok(target);
         }
@@ -329,7 +329,7 @@ impl Maker<'_> {
         let mut run = spec::run_spec(oci, container).map_err(Failure::invalid)?;
         self.check_huge_pages(&run).await?;
         let content = self.content(request, oci, container, name, &mut run).await?;
-        Ok(Made { kind: Kind::Alone, run, content })
+        Ok(Made { kind: TaskKind::Alone, run, content })
     }
 
     /// Returns whether a container has a sandbox of its own, and can be as its configuration says.
@@ -355,7 +355,7 @@ impl Maker<'_> {
         // The checkpoint's author may name any image of the node: its container gets its own.
         let root = self.root(request, oci, name).await?;
         let path = request.checkpoint.clone();
-        let wanted = checkpoint::Wanted { path, image_digest: root.digest };
+        let wanted = checkpoint::CheckpointRequest { path, image_digest: root.digest };
         let bundle = Path::new(&request.bundle);
         let taken = checkpoint::take(self.daemon, bundle, name, wanted).await?;
         if let Err(reason) = spec::check_restored(oci, &taken) {
@@ -365,7 +365,7 @@ impl Maker<'_> {
         run.template.clone_from(&taken.name);
         let private = root.is_private.then_some(root.image);
         let content = Content { private, snapshot: Some(taken.name), ..Content::default() };
-        Ok(Made { kind: Kind::Alone, run, content })
+        Ok(Made { kind: TaskKind::Alone, run, content })
     }
 
     /// Adds to `run` what a container has beside its configuration: its streams, copies of files
@@ -418,7 +418,7 @@ impl Maker<'_> {
         oci: &Oci,
         owner: &str,
     ) -> Result<rootfs::Root, Failure> {
-        let root = rootfs::Wanted {
+        let root = rootfs::RootRequest {
             mounts: &request.rootfs,
             path: oci.root_path(),
             bundle: Path::new(&request.bundle),

@@ -17,7 +17,7 @@ use slipway_sandbox_api::forward::carry;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use crate::task::{Kind, Task};
+use crate::task::{Task, TaskKind};
 
 /// The most connections at once.
 const MOST: usize = 64;
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// Redirects the connections to ports of a pod's network namespace to the pod, until the pod ends.
 /// If that fails, the log says why, and everything else of the pod goes on.
 pub fn serve(task: &Arc<Task>) {
-    let Kind::Pod { network, .. } = &task.kind else { return };
+    let TaskKind::Pod { network, .. } = &task.kind else { return };
     if network.is_empty() {
         return;
     }

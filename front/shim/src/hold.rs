@@ -229,15 +229,15 @@ pub fn raise_descriptor_limit() {
 /// A message waits for room with the mutex held, so a holder that does not read holds up the shim.
 /// It is this program's, and only root can stop it. A call that went on meanwhile would have
 /// descriptors that are closed when this process is killed.
-pub struct Holder(Mutex<State>);
+pub struct Holder(Mutex<HolderState>);
 
-struct State {
+struct HolderState {
     socket: OwnedFd,
     /// Copies of what the holder has, for the next holder.
     held: BTreeMap<String, Arc<OwnedFd>>,
 }
 
-impl State {
+impl HolderState {
     /// Sends a message to the holder. One that cannot be sent ends the holder, unless that has
     /// died: the next one gets all descriptors.
     fn tell(&self, operation: u8, name: &str, file: Option<BorrowedFd<'_>>) {
@@ -264,7 +264,7 @@ impl Holder {
     /// # Errors
     /// The process cannot be started.
     pub fn start(args: &Args) -> io::Result<Arc<Self>> {
-        let state = State { socket: start_holder(args)?, held: BTreeMap::new() };
+        let state = HolderState { socket: start_holder(args)?, held: BTreeMap::new() };
         Ok(Arc::new(Self(Mutex::new(state))))
     }
 
@@ -284,7 +284,7 @@ impl Holder {
                 _ => return Err(io::Error::other("a descriptor was lost on its way")),
             }
         }
-        Ok(Arc::new(Self(Mutex::new(State { socket, held }))))
+        Ok(Arc::new(Self(Mutex::new(HolderState { socket, held }))))
     }
 
     /// Has the holder keep a descriptor by this name, until what is returned is dropped.
@@ -364,7 +364,7 @@ impl Holder {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HolderState> {
         // Single insertions and removals: the state is valid after any panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -53,7 +53,7 @@ const VERSION: &str = "1.0.2";
 /// section State).
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct State<'a> {
+struct OciState<'a> {
     oci_version: &'a str,
     id: &'a str,
     status: &'a str,
@@ -63,7 +63,7 @@ struct State<'a> {
     annotations: &'a BTreeMap<String, String>,
 }
 
-impl State<'_> {
+impl OciState<'_> {
     fn json(&self) -> Result<Vec<u8>, String> {
         serde_json::to_vec(self).map_err(|error| format!("the container's state: {error}"))
     }
@@ -83,10 +83,10 @@ pub struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    fn state(self, status: &'a str, pid: Option<u32>) -> State<'a> {
+    fn state(self, status: &'a str, pid: Option<u32>) -> OciState<'a> {
         let Self { id, bundle, oci, .. } = self;
         let oci_version = if oci.version.is_empty() { VERSION } else { &oci.version };
-        State { oci_version, id, status, pid, bundle, annotations: &oci.annotations }
+        OciState { oci_version, id, status, pid, bundle, annotations: &oci.annotations }
     }
 
     /// Returns whether it has hooks before its start.

@@ -68,7 +68,7 @@ pub struct Streams {
 
 /// The FIFOs as they are only held.
 #[derive(Default)]
-pub struct Held {
+pub struct HeldFifos {
     stdin: Mutex<Option<Spare>>,
     stdin_is_closed: AtomicBool,
     outputs: Mutex<Vec<Spare>>,
@@ -78,7 +78,7 @@ pub struct Held {
     holder: OnceLock<(Arc<Holder>, String)>,
 }
 
-impl Held {
+impl HeldFifos {
     /// Has the holder have the FIFOs too that are opened from here on, by names that begin so.
     pub fn keep_in(&self, holder: &Arc<Holder>, name: String) {
         // Set once: when the process is made.
@@ -234,7 +234,7 @@ async fn recorded(record: impl Fn() -> io::Result<()>) {
 ///
 /// # Errors
 /// One line: a path cannot be opened, or is of a kind that the shim does not serve.
-pub fn open(paths: &Paths, held: &Held) -> Result<Streams, String> {
+pub fn open(paths: &Paths, held: &HeldFifos) -> Result<Streams, String> {
     let stdin = input(&paths.stdin, held)?;
     let stdout = output(&paths.stdout, Stream::Out, held)?;
     // A terminal has one output, whatever the request says.
@@ -252,7 +252,7 @@ pub fn open(paths: &Paths, held: &Held) -> Result<Streams, String> {
 /// One line: the path of standard input cannot be opened, or no descriptor is left.
 pub fn open_piped(
     paths: &Paths,
-    held: &Held,
+    held: &HeldFifos,
     [stdout, stderr]: [OwnedFd; 2],
 ) -> Result<Streams, String> {
     let stdin = input(&paths.stdin, held)?;
@@ -266,7 +266,7 @@ pub fn open_piped(
 
 /// Makes an output of the end of a logger's pipe. The other end is the logger's alone, so that
 /// writes fail once it has ended.
-fn piped(fifo: OwnedFd, stream: Stream, held: &Held) -> Result<Output, String> {
+fn piped(fifo: OwnedFd, stream: Stream, held: &HeldFifos) -> Result<Output, String> {
     let failed = |error: io::Error| format!("no pipe to the logger: {error}");
     let copy = fifo.try_clone().map_err(failed)?;
     let sender = pipe::Sender::from_owned_fd(fifo).map_err(failed)?;
@@ -276,7 +276,7 @@ fn piped(fifo: OwnedFd, stream: Stream, held: &Held) -> Result<Output, String> {
 
 /// Opens the streams of a process that an earlier serving process has started: from the holder, or
 /// else by their paths. A stream that cannot be opened any more is left out.
-pub fn open_again(paths: &Paths, held: &Held) -> Streams {
+pub fn open_again(paths: &Paths, held: &HeldFifos) -> Streams {
     let left = held.left();
     let path = |at: usize, path: &String| match &left[at] {
         Some(fifo) => fifo.path().to_string_lossy().into_owned(),
@@ -305,12 +305,12 @@ pub fn open_again(paths: &Paths, held: &Held) -> Streams {
 }
 
 /// Makes an output of the end of a logger's pipe that an earlier serving process had.
-fn again(fifo: &Spare, stream: Stream, held: &Held) -> Result<Output, String> {
+fn again(fifo: &Spare, stream: Stream, held: &HeldFifos) -> Result<Output, String> {
     let copy = fifo.copy().map_err(|error| format!("no pipe to the logger: {error}"))?;
     piped(copy.into(), stream, held)
 }
 
-fn input(path: &str, held: &Held) -> Result<Option<pipe::Receiver>, String> {
+fn input(path: &str, held: &HeldFifos) -> Result<Option<pipe::Receiver>, String> {
     if path.is_empty() {
         return Ok(None);
     }
@@ -323,7 +323,7 @@ fn input(path: &str, held: &Held) -> Result<Option<pipe::Receiver>, String> {
     Ok(Some(receiver))
 }
 
-fn output(path: &str, stream: Stream, held: &Held) -> Result<Output, String> {
+fn output(path: &str, stream: Stream, held: &HeldFifos) -> Result<Output, String> {
     let (scheme, plain) = path.split_once("://").unwrap_or(("fifo", path));
     let named = |error| format!("cannot open {plain}: {error}");
     match scheme {
@@ -376,7 +376,7 @@ mod tests {
     async fn output_waits_for_a_reader_until_it_is_released() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { stdout: fifo(&dir, "out"), ..Paths::default() };
-        let held = Held::default();
+        let held = HeldFifos::default();
         let mut streams = open(&paths, &held).unwrap();
         let cursor = Cursor::default();
         streams.stdout.write(b"kept", Stream::Out, &cursor).await;
@@ -414,7 +414,7 @@ mod tests {
         use tokio::io::AsyncReadExt;
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths { stdin: fifo(&dir, "in"), ..Paths::default() };
-        let held = Held::default();
+        let held = HeldFifos::default();
         let streams = open(&paths, &held).unwrap();
         let mut stdin = streams.stdin.unwrap();
         std::fs::OpenOptions::new().write(true).open(&paths.stdin).map(drop).unwrap();
@@ -433,12 +433,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("log");
         let paths = Paths { stdout: format!("file://{}", file.display()), ..Paths::default() };
-        let mut streams = open(&paths, &Held::default()).unwrap();
+        let mut streams = open(&paths, &HeldFifos::default()).unwrap();
         streams.stdout.write(b"line", Stream::Out, &Cursor::default()).await;
         assert_eq!(std::fs::read(&file).unwrap(), b"line");
         for bad in ["binary:///bin/logger", "/no/such/fifo"] {
             let paths = Paths { stdout: bad.into(), ..Paths::default() };
-            assert!(open(&paths, &Held::default()).is_err(), "{bad}");
+            assert!(open(&paths, &HeldFifos::default()).is_err(), "{bad}");
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::process::Command;
 
 use crate::hold::{Spare, THIS};
 use crate::network;
-use crate::store::{Keep, Store, name};
+use crate::store::{RestartStore, Store, name};
 
 /// The name of the process.
 const NAME: &str = "slipway-shim-network";
@@ -65,7 +65,7 @@ impl Network {
     }
 
     /// Returns the namespace that an earlier serving process has made for the container `id`.
-    pub fn left(keep: &Keep, id: &str) -> Option<Self> {
+    pub fn left(keep: &RestartStore, id: &str) -> Option<Self> {
         let name = name(KIND, &[id]);
         let pid = keep.store.get_json(&name)?;
         let lifeline = keep.holder.as_ref()?.take(&name)?;
@@ -73,7 +73,7 @@ impl Network {
     }
 
     /// Keeps it from here on for the next serving process, as that of the container `id`.
-    pub fn keep_in(&mut self, keep: &Keep, id: &str) {
+    pub fn keep_in(&mut self, keep: &RestartStore, id: &str) {
         let name = name(KIND, &[id]);
         keep.store.put_json(&name, &self.pid);
         if let (Some(holder), Ok(copy)) = (&keep.holder, self.lifeline.copy()) {
@@ -106,16 +106,16 @@ impl Network {
 
 /// The place of a container's namespace, if it has one.
 #[derive(Default)]
-pub struct Place(Mutex<Option<Network>>);
+pub struct HookNetwork(Mutex<Option<Network>>);
 
-impl Place {
+impl HookNetwork {
     /// Puts a namespace there, if there is one.
     pub fn fill(&self, network: Option<Network>) {
         *self.lock() = network;
     }
 
     /// Keeps the namespace for the next serving process, as that of the container `id`.
-    pub fn keep_in(&self, keep: &Keep, id: &str) {
+    pub fn keep_in(&self, keep: &RestartStore, id: &str) {
         if let Some(network) = &mut *self.lock() {
             network.keep_in(keep, id);
         }

@@ -14,8 +14,8 @@ use tonic::Code;
 
 use crate::containerd as cd;
 use crate::cursor::{self, Cursor};
-use crate::io::{Held, Paths};
-use crate::store::{Keep, Store, name};
+use crate::io::{HeldFifos, Paths};
+use crate::store::{RestartStore, Store, name};
 use crate::ttrpc::Failure;
 
 /// The longest time that a signal may take to reach its process.
@@ -31,12 +31,12 @@ pub enum Phase {
     /// It runs.
     Running,
     /// It has ended, or never ran.
-    Stopped(End),
+    Stopped(ProcessExit),
 }
 
 /// How a process ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct ProcessExit {
     /// The exit status; 128 + n for signal n.
     pub status: u32,
     /// The reason, if the status is not the process's own; else empty.
@@ -51,7 +51,7 @@ pub struct End {
     pub ran: bool,
 }
 
-impl End {
+impl ProcessExit {
     /// Makes the end of a process that ended now.
     pub fn now(status: u32, reason: impl Into<String>) -> Self {
         let reason = reason.into();
@@ -77,7 +77,7 @@ pub struct Process {
     /// Its state.
     pub phase: watch::Sender<Phase>,
     /// The ends of its FIFOs that are only held.
-    pub held: Held,
+    pub held: HeldFifos,
     /// The position in its output.
     pub cursor: Cursor,
     /// Set once SIGKILL was asked for.
@@ -91,11 +91,11 @@ pub struct Process {
     size: Mutex<Option<v1::Size>>,
     /// The time that a stop gives a pod's containers, seconds, once one was asked for.
     stop: Mutex<Option<u32>>,
-    kept: OnceLock<Kept>,
+    kept: OnceLock<ProcessFiles>,
 }
 
 /// The files of a process in the store.
-struct Kept {
+struct ProcessFiles {
     store: Store,
     task: String,
     record: String,
@@ -123,13 +123,13 @@ pub const RECORDS: &str = "process";
 
 impl Record {
     /// Removes the files of a process whose task is gone.
-    pub fn forget(&self, keep: &Keep) {
-        Kept::of(keep, &self.task, &self.exec_id).forget();
+    pub fn forget(&self, keep: &RestartStore) {
+        ProcessFiles::of(keep, &self.task, &self.exec_id).forget();
     }
 }
 
-impl Kept {
-    fn of(keep: &Keep, task: &str, exec_id: &str) -> Self {
+impl ProcessFiles {
+    fn of(keep: &RestartStore, task: &str, exec_id: &str) -> Self {
         let parts = [task, exec_id];
         Self {
             store: keep.store.clone(),
@@ -155,7 +155,7 @@ impl Process {
             paths,
             first: Mutex::new(Some(first)),
             phase: watch::Sender::new(Phase::Created),
-            held: Held::default(),
+            held: HeldFifos::default(),
             cursor: Cursor::default(),
             killed: AtomicBool::new(false),
             input_ended: AtomicBool::new(false),
@@ -169,7 +169,7 @@ impl Process {
 
     /// Makes the process that an earlier serving process has left, and keeps it on. Its records are
     /// there already.
-    pub fn left(record: Record, keep: &Keep) -> Self {
+    pub fn left(record: Record, keep: &RestartStore) -> Self {
         let Record { task, exec_id, paths, .. } = record;
         let size = record.size.map(|(rows, columns)| v1::Size { rows, columns });
         let first = keep.store.get(&name("first", &[&task, &exec_id]));
@@ -197,7 +197,7 @@ impl Process {
     ///
     /// # Errors
     /// A record cannot be written. Others may be there ([`forget`](Self::forget)).
-    pub fn keep_in(&self, keep: &Keep, task: &str) -> io::Result<()> {
+    pub fn keep_in(&self, keep: &RestartStore, task: &str) -> io::Result<()> {
         let kept = self.kept_in(keep, task);
         let first = RunIn { kind: lock(&self.first).clone() };
         if first.kind.is_some() {
@@ -210,16 +210,16 @@ impl Process {
     }
 
     /// Gives the process its files in the store, and its names in the holder.
-    fn kept_in(&self, keep: &Keep, task: &str) -> &Kept {
+    fn kept_in(&self, keep: &RestartStore, task: &str) -> &ProcessFiles {
         if let Some(holder) = &keep.holder {
             self.held.keep_in(holder, name("io", &[task, &self.exec_id]));
         }
-        self.kept.get_or_init(|| Kept::of(keep, task, &self.exec_id))
+        self.kept.get_or_init(|| ProcessFiles::of(keep, task, &self.exec_id))
     }
 
     /// Opens the record of the position in the output. That of a further process cannot be joined
     /// again.
-    fn keep_cursor(&self, kept: &Kept) -> io::Result<()> {
+    fn keep_cursor(&self, kept: &ProcessFiles) -> io::Result<()> {
         if self.is_init()
             && let Some(file) = kept.store.fixed(&kept.cursor, cursor::RECORD)?
         {
@@ -235,7 +235,7 @@ impl Process {
         }
     }
 
-    fn record(&self, kept: &Kept) -> Record {
+    fn record(&self, kept: &ProcessFiles) -> Record {
         Record {
             task: kept.task.clone(),
             exec_id: self.exec_id.clone(),
@@ -288,7 +288,7 @@ impl Process {
     /// start is in it, since a program may ask for the size before it hears of a change.
     pub fn take_first(&self) -> Option<run_in::Kind> {
         let mut first = lock(&self.first).take()?;
-        if let Some(Kept { store, first, .. }) = self.kept.get() {
+        if let Some(ProcessFiles { store, first, .. }) = self.kept.get() {
             store.remove(first);
         }
         if let Some(size) = *lock(&self.size) {
@@ -307,13 +307,13 @@ impl Process {
     }
 
     /// Returns its end once it has ended.
-    pub async fn ended(&self) -> End {
+    pub async fn ended(&self) -> ProcessExit {
         let mut phase = self.phase.subscribe();
         // The sender is in `self`.
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Stopped(_))).await;
         match ended.as_deref() {
             Ok(Phase::Stopped(end)) => end.clone(),
-            _ => End::now(255, "the shim ends"),
+            _ => ProcessExit::now(255, "the shim ends"),
         }
     }
 
@@ -355,7 +355,7 @@ impl Process {
 
     /// Ends it, and calls `told` with the state before. Returns whether it had not ended before.
     /// Nobody sees the end before `told` returns.
-    pub fn stop(&self, mut end: End, told: impl FnOnce(&Phase)) -> bool {
+    pub fn stop(&self, mut end: ProcessExit, told: impl FnOnce(&Phase)) -> bool {
         let stopped = self.phase.send_if_modified(|phase| {
             if matches!(phase, Phase::Stopped(_)) {
                 return false;
@@ -459,8 +459,10 @@ mod tests {
         assert!(process.step(&Phase::Created, Phase::Starting));
         assert!(!process.step(&Phase::Created, Phase::Starting));
         assert!(process.step(&Phase::Starting, Phase::Running));
-        assert!(process.stop(End::now(3, ""), |before| assert_eq!(*before, Phase::Running)));
-        assert!(!process.stop(End::now(4, ""), |_| unreachable!()));
+        assert!(
+            process.stop(ProcessExit::now(3, ""), |before| assert_eq!(*before, Phase::Running))
+        );
+        assert!(!process.stop(ProcessExit::now(4, ""), |_| unreachable!()));
         let end = process.ended().await;
         assert_eq!((end.status, end.ran), (3, true));
     }

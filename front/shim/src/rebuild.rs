@@ -13,21 +13,26 @@ use crate::daemon::Daemon;
 use crate::events::Events;
 use crate::io::Paths;
 use crate::netns::Network;
-use crate::process::{self, End, Phase, Process};
+use crate::process::{self, Phase, Process, ProcessExit};
 use crate::session;
-use crate::store::{Keep, name};
-use crate::task::{self, KILLED, Kept, Kind, KindRecord, Task};
+use crate::store::{RestartStore, name};
+use crate::task::{self, KILLED, KindRecord, Task, TaskFiles, TaskKind};
 
 /// The parts of the shim that a task needs.
 struct Rebuilder<'a> {
-    keep: &'a Keep,
+    keep: &'a RestartStore,
     daemon: &'a Daemon,
     events: &'a Arc<Events>,
     args: &'a Args,
 }
 
 /// Returns the tasks that an earlier serving process has left, and goes on with them.
-pub fn tasks(keep: &Keep, daemon: &Daemon, events: &Arc<Events>, args: &Args) -> Vec<Arc<Task>> {
+pub fn tasks(
+    keep: &RestartStore,
+    daemon: &Daemon,
+    events: &Arc<Events>,
+    args: &Args,
+) -> Vec<Arc<Task>> {
     let rebuilder = Rebuilder { keep, daemon, events, args };
     let (pods, others): (Vec<_>, Vec<_>) = rebuilder
         .read::<task::Record>(task::RECORDS)
@@ -85,7 +90,7 @@ impl Rebuilder<'_> {
             return None;
         };
         let (kind, events) = match record.kind {
-            KindRecord::Alone => (Kind::Alone, Arc::clone(self.events)),
+            KindRecord::Alone => (TaskKind::Alone, Arc::clone(self.events)),
             KindRecord::Pod(network, volumes, sandbox) => {
                 let events = match &sandbox {
                     // containerd hears of a sandbox by the answers to its calls.
@@ -93,12 +98,12 @@ impl Rebuilder<'_> {
                     None => Arc::clone(self.events),
                 };
                 let empty_dirs = Arc::new(serde_json::from_value(volumes).unwrap_or_default());
-                (Kind::Pod { network, empty_dirs, sandbox }, events)
+                (TaskKind::Pod { network, empty_dirs, sandbox }, events)
             }
             KindRecord::Member(pod) => {
                 let its = before.iter().find(|task| task.id == pod);
                 let its = its.map_or_else(|| Arc::new(self.gone(&pod, &record.name)), Arc::clone);
-                (Kind::Member(its), Arc::clone(self.events))
+                (TaskKind::Member(its), Arc::clone(self.events))
             }
         };
         let holder = self.keep.holder.as_ref();
@@ -115,7 +120,7 @@ impl Rebuilder<'_> {
             copied: record.copied,
             snapshot: Mutex::new(record.snapshot),
             message: message.as_ref().and_then(|spare| spare.copy().ok()),
-            kept: Kept::left(&self.keep.store, message),
+            kept: TaskFiles::left(&self.keep.store, message),
             ..self.plain(record.id, record.name)
         };
         task.kept.network.fill(Network::left(self.keep, &task.id));
@@ -132,12 +137,12 @@ impl Rebuilder<'_> {
     fn plain(&self, id: String, name: String) -> Task {
         let none = run_in::Kind::StdinClosed(true);
         let init = Process::new(String::new(), Paths::default(), none);
-        init.phase.send_replace(Phase::Stopped(End::now(KILLED, "")));
+        init.phase.send_replace(Phase::Stopped(ProcessExit::now(KILLED, "")));
         Task {
             id,
             bundle: "/".into(),
             name,
-            kind: Kind::Alone,
+            kind: TaskKind::Alone,
             daemon: self.daemon.clone(),
             events: Arc::clone(self.events),
             init: Arc::new(init),
@@ -150,7 +155,7 @@ impl Rebuilder<'_> {
             copied: 0,
             snapshot: Mutex::default(),
             message: None,
-            kept: Kept::default(),
+            kept: TaskFiles::default(),
             deleting: tokio::sync::Mutex::default(),
         }
     }

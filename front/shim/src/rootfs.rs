@@ -33,7 +33,7 @@ const PRIVATE: &str = "slipway-image";
 const PATIENCE: Duration = Duration::from_secs(LIMIT.as_secs() + 60);
 
 /// A root that is wanted.
-pub struct Wanted<'a> {
+pub struct RootRequest<'a> {
     /// Its mounts.
     pub mounts: &'a [Mount],
     /// Its path in the container's configuration, which counts without mounts.
@@ -61,7 +61,7 @@ pub struct Root {
 ///
 /// # Errors
 /// The root is of a kind that cannot be read, or `slipway` failed.
-pub async fn prepare(daemon: &Daemon, wanted: &Wanted<'_>) -> Result<Root, Failure> {
+pub async fn prepare(daemon: &Daemon, wanted: &RootRequest<'_>) -> Result<Root, Failure> {
     let path = wanted.path.filter(|path| !path.is_empty());
     let content = content(wanted.mounts, path.map(|path| wanted.bundle.join(path)))?;
     let mut client = daemon.connect().await?;

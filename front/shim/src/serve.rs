@@ -13,7 +13,7 @@ use crate::args::Args;
 use crate::events::{self, Events};
 use crate::hold::{self, Holder, Spare};
 use crate::service::Service;
-use crate::store::{Keep, Store};
+use crate::store::{RestartStore, Store};
 use crate::ttrpc::kept::Record;
 use crate::ttrpc::server;
 use crate::{hooks, log, names, network};
@@ -77,22 +77,22 @@ pub async fn resume(args: &Args) -> Result<(), String> {
         holder.end();
         return Ok(());
     }
-    let keep = Keep { store, holder: Some(holder) };
+    let keep = RestartStore { store, holder: Some(holder) };
     let served = run(args, listener, signals, &keep, true).await;
     drop((log, socket, kept));
     served
 }
 
 /// Prepares for the next serving process. Without a holder there will be none.
-fn keep(args: &Args) -> Keep {
+fn keep(args: &Args) -> RestartStore {
     let made = Store::make(&names::state(args, &args.id));
     let started = made.and_then(|store| {
         let holder = Holder::start(args).inspect_err(|_| store.delete())?;
-        Ok(Keep { store, holder: Some(holder) })
+        Ok(RestartStore { store, holder: Some(holder) })
     });
     started.unwrap_or_else(|error| {
         log::warn(&format!("the shim has no holder: its death ends the container: {error}"));
-        Keep::default()
+        RestartStore::default()
     })
 }
 
@@ -111,7 +111,7 @@ async fn run(
     args: &Args,
     listener: UnixListener,
     mut signals: Signal,
-    keep: &Keep,
+    keep: &RestartStore,
     again: bool,
 ) -> Result<(), String> {
     // Fails for the leader of a process group, which a shell may have made this process.
@@ -170,7 +170,7 @@ fn terminations() -> Result<Signal, String> {
 }
 
 /// Keeps a holder beside this process. Never returns.
-async fn watch(args: &Args, keep: &Keep) {
+async fn watch(args: &Args, keep: &RestartStore) {
     match &keep.holder {
         Some(holder) => holder.watch(args).await,
         None => std::future::pending().await,
@@ -188,7 +188,7 @@ fn listener(socket: impl AsFd) -> std::io::Result<UnixListener> {
 /// The connections of a shim, which the holder and the next serving process number alike.
 struct Connections<'a> {
     service: Arc<Service>,
-    keep: &'a Keep,
+    keep: &'a RestartStore,
     /// The number of the next one.
     next: AtomicU64,
 }

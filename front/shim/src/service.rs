@@ -23,9 +23,9 @@ use crate::io::Paths;
 use crate::process::{Phase, Process};
 use crate::reads::MOST_READS;
 use crate::stats::Form;
-use crate::store::Keep;
-use crate::task::{Kind, SIGKILL, Task};
-use crate::tasks::{Place, Tasks};
+use crate::store::RestartStore;
+use crate::task::{SIGKILL, Task, TaskKind};
+use crate::tasks::{Reservation, Tasks};
 use crate::ttrpc::Failure;
 use crate::ttrpc::server::Handler;
 use crate::{checkpoint, hooks, rebuild, session, spec};
@@ -49,7 +49,7 @@ pub struct Service {
     events: Arc<Events>,
     tasks: Tasks,
     /// The records that the next serving process begins with.
-    keep: Keep,
+    keep: RestartStore,
     /// The places of reads of the host's files for new containers.
     reads: Arc<Semaphore>,
     /// The form of a task's figures.
@@ -110,7 +110,7 @@ impl Handler for Service {
 
 impl Service {
     /// Makes the service, whose next serving process finds it in `keep`.
-    pub fn new(args: Args, events: Events, keep: Keep) -> Self {
+    pub fn new(args: Args, events: Events, keep: RestartStore) -> Self {
         let daemon = Daemon::from_environment();
         let (events, tasks) = (Arc::new(events), Tasks::kept(keep.store.clone()));
         let reads = Arc::new(Semaphore::new(MOST_READS));
@@ -184,14 +184,14 @@ impl Service {
     ///
     /// # Errors
     /// It cannot be recorded. What was made of it is removed.
-    async fn enter(&self, place: Place<'_>, task: Task) -> Result<(), Failure> {
+    async fn enter(&self, place: Reservation<'_>, task: Task) -> Result<(), Failure> {
         if let Err(error) = task.keep_in(&self.keep) {
             task.forget();
             self.remove_made(&task.bundle).await;
             hooks::ended(&task.id, &task.bundle, self.keep.holder.as_ref()).await;
             return Err(Failure::unrecorded(&format!("the container {}", task.id), &error));
         }
-        if let Kind::Member(pod) = &task.kind {
+        if let TaskKind::Member(pod) = &task.kind {
             // It may have decided on volumes of the pod's.
             pod.keep();
         }
@@ -341,7 +341,7 @@ impl Service {
         let json = request.resources.map(|any| any.value).unwrap_or_default();
         let name = task.name.clone();
         let request = match task.kind {
-            Kind::Member(_) => {
+            TaskKind::Member(_) => {
                 let update = spec::member_update(&json);
                 let (limits, placement) = update.map_err(Failure::invalid)?;
                 let resources = Some(limits).filter(|limits| *limits != v1::Resources::default());
@@ -350,9 +350,9 @@ impl Service {
                 }
                 v1::UpdateRequest { name, resources, placement, ..Default::default() }
             }
-            Kind::Alone | Kind::Pod { .. } => {
+            TaskKind::Alone | TaskKind::Pod { .. } => {
                 let update = match task.kind {
-                    Kind::Pod { .. } => spec::pod_update(&json),
+                    TaskKind::Pod { .. } => spec::pod_update(&json),
                     _ => spec::update(&json),
                 };
                 let spec::Update { cpus, memory_bytes, placement, resources } = update?;

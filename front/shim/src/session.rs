@@ -25,7 +25,7 @@ use tonic::{Code, Status, Streaming};
 use crate::cursor::Stream;
 use crate::daemon::{failure, is_lost};
 use crate::io::{Output, Streams};
-use crate::process::{End, Phase, Process};
+use crate::process::{Phase, Process, ProcessExit};
 use crate::task::{ANSWER, KILLED, SIGKILL, Task};
 use crate::ttrpc::Failure;
 use crate::{checkpoint, logger};
@@ -91,7 +91,7 @@ pub async fn start(task: &Arc<Task>, process: &Arc<Process>) -> Result<(), Failu
     let streams = match logger::open(task, process).await {
         Ok(streams) => streams,
         Err(reason) => {
-            task.finish(process, End::now(UNKNOWN, reason.clone()));
+            task.finish(process, ProcessExit::now(UNKNOWN, reason.clone()));
             return Err(Failure::new(Code::InvalidArgument, reason));
         }
     };
@@ -165,7 +165,7 @@ async fn undo(task: Arc<Task>, process: Arc<Process>) {
     {
         crate::log::warn(&format!("{} may be left: {failed}", task.name));
     }
-    task.finish(&process, End::now(UNKNOWN, "the shim was killed while it started"));
+    task.finish(&process, ProcessExit::now(UNKNOWN, "the shim was killed while it started"));
 }
 
 /// Runs a process from its start to its end, with its open streams. With `joins` it runs already,
@@ -236,9 +236,9 @@ async fn keep_unread(process: Arc<Process>, stdout: Output, stderr: Output) {
 
 /// Returns the end of a process of a pod that has ended, if the daemon does not report it soon: the
 /// microVM is gone, and so is whatever ran in it.
-async fn end_with_pod(task: &Task, process: &Process) -> End {
+async fn end_with_pod(task: &Task, process: &Process) -> ProcessExit {
     task.pod_ended().await;
-    let end = End::now(KILLED, "its pod has ended");
+    let end = ProcessExit::now(KILLED, "its pod has ended");
     process.held.release_outputs();
     stuck(process).await;
     end
@@ -267,27 +267,27 @@ impl Session<'_> {
     /// Starts the process, unless it `joins` one that runs, and carries its output until it ends. A
     /// container whose daemon goes away is joined again through the next one. Returns the end of
     /// the process.
-    async fn run(&mut self, joins: bool) -> End {
+    async fn run(&mut self, joins: bool) -> ProcessExit {
         let mut outcome = match joins {
             true => Err(Broken::Lost("the shim was killed, and this process was lost".to_owned())),
             false => self.begin().await,
         };
         loop {
             let reason = match outcome {
-                Ok(exit) => return End::reported(exit),
+                Ok(exit) => return ProcessExit::reported(exit),
                 Err(Broken::Refused(status)) if self.goes_on(&status) => {
                     let lost = failure(&status).message;
                     crate::log::warn(&format!("output is lost from here on: {lost}"));
                     return self.wait().await;
                 }
                 Err(Broken::Refused(status)) => {
-                    return End::now(UNKNOWN, failure(&status).message);
+                    return ProcessExit::now(UNKNOWN, failure(&status).message);
                 }
-                Err(Broken::NoDaemon(reason)) => return End::now(UNKNOWN, reason),
+                Err(Broken::NoDaemon(reason)) => return ProcessExit::now(UNKNOWN, reason),
                 Err(Broken::Lost(reason)) => reason,
             };
             if self.process.phase() != Phase::Running || !self.process.is_init() {
-                return End::now(UNKNOWN, reason);
+                return ProcessExit::now(UNKNOWN, reason);
             }
             // A pod's sandbox has no streams to join.
             if self.task.is_pod() {
@@ -304,17 +304,17 @@ impl Session<'_> {
     }
 
     /// Waits for the end of a container without its output, or for that of a pod.
-    async fn wait(&self) -> End {
+    async fn wait(&self) -> ProcessExit {
         loop {
             let mut client = match self.next_daemon().await {
                 Ok(client) => client,
-                Err(failed) => return End::now(UNKNOWN, failed.message),
+                Err(failed) => return ProcessExit::now(UNKNOWN, failed.message),
             };
             let name = v1::Name { name: self.task.name.clone() };
             match client.wait(name).await.map_err(Broken::from) {
-                Ok(exit) => return End::reported(exit.into_inner()),
+                Ok(exit) => return ProcessExit::reported(exit.into_inner()),
                 Err(Broken::Refused(status)) => {
-                    return End::now(UNKNOWN, failure(&status).message);
+                    return ProcessExit::now(UNKNOWN, failure(&status).message);
                 }
                 Err(Broken::Lost(_) | Broken::NoDaemon(_)) => {}
             }
@@ -447,10 +447,10 @@ async fn report_end(task: Arc<Task>, process: Arc<Process>) {
         let request = v1::Name { name: task.name.clone() };
         // Without an answer the session breaks too, and begins a new watch when it rejoins.
         let Ok(exit) = client.wait(request).await else { return };
-        End::reported(exit.into_inner())
+        ProcessExit::reported(exit.into_inner())
     } else {
         init.ended().await;
-        End::now(UNKNOWN, "the container ended")
+        ProcessExit::now(UNKNOWN, "the container ended")
     };
     // The session passes on what is left, and then the exit. A reader that has gone may come back.
     stuck(&process).await;

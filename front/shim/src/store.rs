@@ -56,7 +56,7 @@ const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 1000 }
 
 /// The parts of a shim that outlive its serving process; without them nothing does.
 #[derive(Clone, Default)]
-pub struct Keep {
+pub struct RestartStore {
     /// The files.
     pub store: Store,
     /// The process that has copies of descriptors.

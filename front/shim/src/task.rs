@@ -20,10 +20,10 @@ use crate::copies::Copy;
 use crate::daemon::{Daemon, failure, is_lost};
 use crate::empty_dirs::Volumes;
 use crate::events::{Event, Events};
-use crate::process::{DELIVERY, End, Phase, Process};
+use crate::process::{DELIVERY, Phase, Process, ProcessExit};
 use crate::ttrpc::Failure;
 
-pub use record::{Kept, KindRecord, RECORDS, Record};
+pub use record::{KindRecord, RECORDS, Record, TaskFiles};
 
 /// The number of SIGKILL.
 pub const SIGKILL: u32 = 9;
@@ -59,7 +59,7 @@ pub struct Task {
     /// The name by which the daemon knows it: the sandbox's, or the pod's and the container's.
     pub name: String,
     /// Its place.
-    pub kind: Kind,
+    pub kind: TaskKind,
     /// The daemon.
     pub daemon: Daemon,
     /// containerd's events.
@@ -83,13 +83,13 @@ pub struct Task {
     /// The host's file for its termination message, if it can have one.
     pub message: Option<File>,
     /// The task's record for the next serving process.
-    pub kept: Kept,
+    pub kept: TaskFiles,
     /// Locked while it is being deleted.
     pub deleting: tokio::sync::Mutex<()>,
 }
 
 /// The place of a task.
-pub enum Kind {
+pub enum TaskKind {
     /// A container with a sandbox of its own.
     Alone,
     /// A pod's sandbox.
@@ -132,7 +132,7 @@ impl Task {
     /// the task ends. Before the VMM runs, it is the shim. A container's own processes have numbers
     /// in their guest only.
     pub fn pid(&self) -> u32 {
-        if let Kind::Member(pod) = &self.kind {
+        if let TaskKind::Member(pod) = &self.kind {
             return pod.pid();
         }
         match self.vmm.load(Ordering::Relaxed) {
@@ -145,8 +145,8 @@ impl Task {
     /// once more if it did not say which process that is when the sandbox started.
     pub async fn known_pid(&self) -> u32 {
         let owner: &Task = match &self.kind {
-            Kind::Member(pod) => pod,
-            Kind::Alone | Kind::Pod { .. } => self,
+            TaskKind::Member(pod) => pod,
+            TaskKind::Alone | TaskKind::Pod { .. } => self,
         };
         let is_unknown = owner.vmm.load(Ordering::Relaxed) == 0;
         if is_unknown && owner.init.phase() == Phase::Running {
@@ -158,7 +158,7 @@ impl Task {
     /// Asks the daemon for the process of the sandbox's VMM. Without an answer within `patience`
     /// the shim stands for the task.
     pub async fn learn_pid(&self, patience: Duration) {
-        if matches!(self.kind, Kind::Member(_)) {
+        if matches!(self.kind, TaskKind::Member(_)) {
             return;
         }
         let asked = async {
@@ -173,24 +173,24 @@ impl Task {
 
     /// Returns whether it is a pod's sandbox.
     pub fn is_pod(&self) -> bool {
-        matches!(self.kind, Kind::Pod { .. })
+        matches!(self.kind, TaskKind::Pod { .. })
     }
 
     /// Returns the part of a pod that containerd's Sandbox API leaves to the shim, if the task is a
     /// pod that was made by it.
     pub fn sandbox(&self) -> Option<&Sandbox> {
         match &self.kind {
-            Kind::Pod { sandbox, .. } => sandbox.as_ref(),
-            Kind::Alone | Kind::Member(_) => None,
+            TaskKind::Pod { sandbox, .. } => sandbox.as_ref(),
+            TaskKind::Alone | TaskKind::Member(_) => None,
         }
     }
 
     /// Returns the end of the pod that the container is in, once the pod has ended. A task that is
     /// in no pod waits for ever.
-    pub async fn pod_ended(&self) -> End {
+    pub async fn pod_ended(&self) -> ProcessExit {
         match &self.kind {
-            Kind::Member(pod) => pod.init.ended().await,
-            Kind::Alone | Kind::Pod { .. } => std::future::pending().await,
+            TaskKind::Member(pod) => pod.init.ended().await,
+            TaskKind::Alone | TaskKind::Pod { .. } => std::future::pending().await,
         }
     }
 
@@ -228,7 +228,7 @@ impl Task {
     }
 
     /// Notes that a process has ended, once.
-    pub fn finish(&self, process: &Process, end: End) {
+    pub fn finish(&self, process: &Process, end: ProcessExit) {
         let exit = cd::TaskExit {
             container_id: self.id.clone(),
             id: if process.is_init() { self.id.clone() } else { process.exec_id.clone() },
@@ -280,7 +280,7 @@ impl Task {
         match process.phase() {
             Phase::Stopped(_) => Err(Failure::new(Code::NotFound, "the process has ended")),
             Phase::Created if signal == SIGKILL => {
-                self.finish(process, End::now(KILLED, ""));
+                self.finish(process, ProcessExit::now(KILLED, ""));
                 Ok(())
             }
             Phase::Starting if signal == SIGKILL => {
@@ -356,7 +356,7 @@ impl Task {
         let Ok(mut client) = self.daemon.connect().await else { return false };
         let request = v1::StopRequest { name: self.name.clone(), timeout_s };
         let stopped = client.stop(request);
-        let Kind::Member(pod) = &self.kind else {
+        let TaskKind::Member(pod) = &self.kind else {
             return !matches!(stopped.await, Err(status) if is_lost(&status));
         };
         let patience = POD_PATIENCE + Duration::from_secs(timeout_s.into());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tonic::Code;
 
 use crate::store::Store;
-use crate::task::{Kind, Task};
+use crate::task::{Task, TaskKind};
 use crate::ttrpc::Failure;
 
 /// The file in the store that is there while the shim is to end with its last task.
@@ -44,7 +44,7 @@ enum Slot {
 }
 
 /// The place of a task that is being created. It is free again on drop.
-pub struct Place<'a> {
+pub struct Reservation<'a> {
     tasks: &'a Tasks,
     id: &'a str,
 }
@@ -68,7 +68,7 @@ impl Tasks {
     ///
     /// # Errors
     /// [`Code::AlreadyExists`], or [`Code::ResourceExhausted`].
-    pub fn reserve<'a>(&'a self, id: &'a str) -> Result<Place<'a>, Failure> {
+    pub fn reserve<'a>(&'a self, id: &'a str) -> Result<Reservation<'a>, Failure> {
         let mut table = self.table();
         if table.slots.contains_key(id) {
             let message = format!("container {id} exists already");
@@ -80,7 +80,7 @@ impl Tasks {
         }
         table.slots.insert(id.to_owned(), Slot::Taken);
         table.set_ends(false);
-        Ok(Place { tasks: self, id })
+        Ok(Reservation { tasks: self, id })
     }
 
     /// Finds a task.
@@ -98,7 +98,7 @@ impl Tasks {
     /// that the daemon knows the pod by, bytes.
     pub fn copied(&self, pod: &str) -> usize {
         let of_pod = |slot: &Slot| match slot {
-            Slot::Full(task) if matches!(&task.kind, Kind::Member(its) if its.name == pod) => {
+            Slot::Full(task) if matches!(&task.kind, TaskKind::Member(its) if its.name == pod) => {
                 task.copied
             }
             _ => 0,
@@ -130,14 +130,14 @@ impl Tasks {
     }
 }
 
-impl Place<'_> {
+impl Reservation<'_> {
     /// Puts the task into its place.
     pub fn fill(self, task: Arc<Task>) {
         self.tasks.table().slots.insert(self.id.to_owned(), Slot::Full(task));
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let mut table = self.tasks.table();
         if matches!(table.slots.get(self.id), Some(Slot::Taken)) {
@@ -158,7 +158,7 @@ mod tests {
     use crate::io::Paths;
     use crate::process::Process;
 
-    fn task(id: &str, kind: Kind) -> Arc<Task> {
+    fn task(id: &str, kind: TaskKind) -> Arc<Task> {
         let first = run_in::Kind::Run(v1::RunSpec::default());
         Arc::new(Task {
             id: id.to_owned(),
@@ -189,8 +189,8 @@ mod tests {
         assert_eq!(tasks.reserve("one").map(drop).map_err(code), Err(Code::AlreadyExists));
         assert_eq!(tasks.find("one").map(drop).map_err(code), Err(Code::NotFound));
         drop(place);
-        tasks.reserve("one").unwrap().fill(task("one", Kind::Alone));
-        tasks.reserve("two").unwrap().fill(task("two", Kind::Alone));
+        tasks.reserve("one").unwrap().fill(task("one", TaskKind::Alone));
+        tasks.reserve("two").unwrap().fill(task("two", TaskKind::Alone));
         assert_eq!(tasks.find("two").unwrap().id, "two");
         assert_eq!(tasks.reserve("two").map(drop).map_err(code), Err(Code::AlreadyExists));
         let names: Vec<_> = (2..=MOST).map(|one| one.to_string()).collect();
@@ -204,17 +204,17 @@ mod tests {
         let tasks = Tasks::default();
         let pod = task(
             "pod",
-            Kind::Pod { network: String::new(), sandbox: None, empty_dirs: Arc::default() },
+            TaskKind::Pod { network: String::new(), sandbox: None, empty_dirs: Arc::default() },
         );
         tasks.reserve("pod").unwrap().fill(Arc::clone(&pod));
         for id in ["one", "two"] {
-            tasks.reserve(id).unwrap().fill(task(id, Kind::Member(Arc::clone(&pod))));
+            tasks.reserve(id).unwrap().fill(task(id, TaskKind::Member(Arc::clone(&pod))));
         }
         assert_eq!(["pod", "one"].map(|pod| tasks.copied(pod)), [2, 0]);
         // containerd 1.6 deletes a container, and asks the shim to end if it can.
         assert!(!tasks.remove("one") && !tasks.shut_down());
         assert!(!tasks.remove("two") && !tasks.shut_down());
-        tasks.reserve("two").unwrap().fill(task("two", Kind::Member(Arc::clone(&pod))));
+        tasks.reserve("two").unwrap().fill(task("two", TaskKind::Member(Arc::clone(&pod))));
         // containerd 2 deletes the pod's sandbox, and may delete a container after that.
         assert!(!tasks.remove("pod") && !tasks.shut_down());
         assert!(tasks.remove("two"));

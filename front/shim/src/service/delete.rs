@@ -8,7 +8,7 @@ use tonic::Code;
 use super::Service;
 use crate::containerd as cd;
 use crate::events::Event;
-use crate::process::{End, Phase};
+use crate::process::{Phase, ProcessExit};
 use crate::task::Task;
 use crate::ttrpc::Failure;
 use crate::{checkpoint, hooks, rootfs, session};
@@ -26,7 +26,9 @@ impl Service {
         let process = task.process(&request.exec_id)?;
         let (exit_status, exited_at) = match process.phase() {
             // From here on it cannot be started.
-            Phase::Created if process.step(&Phase::Created, Phase::Stopped(End::now(0, ""))) => {
+            Phase::Created
+                if process.step(&Phase::Created, Phase::Stopped(ProcessExit::now(0, ""))) =>
+            {
                 (0, None)
             }
             Phase::Stopped(end) => (end.status, Some(end.at)),

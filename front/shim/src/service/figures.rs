@@ -7,7 +7,7 @@ use crate::containerd as cd;
 use crate::daemon::failure;
 use crate::process::Phase;
 use crate::stats;
-use crate::task::Kind;
+use crate::task::TaskKind;
 use crate::ttrpc::Failure;
 
 impl Service {
@@ -26,9 +26,9 @@ impl Service {
         let stats = client.stats(request).await.map_err(|status| failure(&status))?;
         let stats = stats.get_ref();
         let stats = match task.kind {
-            Kind::Pod { .. } => stats::of_pod(stats, self.form),
-            Kind::Alone => stats::of_container(stats, stats.vmm_cpu_ns, self.form),
-            Kind::Member(_) => stats::of_container(stats, stats.guest_cpu_busy_ns, self.form),
+            TaskKind::Pod { .. } => stats::of_pod(stats, self.form),
+            TaskKind::Alone => stats::of_container(stats, stats.vmm_cpu_ns, self.form),
+            TaskKind::Member(_) => stats::of_container(stats, stats.guest_cpu_busy_ns, self.form),
         };
         Ok(cd::StatsResponse { stats: Some(stats) })
     }

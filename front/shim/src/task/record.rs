@@ -7,29 +7,29 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, Sandbox, Task};
+use super::{Sandbox, Task, TaskKind};
 use crate::copies::Copy;
 use crate::hold::Spare;
-use crate::netns::Place;
-use crate::store::{Keep, Store, name};
+use crate::netns::HookNetwork;
+use crate::store::{RestartStore, Store, name};
 
 /// The record of a task for the next serving process.
 #[derive(Default)]
-pub struct Kept {
+pub struct TaskFiles {
     store: OnceLock<Store>,
     /// The file for the termination message, whose path may lead elsewhere by then.
     message: Mutex<Option<Spare>>,
     /// The network namespace that was made for its hooks.
-    pub network: Place,
+    pub network: HookNetwork,
 }
 
-impl Kept {
+impl TaskFiles {
     /// Makes the record of a task that an earlier serving process has left in `store`.
     pub fn left(store: &Store, message: Option<Spare>) -> Self {
         Self {
             store: store.clone().into(),
             message: Mutex::new(message),
-            network: Place::default(),
+            network: HookNetwork::default(),
         }
     }
 }
@@ -56,7 +56,7 @@ pub struct Record {
     pub copied: usize,
 }
 
-/// The [`Kind`] of a task as the next serving process finds it.
+/// The [`TaskKind`] of a task as the next serving process finds it.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum KindRecord {
     /// A container with a sandbox of its own.
@@ -76,7 +76,7 @@ impl Task {
     ///
     /// # Errors
     /// A record cannot be written. Others may be there ([`forget`](Self::forget)).
-    pub fn keep_in(&self, keep: &Keep) -> io::Result<()> {
+    pub fn keep_in(&self, keep: &RestartStore) -> io::Result<()> {
         let message = self.message.as_ref().and_then(|file| file.try_clone().ok());
         if let (Some(holder), Some(file)) = (&keep.holder, message) {
             let spare = holder.put(name("message", &[&self.id]), file.into());
@@ -102,12 +102,12 @@ impl Task {
 
     fn record(&self) -> Record {
         let kind = match &self.kind {
-            Kind::Alone => KindRecord::Alone,
-            Kind::Pod { network, empty_dirs, sandbox } => {
+            TaskKind::Alone => KindRecord::Alone,
+            TaskKind::Pod { network, empty_dirs, sandbox } => {
                 let volumes = serde_json::to_value(&**empty_dirs).unwrap_or_default();
                 KindRecord::Pod(network.clone(), volumes, sandbox.clone())
             }
-            Kind::Member(pod) => KindRecord::Member(pod.id.clone()),
+            TaskKind::Member(pod) => KindRecord::Member(pod.id.clone()),
         };
         Record {
             id: self.id.clone(),

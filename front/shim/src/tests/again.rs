@@ -3,7 +3,7 @@
 use super::calls::Calls;
 use super::pods::Shim;
 use super::*;
-use crate::process::End;
+use crate::process::ProcessExit;
 use crate::store;
 
 /// The next serving process of a shim.
@@ -141,7 +141,7 @@ async fn a_container_whose_pod_was_deleted_is_deleted_and_the_shim_ends_then() {
     let shim = Shim::new();
     let pod = shim.pod().await;
     let one = create(&shim, &pod, "one").await;
-    assert!(one.init.stop(End::now(7, ""), |_| ()));
+    assert!(one.init.stop(ProcessExit::now(7, ""), |_| ()));
     shim.daemon.end(&pod.name, 0, 0);
     shim.status("pod").await;
     shim.on::<cd::DeleteResponse>("Delete", "pod").await.unwrap();

@@ -39,7 +39,7 @@ impl Shim {
             daemon: Daemon::at(dir.path()),
             events: Arc::new(Events::new("ns", None)),
             tasks: Tasks::default(),
-            keep: Keep::default(),
+            keep: RestartStore::default(),
             reads: Arc::new(Semaphore::new(MOST_READS)),
             form: Form::Version1,
             end: Notify::new(),
@@ -52,7 +52,7 @@ impl Shim {
     }
 
     /// Puts a container there that was not created by a call.
-    fn put(&self, id: &str, kind: Kind) -> Arc<Task> {
+    fn put(&self, id: &str, kind: TaskKind) -> Arc<Task> {
         let name = format!("{id}-0");
         let run = v1::RunSpec { name: name.clone(), ..Default::default() };
         let task = Arc::new(Task {
@@ -116,7 +116,7 @@ fn text(path: &Path) -> String {
 #[tokio::test]
 async fn a_checkpoint_is_a_snapshot_that_was_copied_out() {
     let shim = Shim::new();
-    let task = shim.put("one", Kind::Alone);
+    let task = shim.put("one", TaskKind::Alone);
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     let path = shim.dir.path().join("checkpoint");
     shim.checkpoint("one", &path, false).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_checkpoint_is_a_snapshot_that_was_copied_out() {
 #[tokio::test]
 async fn a_checkpoint_that_fails_leaves_the_container_and_no_snapshot() {
     let shim = Shim::new();
-    let task = shim.put("one", Kind::Alone);
+    let task = shim.put("one", TaskKind::Alone);
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     shim.daemon.lacks_room.store(true, Ordering::Relaxed);
     let path = shim.dir.path().join("checkpoint");
@@ -155,7 +155,7 @@ async fn a_checkpoint_that_fails_leaves_the_container_and_no_snapshot() {
 #[tokio::test]
 async fn a_snapshot_that_could_not_be_removed_goes_with_its_container() {
     let shim = Shim::new();
-    let task = shim.put("one", Kind::Alone);
+    let task = shim.put("one", TaskKind::Alone);
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     shim.daemon.makes_snapshots.store(true, Ordering::Relaxed);
     let path = shim.dir.path().join("checkpoint");
@@ -177,10 +177,14 @@ async fn what_cannot_be_saved_is_refused_in_one_line() {
     let shim = Shim::new();
     let pod = shim.put(
         "pod",
-        Kind::Pod { network: String::new(), sandbox: None, empty_dirs: std::sync::Arc::default() },
+        TaskKind::Pod {
+            network: String::new(),
+            sandbox: None,
+            empty_dirs: std::sync::Arc::default(),
+        },
     );
-    shim.put("member", Kind::Member(pod));
-    shim.put("one", Kind::Alone);
+    shim.put("member", TaskKind::Member(pod));
+    shim.put("one", TaskKind::Alone);
     let path = shim.dir.path().join("checkpoint");
     for (id, why) in [
         ("pod", "a pod cannot be saved"),

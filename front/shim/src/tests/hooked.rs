@@ -20,7 +20,7 @@ async fn hooks_run_after_the_start_and_after_the_end() {
     let state = |file: &str| -> Option<serde_json::Value> {
         serde_json::from_slice(&std::fs::read(shim.bundle().join(file)).ok()?).ok()
     };
-    let task = shim.put("one", Kind::Alone);
+    let task = shim.put("one", TaskKind::Alone);
     assert!(state("started").is_none());
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     let started = state("started").unwrap();
@@ -39,7 +39,7 @@ async fn hooks_run_after_the_start_and_after_the_end() {
 async fn two_calls_at_once_delete_once() {
     let shim = Shim::new();
     std::fs::write(shim.bundle().join("config.json"), config("true", "echo >>ended")).unwrap();
-    let task = shim.put("one", Kind::Alone);
+    let task = shim.put("one", TaskKind::Alone);
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     shim.daemon.end(&task.name, 0, 0);
     shim.on::<cd::WaitResponse>("Wait", "one").await.unwrap();
@@ -53,7 +53,7 @@ async fn two_calls_at_once_delete_once() {
 async fn a_start_that_is_repeated_has_its_hooks_run() {
     let shim = Shim::new();
     std::fs::write(shim.bundle().join("config.json"), config("echo >>started", "true")).unwrap();
-    shim.put("one", Kind::Alone);
+    shim.put("one", TaskKind::Alone);
     shim.on::<cd::StartResponse>("Start", "one").await.unwrap();
     // The process that was killed may not have come that far.
     std::fs::remove_file(shim.bundle().join("started")).unwrap();

@@ -9,8 +9,8 @@ use slipway_sandbox_api::v1::run_in;
 use super::*;
 use crate::cursor::{Cursor, Stream};
 use crate::foreign::has_ended;
-use crate::io::{Held, Output, Paths, open_piped};
-use crate::store::{Keep, Store};
+use crate::io::{HeldFifos, Output, Paths, open_piped};
+use crate::store::{RestartStore, Store};
 
 fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
     all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
@@ -56,11 +56,11 @@ async fn output_goes_nowhere_once_its_logger_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::make(&dir.path().join("state")).unwrap();
     let process = Process::new(String::new(), Paths::default(), run_in::Kind::StdinClosed(true));
-    process.keep_in(&Keep { store: store.clone(), holder: None }, "one").unwrap();
+    process.keep_in(&RestartStore { store: store.clone(), holder: None }, "one").unwrap();
     let ((reader, stdout), (other, stderr)) =
         (fifo(&process, "stdout").unwrap(), fifo(&process, "stderr").unwrap());
     assert!(store.names("stdout").is_empty() && store.names("stderr").is_empty());
-    let (held, cursor) = (Held::default(), Cursor::default());
+    let (held, cursor) = (HeldFifos::default(), Cursor::default());
     let mut streams = open_piped(&Paths::default(), &held, [stdout, stderr]).unwrap();
     streams.stdout.write(b"kept", Stream::Out, &cursor).await;
     assert_eq!(held.unread(), 4);

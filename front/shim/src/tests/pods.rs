@@ -72,12 +72,12 @@ impl Shim {
             }
         });
         let store = Store::make(&dir.path().join("state")).unwrap();
-        let service = Self::process(dir.path(), socket, Keep { store, holder: None });
+        let service = Self::process(dir.path(), socket, RestartStore { store, holder: None });
         Self { service, daemon, seen, dir }
     }
 
     /// Makes a serving process's service.
-    fn process(dir: &Path, socket: PathBuf, keep: Keep) -> Arc<Service> {
+    fn process(dir: &Path, socket: PathBuf, keep: RestartStore) -> Arc<Service> {
         Arc::new(Service {
             args: Args { namespace: "k8s.io".into(), id: "pod".into(), ..Args::default() },
             daemon: Daemon::at(dir),
@@ -94,7 +94,7 @@ impl Shim {
     /// go nowhere.
     pub(super) fn next(&self) -> Arc<Service> {
         let store = Store::open(self.service.keep.store.share().unwrap());
-        let keep = Keep { store, holder: None };
+        let keep = RestartStore { store, holder: None };
         let next = Self::process(self.dir.path(), self.dir.path().join("nowhere"), keep);
         next.resume();
         next
@@ -165,7 +165,7 @@ impl Shim {
             id: id.into(),
             bundle: "/".into(),
             name: format!("{}/{id}", pod.name),
-            kind: Kind::Member(Arc::clone(pod)),
+            kind: TaskKind::Member(Arc::clone(pod)),
             daemon: pod.daemon.clone(),
             events: Arc::clone(&pod.events),
             init: Arc::new(Process::new(String::new(), paths, run_in::Kind::Run(run))),

@@ -4,7 +4,7 @@ use super::*;
 
 fn service(id: &str) -> Arc<Service> {
     let args = Args { namespace: "ns".into(), id: id.into(), ..Args::default() };
-    Arc::new(Service::new(args, Events::new("ns", None), Keep::default()))
+    Arc::new(Service::new(args, Events::new("ns", None), RestartStore::default()))
 }
 
 async fn call(
@@ -127,7 +127,7 @@ fn task() -> Task {
         id: "one".into(),
         bundle: "/".into(),
         name: "one-0".into(),
-        kind: Kind::Alone,
+        kind: TaskKind::Alone,
         daemon: Daemon::at(std::path::Path::new("/no/such/directory")),
         events: Arc::new(Events::new("ns", None)),
         init: Arc::new(Process::new(String::new(), Paths::default(), first)),
