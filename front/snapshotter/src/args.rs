@@ -33,7 +33,7 @@ pub enum Parsed {
 
 /// Paths as they are given by options, or else by the environment.
 #[derive(Default)]
-struct Given {
+struct GivenPaths {
     root: Option<PathBuf>,
     socket: Option<PathBuf>,
     config: Option<PathBuf>,
@@ -52,11 +52,11 @@ pub fn parse(
     use lexopt::Arg::Long;
     let mut parser = lexopt::Parser::from_iter(words);
     let variable = |name| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let mut given = Given {
+    let mut given = GivenPaths {
         config: variable("SLIPWAY_CONFIG"),
         run_dir: variable("SLIPWAY_RUN_DIR"),
         data_dir: variable("SLIPWAY_DATA_DIR"),
-        ..Given::default()
+        ..GivenPaths::default()
     };
     let unknown = |what: &str| format!("there is no {what}; --help lists the options");
     while let Some(arg) = parser.next().map_err(|error| error.to_string())? {
@@ -84,7 +84,7 @@ pub fn parse(
     Ok(Parsed::Serve(Box::new(settings(given)?)))
 }
 
-fn settings(given: Given) -> Result<Settings, String> {
+fn settings(given: GivenPaths) -> Result<Settings, String> {
     let file = given.config.unwrap_or_else(|| CONFIG_FILE.into());
     // The default file may be missing, but not one that the user named.
     if file != Path::new(CONFIG_FILE) && !file.exists() {

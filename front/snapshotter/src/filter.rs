@@ -9,7 +9,7 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-use crate::record::{Kind, Record};
+use crate::record::{Record, SnapshotKind};
 use crate::refusal::{Refusal, Result, shown};
 
 /// The longest filter and the most filters of a call; a longer one is refused.
@@ -73,9 +73,9 @@ impl Selector {
             Field::Name => Some(name),
             Field::Parent => Some(record.parent.as_str()),
             Field::Kind => Some(match record.kind {
-                Kind::View => "view",
-                Kind::Active => "active",
-                Kind::Committed => "committed",
+                SnapshotKind::View => "view",
+                SnapshotKind::Active => "active",
+                SnapshotKind::Committed => "committed",
             }),
             Field::Label(label) => record.labels.get(label).map(String::as_str),
         };
@@ -227,7 +227,7 @@ mod tests {
         Filters::parse(&filters).unwrap().match_one(name, record)
     }
 
-    fn record(parent: &str, kind: Kind, labels: &[(&str, &str)]) -> Record {
+    fn record(parent: &str, kind: SnapshotKind, labels: &[(&str, &str)]) -> Record {
         let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         Record {
             id: 1,
@@ -246,22 +246,22 @@ mod tests {
     fn the_filters_that_containerd_sends() {
         let target = "sha256:12ab";
         let label = [("containerd.io/snapshot.ref", target)];
-        let layer = record("k8s.io/3/extract-1-x sha256:0", Kind::Committed, &label);
+        let layer = record("k8s.io/3/extract-1-x sha256:0", SnapshotKind::Committed, &label);
         // As Go prints the label's name and the parent's.
         let of = |parent: &str| {
             format!("labels.\"containerd.io/snapshot.ref\"=={target},parent==\"{parent}\"")
         };
         assert!(matches(&[&of("k8s.io/3/extract-1-x sha256:0")], "a", &layer));
         assert!(!matches(&[&of("")], "a", &layer));
-        assert!(matches(&[&of("")], "a", &record("", Kind::Committed, &label)));
-        assert!(!matches(&[&of("")], "a", &record("", Kind::Committed, &[])));
+        assert!(matches(&[&of("")], "a", &record("", SnapshotKind::Committed, &label)));
+        assert!(!matches(&[&of("")], "a", &record("", SnapshotKind::Committed, &[])));
         assert!(matches(&[], "a", &layer) && matches(&[""], "a", &layer));
     }
 
     #[test]
     fn fields_operators_and_several_filters() {
         let labels = [("containerd.io/gc.root", "now"), ("a.b", "c d")];
-        let active = record("p", Kind::Active, &labels);
+        let active = record("p", SnapshotKind::Active, &labels);
         for fits in [
             "name==n",
             "name == n , kind == active",

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::record::{Kind, Usage};
+use crate::record::{SnapshotKind, Usage};
 
 /// The directory of files and modes in a snapshot's.
 pub const FILES: &str = "fs";
@@ -62,7 +62,7 @@ impl Folders {
     ///
     /// # Errors
     /// The first system call that fails. Nothing is left then, if it can be removed.
-    pub fn make(&self, id: u64, kind: Kind, parent: Option<u64>) -> io::Result<()> {
+    pub fn make(&self, id: u64, kind: SnapshotKind, parent: Option<u64>) -> io::Result<()> {
         let dir = self.of(id);
         remove(&dir)?;
         let made = self.make_in(&dir, kind, parent);
@@ -73,11 +73,11 @@ impl Folders {
         made
     }
 
-    fn make_in(&self, dir: &Path, kind: Kind, parent: Option<u64>) -> io::Result<()> {
+    fn make_in(&self, dir: &Path, kind: SnapshotKind, parent: Option<u64>) -> io::Result<()> {
         make_dir(dir, 0o700)?;
         let files = dir.join(FILES);
         make_dir(&files, FILES_MODE)?;
-        if kind == Kind::Active {
+        if kind == SnapshotKind::Active {
             make_dir(&dir.join(WORK), WORK_MODE)?;
         }
         if let Some(parent) = parent {
@@ -228,8 +228,8 @@ mod tests {
     fn directories_have_their_modes_and_their_usage() {
         let root = tempfile::tempdir().unwrap();
         let folders = Folders::open(root.path()).unwrap();
-        folders.make(1, Kind::Active, None).unwrap();
-        folders.make(2, Kind::View, Some(1)).unwrap();
+        folders.make(1, SnapshotKind::Active, None).unwrap();
+        folders.make(2, SnapshotKind::View, Some(1)).unwrap();
         let mode = |path: PathBuf| fs::metadata(path).unwrap().mode() & 0o7777;
         assert_eq!(mode(folders.of(1)), 0o700);
         assert_eq!((mode(folders.files(1)), mode(folders.work(1))), (0o755, 0o711));
@@ -249,7 +249,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folders = Folders::open(root.path()).unwrap();
         for id in [1, 2] {
-            folders.make(id, Kind::Active, None).unwrap();
+            folders.make(id, SnapshotKind::Active, None).unwrap();
         }
         fs::create_dir(root.path().join("snapshots/01")).unwrap();
         fs::create_dir(root.path().join("snapshots/gone-0")).unwrap();

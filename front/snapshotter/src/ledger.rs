@@ -16,7 +16,7 @@ use redb::{
     Builder, Database, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction,
 };
 
-use crate::record::{Chain, Commit, Kind, New, Record};
+use crate::record::{Chain, Commit, NewSnapshot, Record, SnapshotKind};
 use crate::refusal::{Refusal, Result, shown};
 
 /// Records by the key or name of their snapshot.
@@ -78,7 +78,7 @@ impl Ledger {
     /// is no layer; [`Refusal::Failed`].
     pub fn create(
         &self,
-        new: &New,
+        new: &NewSnapshot,
         make: impl FnOnce(u64, Option<u64>) -> io::Result<()>,
     ) -> Result<Chain> {
         self.write(|tables| {
@@ -117,14 +117,14 @@ impl Ledger {
                 return Err(Refusal::Exists(format!("snapshot {}", shown(&commit.name))));
             }
             let mut record = tables.get(&commit.key)?;
-            if record.kind != Kind::Active {
+            if record.kind != SnapshotKind::Active {
                 let what = shown(&commit.key);
                 return Err(Refusal::Precondition(format!("snapshot {what} is not active")));
             }
             if !commit.parent.is_empty() && commit.parent != record.parent {
                 tables.rebase(&mut record, commit)?;
             }
-            record.kind = Kind::Committed;
+            record.kind = SnapshotKind::Committed;
             record.created_ns = now_ns();
             record.updated_ns = record.created_ns;
             record.labels = commit.labels.clone();
@@ -188,7 +188,7 @@ impl Ledger {
     /// [`Refusal::NotFound`]; [`Refusal::Precondition`] for a layer, which is not mounted itself.
     pub fn chain(&self, key: &str) -> Result<Chain> {
         let record = self.get(key)?;
-        if record.kind == Kind::Committed {
+        if record.kind == SnapshotKind::Committed {
             let what = shown(key);
             let why = format!("snapshot {what} is a layer: make a view of it");
             return Err(Refusal::Precondition(why));
@@ -322,7 +322,7 @@ impl<'t> Tables<'t> {
 
     /// Returns the ids of the layers from `parent` down, after checking that it is one.
     fn parents(&self, parent: &str) -> Result<Vec<u64>> {
-        if !parent.is_empty() && self.get(parent)?.kind != Kind::Committed {
+        if !parent.is_empty() && self.get(parent)?.kind != SnapshotKind::Committed {
             let what = shown(parent);
             return Err(Refusal::Invalid(format!("the parent {what} is not committed")));
         }
@@ -352,7 +352,7 @@ impl<'t> Tables<'t> {
         if !record.parent.is_empty() {
             return Err(Refusal::Invalid(format!("snapshot {key} has another parent already")));
         }
-        if self.get(&commit.parent)?.kind != Kind::Committed {
+        if self.get(&commit.parent)?.kind != SnapshotKind::Committed {
             return Err(Refusal::Precondition(format!("the parent {parent} is not committed")));
         }
         self.add_child(&commit.parent)?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::folders::Folders;
-use crate::record::{Chain, Kind};
+use crate::record::{Chain, SnapshotKind};
 use crate::v1::Mount;
 
 /// The file that is there if the kernel's overlayfs knows the option `index`.
@@ -18,7 +18,7 @@ pub fn common() -> Vec<String> {
 /// Returns the mounts of an active snapshot or a view: a bind mount of one directory, or an overlay
 /// of several, with the options `common` beside its own.
 pub fn mounts(folders: &Folders, chain: &Chain, common: &[String]) -> Vec<Mount> {
-    let is_view = chain.kind != Kind::Active;
+    let is_view = chain.kind != SnapshotKind::Active;
     let mount = match chain.parents.as_slice() {
         [] => bind(&folders.files(chain.id), is_view),
         [only] if is_view => bind(&folders.files(*only), true),
@@ -39,7 +39,7 @@ fn bind(source: &Path, is_read_only: bool) -> Mount {
 
 fn overlay(folders: &Folders, chain: &Chain, parents: &[u64], common: &[String]) -> Mount {
     let mut options = Vec::new();
-    if chain.kind == Kind::Active {
+    if chain.kind == SnapshotKind::Active {
         options.push(format!("workdir={}", text(&folders.work(chain.id))));
         options.push(format!("upperdir={}", text(&folders.files(chain.id))));
     }
@@ -91,15 +91,18 @@ mod tests {
             assert_eq!(mounts.len(), 1);
             mounts.remove(0)
         };
-        let first = of(Kind::Active, &[]);
+        let first = of(SnapshotKind::Active, &[]);
         assert_eq!((first.r#type.as_str(), first.source), ("bind", at(9, "fs")));
         assert_eq!(first.options, ["rw", "rbind"]);
-        let view = of(Kind::View, &[3]);
+        let view = of(SnapshotKind::View, &[3]);
         assert_eq!((view.r#type.as_str(), view.source), ("bind", at(3, "fs")));
         assert_eq!(view.options, ["ro", "rbind"]);
         let lower = format!("lowerdir={}:{}", at(3, "fs"), at(1, "fs"));
-        assert_eq!(of(Kind::View, &[3, 1]).options, [lower.clone(), "index=off".to_owned()]);
-        let writable = of(Kind::Active, &[3, 1]);
+        assert_eq!(
+            of(SnapshotKind::View, &[3, 1]).options,
+            [lower.clone(), "index=off".to_owned()]
+        );
+        let writable = of(SnapshotKind::Active, &[3, 1]);
         assert_eq!(writable.r#type, "overlay");
         let upper = [format!("workdir={}", at(9, "work")), format!("upperdir={}", at(9, "fs"))];
         let [work, upper] = upper;

@@ -54,7 +54,7 @@ impl Pull {
 }
 
 /// The places of pulls of one kind, or of other work with images.
-pub(crate) struct Places {
+pub(crate) struct PullLimits {
     all: Arc<Semaphore>,
     /// The most places of one registry.
     of_registry: usize,
@@ -63,9 +63,9 @@ pub(crate) struct Places {
 }
 
 /// A place of one pull, and of its registry.
-pub(crate) type Place = [OwnedSemaphorePermit; 2];
+pub(crate) type PullPermit = [OwnedSemaphorePermit; 2];
 
-impl Places {
+impl PullLimits {
     pub(crate) fn new(all: usize) -> Self {
         let of_registry = all.div_ceil(2);
         Self { all: Arc::new(Semaphore::new(all)), of_registry, registries: Mutex::default() }
@@ -75,7 +75,7 @@ impl Places {
     ///
     /// # Errors
     /// Others have had all places for a minute.
-    pub(crate) async fn take(&self, registry: &str) -> Result<Place, NotPulled> {
+    pub(crate) async fn take(&self, registry: &str) -> Result<PullPermit, NotPulled> {
         let place = tokio::time::timeout(PATIENCE, self.wait(registry)).await;
         place.ok().flatten().ok_or_else(|| {
             let patience = PATIENCE.as_secs();
@@ -83,7 +83,7 @@ impl Places {
         })
     }
 
-    async fn wait(&self, registry: &str) -> Option<Place> {
+    async fn wait(&self, registry: &str) -> Option<PullPermit> {
         let own = {
             let mut registries = lock(&self.registries);
             registries.retain(|_, own| Arc::strong_count(own) > 1);
@@ -100,14 +100,14 @@ impl Places {
 
 /// The memory of all pulls.
 struct Memory {
-    lazily: Places,
-    whole: Places,
-    large: Places,
+    lazily: PullLimits,
+    whole: PullLimits,
+    large: PullLimits,
 }
 
 impl Memory {
     fn new() -> Self {
-        let [lazily, whole, large] = [LAZILY, WHOLE, LARGE].map(Places::new);
+        let [lazily, whole, large] = [LAZILY, WHOLE, LARGE].map(PullLimits::new);
         Self { lazily, whole, large }
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The kind of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum SnapshotKind {
     /// A snapshot that is only read.
     View,
     /// A snapshot that can be written to, and committed.
@@ -27,7 +27,7 @@ pub struct Usage {
 
 /// The image of which a remote snapshot is a layer: its content is not in the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remote {
+pub struct RemoteImage {
     /// The image, as `name@digest`.
     pub reference: String,
     /// The digest of the image's manifest for this platform.
@@ -45,7 +45,7 @@ pub struct Record {
     /// The name of its directory. Never used twice.
     pub id: u64,
     /// The kind.
-    pub kind: Kind,
+    pub kind: SnapshotKind,
     /// The name of its parent, or empty.
     #[serde(default)]
     pub parent: String,
@@ -64,16 +64,16 @@ pub struct Record {
     pub usage: Usage,
     /// The image of a remote snapshot.
     #[serde(default)]
-    pub remote: Option<Remote>,
+    pub remote: Option<RemoteImage>,
 }
 
 /// A snapshot that is wanted.
 #[derive(Clone, Debug)]
-pub struct New {
+pub struct NewSnapshot {
     /// The key or name.
     pub key: String,
     /// The kind; a committed one is remote.
-    pub kind: Kind,
+    pub kind: SnapshotKind,
     /// The name of its parent, or empty.
     pub parent: String,
     /// The labels.
@@ -81,7 +81,7 @@ pub struct New {
     /// The space that it takes.
     pub usage: Usage,
     /// The image of a remote snapshot.
-    pub remote: Option<Remote>,
+    pub remote: Option<RemoteImage>,
 }
 
 /// An active snapshot that becomes a layer.
@@ -105,7 +105,7 @@ pub struct Chain {
     /// The snapshot's id.
     pub id: u64,
     /// The snapshot's kind.
-    pub kind: Kind,
+    pub kind: SnapshotKind,
     /// The ids of its parents, the nearest first.
     pub parents: Vec<u64>,
 }

@@ -7,8 +7,8 @@
 //! `image.json` beside `fs`, by which Slipway's shim finds the image. `fs` is empty, but for the
 //! files of a root that containerd itself reads on the host, in the topmost layer.
 //!
-//! Labels come from registries and from pods: [`Wanted::of`] takes only those of containerd's own
-//! calls to unpack, whose keys nobody else makes.
+//! Labels come from registries and from pods: [`LayerRequest::of`] takes only those of containerd's
+//! own calls to unpack, whose keys nobody else makes.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use crate::holds::Hold;
 use crate::images::{Images, Pulled};
 use crate::pulls::Pulls;
-use crate::record::{Kind, New, Record, Remote};
+use crate::record::{NewSnapshot, Record, RemoteImage, SnapshotKind};
 use crate::refusal::{Refusal, Result, shown};
 use crate::staging::{Staged, Staging};
 use crate::store::{Store, TARGET, blocking};
@@ -37,7 +37,7 @@ const MOST_VOLUMES: usize = 64;
 
 /// A layer that containerd is about to fetch and unpack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LayerRequest {
     /// The name of the layer's snapshot in containerd, which follows from the content.
     target: String,
     /// The image, as `name@digest`.
@@ -50,7 +50,7 @@ pub struct Wanted {
     is_top: bool,
 }
 
-impl Wanted {
+impl LayerRequest {
     /// Finds the layer in the key and the labels of a call. Returns `None` if it is another call:
     /// pods choose labels of their snapshots, but not keys.
     pub fn of(key: &str, labels: &BTreeMap<String, String>) -> Option<Self> {
@@ -80,7 +80,7 @@ fn pinned(reference: &Reference, digest: &Digest) -> Option<Reference> {
 }
 
 /// Remote snapshots of a store.
-pub struct Remotes {
+pub struct RemoteSnapshots {
     store: Arc<Store>,
     images: Arc<dyn Images>,
     staging: Staging,
@@ -89,7 +89,7 @@ pub struct Remotes {
     removal: Mutex<()>,
 }
 
-impl Remotes {
+impl RemoteSnapshots {
     /// Makes remote snapshots of images from `images` in `store`.
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
         let staging = Staging::new(Arc::clone(&store), Arc::clone(&images));
@@ -107,7 +107,7 @@ impl Remotes {
         key: &str,
         parent: &str,
         labels: &BTreeMap<String, String>,
-        wanted: &Wanted,
+        wanted: &LayerRequest,
     ) -> Result<bool> {
         let below = match parent {
             "" => None,
@@ -122,7 +122,7 @@ impl Remotes {
         let Some(pulled) = self.pull(wanted, below.is_some()).await? else { return Ok(false) };
         let mut layers = below.map(|below| below.layers).unwrap_or_default();
         layers.push(wanted.layer.to_string());
-        let remote = Remote {
+        let remote = RemoteImage {
             reference: wanted.reference.to_string(),
             digest: pulled.digest.to_string(),
             layers,
@@ -156,7 +156,7 @@ impl Remotes {
     }
 
     /// Has the image in the cache. Returns `None` if the layer has to be unpacked.
-    async fn pull(&self, wanted: &Wanted, is_on_remote: bool) -> Result<Option<Pulled>> {
+    async fn pull(&self, wanted: &LayerRequest, is_on_remote: bool) -> Result<Option<Pulled>> {
         let name = shown(&wanted.reference.to_string());
         match self.pull_lazily(wanted).await {
             Ok(Some(pulled)) => return Ok(Some(pulled)),
@@ -178,7 +178,7 @@ impl Remotes {
         })
     }
 
-    async fn pull_lazily(&self, wanted: &Wanted) -> Result<Option<Pulled>, String> {
+    async fn pull_lazily(&self, wanted: &LayerRequest) -> Result<Option<Pulled>, String> {
         self.own(&wanted.reference).await?;
         let pulled = self.pulls.pull(&wanted.reference, false).await?;
         if let Some(pulled) = &pulled {
@@ -202,12 +202,12 @@ impl Remotes {
         key: &str,
         parent: &str,
         labels: &BTreeMap<String, String>,
-        remote: Remote,
+        remote: RemoteImage,
         staged: Staged,
     ) -> Result<()> {
-        let new = New {
+        let new = NewSnapshot {
             key: key.to_owned(),
-            kind: Kind::Committed,
+            kind: SnapshotKind::Committed,
             parent: parent.to_owned(),
             labels: labels.clone(),
             usage: Default::default(),
@@ -229,7 +229,7 @@ impl Remotes {
         blocking(move || store.get(&key)).await
     }
 
-    async fn has(&self, wanted: &Wanted, parent: &str, remote: &Remote) -> Result<bool> {
+    async fn has(&self, wanted: &LayerRequest, parent: &str, remote: &RemoteImage) -> Result<bool> {
         let (store, target) = (Arc::clone(&self.store), wanted.target.clone());
         let (parent, remote) = (parent.to_owned(), remote.clone());
         blocking(move || store.has_remote(&target, &parent, &remote)).await
@@ -270,7 +270,7 @@ impl Remotes {
 }
 
 /// Checks that an image is the one that containerd has, and that its volumes can be copied.
-fn check(wanted: &Wanted, pulled: &Pulled) -> Result<(), String> {
+fn check(wanted: &LayerRequest, pulled: &Pulled) -> Result<(), String> {
     if wanted.manifest != pulled.digest {
         return Err("the registry has another manifest for this platform".to_owned());
     }

@@ -12,9 +12,9 @@ use tonic::{Request, Response, Status};
 
 use crate::filter::Filters;
 use crate::images::Images;
-use crate::record::{Commit, Kind, Record};
+use crate::record::{Commit, Record, SnapshotKind};
 use crate::refusal::{Refusal, Result as Checked, shown};
-use crate::remote::{Remotes, Wanted};
+use crate::remote::{LayerRequest, RemoteSnapshots};
 use crate::store::{Store, blocking};
 use crate::v1;
 
@@ -32,13 +32,13 @@ type Reply<T> = Result<Response<T>, Status>;
 /// The service.
 pub struct Service {
     store: Arc<Store>,
-    remotes: Remotes,
+    remotes: RemoteSnapshots,
 }
 
 impl Service {
     /// Makes the service of a store, whose remote snapshots are of images from `images`.
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
-        let remotes = Remotes::new(Arc::clone(&store), images);
+        let remotes = RemoteSnapshots::new(Arc::clone(&store), images);
         Self { store, remotes }
     }
 
@@ -56,14 +56,18 @@ impl Service {
         Ok(blocking(move || work(&store)).await?)
     }
 
-    async fn create(&self, kind: Kind, wanted: v1::CreateRequest) -> Reply<v1::MountsResponse> {
+    async fn create(
+        &self,
+        kind: SnapshotKind,
+        wanted: v1::CreateRequest,
+    ) -> Reply<v1::MountsResponse> {
         let v1::CreateRequest { key, parent, labels, .. } = wanted;
         let labels = checked(&[&key, &parent], labels)?;
         if key.is_empty() {
             return Err(Refusal::Invalid("the snapshot has no key".to_owned()).into());
         }
-        if kind == Kind::Active
-            && let Some(wanted) = Wanted::of(&key, &labels)
+        if kind == SnapshotKind::Active
+            && let Some(wanted) = LayerRequest::of(&key, &labels)
             && self.remotes.add(&key, &parent, &labels, &wanted).await?
         {
             // containerd looks for the layer by its labels then.
@@ -94,9 +98,9 @@ fn checked(names: &[&str], labels: HashMap<String, String>) -> Checked<BTreeMap<
 
 fn info(name: String, record: Record) -> v1::Info {
     let kind = match record.kind {
-        Kind::View => v1::Kind::View,
-        Kind::Active => v1::Kind::Active,
-        Kind::Committed => v1::Kind::Committed,
+        SnapshotKind::View => v1::Kind::View,
+        SnapshotKind::Active => v1::Kind::Active,
+        SnapshotKind::Committed => v1::Kind::Committed,
     };
     v1::Info {
         name,
@@ -118,11 +122,11 @@ impl v1::snapshots_server::Snapshots for Service {
     type ListStream = Pin<Box<dyn Stream<Item = Result<v1::ListResponse, Status>> + Send>>;
 
     async fn prepare(&self, request: Request<v1::CreateRequest>) -> Reply<v1::MountsResponse> {
-        self.create(Kind::Active, request.into_inner()).await
+        self.create(SnapshotKind::Active, request.into_inner()).await
     }
 
     async fn view(&self, request: Request<v1::CreateRequest>) -> Reply<v1::MountsResponse> {
-        self.create(Kind::View, request.into_inner()).await
+        self.create(SnapshotKind::View, request.into_inner()).await
     }
 
     async fn mounts(&self, request: Request<v1::KeyRequest>) -> Reply<v1::MountsResponse> {

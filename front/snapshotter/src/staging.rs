@@ -17,8 +17,8 @@ use tokio::runtime::Handle;
 
 use crate::folders::{self, FILES};
 use crate::images::{FETCH, Images, NotPulled, Pulled};
-use crate::pulls::Places;
-use crate::record::Remote;
+use crate::pulls::PullLimits;
+use crate::record::RemoteImage;
 use crate::refusal::{Refusal, Result};
 use crate::store::{Store, blocking};
 
@@ -33,13 +33,13 @@ const COPIES: usize = 4;
 pub struct Staging {
     store: Arc<Store>,
     images: Arc<dyn Images>,
-    copies: Places,
+    copies: PullLimits,
 }
 
 impl Staging {
     /// Makes directories for `store`, with files from `images`.
     pub fn new(store: Arc<Store>, images: Arc<dyn Images>) -> Self {
-        Self { store, images, copies: Places::new(COPIES) }
+        Self { store, images, copies: PullLimits::new(COPIES) }
     }
 
     /// Makes the directory of a layer. That of the topmost layer has /etc/passwd, /etc/group and
@@ -54,7 +54,7 @@ impl Staging {
     /// One line.
     pub async fn stage(
         &self,
-        remote: &Remote,
+        remote: &RemoteImage,
         reference: &Reference,
         pulled: &Pulled,
     ) -> Result<Staged, String> {
@@ -138,7 +138,7 @@ impl Staged {
     ///
     /// # Errors
     /// [`Refusal::Failed`].
-    pub fn write_image(&self, remote: &Remote) -> Result<()> {
+    pub fn write_image(&self, remote: &RemoteImage) -> Result<()> {
         let write = || -> io::Result<()> {
             let bytes = serde_json::to_vec_pretty(remote)?;
             let mut file = File::create_new(self.path.join(IMAGE))?;

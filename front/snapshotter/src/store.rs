@@ -11,7 +11,7 @@ use crate::filter::Filters;
 use crate::folders::{self, Folders};
 use crate::ledger::Ledger;
 use crate::mounts;
-use crate::record::{Commit, Kind, New, Record, Remote, Usage};
+use crate::record::{Commit, NewSnapshot, Record, RemoteImage, SnapshotKind, Usage};
 use crate::refusal::{Refusal, Result, shown};
 use crate::v1::Mount;
 
@@ -57,13 +57,13 @@ impl Store {
     /// [`Refusal::Exists`], [`Refusal::NotFound`], [`Refusal::Invalid`], [`Refusal::Failed`].
     pub fn create(
         &self,
-        kind: Kind,
+        kind: SnapshotKind,
         key: String,
         parent: String,
         labels: BTreeMap<String, String>,
     ) -> Result<Vec<Mount>> {
         let usage = Usage::default();
-        let new = New { key, kind, parent, labels, usage, remote: None };
+        let new = NewSnapshot { key, kind, parent, labels, usage, remote: None };
         let chain = self.ledger.create(&new, |id, parent| self.folders.make(id, kind, parent))?;
         Ok(mounts::mounts(&self.folders, &chain, &self.common))
     }
@@ -80,7 +80,7 @@ impl Store {
     ///
     /// # Errors
     /// As for [`create`](Self::create).
-    pub fn add_remote(&self, mut new: New, staged: &Path) -> Result<()> {
+    pub fn add_remote(&self, mut new: NewSnapshot, staged: &Path) -> Result<()> {
         let usage = folders::usage(&staged.join(folders::FILES));
         new.usage = usage.map_err(|error| Refusal::Failed(error.to_string()))?;
         self.ledger.create(&new, |id, _| self.folders.adopt(staged, id)).map(drop)
@@ -90,7 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::Failed`].
-    pub fn has_remote(&self, target: &str, parent: &str, remote: &Remote) -> Result<bool> {
+    pub fn has_remote(&self, target: &str, parent: &str, remote: &RemoteImage) -> Result<bool> {
         let same = |record: &Record| {
             record.labels.get(TARGET).is_some_and(|found| found == target)
                 && record.parent == parent
@@ -188,8 +188,8 @@ impl Store {
     pub fn usage(&self, key: &str) -> Result<Usage> {
         let record = self.ledger.get(key)?;
         match record.kind {
-            Kind::Active => self.usage_of(&record),
-            Kind::View | Kind::Committed => Ok(record.usage),
+            SnapshotKind::Active => self.usage_of(&record),
+            SnapshotKind::View | SnapshotKind::Committed => Ok(record.usage),
         }
     }
 

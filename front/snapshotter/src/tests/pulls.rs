@@ -145,7 +145,7 @@ async fn files_of_few_images_are_copied_at_once() {
     let stage = |registry: &str, number: u8| {
         let (staging, reference) = (Arc::clone(&staging), image_in(registry, number));
         let pulled = Pulled { digest: digest(number), volumes: Vec::new() };
-        let remote = Remote {
+        let remote = RemoteImage {
             reference: reference.to_string(),
             digest: pulled.digest.to_string(),
             layers: vec![digest(number).to_string()],

@@ -205,7 +205,7 @@ impl Served {
     }
 }
 
-fn image_json(served: &Served, id: u64) -> Remote {
+fn image_json(served: &Served, id: u64) -> RemoteImage {
     let path = served.snapshots().join(id.to_string()).join(IMAGE);
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
@@ -221,7 +221,7 @@ async fn layers_of_a_lazy_image_are_there_without_files() {
     // The pull's result is known. Users and volumes are of the topmost layer.
     assert_eq!(served.shelf.asked(), [files]);
     let reference = format!("registry.test/app@{}", digest(100));
-    let mut image = Remote {
+    let mut image = RemoteImage {
         reference,
         digest: digest(100).to_string(),
         layers: vec![digest(1).to_string()],
@@ -364,11 +364,11 @@ async fn an_unused_image_is_removed_while_another_one_is_pulled() {
 fn only_containerds_own_calls_to_unpack_have_images_pulled() {
     let labels: BTreeMap<_, _> = labels_of("sha256:ab", APP, 9, &[1, 2]).into_iter().collect();
     let key = "k8s.io/7/extract-123-x_-Y sha256:ab";
-    let wanted = Wanted::of(key, &labels).unwrap();
+    let wanted = LayerRequest::of(key, &labels).unwrap();
     assert_eq!(wanted.reference.to_string(), format!("registry.test/app@{}", digest(9)));
     assert_eq!((wanted.layer, wanted.is_top), (digest(1), false));
     let top = labels_of("sha256:ab", APP, 9, &[2]).into_iter().collect();
-    assert!(Wanted::of(key, &top).unwrap().is_top);
+    assert!(LayerRequest::of(key, &top).unwrap().is_top);
     // A pod's annotations become labels of its sandbox's snapshot, whose key is an id.
     let ids = [
         "k8s.io/7/0123456789abcdef",
@@ -380,7 +380,7 @@ fn only_containerds_own_calls_to_unpack_have_images_pulled() {
         "",
     ];
     for id in ids {
-        assert_eq!(Wanted::of(id, &labels), None, "{id}");
+        assert_eq!(LayerRequest::of(id, &labels), None, "{id}");
     }
     let bad = [
         (TARGET, ""),
@@ -394,16 +394,16 @@ fn only_containerds_own_calls_to_unpack_have_images_pulled() {
     for (name, value) in bad {
         let mut labels = labels.clone();
         labels.insert(name.to_owned(), value.to_owned());
-        assert_eq!(Wanted::of(key, &labels), None, "{name}={value}");
+        assert_eq!(LayerRequest::of(key, &labels), None, "{name}={value}");
         labels.remove(name);
-        assert_eq!(Wanted::of(key, &labels), None, "without {name}");
+        assert_eq!(LayerRequest::of(key, &labels), None, "without {name}");
     }
 }
 
 #[test]
 fn images_whose_volumes_cannot_be_copied_are_unpacked() {
     let labels = labels_of("t", APP, 9, &[1]).into_iter().collect();
-    let wanted = Wanted::of("k/1/extract-1-x t", &labels).unwrap();
+    let wanted = LayerRequest::of("k/1/extract-1-x t", &labels).unwrap();
     let pulled = |volumes: &[&str]| Pulled {
         digest: digest(9),
         volumes: volumes.iter().map(|volume| (*volume).to_owned()).collect(),
