@@ -55,7 +55,7 @@ pub use roots::RootsArgs;
 pub use run::{ExecArgs, LazyArg, MachineArgs, ProcessArgs, Pull, RunArgs};
 pub use security::{CapabilityArg, OptionArg, SecurityArgs, SysctlArg};
 pub use snapshot::{ForkArgs, SnapshotCommand};
-pub use snoop::{By, SnoopArgs};
+pub use snoop::{Grouping, SnoopArgs};
 pub use socket::{
     LINKS, POLICY, SocketCdiArgs, SocketCommand, SocketEngineArgs, SocketLsArgs, SocketRunArgs,
     SocketTopArgs,

@@ -43,7 +43,7 @@ struct Sockets {
 }
 
 /// The name that the user gave, with the ids of its endpoints.
-struct Named {
+struct NamedEndpoints {
     /// The sandbox's name; for another endpoint its id.
     name: String,
     ids: Vec<String>,
@@ -78,13 +78,13 @@ pub async fn inspect(node: &NodeArgs, config: &Config, args: &InspectArgs) -> Re
 
 /// Finds the endpoints of `name`: those of a sandbox, which has its id in theirs, or is recorded as
 /// the user of a pool's function. Any other name is an endpoint's id.
-async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> Named {
+async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> NamedEndpoints {
     let Ok(record) = record(sandboxes, name).await else {
-        return Named { name: name.to_owned(), ids: vec![name.to_owned()] };
+        return NamedEndpoints { name: name.to_owned(), ids: vec![name.to_owned()] };
     };
     let mut ids = vec![record.id];
     ids.extend(record.functions.into_iter().map(|given| given.id).filter(|id| !id.is_empty()));
-    Named { name: record.name, ids }
+    NamedEndpoints { name: record.name, ids }
 }
 
 /// Adds what the plane has of these endpoints, or everything if there are no ids.
@@ -103,7 +103,7 @@ async fn gather(plane: &mut PlaneClient, ids: Vec<String>, live: &mut Live) -> R
 
 /// Returns the objects of the node's socket engine: all, or those of the named sandboxes' guests.
 /// Returns `None` if no engine serves.
-fn sockets(config: &Config, named: &[Named]) -> Option<Sockets> {
+fn sockets(config: &Config, named: &[NamedEndpoints]) -> Option<Sockets> {
     let report = slipway_sgiov::report(&config.run_dir.join("socket.sock")).ok()?;
     let mut all = Sockets {
         guests: report.guests,

@@ -5,7 +5,7 @@ use slipway_runtime::{Config, v1};
 
 use crate::args::{NodeArgs, PodCommand, PodCreateArgs, PodPsArgs};
 use crate::client::connect;
-use crate::session::{Plain, Wishes};
+use crate::session::{Plain, SessionSettings};
 use crate::{manage, progress, run, spec};
 
 /// Runs a command about pods. Returns the exit status.
@@ -37,7 +37,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Resul
         bound_memory_bytes: args.bind_memory.map_or(0, |bytes| bytes.max(1)),
         ..spec::machine(&args.machine, &args.network, &config.run_dir)?
     };
-    let wishes = Wishes { stdin: false, tty: false };
+    let wishes = SessionSettings { stdin: false, tty: false };
     let spinner = progress::stage_spinner(1);
     let start = run::start(client, asked, wishes, &mut Plain, spinner).await?;
     match start.exit {

@@ -14,7 +14,7 @@ use slipway_telemetry::{Timeline, monotonic_ns};
 use crate::args::{ExecArgs, NodeArgs, RunArgs};
 use crate::client::{Lost, connect, next_daemon, record, refused};
 use crate::out::OWN_FAILURE;
-use crate::session::{self, Event, Plain, Sink, Wishes, carry, requests, terminal_size};
+use crate::session::{self, Event, Plain, SessionSettings, Sink, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report, security, snapshot, spec};
 
 /// Runs `slipway run`. Returns the exit status.
@@ -105,7 +105,7 @@ async fn one(
     spec: v1::RunSpec,
     fetched: Fetched,
 ) -> Result<i32> {
-    let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
+    let wishes = SessionSettings { stdin: spec.stdin, tty: spec.terminal };
     let spinner = progress::stage_spinner(1);
     let start = start_with(client, Some(config), spec, wishes, &mut Plain, spinner, |_| {}).await?;
     if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
@@ -154,8 +154,8 @@ pub async fn start_all(
         async move {
             let mut sink = Prefixed::new(spinner.clone());
             let prefix = sink.prefix.clone();
-            let mut named = Named { sink: &mut sink, prefix };
-            let wishes = Wishes { stdin: false, tty: false };
+            let mut named = NamedOutput { sink: &mut sink, prefix };
+            let wishes = SessionSettings { stdin: false, tty: false };
             let name = spec.name.clone();
             let outcome = start_named(client, config, spec, wishes, &mut named, spinner).await;
             sink.finish();
@@ -258,7 +258,7 @@ impl Sink for Prefixed {
     }
 }
 
-struct Named<'a> {
+struct NamedOutput<'a> {
     sink: &'a mut Prefixed,
     prefix: Arc<Mutex<String>>,
 }
@@ -267,8 +267,8 @@ async fn start_named(
     client: SandboxClient,
     config: &Config,
     spec: v1::RunSpec,
-    wishes: Wishes,
-    named: &mut Named<'_>,
+    wishes: SessionSettings,
+    named: &mut NamedOutput<'_>,
     spinner: ProgressBar,
 ) -> Result<Start> {
     let prefix = named.prefix.clone();
@@ -282,7 +282,7 @@ async fn start_named(
 pub async fn start(
     client: SandboxClient,
     spec: v1::RunSpec,
-    wishes: Wishes,
+    wishes: SessionSettings,
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
 ) -> Result<Start> {
@@ -295,7 +295,7 @@ async fn start_with(
     mut client: SandboxClient,
     config: Option<&Config>,
     spec: v1::RunSpec,
-    wishes: Wishes,
+    wishes: SessionSettings,
     sink: &mut (dyn Sink + Send),
     spinner: ProgressBar,
     created: impl Fn(&str),
@@ -376,7 +376,7 @@ impl Sink for Counting<'_> {
 async fn rejoin(
     config: &Config,
     name: &str,
-    wishes: Wishes,
+    wishes: SessionSettings,
     sink: &mut Counting<'_>,
 ) -> Result<Option<v1::Exit>> {
     if wishes.stdin {
@@ -431,7 +431,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
         security: security::asked_by_exec(&mut client, args).await?,
         zygote: None,
     };
-    let wishes = Wishes { stdin: spec.stdin, tty: spec.terminal };
+    let wishes = SessionSettings { stdin: spec.stdin, tty: spec.terminal };
     let (sender, stream) = requests(run_in::Kind::Exec(spec));
     let request = Caller::of_environment().request(stream);
     let replies = client.exec(request).await.map_err(refused)?.into_inner();
@@ -445,7 +445,7 @@ pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32>
     let request = v1::Name { name: name.to_owned() };
     let record = record(&mut client, name).await?;
     let process = &record.settings_of(name).process;
-    let wishes = session::Wishes { stdin: process.stdin, tty: process.terminal };
+    let wishes = session::SessionSettings { stdin: process.stdin, tty: process.terminal };
     let (sender, stream) = requests(run_in::Kind::Attach(request));
     let replies = client.attach(stream).await.map_err(refused)?.into_inner();
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The settings of a session.
 #[derive(Clone, Copy, Debug)]
-pub struct Wishes {
+pub struct SessionSettings {
     /// Standard input is forwarded.
     pub stdin: bool,
     /// The process has a terminal, so ours becomes raw.
@@ -108,7 +108,7 @@ pub fn requests(
 pub async fn carry(
     mut replies: Streaming<RunOut>,
     requests: mpsc::Sender<RunIn>,
-    wishes: Wishes,
+    wishes: SessionSettings,
     sink: &mut (dyn Sink + Send),
     mut event: impl FnMut(Event),
 ) -> Result<Option<v1::Exit>> {

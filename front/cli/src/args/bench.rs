@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use super::MachineArgs;
 use super::bench_function::BenchFunctionArgs;
 use super::density::DensityArgs;
-use super::disk::{DiskArg, DiskKind, Doorbells, Named};
+use super::disk::{DiskArg, DiskKind, Doorbells, NamedPath};
 use super::report::{ReportArgs, seconds};
 use super::roots::RootsArgs;
 use super::startup::StartupArgs;
@@ -148,13 +148,13 @@ pub struct BlockArgs {
     pub quick: bool,
     /// One more configuration: an NVMe controller that somebody else serves on a vfio-user socket
     #[arg(long, value_name = "NAME=SOCKET")]
-    pub socket: Vec<Named>,
+    pub socket: Vec<NamedPath>,
     /// Write the disks of --socket first: their content is lost
     #[arg(long)]
     pub fill: bool,
     /// One more configuration: a target from another build of slipway, doorbells mapped
     #[arg(long, value_name = "NAME=PROGRAM")]
-    pub target: Vec<Named>,
+    pub target: Vec<NamedPath>,
     #[command(flatten)]
     pub report: ReportArgs,
     /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
@@ -277,7 +277,7 @@ pub struct VmmArgs {
     /// A subject's program, as firecracker=/opt/firecracker [default: slipway-vmm beside this
     /// program, QEMU of set-up, all others from PATH]
     #[arg(long, value_name = "SUBJECT=PROGRAM")]
-    pub program: Vec<Named>,
+    pub program: Vec<NamedPath>,
     /// Only these subjects [default: all that are installed]; --list shows them
     #[arg(long, value_name = "SUBJECT", value_delimiter = ',')]
     pub only: Vec<String>,

@@ -115,12 +115,12 @@ impl std::fmt::Display for DiskKind {
 
 /// A name and a path, from `NAME=PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedPath {
     pub name: String,
     pub path: PathBuf,
 }
 
-impl FromStr for Named {
+impl FromStr for NamedPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn names() {
-        let named: Named = "spdk=/run/x=y".parse().unwrap();
+        let named: NamedPath = "spdk=/run/x=y".parse().unwrap();
         assert_eq!((named.name.as_str(), named.path.as_path()), ("spdk", Path::new("/run/x=y")));
-        assert!(["", "x", "=x", "x="].iter().all(|bad| bad.parse::<Named>().is_err()));
+        assert!(["", "x", "=x", "x="].iter().all(|bad| bad.parse::<NamedPath>().is_err()));
     }
 }

@@ -24,7 +24,7 @@ pub struct SnoopArgs {
     pub duration: Option<Duration>,
     /// Only by queue, or only by opcode
     #[arg(long, value_enum, value_name = "WHAT")]
-    pub by: Option<By>,
+    pub by: Option<Grouping>,
     /// Follow the commands of one doorbell in N [default: all while they are rare, else about one
     /// in 20 us, which costs little]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -48,7 +48,7 @@ impl SnoopArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum By {
+pub enum Grouping {
     /// Opcodes together
     Queue,
     /// Queues together

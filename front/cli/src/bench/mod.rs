@@ -46,13 +46,13 @@ use crate::args::{NodeArgs, Pull, StartupArgs};
 use crate::client::connect;
 use crate::progress::stage_spinner;
 use crate::run::{self, Fetched, Start};
-use crate::session::{Sink, Wishes};
+use crate::session::{SessionSettings, Sink};
 use crate::{image, report, volume};
 
 /// Discards the sandboxes' output, which is not measured.
-struct Nowhere;
+struct DiscardedOutput;
 
-impl Sink for Nowhere {
+impl Sink for DiscardedOutput {
     fn write(&mut self, _: bool, _: &[u8]) -> std::io::Result<()> {
         Ok(())
     }
@@ -64,8 +64,8 @@ async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<R
     let starts = specs.into_iter().map(|spec| {
         let (client, spinner) = (client.clone(), spinner.clone());
         async move {
-            let wishes = Wishes { stdin: false, tty: false };
-            run::start(client, spec, wishes, &mut Nowhere, spinner).await
+            let wishes = SessionSettings { stdin: false, tty: false };
+            run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await
         }
     });
     let started = join_all(starts).await;
@@ -139,8 +139,8 @@ async fn round(
     let starts = (0..count).map(|_| {
         let (client, spec, spinner) = (client.clone(), spec.clone(), spinner.clone());
         async move {
-            let wishes = Wishes { stdin: false, tty: false };
-            let start = run::start(client, spec, wishes, &mut Nowhere, spinner).await?;
+            let wishes = SessionSettings { stdin: false, tty: false };
+            let start = run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await?;
             timeline(start)
         }
     });

@@ -9,7 +9,7 @@ use slipway_bench::nic::{
 
 use super::reports::{self, View};
 use super::subjects;
-use super::vm::{INTERFACES, Interface, Interfaces, Node, Wishes};
+use super::vm::{GuestSettings, INTERFACES, Interface, Interfaces, Node};
 use crate::args::{MachineArgs, NodeArgs, PacketArgs};
 use crate::client::config;
 
@@ -86,7 +86,7 @@ fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
         kernel: None,
         accel: args.accel.clone(),
     };
-    let wishes = Wishes {
+    let wishes = GuestSettings {
         image: args.image.as_deref(),
         machine: &machine,
         memory: 0,

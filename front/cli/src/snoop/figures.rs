@@ -6,7 +6,7 @@ use slipway_plane_api::v1::layer_latency::Layer;
 use slipway_plane_api::{histogram, v1};
 use slipway_telemetry::Histogram;
 
-use crate::args::By;
+use crate::args::Grouping;
 
 /// The layers in the order in which a command passes them, and the whole last.
 pub const LAYERS: [(Layer, &str); 5] = [
@@ -55,12 +55,12 @@ impl Figures {
     }
 
     /// Returns the rows grouped as `by` says: queues or opcodes that `by` leaves out are merged.
-    pub fn by(&self, by: Option<By>) -> BTreeMap<Key, Box<Latencies>> {
+    pub fn by(&self, by: Option<Grouping>) -> BTreeMap<Key, Box<Latencies>> {
         let mut merged: BTreeMap<Key, Box<Latencies>> = BTreeMap::new();
         for (&(queue, class), layers) in &self.rows {
             let key = Key {
-                queue: (by != Some(By::Opcode)).then_some(queue),
-                class: (by != Some(By::Queue)).then_some(class),
+                queue: (by != Some(Grouping::Opcode)).then_some(queue),
+                class: (by != Some(Grouping::Queue)).then_some(class),
             };
             let into = merged.entry(key).or_default();
             into.iter_mut().zip(layers.iter()).for_each(|(into, layer)| into.merge(layer));

@@ -30,7 +30,7 @@ pub struct Latency {
 
 /// The sum of some reports.
 #[derive(Default)]
-pub struct Guest {
+pub struct GuestFigures {
     /// The covered time by the guest's clock, ns.
     span_ns: u64,
     /// The same time by the host's clock, ns.
@@ -63,7 +63,7 @@ pub struct Layers {
     pub clock_error: f64,
 }
 
-impl Guest {
+impl GuestFigures {
     /// Adds a report. `host_ns` is the host's time since the report before it, if there was one.
     /// Invalid histograms are left out, since a guest may send anything.
     pub fn add(&mut self, report: &v1::GuestReport, host_ns: Option<u64>) {
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn layers_add_up_to_the_guests_whole() {
-        let mut guest = Guest::default();
+        let mut guest = GuestFigures::default();
         guest.add(&report(100, 100, 8_000), Some(1_000_100_000));
         let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
         assert_eq!((layers.calls, layers.block), (Some(15_000.0), Some(10_000.0)));
@@ -208,7 +208,7 @@ mod tests {
         for (requests, waited_for, block, total) in
             [(50, 50, None, 50_000.0), (100, 40, Some(10_000.0), 60_000.0)]
         {
-            let mut guest = Guest::default();
+            let mut guest = GuestFigures::default();
             guest.add(&report(requests, waited_for, 8_000), None);
             let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
             assert_eq!((layers.calls, layers.block, layers.total), (None, block, total));
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_program_that_thinks_for_long_has_no_layer() {
-        let mut guest = Guest::default();
+        let mut guest = GuestFigures::default();
         guest.add(&report(100, 100, 80_000), None);
         let layers = guest.layers(Some(OpcodeClass::Read), 20_000.0).unwrap();
         assert_eq!((layers.program, layers.total), (None, 75_000.0));

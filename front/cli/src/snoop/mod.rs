@@ -20,8 +20,8 @@ use tonic::Streaming;
 use crate::args::{NodeArgs, SnoopArgs};
 use crate::client::{connect, connect_plane, refused};
 use figures::Figures;
-use guest::Guest;
-use show::Shown;
+use guest::GuestFigures;
+use show::ShownFigures;
 
 /// Runs `slipway snoop`.
 pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result<i32> {
@@ -83,13 +83,18 @@ struct GuestStream {
     reports: Streaming<sandbox_v1::GuestReport>,
     /// The time when the last report came, ns.
     last_ns: Option<u64>,
-    interval: Guest,
-    all: Guest,
+    interval: GuestFigures,
+    all: GuestFigures,
 }
 
 impl GuestStream {
     fn new(reports: Streaming<sandbox_v1::GuestReport>) -> Self {
-        Self { reports, last_ns: None, interval: Guest::default(), all: Guest::default() }
+        Self {
+            reports,
+            last_ns: None,
+            interval: GuestFigures::default(),
+            all: GuestFigures::default(),
+        }
     }
 
     fn add(&mut self, report: &sandbox_v1::GuestReport) {
@@ -128,7 +133,7 @@ impl<'a> Session<'a> {
     async fn run(mut self) -> Result<i32> {
         let gone = self.follow().await?;
         let guest = self.guest.as_ref().map(|guest| &guest.all);
-        let shown = Shown { figures: &self.all, guest, args: self.args };
+        let shown = ShownFigures { figures: &self.all, guest, args: self.args };
         if self.args.json {
             crate::say!("{}", serde_json::to_string(&shown.json(true))?);
         } else {
@@ -172,7 +177,7 @@ impl<'a> Session<'a> {
         figures.add(report);
         self.all.add(report);
         let guest = self.guest.as_mut().map(|guest| std::mem::take(&mut guest.interval));
-        let shown = Shown { figures: &figures, guest: guest.as_ref(), args: self.args };
+        let shown = ShownFigures { figures: &figures, guest: guest.as_ref(), args: self.args };
         if self.args.json {
             crate::say!("{}", serde_json::to_string(&shown.json(false))?);
             return Ok(());
@@ -186,7 +191,7 @@ impl<'a> Session<'a> {
     }
 }
 
-fn write_picture(path: &Path, shown: &Shown<'_>) -> Result<()> {
+fn write_picture(path: &Path, shown: &ShownFigures<'_>) -> Result<()> {
     let title = format!("Mean latency of {} by layer", shown.args.target());
     let picture = slipway_bench::latency_svg(&shown.stacks(), &title)?;
     std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;

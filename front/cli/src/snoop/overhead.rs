@@ -16,7 +16,7 @@ use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_plane_api::{PlaneClient, v1};
 
 use super::figures::{Figures, Key, LAYERS};
-use crate::args::{By, SnoopArgs};
+use crate::args::{Grouping, SnoopArgs};
 use crate::bench::scratch::Scratch;
 use crate::client::refused;
 use crate::table::table;
@@ -212,7 +212,7 @@ impl Load {
     /// Returns the means of the controller's layers, and of the driver, which is the rest of the
     /// latency that the client measured.
     fn layers(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let groups = self.figures.by(Some(By::Queue));
+        let groups = self.figures.by(Some(Grouping::Queue));
         let key = Key { queue: Some(1), class: None };
         let means = groups.get(&key).map(|layers| layers.each_ref().map(|one| one.mean()));
         let means = means.unwrap_or_default();

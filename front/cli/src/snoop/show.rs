@@ -5,17 +5,17 @@ use slipway_bench::human;
 use slipway_telemetry::{Histogram, Timeline};
 
 use super::figures::{Figures, Key, LAYERS, Latencies};
-use super::guest::Guest;
-use crate::args::{By, SnoopArgs};
+use super::guest::GuestFigures;
+use crate::args::{Grouping, SnoopArgs};
 use crate::table::table;
 
 const HEADER: [&str; 9] =
     ["QUEUE", "OPCODE", "LAYER", "MEAN", "P50", "P99", "P99.9", "MOST", "SHARE"];
 
 /// The figures to show: the host's, and the guest's if it was traced.
-pub struct Shown<'a> {
+pub struct ShownFigures<'a> {
     pub figures: &'a Figures,
-    pub guest: Option<&'a Guest>,
+    pub guest: Option<&'a GuestFigures>,
     pub args: &'a SnoopArgs,
 }
 
@@ -43,11 +43,11 @@ impl Row {
     }
 }
 
-impl Shown<'_> {
+impl ShownFigures<'_> {
     /// Returns how the rows are grouped. By default a guest's figures are grouped by opcode, since
     /// a guest does not know the controller's queues.
-    fn by(&self) -> Option<By> {
-        self.args.by.or(self.guest.map(|_| By::Opcode))
+    fn by(&self) -> Option<Grouping> {
+        self.args.by.or(self.guest.map(|_| Grouping::Opcode))
     }
 
     /// Returns the rows of a group: the layers in the order in which a command passes them, then
@@ -261,13 +261,13 @@ mod tests {
         figures
     }
 
-    fn guest() -> Guest {
+    fn guest() -> GuestFigures {
         let latency = |value| {
             let mut latency = Histogram::new();
             latency.record_many(value, 20);
             serde_json::to_string(&latency).unwrap()
         };
-        let mut guest = Guest::default();
+        let mut guest = GuestFigures::default();
         let read = sandbox_v1::GuestLatency {
             opcode: "read".into(),
             driver: latency(3_000),
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn a_table_has_a_group_for_each_queue_and_opcode() {
         let (figures, args) = (figures(), args(&[]));
-        let text = Shown { figures: &figures, guest: None, args: &args }.text();
+        let text = ShownFigures { figures: &figures, guest: None, args: &args }.text();
         assert!(text.starts_with("x: 20 commands followed in 2.0 s\n"), "{text}");
         assert_eq!(text.lines().count(), 2 + 2 * LAYERS.len(), "{text}");
         assert!(text.contains("backend") && text.contains("30.0 %"), "{text}");
@@ -299,7 +299,7 @@ mod tests {
             (Some(&guest), &[], 1, 6_200.0),
         ] {
             let args = args(words);
-            let shown = Shown { figures: &figures, guest, args: &args };
+            let shown = ShownFigures { figures: &figures, guest, args: &args };
             let json = shown.json(true);
             let rows = json["rows"].as_array().unwrap();
             assert_eq!(rows.len(), groups);
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn the_clock_error_is_said() {
         let (figures, guest, args) = (figures(), guest(), args(&[]));
-        let text = Shown { figures: &figures, guest: Some(&guest), args: &args }.text();
+        let text = ShownFigures { figures: &figures, guest: Some(&guest), args: &args }.text();
         assert!(text.contains("guest driver spans two clocks: it may be wrong by 1 ns"), "{text}");
         assert!(text.contains("half of the time between system calls: it may be wrong by 200 ns"));
         for layer in ["program", "system call", "guest block layer", "application"] {

@@ -19,7 +19,7 @@ const BEFORE: Duration = Duration::from_millis(50);
 
 /// The figures of one interval.
 #[derive(serde::Serialize)]
-struct Look<'a> {
+struct IntervalView<'a> {
     tenants: &'a [Rate],
     /// The shares, or `None` if nothing carries to other nodes, or this user may not see them.
     shares: Option<&'a SharesView>,
@@ -37,7 +37,7 @@ pub fn top(args: &SocketTopArgs, socket: &Path) -> Result<i32> {
         let rates = rates(&last.1.tenants, &now.1.tenants, (now.0 - last.0).as_secs_f64());
         let shares = now.1.shares.as_ref();
         if args.json {
-            crate::say!("{}", serde_json::to_string(&Look { tenants: &rates, shares })?);
+            crate::say!("{}", serde_json::to_string(&IntervalView { tenants: &rates, shares })?);
         } else {
             crate::out::print(format_args!("{}\n", as_table(&rates)));
             if let Some(view) = shares.filter(|view| !view.tenants.is_empty()) {

@@ -15,7 +15,7 @@ use crate::args::{
 };
 use crate::client::{connect, connect_templates, next_daemon, record, refused};
 use crate::fork::{Ends, save_to_end};
-use crate::session::{Plain, Sink, Wishes, carry, requests};
+use crate::session::{Plain, SessionSettings, Sink, carry, requests};
 use crate::{keeper, progress, run, snapshot, spec, volume};
 
 /// The pause between two attempts of a probe.
@@ -25,7 +25,7 @@ const LAST_BYTES: usize = 4096;
 /// The program of the image that runs the commands.
 const SHELL: &str = "/bin/sh";
 /// A command's session: nothing is forwarded to it.
-const WISHES: Wishes = Wishes { stdin: false, tty: false };
+const WISHES: SessionSettings = SessionSettings { stdin: false, tty: false };
 
 /// Makes a template with a container of `image`, and prints its name.
 pub async fn create(

@@ -15,10 +15,10 @@ use tokio::sync::Mutex;
 use super::runc::Runc;
 use super::wires::Wires;
 use super::{own, remove, timeline};
-use crate::bench::Nowhere;
+use crate::bench::DiscardedOutput;
 use crate::progress::stage_spinner;
 use crate::run::{self, Start};
-use crate::session::Wishes;
+use crate::session::SessionSettings;
 use crate::vf;
 
 /// The wait that stands for a function-level reset (PCI Express 5.0, section 6.6.2).
@@ -152,8 +152,8 @@ impl Turns {
             Arm::Runc => self.start_runc(spec.name, number).await?,
             _ => {
                 let (client, spinner) = (self.client.clone(), spinner.clone());
-                let wishes = Wishes { stdin: false, tty: false };
-                run::start(client, spec, wishes, &mut Nowhere, spinner).await?
+                let wishes = SessionSettings { stdin: false, tty: false };
+                run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await?
             }
         };
         if let (Some(stage), Some(timeline)) = (stage, &mut start.timeline) {

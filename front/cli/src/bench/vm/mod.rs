@@ -34,7 +34,7 @@ use guest::Guests;
 use host::Host;
 pub use interfaces::{INTERFACES, Interface};
 pub use nic::Interfaces;
-pub use node::{Node, Wishes};
+pub use node::{GuestSettings, Node};
 pub use tap::Namespace;
 use user::UserGuest;
 
@@ -160,7 +160,7 @@ impl Machines {
         host::need(if args.rocksdb { "db_bench" } else { "fio" }, names.contains(&"host"))?;
         let guests = names.iter().any(|name| *name != "host");
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-        let wishes = Wishes {
+        let wishes = GuestSettings {
             image: args.image.as_deref(),
             machine: &args.machine,
             memory: if args.rocksdb { DATABASE_MEMORY } else { 0 },

@@ -27,7 +27,7 @@ pub const LOAD_PLACE: &str = "/run/slipway-load";
 const LONGEST_OUTPUT: usize = 16 << 20;
 
 /// The settings that all guests of a measurement share.
-pub struct Wishes<'a> {
+pub struct GuestSettings<'a> {
     /// The image, unless it is our own.
     pub image: Option<&'a str>,
     /// Their machine, as the user asked for it.
@@ -54,7 +54,7 @@ pub struct Node {
 
 impl Node {
     /// Connects to the daemon, starts one if none runs, and gets the image.
-    pub fn open(node: &NodeArgs, wishes: &Wishes<'_>) -> Result<Self> {
+    pub fn open(node: &NodeArgs, wishes: &GuestSettings<'_>) -> Result<Self> {
         let config: Config = config(node)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (sandboxes, plane, networks, (name, image)) = runtime.block_on(async {
