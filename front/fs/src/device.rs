@@ -22,7 +22,7 @@ pub struct Client {
     /// The file that its memory is of.
     pub memory: MemoryFile,
     /// That file, if the client's own descriptor of it only names it.
-    pub named: Option<Named>,
+    pub named: Option<PoolMemory>,
     /// The file of the pages that it shares with others.
     pub pages: Option<MemoryFile>,
 }
@@ -30,13 +30,13 @@ pub struct Client {
 /// The memory of a client that has no descriptor of it to map: of a pool, all of which has the
 /// bytes that the client sees.
 #[derive(Debug)]
-pub struct Named {
+pub struct PoolMemory {
     files: LateFiles,
     /// Known to `files` as long as it is here.
     _memory: Arc<LateMemory>,
 }
 
-impl Named {
+impl PoolMemory {
     /// Takes the file.
     ///
     /// # Errors

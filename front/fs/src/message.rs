@@ -33,12 +33,12 @@ const REPLY_HEADER: usize = 16;
 const UNIQUE: usize = 8;
 
 /// The private memory of one thread.
-pub struct Desk {
+pub struct ScratchMemory {
     /// Memory of the type that the library insists on.
     memory: GuestMemoryMmap<BitmapMmapRegion>,
 }
 
-impl Desk {
+impl ScratchMemory {
     /// Makes a desk. Its memory, 2.1 MiB, is taken as it is used.
     ///
     /// # Errors

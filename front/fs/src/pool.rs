@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use slipway_vfio_user::Control;
 use slipway_virtio_fs::{FileServer, Reply, Request};
 
-use crate::message::Desk;
+use crate::message::ScratchMemory;
 use crate::session::{Root, Session};
 
 /// As many requests as wait for slow files at a time.
@@ -16,7 +16,7 @@ const THREADS: usize = 8;
 /// with an error.
 type Lazy = Arc<OnceLock<Option<Session>>>;
 
-enum Job {
+enum WorkerRequest {
     Answer(Request, Lazy),
     /// Closes the files of a session, unless a request of it is under way, which closes them then.
     End(Lazy),
@@ -24,7 +24,7 @@ enum Job {
 
 #[derive(Default)]
 struct Queues {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<WorkerRequest>,
     replies: VecDeque<Reply>,
 }
 
@@ -44,12 +44,12 @@ impl Shared {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, job: Job) {
+    fn push(&self, job: WorkerRequest) {
         self.queues().jobs.push_back(job);
         self.work.notify_one();
     }
 
-    fn next(&self) -> Job {
+    fn next(&self) -> WorkerRequest {
         let mut queues = self.queues();
         loop {
             if let Some(job) = queues.jobs.pop_front() {
@@ -59,7 +59,7 @@ impl Shared {
         }
     }
 
-    fn answer(&self, request: Request, session: &Lazy, desk: &Desk) -> Reply {
+    fn answer(&self, request: Request, session: &Lazy, desk: &ScratchMemory) -> Reply {
         let Request { ticket, message, room } = request;
         let session = session.get_or_init(|| Session::new(&self.root).ok());
         let bytes = desk.answer(&message, room, |reader, writer| match session {
@@ -71,11 +71,11 @@ impl Shared {
 }
 
 /// Serves jobs for as long as the process lives.
-fn serve(shared: &Shared, desk: &Desk) {
+fn serve(shared: &Shared, desk: &ScratchMemory) {
     loop {
         let (request, session) = match shared.next() {
-            Job::Answer(request, session) => (request, session),
-            Job::End(session) => {
+            WorkerRequest::Answer(request, session) => (request, session),
+            WorkerRequest::End(session) => {
                 drop(session);
                 continue;
             }
@@ -121,7 +121,7 @@ impl Pool {
             reset,
         });
         for _ in 0..THREADS {
-            let (shared, desk) = (Arc::clone(&shared), Desk::new()?);
+            let (shared, desk) = (Arc::clone(&shared), ScratchMemory::new()?);
             let named = std::thread::Builder::new().name("files".into());
             let spawned = named.spawn(move || serve(&shared, &desk));
             spawned.map_err(|error| format!("no thread for files: {error}"))?;
@@ -133,7 +133,7 @@ impl Pool {
 
 impl FileServer for Pool {
     fn begin(&mut self, request: Request) {
-        self.shared.push(Job::Answer(request, Arc::clone(&self.session)));
+        self.shared.push(WorkerRequest::Answer(request, Arc::clone(&self.session)));
     }
 
     fn take_reply(&mut self) -> Option<Reply> {
@@ -142,7 +142,7 @@ impl FileServer for Pool {
 
     fn end_session(&mut self) {
         let ended = std::mem::take(&mut self.session);
-        self.shared.push(Job::End(ended));
+        self.shared.push(WorkerRequest::End(ended));
         (self.shared.reset)();
     }
 }

@@ -9,7 +9,7 @@ use slipway_reactor::{Reactor, Settings};
 use slipway_vfio_user::Control;
 
 use crate::args::Args;
-use crate::device::{self, Client, Named};
+use crate::device::{self, Client, PoolMemory};
 use crate::filter;
 use crate::jail;
 use crate::pool::Pool;
@@ -39,7 +39,7 @@ pub fn run(args: Args) -> Result<(), String> {
     rustix::param::page_size();
     jail::end_first()?;
     // Makes a table in memory, which is refused later.
-    let named = args.file.map(Named::new).transpose()?;
+    let named = args.file.map(PoolMemory::new).transpose()?;
     let most = jail::limit_descriptors(MOST_DESCRIPTORS)?;
     let descriptors = jail::enter()?;
     jail::give_up_rights()?;

@@ -6,7 +6,7 @@ use slipway_nvme_spec::identify::Cns;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_vfio_user_client::Registers;
 
-use crate::place::Place;
+use crate::place::DriverMemory;
 
 /// Entries of the admin queues, as Linux has them.
 const ADMIN_ENTRIES: u16 = 32;
@@ -32,7 +32,7 @@ pub enum Content {
 /// An NVMe controller, before or after its driver is in place.
 pub enum Disks {
     /// Nobody has looked at it.
-    Found(Box<(Registers, Place)>),
+    Found(Box<(Registers, DriverMemory)>),
     /// Its driver is in place.
     Driven(Box<Driver<Registers>>),
     /// Its driver has failed.
@@ -41,7 +41,7 @@ pub enum Disks {
 
 impl Disks {
     /// Makes the disks behind the controller with these registers.
-    pub fn new(registers: Registers, place: Place) -> Self {
+    pub fn new(registers: Registers, place: DriverMemory) -> Self {
         Self::Found(Box::new((registers, place)))
     }
 
@@ -51,7 +51,7 @@ impl Disks {
     /// The controller does not answer, or refuses a command.
     pub fn bring_up(&mut self) -> Result<()> {
         let Self::Found(found) = std::mem::replace(self, Self::Lost) else { return Ok(()) };
-        let (registers, Place { memory, base, len }) = *found;
+        let (registers, DriverMemory { memory, base, len }) = *found;
         let mut driver = Driver::new(registers, Arena::new(memory, base, len), ADMIN_ENTRIES)?;
         driver.identify_controller()?;
         driver.set_queue_count(1)?;

@@ -12,7 +12,7 @@ use slipway_vmm::layout;
 
 use crate::disks::Disks;
 use crate::nic::Nic;
-use crate::place::Place;
+use crate::place::DriverMemory;
 
 /// The longest wait for a server: hundreds of starts may be ahead of this one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -65,7 +65,7 @@ impl Functions {
         let mut functions = Self { disks: BTreeMap::new(), nic: None, map };
         for (number, connection) in connections.into_iter().enumerate() {
             let base = ARENAS + ARENA * number as u64;
-            let place = Place { memory: functions.map.memory(), base, len: ARENA };
+            let place = DriverMemory { memory: functions.map.memory(), base, len: ARENA };
             let added = functions.add(number, connection, (memory, bytes), place);
             added.with_context(|| format!("function {number}"))?;
         }
@@ -77,7 +77,7 @@ impl Functions {
         number: usize,
         connection: OwnedFd,
         (memory, bytes): (&OwnedFd, u64),
-        place: Place,
+        place: DriverMemory,
     ) -> Result<()> {
         let mut client = Client::negotiate_as_vmm(connection, PATIENCE)?;
         client.device_info()?;

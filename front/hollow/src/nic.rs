@@ -10,7 +10,7 @@ use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::{Header, control};
 
-use crate::place::Place;
+use crate::place::DriverMemory;
 
 /// The longest wait until the switch has taken a frame.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// The network interface, before or after its driver is in place.
 pub enum Nic {
     /// Nobody has looked at it.
-    Found(Box<(Registers, Place)>),
+    Found(Box<(Registers, DriverMemory)>),
     /// Its driver is in place, and its connection is held.
     Driven(#[allow(dead_code)] Box<Driver<Registers>>),
     /// Its driver has failed.
@@ -29,7 +29,7 @@ pub enum Nic {
 
 impl Nic {
     /// Makes the interface with these registers.
-    pub fn new(registers: Registers, place: Place) -> Self {
+    pub fn new(registers: Registers, place: DriverMemory) -> Self {
         Self::Found(Box::new((registers, place)))
     }
 
@@ -48,7 +48,7 @@ impl Nic {
         let first = if wanted.saved_mac.is_empty() { mac } else { address_of(&wanted.saved_mac)? };
         let mut addresses = wanted.addresses.iter().filter_map(|one| one.address.parse().ok());
         let address = addresses.next().unwrap_or(Ipv4Addr::UNSPECIFIED);
-        let (registers, Place { memory, base, len }) = *found;
+        let (registers, DriverMemory { memory, base, len }) = *found;
         let arena = Arena::new(memory, base, len);
         let mut driver = Driver::new(registers, arena, Options::default())?;
         let own = Mac(driver.mac()?);

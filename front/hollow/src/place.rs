@@ -4,7 +4,7 @@ use slipway_ram::Memory;
 
 /// The part of the guest's memory that a driver has for its queues and buffers.
 #[derive(Clone)]
-pub struct Place {
+pub struct DriverMemory {
     /// The memory.
     pub memory: Memory,
     /// The address of the part, a multiple of the page size.

@@ -191,7 +191,7 @@ pub fn source(
 
 /// The frames that a run received.
 #[derive(Default)]
-struct Seen {
+struct ReceivedFrames {
     runs: BTreeMap<u16, Sequence>,
     /// Latencies of the second that is not over yet.
     second: Histogram,
@@ -205,7 +205,7 @@ struct Seen {
     last: Option<Instant>,
 }
 
-impl Seen {
+impl ReceivedFrames {
     /// Counts a frame that came at `now_ns`.
     #[inline]
     fn look(&mut self, frame: &[u8], len: usize, now_ns: u64) {
@@ -263,7 +263,7 @@ pub fn sink(
     report: &mut dyn FnMut(&Figures),
 ) -> Result<Figures> {
     let mut course = Course::new(limits, report);
-    let mut seen = Seen::default();
+    let mut seen = ReceivedFrames::default();
     announce(wire, mac)?;
     loop {
         let now = Instant::now();
@@ -371,7 +371,7 @@ pub fn ping(
     let mut stream = plan.stream(wire)?;
     let mut course = Course::new(limits, report);
     let mut pacer = Pacer::new(plan.rate, course.begin);
-    let mut seen = Seen::default();
+    let mut seen = ReceivedFrames::default();
     loop {
         let now = Instant::now();
         // Forged replies may make more frames come back than were sent.
@@ -414,7 +414,11 @@ pub fn ping(
 
 /// Counts the frames that came back. Returns whether frame `number` of run `id`, the last one sent,
 /// is among them.
-fn take_replies(wire: &mut dyn Wire, (id, number): (u16, u64), seen: &mut Seen) -> Result<bool> {
+fn take_replies(
+    wire: &mut dyn Wire,
+    (id, number): (u16, u64),
+    seen: &mut ReceivedFrames,
+) -> Result<bool> {
     let mut back = false;
     wire.receive(TAKE, &mut |frame, len| match Probe::read(frame) {
         Some(probe) if probe.id == id && probe.number <= number => {

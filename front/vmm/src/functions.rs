@@ -13,11 +13,11 @@ use slipway_vmm::plug::MAX_FUNCTIONS;
 use slipway_vmm::remote::{Attached, Loss};
 use slipway_vmm::{Chassis, Machine};
 
-use crate::jobs::Jobs;
+use crate::jobs::WorkerThreads;
 use crate::qmp;
 use crate::watch::Watch;
 use plug::{Leaving, device_of};
-pub use saved::Named;
+pub use saved::NamedFunction;
 
 /// An event of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Functions {
     all: BTreeMap<usize, Function>,
     /// The numbers of functions that threads connect or take apart, with the functions' names.
     reserved: BTreeMap<usize, String>,
-    jobs: Jobs<Outcome>,
+    jobs: WorkerThreads<Outcome>,
     chassis: Chassis,
     board: Arc<Board>,
 }
@@ -90,7 +90,7 @@ impl Functions {
         Ok(Self {
             all,
             reserved: BTreeMap::new(),
-            jobs: Jobs::new()?,
+            jobs: WorkerThreads::new()?,
             chassis: machine.chassis().clone(),
             board: Arc::clone(machine.board()),
         })

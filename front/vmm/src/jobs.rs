@@ -7,14 +7,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::EventfdFlags;
 
 /// Threads whose outcomes are of type `T`.
-pub struct Jobs<T> {
+pub struct WorkerThreads<T> {
     sender: Sender<T>,
     receiver: Receiver<T>,
     /// Counts outcomes.
     ended: OwnedFd,
 }
 
-impl<T: Send + 'static> Jobs<T> {
+impl<T: Send + 'static> WorkerThreads<T> {
     /// Makes a place for outcomes.
     ///
     /// # Errors

@@ -20,8 +20,8 @@ use slipway_vmm::state::FunctionState;
 use slipway_vmm::written::Written;
 use slipway_vmm::{Chassis, Parts, Saver};
 
-use crate::functions::Named;
-use crate::jobs::Jobs;
+use crate::functions::NamedFunction;
+use crate::jobs::WorkerThreads;
 
 /// The progress of a save.
 enum Phase {
@@ -56,7 +56,7 @@ pub struct Saves {
     /// Takes logs that are to end before another one begins. Never waits for logs that end.
     leave: Sender<Arc<Written>>,
     leaving: Arc<Mutex<Receiver<Arc<Written>>>>,
-    jobs: Jobs<Finished>,
+    jobs: WorkerThreads<Finished>,
 }
 
 /// Ends all logs that were sent. Waits for another thread that ends some, and for the servers of
@@ -68,11 +68,11 @@ fn end(logs: &Mutex<Receiver<Arc<Written>>>) {
 }
 
 /// The parts that a save needs.
-pub struct Job {
+pub struct SaveRequest {
     /// Saves the machine.
     pub saver: Saver,
     /// The functions behind sockets, ascending by their numbers.
-    pub functions: Vec<Named>,
+    pub functions: Vec<NamedFunction>,
     /// The other parts. Its functions are added by the save.
     pub parts: Parts,
     /// The file.
@@ -90,7 +90,7 @@ impl Saves {
     /// The reason in one line.
     pub fn new() -> Result<Self, String> {
         let (leave, leaving) = mpsc::channel();
-        let (leaving, jobs) = (Arc::new(Mutex::new(leaving)), Jobs::new()?);
+        let (leaving, jobs) = (Arc::new(Mutex::new(leaving)), WorkerThreads::new()?);
         Ok(Self { phase: Phase::None, copying: false, written: None, leave, leaving, jobs })
     }
 
@@ -140,7 +140,7 @@ impl Saves {
         &mut self,
         id: Value,
         chassis: Chassis,
-        functions: Vec<Named>,
+        functions: Vec<NamedFunction>,
         pages: OwnedFd,
     ) -> Result<(), String> {
         self.abandon();
@@ -177,7 +177,7 @@ impl Saves {
     ///
     /// # Errors
     /// The reason why that cannot be tried.
-    pub fn begin(&mut self, id: Value, job: Job) -> Result<(), String> {
+    pub fn begin(&mut self, id: Value, job: SaveRequest) -> Result<(), String> {
         self.jobs.spawn("save", move || Some(Finished::Saved(id, save(job))))?;
         self.phase = Phase::Saving;
         Ok(())
@@ -187,10 +187,10 @@ impl Saves {
     ///
     /// # Errors
     /// The reason why that cannot be tried.
-    pub fn start(&mut self, id: Value, functions: Vec<Named>) -> Result<(), String> {
+    pub fn start(&mut self, id: Value, functions: Vec<NamedFunction>) -> Result<(), String> {
         let start = move || {
             let mut all = functions.iter();
-            all.try_for_each(|Named { number, attached, .. }| attached.start(*number))
+            all.try_for_each(|NamedFunction { number, attached, .. }| attached.start(*number))
         };
         self.jobs
             .spawn("start", move || Some(Finished::Started(id, start().map_err(String::from))))?;
@@ -252,10 +252,10 @@ fn is(file: &OwnedFd, kind: FileType) -> bool {
 /// then on, and the number of pages of the last round.
 fn copy_ahead(
     chassis: &Chassis,
-    functions: Vec<Named>,
+    functions: Vec<NamedFunction>,
     pages: OwnedFd,
 ) -> Result<(Written, usize), String> {
-    let functions = functions.into_iter().map(|Named { number, attached, .. }| (number, attached));
+    let functions = functions.into_iter().map(|named| (named.number, named.attached));
     let written = Written::begin(chassis, functions.collect())?;
     let copied = written.copy(&mut File::from(pages));
     let last = copied.map_err(|error| format!("writing the memory: {error}"))?;
@@ -264,9 +264,9 @@ fn copy_ahead(
 
 /// Stops the functions, saves all into the file, and writes the memory to the pipe. Returns the
 /// number of bytes of the file.
-fn save(job: Job) -> Result<usize, String> {
-    let Job { saver, functions, mut parts, file, pages, rest } = job;
-    for Named { number, name, attached } in functions {
+fn save(job: SaveRequest) -> Result<usize, String> {
+    let SaveRequest { saver, functions, mut parts, file, pages, rest } = job;
+    for NamedFunction { number, name, attached } in functions {
         let state = attached.save(number)?;
         parts.functions.push(FunctionState { number, name, state });
     }

@@ -62,9 +62,9 @@ guest!(counts_for_ever:
     "jmp 2b"
 );
 
-struct Place(tempfile::TempDir);
+struct TestDir(tempfile::TempDir);
 
-impl Place {
+impl TestDir {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -98,7 +98,7 @@ fn the_status_says_how_the_machine_ended() {
     if !has_kvm("the_status_says_how_the_machine_ended") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     for (code, status, printed) in
         [(prints_and_powers_off(), 0, "x"), (resets(), 3, ""), (panics(), 4, "")]
     {
@@ -114,7 +114,7 @@ fn statistics_are_printed_when_they_are_asked_for() {
     if !has_kvm("statistics_are_printed_when_they_are_asked_for") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let kernel = place.kernel(prints_and_powers_off());
     let output = vmm(&kernel).arg("--statistics").output().unwrap();
     let statistics: Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -131,7 +131,7 @@ fn bad_input_is_one_clear_line() {
     if !has_kvm("bad_input_is_one_clear_line") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let kernel = place.kernel(prints_and_powers_off());
     let no_kernel = place.path("no-kernel");
     std::fs::write(&no_kernel, "#!/bin/sh\n".repeat(100)).unwrap();
@@ -175,7 +175,7 @@ fn bad_input_is_one_clear_line() {
     assert_eq!(left, 4);
 }
 
-fn start(place: &Place, code: &[u8]) -> (Running, Client) {
+fn start(place: &TestDir, code: &[u8]) -> (Running, Client) {
     let control = place.path("control");
     let mut command = vmm(&place.kernel(code));
     command.arg("--control").arg(&control).arg("--paused");
@@ -189,7 +189,7 @@ fn a_client_runs_stops_and_ends_the_machine() {
     if !has_kvm("a_client_runs_stops_and_ends_the_machine") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (mut running, mut client) = start(&place, counts_for_ever());
     assert_eq!(client.execute("query-status"), json!({ "running": false, "status": "paused" }));
     assert_eq!(client.execute("query-kvm")["enabled"], true);
@@ -218,7 +218,7 @@ fn the_end_of_a_guest_is_an_event() {
     if !has_kvm("the_end_of_a_guest_is_an_event") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (mut running, mut client) = start(&place, panics());
     client.execute("cont");
     for event in ["RESUME", "GUEST_PANICKED", "SHUTDOWN"] {
@@ -232,7 +232,7 @@ fn what_is_no_command_is_refused_and_the_machine_goes_on() {
     if !has_kvm("what_is_no_command_is_refused_and_the_machine_goes_on") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (_running, mut client) = start(&place, counts_for_ever());
     let reconnect = r#"{"execute": "slipway-reconnect", "arguments": {"function": 0}}"#;
     for line in ["stop", "{}", "[1]", r#"{"execute": "eject"}"#, reconnect] {

@@ -12,7 +12,7 @@ use slipway_vmm::state::FunctionState;
 use super::{Function, Functions, device_of};
 
 /// A function, with its number and the name by which it is removed.
-pub struct Named {
+pub struct NamedFunction {
     /// The number, from 0.
     pub number: usize,
     /// The name.
@@ -23,10 +23,10 @@ pub struct Named {
 
 impl Functions {
     /// Returns all functions, for a thread that stops or starts them.
-    pub fn named(&self) -> Vec<Named> {
+    pub fn named(&self) -> Vec<NamedFunction> {
         let named = |(&number, function): (&usize, &Function)| {
             let (name, attached) = (function.name.clone(), Arc::clone(&function.attached));
-            Named { number, name, attached }
+            NamedFunction { number, name, attached }
         };
         self.all.iter().map(named).collect()
     }

@@ -11,7 +11,7 @@ use crate::cpus::HotCpus;
 use crate::functions::Functions;
 use crate::ports::Ports;
 use crate::qmp::{self, Command};
-use crate::save::{self, Finished, Job};
+use crate::save::{self, Finished, SaveRequest};
 
 /// Lets the parts of the machine outside of `slipway_vmm` go on as the saved ones.
 pub(super) fn restore(
@@ -69,7 +69,7 @@ impl Process {
             plugged_cpus: self.hot_cpus.save(),
         };
         let (saver, functions) = (self.running.saver(), self.functions.named());
-        self.saves.begin(id.clone(), Job { saver, functions, parts, file, pages, rest })
+        self.saves.begin(id.clone(), SaveRequest { saver, functions, parts, file, pages, rest })
     }
 
     /// Begins to copy the memory into the pipe that came, while the guest runs.

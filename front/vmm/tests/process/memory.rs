@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::common::has_kvm;
-use crate::{Client, Place, Running, vmm};
+use crate::{Client, Running, TestDir, vmm};
 
 /// Bytes of a block.
 const BLOCK: u64 = 2 << 20;
@@ -70,7 +70,7 @@ guest!(follows_requests:
 );
 
 /// Starts `command` with two regions of hot-plug memory.
-fn start(place: &Place, mut command: Command) -> (Running, Client) {
+fn start(place: &TestDir, mut command: Command) -> (Running, Client) {
     let control = place.path("control");
     let _ = std::fs::remove_file(&control);
     command.args(["--hotplug-memory", "256", "--hotplug-memory", "128,5"]);
@@ -110,7 +110,7 @@ fn a_guest_follows_what_is_asked_of_it() {
     if !has_kvm("a_guest_follows_what_is_asked_of_it") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (_running, mut client) = start(&place, vmm(&place.kernel(follows_requests())));
     let listed = |requested: u64, plugged: u64| {
         json!([
@@ -148,7 +148,7 @@ fn plugged_memory_is_part_of_a_saved_machine() {
     if !has_kvm("plugged_memory_is_part_of_a_saved_machine") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let memory = crate::common::memory(64 + 256 + 128);
     let with_memory = |mut command: Command| {
         command.args(["--memory", "fd:0"]).stdin(memory.try_clone().unwrap());

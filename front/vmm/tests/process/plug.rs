@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use slipway_reactor::{Reactor, Settings};
 
 use crate::common::{self, has_kvm};
-use crate::{Client, Place, Running, counts_for_ever, error_of, ramdisk, start, vmm};
+use crate::{Client, Running, TestDir, counts_for_ever, error_of, ramdisk, start, vmm};
 
 /// Starts a guest that prints what hot plug tells it, and waits until it is ready. Returns the
 /// VMM, what the guest prints, and a client of the VMM.
-fn start_listening(place: &Place, options: [&str; 2]) -> (Running, ChildStdout, Client) {
+fn start_listening(place: &TestDir, options: [&str; 2]) -> (Running, ChildStdout, Client) {
     let control = place.path("control");
     let mut command = vmm(&place.kernel(common::events()));
     command.arg("--control").arg(&control).args(options).stdout(Stdio::piped());
@@ -35,7 +35,7 @@ fn functions_come_and_go() {
     if !has_kvm("functions_come_and_go") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let disks = ["a", "b", "c"].map(|name| place.path(name));
     let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
@@ -88,7 +88,7 @@ fn cpus_come_and_go() {
     if !has_kvm("cpus_come_and_go") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (mut running, mut console, mut client) = start_listening(&place, ["--max-cpus", "3"]);
     let mut prints = |expected: &[u8]| assert_prints(&mut console, expected);
     let there = |client: &mut Client| {
@@ -136,7 +136,7 @@ fn a_server_that_says_nothing_holds_up_nobody() {
     if !has_kvm("a_server_that_says_nothing_holds_up_nobody") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let (disk, silent, control) = (place.path("disk"), place.path("silent"), place.path("control"));
     let server = ramdisk::serve(disk.to_str().unwrap(), &reactor).unwrap();
@@ -172,7 +172,7 @@ fn a_machine_without_slots_says_so() {
     if !has_kvm("a_machine_without_slots_says_so") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (_running, mut client) = start(&place, counts_for_ever());
     let listener = place.path("server");
     let _server = UnixListener::bind(&listener).unwrap();

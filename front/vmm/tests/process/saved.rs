@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use slipway_reactor::{Reactor, Settings};
 
 use crate::common::{events, has_kvm, memory};
-use crate::{Client, Place, Running, error_of, ramdisk, vmm};
+use crate::{Client, Running, TestDir, error_of, ramdisk, vmm};
 
 // Prints each number's low byte.
 guest!(counts:
@@ -149,7 +149,7 @@ fn several_processes_go_on_from_one_file() {
     if !has_kvm("several_processes_go_on_from_one_file") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let command = vmm(&place.kernel(counts()));
     let mut vm = Vm::start(command, memory(64), &place.path("control"));
     let mut last = follow(&vm.read(10), 0);
@@ -194,7 +194,7 @@ fn memory_comes_through_a_pipe_and_a_reader_that_goes_away_ends_the_save_alone()
     if !has_kvm("memory_comes_through_a_pipe_and_a_reader_that_goes_away_ends_the_save_alone") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let mut command = vmm(&place.kernel(fills_and_counts()));
     command.args(["--hotplug-memory", "128"]);
     let mut vm = Vm::start(command, memory(64 + 128), &place.path("control"));
@@ -244,7 +244,7 @@ fn what_is_written_after_memory_was_copied_ahead_comes_with_the_save() {
     if !has_kvm("what_is_written_after_memory_was_copied_ahead_comes_with_the_save") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let disk = place.path("disk");
     let server = ramdisk::serve(disk.to_str().unwrap(), &reactor).unwrap();
@@ -304,7 +304,7 @@ fn a_state_that_does_not_fit_is_one_clear_line() {
     if !has_kvm("a_state_that_does_not_fit_is_one_clear_line") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let command = vmm(&place.kernel(counts()));
     let mut vm = Vm::start(command, memory(64), &place.path("control"));
     vm.client.execute("stop");
@@ -336,7 +336,7 @@ fn a_function_behind_a_socket_goes_on() {
     if !has_kvm("a_function_behind_a_socket_goes_on") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let disks = ["a", "b", "c"].map(|name| place.path(name));
     let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
@@ -370,7 +370,7 @@ fn what_was_plugged_goes_on_and_can_be_removed() {
     if !has_kvm("what_was_plugged_goes_on_and_can_be_removed") {
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let disks = ["a", "b"].map(|name| place.path(name));
     let serve = |path: &PathBuf| ramdisk::serve(path.to_str().unwrap(), &reactor).unwrap();
