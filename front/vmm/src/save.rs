@@ -258,8 +258,7 @@ fn copy_ahead(
     let functions = functions.into_iter().map(|named| (named.number, named.attached));
     let written = Written::begin(chassis, functions.collect())?;
     let copied = written.copy(&mut File::from(pages));
-    let last = copied.map_err(|error| format!("writing the memory: {error}"))?;
-    Ok((written, last))
+    copied.map(|last| (written, last)).map_err(|error| format!("writing the memory: {error}"))
 }
 
 /// Stops the functions, saves all into the file, and writes the memory to the pipe. Returns the

@@ -22,13 +22,13 @@ const BACKLOG: i32 = 4;
 /// The descriptors that the keeper holds.
 struct Table {
     slots: Box<[Option<OwnedFd>]>,
-    shelves: Box<[Held]>,
+    shelves: Box<[ShelfState]>,
     held: usize,
 }
 
 /// The state of one shelf.
 #[derive(Default)]
-struct Held {
+struct ShelfState {
     files: usize,
     /// The bin through which descriptors of this shelf are closed.
     bin: Bin,
@@ -36,7 +36,7 @@ struct Held {
 
 impl Table {
     fn new() -> Self {
-        let shelves = (0..SLOTS / SHELF).map(|_| Held::default()).collect();
+        let shelves = (0..SLOTS / SHELF).map(|_| ShelfState::default()).collect();
         Self { slots: (0..SLOTS).map(|_| None).collect(), shelves, held: 0 }
     }
 

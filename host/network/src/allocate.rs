@@ -14,7 +14,7 @@ use crate::{Error, Mac, Result};
 
 /// The addresses that a sandbox asks for; those that are `None` are chosen.
 #[derive(Clone, Debug, Default)]
-pub struct Wish {
+pub struct AddressRequest {
     /// An IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
     /// An IPv6 address.
@@ -23,7 +23,7 @@ pub struct Wish {
     pub mac: Option<Mac>,
 }
 
-impl Wish {
+impl AddressRequest {
     /// Parses the arguments of a command line; empty ones are no wishes.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Wish {
 ///
 /// # Errors
 /// [`Error::Invalid`], [`Error::Taken`], [`Error::Full`].
-pub fn choose(network: &Network, name: &str, wish: &Wish) -> Result<Lease> {
+pub fn choose(network: &Network, name: &str, wish: &AddressRequest) -> Result<Lease> {
     let ipv4 = match wish.ipv4 {
         Some(address) => wanted4(network, address)?,
         None => free4(network).ok_or_else(|| Error::Full {
@@ -260,30 +260,30 @@ mod tests {
         Network::new("blue".into(), "slip0".into(), super::subnet(subnet).unwrap(), prefix)
     }
 
-    fn join(network: &mut Network, name: &str, wish: &Wish) -> Result<Lease> {
+    fn join(network: &mut Network, name: &str, wish: &AddressRequest) -> Result<Lease> {
         let lease = choose(network, name, wish)?;
         network.leases.insert(name.to_owned(), lease.clone());
         Ok(lease)
     }
 
-    fn ask(addresses: &[&str], mac: &str) -> Wish {
+    fn ask(addresses: &[&str], mac: &str) -> AddressRequest {
         let addresses: Vec<String> = addresses.iter().map(|one| (*one).to_owned()).collect();
-        Wish::parse(&addresses, mac).unwrap()
+        AddressRequest::parse(&addresses, mac).unwrap()
     }
 
     #[test]
     fn the_lowest_that_is_free_and_never_one_twice() {
         let mut network = network("10.0.0.0/29");
         let addresses: Vec<String> = (0..5)
-            .map(|n| join(&mut network, &n.to_string(), &Wish::default()).unwrap())
+            .map(|n| join(&mut network, &n.to_string(), &AddressRequest::default()).unwrap())
             .map(|lease| format!("{} {} {}", lease.ipv4, lease.ipv6, lease.mac))
             .collect();
         assert_eq!(addresses[0], "10.0.0.2 fd00:1::2 5a:11:0a:00:00:02");
         assert_eq!(addresses[4], "10.0.0.6 fd00:1::6 5a:11:0a:00:00:06");
-        let full = join(&mut network, "5", &Wish::default()).unwrap_err();
+        let full = join(&mut network, "5", &AddressRequest::default()).unwrap_err();
         assert!(matches!(full, Error::Full { .. }) && full.to_string().contains("10.0.0.0/29"));
         network.leases.remove("3");
-        let lease = join(&mut network, "6", &Wish::default()).unwrap();
+        let lease = join(&mut network, "6", &AddressRequest::default()).unwrap();
         assert_eq!(lease.ipv4, Ipv4Addr::new(10, 0, 0, 5));
     }
 
@@ -310,7 +310,7 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         // Addresses that others asked for are skipped.
-        let next = join(&mut network, "db", &Wish::default()).unwrap();
+        let next = join(&mut network, "db", &AddressRequest::default()).unwrap();
         assert_eq!(next.ipv4, Ipv4Addr::new(10, 0, 0, 2));
         assert_eq!(next.ipv6, "fd00:1::100".parse::<Ipv6Addr>().unwrap());
         let ninth = join(&mut network, "x", &ask(&["10.0.0.9"], "")).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     fn words_that_are_no_wishes() {
         let parse = |addresses: &[&str], mac: &str| {
             let addresses: Vec<String> = addresses.iter().map(|one| (*one).to_owned()).collect();
-            Wish::parse(&addresses, mac).unwrap_err().to_string()
+            AddressRequest::parse(&addresses, mac).unwrap_err().to_string()
         };
         assert!(parse(&["10.0.0"], "").contains("no IP address"));
         assert!(parse(&["10.0.0.1", "10.0.0.2"], "").contains("second IPv4"));
@@ -363,7 +363,7 @@ mod tests {
     fn a_gateway_elsewhere_is_not_given_out() {
         let mut network = network("10.0.0.0/29");
         network.gateway = gateway("10.0.0.2", network.subnet).unwrap();
-        let lease = choose(&network, "web", &Wish::default()).unwrap();
+        let lease = choose(&network, "web", &AddressRequest::default()).unwrap();
         assert_eq!(lease.ipv4, Ipv4Addr::new(10, 0, 0, 1));
         // The gateway has number 1 in IPv6.
         assert_ne!(lease.ipv6, network.gateway6());

@@ -54,7 +54,7 @@ pub struct OnlyForSandboxes {
 /// The state before forwarding was switched on.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-struct Before {
+struct PriorForwarding {
     /// Interfaces that forwarded IPv4; `None` if nothing was switched on.
     four: Option<BTreeSet<String>>,
     /// Interfaces that forwarded IPv6; `None` if nothing was switched on.
@@ -195,9 +195,11 @@ impl Forwarding {
     /// # Errors
     /// [`Error::Host`] if there is a record that cannot be read. It must not be replaced: the
     /// switches that it names would stay on for ever.
-    fn load(&self) -> Result<Before> {
+    fn load(&self) -> Result<PriorForwarding> {
         let read = match fs::read(&self.file) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Before::default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Ok(PriorForwarding::default());
+            }
             read => read,
         };
         let before = read.and_then(|text| Ok(serde_json::from_slice(&text)?));
@@ -210,7 +212,7 @@ impl Forwarding {
         })
     }
 
-    fn save(&self, before: &Before) -> Result<()> {
+    fn save(&self, before: &PriorForwarding) -> Result<()> {
         if *before == self.load()? {
             return Ok(());
         }
@@ -326,7 +328,9 @@ mod tests {
         let whole = ["ipv6/conf/all/forwarding"];
         // One of an interface that has gone does no harm, one that cannot be written does.
         let takers = ["eth0", "gone0"].map(str::to_owned).into();
-        forwarding.save(&Before { six_whole: Some(takers), ..Before::default() }).unwrap();
+        forwarding
+            .save(&PriorForwarding { six_whole: Some(takers), ..PriorForwarding::default() })
+            .unwrap();
         host.spoil("ipv6/conf/eth0/accept_ra");
         let error = forwarding.open(six).unwrap_err().to_string();
         assert!(error.contains("eth0/accept_ra") && !error.contains('\n'), "{error}");
@@ -376,7 +380,7 @@ mod tests {
         // No family: no switch is looked at or changed.
         let none = OnlyForSandboxes::default();
         forwarding.open(none).unwrap();
-        assert_eq!(forwarding.load().unwrap(), Before::default());
+        assert_eq!(forwarding.load().unwrap(), PriorForwarding::default());
         fs::write(&forwarding.file, "{\"four\": 4}").unwrap();
         let error = forwarding.open(none).unwrap_err().to_string();
         assert!(error.contains("forwarding.json") && error.contains("remove the file"), "{error}");

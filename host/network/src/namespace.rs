@@ -40,7 +40,7 @@ pub struct Interface {
 
 /// The interfaces of a namespace.
 #[derive(Debug)]
-pub struct Found {
+pub struct NamespaceInterfaces {
     /// The namespace.
     pub identity: Identity,
     /// The sandbox's interfaces, the first of them its main one.
@@ -56,7 +56,7 @@ pub struct Found {
 /// [`Error::Namespace`]; [`Error::Invalid`] for the host's own namespace; [`Error::Host`] if there
 /// is no usable interface, several could be the first one, or there are more than a sandbox can
 /// have.
-pub fn look(path: &Path) -> Result<Found> {
+pub fn look(path: &Path) -> Result<NamespaceInterfaces> {
     let namespace = Namespace::open(path)?;
     let own = slipway_netns::own().map_err(Error::host("cannot look at /proc/self/ns/net"))?;
     if namespace.identity() == own {
@@ -84,7 +84,7 @@ pub fn look(path: &Path) -> Result<Found> {
     let read = namespace.run(read)?;
     let read = read.map_err(Error::host(format!("cannot look at {}", path.display())))?;
     let (interfaces, left_out) = read?;
-    Ok(Found { identity: namespace.identity(), interfaces, left_out })
+    Ok(NamespaceInterfaces { identity: namespace.identity(), interfaces, left_out })
 }
 
 fn mac_of(link: &Link) -> Result<Mac> {

@@ -21,7 +21,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use tonic::Code;
 
 use self::namespaces::{blocking, keys};
-use crate::allocate::{self, Wish, choose};
+use crate::allocate::{self, AddressRequest, choose};
 use crate::attachment::{Attachment, Store};
 use crate::dns::{Server, Zone};
 use crate::forwarding::Forwarding;
@@ -62,9 +62,9 @@ pub struct Networks {
     ledger: Ledger,
     attachments: Store,
     /// Operations on attachments.
-    turns: turns::Turns,
+    turns: turns::AttachmentLocks,
     /// Writes of leases, by network: taken before the table of networks is locked.
-    lease_turns: turns::Turns,
+    lease_turns: turns::AttachmentLocks,
     plane: PlaneClient,
     /// The pools of functions that attachments may have.
     functions: Option<VfClient>,
@@ -118,8 +118,8 @@ impl Networks {
             forwarding,
             ledger,
             attachments,
-            turns: turns::Turns::default(),
-            lease_turns: turns::Turns::default(),
+            turns: turns::AttachmentLocks::default(),
+            lease_turns: turns::AttachmentLocks::default(),
             plane,
             functions: None,
             serving,
@@ -228,7 +228,7 @@ impl Networks {
     /// # Errors
     /// [`Error`]; the sandbox has no lease then.
     pub async fn join(&self, request: &v1::JoinRequest) -> Result<v1::Attachment> {
-        let wish = Wish::parse(&request.addresses, &request.mac)?;
+        let wish = AddressRequest::parse(&request.addresses, &request.mac)?;
         let wanted = ports(&request.publish)?;
         let mut state = self.state.lock().await;
         let (id, name) = (&request.sandbox_id, &request.network);

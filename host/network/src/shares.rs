@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A limited number of something, and how many each client has.
 pub struct Shares {
     total: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenShares>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct TakenShares {
     all: usize,
     /// Clients that have any.
     by: HashMap<IpAddr, usize>,
@@ -44,7 +44,7 @@ impl Shares {
         Arc::new(Self { total, taken: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, TakenShares> {
         // A panic between the two updates leaves the counts one apart: they are still bounded.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::Before;
+use super::PriorForwarding;
 use crate::{Error, Result};
 
 /// The directory of the host's switches. It is of the network namespace of the thread that looks.
@@ -13,15 +13,15 @@ pub(super) const PROC: &str = "/proc/sys/net";
 
 /// The switches of one family, of which each interface has one.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct SwitchFamily {
     pub(super) family: &'static str,
     name: &'static str,
 }
 
 /// The switches of IPv4.
-pub(super) const FOUR: Kind = Kind { family: "ipv4", name: "forwarding" };
+pub(super) const FOUR: SwitchFamily = SwitchFamily { family: "ipv4", name: "forwarding" };
 /// The switches of IPv6, in kernels from 6.17 on.
-pub(super) const SIX: Kind = Kind { family: "ipv6", name: "force_forwarding" };
+pub(super) const SIX: SwitchFamily = SwitchFamily { family: "ipv6", name: "force_forwarding" };
 
 /// The directory with all switches of a host ([`PROC`]).
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ impl Switches {
     }
 
     /// Returns the path of the switch of an interface.
-    pub(super) fn path(&self, kind: Kind, interface: &str) -> PathBuf {
+    pub(super) fn path(&self, kind: SwitchFamily, interface: &str) -> PathBuf {
         self.0.join(kind.family).join("conf").join(interface).join(kind.name)
     }
 
@@ -62,7 +62,7 @@ impl Switches {
 
     /// Returns the interfaces that have the switch. New interfaces start with the value of
     /// "default".
-    fn with(&self, kind: Kind) -> Vec<String> {
+    fn with(&self, kind: SwitchFamily) -> Vec<String> {
         let named = ["default".to_owned()].into_iter().chain(self.interfaces(kind.family));
         named.filter(|name| self.path(kind, name).exists()).collect()
     }
@@ -71,7 +71,7 @@ impl Switches {
     ///
     /// # Errors
     /// [`Error::Host`] for a switch that cannot be read.
-    pub(super) fn on(&self, kind: Kind) -> Result<BTreeSet<String>> {
+    pub(super) fn on(&self, kind: SwitchFamily) -> Result<BTreeSet<String>> {
         all_set(self.with(kind), |name| self.path(kind, name))
     }
 
@@ -88,7 +88,7 @@ impl Switches {
     ///
     /// # Errors
     /// [`Error::Host`] for a switch that cannot be read or written.
-    pub(super) fn open(&self, kind: Kind) -> Result<()> {
+    pub(super) fn open(&self, kind: SwitchFamily) -> Result<()> {
         for name in self.with(kind) {
             let path = self.path(kind, &name);
             if !is_set(&path)? {
@@ -117,7 +117,7 @@ impl Switches {
     ///
     /// # Errors
     /// [`Error::Host`] for the first switch that cannot be restored.
-    pub(super) fn restore(&self, before: &Before) -> Result<()> {
+    pub(super) fn restore(&self, before: &PriorForwarding) -> Result<()> {
         let four = self.restore_kind(FOUR, &self.whole_four(), before.four.as_ref());
         let six = self.restore_kind(SIX, &self.whole_six(), before.six.as_ref());
         let whole = before.six_whole.as_ref().map(|takers| self.close_six_whole(takers));
@@ -127,7 +127,7 @@ impl Switches {
     /// Restores the switches of one kind, unless that of the `whole` host is on.
     fn restore_kind(
         &self,
-        kind: Kind,
+        kind: SwitchFamily,
         whole: &Path,
         before: Option<&BTreeSet<String>>,
     ) -> Result<()> {
@@ -138,7 +138,7 @@ impl Switches {
     }
 
     /// Switches all interfaces but those of `before` off.
-    fn close(&self, kind: Kind, before: &BTreeSet<String>) -> Result<()> {
+    fn close(&self, kind: SwitchFamily, before: &BTreeSet<String>) -> Result<()> {
         let mut closed = Ok(());
         // A switch that cannot be written keeps no other switch on.
         for name in self.with(kind).iter().filter(|name| !before.contains(*name)) {

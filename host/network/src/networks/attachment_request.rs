@@ -8,7 +8,7 @@ use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 
 use super::ports;
-use crate::allocate::Wish;
+use crate::allocate::AddressRequest;
 use crate::attachment::{Attachment, AttachmentKey, HardwareSettings, Rates};
 use crate::ledger::{Lease, Network};
 use crate::publish::Published;
@@ -25,7 +25,7 @@ pub(super) struct Request<'a> {
     pub network: &'a str,
     pub name: &'a str,
     pub namespace: PathBuf,
-    pub wish: Wish,
+    pub wish: AddressRequest,
     pub publish: Vec<Published>,
     pub pool: &'a str,
     /// The functions of `pool` are hardware.
@@ -59,7 +59,7 @@ impl<'a> Request<'a> {
             network: &request.network,
             name: &request.name,
             namespace: PathBuf::from(&request.namespace),
-            wish: Wish::parse(&request.addresses, &request.mac)?,
+            wish: AddressRequest::parse(&request.addresses, &request.mac)?,
             publish: ports(&request.publish)?,
             pool: &request.pool,
             is_hardware: false,

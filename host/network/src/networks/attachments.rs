@@ -406,7 +406,7 @@ fn forget(state: &mut NetworkTable, id: &str, network: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocate::Wish;
+    use crate::allocate::AddressRequest;
     use crate::ledger::Network;
 
     #[test]
@@ -432,7 +432,7 @@ mod tests {
         assert!(refused.contains("leave out \"vlan\""), "{refused}");
         request.is_hardware = true;
         request.check_hardware().unwrap();
-        let lease = choose(&network, "p1", &Wish::default()).unwrap();
+        let lease = choose(&network, "p1", &AddressRequest::default()).unwrap();
         let identity = Identity { device: 4, inode: 5 };
         let made = request.attachment(&network, identity, lease);
         let settings = made.hardware.unwrap();
@@ -465,7 +465,7 @@ mod tests {
         let (id, identity) = (request.key.id(), Identity { device: 4, inode: 5 });
         for place in 1..=3 {
             let network = &state.networks["blue"];
-            let mut lease = choose(network, "p1", &Wish::default()).unwrap();
+            let mut lease = choose(network, "p1", &AddressRequest::default()).unwrap();
             lease.sequence = network.next_sequence();
             assert_eq!(lease.sequence, place);
             let attachment = request.attachment(network, identity, lease.clone());

@@ -9,29 +9,29 @@ type Locks = BTreeMap<String, Arc<tokio::sync::Mutex<()>>>;
 
 /// The attachments on which an operation runs or waits.
 #[derive(Default)]
-pub struct Turns(Mutex<Locks>);
+pub struct AttachmentLocks(Mutex<Locks>);
 
 /// The right to work on an attachment; it ends when this is dropped.
-pub struct Turn<'a> {
-    turns: &'a Turns,
+pub struct AttachmentLock<'a> {
+    turns: &'a AttachmentLocks,
     id: &'a str,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl Turns {
+impl AttachmentLocks {
     fn lock(&self) -> MutexGuard<'_, Locks> {
         // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no other operation works on the attachment `id`.
-    pub async fn take<'a>(&'a self, id: &'a str) -> Turn<'a> {
+    pub async fn take<'a>(&'a self, id: &'a str) -> AttachmentLock<'a> {
         let lock = Arc::clone(self.lock().entry(id.to_owned()).or_default());
-        Turn { turns: self, id, guard: Some(lock.lock_owned().await) }
+        AttachmentLock { turns: self, id, guard: Some(lock.lock_owned().await) }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for AttachmentLock<'_> {
     fn drop(&mut self) {
         let mut locks = self.turns.lock();
         drop(self.guard.take());
@@ -48,7 +48,7 @@ mod tests {
 
     #[tokio::test]
     async fn operations_on_one_attachment_wait_for_each_other() {
-        let turns = Turns::default();
+        let turns = AttachmentLocks::default();
         let first = turns.take("a").await;
         drop(turns.take("b").await);
         let mut second = Box::pin(turns.take("a"));
