@@ -37,14 +37,15 @@ const SIZES: [u64; 5] = [128, 512, 2048, 8192, 16384];
 const BLOCK: usize = 4096;
 
 /// A folder with the disks' files and the functions' sockets.
-struct Place {
+struct DiskFolder {
     plane: Plane,
     folder: tempfile::TempDir,
 }
 
 fn main() -> Outcome<()> {
     let rounds = std::env::args().nth(1).map(|word| word.parse::<usize>()).transpose()?;
-    let place = Place { plane: Plane::new(Settings::default())?, folder: tempfile::tempdir()? };
+    let place =
+        DiskFolder { plane: Plane::new(Settings::default())?, folder: tempfile::tempdir()? };
     let file = std::fs::File::create(place.path("disk"))?;
     std::os::unix::fs::FileExt::write_all_at(&file, &[BYTE; BLOCK], 0)?;
     file.set_len(DISK)?;
@@ -54,7 +55,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-impl Place {
+impl DiskFolder {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -102,7 +103,7 @@ fn use_it(socket: &Path, (file, bytes): (&OwnedFd, u64)) -> Outcome<(Driver<Regi
     Ok((driver, map))
 }
 
-fn attachments(place: &Place, pin: bool, rounds: usize) -> Outcome<()> {
+fn attachments(place: &DiskFolder, pin: bool, rounds: usize) -> Outcome<()> {
     let id = if pin { "attached-pin" } else { "attached" };
     let mut times: Vec<(u64, Vec<Duration>)> = SIZES.map(|mib| (mib, Vec::new())).to_vec();
     for _ in 0..rounds {

@@ -32,9 +32,9 @@ pub type Parts = mpsc::Receiver<Result<v1::LivePart, Status>>;
 /// The endpoints and ports that are asked for: all, if there are no ids. Those of a sandbox have
 /// its id, or begin with its id and a dot.
 #[derive(Clone)]
-struct Wanted(Arc<[String]>);
+struct LiveFilter(Arc<[String]>);
 
-impl Wanted {
+impl LiveFilter {
     fn is_all(&self) -> bool {
         self.0.is_empty()
     }
@@ -55,7 +55,7 @@ impl Wanted {
 /// [`Error::Unknown`] if no endpoint has any of the ids.
 pub fn start(plane: Plane, ids: Vec<String>) -> Result<Parts, Error> {
     let first = ids.first().cloned().unwrap_or_default();
-    let wanted = Wanted(ids.into());
+    let wanted = LiveFilter(ids.into());
     let found = plane.each_endpoint(|id, served| wanted.has(id).then(|| served.inspect()));
     let found: Vec<_> = found.into_iter().flatten().collect();
     if found.is_empty() && !wanted.is_all() {
@@ -70,7 +70,7 @@ pub fn start(plane: Plane, ids: Vec<String>) -> Result<Parts, Error> {
 /// Sends all parts. Returns `None` if the client hung up before.
 async fn gather(
     plane: Plane,
-    wanted: Wanted,
+    wanted: LiveFilter,
     mut found: Vec<(EndpointView, Option<Door>)>,
     sender: mpsc::Sender<Result<v1::LivePart, Status>>,
 ) -> Option<()> {
@@ -79,7 +79,8 @@ async fn gather(
     }
     while !found.is_empty() {
         let batch = found.drain(..found.len().min(BATCH));
-        let asked: Vec<Asked> = batch.map(|(view, door)| Asked::new(view, door)).collect();
+        let asked: Vec<PendingView> =
+            batch.map(|(view, door)| PendingView::new(view, door)).collect();
         let until = Instant::now() + PATIENCE;
         for one in asked {
             let view = one.answered(until).await;
@@ -128,13 +129,13 @@ fn reactors(plane: &Plane, endpoints: &[(EndpointView, Option<Door>)]) -> Vec<Re
 }
 
 /// An endpoint whose controller, if it has one, was asked for views of its threads.
-struct Asked {
+struct PendingView {
     view: EndpointView,
     /// The request to each thread, and its answer.
     answers: Vec<(Posted, oneshot::Receiver<ThreadView>)>,
 }
 
-impl Asked {
+impl PendingView {
     fn new(view: EndpointView, door: Option<Door>) -> Self {
         let Some(door) = door else { return Self { view, answers: Vec::new() } };
         let ask = |thread| {
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn the_endpoints_of_a_sandbox_have_its_id_before_a_dot() {
-        let wanted = |ids: &[&str]| Wanted(ids.iter().map(|id| (*id).to_owned()).collect());
+        let wanted = |ids: &[&str]| LiveFilter(ids.iter().map(|id| (*id).to_owned()).collect());
         let one = wanted(&["0a", "vf-7"]);
         for (id, has) in [("0a", true), ("0a.net", true), ("0ab", false), ("vf-7", true)] {
             assert_eq!(one.has(id), has, "{id}");

@@ -20,7 +20,7 @@
 //!   record is written before the VF is handed over. [`Pool::reconcile`] compares it with the
 //!   owners that still live.
 //!
-//! A VF has one [`State`]: ready, taken, returning, failed, or drained.
+//! A VF has one [`VfState`]: ready, taken, returning, failed, or drained.
 //!
 //! Not implemented: operations that wait for a VF of an empty pool (the caller decides), growth of
 //! a pool.
@@ -57,4 +57,4 @@ pub use error::Error;
 pub use ledger::{Ledger, LedgerError, Record, Standing};
 pub use owner::{BadOwner, Owner};
 pub use pool::{Health, Lease, Pool, Reconciled, Settings};
-pub use table::{Counts, State, VfStatus};
+pub use table::{Counts, VfState, VfStatus};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::shelf::{NotTaken, Shelf};
-use crate::table::{Counts, Job, Refusal, State, VfStatus};
+use crate::table::{Counts, Job, Refusal, VfState, VfStatus};
 use crate::workers::{Queue, Work, Workers};
 use crate::{Device, Error, Fault, Ledger, Owner, Record, Standing};
 
@@ -204,7 +204,7 @@ impl<D: Device> Pool<D> {
     pub fn reconcile(&self, lives: impl Fn(&Owner) -> bool) -> Reconciled {
         let mut result = Reconciled::default();
         for status in self.status() {
-            let State::Taken { owner, .. } = status.state else { continue };
+            let VfState::Taken { owner, .. } = status.state else { continue };
             if lives(&owner) {
                 result.kept.push((status.vf, owner));
             } else if self.give_back(status.vf, &owner).is_ok() {

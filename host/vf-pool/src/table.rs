@@ -9,7 +9,7 @@ use super::owner::Owner;
 
 /// The state of a VF.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum VfState {
     /// Open, reset and scrubbed: the next owner may have it.
     Ready,
     /// An owner has it.
@@ -30,7 +30,7 @@ pub enum State {
     Drained,
 }
 
-impl State {
+impl VfState {
     /// Returns the state in a word or two.
     pub fn word(&self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ pub struct VfStatus {
     /// The number of its devset, from 0.
     pub set: u32,
     /// The state.
-    pub state: State,
+    pub state: VfState,
     /// It is to be closed instead of ready when it is free.
     pub is_draining: bool,
     /// How often it was taken since the pool was made.
@@ -118,14 +118,14 @@ pub(crate) enum Job {
 }
 
 struct Vf {
-    state: State,
+    state: VfState,
     is_draining: bool,
     /// A worker takes over what an owner has from an earlier process.
     is_adopting: bool,
     /// A thread is handing it over to its owner.
     is_taking: bool,
     /// Of a VF whose set is being reset: its state before.
-    before: Option<State>,
+    before: Option<VfState>,
     takes: u64,
 }
 
@@ -142,7 +142,7 @@ impl Table {
     /// Makes a table of `count` VFs that are being opened, in sets of `set_size` (at least 1).
     pub(crate) fn new(count: u32, set_size: u32) -> Self {
         let vf = |_| Vf {
-            state: State::Returning,
+            state: VfState::Returning,
             is_draining: false,
             is_adopting: false,
             is_taking: false,
@@ -217,7 +217,7 @@ impl Table {
 
     fn occupy(&mut self, vf: u32, owner: Owner, since_ns: u64) {
         self.owners.insert(owner.clone(), vf);
-        self.vf(vf).state = State::Taken { owner, since_ns };
+        self.vf(vf).state = VfState::Taken { owner, since_ns };
     }
 
     /// Returns the VF of an owner, and whether it is ready for use. Returns `None` if the owner has
@@ -233,7 +233,7 @@ impl Table {
     /// caller goes on with that.
     pub(crate) fn taken(&mut self, vf: u32, is_attached: bool) -> bool {
         self.vf(vf).is_taking = false;
-        let is_kept = is_attached && matches!(self.vf(vf).state, State::Taken { .. });
+        let is_kept = is_attached && matches!(self.vf(vf).state, VfState::Taken { .. });
         if !is_kept {
             self.vacate(vf);
         }
@@ -251,8 +251,8 @@ impl Table {
     /// thread is handing it over, at whose end it goes on.
     pub(crate) fn begin_return(&mut self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
         match &self.vf(vf).state {
-            State::Taken { owner: has, .. } if has == owner => {}
-            State::Taken { owner: has, .. } => return Err(Refusal::Other(has.clone())),
+            VfState::Taken { owner: has, .. } if has == owner => {}
+            VfState::Taken { owner: has, .. } => return Err(Refusal::Other(has.clone())),
             state => return Err(Refusal::NotTaken(state.word())),
         }
         self.vacate(vf);
@@ -265,8 +265,8 @@ impl Table {
     pub(crate) fn adopted(&mut self, vf: u32, is_there: bool) -> Option<Job> {
         self.vf(vf).is_adopting = false;
         match self.vf(vf).state {
-            State::Taken { .. } if is_there => None,
-            State::Returning if is_there => Some(Job::Return(vf)),
+            VfState::Taken { .. } if is_there => None,
+            VfState::Returning if is_there => Some(Job::Return(vf)),
             _ => {
                 self.vacate(vf);
                 Some(Job::Open(vf))
@@ -275,8 +275,8 @@ impl Table {
     }
 
     fn vacate(&mut self, vf: u32) {
-        let state = std::mem::replace(&mut self.vf(vf).state, State::Returning);
-        if let State::Taken { owner, .. } = state {
+        let state = std::mem::replace(&mut self.vf(vf).state, VfState::Returning);
+        if let VfState::Taken { owner, .. } = state {
             self.owners.remove(&owner);
         }
     }
@@ -284,10 +284,10 @@ impl Table {
     /// Notes the end of the last operation on a VF that is returning. Returns the next job for it.
     pub(crate) fn done(&mut self, vf: u32, outcome: Result<(), String>) -> Option<Job> {
         match outcome {
-            Err(why) => self.vf(vf).state = State::Failed(why),
+            Err(why) => self.vf(vf).state = VfState::Failed(why),
             Ok(()) if self.vf(vf).is_draining => return Some(Job::Close(vf)),
             Ok(()) => {
-                self.vf(vf).state = State::Ready;
+                self.vf(vf).state = VfState::Ready;
                 self.ready.push_back(vf);
             }
         }
@@ -297,21 +297,21 @@ impl Table {
     /// Notes that a VF is closed.
     pub(crate) fn closed(&mut self, vf: u32) {
         let entry = self.vf(vf);
-        (entry.state, entry.is_draining) = (State::Drained, true);
+        (entry.state, entry.is_draining) = (VfState::Drained, true);
     }
 
     /// Notes that an operation has not ended in time.
     pub(crate) fn stuck(&mut self, vf: u32, why: String) {
         self.vacate(vf);
         (self.vf(vf).is_adopting, self.vf(vf).before) = (false, None);
-        self.vf(vf).state = State::Stuck(why);
+        self.vf(vf).state = VfState::Stuck(why);
     }
 
     /// Notes that an operation which had not ended in time has ended after all.
     pub(crate) fn late(&mut self, vf: u32) {
-        if let State::Stuck(why) = &self.vf(vf).state {
+        if let VfState::Stuck(why) = &self.vf(vf).state {
             let why = format!("{why}, and answered later");
-            self.vf(vf).state = State::Failed(why);
+            self.vf(vf).state = VfState::Failed(why);
         }
     }
 
@@ -319,11 +319,11 @@ impl Table {
     pub(crate) fn drain(&mut self, vf: u32) -> Option<Job> {
         self.vf(vf).is_draining = true;
         match self.vf(vf).state {
-            State::Ready => self.ready.retain(|one| *one != vf),
-            State::Failed(_) => {}
+            VfState::Ready => self.ready.retain(|one| *one != vf),
+            VfState::Failed(_) => {}
             _ => return None,
         }
-        self.vf(vf).state = State::Returning;
+        self.vf(vf).state = VfState::Returning;
         Some(Job::Close(vf))
     }
 
@@ -331,8 +331,8 @@ impl Table {
     pub(crate) fn resume(&mut self, vf: u32) -> Option<Job> {
         self.vf(vf).is_draining = false;
         match self.vf(vf).state {
-            State::Drained | State::Failed(_) => {
-                self.vf(vf).state = State::Returning;
+            VfState::Drained | VfState::Failed(_) => {
+                self.vf(vf).state = VfState::Returning;
                 Some(Job::Open(vf))
             }
             _ => None,
@@ -342,15 +342,16 @@ impl Table {
     /// Takes all VFs of a set out of the pool for a reset of the set.
     pub(crate) fn claim_set(&mut self, set: u32) -> Result<Job, Refusal> {
         let vfs = self.vfs_of(set);
-        let is_free =
-            |state: &State| matches!(state, State::Ready | State::Failed(_) | State::Drained);
+        let is_free = |state: &VfState| {
+            matches!(state, VfState::Ready | VfState::Failed(_) | VfState::Drained)
+        };
         if let Some(vf) = vfs.clone().find(|vf| !is_free(&self.vf(*vf).state)) {
             return Err(Refusal::InUse(vf, self.vf(vf).state.word()));
         }
         self.ready.retain(|vf| !vfs.contains(vf));
         for vf in vfs {
             let vf = self.vf(vf);
-            vf.before = Some(std::mem::replace(&mut vf.state, State::Returning));
+            vf.before = Some(std::mem::replace(&mut vf.state, VfState::Returning));
         }
         Ok(Job::ResetSet(set))
     }
@@ -361,12 +362,12 @@ impl Table {
         let mut jobs = Vec::new();
         for vf in self.vfs_of(set) {
             jobs.extend(match (self.vf(vf).before.take(), outcome) {
-                (Some(State::Drained), _) => {
+                (Some(VfState::Drained), _) => {
                     self.closed(vf);
                     None
                 }
                 (_, Err(why)) => self.done(vf, Err(why.clone())),
-                (Some(State::Ready), Ok(())) => self.done(vf, Ok(())),
+                (Some(VfState::Ready), Ok(())) => self.done(vf, Ok(())),
                 _ => Some(Job::Open(vf)),
             });
         }
@@ -377,11 +378,11 @@ impl Table {
         let mut counts = Counts::default();
         for vf in &self.vfs {
             *match vf.state {
-                State::Ready => &mut counts.ready,
-                State::Taken { .. } => &mut counts.taken,
-                State::Returning => &mut counts.returning,
-                State::Failed(_) | State::Stuck(_) => &mut counts.failed,
-                State::Drained => &mut counts.drained,
+                VfState::Ready => &mut counts.ready,
+                VfState::Taken { .. } => &mut counts.taken,
+                VfState::Returning => &mut counts.returning,
+                VfState::Failed(_) | VfState::Stuck(_) => &mut counts.failed,
+                VfState::Drained => &mut counts.drained,
             } += 1;
         }
         counts

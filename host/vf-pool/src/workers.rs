@@ -27,7 +27,7 @@ pub(crate) trait Work: Send + Sync + 'static {
 
 /// Jobs that wait or run.
 pub(crate) struct Queue {
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<WorkerQueue>,
     /// There is a job, or the threads are to end.
     work: Condvar,
     /// A job has begun where none ran, or the supervisor is to end.
@@ -37,7 +37,7 @@ pub(crate) struct Queue {
 }
 
 #[derive(Default)]
-struct Jobs {
+struct WorkerQueue {
     waiting: VecDeque<Job>,
     /// By the order of their beginnings, which is that of their deadlines.
     running: BTreeMap<u64, (Job, Instant)>,
@@ -116,7 +116,7 @@ impl Queue {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Jobs> {
+    fn lock(&self) -> MutexGuard<'_, WorkerQueue> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ mod devices;
 use std::time::Duration;
 
 use devices::{Bench, owner};
-use slipway_vf_pool::{Error, State};
+use slipway_vf_pool::{Error, VfState};
 
 /// Longer than any test takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -114,8 +114,8 @@ fn a_reset_that_hangs_holds_nobody_else() {
     pool.give_back(next, &owner("b")).unwrap();
     assert!(pool.settle(PATIENCE));
     let state = |vf: u32| pool.status()[vf as usize].state.clone();
-    assert!(matches!(state(stuck), State::Stuck(why) if why.contains("did not end within 5s")));
-    assert_eq!(state(next), State::Ready);
+    assert!(matches!(state(stuck), VfState::Stuck(why) if why.contains("did not end within 5s")));
+    assert_eq!(state(next), VfState::Ready);
     let error = pool.reset_set(0).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -123,12 +123,12 @@ fn a_reset_that_hangs_holds_nobody_else() {
     );
     // Nothing else is tried on it until it answers.
     pool.resume(stuck).unwrap();
-    assert!(matches!(state(stuck), State::Stuck(_)));
+    assert!(matches!(state(stuck), VfState::Stuck(_)));
     drop(held);
-    while matches!(state(stuck), State::Stuck(_)) {
+    while matches!(state(stuck), VfState::Stuck(_)) {
         std::thread::yield_now();
     }
-    assert!(matches!(state(stuck), State::Failed(why) if why.ends_with("answered later")));
+    assert!(matches!(state(stuck), VfState::Failed(why) if why.ends_with("answered later")));
     pool.resume(stuck).unwrap();
     assert!(pool.settle(PATIENCE));
     assert_eq!((pool.counts().ready, pool.health().failures), (3, 1));
@@ -144,7 +144,7 @@ fn a_vf_that_fails_leaves_the_pool_and_a_reset_of_the_set_brings_it_back() {
         bench.fail(operation, vf);
         pool.give_back(vf, &owner(id)).unwrap();
         assert!(pool.settle(PATIENCE));
-        assert!(matches!(pool.status()[vf as usize].state, State::Failed(_)), "{operation}");
+        assert!(matches!(pool.status()[vf as usize].state, VfState::Failed(_)), "{operation}");
     }
     let counts = pool.counts();
     assert_eq!((counts.ready, counts.failed, pool.health().failures), (1, 3, 3));
@@ -210,7 +210,7 @@ fn a_vf_that_is_not_closed_has_failed() {
     pool.drain(0).unwrap();
     assert!(pool.settle(PATIENCE));
     let state = pool.status()[0].state.clone();
-    assert!(matches!(&state, State::Failed(why) if why == "close went wrong"), "{state:?}");
+    assert!(matches!(&state, VfState::Failed(why) if why == "close went wrong"), "{state:?}");
     pool.drain(0).unwrap();
     assert!(pool.settle(PATIENCE));
     assert_eq!(pool.counts().drained, 1);

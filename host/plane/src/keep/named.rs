@@ -31,7 +31,7 @@ pub struct DiskPlace {
 /// The part of a description that the request lacks. It follows the request's bytes, and a build
 /// without it passes it over.
 #[derive(Clone, PartialEq, Message)]
-struct Rest {
+struct DescriptionExtras {
     #[prost(message, optional, tag = "100")]
     device: Option<v1::DeviceIdentity>,
 }
@@ -89,13 +89,13 @@ impl DiskPlace {
 
 fn encode(request: &v1::CreateDiskRequest, device: Option<v1::DeviceIdentity>) -> Vec<u8> {
     let mut bytes = request.encode_to_vec();
-    bytes.extend(Rest { device }.encode_to_vec());
+    bytes.extend(DescriptionExtras { device }.encode_to_vec());
     bytes
 }
 
 fn decode(bytes: &[u8]) -> Option<(v1::CreateDiskRequest, Option<v1::DeviceIdentity>)> {
     let request = v1::CreateDiskRequest::decode(bytes).ok()?;
-    Some((request, Rest::decode(bytes).ok()?.device))
+    Some((request, DescriptionExtras::decode(bytes).ok()?.device))
 }
 
 #[cfg(test)]

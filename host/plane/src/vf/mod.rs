@@ -100,11 +100,11 @@ struct Shared {
 /// The ledger, or the reason why it cannot be used, and the pools that it has.
 struct Ledgered {
     ledger: Result<Ledger, String>,
-    pools: BTreeMap<String, Entry>,
+    pools: BTreeMap<String, TemplatePool>,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct TemplatePool {
     template: vf_v1::Template,
     pool: Pool<Function>,
 }
@@ -166,7 +166,7 @@ impl VirtualFunctions {
         name: &str,
         template: vf_v1::Template,
         ledger: Ledger,
-    ) -> Result<Entry, VfError> {
+    ) -> Result<TemplatePool, VfError> {
         template::check(name, &template).map_err(VfError::Invalid)?;
         let addresses = template::addresses(&template).map_err(VfError::Invalid)?;
         let limits = Limits::of(&template);
@@ -181,7 +181,7 @@ impl VirtualFunctions {
         let settings =
             Settings { name: name.to_owned(), set_size, workers: WORKERS, deadline: DEADLINE };
         let pool = Pool::new(settings, (0..template.count).map(device), ledger)?;
-        Ok(Entry { template, pool })
+        Ok(TemplatePool { template, pool })
     }
 
     /// Makes a pool.
@@ -328,7 +328,7 @@ impl VirtualFunctions {
         Ok(aside.map(|path| path.display().to_string()).unwrap_or_default())
     }
 
-    fn entry(&self, name: &str) -> Result<Entry, VfError> {
+    fn entry(&self, name: &str) -> Result<TemplatePool, VfError> {
         self.lock().entry(name).cloned()
     }
 
@@ -338,7 +338,7 @@ impl VirtualFunctions {
 }
 
 impl Ledgered {
-    fn entry(&self, name: &str) -> Result<&Entry, VfError> {
+    fn entry(&self, name: &str) -> Result<&TemplatePool, VfError> {
         self.ledger.as_ref().map_err(|why| VfError::NoLedger(why.clone()))?;
         self.pools.get(name).ok_or_else(|| VfError::Unknown(name.to_owned()))
     }

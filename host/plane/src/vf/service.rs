@@ -1,10 +1,10 @@
 //! The gRPC service of VFs.
 
 use slipway_plane_api::vf_v1::{self, virtual_functions_server::VirtualFunctionsServer};
-use slipway_vf_pool::{Error as PoolError, Owner, State};
+use slipway_vf_pool::{Error as PoolError, Owner, VfState};
 use tonic::{Request, Status};
 
-use super::{Entry, VfError, VirtualFunctions, template};
+use super::{TemplatePool, VfError, VirtualFunctions, template};
 use crate::service::{Reply, blocking};
 
 impl From<VfError> for Status {
@@ -23,7 +23,9 @@ impl From<VfError> for Status {
                 Self::resource_exhausted(message)
             }
             // It is ready soon, by all that is known.
-            VfError::Pool(PoolError::Unready { state, .. }) if state == State::Returning.word() => {
+            VfError::Pool(PoolError::Unready { state, .. })
+                if state == VfState::Returning.word() =>
+            {
                 Self::resource_exhausted(message)
             }
             VfError::InUse(..)
@@ -54,7 +56,7 @@ impl VirtualFunctions {
         slipway_plane_api::over(ours).await
     }
 
-    pub(super) fn describe(&self, name: &str, entry: &Entry) -> vf_v1::Pool {
+    pub(super) fn describe(&self, name: &str, entry: &TemplatePool) -> vf_v1::Pool {
         let health = entry.pool.health();
         let addresses = template::addresses(&entry.template).unwrap_or_default();
         let vf = |status: slipway_vf_pool::VfStatus| {
@@ -70,11 +72,11 @@ impl VirtualFunctions {
                 ..Default::default()
             };
             match status.state {
-                State::Taken { owner, since_ns } => {
+                VfState::Taken { owner, since_ns } => {
                     (vf.owner, vf.since_ns) = (owner.to_string(), since_ns);
                 }
-                State::Failed(why) | State::Stuck(why) => vf.reason = why,
-                State::Ready | State::Returning | State::Drained => {}
+                VfState::Failed(why) | VfState::Stuck(why) => vf.reason = why,
+                VfState::Ready | VfState::Returning | VfState::Drained => {}
             }
             vf
         };
@@ -99,7 +101,7 @@ impl VirtualFunctions {
         &self,
         pool: &str,
         number: Option<u32>,
-        change: impl Fn(&Entry, u32) -> Result<(), PoolError>,
+        change: impl Fn(&TemplatePool, u32) -> Result<(), PoolError>,
     ) -> Result<vf_v1::Pool, VfError> {
         let state = self.lock();
         let entry = state.entry(pool)?;

@@ -30,7 +30,7 @@ use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
 use slipway_vfio_user_client::{TestGuest, sealed_memory};
 
-use socket::{Link, Socket};
+use socket::{PlaneClient, Socket};
 
 /// The time for which a serving plane may leave the driver without an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -204,7 +204,7 @@ impl Guest {
         let (guest, other) =
             (TestGuest::new(BASE, MEMORY).unwrap(), sealed_memory(MEMORY).unwrap());
         let is = |name: &str| dir.join(name).exists();
-        let mut link = Link::new(dir, is("resumed"));
+        let mut link = PlaneClient::new(dir, is("resumed"));
         link.map(BASE, MEMORY, guest.file.as_fd()).unwrap();
         let pin = [event(), event()];
         link.route_pin(pin[0].as_fd(), pin[1].as_fd()).unwrap();
@@ -355,7 +355,7 @@ impl Guest {
         let _ = rustix::io::read(&self.pin[0], &mut [0; 8]);
         match self.round % 2 {
             0 => drop(rustix::io::write(&self.pin[1], &1_u64.to_ne_bytes()).unwrap()),
-            _ => self.driver.registers.timed(Link::unmask_pin).unwrap(),
+            _ => self.driver.registers.timed(PlaneClient::unmask_pin).unwrap(),
         }
         let command = SubmissionEntry::new(AdminOpcode::KeepAlive.0, 0);
         let id = self.driver.submit(0, command).unwrap();
@@ -384,7 +384,7 @@ impl Guest {
         assert!(large.as_ref().is_err_and(|error| error.0.contains("refused")), "{large:?}");
         self.pin();
         if !self.driver.registers.bells.is_empty() {
-            self.driver.registers.bells = self.driver.registers.timed(Link::bells);
+            self.driver.registers.bells = self.driver.registers.timed(PlaneClient::bells);
             assert!(!self.driver.registers.bells.is_empty());
         }
         if self.driver.registers.window.is_some() {
@@ -401,7 +401,7 @@ impl Guest {
 
 /// The state that the guest's thread reports to the thread that serves.
 #[derive(Default)]
-struct Guests {
+struct GuestProgress {
     /// The guest is connected; while it is connecting, it may be disconnected.
     came: AtomicBool,
     gone: AtomicBool,
@@ -409,7 +409,7 @@ struct Guests {
 
 /// Serves until the guest has gone, each time with a new process; returns the number of processes
 /// killed.
-fn serve(dir: &Path, guest: &Guests, mut next: impl FnMut(u64) -> Plan) -> u64 {
+fn serve(dir: &Path, guest: &GuestProgress, mut next: impl FnMut(u64) -> Plan) -> u64 {
     for kills in 0.. {
         let plan = next(kills);
         let _ = std::fs::remove_file(dir.join(SERVING));
@@ -485,7 +485,7 @@ fn life(
     std::fs::write(dir.path().join("over"), base).unwrap();
     let path = dir.path().join("keeper");
     std::thread::spawn(move || slipway_keeper::serve(&path).unwrap());
-    let (state, done, rounds) = (Guests::default(), AtomicU64::new(0), AtomicU64::new(0));
+    let (state, done, rounds) = (GuestProgress::default(), AtomicU64::new(0), AtomicU64::new(0));
     let outcome = std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             let mut last = (0, 0);

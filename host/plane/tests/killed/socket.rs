@@ -12,7 +12,7 @@ use slipway_vfio_user_spec::{IrqSetFlags, irq};
 use super::{BAR, LONG, LOOKS, PATIENCE, PAUSE, SERVING, resumed};
 
 /// A client of the plane.
-pub enum Link {
+pub enum PlaneClient {
     /// One connection, which outlives the plane.
     Kept(Box<Registers>),
     /// A function that is connected again and resumed.
@@ -37,7 +37,7 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-impl Link {
+impl PlaneClient {
     pub fn new(dir: &Path, resumed: bool) -> Self {
         let path = dir.join("cntrl");
         if !resumed {
@@ -116,7 +116,7 @@ impl Link {
 
 /// The registers of BAR0, accessed over the socket.
 pub struct Socket {
-    pub link: Link,
+    pub link: PlaneClient,
     /// The doorbells, if they are mapped.
     pub window: Option<Window>,
     /// The doorbells, if they are rung.
@@ -131,13 +131,13 @@ pub struct Socket {
 }
 
 impl Socket {
-    pub fn new(dir: &Path, mut link: Link, doorbells: u64) -> Self {
+    pub fn new(dir: &Path, mut link: PlaneClient, doorbells: u64) -> Self {
         let (window, bells) = (link.window(doorbells), link.bells());
         let (longest, since) = (Duration::ZERO, Instant::now());
         Self { link, window, bells, longest, since, looks: 0, serving: dir.join(SERVING) }
     }
 
-    pub fn timed<T>(&mut self, call: impl FnOnce(&mut Link) -> T) -> T {
+    pub fn timed<T>(&mut self, call: impl FnOnce(&mut PlaneClient) -> T) -> T {
         let begun = Instant::now();
         let value = call(&mut self.link);
         self.longest = self.longest.max(begun.elapsed());
