@@ -39,7 +39,7 @@ pub fn ends_within(limit: u64) -> u64 {
 
 /// The place of a pair: its thread and its slot there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct PairPlace {
     keeper: u32,
     slot: u32,
 }
@@ -62,7 +62,7 @@ pub struct Keepers {
 impl Keepers {
     /// Has a thread take copies of a pair. Returns `None` if no thread has room or the pair cannot
     /// be sent; the caller then keeps the pair.
-    pub fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<Kept> {
+    pub fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<PairPlace> {
         let with_room = self.all.iter().position(Keeper::has_room);
         let at = match with_room {
             Some(at) => at,
@@ -75,19 +75,19 @@ impl Keepers {
             }
         };
         let slot = self.all[at].keep(pair)?;
-        Some(Kept { keeper: at as u32, slot })
+        Some(PairPlace { keeper: at as u32, slot })
     }
 
     /// Has a thread raise one eventfd of the pair. The thread does so soon, maybe after this
     /// returns.
-    pub fn raise(&self, kept: Kept, side: Side) {
+    pub fn raise(&self, kept: PairPlace, side: Side) {
         if let Some(keeper) = self.all.get(kept.keeper as usize) {
             keeper.tell(RAISE + side as u32, kept.slot, &[]);
         }
     }
 
     /// Has a thread close a pair.
-    pub fn drop(&mut self, kept: Kept) {
+    pub fn drop(&mut self, kept: PairPlace) {
         if let Some(keeper) = self.all.get_mut(kept.keeper as usize) {
             keeper.tell(DROP, kept.slot, &[]);
             keeper.free.push(kept.slot);
@@ -255,7 +255,7 @@ mod tests {
     fn what_is_kept_can_be_raised() {
         let mut keepers = Keepers::default();
         let pairs: Vec<_> = (0..100).map(|_| pair()).collect();
-        let kept: Vec<Kept> = pairs
+        let kept: Vec<PairPlace> = pairs
             .iter()
             .map(|pair| keepers.keep([pair[0].as_fd(), pair[1].as_fd()]).unwrap())
             .collect();
@@ -309,7 +309,7 @@ mod tests {
             keepers.all.iter_mut().for_each(|keeper| keeper.room = keeper.next);
         }
         assert_eq!(keepers.all.len(), 3);
-        keepers.raise(Kept { keeper: 2, slot: 0 }, Side::One);
+        keepers.raise(PairPlace { keeper: 2, slot: 0 }, Side::One);
         assert!(is_raised(&one[1]));
     }
 }

@@ -15,9 +15,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 const SO_PEERPIDFD: libc::c_int = 77;
 /// A kind of namespace: the ioctl of a process's pidfd that opens it (since Linux 6.11,
 /// `linux/pidfd.h`), and the name of its file in `/proc`, for older kernels.
-struct Kind(libc::c_ulong, &'static str);
-const NET: Kind = Kind(0xff04, "net");
-const MOUNT: Kind = Kind(0xff03, "mnt");
+struct NamespaceKind(libc::c_ulong, &'static str);
+const NET: NamespaceKind = NamespaceKind(0xff04, "net");
+const MOUNT: NamespaceKind = NamespaceKind(0xff03, "mnt");
 
 /// The identity of a namespace: device and inode of its file. It is unique while somebody has the
 /// file open.
@@ -82,7 +82,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
 fn namespace(
     pidfd: BorrowedFd<'_>,
     pid: i32,
-    Kind(request, name): Kind,
+    NamespaceKind(request, name): NamespaceKind,
 ) -> std::io::Result<OwnedFd> {
     // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
     let file = unsafe { libc::ioctl(pidfd.as_raw_fd(), request, 0) };

@@ -20,7 +20,7 @@ use crate::place::{self, Own, SHARED, folder};
 use crate::policy::Policy;
 use crate::reload::{Reload, Renewal};
 use crate::remote::Remote;
-use crate::ways::Ways;
+use crate::ways::Carriers;
 use crate::wire::{self, Received};
 
 /// The most requests of one client in one turn.
@@ -455,15 +455,19 @@ fn discard(socket: OwnedFd, bin: &Bin) {
 }
 
 /// Makes the engine's carriers: links to other nodes, and guests.
-fn ways(links: Option<Box<dyn Remote>>, guests: bool, policy: &Policy) -> std::io::Result<Ways> {
+fn ways(
+    links: Option<Box<dyn Remote>>,
+    guests: bool,
+    policy: &Policy,
+) -> std::io::Result<Carriers> {
     #[cfg(feature = "guests")]
     {
         let guests = guests.then(|| crate::guests::Guests::start(policy.clone()));
-        Ways::new(links, guests.transpose()?)
+        Carriers::new(links, guests.transpose()?)
     }
     #[cfg(not(feature = "guests"))]
     {
         let _ = (guests, policy);
-        Ways::new(links)
+        Carriers::new(links)
     }
 }

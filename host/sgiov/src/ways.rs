@@ -13,7 +13,7 @@ use crate::guests::{GUESTS, Guests};
 use crate::remote::{Event, Line, Remote};
 
 /// The engine's carriers, served as one [`Remote`].
-pub struct Ways {
+pub struct Carriers {
     links: Option<Box<dyn Remote>>,
     #[cfg(feature = "guests")]
     pub guests: Option<Guests>,
@@ -21,7 +21,7 @@ pub struct Ways {
     epoll: OwnedFd,
 }
 
-impl Ways {
+impl Carriers {
     /// Joins the carriers.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Ways {
     }
 }
 
-impl Remote for Ways {
+impl Remote for Carriers {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
         #[cfg(feature = "guests")]
         if self.guests.as_ref().is_some_and(|guests| guests.is_for(tenant, to)) {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_connection_to_a_guest_that_has_stopped_listening_is_answered() {
         let guests = Guests::start(Policy::default()).unwrap();
-        let mut ways = Ways::new(None, Some(guests)).unwrap();
+        let mut ways = Carriers::new(None, Some(guests)).unwrap();
         let line = Line {
             arena: Arena::new(Regions::shape(1)).unwrap(),
             stream: 0,

@@ -8,7 +8,7 @@ use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
 use slipway_sgiov_spec::table::Place;
 
 use super::connection::{Bells, Connection, End};
-use super::links::{self, Link, Party};
+use super::links::{self, ArenaLink, Party};
 use super::sharing::Bell;
 use super::{Broker, Errno, Outcome};
 use crate::accounts::{Account, Held, Resource};
@@ -267,7 +267,7 @@ impl Broker {
 }
 
 /// Returns the place of a connection's stream, as the family at `side` is told of it.
-fn place(connection: &Connection, link: &Link, side: Side, same_tenant: bool) -> Place {
+fn place(connection: &Connection, link: &ArenaLink, side: Side, same_tenant: bool) -> Place {
     Place {
         stream: connection.stream,
         side: side as u8,

@@ -9,7 +9,7 @@ use slipway_sgiov_spec::Address;
 use super::links::Party;
 use super::sharing::Bell;
 use crate::accounts::{Account, Held, Resource};
-use crate::keeper::Kept;
+use crate::keeper::PairPlace;
 use crate::peer::NamespaceId;
 
 /// One end of a connection.
@@ -44,7 +44,7 @@ pub struct Bells {
     /// eventfd is chosen later, or if a keeper has the eventfd.
     pub here: [Option<Bell>; 2],
     /// The keeper of the eventfds that are not shared, once both ends have been introduced.
-    pub kept: Option<Kept>,
+    pub kept: Option<PairPlace>,
     /// The connector has not asked for the acceptor's eventfd yet.
     pub later: bool,
 }

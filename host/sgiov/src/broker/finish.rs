@@ -39,7 +39,11 @@ impl Broker {
             && let Some((connection, side)) =
                 self.families.get(family).and_then(|family| family.entry(entry))
         {
-            self.finish(connection, side, if killed { How::Killed } else { How::Closed });
+            self.finish(
+                connection,
+                side,
+                if killed { EndReason::Killed } else { EndReason::Closed },
+            );
         }
     }
 
@@ -47,12 +51,12 @@ impl Broker {
     pub(super) fn refuse(&mut self, connection: u32) {
         if let Some(there) = self.connections.get(connection) {
             let side = there.connector.other();
-            self.finish(connection, side, How::Refused);
+            self.finish(connection, side, EndReason::Refused);
         }
     }
 
     /// Ends one end of a connection.
-    pub(super) fn finish(&mut self, number: u32, side: Side, how: How) {
+    pub(super) fn finish(&mut self, number: u32, side: Side, how: EndReason) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         if connection.end(side).closed {
             return;
@@ -147,7 +151,7 @@ impl Broker {
 
 /// The reason for which an endpoint ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum EndReason {
     Closed,
     Killed,
     /// No process ever had it.
@@ -162,15 +166,15 @@ fn finish_stream(
     arena: &Arena,
     stream: u32,
     side: Side,
-    how: How,
+    how: EndReason,
 ) -> Tail {
     let (out, into) = table.halves(number);
     let there = Stream::new(arena, stream, side, out, into);
     let unread = there.into.refresh() != Ok(0);
     let holder = table.word(number, entry::TX_LOCK);
     // The holder is a process, not the sweeper.
-    let halfway = how == How::Killed && holder != 0 && !is_engine(holder);
-    if unread || halfway || how == How::Refused {
+    let halfway = how == EndReason::Killed && holder != 0 && !is_engine(holder);
+    if unread || halfway || how == EndReason::Refused {
         there.out.reset();
         there.into.reset();
     } else {

@@ -38,7 +38,7 @@ pub struct End {
     pub number: u16,
 }
 
-pub struct Link {
+pub struct ArenaLink {
     pub arena: Arena,
     /// The arena's descriptor, which families get.
     pub file: Arc<OwnedFd>,
@@ -111,7 +111,7 @@ impl Cleaning {
     }
 }
 
-impl Link {
+impl ArenaLink {
     fn new(ends: [End; 2], supplied: Option<Arena>, held: [Held; 2]) -> std::io::Result<Self> {
         let is_supplied = supplied.is_some();
         let arena = supplied.map_or_else(|| Arena::new(Regions::shape(STREAMS)), Ok)?;
@@ -178,14 +178,14 @@ impl Link {
 
 /// Returns the side that `party` has in a link with another party. Not meant for a link of a party
 /// with itself.
-pub fn side_of(link: &Link, party: Party) -> Side {
+pub fn side_of(link: &ArenaLink, party: Party) -> Side {
     if link.ends[0].party == party { Side::Zero } else { Side::One }
 }
 
 /// All links.
 #[derive(Default)]
-pub struct Links {
-    all: Slab<Link>,
+pub struct ArenaLinks {
+    all: Slab<ArenaLink>,
     between: HashMap<[Party; 2], Vec<u32>>,
 }
 
@@ -193,11 +193,11 @@ fn key(a: Party, b: Party) -> [Party; 2] {
     if a <= b { [a, b] } else { [b, a] }
 }
 
-impl Links {
+impl ArenaLinks {
     /// Returns a link between the two parties that has a stream left.
     pub fn with_room(&self, a: Party, b: Party) -> Option<u32> {
         let mut links = self.between.get(&key(a, b))?.iter().rev();
-        links.find(|number| self.all.get(**number).is_some_and(Link::has_room)).copied()
+        links.find(|number| self.all.get(**number).is_some_and(ArenaLink::has_room)).copied()
     }
 
     /// Adds a link in an arena of its own, or in the one that the carrier has `supplied`.
@@ -207,20 +207,20 @@ impl Links {
         supplied: Option<Arena>,
         held: [Held; 2],
     ) -> std::io::Result<u32> {
-        let number = self.all.insert(Link::new(ends, supplied, held)?);
+        let number = self.all.insert(ArenaLink::new(ends, supplied, held)?);
         self.between.entry(key(ends[0].party, ends[1].party)).or_default().push(number);
         Ok(number)
     }
 
-    pub fn get(&self, number: u32) -> Option<&Link> {
+    pub fn get(&self, number: u32) -> Option<&ArenaLink> {
         self.all.get(number)
     }
 
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut Link> {
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut ArenaLink> {
         self.all.get_mut(number)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &ArenaLink)> {
         self.all.iter()
     }
 
@@ -243,7 +243,7 @@ impl Links {
     }
 
     /// Removes a link without streams, and returns it: its parties are still to forget it.
-    pub fn remove(&mut self, number: u32) -> Option<Link> {
+    pub fn remove(&mut self, number: u32) -> Option<ArenaLink> {
         let link = self.all.remove(number)?;
         let key = key(link.ends[0].party, link.ends[1].party);
         if let Some(numbers) = self.between.get_mut(&key) {
@@ -257,7 +257,7 @@ impl Links {
 
     /// Returns the links that have had no stream for this long.
     pub fn idle(&self, for_long: std::time::Duration) -> Vec<u32> {
-        let is_idle = |link: &Link| link.idle.is_some_and(|since| since.elapsed() >= for_long);
+        let is_idle = |link: &ArenaLink| link.idle.is_some_and(|since| since.elapsed() >= for_long);
         self.all.iter().filter(|(_, link)| is_idle(link)).map(|(number, _)| number).collect()
     }
 }

@@ -25,7 +25,7 @@ const SHARING: usize = 1024;
 const PRIVILEGED: u16 = 1024;
 
 /// The fields of [`slipway_sgiov_spec::control::Request::Listen`].
-pub struct Wanted {
+pub struct ListenRequest {
     pub at: Address,
     pub backlog: u32,
     pub shared: bool,
@@ -165,7 +165,7 @@ impl Broker {
         &mut self,
         number: u32,
         family: u32,
-        wanted: Wanted,
+        wanted: ListenRequest,
         proof: Option<Foreign>,
     ) -> Result<Outcome, Errno> {
         let client = self.clients.get(number).ok_or(Errno::INVAL)?;
@@ -191,7 +191,7 @@ impl Broker {
         &mut self,
         number: u32,
         family: u32,
-        wanted: Wanted,
+        wanted: ListenRequest,
     ) -> Result<Outcome, Errno> {
         let client = self.clients.get(number).ok_or(Errno::INVAL)?;
         let (uid, at) = (client.peer.uid, wanted.at);

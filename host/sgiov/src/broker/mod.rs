@@ -50,14 +50,14 @@ use crate::peer::Peer;
 use crate::policy::Policy;
 use crate::reload::Renewal;
 use crate::slab::Slab;
-use crate::ways::Ways;
+use crate::ways::Carriers;
 
 use connection::Connection;
 use family::Family;
 use greeting::Greetings;
-use links::{Links, Party};
+use links::{ArenaLinks, Party};
 use listen::Listeners;
-use proof::{Asked, Proofs};
+use proof::{PendingListen, Proofs};
 use sharing::Group;
 use sweep::Sweep;
 
@@ -92,7 +92,7 @@ struct Client {
     /// The eventfds that several of its endpoints share, by the number of their group.
     groups: HashMap<u32, Group>,
     /// Its request that waits for the proof of its listening socket.
-    proves: Option<Asked>,
+    proves: Option<PendingListen>,
 }
 
 impl Client {
@@ -157,7 +157,7 @@ pub struct Broker {
     /// The network namespaces of clients, and their tenants.
     namespaces: Namespaces,
     /// The arenas that two families share.
-    links: Links,
+    links: ArenaLinks,
     /// Connections, by number.
     connections: Slab<Connection>,
     /// The number of the group that began last.
@@ -168,7 +168,7 @@ pub struct Broker {
     /// The round that takes memory of idle sockets back.
     sweep: Sweep,
     /// The ways to other nodes and to guests, if the engine has any.
-    remote: Option<Ways>,
+    remote: Option<Carriers>,
     /// Families that could not be woken without waiting. They are disconnected.
     unheard: BTreeSet<u32>,
     /// Clients that wait for another node, by connection.
@@ -187,7 +187,7 @@ pub struct Broker {
 
 impl Broker {
     /// Returns a broker with `policy` that reaches other nodes and guests through `remote`.
-    pub fn new(policy: Policy, remote: Option<Ways>) -> Self {
+    pub fn new(policy: Policy, remote: Option<Carriers>) -> Self {
         let proofs = Proofs::new().ok();
         let broker = Self { policy, remote, proofs, ..Self::default() };
         broker.accounts.limit(broker.policy.limits());
@@ -351,7 +351,7 @@ impl Broker {
             (Request::Held { entry }, Some(family)) => self.held(client, family, entry),
             (Request::HeldListener { listener }, Some(_)) => self.held_listener(client, listener),
             (Request::Listen { at, backlog, shared, v6_only }, Some(family)) => {
-                let wanted = listen::Wanted { at, backlog, shared, v6_only };
+                let wanted = listen::ListenRequest { at, backlog, shared, v6_only };
                 self.listen(client, family, wanted, files.into_iter().next())
             }
             (Request::Unlisten { listener }, Some(_)) => self.unlisten(client, listener),

@@ -14,18 +14,18 @@ use rustix::event::{EventfdFlags, eventfd};
 use slipway_peer::Foreign;
 use slipway_sgiov_spec::Address;
 
-use super::listen::Wanted;
+use super::listen::ListenRequest;
 use super::{Broker, Errno, Outcome};
 use crate::peer::Peer;
 
 /// The request of a client that waits for a proof.
-pub struct Asked {
+pub struct PendingListen {
     number: u64,
-    wanted: Wanted,
+    wanted: ListenRequest,
 }
 
 /// The result of looking at a socket.
-struct Found {
+struct ProofResult {
     client: u32,
     number: u64,
     /// The address at which the socket listens, or `None` if it does not.
@@ -33,20 +33,20 @@ struct Found {
 }
 
 /// A value that looks at a socket when it is dropped.
-struct Look {
+struct SocketProbe {
     client: u32,
     number: u64,
     peer: Peer,
     socket: Foreign,
-    found: Sender<Found>,
+    found: Sender<ProofResult>,
     wake: Arc<OwnedFd>,
 }
 
-impl Drop for Look {
+impl Drop for SocketProbe {
     fn drop(&mut self) {
         let at = crate::peer::listens_at(self.socket.as_fd(), &self.peer);
         let Self { client, number, .. } = *self;
-        if self.found.send(Found { client, number, at }).is_ok() {
+        if self.found.send(ProofResult { client, number, at }).is_ok() {
             slipway_family::wake(&self.wake);
         }
     }
@@ -54,8 +54,8 @@ impl Drop for Look {
 
 /// Looks in flight.
 pub struct Proofs {
-    found: Receiver<Found>,
-    finds: Sender<Found>,
+    found: Receiver<ProofResult>,
+    finds: Sender<ProofResult>,
     wake: Arc<OwnedFd>,
     next: u64,
 }
@@ -78,7 +78,7 @@ impl Broker {
     pub(super) fn prove(
         &mut self,
         number: u32,
-        wanted: Wanted,
+        wanted: ListenRequest,
         socket: Foreign,
     ) -> Result<Outcome, Errno> {
         let proofs = self.proofs.as_mut().ok_or(Errno::NOBUFS)?;
@@ -87,8 +87,8 @@ impl Broker {
             return Ok(Outcome::HangUp("it asks again before it was answered"));
         }
         proofs.next += 1;
-        client.proves = Some(Asked { number: proofs.next, wanted });
-        client.account.bin.discard_value(Look {
+        client.proves = Some(PendingListen { number: proofs.next, wanted });
+        client.account.bin.discard_value(SocketProbe {
             client: number,
             number: proofs.next,
             peer: client.peer.clone(),
@@ -103,20 +103,21 @@ impl Broker {
     pub fn proven(&mut self) -> Vec<(u32, Outcome)> {
         let Some(proofs) = &self.proofs else { return Vec::new() };
         slipway_peer::eventfd::drain(proofs.wake.as_fd());
-        let all: Vec<Found> = proofs.found.try_iter().collect();
+        let all: Vec<ProofResult> = proofs.found.try_iter().collect();
         all.into_iter().filter_map(|found| self.prove_one(found)).collect()
     }
 
     fn prove_one(
         &mut self,
-        Found { client: number, number: asked, at }: Found,
+        ProofResult { client: number, number: asked, at }: ProofResult,
     ) -> Option<(u32, Outcome)> {
         let client = self.clients.get_mut(number)?;
         // The client's number may have been reused by now.
-        let Asked { wanted, .. } = client.proves.take_if(|proves| proves.number == asked)?;
+        let PendingListen { wanted, .. } =
+            client.proves.take_if(|proves| proves.number == asked)?;
         let family = client.family?;
         let outcome = match at {
-            Some(at) => self.listen_at(number, family, Wanted { at, ..wanted }),
+            Some(at) => self.listen_at(number, family, ListenRequest { at, ..wanted }),
             None => Err(Errno::ACCESS),
         };
         Some((number, outcome.unwrap_or_else(|errno| self.failed(number, errno))))

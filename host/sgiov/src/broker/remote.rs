@@ -99,7 +99,7 @@ impl Broker {
                 if let Some(client) = self.clients.get_mut(client) {
                     client.entries.remove(&entry);
                 }
-                self.finish(connection, side, super::finish::How::Refused);
+                self.finish(connection, side, super::finish::EndReason::Refused);
                 Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
             }
             Event::Incoming { incoming, into, from, to } => {

@@ -17,7 +17,7 @@ use crate::table::ENTRIES;
 const PART: usize = 4096;
 
 #[derive(Debug)]
-struct Part {
+struct ClaimWords {
     claimed: [AtomicU64; PART / 64],
     /// Entries with a signal in flight.
     told: [AtomicU64; PART / 64],
@@ -25,7 +25,7 @@ struct Part {
 
 /// The entries of a family that have streams with guests.
 pub struct Claims {
-    parts: Box<[OnceLock<Box<Part>>]>,
+    parts: Box<[OnceLock<Box<ClaimWords>>]>,
     /// Set while the signal that any entry may have changed is in flight.
     pub told: AtomicBool,
 }
@@ -48,7 +48,7 @@ impl Claims {
     pub fn claim(&self, entry: u32) {
         let Some(part) = self.parts.get(entry as usize / PART) else { return };
         let fresh = || [const { AtomicU64::new(0) }; PART / 64];
-        let part = part.get_or_init(|| Box::new(Part { claimed: fresh(), told: fresh() }));
+        let part = part.get_or_init(|| Box::new(ClaimWords { claimed: fresh(), told: fresh() }));
         let (word, bit) = place(entry as usize);
         part.told[word].fetch_and(!bit, Ordering::AcqRel);
         part.claimed[word].fetch_or(bit, Ordering::AcqRel);
@@ -82,7 +82,7 @@ impl Claims {
             && part.told[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
     }
 
-    fn part(&self, entry: usize) -> Option<&Part> {
+    fn part(&self, entry: usize) -> Option<&ClaimWords> {
         self.parts.get(entry / PART)?.get().map(Box::as_ref)
     }
 }

@@ -49,14 +49,14 @@ impl Counts {
     }
 }
 
-struct Entry {
+struct GuestEntry {
     function: Function,
     ips: Vec<[u8; 16]>,
     listens: HashSet<Address>,
     counts: Arc<Counts>,
 }
 
-impl Entry {
+impl GuestEntry {
     fn serves(&self, to: &Address) -> bool {
         self.ips.contains(&to.ip) && self.listens.iter().any(|at| is_meant(at, false, to))
     }
@@ -64,17 +64,17 @@ impl Entry {
 
 /// The table of guests.
 #[derive(Default)]
-pub struct Book(Mutex<HashMap<u32, Entry>>);
+pub struct Book(Mutex<HashMap<u32, GuestEntry>>);
 
 impl Book {
-    fn entries(&self) -> MutexGuard<'_, HashMap<u32, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<u32, GuestEntry>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub fn add(&self, guest: u32, function: Function) {
         let ips = function.addresses.iter().map(|ip| octets(*ip)).collect();
         let (listens, counts) = Default::default();
-        self.entries().insert(guest, Entry { function, ips, listens, counts });
+        self.entries().insert(guest, GuestEntry { function, ips, listens, counts });
     }
 
     pub fn remove(&self, guest: u32) {

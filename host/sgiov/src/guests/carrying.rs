@@ -20,7 +20,7 @@ use super::Bell;
 use super::beside::Claims;
 use super::book::{Book, Counts};
 use super::guest::Guest;
-use super::pair::{Answerer, End, Pair, Who};
+use super::pair::{Answerer, End, EndOwner, Pair};
 use crate::log::Log;
 use crate::policy::Policy;
 use crate::remote::{Event, Line};
@@ -316,7 +316,7 @@ impl Carrying {
     fn count(&self, number: u32, bytes: [u64; 2]) {
         let Some(pair) = self.pairs.get(number).filter(|_| bytes != [0; 2]) else { return };
         for (at, end) in pair.ends.iter().enumerate() {
-            if let Some(End { who: Who::Guest { guest, .. }, .. }) = end
+            if let Some(End { who: EndOwner::Guest { guest, .. }, .. }) = end
                 && let Some(guest) = self.guests.get(guest)
             {
                 Counts::add(&guest.counts.sent, bytes[at]);
@@ -331,13 +331,13 @@ impl Carrying {
             return;
         };
         match &end.who {
-            Who::Host { line, .. } => {
+            EndOwner::Host { line, .. } => {
                 if !slipway_peer::eventfd::raise(line.eventfd.as_fd()) {
                     // A program that cannot be woken without waiting loses its stream.
                     self.deaf.push(number);
                 }
             }
-            Who::Guest { guest, line, .. } => {
+            EndOwner::Guest { guest, line, .. } => {
                 let (number, arena, stream) = (*guest, line.arena, line.stream);
                 let channel = self.guests.get_mut(&number).and_then(|guest| guest.channel.as_mut());
                 if let Some(Err(why)) = channel.map(|channel| channel.raise(arena, stream)) {

@@ -12,14 +12,14 @@ use super::beside::Claims;
 use super::carrying::Command;
 
 /// The receiver to which the links' thread passes a family's signals.
-pub struct Ear {
+pub struct SignalReceiver {
     pub family: u32,
     pub claims: Arc<Claims>,
     pub commands: Sender<Command>,
     pub wake: Arc<Bell>,
 }
 
-impl Ear {
+impl SignalReceiver {
     fn command(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.wake.wake_by_ref();
@@ -27,7 +27,7 @@ impl Ear {
     }
 }
 
-impl Beside for Ear {
+impl Beside for SignalReceiver {
     fn stirred(&self, entry: u64) {
         let known = u32::try_from(entry).ok().filter(|entry| self.claims.tell(*entry as usize));
         if let Some(entry) = known {

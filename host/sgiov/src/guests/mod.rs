@@ -46,7 +46,7 @@ use beside::Claims;
 use book::Book;
 pub use book::GuestReport;
 use carrying::{Carrying, Command, News};
-use ear::Ear;
+use ear::SignalReceiver;
 use serve::Served;
 
 /// The bit of [`Event::Incoming`]'s numbers that marks requests of guests.
@@ -129,7 +129,7 @@ impl Guests {
         let claims = Arc::<Claims>::default();
         self.command(Command::Beside(number, claims.clone()));
         let (commands, wake) = (self.commands.clone(), self.wake.clone());
-        family.with_beside(Box::new(Ear { family: number, claims, commands, wake }))
+        family.with_beside(Box::new(SignalReceiver { family: number, claims, commands, wake }))
     }
 
     fn command(&self, command: Command) {

@@ -16,14 +16,14 @@ const TURN: usize = 256 << 10;
 const MOST: usize = 512 << 10;
 
 /// The owner of an end.
-pub enum Who {
+pub enum EndOwner {
     Host { connection: u32, line: Line },
     Guest { guest: u32, connection: u32, line: function::Line },
 }
 
 /// One end of a pair.
 pub struct End {
-    pub who: Who,
+    pub who: EndOwner,
     /// The engine's private words: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
     /// The program has closed the end.
@@ -37,7 +37,7 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(who: Who) -> Self {
+    pub fn new(who: EndOwner) -> Self {
         let (own, wishes) = Default::default();
         Self { who, own, left: false, finished: false, shut: false, wishes }
     }
@@ -45,8 +45,8 @@ impl End {
     /// Returns the end's stream, or `None` if the stream's memory is not mapped at present.
     fn stream<'a>(&'a self, guests: &'a BTreeMap<u32, Guest>) -> Option<(Stream<'a>, Regions<'a>)> {
         let (arena, bits, number, side) = match &self.who {
-            Who::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
-            Who::Guest { guest, line, .. } => {
+            EndOwner::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
+            EndOwner::Guest { guest, line, .. } => {
                 let channel = guests.get(guest)?.channel.as_ref()?;
                 // After the guest has started anew, the arena with this number may be smaller.
                 let there = channel.arena(line.arena);
@@ -80,7 +80,8 @@ impl End {
         if let Some((stream, regions)) = self.stream(guests) {
             stream.out.finish();
             stream.into.shut();
-            if let (Who::Guest { .. }, Some(region)) = (&self.who, stream.out.tail().region()) {
+            if let (EndOwner::Guest { .. }, Some(region)) = (&self.who, stream.out.tail().region())
+            {
                 regions.give(region);
             }
         }
@@ -268,9 +269,9 @@ impl Pair {
         for end in self.ends.iter().flatten().filter(|end| !end.finished) {
             let Some((stream, regions)) = end.stream(guests) else { continue };
             match &end.who {
-                Who::Host { line, .. } => _ = stream.trim(line.regions.clone()),
+                EndOwner::Host { line, .. } => _ = stream.trim(line.regions.clone()),
                 // The pages are the guest's own, and stay.
-                Who::Guest { .. } => {
+                EndOwner::Guest { .. } => {
                     stream.untie().into_iter().for_each(|region| regions.give(region));
                 }
             }

@@ -9,7 +9,7 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, VERSION};
 
 use super::carrying::{Carrying, number};
-use super::pair::{Answerer, End, Pair, Who};
+use super::pair::{Answerer, End, EndOwner, Pair};
 use crate::remote::{Event, Line};
 
 impl Carrying {
@@ -102,13 +102,13 @@ impl Carrying {
             && !guest.leaving.contains(&line.arena)
             && !guest.connections.contains_key(&connection)
             && !guest.streams.contains_key(&(line.arena, line.stream));
-        let end = || End::new(Who::Guest { guest: number, connection, line });
+        let end = || End::new(EndOwner::Guest { guest: number, connection, line });
         fits.then(end).ok_or(Broken::Message)
     }
 
     /// Records that a guest's end belongs to a pair.
     fn enter(&mut self, pair: u32, end: usize) {
-        let Some(Who::Guest { guest, connection, line }) =
+        let Some(EndOwner::Guest { guest, connection, line }) =
             self.pairs.get(pair).and_then(|pair| pair.ends[end].as_ref()).map(|end| &end.who)
         else {
             return;
@@ -170,7 +170,7 @@ impl Carrying {
             let errno = number(Errno::CONNREFUSED);
             return self.say(Event::Refused { connection, errno });
         };
-        let end = End::new(Who::Host { connection, line: line.clone() });
+        let end = End::new(EndOwner::Host { connection, line: line.clone() });
         let pair = self.pairs.insert(Pair::new(end, Answerer::Guest(guest)));
         self.enter_host(connection, &line, pair);
         self.ask(guest, pair, from, to);
@@ -188,7 +188,7 @@ impl Carrying {
             return self.say(Event::Ended { connection, last: Tail::default() });
         }
         self.enter_host(connection, &line, incoming);
-        self.accepted(incoming, End::new(Who::Host { connection, line }));
+        self.accepted(incoming, End::new(EndOwner::Host { connection, line }));
     }
 
     /// Adds the second end of a pair.
@@ -202,11 +202,11 @@ impl Carrying {
         match pair.ends[0].as_ref().map(|end| &end.who) {
             // The connecting end did not wait for it.
             None => self.reset(number, 1),
-            Some(Who::Host { connection, .. }) => {
+            Some(EndOwner::Host { connection, .. }) => {
                 let connection = *connection;
                 self.say(Event::Connected { connection });
             }
-            Some(Who::Guest { guest, connection, .. }) => {
+            Some(EndOwner::Guest { guest, connection, .. }) => {
                 let (guest, connection) = (*guest, *connection);
                 self.message(guest, Message::Connected { connection });
             }
@@ -225,11 +225,11 @@ impl Carrying {
     /// Refuses the connection to the connecting end.
     pub(super) fn refuse(&mut self, end: End, errno: u32) {
         match end.who {
-            Who::Host { connection, line } => {
+            EndOwner::Host { connection, line } => {
                 self.forget_host(connection, &line);
                 self.say(Event::Refused { connection, errno });
             }
-            Who::Guest { guest, connection, line } => {
+            EndOwner::Guest { guest, connection, line } => {
                 self.forget_guest(guest, connection, line);
                 self.message(guest, Message::Refused { connection, errno });
                 self.free_arena(guest, line.arena);
@@ -250,7 +250,7 @@ impl Carrying {
         let Some(pair) = self.hosts.get(&connection).copied() else { return };
         let is_it = |end: &Option<End>| {
             end.as_ref().is_some_and(
-                |end| matches!(end.who, Who::Host { connection: of, .. } if of == connection),
+                |end| matches!(end.who, EndOwner::Host { connection: of, .. } if of == connection),
             )
         };
         let end = self.pairs.get(pair).and_then(|pair| pair.ends.iter().position(is_it));
@@ -297,11 +297,11 @@ impl Carrying {
         let Some(mut there) = pair.ends[end].take() else { return };
         there.end(&self.guests);
         match there.who {
-            Who::Host { connection, ref line } => {
+            EndOwner::Host { connection, ref line } => {
                 self.forget_host(connection, line);
                 self.say(Event::Ended { connection, last: there.last() });
             }
-            Who::Guest { guest, connection, line } => {
+            EndOwner::Guest { guest, connection, line } => {
                 self.forget_guest(guest, connection, line);
                 let errno = number_of_abort();
                 let word = if opened {
