@@ -139,12 +139,12 @@ impl Client {
         }
         let files = reply.files.into_iter().map(Event::new).collect::<Result<_, _>>();
         let files = files.map_err(|_| ClientError::Malformed("a descriptor for events"))?;
-        Given { files, shadows: Vec::new(), size }.parse(&reply.payload)
+        ReplyDescriptors { files, shadows: Vec::new(), size }.parse(&reply.payload)
     }
 }
 
 /// The descriptors of a reply.
-struct Given {
+struct ReplyDescriptors {
     files: Vec<Event>,
     /// Shadow memory that is mapped, with the index of its descriptor.
     shadows: Vec<(u32, Arc<Window>)>,
@@ -152,7 +152,7 @@ struct Given {
     size: u64,
 }
 
-impl Given {
+impl ReplyDescriptors {
     fn parse(mut self, payload: &[u8]) -> Result<IoFds, ClientError> {
         let short = || ClientError::Malformed("region I/O descriptors");
         let (head, rest) = RegionIoFds::read_from_prefix(payload).map_err(|_| short())?;

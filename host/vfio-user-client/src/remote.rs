@@ -14,7 +14,7 @@ use slipway_vfio_user_spec::{IrqSetFlags, RegionFlags, irq, region};
 
 use crate::io_fds::{Bell, IoFds, Notification};
 use crate::shape::{RegionShape, Shape};
-use crate::told::{Ram, Told, route};
+use crate::told::{Ram, VmmSettings, route};
 use crate::watch::Watch;
 use crate::{Client, ClientError, IrqDescription};
 
@@ -109,11 +109,11 @@ pub struct RemoteFunction {
 }
 
 struct Inner {
-    link: Link,
-    told: Told,
+    link: ServerLink,
+    told: VmmSettings,
 }
 
-enum Link {
+enum ServerLink {
     Up(Box<Client>),
     Lost,
     Broken(String),
@@ -131,10 +131,11 @@ impl RemoteFunction {
         let failed = |error: Errno| FunctionError::Connection(error.to_string());
         let watch = Watch::new().map_err(failed)?;
         watch.follow(client.as_fd()).map_err(failed)?;
+        let link = ServerLink::Up(Box::new(client));
         Ok(Self {
             shape,
             patience,
-            inner: Mutex::new(Inner { link: Link::Up(Box::new(client)), told: Told::default() }),
+            inner: Mutex::new(Inner { link, told: VmmSettings::default() }),
             changed: Condvar::new(),
             state: Mutex::new((ConnectionState::Connected, 1)),
             io_fds: RwLock::new(io_fds),
@@ -161,7 +162,7 @@ impl RemoteFunction {
     pub fn state(&self) -> ConnectionState {
         // A call that has the connection at present notices its end by itself.
         if let Ok(mut inner) = self.inner.try_lock()
-            && let Link::Up(client) = &inner.link
+            && let ServerLink::Up(client) = &inner.link
             && client.is_hung_up()
         {
             self.lose(&mut inner, "the server hung up".into());
@@ -228,7 +229,7 @@ impl RemoteFunction {
         self.check(region, offset, from.len(), RegionFlags::WRITE)?;
         let lost = || FunctionError::Connection("it has ended".into());
         let mut inner = lock(&self.inner);
-        let Link::Up(client) = &mut inner.link else { return Err(lost()) };
+        let ServerLink::Up(client) = &mut inner.link else { return Err(lost()) };
         client.limit(Instant::now() + self.patience);
         match client.write(region, offset, from) {
             Ok(()) => Ok(()),
@@ -365,8 +366,8 @@ impl RemoteFunction {
         }
         let mut inner = lock(&self.inner);
         match &inner.link {
-            Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
-            Link::Up(old) if old.is_only_connection() => {
+            ServerLink::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+            ServerLink::Up(old) if old.is_only_connection() => {
                 return Err(FunctionError::Refused(Errno::BUSY));
             }
             _ => {}
@@ -374,13 +375,13 @@ impl RemoteFunction {
         client.limit(Instant::now() + self.patience);
         inner.told.replay(&mut client).map_err(failed)?;
         let resumed = client.go_on(inner.told.stopped).map_err(failed)?;
-        if matches!(inner.link, Link::Up(_)) {
+        if matches!(inner.link, ServerLink::Up(_)) {
             self.lose(&mut inner, "another connection took its place".into());
         }
         let watched = self.watch.follow(client.as_fd());
         watched.map_err(|error| FunctionError::Connection(error.to_string()))?;
         *self.io_fds.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = io_fds;
-        inner.link = Link::Up(Box::new(client));
+        inner.link = ServerLink::Up(Box::new(client));
         let mut state = lock(&self.state);
         *state = (ConnectionState::Connected, state.1 + 1);
         drop(state);
@@ -421,9 +422,9 @@ impl RemoteFunction {
         let until = Instant::now() + self.patience;
         loop {
             match &mut inner.link {
-                Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
-                Link::Lost => inner = self.wait_for_link(inner, until),
-                Link::Up(client) => {
+                ServerLink::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+                ServerLink::Lost => inner = self.wait_for_link(inner, until),
+                ServerLink::Up(client) => {
                     client.limit(until);
                     match request(client) {
                         Ok(done) => return Ok(done),
@@ -441,10 +442,10 @@ impl RemoteFunction {
         until: Instant,
     ) -> MutexGuard<'a, Inner> {
         let left = until.saturating_duration_since(Instant::now());
-        let lost = |inner: &mut Inner| matches!(inner.link, Link::Lost);
+        let lost = |inner: &mut Inner| matches!(inner.link, ServerLink::Lost);
         let waited = self.changed.wait_timeout_while(inner, left, lost);
         let (mut inner, waited) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
-        if waited.timed_out() && matches!(inner.link, Link::Lost) {
+        if waited.timed_out() && matches!(inner.link, ServerLink::Lost) {
             self.break_off(&mut inner, "the server did not come back in time".into());
         }
         inner
@@ -456,13 +457,13 @@ impl RemoteFunction {
     pub(crate) fn tell(
         &self,
         request: impl FnOnce(&mut Client) -> Result<(), ClientError>,
-        note: impl FnOnce(&mut Told),
+        note: impl FnOnce(&mut VmmSettings),
     ) -> Result<(), FunctionError> {
         let mut inner = lock(&self.inner);
         match &mut inner.link {
-            Link::Broken(why) => return Err(FunctionError::Broken(why.clone())),
-            Link::Lost => {}
-            Link::Up(client) => {
+            ServerLink::Broken(why) => return Err(FunctionError::Broken(why.clone())),
+            ServerLink::Lost => {}
+            ServerLink::Up(client) => {
                 client.limit(Instant::now() + self.patience);
                 if let Err(error) = request(client) {
                     self.failed(&mut inner, error)?;
@@ -484,30 +485,30 @@ impl RemoteFunction {
             }
         }
         match &inner.link {
-            Link::Broken(why) => Err(FunctionError::Broken(why.clone())),
+            ServerLink::Broken(why) => Err(FunctionError::Broken(why.clone())),
             _ => Ok(()),
         }
     }
 
     fn lose(&self, inner: &mut Inner, why: String) {
         match &inner.link {
-            Link::Up(client) if client.is_only_connection() => {
+            ServerLink::Up(client) if client.is_only_connection() => {
                 self.break_off(inner, format!("{why}, and the function ends with its connection"));
             }
-            _ => self.end(inner, Link::Lost, ConnectionState::Lost(why)),
+            _ => self.end(inner, ServerLink::Lost, ConnectionState::Lost(why)),
         }
     }
 
     fn break_off(&self, inner: &mut Inner, why: String) {
-        self.end(inner, Link::Broken(why.clone()), ConnectionState::Broken(why));
+        self.end(inner, ServerLink::Broken(why.clone()), ConnectionState::Broken(why));
         // A driver that waits for an interrupt finds out when it reads a register.
         std::mem::take(&mut inner.told).raise_vectors();
     }
 
-    fn end(&self, inner: &mut Inner, link: Link, state: ConnectionState) {
+    fn end(&self, inner: &mut Inner, link: ServerLink, state: ConnectionState) {
         lock(&self.state).0 = state;
         self.io_fds.write().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
-        if let Link::Up(client) = std::mem::replace(&mut inner.link, link) {
+        if let ServerLink::Up(client) = std::mem::replace(&mut inner.link, link) {
             self.watch.leave(client.as_fd());
         }
         self.changed.notify_all();

@@ -18,7 +18,7 @@ pub(crate) struct Ram {
 
 /// The VMM's settings of one function. The descriptors are duplicates of the VMM's.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct VmmSettings {
     /// RAM, by its address.
     pub ram: BTreeMap<u64, Ram>,
     /// The eventfds of MSI-X vectors.
@@ -32,7 +32,7 @@ pub(crate) struct Told {
     pub stopped: bool,
 }
 
-impl Told {
+impl VmmSettings {
     /// Raises every routed MSI-X vector once.
     pub fn raise_vectors(&self) {
         for file in self.vectors.values() {

@@ -17,7 +17,7 @@ use crate::doorbells::SharedPage;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
     Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState,
-    States, Steps,
+    StateHistory, Steps,
 };
 use crate::peek::{Peeked, Peeker};
 use crate::run_state::RunState;
@@ -30,7 +30,7 @@ use slipway_vfio_user_wire::{End, Message};
 pub(crate) struct Keeping {
     shelf: Shelf,
     steps: Steps,
-    states: States,
+    states: StateHistory,
     bin: Bin,
     pub state: SessionState,
     /// The state has changed since it was stored.
@@ -451,7 +451,7 @@ mod tests {
         let peer = Peer { pid: 1, uid: 2 };
         // The header of the states, and no room for one.
         for (states, stored) in
-            [(States::within(&Lasting::heap(64)).unwrap(), false), (whole, true)]
+            [(StateHistory::within(&Lasting::heap(64)).unwrap(), false), (whole, true)]
         {
             parts.states = states;
             let mut keeping = Keeping::new(&mut parts).unwrap();

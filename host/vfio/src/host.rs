@@ -61,7 +61,7 @@ impl Host {
 
     /// Opens a function by its IOMMU group.
     fn open_group(&self, address: PciAddress, group: &Path) -> Result<Device, Error> {
-        let step = Step(address);
+        let step = StepErrors(address);
         let container = open(&self.dev.join("vfio/vfio"));
         let container = container.map_err(step.refused("open the container"))?;
         if !ioctl::has_type1(&container) {
@@ -87,7 +87,7 @@ impl Host {
 
 /// Opens a function by its own device and iommufd.
 fn open_cdev(address: PciAddress, cdev: &Path, iommufd: &Path) -> Result<Device, Error> {
-    let step = Step(address);
+    let step = StepErrors(address);
     let device = open(cdev).map_err(step.refused("open the device"))?;
     let iommufd = open(iommufd).map_err(step.refused("open iommufd for the device"))?;
     let (argsz, number) = (size_of_request::<BindIommufd>(), iommufd.as_raw_fd());
@@ -101,9 +101,9 @@ fn open_cdev(address: PciAddress, cdev: &Path, iommufd: &Path) -> Result<Device,
 }
 
 /// Makes errors of the steps to a function.
-struct Step(PciAddress);
+struct StepErrors(PciAddress);
 
-impl Step {
+impl StepErrors {
     fn refused(&self, step: &'static str) -> impl Fn(Errno) -> Error + use<> {
         let address = self.0;
         move |errno| match errno {

@@ -32,12 +32,12 @@ impl Default for Sysfs {
 pub struct Binding {
     address: PciAddress,
     /// The state from before, or `None` if the function was bound to vfio-pci then.
-    earlier: Option<Earlier>,
+    earlier: Option<PriorBinding>,
 }
 
 /// The state of a function before it was bound to vfio-pci.
 #[derive(Debug)]
-struct Earlier {
+struct PriorBinding {
     /// Its driver, if it had one.
     driver: Option<String>,
     /// Its override: the name of the only driver that may have it; empty if any may.
@@ -152,7 +152,7 @@ impl Sysfs {
         if driver.as_deref() == Some(VFIO_PCI) {
             return Ok(Binding { address, earlier: None });
         }
-        let earlier = Earlier { driver, only: self.only(address) };
+        let earlier = PriorBinding { driver, only: self.only(address) };
         let binding = Binding { address, earlier: Some(earlier) };
         match self.hand_over(address) {
             Ok(()) => Ok(binding),
@@ -199,7 +199,7 @@ impl Sysfs {
     /// [`Error::Sysfs`].
     pub fn give_back(&self, binding: Binding) -> Result<(), Error> {
         let Binding { address, earlier } = binding;
-        let Some(Earlier { driver, only }) = earlier else { return Ok(()) };
+        let Some(PriorBinding { driver, only }) = earlier else { return Ok(()) };
         let file = self.device(address).join("driver_override");
         let driver = driver.unwrap_or_default();
         // An empty line takes the override away.

@@ -20,12 +20,12 @@ fn memfd() -> OwnedFd {
 }
 
 /// A guest's memory, and the file that a kernel is read from. Both are made once.
-struct Place {
+struct FuzzedGuest {
     ram: GuestRam,
     kernel: File,
 }
 
-impl Place {
+impl FuzzedGuest {
     fn new() -> Self {
         let file = memfd();
         rustix::fs::ftruncate(&file, 64 * MIB).expect("room");
@@ -36,12 +36,12 @@ impl Place {
 }
 
 thread_local! {
-    static PLACE: RefCell<Place> = RefCell::new(Place::new());
+    static PLACE: RefCell<FuzzedGuest> = RefCell::new(FuzzedGuest::new());
 }
 
 /// Takes `data` for a kernel, and for an initramfs behind it.
 pub fn loader(data: &[u8]) {
-    PLACE.with_borrow_mut(|Place { ram, kernel }| {
+    PLACE.with_borrow_mut(|FuzzedGuest { ram, kernel }| {
         rustix::fs::ftruncate(&*kernel, 0).expect("an empty file");
         let mut offset = 0;
         while offset < data.len() {

@@ -2,7 +2,7 @@
 
 use slipway_vfio_user_spec::device_state;
 
-use super::{FunctionError, Link, RemoteFunction, lock};
+use super::{FunctionError, RemoteFunction, ServerLink, lock};
 use crate::migration::PAGE;
 use crate::{Client, ClientError, MAX_STATE};
 
@@ -126,7 +126,7 @@ impl RemoteFunction {
         let outcome = self.perform(request);
         if outcome.is_err() && !before {
             let mut inner = lock(&self.inner);
-            if let Link::Up(client) = &mut inner.link {
+            if let ServerLink::Up(client) = &mut inner.link {
                 client.limit(std::time::Instant::now() + self.patience);
                 let runs = matches!(
                     client.device_state(),

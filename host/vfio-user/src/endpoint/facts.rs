@@ -38,7 +38,7 @@ impl Facts {
 
 /// The looks at mapped doorbells while an endpoint sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looks {
+pub enum DoorbellPolling {
     /// Nothing is mapped, or the function must not be polled.
     None,
     /// The endpoint itself looks at this time.
@@ -52,7 +52,7 @@ pub enum Looks {
 pub struct Sleep {
     /// A request of the client is pending.
     pub pending: bool,
-    pub looks: Looks,
+    pub looks: DoorbellPolling,
     /// The deadline of a function that may be polled.
     pub deadline: Option<Instant>,
     /// The time at which a client that has not negotiated is disconnected.
@@ -66,14 +66,14 @@ impl Sleep {
     pub fn step(self, now: Instant) -> Step {
         let recheck = self.pending.then(|| now + RECHECK);
         let look = match self.looks {
-            Looks::At(at) => Some(at),
-            Looks::None | Looks::Sweep(_) => None,
+            DoorbellPolling::At(at) => Some(at),
+            DoorbellPolling::None | DoorbellPolling::Sweep(_) => None,
         };
         let times = [self.deadline, look, recheck, self.handshake, self.retry];
         let until = times.into_iter().flatten().min();
         match self.looks {
-            Looks::Sweep(period) => Step::Sweep(period, until),
-            Looks::None | Looks::At(_) => Step::Idle(until),
+            DoorbellPolling::Sweep(period) => Step::Sweep(period, until),
+            DoorbellPolling::None | DoorbellPolling::At(_) => Step::Idle(until),
         }
     }
 }
@@ -107,9 +107,9 @@ mod tests {
     fn a_sleep_ends_at_the_earliest_time() {
         let now = Instant::now();
         let after = |ms: u64| now + Duration::from_millis(ms);
-        let (looks, period) = (Looks::None, Duration::from_millis(7));
+        let (looks, period) = (DoorbellPolling::None, Duration::from_millis(7));
         let idle = Sleep { pending: false, looks, deadline: None, handshake: None, retry: None };
-        let sweep = Sleep { looks: Looks::Sweep(period), ..idle };
+        let sweep = Sleep { looks: DoorbellPolling::Sweep(period), ..idle };
         let table = [
             (idle, Step::Idle(None)),
             (Sleep { pending: true, ..idle }, Step::Idle(Some(now + RECHECK))),
@@ -122,7 +122,7 @@ mod tests {
                 Sleep { handshake: Some(after(8)), retry: Some(after(3)), ..idle },
                 Step::Idle(Some(after(3))),
             ),
-            (Sleep { looks: Looks::At(after(2)), ..idle }, Step::Idle(Some(after(2)))),
+            (Sleep { looks: DoorbellPolling::At(after(2)), ..idle }, Step::Idle(Some(after(2)))),
             (sweep, Step::Sweep(period, None)),
             (Sleep { deadline: Some(after(9)), ..sweep }, Step::Sweep(period, Some(after(9)))),
         ];

@@ -39,7 +39,7 @@ use crate::{Config, Control};
 use connected::{Connection, Outcome};
 use draining::Draining;
 use entrance::Entrance;
-use facts::{Facts, Looks, Sleep};
+use facts::{DoorbellPolling, Facts, Sleep};
 use listening::Acceptor;
 use ready::{BELL, CLIENT, CONTROL, Ready, UNMASK};
 use residence::Residence;
@@ -350,22 +350,22 @@ impl Endpoint {
     /// Tells the function of a client that it will not be polled, and polls it once more if only
     /// its doorbells' changes are looked at from now on. Returns the looks at the doorbells during
     /// the sleep, or `None` if there is work and the endpoint must not sleep.
-    fn last_look(&mut self, may_poll: bool, now: Instant) -> Option<Looks> {
+    fn last_look(&mut self, may_poll: bool, now: Instant) -> Option<DoorbellPolling> {
         if !may_poll {
-            return Some(Looks::None);
+            return Some(DoorbellPolling::None);
         }
         if self.device.rest(now) {
             return None;
         }
         if self.device.mapped.is_none() {
-            return Some(Looks::None);
+            return Some(DoorbellPolling::None);
         }
         let period = self.config.sweep_period;
         if let Some(at) = self.device.pace.next_sweep(now, period) {
-            return Some(Looks::At(at));
+            return Some(DoorbellPolling::At(at));
         }
         self.device.pace.note_doorbells();
-        (!self.device.poll(now)).then_some(Looks::Sweep(period))
+        (!self.device.poll(now)).then_some(DoorbellPolling::Sweep(period))
     }
 }
 

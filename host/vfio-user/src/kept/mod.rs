@@ -60,7 +60,9 @@ use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 
 pub(crate) use message::{Attachments, Progress, Steps};
-pub(crate) use state::{Applied, KeptRun, NegotiatedState, RegionState, SessionState, States};
+pub(crate) use state::{
+    Applied, KeptRun, NegotiatedState, RegionState, SessionState, StateHistory,
+};
 
 /// The size in bytes of the lasting memory of an endpoint; most of it is never touched.
 pub const KEPT_LEN: usize = CELLS_LEN + message::LEN + inbox::LEN + state::LEN;
@@ -90,7 +92,7 @@ pub(crate) struct Parts {
     pub cells: Lasting,
     pub steps: Lasting,
     pub inbox: Lasting,
-    pub states: States,
+    pub states: StateHistory,
     /// The descriptors that a predecessor left on the shelf, by slot. They may be a client's, so
     /// they are closed in `bin`.
     pub found: BTreeMap<u32, Foreign>,
@@ -105,7 +107,7 @@ impl Kept {
         let (cells, rest) = self.memory.split(CELLS_LEN).ok_or_else(short)?;
         let (steps, rest) = rest.split(message::LEN).ok_or_else(short)?;
         let (inbox, rest) = rest.split(inbox::LEN).ok_or_else(short)?;
-        let states = States::new(&rest).ok_or_else(short)?;
+        let states = StateHistory::new(&rest).ok_or_else(short)?;
         let (shelf, bin) = (self.shelf, bin.clone());
         Ok(Parts { shelf, cells, steps, inbox, states, found, bin })
     }

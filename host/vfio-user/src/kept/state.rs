@@ -78,9 +78,9 @@ pub(crate) struct Applied {
 
 /// A sequence of states, of which only the last counts.
 #[derive(Clone)]
-pub(crate) struct States(Arc<Snapshots>);
+pub(crate) struct StateHistory(Arc<Snapshots>);
 
-impl States {
+impl StateHistory {
     pub fn new(memory: &Lasting) -> Option<Self> {
         let (own, _) = memory.split(LEN)?;
         Some(Self(Arc::new(Snapshots::new(&own)?)))

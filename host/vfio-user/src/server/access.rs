@@ -23,7 +23,7 @@ const PIECE: usize = 4;
 const MOST_PIECES: usize = 256;
 
 /// The rest of a message's writes, for the next turn.
-pub(super) enum Rest {
+pub(super) enum PendingWrites {
     /// A long write to a BAR, of which so many bytes are done.
     Write { request: RegionAccess, data: Vec<u8>, done: usize },
     /// A multiple write, of which so many writes are done.
@@ -133,7 +133,7 @@ impl Session {
         device.poll_after_write(now);
         if done < entries.len() {
             device.pace.kick();
-            return Ok(Answer::Later(Waiting::Turn(Rest::Multi { entries, done })));
+            return Ok(Answer::Later(Waiting::Turn(PendingWrites::Multi { entries, done })));
         }
         let done = WriteMulti { count: U64::new(entries.len() as u64) };
         Ok(Answer::Reply(done.as_bytes().to_vec()))
@@ -143,12 +143,12 @@ impl Session {
     pub(super) fn go_on(
         &mut self,
         device: &mut Device,
-        rest: Rest,
+        rest: PendingWrites,
         now: Instant,
     ) -> Result<Answer, Errno> {
         match rest {
-            Rest::Multi { entries, done } => self.multi(device, entries, done, now),
-            Rest::Write { request, data, done } => {
+            PendingWrites::Multi { entries, done } => self.multi(device, entries, done, now),
+            PendingWrites::Write { request, data, done } => {
                 let done = write(device, &request, &data, done)?;
                 written(device, request, data, done, now)
             }
@@ -186,7 +186,7 @@ fn written(
     device.poll_after_write(now);
     if done < data.len() {
         device.pace.kick();
-        return Ok(Answer::Later(Waiting::Turn(Rest::Write { request, data, done })));
+        return Ok(Answer::Later(Waiting::Turn(PendingWrites::Write { request, data, done })));
     }
     Ok(Answer::Reply(request.as_bytes().to_vec()))
 }

@@ -70,7 +70,7 @@ enum Waiting {
     /// A log of writes to the client's memory begins, or is reported, without requests in flight.
     Log(log::Log),
     /// The rest of a message's writes waits for the next turn.
-    Turn(access::Rest),
+    Turn(access::PendingWrites),
     /// The session waits to move to a thread of its own before message-only memory is mapped.
     Thread(dma::RemoteMap),
 }

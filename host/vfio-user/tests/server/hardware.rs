@@ -28,7 +28,7 @@ enum Call {
 }
 
 #[derive(Default)]
-struct State {
+struct HardwareState {
     calls: Vec<Call>,
     /// The bytes of the last range as a device on the bus finds them when it is mapped, past every
     /// check of this process.
@@ -48,14 +48,14 @@ struct State {
 
 /// A driver that notes its calls.
 #[derive(Clone, Default)]
-struct Fake(Arc<(Mutex<State>, Condvar)>);
+struct Fake(Arc<(Mutex<HardwareState>, Condvar)>);
 
 impl Fake {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HardwareState> {
         self.0.0.lock().unwrap()
     }
 
-    fn note(&self, call: Call) -> MutexGuard<'_, State> {
+    fn note(&self, call: Call) -> MutexGuard<'_, HardwareState> {
         let mut state = self.state();
         state.calls.push(call);
         state
