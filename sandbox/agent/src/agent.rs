@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 use tonic::Status;
 
 use crate::cgroup::Cgroup;
-use crate::container::{Container, Places, check_process, hold_processes};
+use crate::container::{AgentPaths, Container, check_process, hold_processes};
 use crate::lock::lock;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
 use crate::stages::Stages;
 use crate::statuses::{internal, invalid, precondition, refusal, status};
 use crate::table::{Missing, Refused, Table};
-use crate::zygote::Place;
+use crate::zygote::ContainerContext;
 use crate::{log, name};
 
 /// The time that containers have to end when the sandbox does: half of the time that the daemon
@@ -36,7 +36,7 @@ pub type PowerOff = Box<dyn Fn() + Send + Sync>;
 
 /// The agent.
 pub struct Agent {
-    pub places: Places,
+    pub places: AgentPaths,
     pub stages: Arc<Stages>,
     reaper: Arc<Reaper>,
     power_off: PowerOff,
@@ -53,7 +53,7 @@ pub struct Agent {
 impl Agent {
     /// Makes an agent. `power_off` is called a moment after a shutdown was answered.
     pub fn new(
-        places: Places,
+        places: AgentPaths,
         stages: Arc<Stages>,
         reaper: Arc<Reaper>,
         power_off: PowerOff,
@@ -101,7 +101,10 @@ impl Agent {
     }
 
     /// Configures the network interface once it exists. Returns its name.
-    pub async fn network(&self, wanted: crate::network::Wanted) -> Result<String, Status> {
+    pub async fn network(
+        &self,
+        wanted: crate::network::InterfaceSettings,
+    ) -> Result<String, Status> {
         self.stages.network_begins();
         self.stages.modules_loaded().await;
         let interface = crate::network::configure(wanted).await;
@@ -191,7 +194,7 @@ impl Agent {
             return Err(Status::invalid_argument("a fork has no terminal"));
         }
         let (places, reaper) = (&self.places, &self.reaper);
-        let place = Place { container: &container, places, reaper };
+        let place = ContainerContext { container: &container, places, reaper };
         if let Some(asked) = request.zygote.as_ref().filter(|asked| asked.prepare) {
             let refused = place.prepare(&request, asked).await.unwrap_or_default();
             return Ok(ExecReply { refused, ..ExecReply::default() });

@@ -42,7 +42,7 @@ const KEPT_EXECS: usize = 64;
 const MOST_ENDED: usize = 2 * KEPT_EXECS;
 
 /// The paths of the agent's parts in the machine.
-pub struct Places {
+pub struct AgentPaths {
     /// The program of a process's first stage, which is this program.
     pub program: PathBuf,
     /// An existing directory on which containers build their roots, each in its own namespace.
@@ -59,7 +59,7 @@ pub struct Places {
     pub hierarchy: Option<Hierarchy>,
 }
 
-impl Places {
+impl AgentPaths {
     /// Returns whether the kernel supports device policies. Without one, CAP_MKNOD would open every
     /// device, so containers do not get CAP_MKNOD.
     fn restricts_devices(&self) -> bool {
@@ -113,7 +113,7 @@ impl Container {
     /// process waits for [`Process::start`]. The container shares the PID namespace of
     /// `processes_of`, or has one of its own.
     pub async fn create(
-        places: &Places,
+        places: &AgentPaths,
         reaper: &Arc<Reaper>,
         sysctls: BTreeMap<String, String>,
         mut request: CreateContainerRequest,
@@ -183,7 +183,7 @@ impl Container {
 
     /// Restricts the processes of a container that is not privileged to the devices of `spec`, if
     /// the kernel can do so. The first process has been prepared: it had to open those of its root.
-    fn restrict_devices(&self, places: &Places, spec: &InitSpec) -> std::io::Result<()> {
+    fn restrict_devices(&self, places: &AgentPaths, spec: &InitSpec) -> std::io::Result<()> {
         match (&self.cgroup, &spec.container) {
             (Some(cgroup), Some(container)) if !spec.privileged && places.restricts_devices() => {
                 cgroup.restrict_devices(&container.volumes)
@@ -195,7 +195,7 @@ impl Container {
     /// Sets up another process, which waits for [`Process::start`].
     pub async fn exec(
         &self,
-        places: &Places,
+        places: &AgentPaths,
         reaper: &Arc<Reaper>,
         request: ExecRequest,
     ) -> Result<Process, Failure> {
@@ -207,7 +207,7 @@ impl Container {
     ///
     /// # Errors
     /// The container does not run.
-    pub fn further(&self, places: &Places, request: ExecRequest) -> Result<InitSpec> {
+    pub fn further(&self, places: &AgentPaths, request: ExecRequest) -> Result<InitSpec> {
         if !self.main.is_alive() {
             bail!("the container is not running");
         }
@@ -360,7 +360,7 @@ struct Devices {
 }
 
 /// Finds the block devices that `request` names. Waits for those that are not there yet.
-async fn find_devices(places: &Places, request: &CreateContainerRequest) -> Result<Devices> {
+async fn find_devices(places: &AgentPaths, request: &CreateContainerRequest) -> Result<Devices> {
     let root = request.root.as_ref().context("no root file system given")?;
     let volumes = volumes(places, &request.volumes).await?;
     let volatile = match &root.volatile_layer {
@@ -377,7 +377,7 @@ async fn find_devices(places: &Places, request: &CreateContainerRequest) -> Resu
 
 /// Makes the directories of the sandbox that the container shares with others, as far as they are
 /// not there yet. Waits for their disk.
-async fn make_empty_dirs(places: &Places, request: &CreateContainerRequest) -> Result<()> {
+async fn make_empty_dirs(places: &AgentPaths, request: &CreateContainerRequest) -> Result<()> {
     let disk = match &request.empty_dirs_disk {
         Some(device) => Some(nvme::find(&places.sysfs, device).await?),
         None => None,
@@ -401,7 +401,7 @@ struct Plan<'a> {
 impl Plan<'_> {
     /// Returns the description of the container and its first process for that process. It has no
     /// cgroup yet.
-    fn spec(self, places: &Places, file_dirs: &FileDirs) -> Result<InitSpec> {
+    fn spec(self, places: &AgentPaths, file_dirs: &FileDirs) -> Result<InitSpec> {
         let Self { request, devices, sysctls, processes_of, message } = self;
         let root = request.root.unwrap_or_default();
         let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
@@ -441,7 +441,7 @@ impl Plan<'_> {
 }
 
 /// Starts a process that holds a PID namespace, in which it is process 1, until it is killed.
-pub async fn hold_processes(places: &Places, reaper: &Arc<Reaper>) -> Result<Process, Failure> {
+pub async fn hold_processes(places: &AgentPaths, reaper: &Arc<Reaper>) -> Result<Process, Failure> {
     let spec = InitSpec { hold: utf8(&places.base)?, ..InitSpec::default() };
     let holder = Process::prepare(&places.program, reaper, &spec).await?;
     holder.start().await?;
@@ -466,7 +466,7 @@ fn utf8(path: &std::path::Path) -> Result<String> {
     Ok(path.to_str().context("a path that is not UTF-8")?.to_owned())
 }
 
-async fn volumes(places: &Places, volumes: &[Volume]) -> Result<Vec<VolumeSpec>> {
+async fn volumes(places: &AgentPaths, volumes: &[Volume]) -> Result<Vec<VolumeSpec>> {
     let mut specs: Vec<VolumeSpec> = Vec::with_capacity(volumes.len());
     for volume in volumes {
         name::check(&volume.name).context("volume")?;

@@ -49,7 +49,7 @@ struct Mounted {
 }
 
 /// The part of a request that is for one directory, with paths in that.
-pub struct Part {
+pub struct DirectoryRequest {
     path: PathBuf,
     is_file: bool,
     root: Arc<OwnedFd>,
@@ -107,8 +107,8 @@ impl FileDirs {
     }
 
     /// Divides a request into the parts for directories, and the rest, which is for the root.
-    pub fn divide(&self, request: PutFilesRequest) -> (Vec<Part>, PutFilesRequest) {
-        let mut parts: Vec<Part> = self.0.iter().map(Part::of).collect();
+    pub fn divide(&self, request: PutFilesRequest) -> (Vec<DirectoryRequest>, PutFilesRequest) {
+        let mut parts: Vec<DirectoryRequest> = self.0.iter().map(DirectoryRequest::of).collect();
         let mut rest = PutFilesRequest { id: request.id, ..PutFilesRequest::default() };
         for file in request.files {
             match self.find(&file.path) {
@@ -143,19 +143,19 @@ pub fn is_empty(request: &PutFilesRequest) -> bool {
 ///
 /// # Errors
 /// The first failure. All files that could be put into their places are there.
-pub async fn put(parts: Vec<Part>) -> Result<()> {
+pub async fn put(parts: Vec<DirectoryRequest>) -> Result<()> {
     if parts.is_empty() {
         return Ok(());
     }
     copies::within(move || {
         copies::empty_umask()?;
         // All are tried before the first failure is returned.
-        parts.iter().map(Part::put).fold(Ok(()), Result::and)
+        parts.iter().map(DirectoryRequest::put).fold(Ok(()), Result::and)
     })
     .await
 }
 
-impl Part {
+impl DirectoryRequest {
     fn of(dir: &Mounted) -> Self {
         let request = PutFilesRequest::default();
         Self { path: dir.path.clone(), is_file: dir.is_file, root: Arc::clone(&dir.root), request }

@@ -17,13 +17,13 @@ const ROOM: usize = 256 << 10;
 /// The most pieces that are kept, since many tiny ones take more memory than their bytes.
 const PIECES: usize = 4096;
 
-struct Piece {
+struct OutputPiece {
     position: u64,
     stderr: bool,
     bytes: Vec<u8>,
 }
 
-impl Piece {
+impl OutputPiece {
     fn end(&self) -> u64 {
         self.position + self.bytes.len() as u64
     }
@@ -31,15 +31,15 @@ impl Piece {
 
 /// The unrecorded end of a process's output.
 #[derive(Default)]
-pub struct Kept {
-    pieces: VecDeque<Piece>,
+pub struct OutputTail {
+    pieces: VecDeque<OutputPiece>,
     bytes: usize,
     end: u64,
     /// The waker of the task that waits for room.
     waker: Option<Waker>,
 }
 
-impl Kept {
+impl OutputTail {
     /// Returns the range of positions that are kept; it ends at the position of the next byte to
     /// come.
     pub fn range(&self) -> std::ops::Range<u64> {
@@ -55,7 +55,7 @@ impl Kept {
             }
             _ => {
                 let (position, bytes) = (self.end, bytes.to_vec());
-                self.pieces.push_back(Piece { position, stderr, bytes });
+                self.pieces.push_back(OutputPiece { position, stderr, bytes });
             }
         }
         self.end += bytes.len() as u64;
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     /// Returns everything from `position` on, as (standard error, text).
-    fn rest(kept: &Kept, mut position: u64) -> Vec<(bool, String)> {
+    fn rest(kept: &OutputTail, mut position: u64) -> Vec<(bool, String)> {
         let mut all = Vec::new();
         while let Some((stderr, bytes)) = kept.after(position) {
             assert!(!bytes.is_empty());
@@ -132,7 +132,7 @@ mod tests {
         let written = [(false, "one"), (true, "two"), (false, "three"), (false, "four")];
         let text: String = written.iter().map(|(_, text)| *text).collect();
         for recorded in 0..=text.len() {
-            let mut kept = Kept::default();
+            let mut kept = OutputTail::default();
             written.iter().for_each(|(stderr, text)| kept.push(*stderr, text.as_bytes()));
             kept.recorded(recorded as u64);
             assert_eq!(kept.range(), recorded as u64..text.len() as u64);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn streams_stay_apart_and_in_order() {
-        let mut kept = Kept::default();
+        let mut kept = OutputTail::default();
         for (stderr, text) in [(false, "ab"), (false, "cd"), (true, "ef"), (false, "gh")] {
             kept.push(stderr, text.as_bytes());
         }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_full_store_has_room_again_once_the_host_has_recorded() {
         let mut context = Context::from_waker(Waker::noop());
-        let mut kept = Kept::default();
+        let mut kept = OutputTail::default();
         while kept.poll_room(&mut context).is_ready() {
             kept.push(false, &[0; PIECE]);
         }
@@ -173,7 +173,7 @@ mod tests {
         kept.recorded(PIECE as u64);
         assert!(kept.poll_room(&mut context).is_ready());
         // Tiny pieces fill the store by their number.
-        let mut kept = Kept::default();
+        let mut kept = OutputTail::default();
         let mut count = 0;
         while kept.poll_room(&mut context).is_ready() {
             kept.push(count % 2 == 0, b"x");

@@ -105,7 +105,7 @@ use tonic::transport::Server;
 
 use crate::agent::Agent;
 use crate::cgroup::Hierarchy;
-use crate::container::Places;
+use crate::container::AgentPaths;
 use crate::port::Port;
 use crate::reaper::Reaper;
 use crate::service::Service;
@@ -167,7 +167,7 @@ fn run_as_init(first_instruction: u64) -> Result<()> {
         let hierarchy = Hierarchy::new(Path::new(machine::CGROUPS))
             .inspect_err(|error| log!("no cgroups for containers: {error}"))
             .ok();
-        let places = Places {
+        let places = AgentPaths {
             program: machine::read_only_program()?,
             base: machine::BASE.into(),
             sysfs: machine::SYSFS.into(),
@@ -196,7 +196,7 @@ fn serve_socket(first_instruction: u64, args: Vec<String>) -> Result<()> {
     stages.modules_end();
     runtime()?.block_on(async {
         watch_driver(&stages, Path::new(sysfs));
-        let places = Places {
+        let places = AgentPaths {
             program: "/proc/self/exe".into(),
             base: PathBuf::from(base),
             sysfs: PathBuf::from(sysfs),
@@ -223,7 +223,7 @@ fn server() -> Server {
 }
 
 fn service(
-    places: Places,
+    places: AgentPaths,
     stages: Arc<Stages>,
     power_off: agent::PowerOff,
 ) -> AgentServer<Service> {

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The requested settings of the interface. Indices of links are 0.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct InterfaceSettings {
     /// `None`: the interface keeps its own.
     mac: Option<[u8; 6]>,
     /// The PCI address of the function that the interface is of, if it is found by that.
@@ -39,7 +39,7 @@ pub struct Wanted {
     neighbours: Vec<Neighbour>,
 }
 
-impl Wanted {
+impl InterfaceSettings {
     /// Parses a request.
     pub fn parse(request: &ConfigureNetworkRequest) -> Result<Self> {
         let addresses = request.addresses.iter().map(|one| network(&one.address, one.prefix));
@@ -136,7 +136,7 @@ fn absent_at(function: &str) -> String {
 }
 
 /// Waits for the interface and configures it. Returns its name.
-pub async fn configure(wanted: Wanted) -> Result<String> {
+pub async fn configure(wanted: InterfaceSettings) -> Result<String> {
     // Drivers talk to their device while they are loaded, so this must not run on the thread that
     // serves the host.
     tokio::task::spawn_blocking(machine::load_network_modules).await?;
@@ -175,7 +175,7 @@ fn named(link: Link, name: Option<&str>) -> Result<Link> {
 
 /// Returns the interface of the wanted function. Without one, returns the interface that has the
 /// wanted MAC address, or the one that gets it.
-fn interface(sysfs: &Path, links: Vec<Link>, wanted: &Wanted) -> Option<Link> {
+fn interface(sysfs: &Path, links: Vec<Link>, wanted: &InterfaceSettings) -> Option<Link> {
     if let Some(function) = &wanted.function {
         let name = name_at(sysfs, function)?;
         return links.into_iter().find(|link| link.name == name);
@@ -207,7 +207,7 @@ pub fn restart(text: &str) -> Result<()> {
 }
 
 /// Applies the settings. A repetition changes nothing.
-fn apply(link: &Link, wanted: &Wanted) -> Result<()> {
+fn apply(link: &Link, wanted: &InterfaceSettings) -> Result<()> {
     let mut netlink = Netlink::open()?;
     // The host gives all settings, so router advertisements are ignored.
     let setting = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
@@ -302,13 +302,13 @@ mod tests {
 
     #[test]
     fn requests_are_understood_or_refused() {
-        let wanted = Wanted::parse(&request()).unwrap();
+        let wanted = InterfaceSettings::parse(&request()).unwrap();
         assert_eq!(wanted.mac, Some([0x5a, 0x11, 0x0a, 0xd5, 0, 2]));
         assert_eq!((wanted.addresses.len(), wanted.gateways.len(), wanted.mtu), (2, 2, Some(1400)));
         let bad = |change: fn(&mut ConfigureNetworkRequest)| {
             let mut request = request();
             change(&mut request);
-            format!("{:#}", Wanted::parse(&request).unwrap_err())
+            format!("{:#}", InterfaceSettings::parse(&request).unwrap_err())
         };
         assert!(bad(|r| r.mac = "5a:11:0a:d5:00".into()).contains("a MAC address is"));
         assert!(bad(|r| r.mac = "5a:11:0a:d5:00:02:03".into()).contains("a MAC address is"));
@@ -317,7 +317,7 @@ mod tests {
         assert!(bad(|r| r.gateways[0] = "x".into()).contains("no IP address"));
         let route = |route: InterfaceRoute| {
             let request = ConfigureNetworkRequest { routes: vec![route], ..request() };
-            format!("{:#}", Wanted::parse(&request).unwrap_err())
+            format!("{:#}", InterfaceSettings::parse(&request).unwrap_err())
         };
         let destination = "10.0.0.0".to_owned();
         let whole = InterfaceRoute { destination, prefix: 8, ..Default::default() };
@@ -325,7 +325,7 @@ mod tests {
         assert!(route(InterfaceRoute { prefix: 33, ..whole.clone() }).contains("33 bits"));
         assert!(route(InterfaceRoute { gateway: "x".into(), ..whole.clone() }).contains("\"x\""));
         assert!(route(InterfaceRoute { source: "y".into(), ..whole }).contains("\"y\""));
-        let routes = Wanted::parse(&point_to_point()).unwrap().routes;
+        let routes = InterfaceSettings::parse(&point_to_point()).unwrap().routes;
         assert_eq!(routes[0].destination.0.to_string(), "10.213.0.1");
     }
 
@@ -333,7 +333,7 @@ mod tests {
     fn an_interface_of_hardware_is_found_by_its_function() {
         let parse = |mac: &str, pci_address: &str| {
             let (mac, pci_address) = (mac.to_owned(), pci_address.to_owned());
-            Wanted::parse(&ConfigureNetworkRequest { mac, pci_address, ..request() })
+            InterfaceSettings::parse(&ConfigureNetworkRequest { mac, pci_address, ..request() })
         };
         assert!(parse("", "").is_err() && parse("x", "0000:00:06.0").is_err());
         let wanted = parse("", "0000:00:06.0").unwrap();
@@ -362,7 +362,8 @@ mod tests {
         in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
             let mac = Some([0; 6]);
-            let mut wanted = Wanted { mac, ..Wanted::parse(&request()).unwrap() };
+            let mut wanted =
+                InterfaceSettings { mac, ..InterfaceSettings::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
             let sysfs = Path::new(machine::SYSFS);
@@ -390,7 +391,7 @@ mod tests {
         in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
             let wanted = ConfigureNetworkRequest { name: "net1".into(), ..request() };
-            let name = Wanted::parse(&wanted).unwrap().name;
+            let name = InterfaceSettings::parse(&wanted).unwrap().name;
             for _ in 0..2 {
                 let link = netlink.links().unwrap().remove(0);
                 let link = named(link, name.as_deref()).unwrap();
@@ -408,7 +409,8 @@ mod tests {
         in_namespace(|| {
             let mut netlink = Netlink::open().unwrap();
             let mac = Some([0; 6]);
-            let wanted = Wanted { mac, ..Wanted::parse(&point_to_point()).unwrap() };
+            let wanted =
+                InterfaceSettings { mac, ..InterfaceSettings::parse(&point_to_point()).unwrap() };
             let sysfs = Path::new(machine::SYSFS);
             let link = interface(sysfs, netlink.links().unwrap(), &wanted).unwrap();
             for _ in 0..2 {

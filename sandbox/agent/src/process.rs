@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 use crate::file::{AsyncFile, register};
 use crate::init::channel::{self, Report};
 use crate::init::{InitSpec, SUBCOMMAND};
-use crate::kept::Kept;
+use crate::kept::OutputTail;
 use crate::lock::lock;
 use crate::reaper::{Exit, Reaper};
 
@@ -72,7 +72,7 @@ pub struct Process {
     /// The streams, locked by the attached Stdio stream.
     pub outputs: Arc<tokio::sync::Mutex<Outputs>>,
     /// Output that was read and that the host has not recorded yet.
-    kept: Mutex<Kept>,
+    kept: Mutex<OutputTail>,
     /// Set once its exit status was told, or nobody is left to ask for it.
     told: AtomicBool,
 }
@@ -175,7 +175,7 @@ impl Process {
     }
 
     /// Returns the output that the host has not recorded yet.
-    pub fn kept(&self) -> MutexGuard<'_, Kept> {
+    pub fn kept(&self) -> MutexGuard<'_, OutputTail> {
         lock(&self.kept)
     }
 

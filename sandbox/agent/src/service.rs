@@ -95,7 +95,7 @@ impl AgentService for Service {
         request: Request<ConfigureNetworkRequest>,
     ) -> Reply<ConfigureNetworkReply> {
         let request = request.into_inner();
-        let wanted = crate::network::Wanted::parse(&request).map_err(invalid)?;
+        let wanted = crate::network::InterfaceSettings::parse(&request).map_err(invalid)?;
         let interface = self.complete(|agent| async move { agent.network(wanted).await }).await?;
         Ok(Response::new(ConfigureNetworkReply { interface }))
     }

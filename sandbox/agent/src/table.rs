@@ -24,9 +24,9 @@ pub enum Missing {
 }
 
 /// A table of things by id.
-pub struct Table<T>(Mutex<State<T>>);
+pub struct Table<T>(Mutex<TableState<T>>);
 
-struct State<T> {
+struct TableState<T> {
     /// Things by id; `None` while the id is reserved.
     entries: HashMap<String, Option<Arc<T>>>,
     /// Set once nothing can be added any more.
@@ -43,7 +43,7 @@ pub struct Reservation<'a, T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Table(Mutex::new(State { entries: HashMap::new(), closed: false }))
+        Table(Mutex::new(TableState { entries: HashMap::new(), closed: false }))
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::MutexGuard;
 use tokio::time::Instant;
 
 use crate::cgroup::Cgroup;
-use crate::container::{Container, Places, Zygote};
+use crate::container::{AgentPaths, Container, Zygote};
 use crate::init::InitSpec;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
@@ -41,16 +41,16 @@ pub struct Begun {
 
 /// The container, and what it takes to start processes in it.
 #[derive(Clone, Copy)]
-pub struct Place<'a> {
+pub struct ContainerContext<'a> {
     /// The container.
     pub container: &'a Arc<Container>,
     /// The agent's paths.
-    pub places: &'a Places,
+    pub places: &'a AgentPaths,
     /// The dispatcher of exit statuses.
     pub reaper: &'a Arc<Reaper>,
 }
 
-impl Place<'_> {
+impl ContainerContext<'_> {
     /// Sets up a process: a fork if `request` asks for one and the program can be forked.
     pub async fn begin(self, mut request: ExecRequest) -> Result<Begun, Failure> {
         let Some(asked) = request.zygote.take() else {

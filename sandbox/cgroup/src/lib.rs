@@ -48,4 +48,4 @@ pub use group::{Group, Usage};
 pub use hierarchy::{Hierarchies, ROOT, V1_CONTROLLERS};
 pub use limits::Limits;
 pub use pool::{Pool, PoolCounts, Settings};
-pub use turns::Turn;
+pub use turns::Slot;

@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::reset::{Reset, reset};
-use crate::turns::Turns;
-use crate::{Counters, Group, Hierarchies, Limits, Result, Turn};
+use crate::turns::SlotQueue;
+use crate::{Counters, Group, Hierarchies, Limits, Result, Slot};
 
 /// Time between two attempts to reset a group that a process has not left yet, and between two
 /// looks at requests that wait.
@@ -59,13 +59,13 @@ pub struct Pool {
 struct Shared {
     hierarchies: Hierarchies,
     settings: Settings,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     work: Condvar,
-    turns: Turns,
+    turns: SlotQueue,
 }
 
 #[derive(Debug)]
-struct State {
+struct PoolState {
     ready: Vec<Group>,
     returning: VecDeque<Returning>,
     /// Set while the thread resets a group, which is in neither list then.
@@ -91,9 +91,9 @@ struct Returning {
     at: Instant,
 }
 
-type Guard<'a> = MutexGuard<'a, State>;
+type Guard<'a> = MutexGuard<'a, PoolState>;
 
-enum Work {
+enum PoolWork {
     Make(String),
     Reset(Returning),
 }
@@ -104,7 +104,7 @@ impl Pool {
     /// # Errors
     /// The error of creating a thread.
     pub fn new(hierarchies: Hierarchies, settings: Settings) -> std::io::Result<Self> {
-        let state = State {
+        let state = PoolState {
             ready: Vec::new(),
             returning: VecDeque::new(),
             resetting: false,
@@ -117,7 +117,7 @@ impl Pool {
             make_at: Instant::now(),
         };
         let state = Mutex::new(state);
-        let (work, turns) = (Condvar::new(), Turns::of_host());
+        let (work, turns) = (Condvar::new(), SlotQueue::of_host());
         let shared = Arc::new(Shared { hierarchies, settings, state, work, turns });
         let works = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("cgroups".into()).spawn(move || {
@@ -159,7 +159,7 @@ impl Pool {
     ///
     /// Waits for 1 s at most, whatever the others do; the turn is then one more than those. Blocks
     /// the thread, so this is no call for an asynchronous task. The thread must have no other turn.
-    pub fn turn(&self) -> Turn<'_> {
+    pub fn turn(&self) -> Slot<'_> {
         self.shared.turns.take()
     }
 
@@ -257,8 +257,8 @@ impl Shared {
     fn run(&self) {
         while let Some(work) = self.next() {
             match work {
-                Work::Make(name) => self.make(&name),
-                Work::Reset(returning) => {
+                PoolWork::Make(name) => self.make(&name),
+                PoolWork::Reset(returning) => {
                     self.reset(returning);
                     self.lock().resetting = false;
                 }
@@ -267,7 +267,7 @@ impl Shared {
     }
 
     /// Waits for work. Returns `None` once the pool is closed.
-    fn next(&self) -> Option<Work> {
+    fn next(&self) -> Option<PoolWork> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -277,7 +277,7 @@ impl Shared {
             let due = state.returning.iter().position(|one| one.at <= now);
             if let Some(returning) = due.and_then(|index| state.returning.remove(index)) {
                 state.resetting = true;
-                return Some(Work::Reset(returning));
+                return Some(PoolWork::Reset(returning));
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
@@ -288,7 +288,7 @@ impl Shared {
                     state = self.lock();
                     continue;
                 }
-                return Some(Work::Make(self.next_name(&mut state)));
+                return Some(PoolWork::Make(self.next_name(&mut state)));
             }
             let times = state.returning.iter().map(|one| one.at);
             let next = times.chain(wants.then_some(state.make_at)).min();
@@ -298,7 +298,7 @@ impl Shared {
 
     /// Returns a name that no group of the pool has. A group that is being reset may be there in
     /// part.
-    fn next_name(&self, state: &mut State) -> String {
+    fn next_name(&self, state: &mut PoolState) -> String {
         loop {
             state.next += 1;
             let name = format!("{}-{}", self.settings.tag, state.next);

@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A number of places, and the threads that wait for one.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct SlotQueue {
     places: usize,
     patience: Duration,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     /// Places that are taken. No thread waits while one is free.
     taken: usize,
     /// Waiting threads, by their tickets, in the order of arrival.
@@ -35,12 +35,12 @@ struct State {
 /// A turn, which ends when this value is dropped, also by a panic.
 #[derive(Debug)]
 #[must_use = "the turn ends when this value is dropped"]
-pub struct Turn<'a> {
+pub struct Slot<'a> {
     /// The place that the turn has. `None` after a wait of [`PATIENCE`]: the turn has no place.
-    place: Option<&'a Turns>,
+    place: Option<&'a SlotQueue>,
 }
 
-impl Turns {
+impl SlotQueue {
     /// Makes as many places as the process has CPUs, and two at least: one holder that waits for
     /// the kernel leaves a place for others.
     pub(crate) fn of_host() -> Self {
@@ -54,11 +54,11 @@ impl Turns {
 
     /// Waits for the turns of all earlier requests to begin and for one of them to end, or for the
     /// longest wait of all.
-    pub(crate) fn take(&self) -> Turn<'_> {
+    pub(crate) fn take(&self) -> Slot<'_> {
         let mut state = self.lock();
         if state.taken < self.places {
             state.taken += 1;
-            return Turn { place: Some(self) };
+            return Slot { place: Some(self) };
         }
         let ticket = state.next;
         state.next += 1;
@@ -73,27 +73,27 @@ impl Turns {
     }
 
     /// Waits until no thread waits with `ticket`: then its place is the calling thread's.
-    fn wait(&self, ticket: u64) -> Turn<'_> {
+    fn wait(&self, ticket: u64) -> Slot<'_> {
         let begun = Instant::now();
         loop {
             // Returns early now and then, for no reason or for one of somebody else's.
             std::thread::park_timeout(self.patience.saturating_sub(begun.elapsed()));
             let mut state = self.lock();
             let found = state.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket);
-            let Ok(index) = found else { return Turn { place: Some(self) } };
+            let Ok(index) = found else { return Slot { place: Some(self) } };
             if begun.elapsed() >= self.patience {
                 state.waiting.remove(index);
-                return Turn { place: None };
+                return Slot { place: None };
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Slot<'_> {
     fn drop(&mut self) {
         let Some(turns) = self.place else { return };
         let mut state = turns.lock();
@@ -120,7 +120,7 @@ mod tests {
     /// A wait that no test sees the end of.
     const LONG: Duration = Duration::from_secs(100_000);
 
-    fn wait_for(turns: &Turns, waiting: usize) {
+    fn wait_for(turns: &SlotQueue, waiting: usize) {
         while turns.lock().waiting.len() != waiting {
             std::thread::yield_now();
         }
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn turns_come_in_the_order_of_arrival() {
-        let turns = Turns::new(1, LONG);
+        let turns = SlotQueue::new(1, LONG);
         let seen = Mutex::new(Vec::new());
         let held = turns.take();
         std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn no_more_turns_run_than_there_are_places() {
-        let turns = Turns::new(3, LONG);
+        let turns = SlotQueue::new(3, LONG);
         let running = Mutex::new((0_usize, 0_usize));
         let (turns, running) = (&turns, &running);
         std::thread::scope(|scope| {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_a_turn() {
-        let turns = Turns::new(1, LONG);
+        let turns = SlotQueue::new(1, LONG);
         let panics = || {
             let _turn = turns.take();
             resume_unwind(Box::new("on purpose"));
@@ -190,7 +190,7 @@ mod tests {
     /// Two holders that do not come back delay the others, and do not stop them.
     #[test]
     fn a_holder_that_hangs_stops_nobody() {
-        let turns = Turns::new(2, Duration::from_millis(10));
+        let turns = SlotQueue::new(2, Duration::from_millis(10));
         let held = [turns.take(), turns.take()];
         let (done, outcome) = channel();
         std::thread::scope(|scope| {

@@ -48,8 +48,8 @@ mod unpack;
 pub use error::{Error, Result};
 pub use kernel::Kernel;
 pub use modules::{
-    BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, VLAN, WANTED,
-    Wanted,
+    BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, SandboxDriver,
+    VLAN, WANTED,
 };
 
 use cpio::Archive;

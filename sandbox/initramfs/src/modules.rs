@@ -23,7 +23,7 @@ const SIGNATURE_END: &[u8] = b"~Module signature appended~\n";
 
 /// A driver that a sandbox uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct SandboxDriver {
     /// The module's name, with underscores.
     pub name: &'static str,
     /// Set if a kernel without the module cannot run sandboxes.
@@ -33,67 +33,69 @@ pub struct Wanted {
 /// The modules that every sandbox uses: the bus of the agent's port and the port itself, the disk,
 /// the image and the layer above it, and optionally the file system of volumes and the random
 /// number generator.
-pub const WANTED: &[Wanted] = &[
-    Wanted { name: "virtio_pci", required: true },
-    Wanted { name: "virtio_console", required: true },
-    Wanted { name: "nvme", required: true },
-    Wanted { name: "erofs", required: true },
-    Wanted { name: "overlay", required: true },
-    Wanted { name: "ext4", required: false },
-    Wanted { name: "virtio_rng", required: false },
+pub const WANTED: &[SandboxDriver] = &[
+    SandboxDriver { name: "virtio_pci", required: true },
+    SandboxDriver { name: "virtio_console", required: true },
+    SandboxDriver { name: "nvme", required: true },
+    SandboxDriver { name: "erofs", required: true },
+    SandboxDriver { name: "overlay", required: true },
+    SandboxDriver { name: "ext4", required: false },
+    SandboxDriver { name: "virtio_rng", required: false },
 ];
 
 /// Modules that few sandboxes use, loaded on request: the VMM's own disk, for comparisons.
-pub const EXTRA: &[Wanted] = &[Wanted { name: "virtio_blk", required: false }];
+pub const EXTRA: &[SandboxDriver] = &[SandboxDriver { name: "virtio_blk", required: false }];
 
 /// Modules of [`EXTRA`], and those of network interfaces that are virtual functions of hardware, as
 /// far as the kernel has them: of ConnectX, 82599 and newer, 82576 and I350, 700 and 800 series,
 /// NetXtreme-E.
-pub const HARDWARE: &[Wanted] = &[
-    Wanted { name: "virtio_blk", required: false },
-    Wanted { name: "mlx5_core", required: false },
-    Wanted { name: "ixgbevf", required: false },
-    Wanted { name: "igbvf", required: false },
-    Wanted { name: "iavf", required: false },
-    Wanted { name: "bnxt_en", required: false },
+pub const HARDWARE: &[SandboxDriver] = &[
+    SandboxDriver { name: "virtio_blk", required: false },
+    SandboxDriver { name: "mlx5_core", required: false },
+    SandboxDriver { name: "ixgbevf", required: false },
+    SandboxDriver { name: "igbvf", required: false },
+    SandboxDriver { name: "iavf", required: false },
+    SandboxDriver { name: "bnxt_en", required: false },
 ];
 
 /// Modules that a sandbox with a network needs in addition, whatever kind its interface is of.
 /// Slipway's own driver for e1000 interfaces, where the kernel's directory has it, comes before the
 /// kernel's: the first takes the interface.
-pub const NETWORK: &[Wanted] = &[
-    Wanted { name: "virtio_net", required: false },
-    Wanted { name: "e1000_slipway", required: false },
-    Wanted { name: "e1000", required: false },
+pub const NETWORK: &[SandboxDriver] = &[
+    SandboxDriver { name: "virtio_net", required: false },
+    SandboxDriver { name: "e1000_slipway", required: false },
+    SandboxDriver { name: "e1000", required: false },
 ];
 
 /// Modules for VLAN interfaces, loaded when the guest's kernel requests them.
-pub const VLAN: &[Wanted] = &[Wanted { name: "8021q", required: false }];
+pub const VLAN: &[SandboxDriver] = &[SandboxDriver { name: "8021q", required: false }];
 
 /// Modules for bridges, which containers in a pod or with all rights may make, loaded when the
 /// guest's kernel requests them.
-pub const BRIDGE: &[Wanted] = &[Wanted { name: "bridge", required: false }];
+pub const BRIDGE: &[SandboxDriver] = &[SandboxDriver { name: "bridge", required: false }];
 
 /// Modules for a root in shared pages: the device that tells where they are, and the disk that a
 /// file system is mounted from.
-pub const PMEM: &[Wanted] =
-    &[Wanted { name: "virtio_pmem", required: true }, Wanted { name: "nd_pmem", required: true }];
+pub const PMEM: &[SandboxDriver] = &[
+    SandboxDriver { name: "virtio_pmem", required: true },
+    SandboxDriver { name: "nd_pmem", required: true },
+];
 
 /// Modules for memory that comes and goes while the guest runs.
-pub const MEMORY: &[Wanted] = &[Wanted { name: "virtio_mem", required: true }];
+pub const MEMORY: &[SandboxDriver] = &[SandboxDriver { name: "virtio_mem", required: true }];
 
 /// Modules that list and end connections, for a machine that was saved while it ran.
-pub const CONNECTIONS: &[Wanted] = &[
-    Wanted { name: "inet_diag", required: false },
-    Wanted { name: "tcp_diag", required: false },
-    Wanted { name: "udp_diag", required: false },
+pub const CONNECTIONS: &[SandboxDriver] = &[
+    SandboxDriver { name: "inet_diag", required: false },
+    SandboxDriver { name: "tcp_diag", required: false },
+    SandboxDriver { name: "udp_diag", required: false },
 ];
 
 /// Modules for directories of the host: FUSE and its virtio transport.
-pub const SHARES: &[Wanted] = &[Wanted { name: "virtiofs", required: true }];
+pub const SHARES: &[SandboxDriver] = &[SandboxDriver { name: "virtiofs", required: true }];
 
 /// Modules for a socket function: a driver that leaves the function to a program.
-pub const SOCKETS: &[Wanted] = &[Wanted { name: "uio_pci_generic", required: true }];
+pub const SOCKETS: &[SandboxDriver] = &[SandboxDriver { name: "uio_pci_generic", required: true }];
 
 /// A module, ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +112,7 @@ pub(crate) struct Module {
 /// group may rely on the first, and on no other group.
 pub(crate) fn resolve<const N: usize>(
     directory: &Path,
-    groups: [&[Wanted]; N],
+    groups: [&[SandboxDriver]; N],
 ) -> Result<[Vec<Module>; N]> {
     let mut resolver = Resolver::new(directory)?;
     let mut first = None;
@@ -146,9 +148,9 @@ impl Resolver {
     }
 
     /// Returns the modules that `wanted` needs in addition to those that were visited before.
-    fn all(&mut self, wanted: &[Wanted]) -> Result<Vec<Module>> {
+    fn all(&mut self, wanted: &[SandboxDriver]) -> Result<Vec<Module>> {
         let mut missing = Vec::new();
-        for Wanted { name, required } in wanted {
+        for SandboxDriver { name, required } in wanted {
             if self.has(name) {
                 self.load(name, 0)?;
             } else if *required {
@@ -320,7 +322,7 @@ mod tests {
     }
 
     fn resolved(directory: &tempfile::TempDir, name: &'static str) -> Result<Vec<String>> {
-        let [modules] = resolve(directory.path(), [&[Wanted { name, required: true }]])?;
+        let [modules] = resolve(directory.path(), [&[SandboxDriver { name, required: true }]])?;
         Ok(modules.into_iter().map(|module| module.name).collect())
     }
 
@@ -381,7 +383,7 @@ mod tests {
         let signed = [fs::read(&path).unwrap().as_slice(), b"PKCS#7", SIGNATURE_END].concat();
         fs::write(&path, &signed).unwrap();
         let object = |name| {
-            let wanted = [Wanted { name, required: true }];
+            let wanted = [SandboxDriver { name, required: true }];
             let [mut modules] = resolve(directory.path(), [&wanted]).unwrap();
             modules.remove(0).object
         };

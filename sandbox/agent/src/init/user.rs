@@ -74,14 +74,14 @@ fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-struct Entry<'a> {
+struct PasswdEntry<'a> {
     name: &'a str,
     uid: u32,
     gid: u32,
     home: &'a str,
 }
 
-fn find_user<'a>(passwd: &'a str, wanted: &str) -> Option<Entry<'a>> {
+fn find_user<'a>(passwd: &'a str, wanted: &str) -> Option<PasswdEntry<'a>> {
     let entries = || passwd.lines().filter_map(parse_user);
     // A name that looks like a number is first looked up as a name, as in docker.
     entries().find(|entry| entry.name == wanted).or_else(|| {
@@ -90,14 +90,14 @@ fn find_user<'a>(passwd: &'a str, wanted: &str) -> Option<Entry<'a>> {
     })
 }
 
-fn parse_user(line: &str) -> Option<Entry<'_>> {
+fn parse_user(line: &str) -> Option<PasswdEntry<'_>> {
     let mut fields = line.split(':');
     let name = fields.next()?;
     let mut fields = fields.skip(1);
     let uid = fields.next()?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1).unwrap_or_default();
-    Some(Entry { name, uid, gid, home })
+    Some(PasswdEntry { name, uid, gid, home })
 }
 
 /// Parses an entry to (name, gid, members). Returns `None` if the line is malformed.

@@ -60,7 +60,7 @@ mod tests {
     use slipway_netlink::{Address, Neighbour};
 
     use super::super::tests::{in_namespace, request};
-    use super::super::{Wanted, apply, interface};
+    use super::super::{InterfaceSettings, apply, interface};
     use super::*;
 
     /// Own address, the network's prefix, and a neighbour of the saved machine's interface.
@@ -137,7 +137,8 @@ mod tests {
             let unconnected = UdpSocket::bind("0.0.0.0:0").unwrap();
 
             let saved_mac = link.mac;
-            let mut wanted = Wanted { saved_mac, ..Wanted::parse(&request()).unwrap() };
+            let mut wanted =
+                InterfaceSettings { saved_mac, ..InterfaceSettings::parse(&request()).unwrap() };
             // The interface has no neighbour in IPv6.
             wanted.gateways.pop();
             let found =
