@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tempfile::{NamedTempFile, TempPath};
 
 use super::index::{Record, sync_dir};
-use super::turn::{Taken, Turn, Work, check_names};
+use super::turn::{ImagePart, Taken, WorkRight, check_names};
 use super::{Cache, Image, now, origins, remove_file};
 use crate::manifest::Plan;
 use crate::resolve;
@@ -212,14 +212,14 @@ impl Cache {
     ) -> Result<Image> {
         let (digest, origin) = (plan.digest, fetcher.origin());
         let turn = |work| self.turn(work, &digest, origin.as_ref(), &names, &*progress);
-        let fetching = match turn(Work::Fetch).await? {
-            Turn::There(image) => return Ok(*image),
-            Turn::Ours(lock) => lock,
+        let fetching = match turn(ImagePart::Fetch).await? {
+            WorkRight::There(image) => return Ok(*image),
+            WorkRight::Ours(lock) => lock,
         };
         let layers = self.fetch(&plan, &fetcher, &progress).await?;
-        let building = match turn(Work::Build).await? {
-            Turn::There(image) => return Ok(*image),
-            Turn::Ours(lock) => lock,
+        let building = match turn(ImagePart::Build).await? {
+            WorkRight::There(image) => return Ok(*image),
+            WorkRight::Ours(lock) => lock,
         };
         let cache = self.clone();
         blocking(move || {

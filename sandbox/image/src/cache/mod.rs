@@ -25,7 +25,7 @@ mod turn;
 pub(crate) use make::Files;
 pub use make::PullPolicy;
 pub use turn::Taken;
-pub(crate) use turn::{Turn, Work};
+pub(crate) use turn::{ImagePart, WorkRight};
 
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};

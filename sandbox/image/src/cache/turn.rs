@@ -33,7 +33,7 @@ pub enum Taken {
 
 /// A part of making an image.
 #[derive(Clone, Copy)]
-pub(crate) enum Work {
+pub(crate) enum ImagePart {
     /// The data is fetched.
     Fetch,
     /// The image's file is built, of data that is here.
@@ -41,7 +41,7 @@ pub(crate) enum Work {
 }
 
 /// The outcome of asking for the right to do a part of making an image.
-pub(crate) enum Turn {
+pub(crate) enum WorkRight {
     /// The image is in the cache already.
     There(Box<Image>),
     /// Nobody else does this part while this lock is held.
@@ -54,26 +54,26 @@ impl Cache {
     /// origin.
     pub(crate) async fn turn(
         &self,
-        work: Work,
+        work: ImagePart,
         digest: &Digest,
         origin: Option<&Origin>,
         names: &(Vec<Reference>, Taken),
         progress: &dyn Progress,
-    ) -> Result<Turn> {
+    ) -> Result<WorkRight> {
         let there = |image| {
             progress.event(Event::Finished(digest));
-            Turn::There(Box::new(image))
+            WorkRight::There(Box::new(image))
         };
         if let Some(image) = self.adopt(digest, origin, names).await? {
             return Ok(there(image));
         }
         let path = match work {
-            Work::Fetch => self.fetch_lock_path(digest, origin),
-            Work::Build => self.work_lock_path(digest),
+            ImagePart::Fetch => self.fetch_lock_path(digest, origin),
+            ImagePart::Build => self.work_lock_path(digest),
         };
         let lock = self.lock_work(&path, digest, progress).await?;
         // The previous holder of the lock may have made the image.
-        Ok(self.adopt(digest, origin, names).await?.map_or(Turn::Ours(lock), there))
+        Ok(self.adopt(digest, origin, names).await?.map_or(WorkRight::Ours(lock), there))
     }
 
     /// Adds `names` and `origin` to the image and returns it. Returns `None` if the image is not in

@@ -15,8 +15,8 @@ use slipway_lazy_spec::Extent;
 
 use super::budget::Budget;
 use super::partial::{Partial, Settings};
-use crate::root::erofs::pick::{Bounds, Content, Picked, Way, pick};
-use crate::root::tree::Piece;
+use crate::root::erofs::pick::{Bounds, Content, PathNames, Picked, pick};
+use crate::root::tree::FileRun;
 use crate::source::blocking;
 use crate::{Access, Cache, Digest, Error, Image, Reference, Result, Silent};
 
@@ -71,7 +71,7 @@ impl Cache {
     async fn fetch_pieces(
         &self,
         image: Image,
-        picked: &BTreeMap<Way, Picked>,
+        picked: &BTreeMap<PathNames, Picked>,
         access: impl Fn(&Reference) -> Access + Send + 'static,
     ) -> Result<()> {
         let extents: Vec<Extent> = picked.values().flat_map(extents).collect();
@@ -112,12 +112,12 @@ fn extents(picked: &Picked) -> Vec<Extent> {
 }
 
 /// Copies what was chosen in `image` below the folder `into`.
-fn copy(image: &File, picked: &BTreeMap<Way, Picked>, into: &Path) -> Result<()> {
+fn copy(image: &File, picked: &BTreeMap<PathNames, Picked>, into: &Path) -> Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open(into, flags, Mode::empty());
     let root = root.map_err(|e| Error::io("open", into, e.into()))?;
     let target = Target { root, image };
-    let shown = |way: &Way| into.join(path(way));
+    let shown = |way: &PathNames| into.join(path(way));
     for (way, picked) in picked {
         target.make(way, picked).map_err(|e| Error::io("copy to", &shown(way), e))?;
     }
@@ -194,7 +194,7 @@ impl Target<'_> {
         }
     }
 
-    fn write(&self, file: &File, bytes: u64, pieces: &[Piece]) -> io::Result<()> {
+    fn write(&self, file: &File, bytes: u64, pieces: &[FileRun]) -> io::Result<()> {
         let mut buffer = vec![0; PIECE];
         file.set_len(bytes)?;
         for piece in pieces {

@@ -36,9 +36,9 @@ pub(crate) struct Filling {
 }
 
 /// A connection's use of an image. While there is one, failed requests are repeated.
-pub(crate) struct Use(Arc<Filling>);
+pub(crate) struct ImageUse(Arc<Filling>);
 
-impl Use {
+impl ImageUse {
     /// Returns a receiver of whether the file has everything.
     pub(crate) fn whole(&self) -> watch::Receiver<bool> {
         self.0.whole.subscribe()
@@ -49,7 +49,7 @@ impl Use {
     }
 }
 
-impl Drop for Use {
+impl Drop for ImageUse {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::SeqCst);
         self.0.partial.changed.notify_one();
@@ -73,7 +73,7 @@ impl Drop for Busy<'_> {
 }
 
 /// The outcome of a look at the image's files while it is being filled.
-enum Look {
+enum FillCheck {
     /// They are the ones that are being filled.
     Same,
     /// Another process has made the image whole.
@@ -105,10 +105,10 @@ impl Filling {
     }
 
     /// Counts a connection.
-    pub(crate) fn connect(self: &Arc<Self>) -> Use {
+    pub(crate) fn connect(self: &Arc<Self>) -> ImageUse {
         self.connections.fetch_add(1, Ordering::SeqCst);
         self.partial.changed.notify_one();
-        Use(Arc::clone(self))
+        ImageUse(Arc::clone(self))
     }
 
     /// Returns whether there is a connection.
@@ -138,11 +138,11 @@ impl Filling {
         }
     }
 
-    async fn look(self: &Arc<Self>) -> Result<Look> {
+    async fn look(self: &Arc<Self>) -> Result<FillCheck> {
         let filling = Arc::clone(self);
         blocking(move || {
             if filling.is_same()? {
-                return Ok(Look::Same);
+                return Ok(FillCheck::Same);
             }
             let partial = &filling.partial;
             let image = partial.cache.get(&partial.digest.to_string())?;
@@ -151,7 +151,7 @@ impl Filling {
                 std::fs::metadata(path).is_ok_and(|m| partial.stamp.is_of(Stamp::file(&m)))
             };
             let is_whole = image.is_some_and(|image| !image.lazy && is_ours(&image.erofs_path));
-            Ok(if is_whole { Look::Whole } else { Look::Gone })
+            Ok(if is_whole { FillCheck::Whole } else { FillCheck::Gone })
         })
         .await
     }
@@ -170,9 +170,9 @@ impl Filling {
             }
             if self.starts_ahead(&ahead) && flights.len() < MOST_REQUESTS {
                 match self.look().await {
-                    Ok(Look::Same) => {}
-                    Ok(Look::Whole) => return self.tell_whole(),
-                    Ok(Look::Gone) => return self.partial.close(),
+                    Ok(FillCheck::Same) => {}
+                    Ok(FillCheck::Whole) => return self.tell_whole(),
+                    Ok(FillCheck::Gone) => return self.partial.close(),
                     Err(error) => {
                         self.ahead_failed(&mut ahead, &error);
                         continue;

@@ -20,14 +20,14 @@ const HEAD: usize = 56;
 
 /// One bit for each span of an image.
 #[derive(Debug)]
-pub(crate) struct Have {
+pub(crate) struct SpanBitmap {
     file: Option<File>,
     bits: Vec<u8>,
     count: usize,
     missing: usize,
 }
 
-impl Have {
+impl SpanBitmap {
     /// Opens the bitmap at `path`, of the map with this identity and `count` spans. Begins with
     /// zeros if the file is missing, of another map or damaged.
     ///
@@ -180,32 +180,36 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.have");
         let (one, other) = (Digest::of(b"1"), Digest::of(b"2"));
-        let mut have = Have::open(&path, &one, 20).unwrap();
+        let mut have = SpanBitmap::open(&path, &one, 20).unwrap();
         assert_eq!(have.missing(), 20);
         for span in [0, 7, 8, 19, 19, 20, 1000] {
             have.set(span);
         }
         drop(have);
-        let have = Have::open(&path, &one, 20).unwrap();
+        let have = SpanBitmap::open(&path, &one, 20).unwrap();
         assert_eq!(have.missing(), 16);
         assert!([0, 7, 8, 19].into_iter().all(|span| have.has(span)));
         assert!(!have.has(1) && !have.has(20) && !have.has(1000));
-        assert_eq!(Have::read(&path, &one, 20).unwrap().missing(), 16);
-        assert_eq!(Have::read(&path, &other, 20).unwrap().missing(), 20);
-        assert_eq!(Have::read(&path, &one, 21).unwrap().missing(), 21);
-        assert_eq!(Have::read(&dir.path().join("none"), &one, 3).unwrap().missing(), 3);
+        assert_eq!(SpanBitmap::read(&path, &one, 20).unwrap().missing(), 16);
+        assert_eq!(SpanBitmap::read(&path, &other, 20).unwrap().missing(), 20);
+        assert_eq!(SpanBitmap::read(&path, &one, 21).unwrap().missing(), 21);
+        assert_eq!(SpanBitmap::read(&dir.path().join("none"), &one, 3).unwrap().missing(), 3);
         let mut stale = have;
-        assert_eq!(Have::open(&path, &other, 20).unwrap().missing(), 20);
+        assert_eq!(SpanBitmap::open(&path, &other, 20).unwrap().missing(), 20);
         stale.set(1);
-        assert_eq!(Have::open(&path, &other, 20).unwrap().missing(), 20, "of the old map");
-        assert_eq!(Have::open(&path, &one, 20).unwrap().missing(), 20, "the other map took it");
+        assert_eq!(SpanBitmap::open(&path, &other, 20).unwrap().missing(), 20, "of the old map");
+        assert_eq!(
+            SpanBitmap::open(&path, &one, 20).unwrap().missing(),
+            20,
+            "the other map took it"
+        );
     }
 
     #[test]
     fn a_damaged_file_counts_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let (path, map) = (dir.path().join("x.have"), Digest::of(b"1"));
-        let fill = || (0..20).for_each(|span| Have::open(&path, &map, 20).unwrap().set(span));
+        let fill = || (0..20).for_each(|span| SpanBitmap::open(&path, &map, 20).unwrap().set(span));
         fill();
         let whole = std::fs::read(&path).unwrap();
         let cut = whole[..whole.len() - 1].to_vec();
@@ -214,19 +218,19 @@ mod tests {
         version[8] = 2;
         for bytes in [cut, long, version, Vec::new()] {
             std::fs::write(&path, bytes).unwrap();
-            assert_eq!(Have::open(&path, &map, 20).unwrap().missing(), 20);
+            assert_eq!(SpanBitmap::open(&path, &map, 20).unwrap().missing(), 20);
         }
         // Bits beyond the last span are not counted.
         fill();
         let mut bytes = std::fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() = 0xff;
         std::fs::write(&path, bytes).unwrap();
-        assert_eq!(Have::open(&path, &map, 20).unwrap().missing(), 0);
+        assert_eq!(SpanBitmap::open(&path, &map, 20).unwrap().missing(), 0);
     }
 
     #[test]
     fn missing_spans_are_found_from_both_sides() {
-        let mut have = Have::in_memory(40);
+        let mut have = SpanBitmap::in_memory(40);
         (0..40).filter(|span| ![3, 24].contains(span)).for_each(|span| have.set(span));
         assert_eq!((have.missing_from(0), have.missing_from(4)), (Some(3), Some(24)));
         assert_eq!((have.missing_from(24), have.missing_from(25)), (Some(24), None));

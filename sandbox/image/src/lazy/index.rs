@@ -13,7 +13,7 @@ use crate::manifest::Layer;
 use crate::root::budget::{self, Budget};
 use crate::root::merge::{MergeError, Merger};
 use crate::root::read::{Entry, What, add_xattr};
-use crate::root::tree::{Data, Meta, NodeKind, Piece, show};
+use crate::root::tree::{Data, FileRun, Meta, NodeKind, show};
 use crate::{Digest, Error, Limits, Result};
 
 /// The most bytes of a footer, which is at the end of a layer.
@@ -84,7 +84,7 @@ pub(crate) struct Index {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
     /// The offset in a virtual layer in which all chunks follow each other, as
-    /// [`Piece::from`](crate::root::tree::Piece).
+    /// [`FileRun::from`](crate::root::tree::FileRun::from).
     pub at: u64,
     /// The bytes of the chunk, uncompressed; at least 1.
     pub bytes: u64,
@@ -285,7 +285,7 @@ impl<'a> Maker<'a> {
         self.open = Some(Open { size: len, done: 0 });
         self.chunk(entry)?;
         // The chunks of a file follow each other, so they are one piece of the virtual layer.
-        Ok(Data { layer: 0, len, pieces: vec![Piece { at: 0, from, len }] })
+        Ok(Data { layer: 0, len, pieces: vec![FileRun { at: 0, from, len }] })
     }
 
     fn chunk(&mut self, entry: &TocEntry) -> Result<(), String> {

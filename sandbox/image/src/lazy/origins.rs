@@ -22,7 +22,7 @@ const MOST_DOUBLED: u32 = 5;
 const WORKS: Duration = Duration::from_secs(60);
 
 /// A repository that gave right data of an image.
-pub(crate) struct Good {
+pub(crate) struct GoodOrigin {
     place: String,
     at: Instant,
 }
@@ -32,12 +32,12 @@ pub(crate) struct Origins {
     /// The repositories of the list when it was read.
     listed: Vec<Origin>,
     registries: Vec<Registry>,
-    state: Mutex<State>,
+    state: Mutex<CurrentOrigin>,
 }
 
 /// The repository that is asked now.
 #[derive(Debug, Default)]
-struct State {
+struct CurrentOrigin {
     current: usize,
     /// The repository that gave right data last, and when.
     good: Option<(usize, Instant)>,
@@ -49,7 +49,7 @@ struct State {
     rounds: u32,
 }
 
-impl State {
+impl CurrentOrigin {
     fn patience(&self) -> Duration {
         let doubled = 1 << self.rounds.min(MOST_DOUBLED);
         (PATIENCE[0] * doubled).min(PATIENCE[1])
@@ -128,16 +128,20 @@ impl Origins {
     }
 
     /// Returns the repository that gave right data last, and when.
-    pub(crate) fn good(&self) -> Option<Good> {
+    pub(crate) fn good(&self) -> Option<GoodOrigin> {
         let (number, at) = self.lock().good?;
-        Some(Good { place: self.registries[number].origin().place(), at })
+        Some(GoodOrigin { place: self.registries[number].origin().place(), at })
     }
 
     /// Begins with the repository that gave right data of the image before, if it is one of these.
-    pub(crate) fn go_on(&self, Good { place, at }: &Good) {
+    pub(crate) fn go_on(&self, GoodOrigin { place, at }: &GoodOrigin) {
         let mut all = self.registries.iter();
         if let Some(number) = all.position(|registry| registry.origin().place() == *place) {
-            *self.lock() = State { current: number, good: Some((number, *at)), ..State::default() };
+            *self.lock() = CurrentOrigin {
+                current: number,
+                good: Some((number, *at)),
+                ..CurrentOrigin::default()
+            };
         }
     }
 
@@ -186,7 +190,7 @@ impl Origins {
         self.lock().fail(number, self.registries.len());
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CurrentOrigin> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -197,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_failed_request_is_followed_by_one_to_the_next_repository() {
-        let mut state = State::default();
+        let mut state = CurrentOrigin::default();
         state.fail(0, 2);
         // Requests that went to the first one at the same time.
         state.fail(0, 2);
@@ -208,7 +212,7 @@ mod tests {
             state.fail(state.current, 2);
         }
         assert_eq!(state.patience(), PATIENCE[1]);
-        let mut alone = State::default();
+        let mut alone = CurrentOrigin::default();
         alone.fail(0, 1);
         assert_eq!(alone.current, 0);
     }
@@ -217,7 +221,8 @@ mod tests {
     fn a_repository_that_gave_right_data_is_asked_every_other_time() {
         for good in 0..4 {
             let good_at = Some((good, Instant::now()));
-            let mut state = State { current: good, good: good_at, ..State::default() };
+            let mut state =
+                CurrentOrigin { current: good, good: good_at, ..CurrentOrigin::default() };
             let mut asked = Vec::new();
             for _ in 0..6 {
                 state.fail(state.current, 4);
@@ -228,7 +233,8 @@ mod tests {
             others.sort_unstable();
             assert_eq!(others, [0, 1, 2, 3]);
         }
-        let mut alone = State { good: Some((0, Instant::now())), ..State::default() };
+        let mut alone =
+            CurrentOrigin { good: Some((0, Instant::now())), ..CurrentOrigin::default() };
         alone.fail(0, 1);
         assert_eq!(alone.current, 0);
     }

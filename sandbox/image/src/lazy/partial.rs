@@ -3,7 +3,7 @@
 //! [`Partial::want`] waits until a range of the image's file is there. It does not fetch: `fill`
 //! takes what is wanted ([`Partial::next_wanted`]), or what comes next in the layers
 //! ([`Partial::next_ahead`]), and fetches it (`request`). The members are taken by the rules of
-//! [`State`].
+//! [`MembersState`].
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use slipway_lazy_spec::Extent;
 use tokio::sync::Notify;
 
 use super::budget::{Budget, Share};
-use super::have::Have;
+use super::have::SpanBitmap;
 use super::map::{Map, Span};
 use super::members::Members;
 use super::origins::Origins;
 use super::stamp::Stamp;
-use super::state::State;
+use super::state::MembersState;
 use crate::source::blocking;
 use crate::source::registry::Origin;
 use crate::{Access, Cache, Digest, Error, Image, Progress, Reference, Result};
@@ -48,7 +48,7 @@ pub(crate) struct Partial {
     pub(crate) origins: Origins,
     pub(super) share: Share,
     pub(super) progress: Arc<dyn Progress>,
-    state: Mutex<State>,
+    state: Mutex<MembersState>,
 }
 
 /// The folder of the presence bitmaps below a run directory.
@@ -107,16 +107,16 @@ impl Partial {
         let have_path = settings.have_dir.map(|dir| have_path(dir, &digest));
         let have = match &have_path {
             Some(path) => {
-                let open = || Have::open(path, &stamp.identity(&map_path)?, map.spans.len());
+                let open = || SpanBitmap::open(path, &stamp.identity(&map_path)?, map.spans.len());
                 open().map_err(|e| Error::io("open", path, e))?
             }
-            None => Have::in_memory(map.spans.len()),
+            None => SpanBitmap::in_memory(map.spans.len()),
         };
         let first = Origin { reference: map.reference.clone(), plain_http: map.plain_http };
         let origins = cache.origins_path(&digest);
         let origins = Origins::open(&origins, first, settings.access, cache.limits())?;
         let share = settings.budget.share(&origins.registries());
-        let state = Mutex::new(State::new(have, &members, map.layers.len()));
+        let state = Mutex::new(MembersState::new(have, &members, map.layers.len()));
         Ok(Self {
             digest,
             cache: cache.clone(),
@@ -134,7 +134,7 @@ impl Partial {
         })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, MembersState> {
         // No code that may panic leaves a half-made change under this lock.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

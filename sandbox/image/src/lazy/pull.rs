@@ -9,7 +9,7 @@ use super::budget::MOST_CHUNKS_OF_IMAGE;
 use super::index::{Index, MOST_FOOTER, Toc, footer};
 use super::map::{Map, MapLayer, Span, spans};
 use super::members::{BYTES_PER_SPAN, Members};
-use crate::cache::{Files, Turn, Work};
+use crate::cache::{Files, ImagePart, WorkRight};
 use crate::manifest::{Layer, Plan};
 use crate::root::layout::Layout;
 use crate::root::merge::{MergeError, Merger};
@@ -45,16 +45,16 @@ impl Cache {
         let names = (vec![reference.clone()], Taken::Replace);
         let (digest, origin) = (plan.digest, registry.origin());
         let turn = |work| self.turn(work, &digest, Some(&origin), &names, &*progress);
-        let fetching = match turn(Work::Fetch).await? {
-            Turn::There(image) => return Ok(Some(*image)),
-            Turn::Ours(lock) => lock,
+        let fetching = match turn(ImagePart::Fetch).await? {
+            WorkRight::There(image) => return Ok(Some(*image)),
+            WorkRight::Ours(lock) => lock,
         };
         let Some(tocs) = fetch(&registry, &plan.layers, self.limits()).await? else {
             return Ok(None);
         };
-        let building = match turn(Work::Build).await? {
-            Turn::There(image) => return Ok(Some(*image)),
-            Turn::Ours(lock) => lock,
+        let building = match turn(ImagePart::Build).await? {
+            WorkRight::There(image) => return Ok(Some(*image)),
+            WorkRight::Ours(lock) => lock,
         };
         let cache = self.clone();
         blocking(move || {

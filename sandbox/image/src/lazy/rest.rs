@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::budget::{Budget, Urgency};
-use super::have::Have;
+use super::have::SpanBitmap;
 use super::map::Map;
 use super::partial::{Partial, Settings, have_dir, have_path};
 use super::stamp::Stamp;
@@ -86,7 +86,7 @@ impl Cache {
         let path = have_path(&have_dir(run_dir), &image.digest);
         let read = || {
             let identity = Stamp::of(&image.erofs_path, &map_path)?.identity(&map_path)?;
-            Have::read(&path, &identity, map.spans.len())
+            SpanBitmap::read(&path, &identity, map.spans.len())
         };
         let have = read().map_err(|e| Error::io("read", &path, e))?;
         let missing = map.spans.iter().enumerate().filter(|(number, _)| !have.has(*number));

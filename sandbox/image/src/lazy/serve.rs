@@ -25,7 +25,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::budget::Budget;
-use super::fill::{Filling, Use};
+use super::fill::{Filling, ImageUse};
 use super::map::Map;
 use super::partial::{Partial, Settings, have_dir, remove_leftovers};
 use super::refused::Refused;
@@ -197,7 +197,7 @@ impl Drop for Fetched {
 /// The state of an image in the cache.
 pub(crate) enum Opened {
     /// Parts of it are missing.
-    Lazy(Use),
+    Lazy(ImageUse),
     Whole,
 }
 
@@ -379,7 +379,7 @@ async fn wait_for_end(connection: &Connection) -> io::Result<()> {
 /// Answers a disk until its image is whole, and returns `true` then. Returns `false` when the disk
 /// hangs up, or nothing is fetched for it any more: it connects again then, and the image is looked
 /// for again.
-async fn serve_disk(connection: &Connection, image: Use) -> io::Result<bool> {
+async fn serve_disk(connection: &Connection, image: ImageUse) -> io::Result<bool> {
     let (partial, mut whole) = (image.partial(), image.whole());
     let bytes = partial.map.bytes;
     let mut wanted = FuturesUnordered::new();

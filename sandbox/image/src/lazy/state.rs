@@ -7,7 +7,7 @@ use std::ops::Range;
 use tokio::sync::mpsc;
 
 use super::budget::Urgency;
-use super::have::Have;
+use super::have::SpanBitmap;
 use super::members::Members;
 
 /// The most bytes of one request for members that are wanted together. One member may have more.
@@ -16,8 +16,8 @@ const MOST_WANTED_BYTES: u64 = 8 << 20;
 const MOST_AHEAD_BYTES: u64 = 4 << 20;
 
 /// The state of an image's members. `members` of the methods are those of the image.
-pub(super) struct State {
-    have: Have,
+pub(super) struct MembersState {
+    have: SpanBitmap,
     /// The ones that wait for each member that is queued or in flight. Each is told once whether
     /// the member is there; `false`: it cannot be fetched now.
     waiters: HashMap<u32, Vec<Waiter>>,
@@ -74,9 +74,9 @@ enum Purpose<'a> {
     Chosen(&'a [u32]),
 }
 
-impl State {
+impl MembersState {
     /// Makes the state of an image of `layers` layers, with the presence bitmap `have`.
-    pub(super) fn new(have: Have, members: &Members, layers: usize) -> Self {
+    pub(super) fn new(have: SpanBitmap, members: &Members, layers: usize) -> Self {
         let mut state = Self {
             have,
             waiters: HashMap::new(),
@@ -97,7 +97,7 @@ impl State {
     }
 
     /// Returns the presence bitmap.
-    pub(super) fn have(&self) -> &Have {
+    pub(super) fn have(&self) -> &SpanBitmap {
         &self.have
     }
 
@@ -108,7 +108,7 @@ impl State {
 
     /// Marks all of `spans` spans as missing, from now on in memory alone.
     pub(super) fn forget(&mut self, spans: usize) {
-        self.have = Have::in_memory(spans);
+        self.have = SpanBitmap::in_memory(spans);
     }
 
     /// Returns the bytes of each layer that are fetched so far.
@@ -329,8 +329,8 @@ mod tests {
         Members::of(&map).unwrap()
     }
 
-    fn state(members: &Members) -> State {
-        State::new(Have::in_memory(4), members, 1)
+    fn state(members: &Members) -> MembersState {
+        MembersState::new(SpanBitmap::in_memory(4), members, 1)
     }
 
     #[test]
@@ -364,7 +364,7 @@ mod tests {
         let mut state = state(&members);
         state.set(0);
         let (waits, _) = state.want(&members, 2..3);
-        let take = |state: &mut State| state.take_ahead(&members);
+        let take = |state: &mut MembersState| state.take_ahead(&members);
         assert_eq!(take(&mut state), Some(vec![1]));
         assert_eq!(take(&mut state), Some(vec![3]), "another one is waited for");
         assert_eq!(take(&mut state), None);
@@ -378,9 +378,9 @@ mod tests {
     #[test]
     fn an_earlier_process_has_fetched_what_the_bitmap_has() {
         let members = members();
-        let mut have = Have::in_memory(4);
+        let mut have = SpanBitmap::in_memory(4);
         have.set(3);
-        assert_eq!(State::new(have, &members, 1).done(), [50]);
+        assert_eq!(MembersState::new(have, &members, 1).done(), [50]);
     }
 
     #[test]

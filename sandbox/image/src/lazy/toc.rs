@@ -89,10 +89,10 @@ fn seconds(text: &str) -> Option<i64> {
 }
 
 /// A receiver of entries. Its error ends the reading.
-type Take<'a> = dyn FnMut(TocEntry) -> Result<(), MergeError> + 'a;
+type EntryReceiver<'a> = dyn FnMut(TocEntry) -> Result<(), MergeError> + 'a;
 
 /// Reads the document `json`, and gives every entry to `take`.
-pub(crate) fn read(json: impl Read, take: &mut Take<'_>) -> Result<(), MergeError> {
+pub(crate) fn read(json: impl Read, take: &mut EntryReceiver<'_>) -> Result<(), MergeError> {
     let (mut failed, left) = (None, Cell::new(MOST_ENTRY));
     let metered = Metered { json, left: &left };
     let mut reader = serde_json::Deserializer::from_reader(BufReader::new(metered));
@@ -126,7 +126,7 @@ impl<R: Read> Read for Metered<'_, R> {
 }
 
 struct Document<'a, 'b> {
-    take: &'a mut Take<'b>,
+    take: &'a mut EntryReceiver<'b>,
     /// The error of `take`, which serde's errors cannot carry.
     failed: &'a mut Option<MergeError>,
     /// The bytes that [`Metered`] may read, set anew by each entry.

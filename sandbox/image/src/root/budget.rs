@@ -145,14 +145,14 @@ fn heap<T>(vector: &Vec<T>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::root::tree::{Data, Meta, Piece};
+    use crate::root::tree::{Data, FileRun, Meta};
 
     /// As many files as there may be, with paths of 70 bytes, of which one in ten is a folder, are
     /// within the limit, also as an EROFS layer, whose names are listed.
     #[test]
     fn the_largest_ordinary_image_is_within_the_limit() {
         let limits = Limits::default();
-        let pieces = vec![Piece { at: 0, from: 0, len: 1 }];
+        let pieces = vec![FileRun { at: 0, from: 0, len: 1 }];
         let file = |kind| {
             let entry =
                 Entry { path: vec![b'n'; 70], meta: Meta::default(), what: What::Node(kind) };

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::tree::{Data, Meta, NodeKind, Piece, check_attributes, show};
+use super::tree::{Data, FileRun, Meta, NodeKind, check_attributes, show};
 
 const BLOCK: u64 = 512;
 /// The most bytes of a PAX header, which has paths and extended attributes of one file. The kernel
@@ -163,7 +163,7 @@ impl<'a> TarReader<'a> {
     fn plain_data(&mut self, size: u64) -> Result<Data, String> {
         let pieces = match size {
             0 => Vec::new(),
-            _ => vec![Piece { at: 0, from: self.at, len: size }],
+            _ => vec![FileRun { at: 0, from: self.at, len: size }],
         };
         self.skip(size)?;
         Ok(Data { layer: 0, len: size, pieces })
@@ -190,7 +190,7 @@ impl<'a> TarReader<'a> {
             let next = at.checked_add(bytes).filter(|&next| at >= end && next <= len);
             end = next.ok_or("a sparse file whose extents overlap or pass its end")?;
             if bytes > 0 {
-                pieces.push(Piece { at, from, len: bytes });
+                pieces.push(FileRun { at, from, len: bytes });
             }
             from = from.checked_add(bytes).ok_or("a sparse file that is too long")?;
         }

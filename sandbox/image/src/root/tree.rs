@@ -73,12 +73,12 @@ pub(crate) struct Data {
     /// The length of the file.
     pub len: u64,
     /// The runs of bytes in ascending order; the gaps are zeros.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<FileRun>,
 }
 
 /// A run of a file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct FileRun {
     /// The offset in the file.
     pub at: u64,
     /// The offset in the layer.
@@ -253,8 +253,8 @@ impl Tree {
         let mut walk = Walk::new(path);
         while let Some(name) = walk.left.pop() {
             match self.step(&mut walk, &name)? {
-                Step::Done => {}
-                Step::Missing | Step::NotAFolder => return Ok(None),
+                LookupStep::Done => {}
+                LookupStep::Missing | LookupStep::NotAFolder => return Ok(None),
             }
         }
         Ok(Some(walk.place))
@@ -271,11 +271,11 @@ impl Tree {
         let mut made = 0;
         while let Some(name) = walk.left.pop() {
             match self.step(&mut walk, &name)? {
-                Step::Done => {}
-                Step::NotAFolder => {
+                LookupStep::Done => {}
+                LookupStep::NotAFolder => {
                     return Err(format!("'{}' is used as a folder, but is none", show(&name)));
                 }
-                Step::Missing => {
+                LookupStep::Missing => {
                     let id = self.add(implicit_directory())?;
                     self.link(&walk.place, &name, Child { id, layer })?;
                     walk.place.chain.push((id, name.len()));
@@ -288,7 +288,7 @@ impl Tree {
 
     /// Moves `walk` to `name`. If `name` is a symbolic link, puts its target in front of the
     /// remaining path.
-    fn step(&self, walk: &mut Walk, name: &[u8]) -> Result<Step, String> {
+    fn step(&self, walk: &mut Walk, name: &[u8]) -> Result<LookupStep, String> {
         self.work(1);
         if name == b".." {
             // Only a link's target has `..` here: paths with `..` were refused earlier.
@@ -296,21 +296,21 @@ impl Tree {
                 return Err("a symbolic link that climbs out of the root".into());
             }
             walk.place.chain.pop();
-            return Ok(Step::Done);
+            return Ok(LookupStep::Done);
         }
-        let Some(child) = self.child(walk.place.id(), name) else { return Ok(Step::Missing) };
+        let Some(child) = self.child(walk.place.id(), name) else { return Ok(LookupStep::Missing) };
         match &self.inode(child.id).kind {
             NodeKind::Directory(_) => {
                 walk.place.chain.push((child.id, name.len()));
-                Ok(Step::Done)
+                Ok(LookupStep::Done)
             }
-            NodeKind::Symlink(target) => walk.follow(target).map(|()| Step::Done),
-            _ => Ok(Step::NotAFolder),
+            NodeKind::Symlink(target) => walk.follow(target).map(|()| LookupStep::Done),
+            _ => Ok(LookupStep::NotAFolder),
         }
     }
 }
 
-enum Step {
+enum LookupStep {
     Done,
     Missing,
     NotAFolder,

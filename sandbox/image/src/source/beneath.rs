@@ -40,7 +40,7 @@ impl Beneath {
     /// to the caller. Another user's link is refused: it could lead to files that only the caller
     /// may read.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let found = find(path, Way::Any)?;
+        let found = find(path, FolderPolicy::Any)?;
         match found.meta.is_dir() {
             true => Ok(Self { root: found.file.into() }),
             false => Err(io::Error::other("is no folder")),
@@ -184,7 +184,7 @@ fn target(link: impl AsFd) -> io::Result<Vec<u8>> {
 
 /// The folders through which [`find`] goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum FolderPolicy {
     Any,
     /// Folders in which no other user than root and the caller may put another file in the place of
     /// the next name.
@@ -193,7 +193,7 @@ pub(super) enum Way {
 
 /// Opens the file of any type at `path` step by step. A symbolic link, on the way or at the end, is
 /// followed with the checks of [`Beneath::open`].
-pub(super) fn find(path: &Path, through: Way) -> io::Result<OpenedFile> {
+pub(super) fn find(path: &Path, through: FolderPolicy) -> io::Result<OpenedFile> {
     let start = || {
         let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         OpenedFile::new(root?)
@@ -203,7 +203,7 @@ pub(super) fn find(path: &Path, through: Way) -> io::Result<OpenedFile> {
     let mut links = 0;
     while let Some(name) = way.pop_front() {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if through == Way::Unchangeable {
+        if through == FolderPolicy::Unchangeable {
             at.check_folder()?;
         }
         let next = OpenedFile::new(rustix::fs::openat(&at.file, &name, flags, Mode::empty())?)?;

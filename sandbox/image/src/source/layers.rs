@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::beneath::{self, Way};
+use super::beneath::{self, FolderPolicy};
 use super::folder;
 use crate::digest::DigestReader;
 use crate::manifest::{self, Layer, Plan};
@@ -26,7 +26,8 @@ pub(crate) fn open(
     }
     let (mut layers, mut files) = (Vec::new(), Vec::new());
     for path in paths.iter().rev() {
-        let found = beneath::find(path, Way::Any).map_err(|e| Error::io("read", path, e))?;
+        let found =
+            beneath::find(path, FolderPolicy::Any).map_err(|e| Error::io("read", path, e))?;
         let (layer, file) = match found.meta.is_dir() {
             true => folder::pack_layer(path, dir, limits, Form::Changes)?,
             false => open_erofs(path, limits)?,
@@ -43,7 +44,7 @@ pub(crate) fn open(
 /// digest of the first time. Nor may another user put it there, by a folder or a link on the way:
 /// it could be one that only the caller may read.
 fn open_unchangeable(path: &Path) -> io::Result<File> {
-    let found = beneath::find(path, Way::Unchangeable)?;
+    let found = beneath::find(path, FolderPolicy::Unchangeable)?;
     if !found.meta.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use oci_spec::image::{Descriptor, ImageIndex};
 
-use super::beneath::{self, Way};
+use super::beneath::{self, FolderPolicy};
 use crate::manifest::{Layer, descriptor_digest};
 use crate::{Digest, Error, Limits, Reference, Result};
 
@@ -58,7 +58,7 @@ impl Local {
     /// Opens a layout in a folder.
     pub(crate) fn folder(dir: PathBuf) -> Result<Self> {
         let place = dir.display().to_string();
-        match beneath::find(&dir, Way::Any) {
+        match beneath::find(&dir, FolderPolicy::Any) {
             Ok(found) if found.meta.is_dir() => {}
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::io("open", &dir, e));
@@ -166,7 +166,7 @@ fn full_name(entry: &Descriptor) -> Option<Reference> {
 /// layouts of links; another user's link is refused, as it could lead to a file that only the
 /// caller may read. Any other file (a FIFO, a device) is an error, without a wait.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
-    let found = beneath::find(path, Way::Any)?;
+    let found = beneath::find(path, FolderPolicy::Any)?;
     match found.meta.is_file() {
         true => found.read(),
         false => Err(io::Error::other("it is no regular file")),

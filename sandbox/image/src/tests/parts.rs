@@ -24,11 +24,11 @@ use crate::{Access, Cache, Digest, Image, Limits, Reference, Silent};
 pub struct Registry {
     host: String,
     documents: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
-    pub state: Arc<State>,
+    pub state: Arc<OriginState>,
 }
 
 #[derive(Default)]
-pub struct State {
+pub struct OriginState {
     /// The parts that were asked for: blob, first and last byte.
     pub asked: Mutex<Vec<(String, u64, u64)>>,
     /// The number of the next requests for parts that fail.

@@ -29,7 +29,7 @@ impl Volume<'_> {
     /// Reads the attributes of a file.
     pub(super) fn attributes(&self, inode: &Inode) -> Result<Attributes, String> {
         let (at, len) = inode.attributes;
-        let mut found = Found::default();
+        let mut found = ParsedAttributes::default();
         if len <= ATTRIBUTES_HEAD {
             return Ok(found.attributes);
         }
@@ -58,12 +58,12 @@ fn size(bytes: &[u8]) -> usize {
 }
 
 #[derive(Default)]
-struct Found {
+struct ParsedAttributes {
     attributes: Attributes,
     names: BTreeSet<Vec<u8>>,
 }
 
-impl Found {
+impl ParsedAttributes {
     /// Adds an attribute of the size that its head says.
     fn add(&mut self, bytes: &[u8]) -> Result<(), String> {
         // The file may have changed since its size was read.

@@ -27,7 +27,7 @@ use super::read::{Entry, What};
 use super::tree::{Data, Meta, NodeKind, show};
 use crate::Limits;
 use attributes::Attributes;
-use volume::{Inode, Kind, Volume};
+use volume::{FileKind, Inode, Volume};
 
 /// The longest target of a symbolic link, bytes.
 const MAX_LINK: u64 = 4095;
@@ -86,7 +86,7 @@ impl<'a> ErofsReader<'a> {
             held: 0,
         };
         let inode = reader.volume.inode(root)?;
-        if inode.kind != Kind::Directory {
+        if inode.kind != FileKind::Directory {
             return Err("its root is no folder".into());
         }
         reader.folder(root, &inode, budget)?;
@@ -123,18 +123,18 @@ impl<'a> ErofsReader<'a> {
         }
         let inode = self.volume.inode(number)?;
         match inode.kind {
-            Kind::Directory => return self.folder(number, &inode, budget),
+            FileKind::Directory => return self.folder(number, &inode, budget),
             // Overlayfs links whiteouts to each other, and they are no files.
-            Kind::Char if inode.device() == (0, 0) => {
+            FileKind::Char if inode.device() == (0, 0) => {
                 self.ready(Meta::default(), What::Whiteout);
                 return Ok(());
             }
-            Kind::File if inode.size == 0 && self.attributes(&inode, budget)?.is_whiteout => {
+            FileKind::File if inode.size == 0 && self.attributes(&inode, budget)?.is_whiteout => {
                 self.ready(Meta::default(), What::Whiteout);
                 return Ok(());
             }
             // A socket is left out, since it is useless without its process.
-            Kind::Socket => return Ok(()),
+            FileKind::Socket => return Ok(()),
             _ => {}
         }
         if inode.names > 1 {
@@ -146,16 +146,16 @@ impl<'a> ErofsReader<'a> {
             self.links.insert(number, self.path.clone());
         }
         let kind = match inode.kind {
-            Kind::File => NodeKind::File(Data {
+            FileKind::File => NodeKind::File(Data {
                 layer: 0,
                 len: inode.size,
                 pieces: self.volume.pieces(&inode)?,
             }),
-            Kind::Symlink => NodeKind::Symlink(self.volume.content(&inode, MAX_LINK)?),
-            Kind::Char => NodeKind::Char(inode.device()),
-            Kind::Block => NodeKind::Block(inode.device()),
-            Kind::Fifo => NodeKind::Fifo,
-            Kind::Socket | Kind::Directory => return Ok(()),
+            FileKind::Symlink => NodeKind::Symlink(self.volume.content(&inode, MAX_LINK)?),
+            FileKind::Char => NodeKind::Char(inode.device()),
+            FileKind::Block => NodeKind::Block(inode.device()),
+            FileKind::Fifo => NodeKind::Fifo,
+            FileKind::Socket | FileKind::Directory => return Ok(()),
         };
         let attributes = self.attributes(&inode, budget)?;
         self.ready(meta(&inode, attributes), What::Node(kind));

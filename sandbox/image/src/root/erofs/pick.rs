@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs::File;
 
 use super::MAX_LINK;
-use super::volume::{self, Inode, Kind, Volume};
-use crate::root::tree::Piece;
+use super::volume::{self, FileKind, Inode, Volume};
+use crate::root::tree::FileRun;
 
 /// `MAXSYMLINKS` of Linux.
 const MAX_SYMLINKS: usize = 40;
@@ -43,11 +43,11 @@ pub(crate) enum Content {
     Folder,
     Link(Vec<u8>),
     /// A regular file: its length, and the runs of its bytes in the image.
-    File(u64, Vec<Piece>),
+    File(u64, Vec<FileRun>),
 }
 
 /// The names from the root to a file. A folder is before what is in it.
-pub(crate) type Way = Vec<Vec<u8>>;
+pub(crate) type PathNames = Vec<Vec<u8>>;
 
 /// Returns the files at `paths` in the file system in `file`, with the folders that lead to them
 /// and all that is in folders among them. A link is chosen as it is; where a link is on a path or
@@ -60,7 +60,7 @@ pub(crate) fn pick(
     file: &File,
     paths: &[Vec<u8>],
     bounds: Bounds,
-) -> Result<BTreeMap<Way, Picked>, String> {
+) -> Result<BTreeMap<PathNames, Picked>, String> {
     let volume = Volume::open(file)?;
     let mut picker = Picker { volume, bounds, bytes: 0, names: 0, picked: BTreeMap::new() };
     for path in paths {
@@ -76,7 +76,7 @@ struct Picker<'a> {
     bytes: u64,
     /// The bytes of names that were read so far.
     names: u64,
-    picked: BTreeMap<Way, Picked>,
+    picked: BTreeMap<PathNames, Picked>,
 }
 
 impl Picker<'_> {
@@ -84,7 +84,7 @@ impl Picker<'_> {
     fn path(&mut self, path: &[u8]) -> Result<(), String> {
         let mut rest: VecDeque<Vec<u8>> = names(path).collect();
         // The folders from the root to the current one.
-        let mut way: Way = Vec::new();
+        let mut way: PathNames = Vec::new();
         let mut numbers = vec![self.volume.root];
         let mut links = 0;
         while let Some(name) = rest.pop_front() {
@@ -99,12 +99,12 @@ impl Picker<'_> {
             let inode = self.volume.inode(number)?;
             way.push(name);
             match inode.kind {
-                Kind::Directory if rest.is_empty() => return self.all(way, number, inode),
-                Kind::Directory => {
+                FileKind::Directory if rest.is_empty() => return self.all(way, number, inode),
+                FileKind::Directory => {
                     self.take(&way, &inode)?;
                     numbers.push(number);
                 }
-                Kind::Symlink => {
+                FileKind::Symlink => {
                     self.take(&way, &inode)?;
                     links += 1;
                     if links > MAX_SYMLINKS {
@@ -132,7 +132,7 @@ impl Picker<'_> {
     }
 
     /// Chooses a folder and all that is in it. Links are not followed.
-    fn all(&mut self, way: Way, number: u64, inode: Inode) -> Result<(), String> {
+    fn all(&mut self, way: PathNames, number: u64, inode: Inode) -> Result<(), String> {
         // A folder with two names would have no end.
         let mut folders = HashSet::from([number]);
         self.take(&way, &inode)?;
@@ -146,7 +146,7 @@ impl Picker<'_> {
                 let mut child = way.clone();
                 child.push(name);
                 self.take(&child, &inode)?;
-                if inode.kind == Kind::Directory {
+                if inode.kind == FileKind::Directory {
                     if !folders.insert(number) {
                         return Err("a folder with two names".into());
                     }
@@ -158,14 +158,14 @@ impl Picker<'_> {
     }
 
     /// Chooses one file, folder or link.
-    fn take(&mut self, way: &Way, inode: &Inode) -> Result<(), String> {
+    fn take(&mut self, way: &PathNames, inode: &Inode) -> Result<(), String> {
         if way.is_empty() || self.picked.contains_key(way) {
             return Ok(());
         }
         let content = match inode.kind {
-            Kind::Directory => Content::Folder,
-            Kind::Symlink => Content::Link(self.volume.content(inode, MAX_LINK)?),
-            Kind::File => {
+            FileKind::Directory => Content::Folder,
+            FileKind::Symlink => Content::Link(self.volume.content(inode, MAX_LINK)?),
+            FileKind::File => {
                 self.bytes = self.bytes.saturating_add(inode.size);
                 if self.bytes > self.bounds.bytes {
                     return Err(format!("files of more than {} bytes", self.bounds.bytes));

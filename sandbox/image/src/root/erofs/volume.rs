@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::root::tree::Piece;
+use crate::root::tree::FileRun;
 
 /// The position and value of the superblock's magic number.
 const SUPERBLOCK: u64 = 1024;
@@ -44,7 +44,7 @@ pub(super) struct Volume<'a> {
 
 /// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Directory,
     File,
     Symlink,
@@ -65,7 +65,7 @@ enum Layout {
 
 /// An inode.
 pub(super) struct Inode {
-    pub(super) kind: Kind,
+    pub(super) kind: FileKind,
     /// Permission bits with set-id and sticky bits.
     pub(super) mode: u16,
     pub(super) size: u64,
@@ -189,7 +189,7 @@ impl<'a> Volume<'a> {
             0 => 0,
             words => ATTRIBUTES_HEAD + 4 * (u64::from(words) - 1),
         };
-        let single = form & (1 << 4) != 0 && kind != Kind::Directory;
+        let single = form & (1 << 4) != 0 && kind != FileKind::Directory;
         let half = u16_at(&short, 6);
         let mut inode = Inode {
             kind,
@@ -222,20 +222,20 @@ impl<'a> Volume<'a> {
     }
 
     /// Returns the runs of a file's bytes, all of which are within the layer.
-    pub(super) fn pieces(&self, inode: &Inode) -> Result<Vec<Piece>, String> {
+    pub(super) fn pieces(&self, inode: &Inode) -> Result<Vec<FileRun>, String> {
         if inode.size == 0 {
             return Ok(Vec::new());
         }
         let pieces = match inode.layout? {
             Layout::Chunks => self.chunks(inode)?,
             Layout::Plain if inode.word == HOLE && matches!(inode.high, 0 | u16::MAX) => Vec::new(),
-            Layout::Plain => vec![Piece { at: 0, from: self.first(inode)?, len: inode.size }],
+            Layout::Plain => vec![FileRun { at: 0, from: self.first(inode)?, len: inode.size }],
             Layout::Inline => {
                 let blocks = (inode.size - 1) & !(self.block() - 1);
-                let tail = Piece { at: blocks, from: inode.end(), len: inode.size - blocks };
+                let tail = FileRun { at: blocks, from: inode.end(), len: inode.size - blocks };
                 match blocks {
                     0 => vec![tail],
-                    _ => vec![Piece { at: 0, from: self.first(inode)?, len: blocks }, tail],
+                    _ => vec![FileRun { at: 0, from: self.first(inode)?, len: blocks }, tail],
                 }
             }
         };
@@ -249,7 +249,7 @@ impl<'a> Volume<'a> {
         position.ok_or_else(|| "it leads beyond the end of its layer".to_owned())
     }
 
-    fn chunks(&self, inode: &Inode) -> Result<Vec<Piece>, String> {
+    fn chunks(&self, inode: &Inode) -> Result<Vec<FileRun>, String> {
         let form = inode.word & 0xffff;
         if form & !0x3f != 0 {
             return Err("chunks of an unknown form".into());
@@ -261,7 +261,7 @@ impl<'a> Volume<'a> {
             return Err("a file of too many chunks".into());
         }
         let list = self.bytes(inode.end().next_multiple_of(unit), count * unit)?;
-        let mut pieces: Vec<Piece> = Vec::new();
+        let mut pieces: Vec<FileRun> = Vec::new();
         for (index, entry) in list.chunks_exact(unit as usize).enumerate() {
             let (device, block) = match unit {
                 8 => (u16_at(entry, 2), u32_at(entry, 4)),
@@ -277,7 +277,7 @@ impl<'a> Volume<'a> {
                 Some(last) if last.at + last.len == at && last.from + last.len == from => {
                     last.len += len;
                 }
-                _ => pieces.push(Piece { at, from, len }),
+                _ => pieces.push(FileRun { at, from, len }),
             }
         }
         Ok(pieces)
@@ -302,7 +302,7 @@ impl<'a> Volume<'a> {
     }
 
     /// Reads a short range of a file.
-    pub(super) fn range(&self, pieces: &[Piece], at: u64, len: u64) -> Result<Vec<u8>, String> {
+    pub(super) fn range(&self, pieces: &[FileRun], at: u64, len: u64) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; usize::try_from(len).map_err(|e| e.to_string())?];
         let after = pieces.partition_point(|piece| piece.at + piece.len <= at);
         for piece in pieces[after..].iter().take_while(|piece| piece.at < at + len) {
@@ -334,15 +334,15 @@ pub(super) fn names(block: &[u8]) -> Result<Vec<(Vec<u8>, u64)>, String> {
     Ok(names)
 }
 
-fn kind(mode: u16) -> Result<Kind, String> {
+fn kind(mode: u16) -> Result<FileKind, String> {
     Ok(match mode >> 12 {
-        0o01 => Kind::Fifo,
-        0o02 => Kind::Char,
-        0o04 => Kind::Directory,
-        0o06 => Kind::Block,
-        0o10 => Kind::File,
-        0o12 => Kind::Symlink,
-        0o14 => Kind::Socket,
+        0o01 => FileKind::Fifo,
+        0o02 => FileKind::Char,
+        0o04 => FileKind::Directory,
+        0o06 => FileKind::Block,
+        0o10 => FileKind::File,
+        0o12 => FileKind::Symlink,
+        0o14 => FileKind::Socket,
         _ => return Err("a file of an unknown type".into()),
     })
 }

@@ -1,7 +1,7 @@
 //! EROFS's structures on disk (Linux, `fs/erofs/erofs_fs.h`), as the writer makes them. Numbers are
 //! little-endian.
 
-use super::Place;
+use super::InodePlacement;
 use crate::root::tree::{Inode, NodeKind};
 
 /// The block size, bytes.
@@ -57,7 +57,7 @@ impl Superblock {
 /// extended attributes in the units of their head, and `serial` a number for 32-bit programs.
 pub(super) fn inode(
     inode: &Inode,
-    place: &Place,
+    place: &InodePlacement,
     size: u64,
     attributes: u16,
     serial: u32,

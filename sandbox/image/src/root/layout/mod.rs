@@ -38,7 +38,7 @@ const MAX_NAME: usize = 255;
 pub(crate) struct Layout {
     uuid: [u8; 16],
     /// The places of inodes, by their index. Inodes without a name have no place.
-    places: Vec<Place>,
+    places: Vec<InodePlacement>,
     /// The inodes that have a name, in the order of their places.
     order: Vec<Id>,
     /// The files with data, and the position of it, ascending.
@@ -55,7 +55,7 @@ pub(crate) struct Layout {
 
 /// The place of an inode and of its content.
 #[derive(Clone, Copy)]
-struct Place {
+struct InodePlacement {
     /// The inode's number: its position in units of [`SLOT`]. It is 0 as long as there is none.
     number: u32,
     /// The number of names; for a folder two and the number of folders in it.
@@ -70,7 +70,7 @@ struct Place {
     is_inline: bool,
 }
 
-impl Place {
+impl InodePlacement {
     const NONE: Self =
         Self { number: 0, links: 0, parent: ROOT, first_block: 0, blocks: 0, is_inline: false };
 }
@@ -78,7 +78,7 @@ impl Place {
 impl Layout {
     /// The memory of a layout for each inode, bytes.
     pub(crate) const BYTES_PER_INODE: usize =
-        size_of::<Place>() + size_of::<Id>() + size_of::<(Id, u64)>();
+        size_of::<InodePlacement>() + size_of::<Id>() + size_of::<(Id, u64)>();
 
     /// Places metadata and data of every inode of `tree` that has a name. The data of each file
     /// begins at a block.
@@ -166,7 +166,7 @@ impl Layout {
         }
     }
 
-    fn place(&self, id: Id) -> &Place {
+    fn place(&self, id: Id) -> &InodePlacement {
         &self.places[id.index()]
     }
 }
@@ -196,7 +196,7 @@ fn copy(
 /// The search for places.
 struct Placer<'a> {
     tree: &'a Tree,
-    places: Vec<Place>,
+    places: Vec<InodePlacement>,
     order: Vec<Id>,
     /// The end of the inodes so far, bytes.
     end: u64,
@@ -206,7 +206,7 @@ impl<'a> Placer<'a> {
     fn new(tree: &'a Tree) -> Self {
         Self {
             tree,
-            places: vec![Place::NONE; tree.inodes()],
+            places: vec![InodePlacement::NONE; tree.inodes()],
             order: Vec::new(),
             end: SUPERBLOCK + SUPERBLOCK_BYTES,
         }
@@ -254,7 +254,7 @@ impl<'a> Placer<'a> {
         }
         let blocks = if is_inline { (content - tail) / BLOCK } else { content.div_ceil(BLOCK) };
         let full = |_| "more metadata than the image has room for".to_owned();
-        self.places[id.index()] = Place {
+        self.places[id.index()] = InodePlacement {
             number: u32::try_from(self.end / SLOT).map_err(full)?,
             links,
             parent,
@@ -351,7 +351,7 @@ impl Writer<'_> {
         }
     }
 
-    fn folder(&mut self, id: Id, place: &Place) -> io::Result<()> {
+    fn folder(&mut self, id: Id, place: &InodePlacement) -> io::Result<()> {
         let mut block = Names::default();
         for (name, child) in names::names(self.tree, id, place.parent) {
             if !block.has_room(name) {
@@ -364,7 +364,7 @@ impl Writer<'_> {
         self.last(&block.take(), place)
     }
 
-    fn target(&mut self, target: &[u8], place: &Place) -> io::Result<()> {
+    fn target(&mut self, target: &[u8], place: &InodePlacement) -> io::Result<()> {
         let last = target.len() - last_block(target.len() as u64) as usize;
         let (full, last) = target.split_at(last);
         self.blocks.put(full)?;
@@ -372,7 +372,7 @@ impl Writer<'_> {
     }
 
     /// Writes the last part of a content: beside the inode or into a block.
-    fn last(&mut self, bytes: &[u8], place: &Place) -> io::Result<()> {
+    fn last(&mut self, bytes: &[u8], place: &InodePlacement) -> io::Result<()> {
         if place.is_inline {
             return self.inodes.put(bytes);
         }

@@ -45,7 +45,7 @@ pub(super) fn secret(text: &str) -> Result<HeaderValue, String> {
 
 /// The part and the form of a resource that a request asks for.
 #[derive(Clone, Copy)]
-pub(super) enum Ask<'a> {
+pub(super) enum FetchForm<'a> {
     /// The resource as it is.
     Whole,
     /// The resource in one of these media types, comma-separated.
@@ -58,14 +58,14 @@ pub(super) enum Ask<'a> {
 pub(super) async fn get(
     client: &Client,
     url: Url,
-    ask: Ask<'_>,
+    ask: FetchForm<'_>,
     authorization: Option<&HeaderValue>,
 ) -> reqwest::Result<Response> {
     let mut request = client.get(url);
     request = match ask {
-        Ask::Whole => request,
-        Ask::Types(types) => request.header(ACCEPT, types),
-        Ask::Range(first, last) => request.header(RANGE, format!("bytes={first}-{last}")),
+        FetchForm::Whole => request,
+        FetchForm::Types(types) => request.header(ACCEPT, types),
+        FetchForm::Range(first, last) => request.header(RANGE, format!("bytes={first}-{last}")),
     };
     // The client does not send this header along if a redirect leads to another host.
     if let Some(value) = authorization {
@@ -132,18 +132,18 @@ pub(super) async fn part(
 /// The errors in the body of an answer (OCI distribution specification, *Error Codes*).
 #[derive(Deserialize)]
 struct Envelope {
-    errors: Vec<Told>,
+    errors: Vec<RegistryError>,
 }
 
 /// One error that a registry reports.
 #[derive(Deserialize)]
-pub(super) struct Told {
+pub(super) struct RegistryError {
     pub code: String,
     #[serde(default)]
     message: Option<String>,
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for RegistryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.message {
             Some(message) => write!(f, "{} ({message})", self.code),
@@ -154,7 +154,7 @@ impl fmt::Display for Told {
 
 /// Returns the first error in an answer. Returns `None` if the answer has none in the common form,
 /// or is too long.
-pub(super) async fn error_in(answer: Response) -> Option<Told> {
+pub(super) async fn error_in(answer: Response) -> Option<RegistryError> {
     let bytes = body(answer, ERROR_BYTES).await.ok()?;
     let envelope: Envelope = serde_json::from_slice(&bytes).ok()?;
     envelope.errors.into_iter().next()

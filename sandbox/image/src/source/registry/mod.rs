@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::reason;
 use crate::{Digest, Error, Limits, Reference, Result, manifest};
-use http::{Ask, Failure};
+use http::{Failure, FetchForm};
 pub(crate) use origin::Origin;
 use pace::Pace;
 
@@ -187,7 +187,7 @@ impl Registry {
         let (bytes, announced) = self
             .in_time(async {
                 let path = format!("manifests/{name}");
-                let answer = self.get(&path, Ask::Types(&accept), WHAT).await?;
+                let answer = self.get(&path, FetchForm::Types(&accept), WHAT).await?;
                 let announced = http::announced_digest(&answer);
                 Ok((self.body(answer, most, WHAT).await?, announced))
             })
@@ -204,7 +204,7 @@ impl Registry {
     pub(crate) async fn blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>> {
         let what = format!("blob {digest}");
         self.in_time(async {
-            let answer = self.get(&format!("blobs/{digest}"), Ask::Whole, &what).await?;
+            let answer = self.get(&format!("blobs/{digest}"), FetchForm::Whole, &what).await?;
             self.body(answer, size, &what).await
         })
         .await
@@ -231,7 +231,7 @@ impl Registry {
         let time = self.document_time.saturating_mul(steps.saturating_add(1));
         let part = self.within(time, async {
             let path = format!("blobs/{digest}");
-            let answer = self.get(&path, Ask::Range(from, last), &what).await?;
+            let answer = self.get(&path, FetchForm::Range(from, last), &what).await?;
             let is_part = answer.status() == StatusCode::PARTIAL_CONTENT;
             let skipped = if is_part { 0 } else { from };
             if is_part && http::first_byte(&answer) != Some(from) {
@@ -256,7 +256,7 @@ impl Registry {
         sender: mpsc::Sender<io::Result<Vec<u8>>>,
     ) -> Result<()> {
         let (path, what) = (format!("blobs/{digest}"), format!("layer {digest}"));
-        let mut answer = self.in_time(self.get(&path, Ask::Whole, &what)).await?;
+        let mut answer = self.in_time(self.get(&path, FetchForm::Whole, &what)).await?;
         let mut pace = self.pace.clone();
         loop {
             let begun = Instant::now();
@@ -281,7 +281,7 @@ impl Registry {
 
     /// Requests `path` and returns the answer with status 200, or 206 if a range is asked for.
     /// Authorizes the request once if the registry requires it.
-    async fn get(&self, path: &str, ask: Ask<'_>, what: &str) -> Result<Response> {
+    async fn get(&self, path: &str, ask: FetchForm<'_>, what: &str) -> Result<Response> {
         let url = self.base.join(path).map_err(|e| self.failure(e.to_string()))?;
         let mut used = self.authorization.lock().await.clone();
         let mut asked = false;
@@ -290,7 +290,9 @@ impl Registry {
             let answer = answer.map_err(|e| self.error(e))?;
             match answer.status() {
                 StatusCode::OK => return Ok(answer),
-                StatusCode::PARTIAL_CONTENT if matches!(ask, Ask::Range(..)) => return Ok(answer),
+                StatusCode::PARTIAL_CONTENT if matches!(ask, FetchForm::Range(..)) => {
+                    return Ok(answer);
+                }
                 StatusCode::UNAUTHORIZED if !asked => {
                     asked = true;
                     used = Some(self.authorize(&answer, used.as_ref()).await?);
@@ -311,7 +313,7 @@ impl Registry {
         if let Some(newer) = current.as_ref().filter(|newer| Some(*newer) != used) {
             return Ok(newer.clone());
         }
-        let asking = token::Asking {
+        let asking = token::TokenRequest {
             http: &self.http,
             credentials: &self.credentials,
             repository: self.reference.repository(),

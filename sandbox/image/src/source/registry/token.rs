@@ -8,7 +8,7 @@ use reqwest::{Client, StatusCode, Url};
 use serde::Deserialize;
 
 use super::Credentials;
-use super::http::{self, Ask, Failure};
+use super::http::{self, Failure, FetchForm};
 
 /// The most bytes of a token service's answer. Tokens with many rights have some tens of KiB.
 const TOKEN_BYTES: u64 = 1 << 20;
@@ -36,13 +36,13 @@ struct Answer {
 }
 
 /// A request for authorization: the client, the credentials and the repository.
-pub(super) struct Asking<'a> {
+pub(super) struct TokenRequest<'a> {
     pub http: &'a Client,
     pub credentials: &'a Credentials,
     pub repository: &'a str,
 }
 
-impl Asking<'_> {
+impl TokenRequest<'_> {
     /// Returns the authorization that the headers of an answer with status 401 require.
     pub(super) async fn answer(&self, headers: &HeaderMap) -> Result<HeaderValue, Error> {
         match challenge(headers).ok_or(Error::Refused)? {
@@ -70,7 +70,7 @@ impl Asking<'_> {
             url.query_pairs_mut().append_pair("service", service);
         }
         let login = self.basic()?;
-        let answer = http::get(self.http, url, Ask::Whole, login.as_ref()).await;
+        let answer = http::get(self.http, url, FetchForm::Whole, login.as_ref()).await;
         let answer = answer.map_err(Error::Failed)?;
         match answer.status() {
             StatusCode::OK => {}
