@@ -4,7 +4,7 @@ use slipway_cpuid_spec::Register::{self, Eax, Ebx, Ecx, Edx};
 use slipway_cpuid_spec::features::{self, KVM, PV_EOI};
 use slipway_cpuid_spec::leaves::{amd_caches, bits, caches, intel_cache, topology};
 use slipway_cpuid_spec::machine::{HTT, amd, leaf1};
-use slipway_cpuid_spec::{Kind, Leaf, Level, Template, Vendor, Word, speculation, xsave};
+use slipway_cpuid_spec::{Leaf, Level, ProcessorKind, Template, Vendor, Word, speculation, xsave};
 
 use crate::{Error, Host, Result};
 
@@ -32,7 +32,7 @@ const SEE_LEAF_4: u32 = 0xff01;
 struct Cpu<'a> {
     host: &'a Host,
     level: Level,
-    kind: Kind,
+    kind: ProcessorKind,
     cpu: u32,
     cpus: u32,
 }
@@ -47,12 +47,12 @@ pub fn of_cpu(host: &Host, level: Level, cpu: u32, cpus: u32) -> Result<Vec<Leaf
 }
 
 /// Checks that the host can give the level. Returns the kind of its processor.
-fn check(host: &Host, level: Level) -> Result<Kind> {
+fn check(host: &Host, level: Level) -> Result<ProcessorKind> {
     let template = Template::Level(level);
     let unfit = |reason: String| Error::Processor { template, reason };
     let find = |function| host.leaves.iter().find(move |entry| entry.function == function);
     let [zero, one] = [0, 1].map(|function| find(function).copied().unwrap_or_default());
-    let kind = Kind::of(&zero, &one).map_err(unfit)?;
+    let kind = ProcessorKind::of(&zero, &one).map_err(unfit)?;
     let optional = if host.is_emulated { PV_EOI } else { 0 };
     let mut missing = features::missing(&host.leaves, level, kind.vendor, optional);
     if !host.deadline_timer {

@@ -28,11 +28,11 @@ type Operation = Box<dyn FnOnce() + Send>;
 #[derive(Clone)]
 pub struct Files(Arc<Owner>);
 
-struct Owner(Arc<Turns>);
+struct Owner(Arc<LaneQueue>);
 
 /// The lanes with waiting operations.
 #[derive(Default)]
-struct Turns {
+struct LaneQueue {
     waiting: Mutex<Waiting>,
     more: Condvar,
 }
@@ -66,7 +66,7 @@ impl Files {
     /// # Errors
     /// The error of creating a thread.
     pub fn start() -> std::io::Result<Self> {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(LaneQueue::default());
         let files = Self(Arc::new(Owner(Arc::clone(&turns))));
         for number in 0..THREADS {
             let turns = Arc::clone(&turns);
@@ -115,7 +115,7 @@ impl Lane {
     }
 }
 
-impl Turns {
+impl LaneQueue {
     fn schedule(&self, lane: Arc<Queue>) {
         lock(&self.waiting).lanes.push_back(lane);
         self.more.notify_one();

@@ -30,7 +30,7 @@ pub mod vendor;
 pub mod xsave;
 
 pub use template::{Level, Template};
-pub use vendor::{Kind, Vendor};
+pub use vendor::{ProcessorKind, Vendor};
 
 /// The result of the CPUID instruction for one leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -29,7 +29,7 @@ pub enum Vendor {
 
 /// The kind of a host's processor: what a template's guests see is the same on all hosts of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct ProcessorKind {
     /// The vendor.
     pub vendor: Vendor,
     /// Value of leaf 1, EAX, that the guest sees.
@@ -46,7 +46,7 @@ const MILAN: u32 = 0x00a0_0f11;
 /// with AVX-512.
 const GENOA: u32 = 0x00a1_0f11;
 
-impl Kind {
+impl ProcessorKind {
     /// Returns the kind of a processor with these values of leaves 0 and 1.
     ///
     /// # Errors
@@ -86,11 +86,11 @@ pub fn family(signature: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn of(name: &[u8; 12], signature: u32) -> Result<Kind, String> {
+    fn of(name: &[u8; 12], signature: u32) -> Result<ProcessorKind, String> {
         let word = |at: usize| u32::from_le_bytes(name[at..at + 4].try_into().unwrap());
         let zero = Leaf { ebx: word(0), edx: word(4), ecx: word(8), ..Leaf::default() };
         let one = Leaf { eax: signature, ..Leaf::default() };
-        Kind::of(&zero, &one)
+        ProcessorKind::of(&zero, &one)
     }
 
     #[test]

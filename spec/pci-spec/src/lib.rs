@@ -173,7 +173,7 @@ pub mod msix {
 
     /// The number of vectors, and the places of table and PBA, each as a BAR and an offset in it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Places {
+    pub struct VectorLayout {
         /// The number of vectors.
         pub vectors: u16,
         /// The table.
@@ -182,7 +182,7 @@ pub mod msix {
         pub pba: (u8, u64),
     }
 
-    impl Places {
+    impl VectorLayout {
         /// Reads the capability at `at`. `read` returns the 32-bit word at an offset.
         pub fn read(at: usize, read: impl Fn(usize) -> u32) -> Self {
             let place = |offset: usize| {
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn table_and_pending_bits_have_a_bar_and_an_offset() {
         let read = space(&[(0x60, 0x8007_0011), (0x64, 0x2004), (0x68, 0x3001)]);
-        let places = msix::Places { vectors: 8, table: (4, 0x2000), pba: (1, 0x3000) };
-        assert_eq!(msix::Places::read(0x60, read), places);
+        let places = msix::VectorLayout { vectors: 8, table: (4, 0x2000), pba: (1, 0x3000) };
+        assert_eq!(msix::VectorLayout::read(0x60, read), places);
     }
 }

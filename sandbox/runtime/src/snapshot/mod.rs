@@ -72,7 +72,7 @@ pub(crate) async fn create(node: &Node, named: &str, name: &str) -> Result<Manif
     let image = sandbox.look(|record| record.settings.image_digest.clone());
     let unfinished = node.templates.begin_snapshot(name, &image).await?;
     let saved = async {
-        let Stood { record, machine, volumes, paused } =
+        let SavedSandbox { record, machine, volumes, paused } =
             stand_still(node, (&sandbox, volumes), &unfinished).await?;
         let parts = describe(node, &record, volumes, paused).await?;
         Ok::<_, Error>((record, machine, parts))
@@ -99,7 +99,7 @@ pub(crate) async fn discard(unfinished: Unfinished) {
 }
 
 /// A sandbox that was saved and goes on.
-struct Stood {
+struct SavedSandbox {
     /// Its record when it stood still.
     record: Record,
     /// The machine's state.
@@ -119,7 +119,7 @@ async fn stand_still(
     node: &Node,
     (sandbox, volumes): (&Arc<Sandbox>, Vec<Volume>),
     unfinished: &Unfinished,
-) -> Result<Stood> {
+) -> Result<SavedSandbox> {
     // One save at a time, of a machine that keeps its size.
     let _size = sandbox.wait_to_change_size().await;
     // The agent does not configure the interface: in a fork it would do so, too.
@@ -157,7 +157,7 @@ async fn stand_still(
             return Err(Error::Agent(what));
         }
     };
-    Ok(Stood { record, machine, volumes, paused })
+    Ok(SavedSandbox { record, machine, volumes, paused })
 }
 
 /// Tries to have a sandbox go on until it does, or ends.

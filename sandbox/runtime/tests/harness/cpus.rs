@@ -12,12 +12,12 @@ pub const MOST: u32 = 8;
 /// begins with one.
 #[derive(Debug)]
 pub struct Liar {
-    kind: Kind,
-    state: Mutex<State>,
+    kind: CpuGuestKind,
+    state: Mutex<CpuGuestState>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
+enum CpuGuestKind {
     /// Adds no CPU, and lists all of them as there from the first change on.
     ListsAll,
     /// Adds no CPU, and answers nothing more from the first change on.
@@ -29,7 +29,7 @@ enum Kind {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CpuGuestState {
     changed: bool,
     added: BTreeSet<u32>,
     removed: BTreeSet<String>,
@@ -39,10 +39,10 @@ impl Liar {
     /// Returns the VMM of the sandbox with this name, or `None` if it has no room for CPUs.
     pub fn of(name: &str) -> Option<Self> {
         let kind = match name {
-            "lists-all" => Kind::ListsAll,
-            "falls-silent" => Kind::FallsSilent,
-            "lists-many" => Kind::ListsMany,
-            "obeys" | "chosen" => Kind::Obeys,
+            "lists-all" => CpuGuestKind::ListsAll,
+            "falls-silent" => CpuGuestKind::FallsSilent,
+            "lists-many" => CpuGuestKind::ListsMany,
+            "obeys" | "chosen" => CpuGuestKind::Obeys,
             _ => return None,
         };
         Some(Self { kind, state: Mutex::default() })
@@ -54,9 +54,9 @@ impl Liar {
             (0..count).map(|cpu| CpuSlot { cpu, present: there(cpu) }).collect()
         };
         match self.kind {
-            Kind::FallsSilent if state.changed => Err(Error::Control("no answer".into())),
-            Kind::ListsMany => Ok(slots(255, &|cpu| !state.removed.contains(&name(cpu)))),
-            Kind::Obeys => Ok(slots(MOST, &|cpu| cpu == 0 || state.added.contains(&cpu))),
+            CpuGuestKind::FallsSilent if state.changed => Err(Error::Control("no answer".into())),
+            CpuGuestKind::ListsMany => Ok(slots(255, &|cpu| !state.removed.contains(&name(cpu)))),
+            CpuGuestKind::Obeys => Ok(slots(MOST, &|cpu| cpu == 0 || state.added.contains(&cpu))),
             _ => Ok(slots(MOST, &|cpu| state.changed || cpu == 0)),
         }
     }
@@ -64,7 +64,7 @@ impl Liar {
     pub fn plug(&self, cpu: u32) -> Result<()> {
         let mut state = self.state.lock().unwrap();
         state.changed = true;
-        if self.kind == Kind::Obeys {
+        if self.kind == CpuGuestKind::Obeys {
             state.added.insert(cpu);
             return Ok(());
         }
@@ -74,11 +74,11 @@ impl Liar {
     /// Removes a CPU if that is one that the sandbox can have.
     pub fn unplug(&self, cpu: &str) -> Result<()> {
         let known = (1..MOST).any(|one| name(one) == cpu);
-        if self.kind == Kind::Obeys {
+        if self.kind == CpuGuestKind::Obeys {
             self.state.lock().unwrap().added.retain(|one| name(*one) != cpu);
             return Ok(());
         }
-        if self.kind != Kind::ListsMany || !known {
+        if self.kind != CpuGuestKind::ListsMany || !known {
             return Err(Error::Control(format!("{cpu} is not removed")));
         }
         self.state.lock().unwrap().removed.insert(cpu.to_owned());

@@ -22,7 +22,7 @@ pub(super) fn space_of(dir: &Folder) -> Result<Allowance> {
 }
 
 /// A file of pages as the description has it.
-struct Part<'a> {
+struct PagesFile<'a> {
     name: &'a str,
     bytes: u64,
     /// The bytes of its pages that are not all zeros.
@@ -30,7 +30,7 @@ struct Part<'a> {
     sha256: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> PagesFile<'a> {
     /// Returns the memory's file.
     fn memory(manifest: &'a Manifest) -> Self {
         Self {
@@ -68,12 +68,12 @@ pub(super) fn copy(
     to: &mut Folder,
     mut space: Allowance,
 ) -> Result<Copied> {
-    let memory = Part::memory(manifest);
+    let memory = PagesFile::memory(manifest);
     let disks = manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files);
-    let disks: Vec<_> = disks.map(Part::disk).collect();
+    let disks: Vec<_> = disks.map(PagesFile::disk).collect();
     check_space(&memory, &disks, to, &space)?;
     copy_machine(&manifest.machine_sha256, from, to)?;
-    let mut copy_one = |part: &Part<'_>| copy_part(part, from, to, &mut space);
+    let mut copy_one = |part: &PagesFile<'_>| copy_part(part, from, to, &mut space);
     let memory = copy_one(&memory)?;
     let disks = disks.iter().map(copy_one).collect::<Result<Vec<_>>>()?;
     Ok(Copied { memory, disks })
@@ -86,8 +86,8 @@ pub(super) fn copy(
 /// # Errors
 /// [`Error::Invalid`], [`Error::File`].
 fn check_space(
-    memory: &Part<'_>,
-    disks: &[Part<'_>],
+    memory: &PagesFile<'_>,
+    disks: &[PagesFile<'_>],
     to: &Folder,
     space: &Allowance,
 ) -> Result<()> {
@@ -125,7 +125,7 @@ const CHANGED: &str = "is not as its snapshot's description says: it was changed
 /// Copies a file with its holes. Returns the number of bytes copied: pages that are all zeros are
 /// left out.
 fn copy_part(
-    part: &Part<'_>,
+    part: &PagesFile<'_>,
     from: &Folder,
     to: &mut Folder,
     space: &mut Allowance,
@@ -180,13 +180,13 @@ mod tests {
         assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
         // The space has become too little since it was checked.
         let manifest = make(&dir.path().join("again"));
-        let part = Part::memory(&manifest);
+        let part = PagesFile::memory(&manifest);
         let mut space = Allowance::keeping(u64::MAX);
         let full = copy_part(&part, &from, &mut to, &mut space).unwrap_err().to_string();
         assert!(full.contains("cannot copy") && full.contains("stay free"), "{full}");
-        let less = Part {
+        let less = PagesFile {
             data_bytes: PAGE - 1,
-            ..Part::disk(&manifest.snapshot.as_ref().unwrap().files[0])
+            ..PagesFile::disk(&manifest.snapshot.as_ref().unwrap().files[0])
         };
         let mut space = Allowance::keeping(0);
         let more = copy_part(&less, &from, &mut to, &mut space).unwrap_err().to_string();
