@@ -14,7 +14,7 @@ use crate::{keeper, progress, run, snapshot, spec};
 /// becomes of them. Returns the exit status.
 pub async fn fork(node: &NodeArgs, config: &Config, args: &ForkArgs) -> Result<i32> {
     let mut spec = of_fork(args)?;
-    let mut ends = Ends::catch()?;
+    let mut ends = EndSignals::catch()?;
     let client = connect(node, config).await?;
     let saved = save(node, config, args, &mut ends).await?;
     saved.name.clone_into(&mut spec.template);
@@ -51,7 +51,7 @@ async fn save(
     node: &NodeArgs,
     config: &Config,
     args: &ForkArgs,
-    ends: &mut Ends,
+    ends: &mut EndSignals,
 ) -> Result<v1::Snapshot> {
     let name = format!("fork-{}", slipway_runtime::name::new_id());
     let request = v1::CreateSnapshotRequest { sandbox: args.sandbox.clone(), name: name.clone() };
@@ -72,7 +72,7 @@ pub async fn save_to_end(
     node: &NodeArgs,
     config: &Config,
     request: v1::CreateSnapshotRequest,
-    ends: &mut Ends,
+    ends: &mut EndSignals,
 ) -> Result<v1::Snapshot> {
     let mut client = connect_snapshots(node, config).await?;
     let spinner = progress::waiting("saving the sandbox");
@@ -104,16 +104,16 @@ async fn remove_now(node: &NodeArgs, config: &Config, name: &str) -> Result<()> 
     Ok(())
 }
 
-/// The signals that ask this command to end. From [`Ends::catch`] on they do not end it by
+/// The signals that ask this command to end. From [`EndSignals::catch`] on they do not end it by
 /// themselves.
-pub struct Ends {
+pub struct EndSignals {
     signals: [Signal; 3],
     /// One has come.
     came: bool,
 }
 
-impl Ends {
-    /// Has signals wait for [`Ends::next`].
+impl EndSignals {
+    /// Has signals wait for [`EndSignals::next`].
     pub fn catch() -> Result<Self> {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = kinds.map(signal);

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use slipway_image::{
-    Access, Cache, Image, Limits, Prune, PullPolicy, Reference, Removed, Selection, Source, Taken,
+    Access, Cache, Image, Limits, NameConflict, Prune, PullPolicy, Reference, Removed, Selection,
+    Source,
 };
 use slipway_runtime::{Config, images_in_use};
 
@@ -116,7 +117,7 @@ pub async fn command(config: &Config, command: &ImageCommand) -> Result<i32> {
         ImageCommand::Import { source, name, replace } => {
             let source: Source = source.parse()?;
             let name = name.as_deref().map(str::parse).transpose()?;
-            let taken = if *replace { Taken::Replace } else { Taken::Refuse };
+            let taken = if *replace { NameConflict::Replace } else { NameConflict::Refuse };
             crate::say!("{}", cache.import(&source, name, taken, Fetch::new()).await?.digest);
         }
         ImageCommand::Ls { json: true } => {

@@ -67,7 +67,7 @@ mod tests;
 #[cfg(feature = "fuzz")]
 use root::Form;
 
-pub use cache::{Cache, Image, Prune, PullPolicy, Removed, Selection, Taken};
+pub use cache::{Cache, Image, NameConflict, Prune, PullPolicy, Removed, Selection};
 pub use config::ImageConfig;
 pub use digest::{BadDigest, Digest};
 pub use error::{Error, Result};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use slipway_sgiov::{
-    Carrier, Engine, LinkSettings, Policy, Reload, Renewal, Settings, Stop, ends_within,
+    Engine, LinkSettings, NodeCarrier, Policy, Reload, Renewal, Settings, Stop, ends_within,
     raise_descriptor_limit,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,7 +31,7 @@ pub fn serve(args: &SocketEngineArgs, socket: &Path) -> Result<i32> {
         tracing::warn!("the descriptor limit is {limit}: more than {sockets} sockets get ENOBUFS");
     }
     let (rules, tenants) = (policy.rules(), policy.tenants().len());
-    let carrier = Carrier::read(&args.links, &policy)?;
+    let carrier = NodeCarrier::read(&args.links, &policy)?;
     let files = Files {
         policy: args.policy.clone(),
         path: args.links.clone(),
@@ -75,7 +75,7 @@ impl Files {
     fn read(&mut self) -> Result<Renewal> {
         let policy = Policy::read(&self.policy)?;
         let links = match &self.links {
-            Some(links) => Some(Carrier::renewal(&self.path, &policy, links)?),
+            Some(links) => Some(NodeCarrier::renewal(&self.path, &policy, links)?),
             None if self.path.exists() => {
                 bail!(
                     "{}: an engine that started without links has none until it is started anew",

@@ -14,7 +14,7 @@ use crate::args::{
     TemplateCreateArgs,
 };
 use crate::client::{connect, connect_templates, next_daemon, record, refused};
-use crate::fork::{Ends, save_to_end};
+use crate::fork::{EndSignals, save_to_end};
 use crate::session::{Plain, SessionSettings, Sink, carry, requests};
 use crate::{keeper, progress, run, snapshot, spec, volume};
 
@@ -36,7 +36,7 @@ pub async fn create(
 ) -> Result<()> {
     check(args)?;
     refuse_taken(node, config, &args.name).await?;
-    let mut ends = Ends::catch()?;
+    let mut ends = EndSignals::catch()?;
     let sandbox = format!("template-{}", name::new_id());
     let run = run_of(args, image, &sandbox);
     let ready = tokio::select! {

@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use tempfile::{NamedTempFile, TempPath};
 
 use super::index::{Record, sync_dir};
-use super::turn::{ImagePart, Taken, WorkRight, check_names};
+use super::turn::{ImagePart, NameConflict, WorkRight, check_names};
 use super::{Cache, Image, now, origins, remove_file};
 use crate::manifest::Plan;
 use crate::resolve;
@@ -66,7 +66,7 @@ impl Cache {
     ) -> Result<Image> {
         let (plan, registry) = self.resolve(reference, access, &*progress).await?;
         // The registry decides which image a tag stands for, and the user asked this registry.
-        let names = (vec![reference.clone()], Taken::Replace);
+        let names = (vec![reference.clone()], NameConflict::Replace);
         self.make(plan, Fetcher::Registry(registry), names, progress).await
     }
 
@@ -145,13 +145,13 @@ impl Cache {
     /// conflict.
     ///
     /// # Errors
-    /// [`Error::NamesTaken`] if another image has a name and `taken` is [`Taken::Refuse`]; the
-    /// errors of [`pull`](Self::pull).
+    /// [`Error::NamesTaken`] if another image has a name and `taken` is [`NameConflict::Refuse`];
+    /// the errors of [`pull`](Self::pull).
     pub async fn import(
         &self,
         source: &Source,
         name: Option<Reference>,
-        taken: Taken,
+        taken: NameConflict,
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
         let (plan, fetcher, own) = self.open_source(source).await?;
@@ -207,7 +207,7 @@ impl Cache {
         &self,
         plan: Plan,
         fetcher: Fetcher,
-        names: (Vec<Reference>, Taken),
+        names: (Vec<Reference>, NameConflict),
         progress: Arc<dyn Progress>,
     ) -> Result<Image> {
         let (digest, origin) = (plan.digest, fetcher.origin());
@@ -267,7 +267,7 @@ impl Cache {
         &self,
         plan: &Plan,
         layers: &[File],
-        names: (&[Reference], Taken),
+        names: (&[Reference], NameConflict),
         progress: &dyn Progress,
     ) -> Result<Image> {
         let image = self.work_file(&plan.digest, ".erofs")?;
@@ -328,7 +328,7 @@ impl Cache {
         &self,
         files: Files,
         plan: &Plan,
-        (names, taken): (&[Reference], Taken),
+        (names, taken): (&[Reference], NameConflict),
     ) -> Result<Image> {
         let mut locked = self.lock_index()?;
         // Names are checked again, since another process may have used one while this image was

@@ -24,7 +24,7 @@ mod turn;
 
 pub(crate) use make::Files;
 pub use make::PullPolicy;
-pub use turn::Taken;
+pub use turn::NameConflict;
 pub(crate) use turn::{ImagePart, WorkRight};
 
 use std::collections::BTreeSet;

@@ -23,7 +23,7 @@ const FETCH: &str = ".fetch";
 
 /// The behaviour of [`Cache::import`] for a name that another image has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Taken {
+pub enum NameConflict {
     /// Refuses the import, since the maker of an archive chose the names in it.
     #[default]
     Refuse,
@@ -57,7 +57,7 @@ impl Cache {
         work: ImagePart,
         digest: &Digest,
         origin: Option<&Origin>,
-        names: &(Vec<Reference>, Taken),
+        names: &(Vec<Reference>, NameConflict),
         progress: &dyn Progress,
     ) -> Result<WorkRight> {
         let there = |image| {
@@ -83,7 +83,7 @@ impl Cache {
         &self,
         digest: &Digest,
         origin: Option<&Origin>,
-        (names, taken): &(Vec<Reference>, Taken),
+        (names, taken): &(Vec<Reference>, NameConflict),
     ) -> Result<Option<Image>> {
         let (cache, digest, names, taken) = (self.clone(), *digest, names.clone(), *taken);
         let origin = origin.cloned();
@@ -95,7 +95,7 @@ impl Cache {
         digest: &Digest,
         origin: Option<&Origin>,
         names: &[Reference],
-        taken: Taken,
+        taken: NameConflict,
     ) -> Result<Option<Image>> {
         let mut locked = self.lock_index()?;
         check_names(&locked.index, digest, names, taken)?;
@@ -150,11 +150,11 @@ pub(super) fn check_names(
     index: &Index,
     digest: &Digest,
     names: &[Reference],
-    taken: Taken,
+    taken: NameConflict,
 ) -> Result<()> {
     let of_others = |name: &&Reference| index.references.get(name).is_some_and(|d| d != digest);
     let lost: Vec<_> = names.iter().filter(of_others).map(Reference::familiar).collect();
-    match taken == Taken::Replace || lost.is_empty() {
+    match taken == NameConflict::Replace || lost.is_empty() {
         true => Ok(()),
         false => Err(Error::NamesTaken { names: lost.join(", ") }),
     }

@@ -12,7 +12,7 @@ use crate::digest::DigestReader;
 use crate::manifest::Layer;
 use crate::root::budget::{self, Budget};
 use crate::root::merge::{MergeError, Merger};
-use crate::root::read::{Entry, What, add_xattr};
+use crate::root::read::{ArchiveEntry, EntryContent, add_xattr};
 use crate::root::tree::{Data, FileRun, Meta, NodeKind, show};
 use crate::{Digest, Error, Limits, Result};
 
@@ -77,7 +77,7 @@ pub(crate) struct Index {
     /// The bytes of the layer that a container soon needs, from the layer's beginning on.
     pub prefetch: u64,
     /// The files. Their data is in the virtual layer of the chunks.
-    entries: Vec<Entry>,
+    entries: Vec<ArchiveEntry>,
 }
 
 /// A chunk of a file.
@@ -170,8 +170,8 @@ impl Merger<'_> {
     }
 }
 
-fn has_data(entry: &Entry) -> bool {
-    matches!(&entry.what, What::Node(NodeKind::File(data)) if data.len > 0)
+fn has_data(entry: &ArchiveEntry) -> bool {
+    matches!(&entry.what, EntryContent::Node(NodeKind::File(data)) if data.len > 0)
 }
 
 /// The maker of an [`Index`] from the entries of a document.
@@ -260,18 +260,18 @@ impl<'a> Maker<'a> {
         let data = if entry.kind == "reg" { Some(self.data(&entry)?) } else { None };
         let (device, link) = ((entry.dev_major, entry.dev_minor), entry.link_name.into_bytes());
         let what = match (entry.kind.as_str(), data) {
-            (_, Some(data)) => What::Node(NodeKind::File(data)),
-            ("dir", _) => What::Node(NodeKind::new_directory()),
-            ("symlink", _) => What::Node(NodeKind::Symlink(link)),
-            ("hardlink", _) => What::HardLink(link),
-            ("char", _) => What::Node(NodeKind::Char(device)),
-            ("block", _) => What::Node(NodeKind::Block(device)),
-            ("fifo", _) => What::Node(NodeKind::Fifo),
+            (_, Some(data)) => EntryContent::Node(NodeKind::File(data)),
+            ("dir", _) => EntryContent::Node(NodeKind::new_directory()),
+            ("symlink", _) => EntryContent::Node(NodeKind::Symlink(link)),
+            ("hardlink", _) => EntryContent::HardLink(link),
+            ("char", _) => EntryContent::Node(NodeKind::Char(device)),
+            ("block", _) => EntryContent::Node(NodeKind::Block(device)),
+            ("fifo", _) => EntryContent::Node(NodeKind::Fifo),
             (other, _) => {
                 return Err(format!("an entry of the unknown type '{}'", show(other.as_bytes())));
             }
         };
-        self.index.entries.push(Entry { path: entry.name.into_bytes(), meta, what });
+        self.index.entries.push(ArchiveEntry { path: entry.name.into_bytes(), meta, what });
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::root::layout::Layout;
 use crate::root::merge::{MergeError, Merger};
 use crate::source::blocking;
 use crate::source::registry::{Access, Origin, Registry};
-use crate::{Cache, Error, Event, Image, Limits, Progress, Reference, Result, Taken};
+use crate::{Cache, Error, Event, Image, Limits, NameConflict, Progress, Reference, Result};
 
 /// The number of indexes that are fetched at once.
 const CONCURRENT_INDEXES: usize = 3;
@@ -42,7 +42,7 @@ impl Cache {
     ) -> Result<Option<Image>> {
         let (plan, registry) = self.resolve(reference, access, &*progress).await?;
         // The registry decides which image a tag stands for, and the user asked this registry.
-        let names = (vec![reference.clone()], Taken::Replace);
+        let names = (vec![reference.clone()], NameConflict::Replace);
         let (digest, origin) = (plan.digest, registry.origin());
         let turn = |work| self.turn(work, &digest, Some(&origin), &names, &*progress);
         let fetching = match turn(ImagePart::Fetch).await? {
@@ -107,7 +107,7 @@ impl Cache {
         let map = self.work_file(&plan.digest, ".map")?.into_temp_path();
         content.write(&map)?;
         let files = Files { image, size_bytes: bytes, map: Some((map, origin)) };
-        let image = self.commit(files, plan, (&[name][..], Taken::Replace))?;
+        let image = self.commit(files, plan, (&[name][..], NameConflict::Replace))?;
         progress.event(Event::Finished(&plan.digest));
         Ok(Some(image))
     }

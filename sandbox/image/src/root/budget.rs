@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::layout::Layout;
-use super::read::{Entry, What};
+use super::read::{ArchiveEntry, EntryContent};
 use super::tree::{Child, Inode, MAX_NAME, NodeKind};
 use crate::Limits;
 
@@ -32,7 +32,7 @@ const ATTRIBUTE: usize = node::<Vec<u8>, Vec<u8>>() / NODE_ENTRIES;
 
 /// An entry that waits to be merged, beside its content. The list of them is twice as long as it
 /// must be at most.
-pub(crate) const WAITING: usize = 2 * size_of::<Entry>();
+pub(crate) const WAITING: usize = 2 * size_of::<ArchiveEntry>();
 
 /// A folder that no layer describes, with the longest name.
 pub(crate) const MISSING_FOLDER: usize = INODE + FOLDER + NAME + MAX_NAME;
@@ -77,21 +77,23 @@ impl Budget {
 
 /// Returns the bytes that an entry takes in the tree: its name, and an inode if it has one of its
 /// own. Its path is counted as the name, which includes the names of folders that it makes.
-pub(crate) fn entry(entry: &Entry) -> usize {
+pub(crate) fn entry(entry: &ArchiveEntry) -> usize {
     let inode = match &entry.what {
-        What::Node(kind) => INODE + content(kind) + attributes(&entry.meta.xattrs),
-        What::HardLink(_) | What::Whiteout | What::Opaque => 0,
+        EntryContent::Node(kind) => INODE + content(kind) + attributes(&entry.meta.xattrs),
+        EntryContent::HardLink(_) | EntryContent::Whiteout | EntryContent::Opaque => 0,
     };
     name(entry.path.len()) + inode
 }
 
 /// Returns the bytes that the content of an entry takes which waits to be merged.
-pub(crate) fn waiting(entry: &Entry) -> usize {
+pub(crate) fn waiting(entry: &ArchiveEntry) -> usize {
     let what = match &entry.what {
         // It has no names yet.
-        What::Node(NodeKind::Directory(_)) | What::Whiteout | What::Opaque => 0,
-        What::Node(kind) => content(kind),
-        What::HardLink(target) => heap(target),
+        EntryContent::Node(NodeKind::Directory(_))
+        | EntryContent::Whiteout
+        | EntryContent::Opaque => 0,
+        EntryContent::Node(kind) => content(kind),
+        EntryContent::HardLink(target) => heap(target),
     };
     heap(&entry.path) + attributes(&entry.meta.xattrs) + what
 }
@@ -154,8 +156,11 @@ mod tests {
         let limits = Limits::default();
         let pieces = vec![FileRun { at: 0, from: 0, len: 1 }];
         let file = |kind| {
-            let entry =
-                Entry { path: vec![b'n'; 70], meta: Meta::default(), what: What::Node(kind) };
+            let entry = ArchiveEntry {
+                path: vec![b'n'; 70],
+                meta: Meta::default(),
+                what: EntryContent::Node(kind),
+            };
             super::entry(&entry)
         };
         let data = Data { layer: 0, len: 1, pieces };

@@ -15,7 +15,7 @@ use std::fs::File;
 use super::Form;
 use super::budget::{self, Budget};
 use super::erofs::ErofsReader;
-use super::read::{Entry, TarReader, What};
+use super::read::{ArchiveEntry, EntryContent, TarReader};
 use super::tree::{Child, Id, Inode, NodeKind, ROOT, ResolvedFolder, Tree, show, split_path};
 use crate::{Digest, Error, Limits};
 
@@ -109,7 +109,7 @@ impl<'a> Merger<'a> {
     /// [`budget`](Self::budget).
     pub(crate) fn apply_entries(
         &mut self,
-        entries: Vec<Entry>,
+        entries: Vec<ArchiveEntry>,
         stored: u64,
         further: usize,
     ) -> Result<(), MergeError> {
@@ -133,7 +133,7 @@ impl<'a> Merger<'a> {
     }
 
     /// Merges one entry. If `whiteouts` is false, names that begin with `.wh.` are ordinary names.
-    fn take(&mut self, entry: Entry, whiteouts: bool) -> Result<(), MergeError> {
+    fn take(&mut self, entry: ArchiveEntry, whiteouts: bool) -> Result<(), MergeError> {
         self.charge(&entry)?;
         self.entry(entry, whiteouts)?;
         self.check_work()
@@ -145,10 +145,13 @@ impl<'a> Merger<'a> {
     }
 
     /// Counts the memory and the bytes of `entry` against the limits.
-    fn charge(&mut self, entry: &Entry) -> Result<(), MergeError> {
+    fn charge(&mut self, entry: &ArchiveEntry) -> Result<(), MergeError> {
         let len = match &entry.what {
-            What::Node(NodeKind::File(data)) => data.len,
-            What::Node(_) | What::HardLink(_) | What::Whiteout | What::Opaque => 0,
+            EntryContent::Node(NodeKind::File(data)) => data.len,
+            EntryContent::Node(_)
+            | EntryContent::HardLink(_)
+            | EntryContent::Whiteout
+            | EntryContent::Opaque => 0,
         };
         self.data = self.data.saturating_add(len);
         self.layer_data = self.layer_data.saturating_add(len);
@@ -186,13 +189,13 @@ impl<'a> Merger<'a> {
         }
     }
 
-    fn entry(&mut self, entry: Entry, whiteouts: bool) -> Result<(), MergeError> {
+    fn entry(&mut self, entry: ArchiveEntry, whiteouts: bool) -> Result<(), MergeError> {
         let path = split_path(&entry.path, self.limits.path_bytes)?;
-        if matches!(entry.what, What::Opaque) {
+        if matches!(entry.what, EntryContent::Opaque) {
             return self.opaque(&path);
         }
         let Some((&name, parents)) = path.split_last() else { return self.root(entry) };
-        if matches!(entry.what, What::Whiteout) {
+        if matches!(entry.what, EntryContent::Whiteout) {
             return self.whiteout(parents, name);
         }
         if whiteouts && path.iter().any(|part| part.starts_with(b".wh..wh.")) {
@@ -206,7 +209,7 @@ impl<'a> Merger<'a> {
         }
         // A hard link's target is looked up first, so that `a` linked to `a` does not lose it.
         let target = match &entry.what {
-            What::HardLink(target) => Some(self.link_target(target)?),
+            EntryContent::HardLink(target) => Some(self.link_target(target)?),
             _ => None,
         };
         let (place, made) = self.tree.find_or_make(parents, self.layers)?;
@@ -214,7 +217,7 @@ impl<'a> Merger<'a> {
         self.budget.take(made * budget::MISSING_FOLDER).map_err(MergeError::TooLarge)?;
         let id = match (target, entry.what) {
             (Some(id), _) => id,
-            (None, What::Node(kind)) => self.node(&place, name, entry.meta, kind)?,
+            (None, EntryContent::Node(kind)) => self.node(&place, name, entry.meta, kind)?,
             (None, _) => return Ok(()),
         };
         self.tree.link(&place, name, Child { id, layer: self.layers })?;
@@ -222,9 +225,9 @@ impl<'a> Merger<'a> {
     }
 
     /// Applies an entry for the root itself, which sets the root's attributes.
-    fn root(&mut self, entry: Entry) -> Result<(), MergeError> {
+    fn root(&mut self, entry: ArchiveEntry) -> Result<(), MergeError> {
         match entry.what {
-            What::Node(NodeKind::Directory(_)) => {
+            EntryContent::Node(NodeKind::Directory(_)) => {
                 self.tree.inode_mut(ROOT).meta = entry.meta;
                 Ok(())
             }

@@ -30,16 +30,16 @@ const MAX_PIECES: usize = 1 << 20;
 
 /// One file of an archive.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ArchiveEntry {
     /// The path as stored, not checked yet.
     pub path: Vec<u8>,
     pub meta: Meta,
-    pub what: What,
+    pub what: EntryContent,
 }
 
-/// The type and content of an [`Entry`].
+/// The type and content of an [`ArchiveEntry`].
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum EntryContent {
     Node(NodeKind),
     /// Another name for the file at this path, which is not checked yet.
     HardLink(Vec<u8>),
@@ -80,7 +80,7 @@ impl<'a> TarReader<'a> {
 
     /// Returns the next entry. Returns `None` at the archive's end, or an error that says what is
     /// wrong with the archive.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry>, String> {
+    pub(crate) fn next(&mut self) -> Result<Option<ArchiveEntry>, String> {
         let mut extras = Extras::default();
         loop {
             let Some(header) = self.header()? else { return Ok(None) };
@@ -127,15 +127,20 @@ impl<'a> TarReader<'a> {
     }
 
     /// Reads an entry behind its header, and skips its data. Errors name the entry.
-    fn entry(&mut self, header: &Header, mut extras: Extras) -> Result<Entry, String> {
+    fn entry(&mut self, header: &Header, mut extras: Extras) -> Result<ArchiveEntry, String> {
         let path = extras.path.take().unwrap_or_else(|| header.path_bytes().into_owned());
         let what = self.what(header, &extras, &path);
         let read = what.and_then(|what| Ok((what, meta(header, extras)?)));
         let (what, meta) = read.map_err(|reason| format!("'{}': {reason}", show(&path)))?;
-        Ok(Entry { path, meta, what })
+        Ok(ArchiveEntry { path, meta, what })
     }
 
-    fn what(&mut self, header: &Header, extras: &Extras, path: &[u8]) -> Result<What, String> {
+    fn what(
+        &mut self,
+        header: &Header,
+        extras: &Extras,
+        path: &[u8],
+    ) -> Result<EntryContent, String> {
         let link = || {
             let stored = header.link_name_bytes().map(|l| l.into_owned());
             extras.link.clone().or(stored).unwrap_or_default()
@@ -147,7 +152,7 @@ impl<'a> TarReader<'a> {
             EntryType::Regular if is_old_folder(header, path) => NodeKind::new_directory(),
             EntryType::Regular | EntryType::Continuous => NodeKind::File(self.plain_data(size()?)?),
             EntryType::GNUSparse => NodeKind::File(self.sparse_data(header, size()?)?),
-            EntryType::Link => return Ok(What::HardLink(link())),
+            EntryType::Link => return Ok(EntryContent::HardLink(link())),
             EntryType::Symlink => NodeKind::Symlink(link()),
             EntryType::Directory => NodeKind::new_directory(),
             EntryType::Fifo => NodeKind::Fifo,
@@ -157,7 +162,7 @@ impl<'a> TarReader<'a> {
                 return Err(format!("an entry of the unknown type {:#04x}", other.as_byte()));
             }
         };
-        Ok(What::Node(kind))
+        Ok(EntryContent::Node(kind))
     }
 
     fn plain_data(&mut self, size: u64) -> Result<Data, String> {

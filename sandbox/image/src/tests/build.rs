@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tar::EntryType;
 
 use super::support::*;
-use crate::{Cache, Digest, Image, Limits, Silent, Source, Taken};
+use crate::{Cache, Digest, Image, Limits, NameConflict, Silent, Source};
 
 async fn import(cache: &Cache, source: Source) -> Image {
-    cache.import(&source, None, Taken::Refuse, Arc::new(Silent)).await.unwrap()
+    cache.import(&source, None, NameConflict::Refuse, Arc::new(Silent)).await.unwrap()
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn a_plain_folder_comes_out_as_it_went_in() {
     assert_eq!(again.digest, image.digest);
     std::fs::write(root.join("a/f"), "DATA").unwrap();
     let source = Source::Folder(root);
-    let other = cache.import(&source, None, Taken::Replace, Arc::new(Silent)).await.unwrap();
+    let other = cache.import(&source, None, NameConflict::Replace, Arc::new(Silent)).await.unwrap();
     assert_ne!(other.digest, image.digest);
 }
 
@@ -246,7 +246,7 @@ async fn a_folder_that_is_none() {
     std::fs::write(&file, "").unwrap();
     for path in [file, dir.path().join("missing")] {
         for source in [Source::Folder(path.clone()), Source::OciLayout(path.clone(), None)] {
-            let result = cache.import(&source, None, Taken::Refuse, Arc::new(Silent)).await;
+            let result = cache.import(&source, None, NameConflict::Refuse, Arc::new(Silent)).await;
             let text = result.unwrap_err().to_string();
             assert!(text.contains(path.to_str().unwrap()) && !text.contains('\n'), "{text}");
         }

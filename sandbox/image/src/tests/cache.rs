@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::support::*;
 use crate::{
-    Cache, Digest, Error, Image, Limits, Prune, Reference, Selection, Silent, Source, Taken,
+    Cache, Digest, Error, Image, Limits, NameConflict, Prune, Reference, Selection, Silent, Source,
 };
 
 fn reference(name: &str) -> Reference {
@@ -17,7 +17,7 @@ async fn import(cache: &Cache, content: &str, name: Option<&str>) -> Image {
     let layout = Layout::of(&[gzip(&Tar::new().file("x", content).end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
     cache
-        .import(&source, name.map(reference), Taken::Replace, std::sync::Arc::new(Silent))
+        .import(&source, name.map(reference), NameConflict::Replace, std::sync::Arc::new(Silent))
         .await
         .unwrap()
 }
@@ -88,7 +88,8 @@ async fn an_image_counts_as_used_while_a_sandbox_has_it_and_when_it_is_asked_for
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("x"), "x").unwrap();
     let (source, progress) = (Source::Folder(root.path().to_owned()), std::sync::Arc::new(Silent));
-    let of_folder = cache.import(&source, Some(reference("made/x:1")), Taken::Refuse, progress);
+    let of_folder =
+        cache.import(&source, Some(reference("made/x:1")), NameConflict::Refuse, progress);
     let image = of_folder.await.unwrap();
     import(&cache, "pulled", Some("made/pulled:1")).await;
     let old = |chooses: fn(&Reference) -> bool, in_use| {
@@ -155,13 +156,16 @@ async fn concurrent_imports_of_one_image_build_once() {
     let dir = tempfile::tempdir().unwrap();
     let layout = Layout::of(&[gzip(&Tar::new().file("x", "1").end())]);
     let logs: Vec<_> = (0..4).map(|_| Log::new()).collect();
-    let works = logs.iter().enumerate().map(|(i, log)| {
-        // Each task has a handle of its own, as different processes have.
-        let cache = open(dir.path());
-        let source = Source::OciLayout(layout.path().to_owned(), None);
-        let (name, log) = (reference(&format!("app:{i}")), log.clone());
-        async move { cache.import(&source, Some(name), Taken::Refuse, log).await.unwrap().digest }
-    });
+    let works =
+        logs.iter().enumerate().map(|(i, log)| {
+            // Each task has a handle of its own, as different processes have.
+            let cache = open(dir.path());
+            let source = Source::OciLayout(layout.path().to_owned(), None);
+            let (name, log) = (reference(&format!("app:{i}")), log.clone());
+            async move {
+                cache.import(&source, Some(name), NameConflict::Refuse, log).await.unwrap().digest
+            }
+        });
     let digests = futures_util::future::join_all(works).await;
     assert!(digests.iter().all(|digest| *digest == digests[0]));
     assert_eq!(logs.iter().filter(|log| log.has("Building")).count(), 1);
@@ -211,7 +215,8 @@ async fn failures_leave_nothing() {
     for blob in broken {
         let layout = Layout::of(&[blob]);
         let source = Source::OciLayout(layout.path().to_owned(), None);
-        let result = cache.import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent)).await;
+        let result =
+            cache.import(&source, None, NameConflict::Refuse, std::sync::Arc::new(Silent)).await;
         let text = result.unwrap_err().to_string();
         assert!(text.contains("sha256:") && !text.contains('\n'), "{text}");
     }
@@ -229,8 +234,10 @@ async fn failures_leave_nothing() {
     device.set_cksum();
     let layout = Layout::of(&[gzip(&Tar::new().header(&device).end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
-    let error =
-        cache.import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent)).await.unwrap_err();
+    let error = cache
+        .import(&source, None, NameConflict::Refuse, std::sync::Arc::new(Silent))
+        .await
+        .unwrap_err();
     let refused = "'device': a device with the numbers 4096 and 0";
     assert!(
         matches!(&error, Error::TooLarge { reason, .. } if reason.starts_with(refused)),
@@ -278,7 +285,7 @@ async fn root_full_disk_is_told_and_leaves_nothing() {
             let layout = Layout::of(&[gzip(&layer)]);
             let source = Source::OciLayout(layout.path().to_owned(), None);
             let error = cache
-                .import(&source, None, Taken::Refuse, std::sync::Arc::new(Silent))
+                .import(&source, None, NameConflict::Refuse, std::sync::Arc::new(Silent))
                 .await
                 .unwrap_err();
             assert!(matches!(error, Error::NoSpace { .. }), "{size}: {error}");

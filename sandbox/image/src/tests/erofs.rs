@@ -13,7 +13,7 @@ use super::support::*;
 use crate::root::Form;
 use crate::root::merge::{MergeError, Merger};
 use crate::source::{folder, layers};
-use crate::{Cache, Limits, Reference, Silent, Source, Taken};
+use crate::{Cache, Limits, NameConflict, Reference, Silent, Source};
 
 /// Makes a layer of an archive, as containerd's EROFS differ does.
 fn make(mkfs: &[OsString], arguments: &[&str], tar: &[u8]) -> Vec<u8> {
@@ -98,7 +98,7 @@ async fn an_image_of_layers() {
     let import = |paths: &[&str]| {
         let source = Source::Layers(paths.iter().map(|name| at(name)).collect());
         let (cache, name) = (cache.clone(), name.clone());
-        async move { cache.import(&source, name, Taken::Replace, Arc::new(Silent)).await }
+        async move { cache.import(&source, name, NameConflict::Replace, Arc::new(Silent)).await }
     };
     let image = import(&["2", "1"]).await.unwrap();
     assert_eq!(import(&["2", "1"]).await.unwrap().digest, image.digest);

@@ -15,8 +15,8 @@ use super::support::*;
 use crate::lazy::map::Map;
 use crate::source::registry::Registry;
 use crate::{
-    Access, Cache, Digest, Error, Image, Limits, Prune, Reference, Result, Selection, Silent,
-    Source, Taken,
+    Access, Cache, Digest, Error, Image, Limits, NameConflict, Prune, Reference, Result, Selection,
+    Silent, Source,
 };
 
 /// The registry's behaviour when a part of a blob is asked for.
@@ -476,7 +476,7 @@ async fn older_records_are_of_whole_images() {
     let cache = open(dir.path());
     let layout = Layout::of(&[gzip(&Tar::new().file("x", "1").end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
-    cache.import(&source, None, Taken::Refuse, Arc::new(Silent)).await.unwrap();
+    cache.import(&source, None, NameConflict::Refuse, Arc::new(Silent)).await.unwrap();
     let path = dir.path().join("index.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let mut index: serde_json::Value = serde_json::from_str(&text).unwrap();

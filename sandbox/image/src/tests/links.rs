@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::support::*;
-use crate::{Cache, Image, Limits, Result, Silent, Source, Taken};
+use crate::{Cache, Image, Limits, NameConflict, Result, Silent, Source};
 
 const NOBODY: u32 = 65534;
 
 async fn import(cache: &Cache, source: Source) -> Result<Image> {
-    cache.import(&source, None, Taken::Refuse, Arc::new(Silent)).await
+    cache.import(&source, None, NameConflict::Refuse, Arc::new(Silent)).await
 }
 
 async fn refusal(cache: &Cache, source: Source) -> String {

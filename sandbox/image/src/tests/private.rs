@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use super::support::*;
-use crate::{Cache, Error, Image, Limits, Reference, Silent, Source, Taken};
+use crate::{Cache, Error, Image, Limits, NameConflict, Reference, Silent, Source};
 
 /// The attacker: a user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -22,7 +22,7 @@ async fn import(
     cache: &Cache,
     content: &str,
     name: Option<&str>,
-    taken: Taken,
+    taken: NameConflict,
 ) -> crate::Result<Image> {
     let layout = Layout::of(&[gzip(&Tar::new().file("x", content).end())]);
     let source = Source::OciLayout(layout.path().to_owned(), None);
@@ -48,7 +48,7 @@ fn rights_of_others(path: &Path) -> u32 {
 async fn the_cache_is_its_owners_alone() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("images");
-    let image = import(&open(&dir), "x", Some("app"), Taken::Refuse).await.unwrap();
+    let image = import(&open(&dir), "x", Some("app"), NameConflict::Refuse).await.unwrap();
     assert!(everything(&dir).contains(&image.erofs_path));
     for path in everything(&dir) {
         assert_eq!(rights_of_others(&path), 0, "{}", path.display());
@@ -70,7 +70,7 @@ async fn the_cache_is_its_owners_alone() {
 async fn looking_something_up_waits_for_no_lock() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path());
-    let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
+    let image = import(&cache, "x", Some("app"), NameConflict::Refuse).await.unwrap();
     let held = slipway_lock::Lock::try_take(&dir.path().join("index.lock")).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let looking = std::thread::spawn(move || {
@@ -123,7 +123,7 @@ async fn another_user_neither_reads_nor_locks_as_root() {
     chmod(place.path(), 0o711);
     let dir = place.path().join("images");
     let cache = open(&dir);
-    let image = import(&cache, "x", Some("app"), Taken::Refuse).await.unwrap();
+    let image = import(&cache, "x", Some("app"), NameConflict::Refuse).await.unwrap();
     // The first round relies on the folder's mode, the second on the modes of its files.
     for mode in [0o700, 0o755] {
         chmod(&dir, mode);
@@ -155,7 +155,8 @@ async fn a_cache_of_another_user_is_refused_as_root() {
 async fn an_import_takes_no_name_from_another_image() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path());
-    let debian = import(&cache, "the real one", Some("debian:12"), Taken::Refuse).await.unwrap();
+    let debian =
+        import(&cache, "the real one", Some("debian:12"), NameConflict::Refuse).await.unwrap();
     let layer = plain(&Tar::new().file("x", "another").end());
     let config = config_json("amd64", std::slice::from_ref(&layer));
     let manifest =
@@ -169,7 +170,7 @@ async fn an_import_takes_no_name_from_another_image() {
     std::fs::write(&path, saved).unwrap();
     let archive = Source::DockerArchive(path, None);
     let log = Log::new();
-    let error = cache.import(&archive, None, Taken::Refuse, log.clone()).await.unwrap_err();
+    let error = cache.import(&archive, None, NameConflict::Refuse, log.clone()).await.unwrap_err();
     assert!(matches!(&error, Error::NamesTaken { names } if names == "debian:12"), "{error}");
     assert!(error.to_string().contains("--replace"), "{error}");
     assert!(!log.has("Layers"), "refused before anything is unpacked");
@@ -178,17 +179,17 @@ async fn an_import_takes_no_name_from_another_image() {
     // The user gives the image a name of its own. The image is in the cache then, but its own names
     // are not.
     let other = Some("mine:1".parse().unwrap());
-    let mine = cache.import(&archive, other, Taken::Refuse, log.clone()).await.unwrap();
-    assert!(cache.import(&archive, None, Taken::Refuse, log.clone()).await.is_err());
+    let mine = cache.import(&archive, other, NameConflict::Refuse, log.clone()).await.unwrap();
+    assert!(cache.import(&archive, None, NameConflict::Refuse, log.clone()).await.is_err());
     assert_eq!((names(), mine.references.len()), (debian.digest, 1));
     // The names are taken if the user asks for that.
-    let taken = cache.import(&archive, None, Taken::Replace, log.clone()).await.unwrap();
+    let taken = cache.import(&archive, None, NameConflict::Replace, log.clone()).await.unwrap();
     assert_eq!((taken.digest, names()), (mine.digest, mine.digest));
     // The image's own names are no conflict.
-    let again = cache.import(&archive, None, Taken::Refuse, log).await.unwrap();
+    let again = cache.import(&archive, None, NameConflict::Refuse, log).await.unwrap();
     assert_eq!(again.references, taken.references);
     assert!(cache.get(&debian.digest.to_string()).unwrap().unwrap().references.is_empty());
     // A name from the command line is treated in the same way.
-    let error = import(&cache, "third", Some("mine:1"), Taken::Refuse).await.unwrap_err();
+    let error = import(&cache, "third", Some("mine:1"), NameConflict::Refuse).await.unwrap_err();
     assert!(matches!(&error, Error::NamesTaken { names } if names == "mine:1"), "{error}");
 }

@@ -6,7 +6,7 @@ use crate::lazy::MOST_MEMBER;
 use crate::lazy::index::Index;
 use crate::root::budget::{self, Budget};
 use crate::root::merge::{MergeError, Merger};
-use crate::root::read::{Entry, What};
+use crate::root::read::{ArchiveEntry, EntryContent};
 use crate::root::tree::{Meta, NodeKind};
 use crate::{Digest, Limits};
 
@@ -249,8 +249,8 @@ fn memory_of_entries_is_given_back_once_they_are_merged() {
     let of = |name: u32| json!({ "name": name.to_string(), "type": "dir" });
     let entries = Value::from(names.map(of).collect::<Vec<_>>());
     let toc = json!({ "version": 1, "entries": entries }).to_string();
-    let what = What::Node(NodeKind::new_directory());
-    let one = Entry { path: b"100".to_vec(), meta: Meta::default(), what };
+    let what = EntryContent::Node(NodeKind::new_directory());
+    let one = ArchiveEntry { path: b"100".to_vec(), meta: Meta::default(), what };
     let kept = count * budget::entry(&one);
     let twice = |metadata_bytes: usize| {
         let limits = Limits { metadata_bytes: metadata_bytes as u64, ..Limits::default() };

@@ -18,7 +18,7 @@ use self::fleet::{Clients, Fleet};
 use super::reports::{self, View};
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull};
 use crate::client::{connect, connect_plane, connect_templates, refused};
-use crate::fork::Ends;
+use crate::fork::EndSignals;
 use crate::image;
 use crate::out::OWN_FAILURE;
 
@@ -99,7 +99,7 @@ async fn measure(
         replicas: Series::default(),
         stopped: String::new(),
     };
-    let mut ends = Ends::catch()?;
+    let mut ends = EndSignals::catch()?;
     // The daemon saves a machine to the end even if nobody waits, so a signal does not end this.
     let begun = if args.fork { fleet.make_template().await } else { Ok(()) };
     let outcome = match begun {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_image::{Image, Source, Taken};
+use slipway_image::{Image, NameConflict, Source};
 use slipway_runtime::Config;
 
 use crate::args::Pull;
@@ -30,7 +30,8 @@ pub async fn ready(config: &Config, named: Option<&str>) -> Result<(String, Imag
     let tree = root.path().join("root");
     bootstrap(&tree)?;
     let source: Source = format!("dir:{}", tree.display()).parse()?;
-    let image = cache.import(&source, Some(OWN.parse()?), Taken::Refuse, Fetch::new()).await?;
+    let image =
+        cache.import(&source, Some(OWN.parse()?), NameConflict::Refuse, Fetch::new()).await?;
     Ok((OWN.to_owned(), image))
 }
 

@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 
 use super::budget::{self, Budget};
-use super::read::{Entry, What};
+use super::read::{ArchiveEntry, EntryContent};
 use super::tree::{Data, Meta, NodeKind, show};
 use crate::Limits;
 use attributes::Attributes;
@@ -43,7 +43,7 @@ pub(crate) struct ErofsReader<'a> {
     /// The path of the file that was read last.
     path: Vec<u8>,
     /// Entries to return before more is read.
-    ready: VecDeque<Entry>,
+    ready: VecDeque<ArchiveEntry>,
     /// The first path of each file with several names.
     links: HashMap<u64, Vec<u8>>,
     /// The folders so far. A file system in which one has two names has no end.
@@ -99,7 +99,7 @@ impl<'a> ErofsReader<'a> {
     }
 
     /// Returns the next entry. Returns `None` at the end, or an error that says what is wrong.
-    pub(crate) fn next(&mut self, budget: &mut Budget) -> Result<Option<Entry>, String> {
+    pub(crate) fn next(&mut self, budget: &mut Budget) -> Result<Option<ArchiveEntry>, String> {
         loop {
             if let Some(entry) = self.ready.pop_front() {
                 return Ok(Some(entry));
@@ -126,11 +126,11 @@ impl<'a> ErofsReader<'a> {
             FileKind::Directory => return self.folder(number, &inode, budget),
             // Overlayfs links whiteouts to each other, and they are no files.
             FileKind::Char if inode.device() == (0, 0) => {
-                self.ready(Meta::default(), What::Whiteout);
+                self.ready(Meta::default(), EntryContent::Whiteout);
                 return Ok(());
             }
             FileKind::File if inode.size == 0 && self.attributes(&inode, budget)?.is_whiteout => {
-                self.ready(Meta::default(), What::Whiteout);
+                self.ready(Meta::default(), EntryContent::Whiteout);
                 return Ok(());
             }
             // A socket is left out, since it is useless without its process.
@@ -139,7 +139,7 @@ impl<'a> ErofsReader<'a> {
         }
         if inode.names > 1 {
             if let Some(first) = self.links.get(&number).cloned() {
-                self.ready(Meta::default(), What::HardLink(first));
+                self.ready(Meta::default(), EntryContent::HardLink(first));
                 return Ok(());
             }
             self.count(budget::in_table::<u64, Vec<u8>>(self.path.len()), budget)?;
@@ -158,7 +158,7 @@ impl<'a> ErofsReader<'a> {
             FileKind::Socket | FileKind::Directory => return Ok(()),
         };
         let attributes = self.attributes(&inode, budget)?;
-        self.ready(meta(&inode, attributes), What::Node(kind));
+        self.ready(meta(&inode, attributes), EntryContent::Node(kind));
         Ok(())
     }
 
@@ -173,10 +173,10 @@ impl<'a> ErofsReader<'a> {
         // Where such layers are mounted, the root's attributes are those of the writable layer
         // above them. Its own are no archive's: mkfs.erofs sets mode 0777.
         if !self.path.is_empty() {
-            self.ready(meta(inode, attributes), What::Node(NodeKind::new_directory()));
+            self.ready(meta(inode, attributes), EntryContent::Node(NodeKind::new_directory()));
         }
         if opaque {
-            self.ready(Meta::default(), What::Opaque);
+            self.ready(Meta::default(), EntryContent::Opaque);
         }
         let mut names = Vec::new();
         let most = self.limits.entries.saturating_mul(NAMES_PER_FILE);
@@ -206,8 +206,8 @@ impl<'a> ErofsReader<'a> {
         Ok(())
     }
 
-    fn ready(&mut self, meta: Meta, what: What) {
-        self.ready.push_back(Entry { path: self.path.clone(), meta, what });
+    fn ready(&mut self, meta: Meta, what: EntryContent) {
+        self.ready.push_back(ArchiveEntry { path: self.path.clone(), meta, what });
     }
 
     /// Reads the attributes of a file, and counts them.
