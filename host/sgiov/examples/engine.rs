@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use slipway_sgiov::{Carrier, Engine, Policy, Settings, raise_descriptor_limit};
+use slipway_sgiov::{Engine, NodeCarrier, Policy, Settings, raise_descriptor_limit};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -18,7 +18,7 @@ fn main() {
     };
     raise_descriptor_limit(1 << 20);
     let policy = Policy::read(&value("--policy")).unwrap();
-    let remote = Carrier::read(&value("--links"), &policy).unwrap();
+    let remote = NodeCarrier::read(&value("--links"), &policy).unwrap();
     let remote = remote.map(|carrier| Box::new(carrier) as Box<_>);
     let socket = value("--socket");
     let settings = Settings { socket, proof: true, policy, remote, ..Settings::default() };

@@ -2,7 +2,8 @@
 //!
 //! An [`Account`] stands for one user in one network namespace. Whatever the engine holds for a
 //! program (a control connection, a family's table, an arena, a listener, an eventfd, an end of a
-//! connection) has a [`Held`] of that account, and counts until the [`Held`] is dropped.
+//! connection) has a [`ResourceHold`] of that account, and counts until the [`ResourceHold`] is
+//! dropped.
 //!
 //! Nobody can take all of a [`Resource`], however many accounts use it:
 //! - an account has at most as much as is still free, so an account alone gets half;
@@ -29,7 +30,7 @@ use crate::peer::{NamespaceId, Peer};
 ///
 /// A new one counts in `RESOURCES`, and has a capacity in `Accounts::with`, a field of [`Limits`]
 /// with its arm in `Limits::of`, a row of the second table of `docs/sockets.md`, "Limits", and a
-/// [`Held`] in whatever takes some of it.
+/// [`ResourceHold`] in whatever takes some of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Numbers in the engine's table of descriptors.
@@ -142,7 +143,7 @@ impl Account {
     /// # Errors
     /// [`Refused`] if the account, its namespace or its user would have more than its share or
     /// limit, or if too much that the account discarded is not closed yet.
-    pub fn hold(self: &Arc<Self>, what: Resource, count: u64) -> Result<Held, Refused> {
+    pub fn hold(self: &Arc<Self>, what: Resource, count: u64) -> Result<ResourceHold, Refused> {
         let limits = *self.common.limits.read().unwrap_or_else(PoisonError::into_inner);
         let capacity = self.common.capacity[what as usize];
         let free = capacity.saturating_sub(self.common.used.get(what).saturating_add(count));
@@ -156,13 +157,13 @@ impl Account {
     }
 
     /// Counts `count` more against the administrator's account, which is never refused.
-    pub fn hold_anyway(self: &Arc<Self>, what: Resource, count: u64) -> Held {
+    pub fn hold_anyway(self: &Arc<Self>, what: Resource, count: u64) -> ResourceHold {
         self.count(what, count)
     }
 
-    fn count(self: &Arc<Self>, what: Resource, count: u64) -> Held {
+    fn count(self: &Arc<Self>, what: Resource, count: u64) -> ResourceHold {
         self.all().for_each(|one| one.add(what, count));
-        Held { account: self.clone(), what, count }
+        ResourceHold { account: self.clone(), what, count }
     }
 
     fn all(&self) -> impl Iterator<Item = &Count> {
@@ -184,20 +185,20 @@ impl Account {
 }
 
 /// An amount of a resource that counts against an account until this is dropped.
-pub struct Held {
+pub struct ResourceHold {
     account: Arc<Account>,
     what: Resource,
     count: u64,
 }
 
-impl Held {
+impl ResourceHold {
     /// Returns the account that the amount counts against.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 }
 
-impl Drop for Held {
+impl Drop for ResourceHold {
     fn drop(&mut self) {
         self.account.all().for_each(|one| one.take(self.what, self.count));
     }
@@ -310,7 +311,7 @@ mod tests {
     }
 
     /// Has an account take as much as it can, one at a time.
-    fn take_all(account: &Arc<Account>) -> Vec<Held> {
+    fn take_all(account: &Arc<Account>) -> Vec<ResourceHold> {
         std::iter::from_fn(|| account.hold(WHAT, 1).ok()).collect()
     }
 

@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{DESCRIPTORS, REPLY, Reply, Request};
 
-use crate::place::Own;
+use crate::place::AdminDirectory;
 use crate::{Function, Report};
 
 /// The longest wait for an engine.
@@ -40,7 +40,7 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
 /// # Errors
 /// No engine serves there, or this process may not enter the administrator's directory.
 fn administer(path: &Path) -> std::io::Result<OwnedFd> {
-    connect(&Own::open(path)?.socket())
+    connect(&AdminDirectory::open(path)?.socket())
 }
 
 /// Returns whether a process accepts connections at the socket.

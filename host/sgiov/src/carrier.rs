@@ -1,5 +1,5 @@
-//! [`Remote`] by links to other engines. The carrier's thread has the streams; this maps streams to
-//! connections.
+//! [`StreamCarrier`] by links to other engines. The carrier's thread has the streams; this maps
+//! streams to connections.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
 use crate::policy::{Policy, Tenant};
-use crate::remote::{Destined, Event, Family, Line, Remote};
+use crate::remote::{Destined, Event, Family, Line, StreamCarrier};
 
 /// A connection that the carrier serves from the engine's side.
 struct Carried {
@@ -28,7 +28,7 @@ struct Carried {
 }
 
 /// Carries streams to other nodes, over the links that [`Settings`] describe.
-pub struct Carrier {
+pub struct NodeCarrier {
     thread: slipway_link::Carrier,
     settings: Settings,
     carried: HashMap<u32, Carried>,
@@ -56,9 +56,9 @@ pub enum CarrierError {
     Links(#[from] LinksError),
 }
 
-impl Carrier {
-    /// Starts a carrier with the settings of the file ([`Carrier::settings`]) and the weights and
-    /// rates of `policy`. Returns `None` if there is no such file.
+impl NodeCarrier {
+    /// Starts a carrier with the settings of the file ([`NodeCarrier::settings`]) and the weights
+    /// and rates of `policy`. Returns `None` if there is no such file.
     ///
     /// # Errors
     /// [`CarrierError`].
@@ -102,7 +102,7 @@ impl Carrier {
     }
 
     /// Reads new settings and certificates for a carrier whose settings are `current`, for
-    /// [`Remote::renew`].
+    /// [`StreamCarrier::renew`].
     ///
     /// # Errors
     /// [`CarrierError`]: also if there is no such file.
@@ -232,7 +232,7 @@ fn in_line(text: &str, error: &toml::de::Error) -> String {
     format!("line {}: {}", crate::policy::line(text, at), error.message().replace('\n', " "))
 }
 
-impl Remote for Carrier {
+impl StreamCarrier for NodeCarrier {
     fn renew(&mut self, renewal: Renewal) {
         self.settings = renewal.settings().clone();
         self.thread.command(Command::Renew(Box::new(renewal)));

@@ -14,7 +14,7 @@
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says which process is in
 //!   which;
 //! - [`Policy`]: which tenants may reach each other; [`remote`]: streams to other nodes, by
-//!   [`Carrier`], which uses `slipway_link`;
+//!   [`NodeCarrier`], which uses `slipway_link`;
 //! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
 //! - `guests` (a feature): guests' socket functions, and streams with a guest at one end;
 //! - `ways`: the carriers to other nodes and to guests side by side;
@@ -75,7 +75,7 @@ pub use accounts::{AllLimits, Limits};
 pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 #[cfg(feature = "links")]
-pub use carrier::{Carrier, CarrierError};
+pub use carrier::{CarrierError, NodeCarrier};
 pub use error::Error;
 pub use function::{Function, Memory};
 #[cfg(feature = "guests")]

@@ -3,8 +3,9 @@
 //! - `PATH`: the programs' socket, which everybody may connect to;
 //! - `PATH` with the ending `.d`: a folder with a second name of that socket and nothing else
 //!   ([`folder`]);
-//! - `PATH` with the ending `.admin`: the administrator's directory ([`Own`]), which only the user
-//!   that runs the engine may enter. The administrator's socket and the engine's lock are in it.
+//! - `PATH` with the ending `.admin`: the administrator's directory ([`AdminDirectory`]), which
+//!   only the user that runs the engine may enter. The administrator's socket and the engine's lock
+//!   are in it.
 //!
 //! A user id does not make anybody an administrator, since root in a container has root's. Access
 //! to the socket in the administrator's directory does.
@@ -46,12 +47,12 @@ fn bad(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 /// An administrator's directory, open.
-pub struct Own {
+pub struct AdminDirectory {
     directory: OwnedFd,
     path: PathBuf,
 }
 
-impl Own {
+impl AdminDirectory {
     /// Opens the administrator's directory, and makes it if there is none.
     ///
     /// # Errors

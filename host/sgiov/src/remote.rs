@@ -1,10 +1,10 @@
-//! The interface between the engine and a carrier of streams to other nodes ([`Remote`]). The
-//! engine gives the carrier its side of each stream ([`Line`]), and each family's signals
+//! The interface between the engine and a carrier of streams to other nodes ([`StreamCarrier`]).
+//! The engine gives the carrier its side of each stream ([`Line`]), and each family's signals
 //! ([`Family`]).
 //!
 //! A carrier moves bytes on threads of its own. The engine's thread calls it, and a call never
-//! waits. A carrier keeps its events until the engine takes them with [`Remote::events`], after the
-//! carrier's descriptor has become readable.
+//! waits. A carrier keeps its events until the engine takes them with [`StreamCarrier::events`],
+//! after the carrier's descriptor has become readable.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -42,26 +42,27 @@ pub struct Line {
 pub enum Destined {
     /// The one that the policy gives this tenant's name.
     Tenant(String),
-    /// The one that a listener of [`Remote::listens`] is in.
+    /// The one that a listener of [`StreamCarrier::listens`] is in.
     Namespace(u32),
 }
 
 /// An event that a carrier reports.
 #[derive(Debug)]
 pub enum Event {
-    /// [`Remote::connect`] has succeeded.
+    /// [`StreamCarrier::connect`] has succeeded.
     Connected {
         /// The connection.
         connection: u32,
     },
-    /// [`Remote::connect`] has failed. The engine's side of the stream is no longer used.
+    /// [`StreamCarrier::connect`] has failed. The engine's side of the stream is no longer used.
     Refused {
         /// The connection.
         connection: u32,
         /// The reason, a number of errno(3).
         errno: u32,
     },
-    /// A program of another node wants to connect. The engine answers with [`Remote::answer`].
+    /// A program of another node wants to connect. The engine answers with
+    /// [`StreamCarrier::answer`].
     Incoming {
         /// The carrier's number for the request.
         incoming: u64,
@@ -73,7 +74,7 @@ pub enum Event {
         to: Address,
     },
     /// A guest's program wants to connect. The engine finds the destination's tenant by the policy,
-    /// and answers with [`Remote::answer`].
+    /// and answers with [`StreamCarrier::answer`].
     FromGuest {
         /// The carrier's number for the request.
         incoming: u64,
@@ -96,9 +97,9 @@ pub enum Event {
 }
 
 /// A carrier of streams to other nodes.
-pub trait Remote: Send {
+pub trait StreamCarrier: Send {
     /// Returns whether the carrier has a way to `to` for the tenant. If so the engine calls
-    /// [`Remote::connect`]; if not it leaves the connection to the kernel.
+    /// [`StreamCarrier::connect`]; if not it leaves the connection to the kernel.
     fn is_for(&self, tenant: &str, to: &Address) -> bool;
 
     /// Adds a family. Its signals name entries of streams that were written to, read from, or
@@ -112,7 +113,7 @@ pub trait Remote: Send {
         None
     }
 
-    /// Takes back an arena of [`Remote::arena`] that has no stream and will have none.
+    /// Takes back an arena of [`StreamCarrier::arena`] that has no stream and will have none.
     fn arena_gone(&mut self, arena: &Arena) {
         let _ = arena;
     }
@@ -124,7 +125,7 @@ pub trait Remote: Send {
         let _ = (namespace, at);
     }
 
-    /// Reports that a listener of [`Remote::listens`] has ended.
+    /// Reports that a listener of [`StreamCarrier::listens`] has ended.
     fn listens_no_more(&mut self, namespace: u32, at: Address) {
         let _ = (namespace, at);
     }
@@ -150,7 +151,7 @@ pub trait Remote: Send {
     fn renew(&mut self, _renewal: slipway_link::Renewal) {}
 
     /// Returns a descriptor that is readable when there are events. The carrier drains it in
-    /// [`Remote::events`].
+    /// [`StreamCarrier::events`].
     fn wakes(&self) -> BorrowedFd<'_>;
 
     /// Takes the events since the last call.

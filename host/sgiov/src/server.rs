@@ -16,10 +16,10 @@ use slipway_sgiov_spec::control::Reply;
 
 use crate::broker::{Broker, Outcome};
 use crate::error::Error;
-use crate::place::{self, Own, SHARED, folder};
+use crate::place::{self, AdminDirectory, SHARED, folder};
 use crate::policy::Policy;
 use crate::reload::{Reload, Renewal};
-use crate::remote::Remote;
+use crate::remote::StreamCarrier;
 use crate::ways::Carriers;
 use crate::wire::{self, Received};
 
@@ -60,7 +60,7 @@ pub struct Settings {
     /// The policy: who may reach whom across network namespaces.
     pub policy: Policy,
     /// The carrier of streams to other nodes.
-    pub remote: Option<Box<dyn Remote>>,
+    pub remote: Option<Box<dyn StreamCarrier>>,
     /// Serves guests' socket functions (feature `guests`).
     pub guests: bool,
 }
@@ -119,7 +119,7 @@ pub struct Engine {
     served: bool,
     /// The time since when there has been no client and no guest, if the engine ends when idle.
     idle: Option<Instant>,
-    own: Own,
+    own: AdminDirectory,
     /// The engine's lock, held as long as the engine lives.
     _lock: std::fs::File,
 }
@@ -130,7 +130,7 @@ impl Engine {
     /// # Errors
     /// [`Error`].
     pub fn bind(settings: Settings) -> Result<Self, Error> {
-        let own = Own::make(&settings.socket)?;
+        let own = AdminDirectory::make(&settings.socket)?;
         let lock = own.lock(&settings.socket)?;
         let administrator = Door::open(own.listen()?, ADMINISTRATOR);
         let listener = place::listen_for_programs(&settings.socket)?;
@@ -456,7 +456,7 @@ fn discard(socket: OwnedFd, bin: &Bin) {
 
 /// Makes the engine's carriers: links to other nodes, and guests.
 fn ways(
-    links: Option<Box<dyn Remote>>,
+    links: Option<Box<dyn StreamCarrier>>,
     guests: bool,
     policy: &Policy,
 ) -> std::io::Result<Carriers> {

@@ -10,11 +10,11 @@ use slipway_sgiov_spec::Address;
 
 #[cfg(feature = "guests")]
 use crate::guests::{GUESTS, Guests};
-use crate::remote::{Event, Line, Remote};
+use crate::remote::{Event, Line, StreamCarrier};
 
-/// The engine's carriers, served as one [`Remote`].
+/// The engine's carriers, served as one [`StreamCarrier`].
 pub struct Carriers {
-    links: Option<Box<dyn Remote>>,
+    links: Option<Box<dyn StreamCarrier>>,
     #[cfg(feature = "guests")]
     pub guests: Option<Guests>,
     /// An epoll that is readable when one of the carriers has events.
@@ -27,7 +27,7 @@ impl Carriers {
     /// # Errors
     /// No descriptors left.
     pub fn new(
-        links: Option<Box<dyn Remote>>,
+        links: Option<Box<dyn StreamCarrier>>,
         #[cfg(feature = "guests")] guests: Option<Guests>,
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -50,18 +50,18 @@ impl Carriers {
     }
 
     /// Returns the carrier of a connection or request: guests if `is_guests` says so, else links.
-    fn of(&mut self, is_guests: impl Fn(&Self) -> bool) -> Option<&mut dyn Remote> {
+    fn of(&mut self, is_guests: impl Fn(&Self) -> bool) -> Option<&mut dyn StreamCarrier> {
         #[cfg(feature = "guests")]
         if is_guests(self) {
-            return self.guests.as_mut().map(|guests| guests as &mut dyn Remote);
+            return self.guests.as_mut().map(|guests| guests as &mut dyn StreamCarrier);
         }
         #[cfg(not(feature = "guests"))]
         let _ = is_guests;
-        self.links.as_deref_mut().map(|links| links as &mut dyn Remote)
+        self.links.as_deref_mut().map(|links| links as &mut dyn StreamCarrier)
     }
 }
 
-impl Remote for Carriers {
+impl StreamCarrier for Carriers {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
         #[cfg(feature = "guests")]
         if self.guests.as_ref().is_some_and(|guests| guests.is_for(tenant, to)) {

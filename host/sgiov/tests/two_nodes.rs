@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use client::{Client, Connected, PATIENCE, readable, until};
 use slipway_ring::cross::Error;
-use slipway_sgiov::{Carrier, Engine, Policy, Settings, report};
+use slipway_sgiov::{Engine, NodeCarrier, Policy, Settings, report};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::NOT_OURS;
 use slipway_sgiov_spec::function::Message;
@@ -160,7 +160,7 @@ fn node(dir: &Path, settings: slipway_link::Settings) -> Client {
     let file = dir.join(format!("{}.toml", settings.name));
     std::fs::write(&file, POLICY.replace("NETNS", &netns)).unwrap();
     let socket = socket_of(dir, &settings.name);
-    let remote = Some(Box::new(Carrier::start(settings).unwrap()) as Box<_>);
+    let remote = Some(Box::new(NodeCarrier::start(settings).unwrap()) as Box<_>);
     let policy = Policy::read(&file).unwrap();
     let settings =
         Settings { socket: socket.clone(), policy, remote, guests: true, ..Settings::default() };

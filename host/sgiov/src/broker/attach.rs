@@ -9,7 +9,7 @@ use super::family::{self, Family};
 use super::links::Party;
 use super::{Broker, Client, Errno, Outcome, lack};
 use crate::accounts::Resource;
-use crate::remote::Remote;
+use crate::remote::StreamCarrier;
 use crate::table::{ENTRIES, LINKS};
 
 /// The number of a child's entries whose memory in the engine counts as one descriptor.

@@ -7,11 +7,11 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{Endpoint, NOT_OURS, Reply};
 use slipway_sgiov_spec::table::Place;
 
-use super::connection::{Bells, Connection, End};
+use super::connection::{Bells, Connection, ConnectionEnd};
 use super::links::{self, ArenaLink, Party};
 use super::sharing::Bell;
 use super::{Broker, Errno, Outcome};
-use crate::accounts::{Account, Held, Resource};
+use crate::accounts::{Account, Resource, ResourceHold};
 use crate::address::specific;
 use crate::peer::NamespaceId;
 
@@ -32,7 +32,7 @@ struct Reserved {
     link: u32,
     stream: u32,
     /// The accounts' shares for the connector's end and the acceptor's.
-    held: [Held; 2],
+    held: [ResourceHold; 2],
     /// The eventfds of the connector and of the acceptor.
     bells: [Option<Bell>; 2],
 }
@@ -167,7 +167,8 @@ impl Broker {
     fn commit(&mut self, pair: &Pair, reserved: Reserved) -> u32 {
         let Reserved { link, stream, held: [one, other], bells: mut here } = reserved;
         let connector = self.connectors_side(link, pair);
-        let mut ends = [End::new(pair.connector, one), End::new(pair.acceptor, other)];
+        let mut ends =
+            [ConnectionEnd::new(pair.connector, one), ConnectionEnd::new(pair.acceptor, other)];
         if connector == Side::One {
             ends.reverse();
             here.reverse();

@@ -8,12 +8,12 @@ use slipway_sgiov_spec::Address;
 
 use super::links::Party;
 use super::sharing::Bell;
-use crate::accounts::{Account, Held, Resource};
+use crate::accounts::{Account, Resource, ResourceHold};
 use crate::keeper::PairPlace;
 use crate::peer::NamespaceId;
 
 /// One end of a connection.
-pub struct End {
+pub struct ConnectionEnd {
     pub party: Party,
     /// The end's entry in its family's table.
     pub entry: u32,
@@ -28,12 +28,12 @@ pub struct End {
     pub last: Tail,
     /// The share of the account of the acceptor or the connector. Until the connection is accepted,
     /// both ends count against the connector.
-    pub held: Held,
+    pub held: ResourceHold,
 }
 
-impl End {
+impl ConnectionEnd {
     /// Makes the end of a party at an address, without an entry.
-    pub fn new((party, local): (Party, Address), held: Held) -> Self {
+    pub fn new((party, local): (Party, Address), held: ResourceHold) -> Self {
         Self { party, entry: 0, local, holders: 0, closed: false, last: Tail::default(), held }
     }
 }
@@ -60,7 +60,7 @@ pub struct Connection {
     pub link: u32,
     pub stream: u32,
     /// The ends, by side.
-    pub ends: [End; 2],
+    pub ends: [ConnectionEnd; 2],
     pub bells: Bells,
     /// The side that connected, whose port is in use until the connection ends.
     pub connector: Side,
@@ -69,7 +69,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn end(&self, side: Side) -> &End {
+    pub fn end(&self, side: Side) -> &ConnectionEnd {
         &self.ends[side as usize]
     }
 
@@ -108,7 +108,7 @@ impl Connection {
         }
     }
 
-    pub fn end_mut(&mut self, side: Side) -> &mut End {
+    pub fn end_mut(&mut self, side: Side) -> &mut ConnectionEnd {
         &mut self.ends[side as usize]
     }
 }

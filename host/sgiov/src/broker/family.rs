@@ -9,7 +9,7 @@ use slipway_ring::cross::Side;
 
 use slipway_sgiov_spec::table::entry;
 
-use crate::accounts::{Account, Held};
+use crate::accounts::{Account, ResourceHold};
 use crate::peer::Peer;
 use crate::table::{ENTRIES, LINKS, Table};
 
@@ -21,7 +21,7 @@ pub struct Family {
     /// The account that the family counts against.
     pub account: Arc<Account>,
     /// The account's shares for its descriptors and for its table's mapping.
-    _held: [Held; 2],
+    _held: [ResourceHold; 2],
     /// The process that began the family.
     pub peer: Peer,
     /// The number of the family's network namespace.
@@ -41,7 +41,11 @@ pub struct Family {
 
 impl Family {
     /// Returns a family whose network namespace has no number yet.
-    pub fn new(peer: Peer, account: Arc<Account>, held: [Held; 2]) -> std::io::Result<Self> {
+    pub fn new(
+        peer: Peer,
+        account: Arc<Account>,
+        held: [ResourceHold; 2],
+    ) -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags)?);
         let table = Table::new()?;

@@ -9,15 +9,15 @@ use slipway_ring::cross::index::{MAX_ORDER, PAGE};
 use slipway_ring::cross::{Arena, Region, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::table::entry;
 
-use super::connection::End;
+use super::connection::ConnectionEnd;
 use super::links::Party;
 use super::{Broker, Outcome};
-use crate::remote::Remote;
+use crate::remote::StreamCarrier;
 use crate::table::Table;
 
 impl Broker {
     /// Returns the end of a connection with this entry of its family.
-    pub(super) fn end_of(&mut self, family: u32, entry: u32) -> Option<&mut End> {
+    pub(super) fn end_of(&mut self, family: u32, entry: u32) -> Option<&mut ConnectionEnd> {
         let (connection, side) = self.families.get(family)?.entry(entry)?;
         Some(self.connections.get_mut(connection)?.end_mut(side))
     }

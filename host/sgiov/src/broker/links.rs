@@ -9,8 +9,8 @@ use std::time::Instant;
 use slipway_ring::cross::{Arena, Region, Regions, Side};
 
 use super::{Broker, Errno, lack};
-use crate::accounts::{Account, Held, Resource};
-use crate::remote::Remote;
+use crate::accounts::{Account, Resource, ResourceHold};
+use crate::remote::StreamCarrier;
 use crate::slab::Slab;
 use crate::table::Table;
 
@@ -33,7 +33,7 @@ pub enum Party {
 
 /// The party at a side, and the party's number of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct LinkEnd {
     pub party: Party,
     pub number: u16,
 }
@@ -42,7 +42,7 @@ pub struct ArenaLink {
     pub arena: Arena,
     /// The arena's descriptor, which families get.
     pub file: Arc<OwnedFd>,
-    pub ends: [End; 2],
+    pub ends: [LinkEnd; 2],
     /// If the engine is at one end: the regions of its area that it uses.
     pub bits: Option<Arc<[AtomicU64]>>,
     /// Set if the arena is the carrier's, which is to be told of its end.
@@ -52,7 +52,7 @@ pub struct ArenaLink {
     pub live: u32,
     /// The shares for its descriptors and its arena's mapping, which count against the party that
     /// connected first.
-    _held: [Held; 2],
+    _held: [ResourceHold; 2],
     /// The time since which the link has no stream.
     pub idle: Option<Instant>,
     /// Pages that are being released.
@@ -112,7 +112,11 @@ impl Cleaning {
 }
 
 impl ArenaLink {
-    fn new(ends: [End; 2], supplied: Option<Arena>, held: [Held; 2]) -> std::io::Result<Self> {
+    fn new(
+        ends: [LinkEnd; 2],
+        supplied: Option<Arena>,
+        held: [ResourceHold; 2],
+    ) -> std::io::Result<Self> {
         let is_supplied = supplied.is_some();
         let arena = supplied.map_or_else(|| Arena::new(Regions::shape(STREAMS)), Ok)?;
         let file = arena.file().ok_or(std::io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
@@ -203,9 +207,9 @@ impl ArenaLinks {
     /// Adds a link in an arena of its own, or in the one that the carrier has `supplied`.
     pub fn add(
         &mut self,
-        ends: [End; 2],
+        ends: [LinkEnd; 2],
         supplied: Option<Arena>,
-        held: [Held; 2],
+        held: [ResourceHold; 2],
     ) -> std::io::Result<u32> {
         let number = self.all.insert(ArenaLink::new(ends, supplied, held)?);
         self.between.entry(key(ends[0].party, ends[1].party)).or_default().push(number);
@@ -283,7 +287,7 @@ impl Broker {
         };
         let first = free(a, None)?;
         let second = free(b, (a == b).then_some(first))?;
-        let ends = [End { party: a, number: first }, End { party: b, number: second }];
+        let ends = [LinkEnd { party: a, number: first }, LinkEnd { party: b, number: second }];
         let held = [
             account.hold(Resource::Descriptors, DESCRIPTORS)?,
             account.hold(Resource::Mappings, 1)?,

@@ -11,9 +11,9 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Reply;
 
 use super::{Broker, Errno, Outcome, lack};
-use crate::accounts::{Held, Resource};
+use crate::accounts::{Resource, ResourceHold};
 use crate::address::{collide, is_meant};
-use crate::remote::Remote;
+use crate::remote::StreamCarrier;
 use crate::slab::Slab;
 
 /// The largest number of connections that may wait at one listener.
@@ -45,7 +45,7 @@ pub struct Listener {
     pub eventfd: Arc<OwnedFd>,
     holders: u32,
     /// The account's share for its eventfd.
-    _held: Held,
+    _held: ResourceHold,
     /// The process that accepted last shares eventfds.
     pub shares: bool,
 }

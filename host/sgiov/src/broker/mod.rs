@@ -42,7 +42,7 @@ use std::time::Instant;
 use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{Reply, Request};
 
-use crate::accounts::{Account, Accounts, Held, Refused, Resource};
+use crate::accounts::{Account, Accounts, Refused, Resource, ResourceHold};
 use crate::keeper::Keepers;
 use crate::log::Log;
 use crate::namespace::Namespaces;
@@ -72,7 +72,7 @@ struct Client {
     /// The account that everything the process has counts against.
     account: Arc<Account>,
     /// The account's share for its connection.
-    _connection: Held,
+    _connection: ResourceHold,
     /// Set if it connected to the administrator's socket.
     administers: bool,
     /// Its number in [`Greetings`], or `None` once it has attached.
@@ -209,7 +209,7 @@ impl Broker {
                 }
                 #[cfg(feature = "links")]
                 if let Some((ways, links)) = self.remote.as_mut().zip(renewal.links) {
-                    crate::remote::Remote::renew(ways, links);
+                    crate::remote::StreamCarrier::renew(ways, links);
                 }
                 None
             }

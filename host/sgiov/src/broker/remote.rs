@@ -1,5 +1,5 @@
-//! Connections to other nodes and to guests. One end is the engine's, and a carrier ([`Remote`])
-//! serves it.
+//! Connections to other nodes and to guests. One end is the engine's, and a carrier
+//! ([`StreamCarrier`]) serves it.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,7 +10,7 @@ use slipway_sgiov_spec::control::Reply;
 use super::connect::Pair;
 use super::links::Party;
 use super::{Broker, Errno, Outcome};
-use crate::remote::{Destined, Event, Line, Remote};
+use crate::remote::{Destined, Event, Line, StreamCarrier};
 
 impl Broker {
     /// Has the carrier connect to `to`. Returns `None` if the carrier has no way there.

@@ -10,14 +10,14 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Reply;
 use slipway_sgiov_spec::table::entry;
 
-use super::connection::End;
+use super::connection::ConnectionEnd;
 use super::family::Family;
 use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
 use crate::address::{ip, show};
 use crate::peer::NamespaceId;
 #[cfg(feature = "links")]
-use crate::remote::Remote;
+use crate::remote::StreamCarrier;
 
 /// The number of connections, and of listeners, that a report lists one by one. The rest is
 /// counted.
@@ -286,7 +286,10 @@ impl Broker {
 }
 
 /// Reports a connection of which each end is open in one of `families`, or is not here.
-fn connection_report([from, to]: [&End; 2], families: [Option<&Family>; 2]) -> ConnectionReport {
+fn connection_report(
+    [from, to]: [&ConnectionEnd; 2],
+    families: [Option<&Family>; 2],
+) -> ConnectionReport {
     // The counters of a closed end are taken from the other end.
     let word = |mine: usize, theirs: usize| match families {
         [Some(family), _] => family.table.word(from.entry, mine),

@@ -22,7 +22,7 @@ use slipway_sgiov_spec::control::{Reply, SHARERS};
 
 use super::links::Party;
 use super::{Broker, Errno, Outcome, lack};
-use crate::accounts::{Account, Held, Resource};
+use crate::accounts::{Account, Resource, ResourceHold};
 
 /// The eventfd that an end of a connection sleeps on.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct Bell {
     /// The number of the group that sleeps on it, or 0 if it is one end's own.
     pub group: u32,
     /// The account's share for it.
-    pub held: Arc<Held>,
+    pub held: Arc<ResourceHold>,
 }
 
 impl Bell {

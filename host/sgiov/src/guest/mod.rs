@@ -1,11 +1,11 @@
 //! The engine in a guest: its streams to other machines go through a socket function
 //! (`slipway_sgiov_spec::function`), a PCI function that the machine's engine serves.
 //!
-//! The engine is the same as on a host, for the same library, except for its [`Remote`]: the other
-//! side of the streams is the machine's engine, which reads and writes the arenas in the guest's
-//! memory by itself, so that no byte passes through here. [`FunctionRemote`] turns the calls of a
-//! `Remote` into messages, turns the machine's answers into events, and forwards the signals of
-//! both sides.
+//! The engine is the same as on a host, for the same library, except for its [`StreamCarrier`]: the
+//! other side of the streams is the machine's engine, which reads and writes the arenas in the
+//! guest's memory by itself, so that no byte passes through here. [`FunctionRemote`] turns the
+//! calls of a `StreamCarrier` into messages, turns the machine's answers into events, and forwards
+//! the signals of both sides.
 //!
 //! - [`Device`]: registers, interrupts and memory, as the function's driver provides them;
 //! - `control`: the control memory; `streams`: arenas and connections by both sides' numbers;
@@ -14,7 +14,7 @@
 //! All of it runs on the engine's thread. The thread sleeps when there is nothing to do, and is
 //! woken by the machine's interrupt or by the eventfd of a family.
 //!
-//! [`Remote`]: crate::remote::Remote
+//! [`StreamCarrier`]: crate::remote::StreamCarrier
 
 mod control;
 mod remote;

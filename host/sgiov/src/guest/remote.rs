@@ -1,4 +1,4 @@
-//! [`Remote`] by a socket function.
+//! [`StreamCarrier`] by a socket function.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use super::control::Control;
 use super::streams::{Arenas, Streams, break_off};
 use super::{Device, FunctionError, Piece, broken};
 use crate::address::show;
-use crate::remote::{Event, Family, Line, Remote};
+use crate::remote::{Event, Family, Line, StreamCarrier};
 
 /// The number of streams of an arena. A family that needs more has several arenas.
 const STREAMS: u32 = 32;
@@ -265,7 +265,7 @@ pub(super) fn raw(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }
 
-impl Remote for FunctionRemote {
+impl StreamCarrier for FunctionRemote {
     fn is_for(&self, _tenant: &str, to: &Address) -> bool {
         self.welcome && !to.is_loopback()
     }

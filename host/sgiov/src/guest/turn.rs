@@ -8,7 +8,7 @@ use slipway_sgiov_spec::function::{Addresses, Message, event, register, stream_o
 use super::FunctionError;
 use super::remote::{FunctionRemote, TURN, raw};
 use crate::address::is_meant;
-use crate::remote::{Destined, Event, Remote};
+use crate::remote::{Destined, Event, StreamCarrier};
 
 impl FunctionRemote {
     /// Does one round of all kinds of work. Returns whether there was any.

@@ -20,7 +20,7 @@ use super::Bell;
 use super::beside::Claims;
 use super::book::{Book, Counts};
 use super::guest::Guest;
-use super::pair::{Answerer, End, EndOwner, Pair};
+use super::pair::{Answerer, EndOwner, Pair, PairEnd};
 use crate::log::Log;
 use crate::policy::Policy;
 use crate::remote::{Event, Line};
@@ -316,7 +316,7 @@ impl Carrying {
     fn count(&self, number: u32, bytes: [u64; 2]) {
         let Some(pair) = self.pairs.get(number).filter(|_| bytes != [0; 2]) else { return };
         for (at, end) in pair.ends.iter().enumerate() {
-            if let Some(End { who: EndOwner::Guest { guest, .. }, .. }) = end
+            if let Some(PairEnd { who: EndOwner::Guest { guest, .. }, .. }) = end
                 && let Some(guest) = self.guests.get(guest)
             {
                 Counts::add(&guest.counts.sent, bytes[at]);

@@ -40,7 +40,7 @@ use slipway_sgiov_spec::Address;
 
 use crate::Function;
 use crate::policy::Policy;
-use crate::remote::{Event, Line, Remote};
+use crate::remote::{Event, Line, StreamCarrier};
 
 use beside::Claims;
 use book::Book;
@@ -214,7 +214,7 @@ impl Guests {
     }
 }
 
-impl Remote for Guests {
+impl StreamCarrier for Guests {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
         self.book.route(&self.policy, tenant, to).is_some()
     }

@@ -22,7 +22,7 @@ pub enum EndOwner {
 }
 
 /// One end of a pair.
-pub struct End {
+pub struct PairEnd {
     pub who: EndOwner,
     /// The engine's private words: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
@@ -36,7 +36,7 @@ pub struct End {
     wishes: (bool, bool),
 }
 
-impl End {
+impl PairEnd {
     pub fn new(who: EndOwner) -> Self {
         let (own, wishes) = Default::default();
         Self { who, own, left: false, finished: false, shut: false, wishes }
@@ -92,7 +92,7 @@ impl End {
 /// A stream with a guest at one end at least.
 pub struct Pair {
     /// The connecting end and the accepting end. `None` if an end is not there yet, or has ended.
-    pub ends: [Option<End>; 2],
+    pub ends: [Option<PairEnd>; 2],
     /// The party whose answer is awaited.
     pub awaits: Option<Answerer>,
     /// The time at which a guest was asked for it.
@@ -126,7 +126,7 @@ pub struct Done {
 }
 
 impl Pair {
-    pub fn new(connector: End, awaits: Answerer) -> Self {
+    pub fn new(connector: PairEnd, awaits: Answerer) -> Self {
         let (asked, opened, hot, idle, resting) = Default::default();
         let (ends, awaits) = ([Some(connector), None], Some(awaits));
         Self { ends, awaits, asked, opened, hot, idle, resting }
@@ -184,8 +184,8 @@ impl Pair {
     }
 
     fn copy(
-        source: &End,
-        target: &mut End,
+        source: &PairEnd,
+        target: &mut PairEnd,
         guests: &BTreeMap<u32, Guest>,
         (from, to): (usize, usize),
         done: &mut Done,
@@ -210,9 +210,9 @@ impl Pair {
     /// Returns, by end, whether the end is over: its program has closed it, and its bytes were
     /// passed on or never will be.
     pub fn over(&self) -> [bool; 2] {
-        let passed = |other: &Option<End>| other.as_ref().is_none_or(|other| other.finished);
+        let passed = |other: &Option<PairEnd>| other.as_ref().is_none_or(|other| other.finished);
         let [first, second] = &self.ends;
-        let is_over = |end: &Option<End>, other| {
+        let is_over = |end: &Option<PairEnd>, other| {
             end.as_ref().is_some_and(|end| end.left && (end.shut || passed(other)))
         };
         [is_over(first, second), is_over(second, first)]

@@ -9,7 +9,7 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, VERSION};
 
 use super::carrying::{Carrying, number};
-use super::pair::{Answerer, End, EndOwner, Pair};
+use super::pair::{Answerer, EndOwner, Pair, PairEnd};
 use crate::remote::{Event, Line};
 
 impl Carrying {
@@ -95,14 +95,14 @@ impl Carrying {
         &self,
         number: u32,
         (connection, line): (u32, function::Line),
-    ) -> Result<End, Broken> {
+    ) -> Result<PairEnd, Broken> {
         let guest = self.guests.get(&number).ok_or(Broken::Message)?;
         let streams = guest.channel.as_ref().and_then(|channel| channel.streams(line.arena));
         let fits = streams.is_some_and(|streams| line.stream < streams)
             && !guest.leaving.contains(&line.arena)
             && !guest.connections.contains_key(&connection)
             && !guest.streams.contains_key(&(line.arena, line.stream));
-        let end = || End::new(EndOwner::Guest { guest: number, connection, line });
+        let end = || PairEnd::new(EndOwner::Guest { guest: number, connection, line });
         fits.then(end).ok_or(Broken::Message)
     }
 
@@ -170,7 +170,7 @@ impl Carrying {
             let errno = number(Errno::CONNREFUSED);
             return self.say(Event::Refused { connection, errno });
         };
-        let end = End::new(EndOwner::Host { connection, line: line.clone() });
+        let end = PairEnd::new(EndOwner::Host { connection, line: line.clone() });
         let pair = self.pairs.insert(Pair::new(end, Answerer::Guest(guest)));
         self.enter_host(connection, &line, pair);
         self.ask(guest, pair, from, to);
@@ -188,11 +188,11 @@ impl Carrying {
             return self.say(Event::Ended { connection, last: Tail::default() });
         }
         self.enter_host(connection, &line, incoming);
-        self.accepted(incoming, End::new(EndOwner::Host { connection, line }));
+        self.accepted(incoming, PairEnd::new(EndOwner::Host { connection, line }));
     }
 
     /// Adds the second end of a pair.
-    fn accepted(&mut self, number: u32, end: End) {
+    fn accepted(&mut self, number: u32, end: PairEnd) {
         let Some(pair) = self.pairs.get_mut(number) else { return };
         pair.ends[1] = Some(end);
         (pair.awaits, pair.opened) = (None, true);
@@ -223,7 +223,7 @@ impl Carrying {
     }
 
     /// Refuses the connection to the connecting end.
-    pub(super) fn refuse(&mut self, end: End, errno: u32) {
+    pub(super) fn refuse(&mut self, end: PairEnd, errno: u32) {
         match end.who {
             EndOwner::Host { connection, line } => {
                 self.forget_host(connection, &line);
@@ -248,7 +248,7 @@ impl Carrying {
     /// Notes that a program of this node has closed its side.
     pub(super) fn closed(&mut self, connection: u32) {
         let Some(pair) = self.hosts.get(&connection).copied() else { return };
-        let is_it = |end: &Option<End>| {
+        let is_it = |end: &Option<PairEnd>| {
             end.as_ref().is_some_and(
                 |end| matches!(end.who, EndOwner::Host { connection: of, .. } if of == connection),
             )
