@@ -8,7 +8,7 @@ use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::disk;
-use crate::disks::Named;
+use crate::disks::NamedDisk;
 use crate::door::{Door, rates};
 use crate::keep::DiskPlace;
 use crate::plane::Plane;
@@ -114,7 +114,7 @@ impl Plane {
         place: Option<DiskPlace>,
     ) -> Result<v1::NamedDisk, Error> {
         let number = place.as_ref().map(DiskPlace::number);
-        let made = Named::make(request, place).and_then(|disk| {
+        let made = NamedDisk::make(request, place).and_then(|disk| {
             self.disks().insert(disk.clone())?;
             Ok(disk.describe(Vec::new()))
         });
@@ -168,7 +168,7 @@ impl Plane {
     }
 
     /// Has every user of a disk adopt the disk's size.
-    fn tell_users(&self, disk: &Named) -> Result<(), Error> {
+    fn tell_users(&self, disk: &NamedDisk) -> Result<(), Error> {
         let until = Instant::now() + PATIENCE;
         let doors = self.each_endpoint(|id, served| {
             let nsids = served.resized(&disk.name, disk.shared.geometry().bytes());
@@ -189,7 +189,7 @@ impl Plane {
 
     /// Returns all named disks, by name.
     pub fn list_disks(&self) -> Vec<v1::NamedDisk> {
-        let described = |disk: Named| disk.describe(self.users(&disk.name));
+        let described = |disk: NamedDisk| disk.describe(self.users(&disk.name));
         self.disks().all().into_iter().map(described).collect()
     }
 

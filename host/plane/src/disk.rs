@@ -2,7 +2,8 @@
 //!
 //! A new kind of disk is a [`Disk`] in `backend/block`, a `kind` in `plane.proto`, and an arm in
 //! `of_kind` here. If endpoints and lanes may share it, it is also a [`SharedDisk`], with an arm in
-//! `spread` here and in `Named::make`. The command line names it in `front/cli/src/args/disk.rs`.
+//! `spread` here and in `NamedDisk::make`. The command line names it in
+//! `front/cli/src/args/disk.rs`.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::device;
-use crate::disks::{Disks, Named, block_size};
+use crate::disks::{Disks, NamedDisk, block_size};
 use crate::keep::Lasts;
 use crate::reserve::reserve;
 
@@ -28,7 +29,7 @@ pub struct Opened {
     /// The kind in one word: ram, null, file, overlay, lazy.
     pub kind: &'static str,
     /// The named disk, if the disk is one.
-    pub named: Option<Named>,
+    pub named: Option<NamedDisk>,
     /// The content of a disk in memory, which a keeper holds if the disk is to outlive the process.
     pub content: Option<Content>,
     /// The content of a regular file, for copies.

@@ -19,7 +19,7 @@ const BLOCK_SIZE: u32 = 512;
 
 /// A named disk, without its users.
 #[derive(Clone)]
-pub struct Named {
+pub struct NamedDisk {
     pub name: String,
     /// The kind in one word: ram, null, file.
     pub kind: &'static str,
@@ -32,7 +32,7 @@ pub struct Named {
     place: Option<Arc<DiskPlace>>,
 }
 
-impl Named {
+impl NamedDisk {
     /// Makes the disk that `request` describes. In a `place` that a predecessor used, the disk has
     /// the predecessor's content.
     pub fn make(
@@ -135,24 +135,24 @@ fn check_name(name: &str) -> Result<(), Error> {
 
 /// All named disks of a plane.
 #[derive(Default)]
-pub struct Disks(Mutex<BTreeMap<String, Named>>);
+pub struct Disks(Mutex<BTreeMap<String, NamedDisk>>);
 
 impl Disks {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Named>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, NamedDisk>> {
         // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub fn get(&self, name: &str) -> Result<Named, Error> {
+    pub fn get(&self, name: &str) -> Result<NamedDisk, Error> {
         self.lock().get(name).cloned().ok_or_else(|| Error::UnknownDisk(name.to_owned()))
     }
 
-    pub fn all(&self) -> Vec<Named> {
+    pub fn all(&self) -> Vec<NamedDisk> {
         self.lock().values().cloned().collect()
     }
 
     /// Adds a disk, if its name is free.
-    pub fn insert(&self, disk: Named) -> Result<(), Error> {
+    pub fn insert(&self, disk: NamedDisk) -> Result<(), Error> {
         let mut disks = self.lock();
         if disks.contains_key(&disk.name) {
             return Err(Error::ExistingDisk(disk.name));
@@ -161,7 +161,7 @@ impl Disks {
         Ok(())
     }
 
-    pub fn remove(&self, name: &str) -> Option<Named> {
+    pub fn remove(&self, name: &str) -> Option<NamedDisk> {
         self.lock().remove(name)
     }
 }

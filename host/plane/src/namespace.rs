@@ -9,7 +9,7 @@ use slipway_nvme::Namespace;
 use slipway_plane_api::v1;
 
 use crate::disk::{Content, Opened};
-use crate::disks::Named;
+use crate::disks::NamedDisk;
 
 /// The control thread's record of an attached namespace. Dropping it may free the memory of an
 /// overlay, which takes a while.
@@ -70,7 +70,7 @@ pub fn make(identity: &str, nsid: u32, opened: Opened) -> (Listed, Namespace) {
     let overlay = opened.content.and_then(Content::into_overlay);
     let overlay = overlay.map(|content| Source::Overlay(Arc::new(content)));
     let source = overlay.or(opened.file.map(Source::File));
-    let uuid = named.as_ref().map_or_else(|| crate::id::uuid(identity, nsid), Named::uuid);
+    let uuid = named.as_ref().map_or_else(|| crate::id::uuid(identity, nsid), NamedDisk::uuid);
     let namespace = Namespace::new(nsid, opened.disk, uuid);
     let (shared, lanes) = (named.is_some(), opened.lanes);
     (Listed { status, source }, Namespace { shared, lanes, ..namespace })

@@ -19,7 +19,7 @@ use slipway_telemetry::{Clock, stamp_clock};
 use crate::balance::{Balancer, Loads};
 use crate::disks::Disks;
 use crate::endpoint::{NewEndpoint, Resources, Served};
-use crate::keep::{Keep, KeptPlace, MOST_LANES};
+use crate::keep::{KeptPlace, MOST_LANES, PlaneKeeper};
 use crate::table::{Endpoints, Slot};
 use crate::{Error, Settings, snoop};
 
@@ -42,7 +42,7 @@ struct Shared {
     _balancer: Option<Balancer>,
     loads: Arc<Loads>,
     reactors: Vec<Reactor>,
-    keep: Option<Keep>,
+    keep: Option<PlaneKeeper>,
     pool: Option<Pool>,
     /// Set if the pool holds memory for sandboxes to come.
     recycles: bool,
@@ -83,7 +83,7 @@ impl Plane {
         keeper: Keeper,
         witness: &Path,
     ) -> std::io::Result<Self> {
-        let (keep, found) = Keep::open(keeper, witness)?;
+        let (keep, found) = PlaneKeeper::open(keeper, witness)?;
         let plane = Self::start(settings, Some(keep), found.memory)?;
         for (request, place) in found.disks {
             if let Err(error) = plane.add_disk(&request, Some(place)) {
@@ -100,7 +100,11 @@ impl Plane {
         Ok(plane)
     }
 
-    fn start(settings: Settings, keep: Option<Keep>, left: Vec<Left>) -> std::io::Result<Self> {
+    fn start(
+        settings: Settings,
+        keep: Option<PlaneKeeper>,
+        left: Vec<Left>,
+    ) -> std::io::Result<Self> {
         let late = LateFiles::default();
         let pool = pool(&settings, keep.as_ref(), &late, left)?;
         let reactors = (0..settings.reactors.max(1)).map(|number| {
@@ -412,7 +416,7 @@ impl Plane {
     }
 
     /// Returns the keeper's side of the plane, or `None` if nothing outlives the process.
-    pub(crate) fn keep(&self) -> Option<&Keep> {
+    pub(crate) fn keep(&self) -> Option<&PlaneKeeper> {
         self.shared.keep.as_ref()
     }
 
@@ -459,7 +463,7 @@ impl Plane {
 /// on with that.
 fn pool(
     settings: &Settings,
-    keep: Option<&Keep>,
+    keep: Option<&PlaneKeeper>,
     files: &LateFiles,
     left: Vec<Left>,
 ) -> std::io::Result<Option<Pool>> {
@@ -468,7 +472,7 @@ fn pool(
         return Ok(None);
     }
     let (limit, files) = (settings.pool.unwrap_or(0), files.clone());
-    let shelves = keep.map(Keep::memory_shelves);
+    let shelves = keep.map(PlaneKeeper::memory_shelves);
     let pool = match Pool::new(slipway_pool::Settings { limit, ahead: true, files, shelves }) {
         Err(error) if !needed => {
             tracing::info!(%error, "there is no memory of templates");

@@ -15,7 +15,7 @@ use slipway_sgiov_spec::table::{Place, entry};
 use crate::family::Family;
 use crate::hidden::Hidden;
 use crate::spin::Spin;
-use crate::table::{self, Held};
+use crate::table::{self, TableGuard};
 
 /// A half of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +208,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn lock(&self, half: Half) -> Result<Held<'_>, Errno> {
+    fn lock(&self, half: Half) -> Result<TableGuard<'_>, Errno> {
         let word = if half == Half::Sending { entry::TX_LOCK } else { entry::RX_LOCK };
         table::lock(&self.words()[word])
     }

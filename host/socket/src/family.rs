@@ -13,7 +13,7 @@ use slipway_sgiov_spec::control::{Endpoint as Granted, NOT_OURS, Reply, Request,
 use crate::connection::{Answer, Connection, Descriptors};
 use crate::endpoint::Endpoint;
 use crate::hidden::Hidden;
-use crate::lock::{Held, Lock};
+use crate::lock::{Lock, LockGuard};
 use crate::sharing::Sharing;
 use crate::table::{Table, thread};
 
@@ -161,7 +161,7 @@ impl Family {
         }
     }
 
-    fn control(&self) -> Held<'_, Connection> {
+    fn control(&self) -> LockGuard<'_, Connection> {
         self.control.hold()
     }
 

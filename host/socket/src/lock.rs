@@ -16,7 +16,7 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// Guard of a [`Lock`].
-pub struct Held<'a, T>(&'a Lock<T>);
+pub struct LockGuard<'a, T>(&'a Lock<T>);
 
 impl<T> Lock<T> {
     /// Makes a lock around `value`.
@@ -25,9 +25,9 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock until the guard is dropped.
-    pub fn hold(&self) -> Held<'_, T> {
+    pub fn hold(&self) -> LockGuard<'_, T> {
         self.take();
-        Held(self)
+        LockGuard(self)
     }
 
     /// Takes the lock without a guard: before fork(2).
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
     }
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for LockGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -66,14 +66,14 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for LockGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: held, and only once.
         unsafe { &mut *self.0.value.get() }
     }
 }
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for LockGuard<'_, T> {
     fn drop(&mut self) {
         self.0.release();
     }

@@ -120,9 +120,9 @@ pub(crate) fn low_half(word: &AtomicU64) -> &AtomicU32 {
 }
 
 /// Guard of a lock in the table.
-pub(crate) struct Held<'a>(&'a AtomicU64);
+pub(crate) struct TableGuard<'a>(&'a AtomicU64);
 
-impl Drop for Held<'_> {
+impl Drop for TableGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
@@ -134,16 +134,16 @@ impl Drop for Held<'_> {
 /// # Errors
 /// `EDEADLK`: this very thread holds the lock, and a signal handler has interrupted it.
 #[inline]
-pub(crate) fn lock(word: &AtomicU64) -> Result<Held<'_>, Errno> {
+pub(crate) fn lock(word: &AtomicU64) -> Result<TableGuard<'_>, Errno> {
     let me = u64::from(thread());
     match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-        Ok(_) => Ok(Held(word)),
+        Ok(_) => Ok(TableGuard(word)),
         Err(holder) => lock_slowly(word, me, holder),
     }
 }
 
 #[cold]
-fn lock_slowly(word: &AtomicU64, me: u64, mut holder: u64) -> Result<Held<'_>, Errno> {
+fn lock_slowly(word: &AtomicU64, me: u64, mut holder: u64) -> Result<TableGuard<'_>, Errno> {
     let mut rounds = 0u32;
     loop {
         if holder == me {
@@ -165,7 +165,7 @@ fn lock_slowly(word: &AtomicU64, me: u64, mut holder: u64) -> Result<Held<'_>, E
         let dead = rounds.is_multiple_of(1000) && holder != 0 && gone();
         let from = if dead { holder } else { 0 };
         match word.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => return Ok(Held(word)),
+            Ok(_) => return Ok(TableGuard(word)),
             Err(now) => holder = now,
         }
     }

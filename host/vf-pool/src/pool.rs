@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::shelf::{NotTaken, Shelf};
-use crate::table::{Counts, Job, Refusal, VfState, VfStatus};
-use crate::workers::{Queue, Work, Workers};
+use crate::table::{Counts, DeviceOperation, Refusal, VfState, VfStatus};
+use crate::workers::{OperationHandler, Queue, Workers};
 use crate::{Device, Error, Fault, Ledger, Owner, Record, Standing};
 
 /// The configuration of a pool.
@@ -171,7 +171,7 @@ impl<D: Device> Pool<D> {
             }
             Err(NotTaken::Lost(vf, fault)) => {
                 inner.note(vf, Some(Standing::Returning));
-                inner.queue.push([Job::Return(vf)]);
+                inner.queue.push([DeviceOperation::Return(vf)]);
                 let pool = self.name().to_owned();
                 Err(match fault {
                     Some(Fault(reason)) => Error::Unfit { pool, vf, reason },
@@ -322,9 +322,10 @@ impl<D: Device> Pool<D> {
 
 impl<D: Device> Inner<D> {
     /// Brings the table to what the ledger says. Returns the jobs.
-    fn recover(&self, records: Vec<(u32, Record)>) -> Vec<Job> {
+    fn recover(&self, records: Vec<(u32, Record)>) -> Vec<DeviceOperation> {
         let count = self.shelf.table().len() as u32;
-        let mut jobs: Vec<Option<Job>> = (0..count).map(|vf| Some(Job::Open(vf))).collect();
+        let mut jobs: Vec<Option<DeviceOperation>> =
+            (0..count).map(|vf| Some(DeviceOperation::Open(vf))).collect();
         for (vf, Record { standing, since_ns }) in records {
             let Some(job) = jobs.get_mut(vf as usize) else {
                 tracing::warn!(
@@ -372,7 +373,7 @@ impl<D: Device> Inner<D> {
 
     /// Notes the end of a VF's opening or reset. The record is written while no other thread has
     /// the VF.
-    fn finish_vf(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+    fn finish_vf(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
         let outcome = outcome.map_err(|Fault(why)| why);
         match &outcome {
             Ok(()) => {
@@ -387,7 +388,7 @@ impl<D: Device> Inner<D> {
         self.shelf.table().done(vf, outcome)
     }
 
-    fn finish_adoption(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+    fn finish_adoption(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
         if let Err(Fault(why)) = &outcome {
             tracing::warn!(pool = self.settings.name, vf, why, "a VF was lost to its owner");
         }
@@ -400,7 +401,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Notes the end of a VF's closing. One that is not closed as a whole has failed.
-    fn finish_close(&self, vf: u32, outcome: Result<(), Fault>) -> Option<Job> {
+    fn finish_close(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
         if outcome.is_err() {
             return self.finish_vf(vf, outcome);
         }
@@ -409,10 +410,10 @@ impl<D: Device> Inner<D> {
         None
     }
 
-    fn finish_set(&self, set: u32, outcome: Result<(), Fault>) -> Vec<Job> {
+    fn finish_set(&self, set: u32, outcome: Result<(), Fault>) -> Vec<DeviceOperation> {
         let outcome = outcome.map_err(|Fault(why)| format!("the reset of its devset: {why}"));
         if let Err(why) = &outcome {
-            for vf in self.shelf.vfs_of(Job::ResetSet(set)) {
+            for vf in self.shelf.vfs_of(DeviceOperation::ResetSet(set)) {
                 self.fault(vf, why);
             }
         }
@@ -420,22 +421,24 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> Work for Inner<D> {
-    fn operate(&self, job: Job) -> Result<(), Fault> {
+impl<D: Device> OperationHandler for Inner<D> {
+    fn operate(&self, job: DeviceOperation) -> Result<(), Fault> {
         self.shelf.operate(job)
     }
 
-    fn finish(&self, job: Job, outcome: Result<(), Fault>) {
+    fn finish(&self, job: DeviceOperation, outcome: Result<(), Fault>) {
         match job {
-            Job::Open(vf) | Job::Return(vf) => self.queue.push(self.finish_vf(vf, outcome)),
-            Job::Adopt(vf) => self.queue.push(self.finish_adoption(vf, outcome)),
-            Job::ResetSet(set) => self.queue.push(self.finish_set(set, outcome)),
-            Job::Close(vf) => self.queue.push(self.finish_close(vf, outcome)),
+            DeviceOperation::Open(vf) | DeviceOperation::Return(vf) => {
+                self.queue.push(self.finish_vf(vf, outcome))
+            }
+            DeviceOperation::Adopt(vf) => self.queue.push(self.finish_adoption(vf, outcome)),
+            DeviceOperation::ResetSet(set) => self.queue.push(self.finish_set(set, outcome)),
+            DeviceOperation::Close(vf) => self.queue.push(self.finish_close(vf, outcome)),
         }
         self.settled.notify_all();
     }
 
-    fn give_up(&self, job: Job) {
+    fn give_up(&self, job: DeviceOperation) {
         let limit = self.settings.deadline;
         for vf in self.shelf.vfs_of(job) {
             let why = format!("{} did not end within {limit:?}", operation(job));
@@ -445,20 +448,20 @@ impl<D: Device> Work for Inner<D> {
         self.settled.notify_all();
     }
 
-    fn late(&self, job: Job) {
+    fn late(&self, job: DeviceOperation) {
         for vf in self.shelf.vfs_of(job) {
             self.shelf.table().late(vf);
         }
     }
 }
 
-fn operation(job: Job) -> &'static str {
+fn operation(job: DeviceOperation) -> &'static str {
     match job {
-        Job::Open(_) => "its opening and reset",
-        Job::Adopt(_) => "taking it over",
-        Job::Return(_) => "its reset",
-        Job::Close(_) => "closing it",
-        Job::ResetSet(_) => "the reset of its devset",
+        DeviceOperation::Open(_) => "its opening and reset",
+        DeviceOperation::Adopt(_) => "taking it over",
+        DeviceOperation::Return(_) => "its reset",
+        DeviceOperation::Close(_) => "closing it",
+        DeviceOperation::ResetSet(_) => "the reset of its devset",
     }
 }
 

@@ -12,7 +12,7 @@ use super::device::{Device, Fault};
 use super::devset::{Busy, Devset};
 use super::outside::{Mutex, MutexGuard, PoisonError};
 use super::owner::Owner;
-use super::table::{Job, Refusal, Table};
+use super::table::{DeviceOperation, Refusal, Table};
 
 pub(crate) struct Shelf<D> {
     sets: Vec<Devset<D>>,
@@ -25,7 +25,7 @@ pub(crate) struct Shelf<D> {
 pub(crate) enum NotTaken<E> {
     Refused(Refusal),
     /// The record could not be written. The VF is ready again, or this job is to be done with it.
-    Unwritten(E, Option<Job>),
+    Unwritten(E, Option<DeviceOperation>),
     /// The record was written, but the device of this VF had a fault, or without one the VF was
     /// returned meanwhile. It is to be reset.
     Lost(u32, Option<Fault>),
@@ -130,7 +130,11 @@ impl<D: Device> Shelf<D> {
     /// Takes a VF from its owner, who no longer uses it. Returns the job with which the caller goes
     /// on, or `None` if a job for the VF still runs or a thread is taking it, at whose end it goes
     /// on.
-    pub(crate) fn begin_return(&self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
+    pub(crate) fn begin_return(
+        &self,
+        vf: u32,
+        owner: &Owner,
+    ) -> Result<Option<DeviceOperation>, Refusal> {
         let job = self.table().begin_return(vf, owner)?;
         if job.is_some() {
             self.detach(vf);
@@ -165,13 +169,15 @@ impl<D: Device> Shelf<D> {
     }
 
     /// Does the operations of a job on its devices, which may take any time.
-    pub(crate) fn operate(&self, job: Job) -> Result<(), Fault> {
+    pub(crate) fn operate(&self, job: DeviceOperation) -> Result<(), Fault> {
         match job {
-            Job::Open(vf) => self.with(vf, |device| device.open().and_then(|()| clean(device))),
-            Job::Return(vf) => self.with(vf, clean),
-            Job::Close(vf) => self.with(vf, D::close),
-            Job::Adopt(vf) => self.with(vf, |device| device.adopt()),
-            Job::ResetSet(set) => self.reset_set(set),
+            DeviceOperation::Open(vf) => {
+                self.with(vf, |device| device.open().and_then(|()| clean(device)))
+            }
+            DeviceOperation::Return(vf) => self.with(vf, clean),
+            DeviceOperation::Close(vf) => self.with(vf, D::close),
+            DeviceOperation::Adopt(vf) => self.with(vf, |device| device.adopt()),
+            DeviceOperation::ResetSet(set) => self.reset_set(set),
         }
     }
 
@@ -184,10 +190,13 @@ impl<D: Device> Shelf<D> {
     }
 
     /// Returns the VFs that a job is about.
-    pub(crate) fn vfs_of(&self, job: Job) -> std::ops::Range<u32> {
+    pub(crate) fn vfs_of(&self, job: DeviceOperation) -> std::ops::Range<u32> {
         match job {
-            Job::Open(vf) | Job::Adopt(vf) | Job::Return(vf) | Job::Close(vf) => vf..vf + 1,
-            Job::ResetSet(set) => self.table().vfs_of(set),
+            DeviceOperation::Open(vf)
+            | DeviceOperation::Adopt(vf)
+            | DeviceOperation::Return(vf)
+            | DeviceOperation::Close(vf) => vf..vf + 1,
+            DeviceOperation::ResetSet(set) => self.table().vfs_of(set),
         }
     }
 

@@ -109,7 +109,7 @@ pub(crate) enum Refusal {
 
 /// An operation on devices, for a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Job {
+pub(crate) enum DeviceOperation {
     Open(u32),
     Adopt(u32),
     Return(u32),
@@ -206,13 +206,18 @@ impl Table {
 
     /// Notes an owner who has had the VF since before this process. Returns the job. Returns `None`
     /// if the owner has another VF: then this one has no owner.
-    pub(crate) fn adopt(&mut self, vf: u32, owner: Owner, since_ns: u64) -> Option<Job> {
+    pub(crate) fn adopt(
+        &mut self,
+        vf: u32,
+        owner: Owner,
+        since_ns: u64,
+    ) -> Option<DeviceOperation> {
         if self.owners.contains_key(&owner) {
             return None;
         }
         self.vf(vf).is_adopting = true;
         self.occupy(vf, owner, since_ns);
-        Some(Job::Adopt(vf))
+        Some(DeviceOperation::Adopt(vf))
     }
 
     fn occupy(&mut self, vf: u32, owner: Owner, since_ns: u64) {
@@ -241,7 +246,7 @@ impl Table {
     }
 
     /// Returns a VF that its owner never saw: it is as good as before.
-    pub(crate) fn undo_take(&mut self, vf: u32) -> Option<Job> {
+    pub(crate) fn undo_take(&mut self, vf: u32) -> Option<DeviceOperation> {
         self.vf(vf).is_taking = false;
         self.vacate(vf);
         self.done(vf, Ok(()))
@@ -249,7 +254,11 @@ impl Table {
 
     /// Takes the VF from its owner. Returns the job, or `None` if one for the VF still runs or a
     /// thread is handing it over, at whose end it goes on.
-    pub(crate) fn begin_return(&mut self, vf: u32, owner: &Owner) -> Result<Option<Job>, Refusal> {
+    pub(crate) fn begin_return(
+        &mut self,
+        vf: u32,
+        owner: &Owner,
+    ) -> Result<Option<DeviceOperation>, Refusal> {
         match &self.vf(vf).state {
             VfState::Taken { owner: has, .. } if has == owner => {}
             VfState::Taken { owner: has, .. } => return Err(Refusal::Other(has.clone())),
@@ -257,19 +266,19 @@ impl Table {
         }
         self.vacate(vf);
         let is_at_rest = !self.vf(vf).is_adopting && !self.vf(vf).is_taking;
-        Ok(is_at_rest.then_some(Job::Return(vf)))
+        Ok(is_at_rest.then_some(DeviceOperation::Return(vf)))
     }
 
     /// Notes that a worker has taken over what an owner had, or could not. Returns the next job, if
     /// the owner returned the VF meanwhile or has lost it.
-    pub(crate) fn adopted(&mut self, vf: u32, is_there: bool) -> Option<Job> {
+    pub(crate) fn adopted(&mut self, vf: u32, is_there: bool) -> Option<DeviceOperation> {
         self.vf(vf).is_adopting = false;
         match self.vf(vf).state {
             VfState::Taken { .. } if is_there => None,
-            VfState::Returning if is_there => Some(Job::Return(vf)),
+            VfState::Returning if is_there => Some(DeviceOperation::Return(vf)),
             _ => {
                 self.vacate(vf);
-                Some(Job::Open(vf))
+                Some(DeviceOperation::Open(vf))
             }
         }
     }
@@ -282,10 +291,10 @@ impl Table {
     }
 
     /// Notes the end of the last operation on a VF that is returning. Returns the next job for it.
-    pub(crate) fn done(&mut self, vf: u32, outcome: Result<(), String>) -> Option<Job> {
+    pub(crate) fn done(&mut self, vf: u32, outcome: Result<(), String>) -> Option<DeviceOperation> {
         match outcome {
             Err(why) => self.vf(vf).state = VfState::Failed(why),
-            Ok(()) if self.vf(vf).is_draining => return Some(Job::Close(vf)),
+            Ok(()) if self.vf(vf).is_draining => return Some(DeviceOperation::Close(vf)),
             Ok(()) => {
                 self.vf(vf).state = VfState::Ready;
                 self.ready.push_back(vf);
@@ -316,7 +325,7 @@ impl Table {
     }
 
     /// Wants the VF closed as soon as nobody has it. Returns the job, if it can begin now.
-    pub(crate) fn drain(&mut self, vf: u32) -> Option<Job> {
+    pub(crate) fn drain(&mut self, vf: u32) -> Option<DeviceOperation> {
         self.vf(vf).is_draining = true;
         match self.vf(vf).state {
             VfState::Ready => self.ready.retain(|one| *one != vf),
@@ -324,23 +333,23 @@ impl Table {
             _ => return None,
         }
         self.vf(vf).state = VfState::Returning;
-        Some(Job::Close(vf))
+        Some(DeviceOperation::Close(vf))
     }
 
     /// Ends a drain, and gives a VF that failed another chance. Returns the job, if one is needed.
-    pub(crate) fn resume(&mut self, vf: u32) -> Option<Job> {
+    pub(crate) fn resume(&mut self, vf: u32) -> Option<DeviceOperation> {
         self.vf(vf).is_draining = false;
         match self.vf(vf).state {
             VfState::Drained | VfState::Failed(_) => {
                 self.vf(vf).state = VfState::Returning;
-                Some(Job::Open(vf))
+                Some(DeviceOperation::Open(vf))
             }
             _ => None,
         }
     }
 
     /// Takes all VFs of a set out of the pool for a reset of the set.
-    pub(crate) fn claim_set(&mut self, set: u32) -> Result<Job, Refusal> {
+    pub(crate) fn claim_set(&mut self, set: u32) -> Result<DeviceOperation, Refusal> {
         let vfs = self.vfs_of(set);
         let is_free = |state: &VfState| {
             matches!(state, VfState::Ready | VfState::Failed(_) | VfState::Drained)
@@ -353,12 +362,16 @@ impl Table {
             let vf = self.vf(vf);
             vf.before = Some(std::mem::replace(&mut vf.state, VfState::Returning));
         }
-        Ok(Job::ResetSet(set))
+        Ok(DeviceOperation::ResetSet(set))
     }
 
     /// Notes the end of a set's reset. A VF that was ready is as clean as before, a drained one
     /// stays closed, and one that had failed is opened anew. Returns the jobs.
-    pub(crate) fn release_set(&mut self, set: u32, outcome: &Result<(), String>) -> Vec<Job> {
+    pub(crate) fn release_set(
+        &mut self,
+        set: u32,
+        outcome: &Result<(), String>,
+    ) -> Vec<DeviceOperation> {
         let mut jobs = Vec::new();
         for vf in self.vfs_of(set) {
             jobs.extend(match (self.vf(vf).before.take(), outcome) {
@@ -368,7 +381,7 @@ impl Table {
                 }
                 (_, Err(why)) => self.done(vf, Err(why.clone())),
                 (Some(VfState::Ready), Ok(())) => self.done(vf, Ok(())),
-                _ => Some(Job::Open(vf)),
+                _ => Some(DeviceOperation::Open(vf)),
             });
         }
         jobs

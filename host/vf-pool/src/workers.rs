@@ -11,18 +11,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Fault;
-use crate::table::Job;
+use crate::table::DeviceOperation;
 
 /// The pool's side of its workers.
-pub(crate) trait Work: Send + Sync + 'static {
+pub(crate) trait OperationHandler: Send + Sync + 'static {
     /// Does the operations of a job, which may take any time.
-    fn operate(&self, job: Job) -> Result<(), Fault>;
+    fn operate(&self, job: DeviceOperation) -> Result<(), Fault>;
     /// Notes the end of a job.
-    fn finish(&self, job: Job, outcome: Result<(), Fault>);
+    fn finish(&self, job: DeviceOperation, outcome: Result<(), Fault>);
     /// Notes that a job has not ended in time. Must not wait.
-    fn give_up(&self, job: Job);
+    fn give_up(&self, job: DeviceOperation);
     /// Notes the end of a job that was given up.
-    fn late(&self, job: Job);
+    fn late(&self, job: DeviceOperation);
 }
 
 /// Jobs that wait or run.
@@ -38,9 +38,9 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct WorkerQueue {
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<DeviceOperation>,
     /// By the order of their beginnings, which is that of their deadlines.
-    running: BTreeMap<u64, (Job, Instant)>,
+    running: BTreeMap<u64, (DeviceOperation, Instant)>,
     begun: u64,
     is_ending: bool,
 }
@@ -51,7 +51,7 @@ impl Queue {
         Self { jobs: Mutex::default(), work, watch, deadline }
     }
 
-    pub(crate) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+    pub(crate) fn push(&self, jobs: impl IntoIterator<Item = DeviceOperation>) {
         let mut queue = self.lock();
         for job in jobs {
             queue.waiting.push_back(job);
@@ -67,7 +67,7 @@ impl Queue {
     }
 
     /// Waits for a job. Returns `None` if the thread is to end.
-    fn next(&self) -> Option<(u64, Job)> {
+    fn next(&self) -> Option<(u64, DeviceOperation)> {
         let mut jobs = self.lock();
         loop {
             if jobs.is_ending {
@@ -93,7 +93,7 @@ impl Queue {
 
     /// Waits until a run has missed its deadline and has `give_up` note that. Returns `false` if
     /// the supervisor is to end.
-    fn watch(&self, give_up: impl FnOnce(Job)) -> bool {
+    fn watch(&self, give_up: impl FnOnce(DeviceOperation)) -> bool {
         let mut jobs = self.lock();
         loop {
             if jobs.is_ending {
@@ -128,7 +128,7 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// Starts `count` threads (at least 1) and their supervisor.
-    pub(crate) fn start<W: Work>(
+    pub(crate) fn start<W: OperationHandler>(
         work: &Arc<W>,
         queue: &Arc<Queue>,
         count: u32,
@@ -156,7 +156,7 @@ impl Drop for Workers {
     }
 }
 
-fn spawn<W: Work>(work: Arc<W>, queue: Arc<Queue>) -> std::io::Result<()> {
+fn spawn<W: OperationHandler>(work: Arc<W>, queue: Arc<Queue>) -> std::io::Result<()> {
     let serve = move || {
         while let Some((run, job)) = queue.next() {
             let operation = AssertUnwindSafe(|| work.operate(job));

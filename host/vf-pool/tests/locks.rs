@@ -27,7 +27,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use owner::Owner;
 use shelf::{NotTaken, Shelf};
-use table::{Job, Refusal};
+use table::{DeviceOperation, Refusal};
 
 /// The operations that all devices of a set count.
 #[derive(Default)]
@@ -123,11 +123,11 @@ fn owner(id: &str) -> Owner {
 }
 
 /// Does what a worker of the pool does.
-fn work(shelf: &Shelf<Checked>, job: Job) {
+fn work(shelf: &Shelf<Checked>, job: DeviceOperation) {
     let outcome = shelf.operate(job).map_err(|Fault(why)| why);
     match job {
-        Job::ResetSet(set) => assert_eq!(shelf.table().release_set(set, &outcome), []),
-        Job::Return(vf) => assert_eq!(shelf.table().done(vf, outcome), None),
+        DeviceOperation::ResetSet(set) => assert_eq!(shelf.table().release_set(set, &outcome), []),
+        DeviceOperation::Return(vf) => assert_eq!(shelf.table().done(vf, outcome), None),
         _ => unreachable!("no such job here"),
     }
 }
@@ -201,7 +201,7 @@ fn a_take_waits_for_no_reset_of_another_vf() {
         let shelf = ready(2);
         let (vf, _) = shelf.take(&owner("a"), 0, |_| Ok::<_, ()>(()), |_| {}).unwrap();
         let job = shelf.begin_return(vf, &owner("a")).unwrap().unwrap();
-        assert_eq!(job, Job::Return(vf));
+        assert_eq!(job, DeviceOperation::Return(vf));
         // A reset that ends when another owner has got a VF: a take that waited for it would be a
         // deadlock.
         let (told, got) = loom::sync::mpsc::channel();
@@ -233,7 +233,10 @@ fn a_take_that_was_not_written_leaves_nothing() {
         };
         // Exactly one of the two is to close the VF.
         let now = drainer.join().unwrap();
-        assert_eq!([now, later].into_iter().flatten().collect::<Vec<_>>(), [Job::Close(0)]);
+        assert_eq!(
+            [now, later].into_iter().flatten().collect::<Vec<_>>(),
+            [DeviceOperation::Close(0)]
+        );
         assert_eq!(shelf.table().of(&owner("a")), None);
     });
 }
@@ -244,7 +247,7 @@ const TAKEN: usize = 1;
 const RETURNING: usize = 2;
 
 /// Goes on with a return as the pool does.
-fn go_on(shelf: &Shelf<Checked>, ledger: &AtomicUsize, job: Job) {
+fn go_on(shelf: &Shelf<Checked>, ledger: &AtomicUsize, job: DeviceOperation) {
     ledger.store(RETURNING, SeqCst);
     let outcome = shelf.operate(job).map_err(|Fault(why)| why);
     ledger.store(NONE, SeqCst);
@@ -261,7 +264,7 @@ fn take_one(shelf: &Shelf<Checked>, ledger: &AtomicUsize, id: &str) -> bool {
     match shelf.take(&owner(id), 0, write, |_| {}) {
         Ok(_) => true,
         Err(NotTaken::Lost(vf, None)) => {
-            go_on(shelf, ledger, Job::Return(vf));
+            go_on(shelf, ledger, DeviceOperation::Return(vf));
             false
         }
         Err(other) => panic!("{other:?}"),

@@ -63,7 +63,7 @@ pub struct Lasts {
 }
 
 /// A plane's keeper.
-pub struct Keep {
+pub struct PlaneKeeper {
     keeper: Arc<Keeper>,
     witness: Arc<OwnedFd>,
     endpoints: Numbers,
@@ -80,7 +80,7 @@ pub struct Inheritance {
 
 type Files = BTreeMap<u32, OwnedFd>;
 
-impl Keep {
+impl PlaneKeeper {
     /// Waits for the predecessor to end and finds what it left. `witness` is the path of a file.
     ///
     /// # Errors
