@@ -89,7 +89,7 @@ pub use lasting::{Lasting, Snapshots};
 pub use late::{Granules, LateMemory};
 pub use late_files::LateFiles;
 pub use map::{DmaMap, Given, MAX_REGIONS, MapError, Memory, Region, Removed, View};
-pub use mapping::{Mapping, Remote};
+pub use mapping::{Mapping, MessageMemory};
 pub use pages::unmap;
 pub use span::Span;
 pub use template::{Template, next_data};

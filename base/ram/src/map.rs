@@ -12,7 +12,7 @@ use slipway_peer::Bin;
 
 use crate::gate::NotYet;
 use crate::late::LateMemory;
-use crate::{Access, Fault, Mapping, Permissions, Remote, Span, pages};
+use crate::{Access, Fault, Mapping, MessageMemory, Permissions, Span, pages};
 
 /// Maximum number of regions of one client: QEMU needs a few dozen; the cap bounds the memory that
 /// a hostile client can make this process hold.
@@ -39,7 +39,7 @@ pub struct Region {
 #[derive(Clone)]
 enum Backing {
     Mapped(Arc<Mapping>),
-    Remote(Arc<dyn Remote>),
+    Remote(Arc<dyn MessageMemory>),
 }
 
 impl Region {
@@ -97,7 +97,7 @@ impl Region {
     }
 
     /// Returns memory that is accessed by messages to the client.
-    pub fn remote(remote: Arc<dyn Remote>, len: u64, permissions: Permissions) -> Self {
+    pub fn remote(remote: Arc<dyn MessageMemory>, len: u64, permissions: Permissions) -> Self {
         Self { len, permissions, backing: Backing::Remote(remote) }
     }
 

@@ -18,7 +18,7 @@ use crate::{Fault, Permissions, aligned, copy, fetch, fetch_to_write};
 ///
 /// An implementation may block until its own deadline, so call it on a thread that serves no other
 /// client.
-pub trait Remote: Send + Sync {
+pub trait MessageMemory: Send + Sync {
     /// Fills `into` from address `iova` of the client.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ pub trait Remote: Send + Sync {
     /// Writes `from` to address `iova` of the client.
     ///
     /// # Errors
-    /// As for [`Remote::read`].
+    /// As for [`MessageMemory::read`].
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Fault>;
 }
 

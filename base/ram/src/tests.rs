@@ -36,7 +36,7 @@ fn map(regions: impl IntoIterator<Item = (u64, Region)>) -> DmaMap {
 #[derive(Default)]
 struct Echo(std::sync::Mutex<Vec<(u64, Vec<u8>)>>);
 
-impl Remote for Echo {
+impl MessageMemory for Echo {
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
         into.fill(iova as u8);
         Ok(())

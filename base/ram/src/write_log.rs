@@ -152,7 +152,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Access, DmaMap, Memory, Region, Remote, View};
+    use crate::{Access, DmaMap, Memory, MessageMemory, Region, View};
 
     const PAGES: usize = 200;
 
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn message_only_memory_has_no_log() {
         struct Nobody;
-        impl Remote for Nobody {
+        impl MessageMemory for Nobody {
             fn read(&self, iova: u64, _: &mut [u8]) -> Result<(), crate::Fault> {
                 Err(crate::Fault::Remote { iova })
             }

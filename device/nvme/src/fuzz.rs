@@ -63,7 +63,7 @@ impl Input<'_> {
 /// When the controller has a defect.
 pub fn admin(data: &[u8]) {
     let mut input = Input(data);
-    let mut guest = Guest::new();
+    let mut guest = FuzzedController::new();
     guest.enable();
     let opcodes = [COMMANDS.as_slice(), &MORE_ADMIN].concat();
     while !input.0.is_empty() {
@@ -80,7 +80,7 @@ pub fn admin(data: &[u8]) {
 /// When the controller has a defect.
 pub fn io(data: &[u8]) {
     let mut input = Input(data);
-    let mut guest = Guest::new();
+    let mut guest = FuzzedController::new();
     guest.enable();
     for id in 1..=2u8 {
         for (opcode, page) in [(5, 2), (1, 0)] {
@@ -167,7 +167,7 @@ const IO: [NvmOpcode; 9] = [
     NvmOpcode(0x04),
 ];
 
-struct Guest {
+struct FuzzedController {
     memory: Memory,
     controller: Controller,
     clock: ManualClock,
@@ -180,7 +180,7 @@ struct Guest {
 /// When the controller has a defect.
 pub fn fuzz(data: &[u8]) {
     let mut input = Input(data);
-    let mut guest = Guest::new();
+    let mut guest = FuzzedController::new();
     if input.byte() & 1 == 0 {
         guest.enable();
     }
@@ -219,7 +219,7 @@ fn make(memory: &Memory, clock: &ManualClock) -> Controller {
     }
 }
 
-impl Guest {
+impl FuzzedController {
     fn new() -> Self {
         let (memory, clock) = (Memory::heap(MEMORY), ManualClock::new());
         let controller = make(&memory, &clock);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use slipway_ram::{Fault, Remote};
+use slipway_ram::{Fault, MessageMemory};
 use slipway_vfio_user_spec::{Command, DmaAccess, Header, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -243,7 +243,7 @@ impl Inner {
 /// Message-only memory of one client.
 pub(crate) struct RemoteMemory(pub(crate) Arc<Channel>);
 
-impl Remote for RemoteMemory {
+impl MessageMemory for RemoteMemory {
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
         self.0.access(iova, Data::Read(into)).ok_or(Fault::Remote { iova })
     }

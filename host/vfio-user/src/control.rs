@@ -142,9 +142,9 @@ impl Shared {
 
 /// Counts the tasks of an endpoint: dropping it notes that a task has ended, and with the last task
 /// the endpoint. It is the last field of a task, so that everything else is dropped before.
-pub(crate) struct Gone(Arc<Shared>);
+pub(crate) struct TaskGuard(Arc<Shared>);
 
-impl Gone {
+impl TaskGuard {
     /// Counts one more task.
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
         *shared.parts() += 1;
@@ -152,7 +152,7 @@ impl Gone {
     }
 }
 
-impl Drop for Gone {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         let mut parts = self.0.parts();
         *parts -= 1;

@@ -16,8 +16,8 @@ use crate::channel::Channel;
 use crate::doorbells::SharedPage;
 use crate::interrupts::{Line, adopt};
 use crate::kept::{
-    Applied, Attachments, KeptRun, NegotiatedState, Parts, Progress, RegionState, SessionState,
-    StateHistory, Steps,
+    Applied, Attachments, KeptRun, MessageJournal, NegotiatedState, Parts, Progress, RegionState,
+    SessionState, StateHistory,
 };
 use crate::peek::{Peeked, Peeker};
 use crate::run_state::RunState;
@@ -29,7 +29,7 @@ use slipway_vfio_user_wire::{End, Message};
 /// The state that an endpoint leaves with the keeper for its successor, with or without a client.
 pub(crate) struct Keeping {
     shelf: Shelf,
-    steps: Steps,
+    steps: MessageJournal,
     states: StateHistory,
     bin: Bin,
     pub state: SessionState,
@@ -62,7 +62,7 @@ impl Keeping {
         let state = states.load()?.unwrap_or_default();
         Ok(Self {
             shelf: shelf.clone(),
-            steps: Steps::new(steps.clone(), inbox.clone(), bin),
+            steps: MessageJournal::new(steps.clone(), inbox.clone(), bin),
             states: states.clone(),
             bin: bin.clone(),
             state,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use slipway_pci::{Lane, TurnLength};
 use slipway_reactor::{Bell, Context, Handle, Interest, Step, Task};
 
-use crate::control::{Gone, Shared};
+use crate::control::{Shared, TaskGuard};
 use crate::pace::Pace;
 
 const BELL: u32 = 0;
@@ -90,7 +90,7 @@ pub(crate) struct LaneTask {
     /// The lane has ended, except for requests that wait for their medium.
     lingers: bool,
     endpoint: Arc<Shared>,
-    _gone: Gone,
+    _gone: TaskGuard,
 }
 
 impl Drop for LaneTask {
@@ -120,7 +120,7 @@ impl LaneTask {
             sweep_period,
             lingers: false,
             endpoint: endpoint.clone(),
-            _gone: Gone::new(endpoint),
+            _gone: TaskGuard::new(endpoint),
         }
     }
 

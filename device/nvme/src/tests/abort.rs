@@ -9,11 +9,11 @@ use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 use zerocopy::IntoBytes;
 
-use super::rig::{Gate, Held, Rig, Setup, ram};
+use super::rig::{Gate, HeldDisk, Rig, Setup, ram};
 use crate::driver::{admin, io};
 
 fn held() -> (Rig, Arc<Gate>) {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     (Setup::new().disk(disk).rig(), gate)
 }
 
@@ -68,7 +68,7 @@ fn what_the_disk_keeps_ends_by_itself() {
 #[test]
 fn commands_of_several_steps_stop_between_them() {
     let shape = slipway_block::Geometry { block_size: 512, blocks: 1 << 20, read_only: false };
-    let (disk, gate) = Held::make(Box::new(NullDisk::new(shape)));
+    let (disk, gate) = HeldDisk::make(Box::new(NullDisk::new(shape)));
     let mut rig = Setup::new().disk(disk).rig();
     gate.keeps.store(true, Relaxed);
     let list = rig.buffer(4096);
@@ -93,7 +93,7 @@ fn commands_of_several_steps_stop_between_them() {
 
 #[test]
 fn a_pair_is_aborted_as_far_as_it_has_not_written() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).rig();
     let page = rig.buffer(4096);
     let half = |opcode, flags| SubmissionEntry { flags, prp1: page.into(), ..io(opcode, 1, 0, 1) };

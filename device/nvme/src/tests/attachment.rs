@@ -14,7 +14,7 @@ use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
 
 use super::lanes;
-use super::rig::{self, Held, ReadOnly, Rig, Setup, ram};
+use super::rig::{self, HeldDisk, ReadOnly, Rig, Setup, ram};
 use crate::driver::{admin, io};
 use crate::{ChangeError, Done, Namespace};
 
@@ -123,7 +123,7 @@ fn what_cannot_be_attached_is_refused() {
 
 #[test]
 fn a_namespace_goes_when_its_disk_has_ended() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut setup = Setup::new();
     setup.disks.push(disk);
     let mut rig = setup.rig();
@@ -163,7 +163,7 @@ fn a_namespace_goes_when_its_disk_has_ended() {
 
 #[test]
 fn a_command_of_several_steps_takes_all_of_them_on_the_disk_that_goes() {
-    let (disk, gate) = Held::make(ram(8 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(8 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).rig();
     let verify = io(NvmOpcode::Verify, 1, 0, 8192);
     rig.driver.submit(1, verify).unwrap();
@@ -197,7 +197,7 @@ fn a_command_of_several_steps_takes_all_of_them_on_the_disk_that_goes() {
 
 #[test]
 fn a_reset_and_a_quiesce_end_what_leaves() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut setup = Setup::new();
     setup.disks.push(disk);
     let mut rig = setup.rig();
@@ -253,7 +253,7 @@ impl Disk for Sized {
 #[test]
 fn a_size_is_taken_over_when_nothing_is_in_flight() {
     let (disk, size) = Sized::make(100);
-    let (disk, gate) = Held::make(disk);
+    let (disk, gate) = HeldDisk::make(disk);
     let mut rig = Setup::new().disk(disk).rig();
     gate.open();
     listen(&mut rig, 2);
@@ -297,7 +297,7 @@ fn a_size_is_taken_over_when_nothing_is_in_flight() {
 
 #[test]
 fn a_namespace_that_goes_while_it_grows_answers_both() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     let command = read(&mut rig, 1, 0);
     rig.driver.submit(1, command).unwrap();

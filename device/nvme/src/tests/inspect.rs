@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_pci::Function;
 
-use super::rig::{Held, Rig, Setup, ram};
+use super::rig::{HeldDisk, Rig, Setup, ram};
 use crate::driver::io;
 use crate::{Rate, Rates, Request, ThreadView};
 
@@ -49,7 +49,7 @@ fn an_idle_controller_names_its_queues() {
 
 #[test]
 fn what_a_disk_works_on_is_in_flight_and_then_completed() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).alone().rig();
     let address = rig.buffer(512);
     let read = rig.with_data(io(NvmOpcode::Read, 1, 0, 1), address, 512);

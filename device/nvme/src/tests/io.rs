@@ -8,10 +8,10 @@ use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::{AdminOpcode, NvmOpcode};
 use slipway_nvme_spec::status::Status;
-use slipway_ram::{DmaMap, Fault, Permissions, Region, Remote};
+use slipway_ram::{DmaMap, Fault, MessageMemory, Permissions, Region};
 use std::sync::Arc;
 
-use super::rig::{Held, MEMORY, Random, Requested, Rig, Setup, ram};
+use super::rig::{HeldDisk, MEMORY, Random, Requested, Rig, Setup, ram};
 use crate::driver::{admin, io};
 
 /// Runs random writes, zeroes, discards and reads, checked against plain bytes.
@@ -143,7 +143,7 @@ fn lists_may_be_chained_and_start_anywhere() {
 
 #[test]
 fn errors_of_disks_have_a_status() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     gate.open();
     let mut rig = Setup::new().disk(disk).rig();
     let page = rig.buffer(4096);
@@ -177,8 +177,8 @@ fn errors_of_disks_have_a_status() {
 
 #[test]
 fn flush_reaches_every_disk_and_writes_are_durable_when_asked() {
-    let (one, first) = Held::make(ram(1 << 20, 512));
-    let (two, second) = Held::make(ram(1 << 20, 4096));
+    let (one, first) = HeldDisk::make(ram(1 << 20, 512));
+    let (two, second) = HeldDisk::make(ram(1 << 20, 4096));
     let mut setup = Setup::new();
     setup.disks = vec![one, two];
     let mut rig = setup.rig();
@@ -238,7 +238,7 @@ fn a_discard_has_many_ranges() {
 /// Message-only memory: bytes behind a trait.
 struct Far(std::sync::Mutex<Vec<u8>>, u64);
 
-impl Remote for Far {
+impl MessageMemory for Far {
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
         let at = (iova - self.1) as usize;
         into.copy_from_slice(&self.0.lock().unwrap()[at..at + into.len()]);

@@ -10,12 +10,12 @@ use slipway_nvme_spec::registers::{Configuration, offset};
 use slipway_nvme_spec::status::Status;
 use slipway_pci::{Function, Progress};
 
-use super::rig::{Held, Rig, Setup, ram};
+use super::rig::{HeldDisk, Rig, Setup, ram};
 use crate::driver::{DriverError, RegisterAccess, admin, io};
 
 /// Makes a controller with `commands` reads at a disk that keeps them.
 fn with_commands(commands: u64) -> (Rig, std::sync::Arc<super::rig::Gate>) {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     let page = rig.buffer(4096);
     for lba in 0..commands {

@@ -9,7 +9,7 @@ use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_nvme_spec::status::Status;
 use slipway_pci::Function;
 
-use super::rig::{Held, Rig, Setup, ram};
+use super::rig::{HeldDisk, Rig, Setup, ram};
 use crate::driver::{DriverError, RegisterAccess, RingDoorbells, admin, io};
 
 fn doorbell(index: usize) -> u64 {
@@ -23,7 +23,7 @@ fn read(page: u64, lba: u64) -> SubmissionEntry {
 
 #[test]
 fn four_deep_queues_are_in_flight_at_once() {
-    let (disk, gate) = Held::make(ram(16 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(16 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).admin();
     let page = rig.buffer(4096);
     for queue in 1..=4 {
@@ -49,7 +49,7 @@ fn four_deep_queues_are_in_flight_at_once() {
 #[test]
 fn bytes_in_flight_are_bounded_and_everything_ends() {
     const TRANSFER: usize = 1 << 20;
-    let (disk, gate) = Held::make(ram(4 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(4 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).admin();
     let buffer = rig.buffer(TRANSFER);
     let read = rig.with_data(io(NvmOpcode::Read, 1, 0, 2048), buffer, TRANSFER);
@@ -99,7 +99,7 @@ fn sixty_four_pairs_work_at_once_and_fairly() {
 
 #[test]
 fn in_flight_requests_have_a_limit() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut setup = Setup::new().disk(disk);
     setup.limits.in_flight = 10;
     let mut rig = setup.rig();
@@ -210,7 +210,7 @@ fn wrong_doorbell_values_raise_an_event_and_change_nothing() {
 
 #[test]
 fn a_tail_cannot_pass_the_head() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut setup = Setup::new().disk(disk);
     setup.limits.in_flight = 1;
     let mut rig = setup.rig();
@@ -241,7 +241,7 @@ fn interrupts_can_be_off() {
 
 #[test]
 fn deleting_a_queue_waits_for_its_commands() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     let page = rig.buffer(4096);
     for lba in 0..5 {
@@ -344,7 +344,7 @@ fn a_pinned_pair_goes_round_its_queues() {
 
 #[test]
 fn a_queue_starts_no_more_than_the_arbitration_burst() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).rig();
     for (log2, burst) in [(0, 1), (2, 4), (4, 16), (5, 16), (7, 16)] {
         let set = admin(AdminOpcode::SetFeatures).with_dword(10, 1).with_dword(11, log2);

@@ -241,14 +241,14 @@ impl Disk for Requested {
 
 /// A disk that holds requests back until a test lets them go, newest first, and that can make them
 /// fail.
-pub struct Held {
+pub struct HeldDisk {
     inner: Box<dyn Disk>,
     waiting: Vec<Request>,
     gate: Arc<Gate>,
     copies: bool,
 }
 
-/// A test's control of a [`Held`] disk.
+/// A test's control of a [`HeldDisk`] disk.
 #[derive(Default)]
 pub struct Gate {
     /// The number of requests that may go.
@@ -289,7 +289,7 @@ impl Gate {
     }
 }
 
-impl Held {
+impl HeldDisk {
     pub fn make(inner: Box<dyn Disk>) -> (Box<dyn Disk>, Arc<Gate>) {
         let gate = Arc::new(Gate::default());
         (Box::new(Self { inner, waiting: Vec::new(), gate: gate.clone(), copies: false }), gate)
@@ -302,7 +302,7 @@ impl Held {
     }
 }
 
-impl Disk for Held {
+impl Disk for HeldDisk {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -353,7 +353,7 @@ impl Disk for Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldDisk {
     fn drop(&mut self) {
         assert!(self.waiting.is_empty() || std::thread::panicking(), "requests were abandoned");
     }

@@ -12,7 +12,7 @@ use slipway_nvme_spec::status::Status;
 use slipway_pci::{Access, Function, Progress};
 use slipway_ram::{DmaMap, Memory, Region};
 
-use super::rig::{Held, MEMORY, Random, Setup, Shared, ram};
+use super::rig::{HeldDisk, MEMORY, Random, Setup, Shared, ram};
 use crate::Controller;
 use crate::driver::{
     AccessError, Arena, Driver, DriverError, RegisterAccess, RingDoorbells, Shadowed, admin,
@@ -356,7 +356,7 @@ fn a_successor_finds_what_was_rung_in_between() {
 
 #[test]
 fn a_wait_for_a_disk_ends_by_the_disk() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut guest = guest(Setup::new().disk(disk), 0);
     guest.create_pair(1, 16, Some(1)).unwrap();
     guest.shadow_doorbells(false).unwrap();

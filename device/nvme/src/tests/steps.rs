@@ -8,7 +8,7 @@ use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_nvme_spec::status::Status;
 use zerocopy::IntoBytes;
 
-use super::rig::{Gate, Held, Random, Rig, Setup, ram};
+use super::rig::{Gate, HeldDisk, Random, Rig, Setup, ram};
 use crate::driver::io;
 
 const READ: NvmOpcode = NvmOpcode::Read;
@@ -54,7 +54,7 @@ fn compare_finds_every_byte() {
 
 #[test]
 fn a_disk_that_fails_fails_the_step() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     gate.open();
     let page = rig.buffer(4096);
@@ -69,7 +69,7 @@ fn a_disk_that_fails_fails_the_step() {
 
 #[test]
 fn verify_reads_everything_in_steps() {
-    let (disk, gate) = Held::make(Box::new(NullDisk::new(slipway_block::Geometry {
+    let (disk, gate) = HeldDisk::make(Box::new(NullDisk::new(slipway_block::Geometry {
         block_size: 4096,
         blocks: 1 << 17,
         read_only: false,
@@ -171,7 +171,7 @@ fn copy_keeps_to_its_limits() {
 
 #[test]
 fn a_failed_copy_says_which_range() {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     let list = rig.buffer(4096);
     let ranges = [(0, 1), (8, 1), (16, 1)].map(|(lba, n)| CopyRange::new(lba, n));
@@ -286,7 +286,7 @@ fn pairs_are_never_torn_apart() {
 }
 
 fn held() -> (Rig, Arc<Gate>) {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     (Setup::new().alone().disk(disk).rig(), gate)
 }
 

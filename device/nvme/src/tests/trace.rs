@@ -9,7 +9,7 @@ use slipway_doorbells::Doorbells;
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_pci::{Function, Interrupt, InterruptSink};
-use slipway_ram::{DmaMap, Fault, Permissions, Region, Remote};
+use slipway_ram::{DmaMap, Fault, MessageMemory, Permissions, Region};
 use slipway_telemetry::{Clock, ManualClock};
 
 use super::rig::{MEMORY, Setup, ram};
@@ -40,7 +40,7 @@ impl Delay {
 /// read before their disk gets them.
 struct SlowMemory(Delay);
 
-impl Remote for SlowMemory {
+impl MessageMemory for SlowMemory {
     fn read(&self, _: u64, into: &mut [u8]) -> Result<(), Fault> {
         self.0.pass();
         into.fill(0);

@@ -11,7 +11,7 @@ use slipway_pci::{Function, Progress, TurnLength};
 use slipway_ram::Span;
 use zerocopy::IntoBytes;
 
-use super::rig::{Held, Random, Rig, Setup, namespace, ram};
+use super::rig::{HeldDisk, Random, Rig, Setup, namespace, ram};
 use crate::driver::{admin, io};
 use crate::namespace::Namespaces;
 use crate::turn::Quota;
@@ -190,7 +190,7 @@ fn what_is_zeroed_goes_in_pieces_too() {
 
 #[test]
 fn one_piece_that_fails_is_the_end_of_its_command() {
-    let (disk, gate) = Held::copying(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::copying(ram(1 << 20, 512));
     let mut rig = Setup::new().disk(disk).rig();
     rig.controller().set_turn(TurnLength::Short);
     let (read, _) = transfer(&mut rig, NvmOpcode::Read, 0, 64 << 10);
@@ -213,7 +213,7 @@ fn one_piece_that_fails_is_the_end_of_its_command() {
 #[test]
 fn a_command_is_aborted_between_two_pieces_or_within_one() {
     for within in [false, true] {
-        let (disk, gate) = Held::copying(ram(4 << 20, 512));
+        let (disk, gate) = HeldDisk::copying(ram(4 << 20, 512));
         let mut rig = Setup::new().disk(disk).rig();
         rig.controller().set_turn(TurnLength::Short);
         let (write, _) = transfer(&mut rig, NvmOpcode::Write, 0, 1 << 20);
@@ -330,7 +330,7 @@ fn the_pieces_of_commands_in_flight_are_bounded() {
 }
 
 fn pieces_are_bounded(opcode: NvmOpcode) {
-    let (disk, gate) = Held::make(ram(1 << 20, 512));
+    let (disk, gate) = HeldDisk::make(ram(1 << 20, 512));
     let mut rig = Setup::new().alone().disk(disk).rig();
     rig.driver.create_pair(2, 64, None).unwrap();
     let (buffer, list) = (rig.buffer(32 << 10), rig.buffer(64 << 10));

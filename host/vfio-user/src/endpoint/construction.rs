@@ -15,7 +15,7 @@ use super::residence::Residence;
 use super::wakes::Wakes;
 use super::{Endpoint, EndpointState};
 use crate::channel::Channel;
-use crate::control::{Gone, Shared};
+use crate::control::{Shared, TaskGuard};
 use crate::device::Device;
 use crate::keeping::Keeping;
 use crate::lane::{Door, Doors, Home, LaneHome, LaneTask};
@@ -97,7 +97,7 @@ impl Endpoint {
             began: Instant::now(),
             kept: None,
             lanes: Doors::default(),
-            _gone: Gone::new(&shared),
+            _gone: TaskGuard::new(&shared),
             shared,
         })
     }

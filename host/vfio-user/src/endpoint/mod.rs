@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use slipway_reactor::{Context, Handle, Interest, Reactor, Settings, Step, Task};
 
-use crate::control::{Gone, Shared};
+use crate::control::{Shared, TaskGuard};
 use crate::device::Device;
 use crate::inspect::Stage;
 use crate::keeping::Keeping;
@@ -89,7 +89,7 @@ pub struct Endpoint {
     shared: Arc<Shared>,
     /// The lanes' entrances. Declared after the function, for which the lanes work.
     lanes: Doors,
-    _gone: Gone,
+    _gone: TaskGuard,
 }
 
 enum EndpointState {

@@ -73,7 +73,7 @@ impl Attachments {
 }
 
 /// The steps of the current message, recorded so that a successor can continue with them.
-pub(crate) struct Steps {
+pub(crate) struct MessageJournal {
     memory: Lasting,
     /// The beginning of a message that does not fit the socket.
     inbox: Inbox,
@@ -86,7 +86,7 @@ pub(crate) struct Steps {
     bin: Bin,
 }
 
-impl Steps {
+impl MessageJournal {
     pub fn new(memory: Lasting, inbox: Lasting, bin: &Bin) -> Self {
         // The kernel stores to this page within a call; with the page resident the store cannot
         // fault.

@@ -59,7 +59,7 @@ use slipway_keeper::Shelf;
 use slipway_peer::{Bin, Foreign};
 use slipway_ram::Lasting;
 
-pub(crate) use message::{Attachments, Progress, Steps};
+pub(crate) use message::{Attachments, MessageJournal, Progress};
 pub(crate) use state::{
     Applied, KeptRun, NegotiatedState, RegionState, SessionState, StateHistory,
 };
