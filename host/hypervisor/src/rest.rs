@@ -20,10 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) async fn await_rest(pid: i32) -> io::Result<bool> {
     let folder = PathBuf::from(format!("/proc/{pid}/task"));
     let deadline = Instant::now() + PATIENCE;
-    let mut before = Work::of(&folder)?;
+    let mut before = ProcessorUse::of(&folder)?;
     while Instant::now() < deadline {
         tokio::time::sleep(WINDOW).await;
-        let now = Work::of(&folder)?;
+        let now = ProcessorUse::of(&folder)?;
         if !now.is_ready && now.used.saturating_sub(before.used) <= IDLE {
             return Ok(true);
         }
@@ -33,14 +33,14 @@ pub(crate) async fn await_rest(pid: i32) -> io::Result<bool> {
 }
 
 /// The work of a process.
-struct Work {
+struct ProcessorUse {
     /// The processor time of its threads up to now.
     used: Duration,
     /// A thread runs, or would if it had a processor: it may wait for one for longer than a window.
     is_ready: bool,
 }
 
-impl Work {
+impl ProcessorUse {
     /// Looks at the threads in `folder`.
     fn of(folder: &Path) -> io::Result<Self> {
         let mut sum = Self { used: Duration::ZERO, is_ready: false };

@@ -32,7 +32,7 @@ pub struct Cpu {
 
 /// The way in which a CPU has left the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Left {
+enum GuestExit {
     /// By an exit, which was served. KVM completes the guest's instruction when it is entered next.
     Served,
     /// By a request to stop, or since the guest has not started the CPU. Nothing is incomplete.
@@ -113,43 +113,43 @@ impl Cpu {
     fn complete(&mut self, board: &Arc<Board>) -> Result<(), End> {
         loop {
             self.fd.set_kvm_immediate_exit(1);
-            if self.run_once(board)? == Left::Interrupted {
+            if self.run_once(board)? == GuestExit::Interrupted {
                 return Ok(());
             }
         }
     }
 
     /// Runs the guest until its next exit, and serves the exit.
-    fn run_once(&mut self, board: &Arc<Board>) -> Result<Left, End> {
+    fn run_once(&mut self, board: &Arc<Board>) -> Result<GuestExit, End> {
         let number = self.number;
         let broken = |what: String| End::Failed(format!("CPU {number}: {what}"));
         match self.fd.run() {
             Ok(VcpuExit::IoOut(port, data)) => {
                 board.count(Exit::PortWrite);
-                board.port_write(port, data).map(|()| Left::Served)
+                board.port_write(port, data).map(|()| GuestExit::Served)
             }
             Ok(VcpuExit::IoIn(port, data)) => {
                 board.count(Exit::PortRead);
                 board.port_read(port, data);
-                Ok(Left::Served)
+                Ok(GuestExit::Served)
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 board.count(Exit::MemoryRead);
                 board.memory_read(address, data);
-                Ok(Left::Served)
+                Ok(GuestExit::Served)
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 board.count(Exit::MemoryWrite);
-                board.memory_write(address, data).map(|()| Left::Served)
+                board.memory_write(address, data).map(|()| GuestExit::Served)
             }
             Ok(VcpuExit::IoapicEoi(vector)) => {
                 board.count(Exit::EndOfInterrupt);
                 board.end_of_interrupt(vector);
-                Ok(Left::Served)
+                Ok(GuestExit::Served)
             }
             // A triple fault: the way of a kernel without another one to reset the machine.
             Ok(VcpuExit::Shutdown) => Err(board.reset()),
-            Ok(VcpuExit::Intr) => Ok(Left::Interrupted),
+            Ok(VcpuExit::Intr) => Ok(GuestExit::Interrupted),
             Ok(VcpuExit::InternalError) => {
                 let at = self.fd.get_regs().map_or(0, |regs| regs.rip);
                 Err(broken(format!("KVM cannot emulate the guest's instruction at {at:#x}")))
@@ -161,8 +161,8 @@ impl Cpu {
             Ok(other) => Err(broken(format!("an exit that is not served: {other:?}"))),
             Err(error) => match io::Error::from_raw_os_error(error.errno()) {
                 // A request to stop, or a CPU that the guest has not started yet.
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(Left::Interrupted),
-                error if error.kind() == io::ErrorKind::WouldBlock => Ok(Left::Interrupted),
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(GuestExit::Interrupted),
+                error if error.kind() == io::ErrorKind::WouldBlock => Ok(GuestExit::Interrupted),
                 error if error.raw_os_error() == Some(libc::EFAULT) => Err(broken(no_memory(None))),
                 error => Err(broken(format!("KVM cannot run it: {error}"))),
             },

@@ -10,7 +10,7 @@ use crate::{CpuSlot, Error, Result, VmSpec};
 
 /// One entry of `query-hotpluggable-cpus`.
 #[derive(Debug, PartialEq)]
-struct Entry {
+struct HotplugEntry {
     slot: CpuSlot,
     /// The driver that makes the CPU.
     driver: String,
@@ -28,7 +28,7 @@ impl Qmp {
     pub(crate) async fn plug_cpu(&self, name: &str, cpu: u32, timeout: Duration) -> Result<()> {
         let entries = self.cpu_entries(timeout).await?;
         let entry = entries.into_iter().find(|entry| entry.slot.cpu == cpu);
-        let Some(Entry { driver, mut place, .. }) = entry else {
+        let Some(HotplugEntry { driver, mut place, .. }) = entry else {
             let message = format!("the machine has no place for CPU {cpu}");
             return Err(Error::Refused { command: "device_add".to_owned(), message });
         };
@@ -46,7 +46,7 @@ impl Qmp {
         self.execute_within(&command, timeout).await.map(drop)
     }
 
-    async fn cpu_entries(&self, timeout: Duration) -> Result<Vec<Entry>> {
+    async fn cpu_entries(&self, timeout: Duration) -> Result<Vec<HotplugEntry>> {
         let answer = self.execute("query-hotpluggable-cpus", timeout).await?;
         let invalid = || Error::Control("query-hotpluggable-cpus answered with no CPUs".into());
         entries(&answer).ok_or_else(invalid)
@@ -55,7 +55,7 @@ impl Qmp {
 
 /// Parses the answer to `query-hotpluggable-cpus`. Returns `None` unless it has at least one CPU
 /// and at most [`VmSpec::MAX_CPUS`], each with a number of its own below that.
-fn entries(answer: &Value) -> Option<Vec<Entry>> {
+fn entries(answer: &Value) -> Option<Vec<HotplugEntry>> {
     let mut entries = answer.as_array()?.iter().map(entry).collect::<Option<Vec<_>>>()?;
     entries.sort_by_key(|entry| entry.slot.cpu);
     let distinct = entries.windows(2).all(|pair| pair[0].slot.cpu < pair[1].slot.cpu);
@@ -63,12 +63,12 @@ fn entries(answer: &Value) -> Option<Vec<Entry>> {
 }
 
 /// Parses `HotpluggableCPU` of QEMU's *qapi/machine.json*. A CPU that is there has a `qom-path`.
-fn entry(value: &Value) -> Option<Entry> {
+fn entry(value: &Value) -> Option<HotplugEntry> {
     let place = value.get("props")?.as_object()?.clone();
     let cpu = u32::try_from(place.get("core-id")?.as_u64()?).ok()?;
     let slot = CpuSlot { cpu, present: value.get("qom-path").is_some() };
     let driver = value.get("type")?.as_str()?.to_owned();
-    (cpu < VmSpec::MAX_CPUS).then_some(Entry { slot, driver, place })
+    (cpu < VmSpec::MAX_CPUS).then_some(HotplugEntry { slot, driver, place })
 }
 
 #[cfg(test)]

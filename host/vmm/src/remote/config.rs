@@ -29,7 +29,7 @@ const MAX_BAR: u64 = 256 << 20;
 /// Configuration space as bytes.
 type Space = Box<[u8; CONFIG_SIZE]>;
 
-struct State {
+struct ConfigState {
     bytes: Space,
     /// The value of Command that the server has last got.
     command: u16,
@@ -37,7 +37,7 @@ struct State {
 
 /// The configuration space of a function.
 pub struct Config {
-    state: Mutex<State>,
+    state: Mutex<ConfigState>,
     /// The bits of the machine's own registers that the guest may change.
     writable: Space,
     /// Number and size of each BAR.
@@ -67,14 +67,14 @@ impl Config {
             msix: None,
             express: None,
             vendor: Vec::new(),
-            state: Mutex::new(State { bytes: Box::new([0; CONFIG_SIZE]), command: 0 }),
+            state: Mutex::new(ConfigState { bytes: Box::new([0; CONFIG_SIZE]), command: 0 }),
         };
         config.learn_bars(function, &bytes);
         config.learn_capabilities(&bytes);
         put(&mut config.writable, register::COMMAND, &command::WRITABLE.to_le_bytes());
         config.writable[register::INTERRUPT_LINE] = 0xff;
         config.clear_own(&mut bytes);
-        config.state = Mutex::new(State { bytes, command: 0 });
+        config.state = Mutex::new(ConfigState { bytes, command: 0 });
         Ok(config)
     }
 
@@ -192,7 +192,7 @@ impl Config {
     }
 
     /// Tells the server what it has to know of a write at `start`.
-    fn pass_on(&self, function: &RemoteFunction, state: &mut State, start: usize) {
+    fn pass_on(&self, function: &RemoteFunction, state: &mut ConfigState, start: usize) {
         let command = word(&state.bytes, register::COMMAND);
         if std::mem::replace(&mut state.command, command) != command {
             let _ = function.write(region::CONFIG, COMMAND_AT, &command.to_le_bytes());
@@ -207,7 +207,7 @@ impl Config {
     fn reset(&self, function: &RemoteFunction) {
         if let Ok(mut bytes) = fetch(function) {
             self.clear_own(&mut bytes);
-            *lock(&self.state) = State { bytes, command: 0 };
+            *lock(&self.state) = ConfigState { bytes, command: 0 };
         }
     }
 
@@ -251,7 +251,7 @@ impl Config {
     /// told: its function's state has what it needs.
     pub fn restore_own(&self, saved: &OwnRegisters) {
         let mut state = lock(&self.state);
-        let State { bytes, command } = &mut *state;
+        let ConfigState { bytes, command } = &mut *state;
         self.overlay(bytes, saved.0.iter().copied());
         *command = word(bytes, register::COMMAND);
     }

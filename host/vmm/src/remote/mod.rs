@@ -35,7 +35,7 @@ pub use saved::MAX_STATE;
 const MAX_VECTORS: u32 = 2048;
 
 /// A function of the bus that a server serves.
-struct Remote {
+struct SocketFunction {
     number: u8,
     function: Arc<RemoteFunction>,
     config: Config,
@@ -54,7 +54,7 @@ pub struct Loss {
 
 /// A function in the machine, for the event loop.
 pub struct Attached {
-    remote: Arc<Remote>,
+    remote: Arc<SocketFunction>,
     slot: Arc<Slot>,
     /// The eventfd that the server raises for the pin.
     pin: Option<OwnedFd>,
@@ -118,7 +118,7 @@ impl Attached {
             pin = Some(eventfd);
         }
         let bars = config.bars();
-        let remote = Arc::new(Remote {
+        let remote = Arc::new(SocketFunction {
             number,
             config,
             interrupts: Arc::clone(machine.interrupts()),
@@ -214,7 +214,7 @@ fn notifications(function: &RemoteFunction) -> Vec<Notification> {
     all
 }
 
-impl Backend for Arc<Remote> {
+impl Backend for Arc<SocketFunction> {
     fn config_read(&self, offset: u16, into: &mut [u8]) {
         self.config.load(&self.function, offset, into);
     }

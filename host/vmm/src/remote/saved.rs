@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-use super::{Attached, FunctionError, Remote};
+use super::{Attached, FunctionError, SocketFunction};
 use crate::part::Part;
 use crate::state::RemoteState;
 use crate::{Error, Machine, Result};
@@ -97,7 +97,7 @@ impl Attached {
     /// # Errors
     /// [`Error::Function`]; `index` is the function's number in it.
     pub fn load(&self, index: usize, saved: &RemoteState) -> Result<()> {
-        let Remote { function, config, .. } = &*self.remote;
+        let SocketFunction { function, config, .. } = &*self.remote;
         let load = || -> std::result::Result<(), FunctionError> {
             function.load(&saved.function)?;
             config.fetch_again(function)?;

@@ -10,12 +10,12 @@ pub const BLOCK: u64 = 2 << 20;
 /// Regions, with a behaviour chosen by the name of their sandbox.
 #[derive(Debug)]
 pub struct HotMemory {
-    kind: Kind,
+    kind: MemoryGuestKind,
     devices: Mutex<Vec<MemoryDevice>>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
+enum MemoryGuestKind {
     /// The guest does what it is asked to do.
     Follows,
     /// The guest plugs what it is asked to plug, and gives back nothing.
@@ -35,14 +35,14 @@ impl HotMemory {
             return None;
         }
         let kind = match spec.name.as_str() {
-            "keeps-all" => Kind::KeepsAll,
-            "gives-slowly" => Kind::GivesSlowly,
-            "claims-all" => Kind::ClaimsAll,
-            "memory-silent" => Kind::FallsSilent,
-            _ => Kind::Follows,
+            "keeps-all" => MemoryGuestKind::KeepsAll,
+            "gives-slowly" => MemoryGuestKind::GivesSlowly,
+            "claims-all" => MemoryGuestKind::ClaimsAll,
+            "memory-silent" => MemoryGuestKind::FallsSilent,
+            _ => MemoryGuestKind::Follows,
         };
         let device = |&HotRegion { bytes, node }: &HotRegion| {
-            let plugged = if kind == Kind::ClaimsAll { bytes } else { 0 };
+            let plugged = if kind == MemoryGuestKind::ClaimsAll { bytes } else { 0 };
             MemoryDevice { bytes, node, block: BLOCK, requested: 0, plugged }
         };
         let devices = Mutex::new(spec.hot_memory.iter().map(device).collect());
@@ -59,7 +59,7 @@ impl HotMemory {
         }
         let changed = devices.iter().any(|device| device.requested > 0);
         match self.kind {
-            Kind::FallsSilent if changed => Err(Error::Control("no answer".into())),
+            MemoryGuestKind::FallsSilent if changed => Err(Error::Control("no answer".into())),
             _ => Ok(devices),
         }
     }
@@ -69,9 +69,9 @@ impl HotMemory {
         let state = &mut devices[device];
         state.requested = bytes;
         match self.kind {
-            Kind::Follows => state.plugged = bytes,
-            Kind::KeepsAll | Kind::GivesSlowly => state.plugged = state.plugged.max(bytes),
-            Kind::ClaimsAll | Kind::FallsSilent => {}
+            MemoryGuestKind::Follows => state.plugged = bytes,
+            MemoryGuestKind::KeepsAll | MemoryGuestKind::GivesSlowly => state.plugged = state.plugged.max(bytes),
+            MemoryGuestKind::ClaimsAll | MemoryGuestKind::FallsSilent => {}
         }
         Ok(())
     }
