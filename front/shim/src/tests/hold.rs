@@ -7,7 +7,7 @@ use super::*;
 /// Makes a serving process's end, and the holder's.
 pub(crate) fn ends() -> (Arc<Holder>, OwnedFd) {
     let (socket, theirs) = pair().unwrap();
-    (Arc::new(Holder(Mutex::new(State { socket, held: BTreeMap::new() }))), theirs)
+    (Arc::new(Holder(Mutex::new(HolderState { socket, held: BTreeMap::new() }))), theirs)
 }
 
 fn end_of_pipe() -> OwnedFd {
