@@ -158,6 +158,18 @@ does ADD gig ", \"vlan\": 5$bandwidth"
 call GC gig ', "cni.dev/valid-attachments": []' || fail "GC: $(cat "$work/out" "$work/err")"
 wait_until 60 are gig ready,ready || fail "after GC: $("$slipway" vf inspect gig)"
 cleared || fail "settings are left: $(settings 0) $(settings 1)"
+"$slipway" vf rm gig >/dev/null && "$slipway" vf create gig --pci-of "$gigabit" --vlan 5 --max-rate 100Mbit >/dev/null ||
+    fail "a pool with limits: $(explain)"
+wait_until 60 are gig ready,ready || fail "the pool: $(states gig)"
+denies 7 'are in VLAN 5, not in VLAN 6' ADD gig ', "vlan": 6'
+does ADD gig ', "runtimeConfig": {"bandwidth": {"egressRate": 200000000}}'
+read -r address _ < <(taken gig)
+number=0
+[ "$(virtual "$gigabit" 0)" = "$address" ] || number=1
+grep -qE 'vlan 5\b.*rate 100\b' <<<"$(settings "$number")" || fail "VF $number is held to: $(settings "$number")"
+does DEL
+wait_until 60 are gig ready,ready || fail "after DEL: $("$slipway" vf inspect gig)"
+ok "an attachment stays within the VLAN and the rate of its pool"
 "$slipway" vf rm gig >/dev/null && "$slipway" vf rm disks >/dev/null || fail "vf rm: $(explain)"
 free
 ok "the next daemon ends what one that was killed had set; GC gives a VF back"

@@ -65,11 +65,24 @@ impl Hardware {
             return Ok(());
         }
         let settings = self.limits.for_client(client);
-        self.owned = Some(settings);
         // First: a daemon that ends now leaves no setting without a note.
+        self.keep(settings)?;
+        let (set, outcome) = settings.set(self.address);
+        match &outcome {
+            Ok(()) => {}
+            Err(_) if set.is_none() => self.forget(),
+            // The reset does not try what was refused: a driver that refuses it again would take
+            // the VF out of the pool, and one VF after the other. An error: the note names more.
+            Err(_) => drop(self.keep(set)),
+        }
+        outcome
+    }
+
+    /// Remembers the settings of an owner's client, also for the next daemon.
+    fn keep(&mut self, settings: Limits) -> Result<(), Fault> {
+        self.owned = Some(settings);
         std::fs::write(&self.note, settings.words())
-            .map_err(|error| Fault(format!("cannot write {}: {error}", self.note.display())))?;
-        settings.set(self.address)
+            .map_err(|error| Fault(format!("cannot write {}: {error}", self.note.display())))
     }
 
     /// Gives the settings of an owner's client the pool's values.
@@ -101,7 +114,7 @@ impl Hardware {
         self.release()?;
         if !self.limits.is_none() {
             self.is_limited = true;
-            self.limits.set(self.address)?;
+            self.limits.set(self.address).1?;
         }
         self.host.open(self.address).map_err(fault)
     }
@@ -179,10 +192,12 @@ pub(super) fn check_client(
     client: &vf_v1::Client,
 ) -> Result<(), VfError> {
     let addresses = template::addresses(template).map_err(VfError::Invalid)?;
+    let limits = Limits::of(template);
     match addresses.first() {
         // The others are the same device's as a rule, and else fail when they are taken.
         Some(address) if template::has_settings(client) => {
-            let checked = Limits::of(template).for_client(client).check(*address);
+            let checked = limits.allow(client);
+            let checked = checked.and_then(|()| limits.for_client(client).check(*address));
             checked.map_err(VfError::Invalid)
         }
         _ => Ok(()),
@@ -215,12 +230,22 @@ mod tests {
         let client = vf_v1::Client { vlan: 5, ..Default::default() };
         let Fault(why) = hardware.hold(&client).unwrap_err();
         assert!(why.contains("no physical function"), "{why}");
+        // Nothing was set, so nothing is left that the next reset could fail to end.
+        assert!(!note.exists() && hardware.owned.is_none());
+        hardware.release().unwrap();
+        hardware.keep(Limits::default().for_client(&client)).unwrap();
         assert_eq!(std::fs::read_to_string(&note).unwrap(), "vlan");
         hardware.close().unwrap();
         assert!(!note.exists() && hardware.owned.is_none());
         let refused = check_client(&pool("0000:fe:1f.7"), &client).unwrap_err();
         assert!(matches!(refused, VfError::Invalid(_)), "{refused}");
         check_client(&pool("0000:fe:1f.7"), &vf_v1::Client::default()).unwrap();
+        let mut tagged = pool("0000:fe:1f.7");
+        if let Some(vf_v1::template::Kind::Hardware(hardware)) = &mut tagged.kind {
+            hardware.vlan = 6;
+        }
+        let refused = check_client(&tagged, &client).unwrap_err().to_string();
+        assert!(refused.contains("in VLAN 6, not in VLAN 5"), "{refused}");
     }
 
     #[test]

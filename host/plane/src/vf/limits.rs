@@ -61,13 +61,30 @@ impl Limits {
         Self { vlan: u16::try_from(vlan).unwrap_or(0), megabits, ..Self::default() }
     }
 
-    /// Returns the settings of a client that was checked. A VLAN and a rate that it does not name
-    /// are the pool's, which `self` has.
+    /// Checks that a client asks for no other VLAN than that of its pool, whose limits `self` are.
+    /// No client leaves the VLAN of a pool that has one.
+    ///
+    /// # Errors
+    /// A sentence about the VLAN.
+    pub fn allow(self, client: &vf_v1::Client) -> Result<(), String> {
+        let (own, asked) = (u32::from(self.vlan), client.vlan);
+        if own == 0 || asked == 0 || own == asked {
+            return Ok(());
+        }
+        Err(format!(
+            "the functions of the pool are in VLAN {own}, not in VLAN {asked}: leave out the VLAN, \
+             or name a pool without one"
+        ))
+    }
+
+    /// Returns the settings of a client that was checked. A VLAN that it does not name is the
+    /// pool's, whose limits `self` are. The pool's rate is a bound for all clients.
     pub fn for_client(self, client: &vf_v1::Client) -> Self {
         let own = Self::new(client.vlan, client.max_rate);
+        let rates = [own.megabits, self.megabits].into_iter().filter(|megabits| *megabits > 0);
         Self {
             vlan: if own.vlan == 0 { self.vlan } else { own.vlan },
-            megabits: if own.megabits == 0 { self.megabits } else { own.megabits },
+            megabits: rates.min().unwrap_or(0),
             mac: client.mac.parse().ok(),
             is_unchecked: client.no_spoof_check,
         }
@@ -87,12 +104,10 @@ impl Limits {
         if self.is_none() { Ok(()) } else { link_of(address).map(|_| ()) }
     }
 
-    /// Sets the limits.
-    ///
-    /// # Errors
-    /// The driver of the physical function refuses.
-    pub fn set(self, address: PciAddress) -> Result<(), Fault> {
-        self.replace(address, self)
+    /// Sets the settings that there are. All of them are tried. Returns those that were set, and
+    /// the first one that the driver of the physical function refuses.
+    pub fn set(self, address: PciAddress) -> (Self, Result<(), Fault>) {
+        self.give(address, self)
     }
 
     /// Gives the settings that there are the values of `others`, or ends them where `others` has
@@ -101,17 +116,25 @@ impl Limits {
     /// # Errors
     /// The first setting that the driver of the physical function refuses.
     pub fn replace(self, address: PciAddress, others: Self) -> Result<(), Fault> {
-        let (link, vf) = link_of(address).map_err(Fault)?;
-        let refused = |what: &str, error: io::Error| {
-            Fault(format!("{link}, of which {address} is a VF, sets no {what} of it: {error}"))
+        self.give(address, others).1
+    }
+
+    /// Does what [`Limits::replace`] does. Returns the settings that the driver did not refuse
+    /// beside the outcome.
+    fn give(self, address: PciAddress, others: Self) -> (Self, Result<(), Fault>) {
+        let mut physical = match Physical::of(address) {
+            Ok(physical) => physical,
+            Err(fault) => return (Self::default(), Err(fault)),
         };
-        let (mut netlink, index) = open(&link).map_err(|error| refused("limits", error))?;
+        let (index, vf, netlink) = (physical.index, physical.vf, &mut physical.netlink);
         let (mut mac, mut check, mut vlan, mut rate) = (Ok(()), Ok(true), Ok(()), Ok(()));
         if self.mac.is_some() {
             // Zeros: the driver of the VF chooses.
             mac = netlink.set_vf_mac(index, vf, others.mac.unwrap_or_default().0);
+            // Off for a VF that got its address alone: a later call ends both together.
+            let is_on = !others.is_unchecked || mac.is_err();
             // A driver that sets addresses need not check those of frames.
-            check = is_supported(netlink.set_vf_spoof_check(index, vf, !others.is_unchecked));
+            check = is_supported(netlink.set_vf_spoof_check(index, vf, is_on));
         }
         if self.vlan != 0 {
             vlan = netlink.set_vf_vlan(index, vf, others.vlan);
@@ -119,10 +142,19 @@ impl Limits {
         if self.megabits != 0 {
             rate = netlink.set_vf_rate(index, vf, others.megabits);
         }
-        mac.map_err(|error| refused("MAC address", error))?;
-        check.map_err(|error| refused("check of addresses", error))?;
-        vlan.map_err(|error| refused("VLAN", error))?;
-        rate.map_err(|error| refused("rate", error))
+        let given = Self {
+            vlan: if vlan.is_ok() { self.vlan } else { 0 },
+            megabits: if rate.is_ok() { self.megabits } else { 0 },
+            mac: self.mac.filter(|_| mac.is_ok()),
+            is_unchecked: self.is_unchecked && mac.is_ok(),
+        };
+        let outcome = mac.map_err(|error| physical.refused("MAC address", &error));
+        let outcome = outcome.and_then(|()| {
+            check.map(drop).map_err(|error| physical.refused("check of addresses", &error))
+        });
+        let outcome = outcome.and_then(|()| vlan.map_err(|error| physical.refused("VLAN", &error)));
+        let outcome = outcome.and_then(|()| rate.map_err(|error| physical.refused("rate", &error)));
+        (given, outcome)
     }
 
     /// Ends the limits. A refusal of the driver's is logged and has no other effect: the VF has
@@ -155,6 +187,41 @@ impl Limits {
             is_unchecked: false,
         }
     }
+}
+
+/// The physical function of a VF, with a socket to the kernel.
+struct Physical {
+    /// The VF's address.
+    address: PciAddress,
+    /// The name of the physical function's link.
+    link: String,
+    netlink: Netlink,
+    /// The number of that link.
+    index: u32,
+    /// The VF's number there.
+    vf: u32,
+}
+
+impl Physical {
+    /// Finds the physical function of the VF at `address`.
+    ///
+    /// # Errors
+    /// There is none with a link; the kernel's errors.
+    fn of(address: PciAddress) -> Result<Self, Fault> {
+        let (link, vf) = link_of(address).map_err(Fault)?;
+        match open(&link) {
+            Ok((netlink, index)) => Ok(Self { address, link, netlink, index, vf }),
+            Err(error) => Err(refused((&link, address), "limits", &error)),
+        }
+    }
+
+    fn refused(&self, what: &str, error: &io::Error) -> Fault {
+        refused((&self.link, self.address), what, error)
+    }
+}
+
+fn refused((link, address): (&str, PciAddress), what: &str, error: &io::Error) -> Fault {
+    Fault(format!("{link}, of which {address} is a VF, sets no {what} of it: {error}"))
 }
 
 /// Returns the name of the link of the physical function of the VF at `address`, and the VF's
@@ -207,18 +274,32 @@ mod tests {
     fn a_client_has_its_own_settings_and_the_pools() {
         let pool = Limits::new(5, 2 * MEGABIT);
         let (mac, no_spoof_check) = ("02:00:00:00:00:07".to_owned(), true);
-        let client =
-            vf_v1::Client { mac, no_spoof_check, max_rate: 3 * MEGABIT, ..Default::default() };
+        let client = vf_v1::Client { mac, no_spoof_check, max_rate: MEGABIT, ..Default::default() };
         let own = pool.for_client(&client);
-        assert_eq!((own.vlan, own.megabits, own.is_unchecked), (5, 3, true));
+        assert_eq!((own.vlan, own.megabits, own.is_unchecked), (5, 1, true));
         assert_eq!(own.mac, Some(Mac([2, 0, 0, 0, 0, 7])));
-        let other = pool.for_client(&vf_v1::Client { vlan: 6, ..Default::default() });
-        assert_eq!(other, Limits { vlan: 6, ..pool });
+        let other = Limits::new(0, MEGABIT);
+        let other = other.for_client(&vf_v1::Client { vlan: 6, ..Default::default() });
+        assert_eq!(other, Limits::new(6, MEGABIT));
         assert_eq!((own.words().as_str(), pool.words().as_str()), ("mac vlan rate", "vlan rate"));
         for one in [own, pool, Limits::default()] {
             let again = Limits::from_words(&one.words());
             assert_eq!((again.words(), again.is_none()), (one.words(), one.is_none()));
         }
+    }
+
+    #[test]
+    fn a_client_stays_within_the_limits_of_its_pool() {
+        let (pool, open) = (Limits::new(5, 2 * MEGABIT), Limits::default());
+        let client = |vlan, max_rate| vf_v1::Client { vlan, max_rate, ..Default::default() };
+        assert_eq!(pool.for_client(&client(0, 3 * MEGABIT)), pool, "no more than the pool's rate");
+        assert_eq!(pool.for_client(&client(5, 0)), pool);
+        assert_eq!(open.for_client(&client(6, 3 * MEGABIT)), Limits::new(6, 3 * MEGABIT));
+        for (limits, vlan) in [(pool, 0), (pool, 5), (open, 6), (open, 0)] {
+            limits.allow(&client(vlan, 0)).unwrap();
+        }
+        let refused = pool.allow(&client(6, 0)).unwrap_err();
+        assert!(refused.contains("in VLAN 5, not in VLAN 6"), "{refused}");
     }
 
     #[test]
@@ -228,7 +309,8 @@ mod tests {
         let limits = Limits::new(5, 0);
         let refused = limits.check(nowhere).unwrap_err();
         assert!(refused.contains("no physical function whose network"), "{refused}");
-        assert!(limits.set(nowhere).is_err());
+        let (set, outcome) = limits.set(nowhere);
+        assert!(set.is_none() && outcome.is_err());
         limits.clear(nowhere);
     }
 }
