@@ -12,6 +12,10 @@
 //! So a daemon that was killed in between leaves a sandbox that is paused as a whole: [`put_down`]
 //! ends a VMM that had begun. The kernel of that one's guest may have written back to volumes what
 //! the file has, too; it does so again.
+//!
+//! A container or a VMM that ends before the file is the sandbox ends the sandbox
+//! ([`note_in_file`], [`ends`]): what it held is given back then, and its addresses may be
+//! another's, so nothing comes back from the file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -27,7 +31,7 @@ use crate::configure::configure;
 use crate::container::OWN;
 use crate::node::Node;
 use crate::pause::{check_runs, freeze};
-use crate::record::{Placement, Record, SandboxState, Volume};
+use crate::record::{Origin, Placement, Record, SandboxState, Volume};
 use crate::release::{Released, record_end, release_machine};
 use crate::running::{Running, end, or_end};
 use crate::sandbox::{Back, Sandbox};
@@ -149,9 +153,12 @@ async fn leave(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()>
         tracing::warn!(sandbox = sandbox.name, "its VMM does not end");
     }
     tokio::select! {
-        () = sandbox.comes_to_rest() => Ok(()),
-        _ = sandbox.wait_state(|state| !state.is_live()) => Err(Error::Stopped),
+        () = sandbox.comes_to_rest() => return Ok(()),
+        _ = sandbox.wait_state(|state| !state.is_live()) => {}
     }
+    // The memory of a sandbox that has ended. What is left goes with the sandbox.
+    let _ = clear(sandbox).await;
+    Err(Error::Stopped)
 }
 
 /// Stops a sandbox, writes the files of its save, and notes that they are the sandbox. The sandbox
@@ -182,11 +189,31 @@ async fn keep(
     };
     let (origin, its) = (snapshot.origin.clone(), record.clone());
     apart(move || finish(unfinished, &its, NAME, &machine, (shape, snapshot))).await?;
-    let noted = sandbox.update(|record| {
-        (record.saving, record.paused, record.in_file) = (false, true, true);
-        (record.template, record.origin) = (Some(NAME.to_owned()), Some(origin));
-    });
-    noted.await
+    let mut is_kept = false;
+    let noted = sandbox.update(|record| is_kept = note_in_file(record, origin));
+    noted.await?;
+    if is_kept { Ok(()) } else { Err(Error::Stopped) }
+}
+
+/// Notes that the file is the sandbox. Returns `false`, with nothing changed, if its container or
+/// its VMM has ended while the file was written: the sandbox ends then.
+fn note_in_file(record: &mut Record, origin: Origin) -> bool {
+    if record.state != SandboxState::Running {
+        return false;
+    }
+    (record.saving, record.paused, record.in_file) = (false, true, true);
+    (record.template, record.origin) = (Some(NAME.to_owned()), Some(origin));
+    true
+}
+
+/// Returns whether a sandbox ends with its VMM, and notes that it does: no file is the sandbox from
+/// then on. Otherwise the file is the sandbox already.
+fn ends(record: &mut Record) -> bool {
+    if record.in_file {
+        return false;
+    }
+    record.state = SandboxState::Stopping;
+    true
 }
 
 /// Has a sandbox go on whose save failed. `before` is its record before that.
@@ -209,7 +236,11 @@ async fn stay(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Ag
 pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Running) -> Result<u32> {
     loop {
         let ended = running.wait(sandbox).await;
-        if ended.is_ok() || !sandbox.is_in_file() {
+        let mut has_ended = true;
+        if ended.is_err() {
+            sandbox.note(|record| has_ended = ends(record));
+        }
+        if has_ended {
             return ended;
         }
         put_down(node, sandbox).await;
@@ -418,6 +449,24 @@ mod tests {
         assert_eq!(with(scratch), None);
         let written = Volume { read_only: false, host_device: None, ..of_host };
         assert!(with(written).unwrap().contains("a file of the host"));
+    }
+
+    #[test]
+    fn a_vmm_that_ends_takes_the_sandbox_with_it_until_the_file_is_the_sandbox() {
+        let origin = || snapshot().origin;
+        let mut kept = record();
+        assert!(note_in_file(&mut kept, origin()));
+        assert!(kept.in_file && kept.paused && kept.origin == Some(origin()));
+        assert!(!ends(&mut kept), "the file is the sandbox");
+        assert_eq!(kept.state, SandboxState::Running);
+        let mut lost = record();
+        assert!(ends(&mut lost));
+        assert_eq!(lost.state, SandboxState::Stopping);
+        let before = lost.clone();
+        assert!(!note_in_file(&mut lost, origin()), "its addresses may be another's by now");
+        assert_eq!((lost.in_file, lost.paused, &lost.origin), (false, false, &before.origin));
+        let mut exited = Record { state: SandboxState::Exited, ..record() };
+        assert!(!note_in_file(&mut exited, origin()) && !exited.in_file);
     }
 
     #[tokio::test]
