@@ -34,7 +34,9 @@ pub(super) async fn join(target: &Target) {
     }
     // CPUs of an ended container that are about to go must not count as there.
     let _turn = sandbox.wait_to_change_size().await;
-    let Some(cpus) = sandbox.look(|record| more(record, quota_us(record))) else { return };
+    let Some(cpus) = sandbox.look(|record| more(record, quota_us(record))) else {
+        return allow(sandbox).await;
+    };
     if let Err(error) = cpus::change_to(sandbox, cpus).await {
         tracing::warn!(container = target.name(), %error, "its limit of CPU time is on fewer CPUs");
     }
@@ -74,6 +76,22 @@ pub(super) async fn cut(sandbox: &Arc<Sandbox>, cpus: u32) -> Result<()> {
         tracing::warn!(sandbox = sandbox.name, %error, "its CPU time is not limited");
     }
     changed
+}
+
+/// Gives the VMM of a pod the time of the CPUs that suffice for its containers' limits. Those that
+/// the guest did not give up are there and have none ([`cut`]), so that none is missing when the
+/// limits need them again. The caller has the turn to change the microVM's size.
+pub(super) async fn allow(sandbox: &Arc<Sandbox>) {
+    let Some(cpus) = sandbox.look(enough) else { return };
+    if let Err(error) = cpus::limit(sandbox, cpus).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "its CPU time is as before");
+    }
+}
+
+/// Returns the number of CPUs whose time a running pod is to have. Returns `None` if the pod can
+/// have no others than those that it began with.
+fn enough(record: &Record) -> Option<u32> {
+    (record.max_cpus > record.boot_cpus).then(|| spare(record).unwrap_or(record.cpus))
 }
 
 /// Returns the number of CPUs that a pod is given for quotas of `quota_us` microseconds of each
@@ -156,6 +174,16 @@ mod tests {
         assert_eq!(changes(&record), (None, Some(1)));
         record.added[1].state = SandboxState::Created;
         assert_eq!(changes(&record), (None, None), "it counts before it starts");
+    }
+
+    #[test]
+    fn cpus_that_a_guest_kept_have_time_when_limits_need_them_again() {
+        // The guest gave none of four CPUs up, and had the time of one.
+        let kept = |quotas_us: &[u64]| enough(&pod(quotas_us, 4));
+        assert_eq!((kept(&[]), kept(&[100_000])), (Some(1), Some(1)));
+        assert_eq!(changes(&pod(&[300_000], 4)).0, None, "no CPU is missing");
+        assert_eq!((kept(&[300_000]), kept(&[900_000])), (Some(3), Some(4)));
+        assert_eq!(enough(&Record { max_cpus: 1, ..pod(&[300_000], 1) }), None);
     }
 
     #[test]

@@ -104,6 +104,9 @@ async fn update(target: &Target, asked: Limits) -> Result<bool> {
         undo(sandbox, before).await;
         return Err(error);
     }
+    if !plan.lowers {
+        quota::allow(sandbox).await;
+    }
     Ok(plan.lowers)
 }
 

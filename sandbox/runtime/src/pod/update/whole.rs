@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::super::quota;
 use super::super::request::{fits, limits};
 use super::super::sums::Sums;
 use super::{GivenBack, Plan, give_back_spare, most, undo};
@@ -72,6 +73,7 @@ async fn take_turn(
         return Err(error);
     }
     if !plan.lowers {
+        quota::allow(&sandbox).await;
         return Ok(GivenBack::default());
     }
     // The task waits for a turn of its own.
