@@ -82,8 +82,13 @@ async fn gather(
         let asked: Vec<PendingView> =
             batch.map(|(view, door)| PendingView::new(view, door)).collect();
         let until = Instant::now() + PATIENCE;
+        // Before the first is sent: a client that does not read, or has left, keeps no request in a
+        // mailbox.
+        let mut views = Vec::with_capacity(asked.len());
         for one in asked {
-            let view = one.answered(until).await;
+            views.push(one.answered(until).await);
+        }
+        for view in views {
             send(&sender, LivePart::Endpoint(Box::new(view))).await?;
         }
     }
