@@ -70,7 +70,9 @@ impl HotMemory {
         state.requested = bytes;
         match self.kind {
             MemoryGuestKind::Follows => state.plugged = bytes,
-            MemoryGuestKind::KeepsAll | MemoryGuestKind::GivesSlowly => state.plugged = state.plugged.max(bytes),
+            MemoryGuestKind::KeepsAll | MemoryGuestKind::GivesSlowly => {
+                state.plugged = state.plugged.max(bytes)
+            }
             MemoryGuestKind::ClaimsAll | MemoryGuestKind::FallsSilent => {}
         }
         Ok(())
