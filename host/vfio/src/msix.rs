@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use slipway_pci_spec::msix::{
-    CONTROL, ENABLE, ENTRY, FUNCTION_MASK, LEN, MASKED, Places, VECTOR_CONTROL,
+    CONTROL, ENABLE, ENTRY, FUNCTION_MASK, LEN, MASKED, VECTOR_CONTROL, VectorLayout,
 };
 use slipway_pci_spec::{capabilities, capability, register};
 
@@ -20,7 +20,7 @@ pub(crate) struct Msix {
     at: usize,
     /// The bits that the client has set.
     control: u16,
-    places: Places,
+    places: VectorLayout,
     table: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ impl Msix {
     pub fn find(read: impl Fn(usize) -> u32) -> Option<Self> {
         let found = capabilities(&read).find(|(_, header)| *header as u8 == capability::MSIX);
         let (at, _) = found?;
-        let places = Places::read(at, read);
+        let places = VectorLayout::read(at, read);
         let table = vec![0; ENTRY * usize::from(places.vectors)];
         let mut msix = Self { at, control: 0, places, table };
         msix.reset();
@@ -76,7 +76,7 @@ impl Msix {
 
     /// Returns whether any byte of an access to a BAR belongs to the table or the pending bits.
     pub fn holds(&self, bar: u8, offset: u64, len: usize) -> bool {
-        let Places { vectors, table, pba } = self.places;
+        let VectorLayout { vectors, table, pba } = self.places;
         let pending = 8 * u64::from(vectors.div_ceil(64));
         let overlaps = |(number, start): (u8, u64), size: u64| {
             number == bar && offset < start + size && offset.saturating_add(len as u64) > start

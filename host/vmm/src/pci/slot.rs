@@ -314,8 +314,8 @@ fn find(backend: &dyn Backend, id: u8) -> Option<usize> {
 /// Returns `None` if there is none, or a server's is impossible: such a function has no MSI-X.
 fn find_msix(backend: &dyn Backend, bars: &[(u8, u64)]) -> Option<(usize, MsixLayout)> {
     let at = find(backend, capability::MSIX)?;
-    let msix::Places { vectors, table: (bar, table), pba: (pba_bar, pba) } =
-        msix::Places::read(at, |at| read_u32(backend, at));
+    let msix::VectorLayout { vectors, table: (bar, table), pba: (pba_bar, pba) } =
+        msix::VectorLayout::read(at, |at| read_u32(backend, at));
     let &(_, size) = bars.iter().find(|(number, _)| *number == bar && bar == pba_bar)?;
     let end = |start: u64, len: u64| start.checked_add(len).filter(|&end| end <= size);
     let table_end = end(table, 16 * u64::from(vectors))?;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::layout::{Local, Store, open_regular};
 use crate::manifest::{self, Layer, Plan};
 use crate::root::Form;
-use crate::root::read::{TarReader, What};
+use crate::root::read::{EntryContent, TarReader};
 use crate::root::tree::{NodeKind, split_path};
 use crate::{Digest, Error, Limits, Reference, Result, spool};
 
@@ -52,16 +52,16 @@ fn members(file: &File, limits: &Limits) -> Result<HashMap<String, (u64, u64)>, 
         }
         let path = joined("", &entry.path, limits)?;
         match entry.what {
-            What::Node(NodeKind::File(data)) => match data.pieces.as_slice() {
+            EntryContent::Node(NodeKind::File(data)) => match data.pieces.as_slice() {
                 [] => drop(files.insert(path, (0, 0))),
                 [one] if one.len == data.len => drop(files.insert(path, (one.from, one.len))),
                 _ => return Err(format!("the sparse file {path}")),
             },
-            What::Node(NodeKind::Symlink(target)) => {
+            EntryContent::Node(NodeKind::Symlink(target)) => {
                 let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
                 links.push((path, folder, target));
             }
-            What::HardLink(target) => links.push((path, String::new(), target)),
+            EntryContent::HardLink(target) => links.push((path, String::new(), target)),
             _ => {}
         }
     }

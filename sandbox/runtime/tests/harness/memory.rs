@@ -52,7 +52,7 @@ impl HotMemory {
     pub fn list(&self) -> Result<Vec<MemoryDevice>> {
         let mut all = self.devices.lock().unwrap();
         let devices = all.clone();
-        if self.kind == Kind::GivesSlowly {
+        if self.kind == MemoryGuestKind::GivesSlowly {
             for device in all.iter_mut().filter(|device| device.plugged > device.requested) {
                 device.plugged -= BLOCK;
             }
