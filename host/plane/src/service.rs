@@ -219,6 +219,14 @@ impl v1::plane_server::Plane for Service {
         blocking(move || template::learn(&plane, &request)).await
     }
 
+    async fn copy_ahead(
+        &self,
+        request: Request<v1::CopyAheadRequest>,
+    ) -> Reply<v1::CopyAheadReply> {
+        let (plane, request) = (self.plane.clone(), request.into_inner());
+        blocking(move || template::copy_ahead(&plane, &request)).await
+    }
+
     async fn create_switch(&self, request: Request<v1::CreateSwitchRequest>) -> Reply<v1::Switch> {
         let (plane, request) = (self.plane.clone(), request.into_inner());
         blocking(move || plane.fabric().create_switch(&request)).await

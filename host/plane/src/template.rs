@@ -1,5 +1,6 @@
 //! Templates of sandboxes' memory, which the pool has.
 
+use std::ops::Range;
 use std::path::Path;
 
 use slipway_plane_api::v1;
@@ -11,6 +12,8 @@ use crate::Plane;
 /// Of a template's bytes, one in so many may be copied ahead for each fork: a single fork that
 /// touches all of its memory must not make all others take as much.
 const AHEAD: u64 = 2;
+/// The most parts that are copied ahead, so that they fit into a message.
+const PARTS: usize = 1 << 17;
 
 /// Has the pool give memory that begins as a file. Waits for the file's disk.
 pub(crate) fn add(
@@ -47,17 +50,39 @@ pub(crate) fn learn(
     let (pool, name) = (pool(plane)?, name(&request.name)?);
     let absent = || Status::not_found("no sandbox has this memory");
     let touched = pool.copied((request.device, request.inode)).ok_or_else(absent)?;
+    let ahead_bytes = have_copied(pool, name, &touched)?;
+    let range = |range: &Range<u64>| v1::ByteRange { start: range.start, end: range.end };
+    Ok(v1::LearnTemplateReply { ahead_bytes, ahead: touched.iter().map(range).collect() })
+}
+
+/// Has bytes of a template copied ahead for those that begin with it later.
+pub(crate) fn copy_ahead(
+    plane: &Plane,
+    request: &v1::CopyAheadRequest,
+) -> Result<v1::CopyAheadReply, Status> {
+    let (pool, name) = (pool(plane)?, name(&request.name)?);
+    let ranges: Vec<_> = request.ranges.iter().map(|range| range.start..range.end).collect();
+    have_copied(pool, name, &ranges).map(|_| v1::CopyAheadReply {})
+}
+
+/// Has the pool copy these bytes of a template ahead. Returns their number.
+fn have_copied(pool: &Pool, name: TemplateName, ranges: &[Range<u64>]) -> Result<u64, Status> {
     let absent = || Status::not_found(format!("the pool has no template {name}"));
     let most = stats(pool, name).ok_or_else(absent)?.held / AHEAD;
-    let ahead_bytes = touched.iter().map(|range| range.end - range.start).sum();
-    if ahead_bytes > most {
-        let why = format!("{ahead_bytes} bytes were touched: at most {most} are copied ahead");
+    let (bytes, parts) = (bytes_of(ranges), ranges.len());
+    if bytes > most || parts > PARTS {
+        let why = format!("{bytes} bytes in {parts} parts: at most {most} are copied ahead");
         return Err(Status::failed_precondition(why));
     }
-    if !pool.copy_ahead(name, &touched) {
-        return Err(absent());
+    match pool.copy_ahead(name, ranges) {
+        true => Ok(bytes),
+        false => Err(absent()),
     }
-    Ok(v1::LearnTemplateReply { ahead_bytes })
+}
+
+/// Returns the number of bytes in ranges, of which any may be reversed and so empty.
+fn bytes_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().fold(0, |sum: u64, one| sum.saturating_add(one.end.saturating_sub(one.start)))
 }
 
 fn pool(plane: &Plane) -> Result<&Pool, Status> {
@@ -72,4 +97,16 @@ fn name(text: &str) -> Result<TemplateName, Status> {
 
 fn stats(pool: &Pool, name: TemplateName) -> Option<TemplateStats> {
     pool.stats().templates.into_iter().find(|one| one.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::reversed_empty_ranges)] // as a caller may send them
+    fn ranges_of_any_bounds_are_counted() {
+        assert_eq!(bytes_of(&[0..4096, 8192..8193, 5..5, 9..3]), 4097);
+        assert_eq!(bytes_of(&[0..u64::MAX, 0..u64::MAX]), u64::MAX);
+    }
 }
