@@ -9,7 +9,7 @@ use slipway_plane_api::v1 as plane_v1;
 use crate::node::Node;
 use crate::record::{Device, Network, Record};
 use crate::sandbox::Sandbox;
-use crate::templates::{Boots, Shape, Template};
+use crate::templates::{Boots, Shape, Template, working_set};
 use crate::{Error, Result, network};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.
@@ -38,16 +38,24 @@ pub(crate) async fn template(node: &Node, sandbox: &Sandbox) -> Result<Option<Ar
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
-/// runs. The first fork after a start of the daemon does so, or a later one if that fails.
-pub(crate) async fn learn(node: &Node, template: &Template, (device, inode): (u64, u64)) {
+/// runs, and keeps that beside the template. The first fork of a template does so, or a later one
+/// if that fails. `file` is the device and inode number of the fork's memory.
+pub(crate) async fn learn(node: &Node, template: &Template, file: (u64, u64)) {
     if template.learnt.swap(true, Ordering::Relaxed) {
         return;
     }
-    let name = template.memory.to_string();
-    let request = plane_v1::LearnTemplateRequest { name, device, inode };
-    if let Err(status) = node.plane.clone().learn_template(request).await {
-        template.learnt.store(false, Ordering::Relaxed);
-        tracing::debug!(error = status.message(), "nothing is copied ahead");
+    match working_set::touched(&node.plane, &template.memory, file).await {
+        Ok(ranges) => {
+            let path = working_set::path(&node.templates.place(&template.manifest.name));
+            let kept = working_set::keep(path, template.memory.to_string(), ranges).await;
+            if let Err(error) = kept {
+                tracing::debug!(%error, "a later daemon does not know what forks need");
+            }
+        }
+        Err(status) => {
+            template.learnt.store(false, Ordering::Relaxed);
+            tracing::debug!(error = status.message(), "nothing is copied ahead");
+        }
     }
 }
 

@@ -12,7 +12,8 @@ use serde::Deserialize;
 use slipway_image::Digest;
 
 use super::manifest::MOST_MANIFEST;
-use super::store::{IMAGE, MANIFEST, Templates, UNFINISHED, Unfinished, apart};
+use super::store::{IMAGE, MANIFEST, Templates, UNFINISHED, Unfinished};
+use super::threads::apart;
 use crate::{Error, Result, name};
 
 /// The part of a description that names the image, in any version of the layout.
@@ -138,7 +139,7 @@ mod tests {
     use tonic::transport::Endpoint;
 
     use super::super::manifest::tests::manifest;
-    use super::super::store::digest;
+    use super::super::pages::digest;
     use super::*;
     use crate::snapshot::begin::tests::snapshot;
 

@@ -7,7 +7,8 @@
 //! address: the module `save` makes it of a pod without containers, before the host has given that
 //! a name, the time, or random numbers. A *fork* is a sandbox whose machine begins with that state
 //! (the module `fork`). Its guest finds its drivers in place; it gets its disks, its addresses and
-//! its identity like one that has booted.
+//! its identity like one that has booted. The pages that forks touch soon are the template's
+//! [`working_set`].
 
 mod automatic;
 #[cfg(feature = "fuzz")]
@@ -17,6 +18,8 @@ pub(crate) mod manifest;
 mod memories;
 pub(crate) mod pages;
 mod store;
+mod threads;
+pub(crate) mod working_set;
 
 pub use automatic::check_chosen;
 pub(crate) use automatic::{AUTO, Automatic, PREFIX, is_automatic};
@@ -24,7 +27,9 @@ pub(crate) use images::images_of_snapshots;
 pub(crate) use manifest::{
     Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,
 };
+pub(crate) use pages::digest;
 pub(crate) use store::{
-    MACHINE, MANIFEST, MEMORY, Template, Templates, UNFINISHED, Unfinished, apart, create_file,
-    digest, read_manifest,
+    MACHINE, MANIFEST, MEMORY, Template, Templates, UNFINISHED, Unfinished, create_file,
+    read_manifest,
 };
+pub(crate) use threads::apart;

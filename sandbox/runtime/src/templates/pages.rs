@@ -72,6 +72,11 @@ fn for_each_page(
     Ok(())
 }
 
+/// Returns SHA-256 of `bytes`, in hexadecimal digits.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
 /// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
 /// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
 /// zeros.

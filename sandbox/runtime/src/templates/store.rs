@@ -13,17 +13,17 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use sha2::{Digest, Sha256};
 use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
 use super::manifest::MOST_MANIFEST;
 use super::memories::Memories;
-use super::pages::digest_pages;
-use super::{DiskFile, Manifest};
+use super::pages::{digest, digest_pages};
+use super::threads::apart;
+use super::{DiskFile, Manifest, working_set};
 use crate::lock::lock;
 use crate::{Error, Result, name};
 
@@ -46,7 +46,7 @@ pub(crate) struct Template {
     pub machine: Arc<File>,
     /// The name by which the plane's pool gives memory that begins as the template's: its digest.
     pub memory: TemplateName,
-    /// Set once the pool copies ahead what forks need.
+    /// Set once the pool copies ahead what forks need ([`working_set`]).
     pub learnt: AtomicBool,
 }
 
@@ -112,9 +112,12 @@ impl Templates {
     /// Checks a template and has the plane's pool load its memory.
     async fn load(&self, name: &str) -> Result<Template> {
         let (dir, its) = (self.dir.join(name), name.to_owned());
-        let path = memory(&dir);
+        let (path, set) = (memory(&dir), working_set::path(&dir));
         let template = apart(move || check(&dir, &its)).await?;
-        self.add_memory(&template.memory, &path).await?;
+        let Template { memory, learnt, .. } = &template;
+        self.add_memory(memory, &path).await?;
+        let known = working_set::copy_ahead(&self.plane, memory, set, memory.to_string()).await;
+        learnt.store(known, Ordering::Relaxed);
         Ok(template)
     }
 
@@ -239,15 +242,6 @@ impl Templates {
         }
         Ok(Busy { name: name.to_owned(), all: Arc::clone(&self.busy) })
     }
-}
-
-/// Runs work that takes a while on a thread of its own.
-pub(crate) async fn apart<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    // The work panicked, or the daemon is about to end.
-    done.unwrap_or(Err(Error::Closed))
 }
 
 /// The name of a template that is being made or removed.
@@ -411,11 +405,6 @@ fn check_disk(dir: &Path, disk: &DiskFile) -> Result<std::result::Result<(), Str
 /// Creates a file of a template, for root's eyes only, to be written and read.
 pub(crate) fn create_file(path: &Path) -> std::io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// Returns SHA-256 of `bytes`, in hexadecimal digits.
-pub(crate) fn digest(bytes: &[u8]) -> String {
-    hex::encode(Sha256::digest(bytes))
 }
 
 #[cfg(test)]
