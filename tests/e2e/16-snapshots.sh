@@ -238,7 +238,7 @@ os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 0xff]), at)' "$1" || fail "can
 # The next daemon has checked nothing yet.
 end_daemon TERM
 start_daemon
-files=("$templates"/s/*)
+mapfile -t files < <(find "$templates/s" -type f ! -name 'working-set*')
 for file in "${files[@]}"; do
     flip "$file"
     says 'changed|damaged|length' run --detach --from s --name never
@@ -246,9 +246,16 @@ for file in "${files[@]}"; do
 done
 [ ${#files[@]} -ge 4 ] || fail "only ${#files[@]} files: ${files[*]}"
 [ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
+# is_unused FILE: the daemon has said that it does not use this working set.
+is_unused() { grep -F "a working set is not used" "$work/daemon.log" | grep -qF "$1"; }
+set=$templates/s/working-set
+[ -s "$set" ] || fail "no working set after forks of s: $(ls "$templates/s")"
+flip "$set"
 [ "$(timeout 120 "$slipway" run --detach --rm --from s --name whole)" = whole ] || fail "a fork of a whole snapshot: $(explain)"
+is_unused "$set" || fail "a damaged working set is not named: $(explain)"
+wait_until 60 python3 -c 'import json, sys; json.load(open(sys.argv[1]))' "$set" || fail "the working set is not made anew: $(explain)"
 "$slipway" rm --force whole >/dev/null || fail "rm: $(explain)"
-ok "a snapshot with a changed byte in any of its ${#files[@]} files is refused"
+ok "a snapshot with a changed byte in any of its ${#files[@]} files is refused, and its working set is made anew"
 
 # The memory of a sandbox goes to a file, and its VMM ends. It comes back as it was, with its connection.
 # of_ps SANDBOX FIELD: what `slipway ps` says of it.
@@ -270,6 +277,9 @@ goes_to_file() {
     "$slipway" ps | grep -qE "$1 .*paused \(in a file\)" || fail "ps: $("$slipway" ps)"
 }
 saved=$SLIPWAY_DATA_DIR/sandboxes/$(of_ps parent id)/paused
+set=$(dirname "$saved")/working-set
+set_kib() { python3 -c 'import json, sys
+print(sum(end - start for start, end in json.load(open(sys.argv[1]))["ranges"]) >> 10)' "$set"; }
 was=$(in_sandbox parent sh -c "$who")
 before=$(last parent)
 goes_to_file parent
@@ -280,6 +290,8 @@ say "$(du -sh "$saved" | cut -f 1) in a file"
 comes_back parent
 say "$(cut -d ' ' -f 2- "$work/back" | paste -sd ',')"
 [ ! -e "$saved" ] || fail "the file is left"
+say "a working set of $(set_kib) KiB"
+[ "$(set_kib)" -gt 0 ] || fail "no working set: $(explain)"
 counts_on parent
 talks_on parent
 sequence parent 1 1
@@ -304,11 +316,15 @@ cp --sparse=always "$saved/memory" "$work/memory" && truncate -s -1M "$saved/mem
 says 'another length' resume parent
 cp --sparse=always "$work/memory" "$saved/memory" || fail "cannot mend the file"
 rm "$work/memory"
+is_unused "$set" && fail "the working set is sound: $(explain)"
+flip "$set"
 comes_back parent
+is_unused "$set" || fail "a damaged working set is not named: $(explain)"
+[ "$(set_kib)" -gt 0 ] || fail "the working set is not made anew: $(explain)"
 counts_on parent
 talks_on parent
 sequence parent 1 1
-ok "a sandbox in a file outlives a daemon, comes back a second time, and not from a file that was cut or changed"
+ok "a sandbox in a file outlives a daemon, comes back a second time, also without its working set, and not from a file that was cut or changed"
 
 # shellcheck disable=SC2016
 "$slipway" run --rm --name front --network none "$image" -- sh -c 'echo here; until [ -e /end ]; do sleep 0.1; done; echo gone; exit 7' >"$work/front" &

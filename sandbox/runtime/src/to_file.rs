@@ -17,6 +17,8 @@
 //! ([`note_in_file`], [`ends`]): what it held is given back then, and its addresses may be
 //! another's, so nothing comes back from the file.
 
+mod moments;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -44,7 +46,7 @@ use crate::start::{Booted, boot_guest};
 use crate::target::Target;
 use crate::templates::{Templates, UNFINISHED, Unfinished, apart};
 use crate::v1::ResumeReply;
-use crate::{Error, Result, memory};
+use crate::{Error, Result};
 
 /// The name of the directory of the save, in the sandbox's own directory.
 const NAME: &str = "paused";
@@ -314,17 +316,24 @@ pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Res
     };
     let ready_ns = booted.at_ns.saturating_sub(since);
     let gone_on = go_on(node, sandbox, booted.vm, booted.agent).await;
-    let answered_ns = monotonic_ns() - since;
-    match gone_on {
-        Ok(back) => sandbox.give_back(Ok(back)),
+    let agent = match gone_on {
+        Ok(back) => {
+            let agent = back.1.clone();
+            sandbox.give_back(Ok(back));
+            agent
+        }
         Err(error) => {
             sandbox.give_back(Err(Error::Agent(error.to_string())));
             place.unload(NAME).await;
             return Err(error);
         }
-    }
+    };
+    // Commands of clients begin beside this one. Nobody pauses the container amid it.
+    let turn = turn.downgrade();
+    let answered_ns = moments::first_exec(sandbox, &agent).await.map_or(0, |at_ns| at_ns - since);
     drop(turn);
-    let last_page_ns = last_page(node, sandbox).await.map_or(0, |at_ns| at_ns - since);
+    moments::learn(node, sandbox, &place).await;
+    let last_page_ns = moments::last_page(node, sandbox).await.map_or(0, |at_ns| at_ns - since);
     if let Err(error) = place.remove(NAME).await {
         tracing::warn!(sandbox = sandbox.name, %error, "the file of its memory is left");
     }
@@ -341,6 +350,7 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
         return Err(sandbox.wrong_state("a process of its VMM has not ended yet; try again later"));
     }
     take_files(sandbox, place).await?;
+    moments::copy_ahead(node, sandbox, place).await?;
     sandbox.own.renew_input();
     sandbox.note(|record| record.timeline = Timeline::new(record.name.clone()));
     let booted = boot_guest(node, sandbox, &Stages::of(sandbox)).await?;
@@ -400,19 +410,6 @@ async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agen
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.paused = false).await?;
     Ok((vm, agent, carry))
-}
-
-/// Copies what is left of a sandbox's memory. Returns the time at which the guest had all of it,
-/// CLOCK_MONOTONIC, or `None` if that failed.
-async fn last_page(node: &Node, sandbox: &Sandbox) -> Option<u64> {
-    let memory = sandbox.look(|record| record.client_memory)?;
-    match memory::complete(node, memory).await {
-        Ok(_) => Some(monotonic_ns()),
-        Err(error) => {
-            tracing::info!(sandbox = sandbox.name, %error, "its memory comes by demand alone");
-            None
-        }
-    }
 }
 
 #[cfg(test)]
