@@ -1,5 +1,5 @@
-//! The moments of a sandbox that comes back from its file, once its container goes on: the answer to
-//! an exec, the quiet after which its working set is known, and its last page.
+//! The moments of a sandbox that comes back from its file, once its container goes on: the answer
+//! to an exec, the quiet after which its working set is known, and its last page.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
