@@ -11,12 +11,13 @@ done
 
 usage() {
     cat <<'END'
-usage: setup.sh build|run|e1000|driver|demo|image|test|fuzz|check|site...
+usage: setup.sh build|run|e1000|driver|guest-kernel|demo|image|test|fuzz|check|site...
 
   build  a C compiler for linking, Rust 1.95 or later; where rustup is, its target for musl, and musl-tools
   run    QEMU 10.1 or later, erofs-utils, e2fsprogs, nftables, a guest kernel
   e1000  a guest kernel with the driver of --nic e1000
   driver that kernel, and what modules of guests are built with (guest/e1000-slipway, lab/svm-once): headers, a compiler
+  guest-kernel  what guest/kernel/build needs: a compiler, flex, bison, libraries
   demo   mmdebstrap, which makes an image where no registry answers
   image  a static busybox and python3, for the image that installs Slipway on Kubernetes' nodes
   test   what the tests use beside these: a registry, containerd, plugins of CNI, mmdebstrap, python3, procps, cpio, tcpdump, xz,
@@ -43,6 +44,9 @@ set_up() {
         driver)
             want_packages "building drivers of guests" gcc-12 libc6-dev libelf1 make
             want_kernel_headers
+            ;;
+        guest-kernel)
+            want_packages "building a guest kernel" bc bison flex gcc libc6-dev libelf-dev libssl-dev make xz-utils
             ;;
         demo) want_packages "making an image where no registry answers" mmdebstrap ;;
         image) want_packages "the image of the nodes' installer" busybox-static python3 ;;
