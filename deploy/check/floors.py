@@ -43,6 +43,10 @@ ONLY = {
         ["base/", "spec/", "slipway-socket"],
         "it runs in other people's programs",
     ),
+    "slipway-disks": (
+        ["base/", "spec/", "slipway-block", "slipway-keeper", "slipway-plane-api"],
+        "it opens disks and must not know a device that has them (the keeper knows none either)",
+    ),
     "slipway-vfio-user": (
         [
             "base/",

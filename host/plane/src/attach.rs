@@ -3,15 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use slipway_disks::{DiskPlace, NamedDisk};
 use slipway_nvme::ChangeError;
 use slipway_plane_api::v1;
 
-use crate::Error;
-use crate::disk;
-use crate::disks::NamedDisk;
 use crate::door::{Door, rates};
-use crate::keep::DiskPlace;
 use crate::plane::Plane;
+use crate::{Error, namespace};
 
 /// The time that an endpoint may take to answer, and a disk to finish its requests.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,7 +24,7 @@ impl Plane {
         let id = &request.endpoint_id;
         // No disk changes its size between being opened and being listed among those that are told
         // of new sizes.
-        let _sizes = self.sizes_stay();
+        let _sizes = self.disks().sizes_stay();
         let wanted = v1::Namespace {
             nsid: request.nsid,
             disk: request.disk.clone(),
@@ -37,7 +35,7 @@ impl Plane {
             let lanes = served.reactors().len().saturating_sub(1);
             Ok::<_, Error>((served.overlays()?, served.lasts(), lanes))
         })??;
-        let opened = disk::open(&wanted, (self.disks(), &overlays), lasts, lanes)?;
+        let opened = namespace::open(&wanted, (self.disks(), &overlays), lasts, lanes)?;
         let (door, status, namespace) = self.with_endpoint(id, |served| {
             let (status, namespace) = served.reserve(&wanted, opened)?;
             Ok::<_, Error>((served.door()?, status, namespace))
@@ -100,9 +98,7 @@ impl Plane {
     /// # Errors
     /// [`Error`]; nothing is left then.
     pub fn create_disk(&self, request: &v1::CreateDiskRequest) -> Result<v1::NamedDisk, Error> {
-        if self.disks().get(&request.name).is_ok() {
-            return Err(Error::ExistingDisk(request.name.clone()));
-        }
+        self.disks().check_free(&request.name)?;
         let place = self.keep().map(|keep| keep.make_disk(request)).transpose()?;
         self.add_disk(request, place)
     }
@@ -118,7 +114,7 @@ impl Plane {
             self.disks().insert(disk.clone())?;
             Ok(disk.describe(Vec::new()))
         });
-        made.inspect_err(|_| self.forget_disk(number))
+        Ok(made.inspect_err(|_| self.forget_disk(number))?)
     }
 
     fn forget_disk(&self, place: Option<u32>) {
@@ -130,9 +126,9 @@ impl Plane {
     /// Removes a named disk that no endpoint uses.
     ///
     /// # Errors
-    /// [`Error::UnknownDisk`], [`Error::DiskInUse`].
+    /// [`Error::Disk`] if there is no such disk; [`Error::DiskInUse`].
     pub fn remove_disk(&self, name: &str) -> Result<(), Error> {
-        let _alone = self.sizes_change();
+        let _alone = self.disks().sizes_change();
         let users = self.users(&self.disks().get(name)?.name);
         if let Some(user) = users.first() {
             return Err(Error::DiskInUse(name.to_owned(), user.endpoint_id.clone()));
@@ -145,25 +141,15 @@ impl Plane {
     /// Resizes a named disk and waits until every user has adopted the new size.
     ///
     /// # Errors
-    /// [`Error::UnknownDisk`], [`Error::Invalid`], [`Error::Disk`]: the size is unchanged.
+    /// [`Error::Disk`]: the size is unchanged.
     /// [`Error::Resources`]: a user does not finish its requests or is not polled, and adopts the
     /// size later; the part that a smaller disk gives up still exists then.
     pub fn resize_disk(&self, request: &v1::ResizeDiskRequest) -> Result<v1::NamedDisk, Error> {
-        let _alone = self.sizes_change();
+        let _alone = self.disks().sizes_change();
         let disk = self.disks().get(&request.name)?;
-        let before = disk.shared.geometry().bytes();
-        let bytes = (request.size_bytes > 0).then_some(request.size_bytes);
-        if bytes.is_some_and(|bytes| bytes < before) && !request.shrink {
-            return Err(Error::Invalid(format!(
-                "disk {} has {before} bytes: making it smaller loses what lies behind, and has to \
-                 be asked for",
-                disk.name
-            )));
-        }
-        disk.shared.resize(bytes)?;
-        disk.keep_size()?;
+        disk.resize(request)?;
         self.tell_users(&disk)?;
-        disk.shared.trim()?;
+        disk.trim()?;
         Ok(disk.describe(self.users(&disk.name)))
     }
 
@@ -171,7 +157,7 @@ impl Plane {
     fn tell_users(&self, disk: &NamedDisk) -> Result<(), Error> {
         let until = Instant::now() + PATIENCE;
         let doors = self.each_endpoint(|id, served| {
-            let nsids = served.resized(&disk.name, disk.shared.geometry().bytes());
+            let nsids = served.resized(&disk.name, disk.bytes());
             let ask = |door: Door| {
                 nsids.into_iter().map(|nsid| (id.to_owned(), door.refresh(nsid))).collect()
             };

@@ -4,19 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use slipway_block::Budget;
+use slipway_disks::{Disks, Wakes, watch_all};
 use slipway_nvme::{Activity, Controller, Identity, Io, Limits, Namespace, Parts, doorbell_count};
 use slipway_pci::Interrupt;
 use slipway_plane_api::v1;
 use slipway_reactor::Handle;
 use slipway_vfio_user::{Config, DoorbellMode, Endpoint, EndpointParts, LaneHome};
 
-use crate::disks::Disks;
 use crate::door::{Door, rates};
 use crate::id::identity;
 use crate::keep::{KeptPlace, endpoint_parts};
 use crate::namespace::{self, Listed};
-use crate::wakes::{Wakes, watch_all};
-use crate::{Error, disk, snoop};
+use crate::{Error, snoop};
 
 /// The number of queue pairs that a function offers: as many as its sandbox could have CPUs.
 const QUEUE_PAIRS: u16 = 64;
@@ -71,8 +70,8 @@ pub struct NewController<'a> {
 /// a predecessor used, the controller continues where the predecessor was.
 ///
 /// # Errors
-/// [`Error::Disk`] and [`Error::UnknownDisk`] for a disk that cannot be opened, [`Error::Invalid`]
-/// for one that cannot be kept, [`Error::Socket`], [`Error::Controller`], [`Error::Resources`].
+/// [`Error::Disk`] for a disk that cannot be opened, [`Error::Invalid`] for one that cannot be kept
+/// or that is missing, [`Error::Socket`], [`Error::Controller`], [`Error::Resources`].
 pub fn serve(
     new: NewController<'_>,
     config: Config,
@@ -156,7 +155,7 @@ fn open_namespaces(
         let identity = identity(new.id, one)?;
         let lasts =
             place.as_deref_mut().map(|place| place.predecessor_disk(one.nsid)).transpose()?;
-        let opened = disk::open(one, (new.disks, &new.overlays), lasts, wakes.len() - 1)?;
+        let opened = namespace::open(one, (new.disks, &new.overlays), lasts, wakes.len() - 1)?;
         if let (Some(place), Some(content)) = (&mut place, &opened.content) {
             place.put_content(one.nsid, content.file())?;
         }

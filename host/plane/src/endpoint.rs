@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use slipway_block::Budget;
+use slipway_disks::{Content, Disks, Lasts, Opened, Source, overlays, watch_all};
 use slipway_fabric::SwitchHandle;
 use slipway_nvme::{ChangeError, Namespace};
 use slipway_plane_api::{v1, vf_v1};
@@ -31,15 +32,12 @@ use slipway_vfio_user::{
 };
 
 use crate::controller::{self, NewController, Nvme};
-use crate::disk::{Content, Opened};
-use crate::disks::Disks;
 use crate::door::Door;
 use crate::id::{check_id, identity};
-use crate::keep::{KeptPlace, Lasts, endpoint_parts};
-use crate::namespace::{self, Listed, Source};
+use crate::keep::{KeptPlace, endpoint_parts};
+use crate::namespace::{self, Listed};
 use crate::network::{self, Attached};
-use crate::wakes::watch_all;
-use crate::{Error, overlays, snoop};
+use crate::{Error, snoop};
 
 /// The longest path of a Unix socket, without the terminating zero (unix(7)).
 const SOCKET_PATH: usize = 107;
@@ -281,7 +279,7 @@ impl Served {
     ///
     /// # Errors
     /// [`Error::Network`] if the endpoint has no controller; [`Error::Change`] if the number is
-    /// taken; [`Error::Resources`] if the descriptor cannot be watched; [`Error::Invalid`] if the
+    /// taken; [`Error::Disk`] if the descriptor cannot be watched; [`Error::Invalid`] if the
     /// namespace's identity cannot be an endpoint's, or if it cannot be kept. Nothing is reserved
     /// then.
     pub fn reserve(

@@ -19,12 +19,6 @@ pub enum Error {
     /// The endpoint is being traced already.
     #[error("somebody snoops on endpoint \"{0}\" already; one at a time can")]
     Snooped(String),
-    /// A disk with this name exists.
-    #[error("a disk called \"{0}\" is there already")]
-    ExistingDisk(String),
-    /// No disk has this name.
-    #[error("there is no disk \"{0}\"")]
-    UnknownDisk(String),
     /// An endpoint uses the disk.
     #[error("disk \"{0}\" is attached to endpoint \"{1}\"")]
     DiskInUse(String, String),
@@ -40,23 +34,12 @@ pub enum Error {
          only those are copied"
     )]
     NotCopied(String, u32),
-    /// A file that was to be made exists.
-    #[error("{} is there already; name another file", .0.display())]
-    ExistingFile(PathBuf),
-    /// A file could not be made.
-    #[error("cannot create {}: {source}", path.display())]
-    File {
-        /// The path of the file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
     /// A running controller refused a change.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// A disk could not be opened.
+    /// A disk could not be opened, made, resized or copied.
     #[error(transparent)]
-    Disk(#[from] slipway_block::OpenError),
+    Disk(#[from] slipway_disks::Error),
     /// The controller refused its parts.
     #[error(transparent)]
     Controller(#[from] slipway_nvme::PartsError),

@@ -3,14 +3,14 @@
 //!
 //! The pieces:
 //! - [`Plane`] owns the reactors and finds every endpoint by its id.
-//! - `disk` opens the disk of a namespace, and `controller` makes an NVMe controller of disks.
-//!   `endpoint` assembles function and socket and hands the result to a reactor, which owns it from
-//!   then on. A hardware function (`slipway-vfio`) has a thread of its own instead.
+//! - [`slipway_disks`] has the disks: `namespace` asks it for that of a namespace, and `controller`
+//!   makes an NVMe controller of them. `endpoint` assembles function and socket and hands the
+//!   result to a reactor, which owns it from then on. A hardware function (`slipway-vfio`)
+//!   has a thread of its own instead.
 //! - `live` gathers `views` of everything that is there, for people who look for a fault.
 //! - `snoop` has an endpoint's controller report where the time of its commands goes.
-//! - `disks` holds the named disks, which any number of endpoints share. `attach` changes the disks
-//!   of running endpoints, by messages to their controllers. `copy` copies an overlay to a file.
-//! - `overlays` bounds the memory of overlays, for each endpoint and for all.
+//! - `attach` changes the disks of running endpoints, by messages to their controllers, and the
+//!   named disks, which any number of endpoints share. `copy` copies an overlay to a file.
 //! - `balance` assigns each endpoint to a reactor, or to several if its controller has lanes, and
 //!   moves it if its reactor has too much to do.
 //! - [`Plane::fabric`] holds the switches. A network function (`network`) is a port of a switch.
@@ -22,17 +22,14 @@
 //!
 //! - [`VirtualFunctions`] are pools of endpoints that are made before anybody asks for one.
 //!
-//! Dependencies: `tokio` and `tonic` for the service, `rustix` for epoll, `serde` and
-//! `serde_json` for views, `sha2` for stable UUIDs, `thiserror` for [`Error`], `tracing` for the
-//! daemon's log.
+//! Dependencies: `tokio` and `tonic` for the service, `rustix` for the daemon's user, `serde` and
+//! `serde_json` for views, `sha2` for stable addresses, `prost` for stored descriptions,
+//! `thiserror` for [`Error`], `tracing` for the daemon's log.
 
 mod attach;
 mod balance;
 mod controller;
 mod copy;
-mod device;
-mod disk;
-mod disks;
 mod door;
 mod endpoint;
 mod error;
@@ -41,9 +38,7 @@ mod keep;
 mod live;
 mod namespace;
 mod network;
-mod overlays;
 mod plane;
-mod reserve;
 mod service;
 mod settings;
 mod snoop;
@@ -51,7 +46,6 @@ mod table;
 mod template;
 mod vf;
 pub mod views;
-mod wakes;
 
 pub use error::Error;
 pub use plane::Plane;

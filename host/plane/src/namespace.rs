@@ -1,15 +1,11 @@
 //! The namespaces of a controller: what the controller gets, and the control thread's record of it.
 
-use std::fs::File;
-use std::path::Path;
-use std::sync::Arc;
-
-use slipway_block::{FileContent, OpenError, OverlayContent};
+use slipway_block::Budget;
+use slipway_disks::{Disks, Lasts, NamedDisk, Opened, Source};
 use slipway_nvme::Namespace;
 use slipway_plane_api::v1;
 
-use crate::disk::{Content, Opened};
-use crate::disks::NamedDisk;
+use crate::Error;
 
 /// The control thread's record of an attached namespace. Dropping it may free the memory of an
 /// overlay, which takes a while.
@@ -23,35 +19,25 @@ pub struct Listed {
 impl Listed {
     /// Returns the status for the interface, with counts of this moment.
     pub fn describe(&self) -> v1::NamespaceStatus {
-        let refused_writes = match &self.source {
-            Some(Source::File(file)) => file.refused_writes(),
-            _ => 0,
-        };
+        let refused_writes = self.source.as_ref().map_or(0, Source::refused_writes);
         v1::NamespaceStatus { refused_writes, ..self.status.clone() }
     }
 }
 
-/// The content of a disk that can be copied.
-#[derive(Clone)]
-pub enum Source {
-    /// That of an overlay.
-    Overlay(Arc<OverlayContent>),
-    /// That of a regular file.
-    File(FileContent),
-}
-
-impl Source {
-    /// Copies what the disk has at present to the new file `to` with this path. Returns the size of
-    /// the disk in bytes, and the bytes of data that the file has.
-    ///
-    /// # Errors
-    /// The errors of [`OverlayContent::copy_to`] and [`FileContent::copy_to`].
-    pub fn copy_to(&self, to: &File, path: &Path) -> Result<(u64, u64), OpenError> {
-        match self {
-            Self::Overlay(overlay) => Ok((overlay.bytes(), overlay.copy_to(to, path)?)),
-            Self::File(file) => file.copy_to(to, path),
-        }
-    }
+/// Opens the disk of the namespace `wanted`, and once more for each of the `lanes` lanes besides
+/// the home. A named disk is one of `disks`. The memory of an overlay counts in `overlays`.
+///
+/// # Errors
+/// [`Error::Invalid`] if the namespace has no disk; [`Error::Disk`].
+pub fn open(
+    wanted: &v1::Namespace,
+    (disks, overlays): (&Disks, &Budget),
+    lasts: Option<Lasts>,
+    lanes: usize,
+) -> Result<Opened, Error> {
+    let missing = || Error::Invalid(format!("namespace {} has no disk", wanted.nsid));
+    let disk = wanted.disk.as_ref().filter(|disk| disk.kind.is_some()).ok_or_else(missing)?;
+    Ok(slipway_disks::open(disk, (disks, overlays), lasts, lanes)?)
 }
 
 /// Makes a namespace of `opened` with number `nsid`, and its record. Its UUID is that of the
@@ -67,10 +53,9 @@ pub fn make(identity: &str, nsid: u32, opened: Opened) -> (Listed, Namespace) {
         disk: named.as_ref().map(|named| named.name.clone()).unwrap_or_default(),
         refused_writes: 0,
     };
-    let overlay = opened.content.and_then(Content::into_overlay);
-    let overlay = overlay.map(|content| Source::Overlay(Arc::new(content)));
-    let source = overlay.or(opened.file.map(Source::File));
-    let uuid = named.as_ref().map_or_else(|| crate::id::uuid(identity, nsid), NamedDisk::uuid);
+    let source = Source::of(opened.content, opened.file);
+    let own = || slipway_disks::uuid(identity, nsid);
+    let uuid = named.as_ref().map_or_else(own, NamedDisk::uuid);
     let namespace = Namespace::new(nsid, opened.disk, uuid);
     let (shared, lanes) = (named.is_some(), opened.lanes);
     (Listed { status, source }, Namespace { shared, lanes, ..namespace })

@@ -4,10 +4,11 @@ mod hardware;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use slipway_block::Budget;
+use slipway_disks::Disks;
 use slipway_fabric::Fabric;
 use slipway_keeper::Keeper;
 use slipway_plane_api::{v1, vf_v1};
@@ -17,7 +18,6 @@ use slipway_reactor::{Handle, Reactor};
 use slipway_telemetry::{Clock, stamp_clock};
 
 use crate::balance::{Balancer, Loads};
-use crate::disks::Disks;
 use crate::endpoint::{NewEndpoint, Resources, Served};
 use crate::keep::{KeptPlace, MOST_LANES, PlaneKeeper};
 use crate::table::{Endpoints, Slot};
@@ -52,9 +52,6 @@ struct Shared {
     /// The memory of all overlays.
     overlays: Budget,
     fabric: Fabric,
-    /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
-    /// Write-locked while a disk is resized and its users are told.
-    sizes: RwLock<()>,
 }
 
 impl Plane {
@@ -142,7 +139,6 @@ impl Plane {
             late,
             disks: Disks::default(),
             overlays: Budget::new(settings.overlays),
-            sizes: RwLock::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -214,7 +210,7 @@ impl Plane {
         let lanes = request.nvme.as_ref().map_or(1, |nvme| nvme.lanes.max(1) as usize);
         // A network function begins on the reactor of its switch.
         let reactors = self.reserve(&id, lanes, switch.as_ref().map(|switch| switch.reactor))?;
-        let _sizes = self.sizes_stay();
+        let _sizes = self.shared.disks.sizes_stay();
         let place = match (place, &self.shared.keep) {
             (None, Some(keep)) => keep.make(request).map(Some),
             (place, _) => Ok(place),
@@ -418,16 +414,6 @@ impl Plane {
     /// Returns the keeper's side of the plane, or `None` if nothing outlives the process.
     pub(crate) fn keep(&self) -> Option<&PlaneKeeper> {
         self.shared.keep.as_ref()
-    }
-
-    /// Locks the sizes for reading: while the guard is held, no named disk changes its size.
-    pub(crate) fn sizes_stay(&self) -> RwLockReadGuard<'_, ()> {
-        self.shared.sizes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Locks the sizes for writing: while the guard is held, no named disk is being attached.
-    pub(crate) fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
-        self.shared.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Calls `look` with an endpoint while all endpoints are locked: `look` must be short and wait

@@ -4,14 +4,15 @@
 //! may block is done in `blocking`; a change to what a reactor owns is a message to it.
 
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
+use slipway_disks::overlays;
 use slipway_nvme::ChangeError;
 use slipway_plane_api::v1;
 use slipway_plane_api::v1::plane_server::PlaneServer;
 use slipway_ram::GRANULE;
 
-use crate::{Error, Plane, live, overlays, template};
+use crate::{Error, Plane, live, template};
 
 /// The outcome of a call.
 pub(crate) type Reply<T> = Result<Response<T>, Status>;
@@ -45,25 +46,33 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::Exists(_)
-            | Error::ExistingDisk(_)
-            | Error::ExistingFile(_)
-            | Error::Change(ChangeError::Taken(_)) => Self::already_exists(message),
+            Error::Exists(_) | Error::Change(ChangeError::Taken(_)) => {
+                Self::already_exists(message)
+            }
             Error::Invalid(_) | Error::Controller(_) | Error::Change(_) | Error::Network(_) => {
                 Self::invalid_argument(message)
             }
-            Error::Unknown(_) | Error::UnknownDisk(_) | Error::UnknownNamespace(_) => {
-                Self::not_found(message)
-            }
-            Error::Disk(_)
-            | Error::DiskInUse(..)
+            Error::Unknown(_) | Error::UnknownNamespace(_) => Self::not_found(message),
+            Error::DiskInUse(..)
             | Error::NotCopied(..)
-            | Error::File { .. }
             | Error::Socket { .. }
             | Error::Snooped(_) => Self::failed_precondition(message),
             Error::Resources(_) => Self::resource_exhausted(message),
+            Error::Disk(error) => Self::new(code_of_disks(&error), message),
             Error::Fabric(error) => error.into(),
         }
+    }
+}
+
+/// Returns the code for an error of disks.
+fn code_of_disks(error: &slipway_disks::Error) -> Code {
+    use slipway_disks::Error as DiskError;
+    match error {
+        DiskError::ExistingDisk(_) | DiskError::ExistingFile(_) => Code::AlreadyExists,
+        DiskError::Invalid(_) => Code::InvalidArgument,
+        DiskError::UnknownDisk(_) => Code::NotFound,
+        DiskError::Open(_) | DiskError::File { .. } => Code::FailedPrecondition,
+        DiskError::Resources(_) => Code::ResourceExhausted,
     }
 }
 
@@ -327,4 +336,25 @@ fn pool_figures(stats: &slipway_pool::Stats) -> v1::Pool {
 fn pool_node(bytes: &slipway_pool::NodeBytes) -> v1::PoolNode {
     let slipway_pool::NodeBytes { node, free, lent } = *bytes;
     v1::PoolNode { node: node.number().into(), free_bytes: free, lent_bytes: lent }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_disks::Error as DiskError;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_disks_have_the_codes_of_their_kind() {
+        let status = |error: DiskError| Status::from(Error::from(error));
+        let unknown = status(DiskError::UnknownDisk("data".into()));
+        assert_eq!(unknown.code(), Code::NotFound);
+        assert_eq!(unknown.message(), "there is no disk \"data\"");
+        assert_eq!(status(DiskError::ExistingDisk("data".into())).code(), Code::AlreadyExists);
+        assert_eq!(status(DiskError::ExistingFile("/copy".into())).code(), Code::AlreadyExists);
+        assert_eq!(status(DiskError::Invalid("no kind".into())).code(), Code::InvalidArgument);
+        let failed = slipway_block::OpenError::InUse("/disk".into());
+        assert_eq!(status(failed.into()).code(), Code::FailedPrecondition);
+        assert_eq!(status(DiskError::Resources("memory".into())).code(), Code::ResourceExhausted);
+    }
 }

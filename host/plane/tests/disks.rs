@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use slipway_disks::Error as DiskError;
 use slipway_nvme::driver::{Driver, RegisterAccess, admin, io, succeeded};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::event::Event;
@@ -127,7 +128,7 @@ fn shared_by_two(rig: &mut Rig, kind: Kind) {
     assert_eq!((size(&mut one, 2), size(&mut two, 1)), (4096, 4096));
     write(&mut one, 2, 4095, 9).unwrap();
     assert_eq!((read(&mut two, 1, 4095), read(&mut two, 1, 2047)), (9, 7));
-    assert!(matches!(resize(rig, "data", 1 << 20, false), Err(Error::Invalid(_))));
+    assert!(matches!(resize(rig, "data", 1 << 20, false), Err(Error::Disk(DiskError::Invalid(_)))));
     resize(rig, "data", 1 << 20, true).unwrap();
     assert_eq!(changed(&mut two), [1]);
     assert!(write(&mut one, 2, 4095, 9).unwrap_err().contains("LBA_OUT_OF_RANGE"));
@@ -158,7 +159,10 @@ fn two_endpoints_share_a_file() {
     let (path, kind) = file_of(&rig, 1 << 20);
     shared_by_two(&mut rig, kind.clone());
     assert_eq!(length(&path), 2 << 20);
-    assert!(matches!(create(&rig, "again", kind.clone()), Err(Error::Disk(_))), "in use");
+    assert!(
+        matches!(create(&rig, "again", kind.clone()), Err(Error::Disk(DiskError::Open(_)))),
+        "in use"
+    );
     for id in ["one", "two"] {
         rig.plane.remove(id).unwrap();
     }
@@ -272,7 +276,10 @@ fn disks_come_and_go_under_a_driver() {
         assert!(matches!(attach(&rig, "one", nsid, ram(1 << 20)), Err(Error::Change(_))));
     }
     assert!(matches!(attach(&rig, "no", 0, ram(1 << 20)), Err(Error::Unknown(_))));
-    assert!(matches!(attach(&rig, "one", 0, named("no", true)), Err(Error::UnknownDisk(_))));
+    assert!(matches!(
+        attach(&rig, "one", 0, named("no", true)),
+        Err(Error::Disk(DiskError::UnknownDisk(_)))
+    ));
     assert_eq!(rig.plane.get("one").unwrap().namespaces.len(), 2, "refusals leave nothing");
 
     detach(&rig, "one", 1).unwrap();
@@ -350,20 +357,29 @@ fn under_load(driver: &mut Driver<Registers>, stop: &AtomicBool, counts: &Counts
 fn what_is_no_disk_is_refused() {
     let rig = Rig::new();
     for bad in ["", "7", "a/b", "a:ro"] {
-        assert!(matches!(create(&rig, bad, ram(1 << 20)), Err(Error::Invalid(_))), "{bad:?}");
+        assert!(
+            matches!(create(&rig, bad, ram(1 << 20)), Err(Error::Disk(DiskError::Invalid(_)))),
+            "{bad:?}"
+        );
     }
     let overlay = Kind::Overlay(v1::OverlayDisk { base_path: "/x".into(), limit_bytes: 0 });
     for bad in [overlay, named("x", false)] {
-        assert!(matches!(create(&rig, "x", bad), Err(Error::Invalid(_))));
+        assert!(matches!(create(&rig, "x", bad), Err(Error::Disk(DiskError::Invalid(_)))));
     }
     let none = v1::CreateDiskRequest { name: "x".into(), disk: None };
-    assert!(matches!(rig.plane.create_disk(&none), Err(Error::Invalid(_))));
-    assert!(matches!(create(&rig, "x", ram(100)), Err(Error::Disk(_))));
-    assert!(matches!(resize(&rig, "x", 1 << 20, false), Err(Error::UnknownDisk(_))));
-    assert!(matches!(rig.plane.remove_disk("x"), Err(Error::UnknownDisk(_))));
+    assert!(matches!(rig.plane.create_disk(&none), Err(Error::Disk(DiskError::Invalid(_)))));
+    assert!(matches!(create(&rig, "x", ram(100)), Err(Error::Disk(DiskError::Open(_)))));
+    assert!(matches!(
+        resize(&rig, "x", 1 << 20, false),
+        Err(Error::Disk(DiskError::UnknownDisk(_)))
+    ));
+    assert!(matches!(rig.plane.remove_disk("x"), Err(Error::Disk(DiskError::UnknownDisk(_)))));
     create(&rig, "x", ram(1 << 20)).unwrap();
-    assert!(matches!(create(&rig, "x", ram(1 << 20)), Err(Error::ExistingDisk(_))));
-    assert!(matches!(resize(&rig, "x", 1000, true), Err(Error::Disk(_))));
+    assert!(matches!(
+        create(&rig, "x", ram(1 << 20)),
+        Err(Error::Disk(DiskError::ExistingDisk(_)))
+    ));
+    assert!(matches!(resize(&rig, "x", 1000, true), Err(Error::Disk(DiskError::Open(_)))));
     assert_eq!(rig.plane.list_disks()[0].size_bytes, 1 << 20);
     let no_endpoint = v1::DetachDiskRequest { endpoint_id: "x".into(), namespace: None };
     assert!(matches!(rig.plane.detach(&no_endpoint), Err(Error::Unknown(_))));

@@ -4,6 +4,7 @@
 
 mod common;
 
+use slipway_disks::Error as DiskError;
 use slipway_nvme::driver::{Driver, io};
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_plane::{Error, Settings};
@@ -72,7 +73,7 @@ fn what_is_no_such_image_is_refused() {
             let mut request = rig.request("one", vec![Kind::Lazy(disk.clone())]);
             request.nvme.as_mut().unwrap().lanes = lanes;
             let error = rig.plane.create(&request).unwrap_err();
-            assert!(matches!(error, Error::Invalid(_)), "{error}");
+            assert!(matches!(error, Error::Disk(DiskError::Invalid(_))), "{error}");
             assert!(error.to_string().contains(why), "{error}");
         }
     }

@@ -7,6 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use slipway_disks::Error as DiskError;
 use slipway_nvme::driver::{Driver, RegisterAccess, Shadowed, io, succeeded};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -100,13 +101,14 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let missing =
         v1::FileDisk { path: "/no/such/disk".into(), read_only: true, ..Default::default() };
     let refused = rig.plane.create(&rig.request("a", vec![v1::disk::Kind::File(missing)]));
-    assert!(matches!(refused, Err(Error::Disk(_))));
+    assert!(matches!(refused, Err(Error::Disk(DiskError::Open(_)))));
     assert!(matches!(rig.plane.create(&rig.request("a/b", vec![])), Err(Error::Invalid(_))));
     let mut relative = rig.request("a", vec![]);
     relative.socket_path = "relative".into();
     assert!(matches!(rig.plane.create(&relative), Err(Error::Invalid(_))));
     let empty = v1::disk::Kind::Null(v1::NullDisk { size_bytes: 0 });
-    assert!(matches!(rig.plane.create(&rig.request("a", vec![empty])), Err(Error::Invalid(_))));
+    let refused = rig.plane.create(&rig.request("a", vec![empty]));
+    assert!(matches!(refused, Err(Error::Disk(DiskError::Invalid(_)))));
     assert!(rig.plane.list().is_empty() && !rig.socket.exists());
 
     rig.plane.create(&rig.request("a", vec![ram(1 << 20)])).unwrap();

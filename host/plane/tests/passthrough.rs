@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use slipway_disks::Error as DiskError;
 use slipway_nvme::driver::{Driver, RegisterAccess, io};
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
@@ -158,7 +159,7 @@ fn an_endpoint_serves_a_namespace_until_it_is_taken_away() {
         // A namespace that another process has opened exclusively, for example mounted, is refused.
         let _held = namespace.open(OFlags::EXCL).unwrap();
         let refused = rig.plane.create(&rig.request("early", vec![namespace.kind()]));
-        assert!(matches!(refused, Err(Error::Disk(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Disk(DiskError::Open(_)))), "{refused:?}");
     }
     let disk = v1::Disk { block_size: 0, kind: Some(namespace.kind()) };
     let request = v1::CreateDiskRequest { name: "data".into(), disk: Some(disk) };

@@ -20,7 +20,6 @@
 //! process that gets the lock knows that no request is left.
 
 mod layout;
-mod named;
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +28,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use slipway_disks::DiskPlace;
 use slipway_keeper::{Keeper, Shelf};
 use slipway_lock::Lock;
 use slipway_nvme::journal_len;
@@ -41,7 +41,6 @@ use crate::Error;
 use layout::Unknown;
 
 pub use layout::MOST_LANES;
-pub use named::DiskPlace;
 pub use place::{KeptPlace, endpoint_parts};
 
 /// The time that a predecessor may take to end, including its requests to disks.
@@ -51,16 +50,6 @@ const DISKS: u32 = slipway_keeper::SLOTS / KEPT_SLOTS - 1;
 /// The number of the first of the shelves that hold the memory of sandboxes; endpoints have the
 /// shelves below.
 const MEMORY: u32 = DISKS - 8;
-
-/// The resources for opening a disk that is to outlive the process.
-pub struct Lasts {
-    /// The witness, a locked file that each io_uring refers to; see the head of this module.
-    pub witness: Arc<OwnedFd>,
-    /// The content that a disk in memory had under a predecessor.
-    pub content: Option<OwnedFd>,
-    /// The device that the disk was on when it was described, if it was on one.
-    pub device: Option<v1::DeviceIdentity>,
-}
 
 /// A plane's keeper.
 pub struct PlaneKeeper {
@@ -97,7 +86,7 @@ impl PlaneKeeper {
         for (slot, file) in taken {
             let (number, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
             let (number, slot, all) = match number {
-                DISKS => (slot / named::SLOTS, slot % named::SLOTS, &mut pairs),
+                DISKS => (slot / DiskPlace::SLOTS, slot % DiskPlace::SLOTS, &mut pairs),
                 MEMORY.. => {
                     let slot = (number - MEMORY) * KEPT_SLOTS + slot;
                     (slot / slipway_pool::SLOTS, slot % slipway_pool::SLOTS, &mut memory)
@@ -176,14 +165,15 @@ impl PlaneKeeper {
 
     /// Makes a place for a new named disk.
     pub fn make_disk(&self, request: &v1::CreateDiskRequest) -> Result<DiskPlace, Error> {
-        let number = self.disks.next(KEPT_SLOTS / named::SLOTS)?;
+        let number = self.disks.next(KEPT_SLOTS / DiskPlace::SLOTS)?;
         let made = fresh("slipway-disk", Self::disk_len(), layout::disk());
         let made = made.and_then(|(memory, rest)| {
             let shelf = self.disk_shelf(number);
-            let place = DiskPlace::new(number, (shelf, &rest), self.witness.clone(), None);
+            let at = (shelf.clone(), &rest);
+            let place = DiskPlace::new(number, at, self.witness.clone(), None);
             let mut place = place.ok_or_else(short)?;
             place.describe(request)?;
-            put(&place.shelf, &memory)?;
+            put(&shelf, &memory)?;
             Ok(place)
         });
         made.inspect_err(|_| self.give_back_disk(number))
@@ -194,7 +184,7 @@ impl PlaneKeeper {
     }
 
     fn disk_len() -> usize {
-        layout::HEAD + named::DESCRIPTION_LEN
+        layout::HEAD + DiskPlace::DESCRIPTION_LEN
     }
 
     /// Releases the place of an endpoint that has ended.
@@ -221,8 +211,8 @@ impl PlaneKeeper {
     }
 
     fn disk_shelf(&self, number: u32) -> Shelf {
-        let start = DISKS * KEPT_SLOTS + number * named::SLOTS;
-        Shelf::new(self.keeper.clone(), start..start + named::SLOTS)
+        let start = DISKS * KEPT_SLOTS + number * DiskPlace::SLOTS;
+        Shelf::new(self.keeper.clone(), start..start + DiskPlace::SLOTS)
     }
 }
 

@@ -5,14 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use prost::Message;
+use slipway_disks::{Lasts, device};
 use slipway_keeper::Shelf;
 use slipway_plane_api::{v1, vf_v1};
 use slipway_ram::{Lasting, Snapshots};
 use slipway_vfio_user::{Config, EndpointParts, HOST_SLOTS, KEPT_LEN, Kept};
 
-use super::Lasts;
 use crate::Error;
-use crate::device;
 
 /// The size in bytes of the memory for two copies of the description.
 pub const DESCRIPTION_LEN: usize = 256 << 10;
@@ -128,7 +127,7 @@ impl KeptPlace {
     pub(super) fn describe(&mut self, request: &v1::CreateEndpointRequest) -> Result<(), Error> {
         self.change(|description| {
             description.request = Some(request.clone());
-            description.devices = device::of_endpoint(request);
+            description.devices = devices_of(request);
         })
     }
 
@@ -305,6 +304,13 @@ impl KeptPlace {
     }
 }
 
+/// Returns the identities of the devices of an endpoint's disks, by namespace.
+fn devices_of(request: &v1::CreateEndpointRequest) -> BTreeMap<u32, v1::DeviceIdentity> {
+    let namespaces = request.nvme.iter().flat_map(|nvme| &nvme.namespaces);
+    let identity = |one: &v1::Namespace| Some((one.nsid, device::of(one.disk.as_ref()?)?));
+    namespaces.filter_map(identity).collect()
+}
+
 fn too_long() -> Error {
     Error::Invalid("the endpoint's description is too long to be kept".into())
 }
@@ -362,6 +368,19 @@ mod tests {
             len -= 1;
         }
         len
+    }
+
+    #[test]
+    fn devices_are_known_by_the_namespaces_that_are_on_one() {
+        let disk = |path: &str| {
+            let file = v1::FileDisk { path: path.to_owned(), ..Default::default() };
+            Some(v1::Disk { block_size: 0, kind: Some(v1::disk::Kind::File(file)) })
+        };
+        let namespace = |nsid, path| v1::Namespace { nsid, disk: disk(path), ..Default::default() };
+        let namespaces = vec![namespace(1, "/no/such/path"), namespace(2, "/dev/null")];
+        let nvme = Some(v1::NvmeController { namespaces, ..Default::default() });
+        let request = v1::CreateEndpointRequest { nvme, ..Default::default() };
+        assert_eq!(devices_of(&request).into_keys().collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -8,19 +8,27 @@ use slipway_keeper::Shelf;
 use slipway_plane_api::v1;
 use slipway_ram::{Lasting, Snapshots};
 
-use super::Lasts;
 use crate::Error;
 use crate::device;
 
-/// The slots of one disk: its memory, its content.
-pub const SLOTS: u32 = 2;
-/// The size in bytes of the memory for two copies of the description.
-pub const DESCRIPTION_LEN: usize = 32 << 10;
+/// The slot of the content of a RAM disk.
+const CONTENT: u32 = 1;
+
+/// The resources for opening a disk that is to outlive the process.
+pub struct Lasts {
+    /// The witness, a locked file that each io_uring refers to: a successor that gets the lock
+    /// knows that none of this process's requests is in flight.
+    pub witness: Arc<OwnedFd>,
+    /// The content that a disk in memory had under a predecessor.
+    pub content: Option<OwnedFd>,
+    /// The device that the disk was on when it was described, if it was on one.
+    pub device: Option<v1::DeviceIdentity>,
+}
 
 /// The place where one named disk is kept.
 pub struct DiskPlace {
-    pub(super) number: u32,
-    pub(super) shelf: Shelf,
+    number: u32,
+    shelf: Shelf,
     stored: Snapshots,
     /// The content that a predecessor left.
     content: Option<OwnedFd>,
@@ -37,8 +45,16 @@ struct DescriptionExtras {
 }
 
 impl DiskPlace {
-    /// Makes a place in `memory`, which is the part after the head.
-    pub(super) fn new(
+    /// The number of slots of one disk: its memory, which the owner of the keeper puts there, and
+    /// its content.
+    pub const SLOTS: u32 = 2;
+    /// The size in bytes of the memory for two copies of the description.
+    pub const DESCRIPTION_LEN: usize = 32 << 10;
+
+    /// Makes a place with this number in `memory`, of [`DiskPlace::DESCRIPTION_LEN`] bytes, and on
+    /// a shelf of [`DiskPlace::SLOTS`] slots. `content` is what a predecessor left in the second
+    /// slot. Returns `None` if the memory is too short.
+    pub fn new(
         number: u32,
         (shelf, memory): (Shelf, &Lasting),
         witness: Arc<OwnedFd>,
@@ -49,7 +65,7 @@ impl DiskPlace {
     }
 
     /// Returns the description that a predecessor stored, or `None` if there is no valid one.
-    pub(super) fn load(&mut self) -> Option<v1::CreateDiskRequest> {
+    pub fn load(&mut self) -> Option<v1::CreateDiskRequest> {
         let stored = self.stored.load()?;
         let (request, device) = decode(&stored)?;
         self.device = device;
@@ -57,32 +73,36 @@ impl DiskPlace {
     }
 
     /// Stores `request` as the description of a new disk, with the device that it is on.
-    pub(super) fn describe(&mut self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the description is too long.
+    pub fn describe(&mut self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
         self.device = request.disk.as_ref().and_then(device::of);
         self.store(request)
     }
 
     /// Stores `request` as the disk's description.
-    pub fn store(&self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
+    pub(crate) fn store(&self, request: &v1::CreateDiskRequest) -> Result<(), Error> {
         match self.stored.store(&encode(request, self.device)) {
             true => Ok(()),
             false => Err(Error::Invalid("the disk's description is too long to be kept".into())),
         }
     }
 
+    /// Returns the place's number.
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// Returns the resources for opening the disk.
-    pub fn lasts(&mut self) -> Lasts {
+    pub(crate) fn lasts(&mut self) -> Lasts {
         let (witness, content) = (self.witness.clone(), self.content.take());
         Lasts { witness, content, device: self.device }
     }
 
     /// Leaves the content of a RAM disk on the shelf.
-    pub fn put_content(&self, file: &OwnedFd) -> Result<(), Error> {
-        let put = self.shelf.put(1, file.as_fd());
+    pub(crate) fn put_content(&self, file: &OwnedFd) -> Result<(), Error> {
+        let put = self.shelf.put(CONTENT, file.as_fd());
         put.map_err(|error| Error::Resources(error.to_string()))
     }
 }

@@ -1,10 +1,9 @@
 //! The devices that disks are meant to be on.
 //!
 //! A name below /dev may go from one device to another. A successor of a process with a keeper
-//! opens disks by their paths, so the identities of their devices are kept beside them; and who
-//! describes a disk may say which device is meant.
+//! opens disks by their paths, so the identities of their devices are kept beside them. The
+//! description of a disk may have the device that is meant, too.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use slipway_plane_api::v1;
@@ -20,7 +19,7 @@ pub fn of(disk: &v1::Disk) -> Option<DeviceIdentity> {
 }
 
 /// Returns the device that the description of a disk names, if it does.
-pub fn described(disk: &v1::Disk) -> Option<DeviceIdentity> {
+pub(crate) fn described(disk: &v1::Disk) -> Option<DeviceIdentity> {
     match disk.kind.as_ref()? {
         Kind::File(file) => file.device,
         _ => None,
@@ -36,7 +35,7 @@ fn at_present(disk: &v1::Disk) -> Option<DeviceIdentity> {
 ///
 /// # Errors
 /// The path leads to another device, or to none.
-pub fn check(device: DeviceIdentity, disk: &v1::Disk) -> Result<(), Error> {
+pub(crate) fn check(device: DeviceIdentity, disk: &v1::Disk) -> Result<(), Error> {
     let found = at_present(disk);
     if found == Some(device) {
         return Ok(());
@@ -56,13 +55,6 @@ fn path_of(disk: &v1::Disk) -> Option<&str> {
         Kind::Overlay(overlay) => Some(&overlay.base_path),
         _ => None,
     }
-}
-
-/// Returns the identities of the devices of an endpoint's disks, by namespace.
-pub fn of_endpoint(request: &v1::CreateEndpointRequest) -> BTreeMap<u32, DeviceIdentity> {
-    let namespaces = request.nvme.iter().flat_map(|nvme| &nvme.namespaces);
-    let identity = |one: &v1::Namespace| Some((one.nsid, of(one.disk.as_ref()?)?));
-    namespaces.filter_map(identity).collect()
 }
 
 #[cfg(test)]
@@ -128,11 +120,5 @@ mod tests {
         assert_eq!(of(&disk("/no/such/path")), None);
         let ram = Some(Kind::Ram(v1::RamDisk { size_bytes: 512 }));
         assert_eq!(of(&v1::Disk { block_size: 0, kind: ram }), None);
-        let namespace =
-            |nsid, path| v1::Namespace { nsid, disk: Some(disk(path)), ..Default::default() };
-        let namespaces = vec![namespace(1, "/no/such/path"), namespace(2, "/dev/null")];
-        let nvme = Some(v1::NvmeController { namespaces, ..Default::default() });
-        let request = v1::CreateEndpointRequest { nvme, ..Default::default() };
-        assert_eq!(of_endpoint(&request).into_keys().collect::<Vec<_>>(), [2]);
     }
 }

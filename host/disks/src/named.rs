@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use slipway_block::{FileOptions, SharedDisk};
 use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::device;
-use crate::id::{check_id, uuid};
-use crate::keep::DiskPlace;
+use crate::id::uuid;
+use crate::place::DiskPlace;
 use crate::reserve::reserve;
 
 /// The size of a logical block in bytes, unless the description has another: every guest supports
@@ -20,12 +20,13 @@ const BLOCK_SIZE: u32 = 512;
 /// A named disk, without its users.
 #[derive(Clone)]
 pub struct NamedDisk {
+    /// The disk's name, by which descriptions refer to it.
     pub name: String,
     /// The kind in one word: ram, null, file.
-    pub kind: &'static str,
+    pub(crate) kind: &'static str,
     /// The path of a file; empty for other kinds.
-    pub path: String,
-    pub shared: SharedDisk,
+    path: String,
+    pub(crate) shared: SharedDisk,
     /// The request that the disk was made by.
     request: v1::CreateDiskRequest,
     /// The place where the disk is kept, if it is.
@@ -35,6 +36,10 @@ pub struct NamedDisk {
 impl NamedDisk {
     /// Makes the disk that `request` describes. In a `place` that a predecessor used, the disk has
     /// the predecessor's content.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name or description that is no named disk's, or a path that leads
+    /// to another device; [`Error::Open`]; [`Error::Resources`] if the keeper is gone.
     pub fn make(
         request: &v1::CreateDiskRequest,
         mut place: Option<DiskPlace>,
@@ -89,12 +94,45 @@ impl NamedDisk {
         self.place.as_ref().map(|place| place.number())
     }
 
+    /// Returns the disk's present size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.shared.geometry().bytes()
+    }
+
+    /// Changes the size to that of `request`, also for a successor. Users adopt it when they are
+    /// told; the part that a smaller disk gives up exists until [`NamedDisk::trim`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the disk would be smaller and the request does not ask for that;
+    /// [`Error::Open`]. The size is unchanged then.
+    pub fn resize(&self, request: &v1::ResizeDiskRequest) -> Result<(), Error> {
+        let before = self.bytes();
+        let bytes = (request.size_bytes > 0).then_some(request.size_bytes);
+        if bytes.is_some_and(|bytes| bytes < before) && !request.shrink {
+            return Err(Error::Invalid(format!(
+                "disk {} has {before} bytes: making it smaller loses what lies behind, and has to \
+                 be asked for",
+                self.name
+            )));
+        }
+        self.shared.resize(bytes)?;
+        self.keep_size()
+    }
+
+    /// Gives up the part behind the disk's end, once every user has adopted the size.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn trim(&self) -> Result<(), Error> {
+        Ok(self.shared.trim()?)
+    }
+
     /// Stores the disk's present size, so that a successor makes it with that size. A file has a
     /// size of its own.
-    pub fn keep_size(&self) -> Result<(), Error> {
+    fn keep_size(&self) -> Result<(), Error> {
         use v1::disk::Kind;
         let Some(place) = &self.place else { return Ok(()) };
-        let (mut request, bytes) = (self.request.clone(), self.shared.geometry().bytes());
+        let (mut request, bytes) = (self.request.clone(), self.bytes());
         match request.disk.as_mut().and_then(|disk| disk.kind.as_mut()) {
             Some(Kind::Ram(ram)) => ram.size_bytes = bytes,
             Some(Kind::Null(null)) => null.size_bytes = bytes,
@@ -126,43 +164,81 @@ impl NamedDisk {
 
 /// Checks that a name is a valid id and not a number: a number names a namespace.
 fn check_name(name: &str) -> Result<(), Error> {
-    check_id(name)?;
+    slipway_plane_api::check_id(name).map_err(Error::Invalid)?;
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(Error::Invalid(format!("\"{name}\" is no name for a disk: digits alone")));
     }
     Ok(())
 }
 
-/// All named disks of a plane.
+/// All named disks of a node.
 #[derive(Default)]
-pub struct Disks(Mutex<BTreeMap<String, NamedDisk>>);
+pub struct Disks {
+    by_name: Mutex<BTreeMap<String, NamedDisk>>,
+    /// Read-locked while a named disk is opened, until its namespace is listed at its endpoint.
+    /// Write-locked while a disk is resized and its users are told.
+    sizes: RwLock<()>,
+}
 
 impl Disks {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, NamedDisk>> {
         // The map is changed in single calls: a panic leaves it consistent.
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.by_name.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Locks the sizes for reading: while the guard is held, no named disk changes its size.
+    pub fn sizes_stay(&self) -> RwLockReadGuard<'_, ()> {
+        self.sizes.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Locks the sizes for writing: while the guard is held, no named disk is being attached.
+    pub fn sizes_change(&self) -> RwLockWriteGuard<'_, ()> {
+        self.sizes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns the disk of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDisk`].
     pub fn get(&self, name: &str) -> Result<NamedDisk, Error> {
         self.lock().get(name).cloned().ok_or_else(|| Error::UnknownDisk(name.to_owned()))
     }
 
+    /// Returns all disks, by name.
     pub fn all(&self) -> Vec<NamedDisk> {
         self.lock().values().cloned().collect()
     }
 
+    /// Checks that no disk has this name.
+    ///
+    /// # Errors
+    /// [`Error::ExistingDisk`].
+    pub fn check_free(&self, name: &str) -> Result<(), Error> {
+        free_in(&self.lock(), name)
+    }
+
     /// Adds a disk, if its name is free.
+    ///
+    /// # Errors
+    /// [`Error::ExistingDisk`].
     pub fn insert(&self, disk: NamedDisk) -> Result<(), Error> {
         let mut disks = self.lock();
-        if disks.contains_key(&disk.name) {
-            return Err(Error::ExistingDisk(disk.name));
-        }
+        free_in(&disks, &disk.name)?;
         disks.insert(disk.name.clone(), disk);
         Ok(())
     }
 
+    /// Removes a disk from the table. Returns it, or `None` if there is none of this name.
     pub fn remove(&self, name: &str) -> Option<NamedDisk> {
         self.lock().remove(name)
+    }
+}
+
+/// Checks that no disk of the table has this name.
+fn free_in(disks: &BTreeMap<String, NamedDisk>, name: &str) -> Result<(), Error> {
+    match disks.contains_key(name) {
+        true => Err(Error::ExistingDisk(name.to_owned())),
+        false => Ok(()),
     }
 }
 
@@ -181,5 +257,39 @@ mod tests {
             assert!(check_name(bad).is_err(), "{bad:?}");
         }
         assert!(check_name("7a").is_ok());
+    }
+
+    #[test]
+    fn a_name_is_one_disks_until_that_is_removed() {
+        let kind = v1::disk::Kind::Null(v1::NullDisk { size_bytes: 1 << 20 });
+        let disk = Some(v1::Disk { block_size: 0, kind: Some(kind) });
+        let request = v1::CreateDiskRequest { name: "data".into(), disk };
+        let made = || NamedDisk::make(&request, None).unwrap();
+        let disks = Disks::default();
+        assert!(matches!(disks.get("data"), Err(Error::UnknownDisk(_))));
+        disks.check_free("data").unwrap();
+        disks.insert(made()).unwrap();
+        assert!(matches!(disks.check_free("data"), Err(Error::ExistingDisk(_))));
+        assert!(matches!(disks.insert(made()), Err(Error::ExistingDisk(_))));
+        assert_eq!(disks.all().len(), 1);
+        assert_eq!(disks.remove("data").map(|disk| disk.bytes()), Some(1 << 20));
+        disks.check_free("data").unwrap();
+    }
+
+    #[test]
+    fn a_disk_becomes_smaller_only_if_that_is_asked_for() {
+        let kind = v1::disk::Kind::Null(v1::NullDisk { size_bytes: 1 << 20 });
+        let disk = Some(v1::Disk { block_size: 0, kind: Some(kind) });
+        let request = v1::CreateDiskRequest { name: "data".into(), disk };
+        let disk = NamedDisk::make(&request, None).unwrap();
+        let resize = |size_bytes, shrink| {
+            disk.resize(&v1::ResizeDiskRequest { name: "data".into(), size_bytes, shrink })
+        };
+        resize(2 << 20, false).unwrap();
+        assert!(matches!(resize(1 << 20, false), Err(Error::Invalid(_))));
+        assert_eq!(disk.bytes(), 2 << 20);
+        resize(1 << 20, true).unwrap();
+        assert!(matches!(resize(1000, true), Err(Error::Open(_))));
+        assert_eq!(disk.bytes(), 1 << 20);
     }
 }

@@ -17,12 +17,13 @@ use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::device;
-use crate::disks::{Disks, NamedDisk, block_size};
-use crate::keep::Lasts;
+use crate::named::{Disks, NamedDisk, block_size};
+use crate::place::Lasts;
 use crate::reserve::reserve;
 
 /// An open disk with the properties that a host needs.
 pub struct Opened {
+    /// The disk, for the endpoint's own thread.
     pub disk: Box<dyn Disk>,
     /// The same disk, opened once more for each lane of the endpoint.
     pub lanes: Vec<Box<dyn Disk>>,
@@ -40,7 +41,8 @@ pub struct Opened {
 pub enum Content {
     /// The memory file of a RAM disk that is to outlive the process.
     Ram(OwnedFd),
-    /// That of an overlay, whose disk always has a memory file: it can be copied from there.
+    /// The content of an overlay, whose disk always has a memory file: it can be copied from
+    /// there.
     Overlay(OverlayContent),
 }
 
@@ -62,16 +64,19 @@ impl Content {
     }
 }
 
-/// Opens the disk of a namespace, and once more for each of the `lanes` lanes besides the home. The
-/// memory of an overlay counts in `overlays`.
+/// Opens the disk that `disk` describes, and once more for each of the `lanes` lanes besides the
+/// home. A named disk is one of `disks`. The memory of an overlay counts in `overlays`.
+///
+/// # Errors
+/// [`Error::Invalid`] for a description that is no disk's, or a path that leads to another device;
+/// [`Error::UnknownDisk`]; [`Error::Open`]; [`Error::Resources`].
 pub fn open(
-    namespace: &v1::Namespace,
+    disk: &v1::Disk,
     (disks, overlays): (&Disks, &Budget),
     lasts: Option<Lasts>,
     lanes: usize,
 ) -> Result<Opened, Error> {
-    let missing = || Error::Invalid(format!("namespace {} has no disk", namespace.nsid));
-    let disk = namespace.disk.as_ref().ok_or_else(missing)?;
+    let missing = || Error::Invalid("the description of a disk has no kind".to_owned());
     let kind = disk.kind.as_ref().ok_or_else(missing)?;
     if let v1::disk::Kind::Named(reference) = kind {
         let named = disks.get(&reference.name)?;
