@@ -14,8 +14,11 @@ use crate::place::DriverMemory;
 
 /// The longest wait until the switch has taken a frame.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The time between two looks at whether the switch has taken a frame.
-const PAUSE: Duration = Duration::from_micros(100);
+/// The time between the first two looks at whether the switch has taken a frame. Each further one
+/// is twice the last, up to [`LONGEST_PAUSE`]: looks of hundreds of sandboxes would leave the
+/// switch no processor.
+const PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The network interface, before or after its driver is in place.
 pub enum Nic {
@@ -60,10 +63,11 @@ impl Nic {
         let queue = transmit.first_mut().context("an interface without queues")?;
         queue.push(arena, &Header::default(), &announcement(mac, address), &[])?;
         driver.flush(0)?;
-        let begun = Instant::now();
+        let (begun, mut pause) = (Instant::now(), PAUSE);
         while driver.transmit[0].reap()? > 0 {
             // The switch takes it at its own time, and a guest would send no message meanwhile.
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
             if begun.elapsed() >= PATIENCE {
                 driver.needs_no_reset()?;
                 bail!("no switch takes the frame");
