@@ -67,10 +67,10 @@ class Node:
             CNI_PATH=os.path.dirname(self.options.plugin),
         )
 
-    def spawn(self, command, number, config, output=subprocess.DEVNULL):
-        """Starts the plugin. The configuration is a file, so that no caller waits for it."""
+    def spawn(self, command, number, config, output=subprocess.DEVNULL, program=None):
+        """Starts the plugin, or `program` in its place. The configuration is a file, so that no caller waits for it."""
         return subprocess.Popen(
-            [self.options.plugin],
+            [program or self.options.plugin],
             env=self.variables(command, number),
             stdin=config,
             stdout=output,
@@ -216,25 +216,31 @@ def reap(processes):
     return used, failed
 
 
-def spawns(count):
-    """Spawns an empty program `count` times at once. Returns the milliseconds of all, and the CPU milliseconds of each."""
+def many(node, count, command, program=None):
+    """Starts the plugin, or `program` in the same way, `count` times at once, and waits. Returns the milliseconds of all,
+    the CPU seconds of all, and the number that failed."""
+    config = node.work / "config.json"
+    config.write_bytes(node.config)
     begun = time.monotonic()
-    used, _ = reap([subprocess.Popen(["/bin/true"]) for _ in range(count)])
-    return (time.monotonic() - begun) * 1000, used * 1000 / count
+    processes = []
+    for number in range(count):
+        with open(config, "rb") as file:
+            processes.append(node.spawn(command, number, file, program=program))
+    used, failed = reap(processes)
+    return (time.monotonic() - begun) * 1000, used, failed
+
+
+def spawns(node, count):
+    """Spawns an empty program `count` times at once. Returns the milliseconds of all, and the CPU milliseconds of each."""
+    took, used, _ = many(node, count, "ADD", "/bin/true")
+    return took, used * 1000 / count
 
 
 def at_once(node, count, command):
     """As many operations at once. Returns milliseconds, and CPU milliseconds of each in plugin and
     daemon."""
-    config = node.work / "config.json"
-    config.write_bytes(node.config)
-    before, begun = node.cpu(), time.monotonic()
-    processes = []
-    for number in range(count):
-        with open(config, "rb") as file:
-            processes.append(node.spawn(command, number, file))
-    used, failed = reap(processes)
-    took = (time.monotonic() - begun) * 1000
+    before = node.cpu()
+    took, used, failed = many(node, count, command)
     if failed:
         sys.exit(f"{failed} of {count} {command} failed: {node.call(command, 0)}")
     return took, used * 1000 / count, (node.cpu() - before) * 1000 / count
@@ -327,8 +333,8 @@ def main():
 def measure(node, count):
     tool = cnitool(node)
     median, most = alone(node)
-    spawns(count)
-    empty, empty_cpu = spawns(count)
+    spawns(node, count)
+    empty, empty_cpu = spawns(node, count)
     added, plugin, daemon = at_once(node, count, "ADD")
     deleted, delete_plugin, delete_daemon = at_once(node, count, "DEL")
     return {
