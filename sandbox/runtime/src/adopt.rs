@@ -95,6 +95,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     };
     own.end_lost_input();
     cpus::recount(sandbox, &*vm).await?;
+    cpus::settle(sandbox, &vm, &agent).await;
     resize::recount(sandbox, &*vm).await?;
     sandbox.set_vm(Some(Arc::clone(&vm)));
     sandbox.set_agent(Some(agent.clone()));

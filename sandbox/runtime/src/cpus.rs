@@ -7,9 +7,10 @@
 //!
 //! After an error, the number of CPUs is the one that the VMM lists, but no more than it was given.
 //! The number is read again when a daemon adopts a sandbox, since the one before may have ended
-//! between two steps; more CPU time that it gave is taken back then. A VMM that does not answer has
-//! the CPU time that it had before. QEMU's software emulation takes no CPU back: there, CPUs that
-//! are taken away stay in the VMM, offline.
+//! between two steps; more CPU time that it gave is taken back then, and guest and VMM get the
+//! recorded CPUs ([`settle`]). A VMM that does not answer has the CPU time that it had before. The
+//! software emulation of QEMU takes no CPU back: there, CPUs that are taken away stay in the VMM,
+//! offline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ use crate::{Error, Result};
 const MOST: u32 = 64;
 /// The time in which a guest gives back the CPUs that its kernel has taken offline, together.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The time in which the guest of an adopted sandbox follows: the daemon serves nobody before.
+const SETTLE: Duration = Duration::from_secs(5);
 /// The time between two looks at the VMM's list.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -128,6 +131,29 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
         sandbox.note(|record| record.cpus = count(record, &cpus).min(record.cpus));
     }
     limit(sandbox, sandbox.look(|record| record.cpus)).await
+}
+
+/// Gives the guest and the VMM of an adopted sandbox the recorded number of CPUs. The daemon before
+/// may have ended when the guest had CPUs online that are not recorded, or recorded ones offline.
+/// What does not follow within [`SETTLE`] stays, and the daemon's log says so.
+pub(crate) async fn settle(sandbox: &Arc<Sandbox>, vm: &Arc<dyn Vm>, agent: &Agent) {
+    if sandbox.look(|record| record.max_cpus == record.boot_cpus) {
+        return;
+    }
+    let cpus = sandbox.look(|record| record.cpus);
+    let (sandbox, agent, vm) = (Arc::clone(sandbox), agent.clone(), Arc::clone(vm));
+    let change = Change { sandbox, agent, vm };
+    let error = match tokio::time::timeout(SETTLE, change.change(cpus, cpus)).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(late) => late.to_string(),
+    };
+    let sandbox = &change.sandbox.name;
+    tracing::warn!(sandbox, %error, "its guest may have other CPUs than are recorded");
+    // A CPU that the daemon before took away may have gone from the VMM meanwhile.
+    if let Err(error) = recount(&change.sandbox, &*change.vm).await {
+        tracing::warn!(sandbox, %error, "its CPUs are not counted again");
+    }
 }
 
 /// Limits the CPU time of a sandbox's VMM to that of so many CPUs.

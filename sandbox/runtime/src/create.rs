@@ -234,6 +234,7 @@ impl Node {
             max_cpus,
             chosen_cpus: 0,
             limits,
+            changing_limits: false,
             hostname: process::or(&spec.hostname, &name),
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),

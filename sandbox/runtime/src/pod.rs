@@ -149,10 +149,12 @@ impl Node {
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released, and CPUs and memory go that no container needs.
+    /// releasing are released, CPUs and memory go that no container needs, and updates of limits
+    /// that were cut off are settled.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         quota::leave(self, sandbox);
         bound::leave(self, sandbox);
+        update::settle(self, sandbox);
         for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
             let target = Target { sandbox: Arc::clone(sandbox), container };
             let node = Arc::clone(self);
@@ -260,6 +262,7 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         (ended, _) => ended,
     };
     let outcome = Outcome::of(ended, target.sandbox.is_stopping());
+    huge_pages::note_leave(&target);
     change(&target, |added| {
         (added.state, added.exit_status) = (outcome.state, Some(outcome.exit_status));
         added.reason = outcome.reason.unwrap_or(std::mem::take(&mut added.reason));

@@ -201,6 +201,10 @@ pub struct Record {
     /// a pod as a whole, which its guest does not keep, as the last update said them.
     #[serde(default)]
     pub limits: Limits,
+    /// Set from before an update of a pod's limits changes anything until what it set free has gone
+    /// back to the host. A daemon that finds it set has the guest follow the recorded limits.
+    #[serde(default)]
+    pub changing_limits: bool,
     /// The host name in the container's UTS namespace.
     pub hostname: String,
     /// Block volumes; the first is namespace 3.

@@ -419,6 +419,12 @@ impl Sandbox {
         })
     }
 
+    /// Returns the number of updates of limits that hold a permit of
+    /// [`update_of_limits`](Self::update_of_limits).
+    pub(crate) fn updates_of_limits(&self) -> usize {
+        MOST_UPDATES.saturating_sub(self.updates.available_permits())
+    }
+
     /// Returns a permit to change the number of CPUs or the memory, to be held until that is done.
     ///
     /// # Errors

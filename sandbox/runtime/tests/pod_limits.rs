@@ -104,6 +104,13 @@ impl Pod {
         })
     }
 
+    /// Returns whether the record on the disk says that limits are being changed.
+    async fn is_changing(&self) -> bool {
+        let path = self.daemon.sandbox_dir(&self.state().await.id).join("record.json");
+        let record = std::fs::read(path).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&record).unwrap()["changing_limits"] == true
+    }
+
     /// Waits until so many updates have come to the guest.
     async fn came(&self, count: u32) {
         let mut came = self.limits.came.subscribe();
@@ -131,6 +138,32 @@ async fn memory_comes_before_a_limit_and_goes_after_it() {
     lowered.await.unwrap().unwrap();
     // 48 MiB and what its guest needs.
     pod.wait_memory(176).await;
+}
+
+/// The next daemon settles an update if this one ends meanwhile.
+#[tokio::test]
+async fn limits_are_recorded_as_changing_until_all_that_follows_is_done() {
+    let pod = Pod::new("recorded", 512).await;
+    assert!(!pod.is_changing().await);
+    for (count, mib) in [(1, 256), (2, 48)] {
+        let update = pod.update(mib * MIB);
+        pod.came(count).await;
+        assert!(pod.is_changing().await, "{mib} MiB");
+        pod.answer(count);
+        update.await.unwrap().unwrap();
+        let begun = Instant::now();
+        // An update ends before its last record is saved.
+        while pod.is_changing().await {
+            assert!(begun.elapsed() < LONG, "{mib} MiB");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    assert_eq!(pod.state().await.memory_bytes, 176 * MIB);
+    let refused = pod.update(REFUSED);
+    pod.came(3).await;
+    pod.answer(3);
+    assert!(refused.await.unwrap().is_err());
+    assert!(!pod.is_changing().await, "nothing has changed");
 }
 
 #[tokio::test]

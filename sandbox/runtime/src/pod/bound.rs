@@ -180,6 +180,22 @@ pub(super) async fn fit(target: &Target) {
     }
 }
 
+/// Has the VMM's control group of an adopted pod agree with the record, and the region of each
+/// running container with the container's limit: the daemon before may have ended when it had
+/// recorded room and not given it, or when the guest had changed and the record had not. The caller
+/// has the turn to change the microVM's size.
+pub(super) async fn settle(sandbox: &Arc<Sandbox>, running: &[Target]) {
+    if sandbox.look(|record| record.bound.room() == 0) {
+        return;
+    }
+    if let Err(error) = limit_group(sandbox).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "its limit of memory is as before");
+    }
+    for target in running {
+        fit(target).await;
+    }
+}
+
 /// Returns the region and the limit of memory in bytes of a container that has a region.
 fn own(target: &Target) -> Option<(u32, u64)> {
     target.look_added(|added| added.and_then(|one| Some((one.region?, one.limits.memory_bytes))))

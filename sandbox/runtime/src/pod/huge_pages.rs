@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::sums::{OVERHEAD, Sums};
-use super::update::{LONGEST, give_back_memory};
+use super::update::{LONGEST, end, give_back_memory};
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
@@ -31,6 +31,14 @@ pub(super) async fn join(target: &Target) -> Result<()> {
     }
 }
 
+/// Notes that the memory of a container's huge pages is to go back to the host, before the record
+/// with the container's end is saved: the next daemon gives it back otherwise.
+pub(super) fn note_leave(target: &Target) {
+    if huge_bytes(target) > 0 {
+        target.sandbox.note(|record| record.changing_limits = true);
+    }
+}
+
 /// Has the microVM give the memory of an ended container's huge pages back to the host, in a task
 /// of its own.
 pub(super) fn leave(target: &Target) {
@@ -40,7 +48,10 @@ pub(super) fn leave(target: &Target) {
     }
     let sandbox = Arc::clone(sandbox);
     // Not one of the updates that may wait: those would be refused, and may give nothing back.
-    tokio::spawn(async move { give_back_memory(&sandbox, bytes, None).await });
+    tokio::spawn(async move {
+        give_back_memory(&sandbox, bytes, None).await;
+        end(&sandbox, 0).await;
+    });
 }
 
 fn huge_bytes(target: &Target) -> u64 {

@@ -9,9 +9,13 @@
 //! The update of a pod in its own control group waits for that task: kubelet lowers the limit of
 //! the group above after the update, and the kernel would end a VMM that has more.
 //!
+//! An update is recorded before it changes anything, so that the next daemon settles one that was
+//! cut off (module `settle`).
+//!
 //! Updates of the containers of one pod take turns, with each other, with those of the pod's own
 //! limits ([`whole`]) and with `slipway update` of the pod.
 
+mod settle;
 mod surplus;
 mod whole;
 
@@ -21,6 +25,7 @@ use std::time::Duration;
 use slipway_agent_protocol::v1 as agent_v1;
 use tokio::sync::OwnedSemaphorePermit;
 
+pub(super) use self::settle::settle;
 pub(crate) use self::surplus::GivenBack;
 pub(super) use self::surplus::give_back_memory;
 use self::surplus::give_back_spare;
@@ -71,8 +76,10 @@ async fn take_turn(
     place: OwnedSemaphorePermit,
 ) -> Result<GivenBack> {
     let turn = target.sandbox.wait_to_change_size().await;
-    if !update(&target, asked).await? {
-        return Ok(GivenBack::default());
+    let lowers = update(&target, asked).await;
+    if !matches!(lowers, Ok(true)) {
+        end(&target.sandbox, 1).await;
+        return lowers.map(|_| GivenBack::default());
     }
     // The task waits for a turn of its own.
     drop(turn);
@@ -93,6 +100,7 @@ async fn update(target: &Target, asked: Limits) -> Result<bool> {
     let shared = sandbox.look(|record| bound::of_others(record, name, asked))?;
     let plan = sandbox.look(|record| Plan::new(record, name, shared))?;
     let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    begin(sandbox).await?;
     let limited = async {
         plan.grow(sandbox).await?;
         bound::grow(target, asked).await?;
@@ -108,6 +116,30 @@ async fn update(target: &Target, asked: Limits) -> Result<bool> {
         quota::allow(sandbox).await;
     }
     Ok(plan.lowers)
+}
+
+/// Records that the limits of a pod are about to change.
+///
+/// # Errors
+/// Errors of saving the record.
+async fn begin(sandbox: &Sandbox) -> Result<()> {
+    sandbox.update(|record| record.changing_limits = true).await
+}
+
+/// Records that an update has ended with all that follows from it, unless more updates than the
+/// caller's `own` ones are under way.
+pub(super) async fn end(sandbox: &Sandbox, own: usize) {
+    let is_last = sandbox.updates_of_limits() <= own;
+    if !is_last || !sandbox.look(|record| record.changing_limits) {
+        return;
+    }
+    // An ended pod has nothing to settle, and its record may be gone.
+    if sandbox.state() != SandboxState::Running {
+        return;
+    }
+    if let Err(error) = sandbox.update(|record| record.changing_limits = false).await {
+        tracing::warn!(sandbox = sandbox.name, %error, "the next daemon repeats its limits");
+    }
 }
 
 /// Sets the limits in the guest, and records them.
@@ -240,7 +272,8 @@ mod tests {
     use super::surplus::{kept, spare, waits};
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Added, Given, MemoryBounds};
+    use crate::files::Files;
+    use crate::record::{Added, Given, MemoryBounds, Store};
 
     const MIB: u64 = 1 << 20;
 
@@ -375,6 +408,32 @@ mod tests {
             Plan::new(&record, "c0", asked).unwrap().lowers
         };
         assert_eq!((lowers(50_000), lowers(300_000), lowers(u64::MAX)), (true, false, false));
+    }
+
+    fn sandbox(dir: &std::path::Path) -> Arc<Sandbox> {
+        let record = pod(&[]);
+        let store = Store::new(dir, &record.id);
+        store.create().unwrap();
+        Sandbox::new(record, store, Files::start().unwrap().lane())
+    }
+
+    #[tokio::test]
+    async fn a_record_says_that_limits_change_until_the_last_update_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox(dir.path());
+        let saved = || sandbox.store.load().unwrap().unwrap().changing_limits;
+        let first = sandbox.update_of_limits().unwrap();
+        begin(&sandbox).await.unwrap();
+        assert!(saved());
+        let second = sandbox.update_of_limits().unwrap();
+        end(&sandbox, 1).await;
+        assert!(saved(), "another one is under way");
+        drop(second);
+        end(&sandbox, 0).await;
+        assert!(saved(), "the first one is no caller's own");
+        end(&sandbox, 1).await;
+        assert!(!saved());
+        drop(first);
     }
 
     #[test]

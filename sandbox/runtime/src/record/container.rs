@@ -150,6 +150,22 @@ impl Limits {
         self.huge_page_bytes - self.huge_page_bytes % HUGE_PAGE
     }
 
+    /// Returns the change of a container's limits after which the container has these, whatever it
+    /// had before: the greatest number stands for no limit. Weight, choice of processes and huge
+    /// pages stay where these limits name none.
+    pub fn in_full(self) -> Self {
+        let or_none = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
+        Self {
+            memory_bytes: or_none(self.memory_bytes),
+            cpu_quota_us: or_none(self.cpu_quota_us),
+            pids: if self.pids == 0 { u32::MAX } else { self.pids },
+            memory_high_bytes: or_none(self.memory_high_bytes),
+            memory_low_bytes: or_none(self.memory_low_bytes),
+            memory_min_bytes: or_none(self.memory_min_bytes),
+            ..self
+        }
+    }
+
     /// Returns these limits with those of `change` that are not 0 in their place. The greatest
     /// number stands for no limit.
     pub fn changed_by(self, change: Self) -> Self {
@@ -219,6 +235,14 @@ mod tests {
         let after = before.changed_by(change);
         assert_eq!(after, Limits { memory_min_bytes: 4, oom_group: 2, ..Limits::default() });
         assert_eq!(after.changed_by(Limits::default()), after, "nothing is named");
+    }
+
+    #[test]
+    fn limits_in_full_replace_any_others() {
+        let wanted = Limits { memory_bytes: 5, cpu_quota_us: 6, ..Limits::default() };
+        let had = Limits { memory_bytes: 9, pids: 7, memory_low_bytes: 8, ..Limits::default() };
+        assert_eq!(had.changed_by(wanted.in_full()), wanted);
+        assert_eq!(had.changed_by(Limits::default().in_full()), Limits::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::super::quota;
 use super::super::sums::Sums;
-use super::LONGEST;
+use super::{LONGEST, end};
 use crate::record::{Limits, Record};
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, resize};
@@ -36,6 +36,7 @@ pub async fn give_back_spare(
 ) -> Result<GivenBack> {
     let has_spare = |record: &Record| spare(record).is_some() || quota::spare(record).is_some();
     if !sandbox.look(has_spare) {
+        end(sandbox, 1).await;
         return Ok(GivenBack::default());
     }
     let (tell, told) = oneshot::channel();
@@ -52,15 +53,18 @@ pub fn waits(record: &Record) -> bool {
     !record.control_group.is_empty()
 }
 
-/// Gives back to the host what a pod has beyond its containers' limits. Tells what memory has gone
-/// back after the first attempt, and returns what has gone back in all.
+/// Gives back to the host what a pod has beyond its containers' limits, and records that their
+/// update has ended. Tells what memory has gone back after the first attempt, and returns what has
+/// gone back in all.
 async fn give_back(
     sandbox: Arc<Sandbox>,
     _place: OwnedSemaphorePermit,
     tell: oneshot::Sender<GivenBack>,
 ) -> GivenBack {
     quota::give_back(&sandbox).await;
-    give_back_memory(&sandbox, u64::MAX, Some(tell)).await
+    let given = give_back_memory(&sandbox, u64::MAX, Some(tell)).await;
+    end(&sandbox, 1).await;
+    given
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::super::quota;
 use super::super::request::{fits, limits};
 use super::super::sums::Sums;
-use super::{GivenBack, Plan, give_back_spare, most, undo};
+use super::{GivenBack, Plan, begin, end, give_back_spare, most, undo};
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -61,24 +61,34 @@ async fn take_turn(
     place: OwnedSemaphorePermit,
 ) -> Result<GivenBack> {
     let turn = sandbox.wait_to_change_size().await;
-    check_runs(&sandbox)?;
-    let plan = sandbox.look(|record| Plan::of_pod(record, asked))?;
-    let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
-    let updated = async {
-        plan.grow(&sandbox).await?;
-        sandbox.update(|record| record.limits = limits_after(record, asked)).await
-    };
-    if let Err(error) = updated.await {
-        undo(&sandbox, before).await;
-        return Err(error);
-    }
-    if !plan.lowers {
-        quota::allow(&sandbox).await;
-        return Ok(GivenBack::default());
+    let lowers = update(&sandbox, asked).await;
+    if !matches!(lowers, Ok(true)) {
+        end(&sandbox, 1).await;
+        return lowers.map(|_| GivenBack::default());
     }
     // The task waits for a turn of its own.
     drop(turn);
     give_back_spare(&sandbox, place).await
+}
+
+/// Makes an update. Returns whether the pod's containers may use less than before.
+async fn update(sandbox: &Arc<Sandbox>, asked: Limits) -> Result<bool> {
+    check_runs(sandbox)?;
+    let plan = sandbox.look(|record| Plan::of_pod(record, asked))?;
+    let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    begin(sandbox).await?;
+    let updated = async {
+        plan.grow(sandbox).await?;
+        sandbox.update(|record| record.limits = limits_after(record, asked)).await
+    };
+    if let Err(error) = updated.await {
+        undo(sandbox, before).await;
+        return Err(error);
+    }
+    if !plan.lowers {
+        quota::allow(sandbox).await;
+    }
+    Ok(plan.lowers)
 }
 
 /// Returns the limits of a pod after an update. A limit of memory beyond its microVM's room, which
