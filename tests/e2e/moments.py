@@ -1,9 +1,10 @@
-"""Waits for a step of the start of a sandbox, by what the host shows of it.
+"""Waits for a step of the start of a sandbox, or of a change of its size, by what the host shows of it.
 
 usage: moments.py DATA_DIR RUN_DIR POOL NAME STEP CLIENT
 
-The steps of the sandbox NAME, which takes a function of POOL, are in `STEPS`. Prints the process id of its VMM, or 0.
-The status is 1 if the process CLIENT, which asked for the start, ended before the step was seen.
+The steps of the sandbox NAME, which takes a function of POOL, are in `STEPS`. The container that comes to a pod or goes from
+it is named "victim". Prints the process id of its VMM, or 0.
+The status is 1 if the process CLIENT, which asked for it, ended before the step was seen.
 """
 
 import json
@@ -59,6 +60,31 @@ class Sandbox:
                 return int(process.name)
         return 0
 
+    def has_room(self):
+        """The control group is to have room for memory that the guest does not have yet."""
+        record = self.record()
+        return bool(record) and record["memory"]["granted_bytes"] > record["memory_bytes"]
+
+    def has_grown(self):
+        record = self.record()
+        return bool(record) and record["memory_bytes"] > record["memory"]["boot_bytes"]
+
+    def has_more_cpus(self):
+        record = self.record()
+        return bool(record) and record["cpus"] > record["boot_cpus"]
+
+    def container(self):
+        """The record of the container that comes or goes, or an empty one."""
+        return next((one for one in self.record().get("added", []) if one["name"] == "victim"), {})
+
+    def has_region(self):
+        return self.container().get("region") is not None
+
+    def has_bound(self):
+        """The control group is to have room for memory in the container's region."""
+        region = self.container().get("region")
+        return region is not None and self.record()["bound"]["granted_bytes"][region] > 0
+
 
 STEPS = {
     # It is on disk, and `ps` shows it.
@@ -71,6 +97,16 @@ STEPS = {
     "process": Sandbox.vmm,
     "launched": lambda sandbox: sandbox.record().get("vm"),
     "running": lambda sandbox: sandbox.record().get("state") == "running",
+    # `slipway update --memory`.
+    "granted": Sandbox.has_room,
+    "grown": Sandbox.has_grown,
+    # A container of a pod comes with its memory and CPUs, and goes.
+    "added": Sandbox.container,
+    "region": Sandbox.has_region,
+    "bound": Sandbox.has_bound,
+    "cpus": Sandbox.has_more_cpus,
+    "begun": lambda sandbox: sandbox.container().get("state") == "running",
+    "ending": lambda sandbox: sandbox.container().get("state") == "stopping",
 }
 
 

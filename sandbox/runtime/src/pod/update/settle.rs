@@ -1,4 +1,4 @@
-//! Updates of a pod's limits that the end of a daemon cut off, and how the next daemon settles them.
+//! Updates of a pod's limits that the end of a daemon cut off, and how the next one settles them.
 //!
 //! From before an update changes anything until what it set free has gone back to the host, the
 //! pod's record says that an update is under way. The next daemon then sets the recorded limits in
