@@ -84,6 +84,8 @@ has 132 || fail "after a kill: $(bound) MiB"
 s update web/b --memory 150M >/dev/null || fail "update: $(explain)"
 has 154 || fail "for 150 MiB b has $(bound)"
 refused 'more than the [0-9]* MiB that a container of the pod can have' update web/b --memory 1G
+refused 'uses [0-9]* KiB of memory, which is more than' update web/b --memory 64M
+has 154 || fail "after a limit below what b uses: $(bound) MiB, $(explain)"
 s update web/b --memory 128M >/dev/null || fail "update down: $(explain)"
 wait_until 60 has 132 || fail "for 128 MiB b has $(bound)"
 for round in 1 2 3; do

@@ -218,6 +218,9 @@ ok "a fork in the foreground shows its output, and its exit status"
 
 timeout 120 "$slipway" pod create pod >/dev/null || fail "pod create: $(explain)"
 says 'pod' snapshot create pod t
+says 'pod cannot be saved as a snapshot: it is a pod' fork pod --name never
+says 'peer cannot be saved as a snapshot: it has directories' fork peer --name never
+says 'nothing' fork nothing --name never
 says 'director|share' snapshot create peer t
 says 'nothing' snapshot create nothing t
 says '"s"' snapshot create parent s
@@ -230,11 +233,13 @@ says 'snapshot rm' template rm s
 [ "$("$slipway" ps --quiet | sort | tr '\n' ' ')" = "parent peer pod " ] || fail "sandboxes: $("$slipway" ps)"
 ok "what cannot be saved, and what a snapshot has already, is refused in one line"
 
-# flip PATH: changes a byte of a file of a save, and changes it back: the first of JSON, and one of the first data of any other.
+# flip PATH: changes a byte of a file of a save, and changes it back: of JSON one in the name of the sandbox that was saved, and one
+# of the first data of any other.
 flip() { python3 -c 'import os, sys
 file = os.open(sys.argv[1], os.O_RDWR)
-at = 0 if sys.argv[1].endswith(".json") else os.lseek(file, 0, os.SEEK_DATA) + 64
-os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ 0xff]), at)' "$1" || fail "cannot change $1"; }
+is_json = sys.argv[1].endswith(".json")
+at = os.pread(file, 1 << 20, 0).index(b"\"parent\"") + 1 if is_json else os.lseek(file, 0, os.SEEK_DATA) + 64
+os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ (1 if is_json else 0xff)]), at)' "$1" || fail "cannot change $1"; }
 # The next daemon has checked nothing yet.
 end_daemon TERM
 start_daemon
@@ -366,6 +371,9 @@ if what == "agent": manifest["shape"]["initramfs"] += "-other"
 content = json.dumps(identity).encode() + b"\n" + rest
 state = state[:16] + len(content).to_bytes(8, "little") + hashlib.sha256(content).digest() + content
 manifest["machine_sha256"] = hashlib.sha256(state).hexdigest()
+del manifest["sha256"]
+described = json.dumps(manifest, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+manifest["sha256"] = hashlib.sha256(described.encode()).hexdigest()
 with open(f"{copy}/machine", "wb") as file: file.write(state)
 with open(f"{copy}/template.json", "w") as file: json.dump(manifest, file)
 END

@@ -93,8 +93,8 @@ fn export_of(dir: &Path, image_digest: &str) {
     let image_digest = image_digest.to_owned();
     let settings = Settings { image, image_digest, image_path, ..Settings::default() };
     let needs = json!({"sockets": false, "shared_root": false, "shares": false, "bridge": false});
-    let description = json!({
-        "version": 2, "name": "saved", "created_ns": 1, "mac": null, "touched_bytes": 0,
+    let mut description = json!({
+        "version": 3, "name": "saved", "created_ns": 1, "mac": null, "touched_bytes": 0,
         "shape": {
             "kernel": "/dev/null", "initramfs": "/dev/null", "needs": needs, "cpus": 1,
             "memory_bytes": MEMORY, "max_cpus": 1, "cpu_template": "host", "interface": null
@@ -107,6 +107,7 @@ fn export_of(dir: &Path, image_digest: &str) {
             "files": [{"name": "layer", "bytes": LAYER, "data_bytes": 0, "sha256": sha256(LAYER)}]
         }
     });
+    description["sha256"] = hex::encode(Sha256::digest(description.to_string())).into();
     fs::write(dir.join("template.json"), description.to_string()).unwrap();
 }
 

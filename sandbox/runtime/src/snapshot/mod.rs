@@ -403,7 +403,9 @@ pub(crate) fn finish(
 mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
-    use crate::record::{HostDevice, MemoryBounds, Needs, SandboxState, Share};
+    use crate::record::{
+        EmulatedNic, HostDevice, MemoryBounds, Needs, OwnFunction, SandboxState, Share,
+    };
 
     #[test]
     fn what_no_snapshot_has_is_named() {
@@ -429,6 +431,14 @@ mod tests {
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
+        let pool = "vfs".to_owned();
+        let own_function = Some(OwnFunction { pool, addresses: Vec::new() });
+        let hardware = Record { own_function, ..record() };
+        assert!(cannot_save(&hardware).unwrap().contains("a function of hardware"));
+        let [model, tap, mac] = ["e1000", "tap0", "5a:11:0a:d5:00:02"].map(str::to_owned);
+        let emulated_nic = Some(EmulatedNic { model, tap, mac });
+        let emulated = Record { emulated_nic, ..record() };
+        assert!(cannot_save(&emulated).unwrap().contains("the VMM's own"));
         let volume = |read_only, overlay, device| Volume {
             name: "v".to_owned(),
             path: "/dev/sdb".into(),

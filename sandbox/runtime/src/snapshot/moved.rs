@@ -99,7 +99,7 @@ fn write_out(from: &Path, name: &str, to: &Path) -> Result<()> {
 
 /// Writes the description, without which nothing else in the directory is a snapshot.
 fn describe(manifest: &Manifest, to: &mut Folder) -> Result<()> {
-    let json = serde_json::to_vec_pretty(manifest).map_err(io::Error::from);
+    let json = manifest.to_json().map_err(io::Error::from);
     let json = json.map_err(Error::file("cannot write", to.path(MANIFEST)))?;
     let written = to.create(MANIFEST)?.write_all(&json);
     written.map_err(Error::file("cannot write", to.path(MANIFEST)))
@@ -120,8 +120,13 @@ fn read(path: &Path) -> Result<(Folder, Manifest)> {
 
 /// Parses and checks the description in the directory `path`.
 fn parse(json: &[u8], path: &Path) -> Result<Manifest> {
-    let parsed = Manifest::parse_any(json).and_then(|parsed| check(&parsed).map(|()| parsed));
-    parsed.map_err(|why| {
+    checked(Manifest::parse_any(json), path)
+}
+
+/// Checks what was parsed of the description in the directory `path`.
+fn checked(parsed: std::result::Result<Manifest, String>, path: &Path) -> Result<Manifest> {
+    let checked = parsed.and_then(|parsed| check(&parsed).map(|()| parsed));
+    checked.map_err(|why| {
         let what = format!("{} has no snapshot that can be moved: {why}", path.display());
         Error::Invalid(slipway_printable::line(&what, MOST_MESSAGE))
     })
@@ -197,7 +202,7 @@ mod tests {
         std::fs::write(dir.join(MACHINE), "state").unwrap();
         manifest.machine_sha256 = digest(b"state");
         manifest.snapshot = Some(snapshot);
-        std::fs::write(dir.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
+        std::fs::write(dir.join(MANIFEST), manifest.to_json().unwrap()).unwrap();
         manifest
     }
 

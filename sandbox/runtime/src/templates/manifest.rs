@@ -6,18 +6,26 @@
 //! earlier builds then read. Any other change raises `VERSION`, and templates and snapshots of
 //! earlier builds are refused. The types of `record` in it ([`Origin`], [`Settings`], [`Volume`])
 //! are those of sandboxes' records.
+//!
+//! The description has a digest of itself beside its fields: SHA-256 of the JSON of all other
+//! fields, without white space and with the names of each object in ascending order. It finds
+//! damage, and no intent.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use slipway_hypervisor::CpuTemplate;
 
+use super::pages::digest;
 use crate::error::MOST_MESSAGE;
 use crate::record::{BootRecord, MOST_ASKED, Needs, Nic, Origin, Record, Settings, Volume};
 use crate::{Error, Result};
 
 /// The version of the layout of a template's directory.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The name of the field with the digest of a description.
+const DIGEST: &str = "sha256";
 /// The most bytes of a manifest. That of a snapshot has the command line and environment of its
 /// container.
 pub(crate) const MOST_MANIFEST: u64 = MOST_ASKED as u64 + (64 << 10);
@@ -156,8 +164,20 @@ impl Manifest {
     /// Parses the manifest of a template of any name.
     ///
     /// # Errors
-    /// The reason: it is of another version, or no manifest.
+    /// The reason: it is of another version, or no manifest, or was changed.
     pub(crate) fn parse_any(json: &[u8]) -> Result<Self, String> {
+        match Self::parse_unchecked(json)? {
+            (manifest, true) => Ok(manifest),
+            (_, false) => Err("its manifest was changed".to_owned()),
+        }
+    }
+
+    /// Parses the manifest of a template of any name. The second part is `true` if the manifest has
+    /// its own digest.
+    ///
+    /// # Errors
+    /// The reason: it is of another version, or no manifest.
+    pub(crate) fn parse_unchecked(json: &[u8]) -> Result<(Self, bool), String> {
         #[derive(Deserialize)]
         struct Version {
             version: u32,
@@ -170,8 +190,27 @@ impl Manifest {
         if version != VERSION {
             return Err(format!("it has layout {version}, this version reads {VERSION}"));
         }
-        serde_json::from_slice(json).map_err(unclear)
+        let mut fields: Map<String, Value> = serde_json::from_slice(json).map_err(unclear)?;
+        let named = fields.remove(DIGEST);
+        let fields = Value::Object(fields);
+        let is_its = named == Some(Value::String(digest_of(&fields).map_err(unclear)?));
+        Ok((serde_json::from_value(fields).map_err(unclear)?, is_its))
     }
+
+    /// Returns the JSON of the manifest, with its digest.
+    ///
+    /// # Errors
+    /// The error of encoding it.
+    pub(crate) fn to_json(&self) -> serde_json::Result<Vec<u8>> {
+        let mut fields = serde_json::to_value(self)?;
+        fields[DIGEST] = Value::String(digest_of(&fields)?);
+        serde_json::to_vec_pretty(&fields)
+    }
+}
+
+/// Returns the digest of a description, whose objects keep their names in ascending order.
+fn digest_of(fields: &Value) -> serde_json::Result<String> {
+    Ok(digest(&serde_json::to_vec(fields)?))
 }
 
 /// The files that a sandbox boots, and the processor for them.
@@ -328,15 +367,34 @@ pub(crate) mod tests {
 
     #[test]
     fn a_manifest_is_read_back_and_others_are_refused() {
-        let json = serde_json::to_vec(&manifest("a")).unwrap();
+        let json = manifest("a").to_json().unwrap();
         assert_eq!(Manifest::parse(&json, "a").unwrap(), manifest("a"));
         let refused = |json: &[u8]| Manifest::parse(json, "a").unwrap_err().to_string();
-        let of_b = serde_json::to_vec(&manifest("b")).unwrap();
+        let of_b = manifest("b").to_json().unwrap();
         assert!(refused(&of_b).contains("that of \"b\""));
         assert!(refused(&json[..40]).contains("damaged"));
         let field = String::from_utf8(json.clone()).unwrap().replace("touched", "tou\\nched");
         assert!(!refused(field.as_bytes()).contains('\n'), "{}", refused(field.as_bytes()));
-        let newer = serde_json::to_vec(&Manifest { version: 9, ..manifest("a") }).unwrap();
+        let newer = Manifest { version: 9, ..manifest("a") }.to_json().unwrap();
         assert!(refused(&newer).contains("layout 9"));
+        let without = serde_json::to_vec(&manifest("a")).unwrap();
+        assert!(refused(&without).contains("was changed"), "it has no digest");
+    }
+
+    #[test]
+    fn no_changed_byte_of_a_manifest_is_believed() {
+        let whole = manifest("a");
+        let json = whole.to_json().unwrap();
+        for at in 0..json.len() {
+            for bits in [0x01, 0x20, 0x80] {
+                let mut changed = json.clone();
+                changed[at] ^= bits;
+                match Manifest::parse(&changed, "a") {
+                    Err(error) => assert!(!error.to_string().contains('\n'), "{at}: {error}"),
+                    // White space between two fields says nothing.
+                    Ok(read) => assert!(json[at].is_ascii_whitespace() && read == whole, "{at}"),
+                }
+            }
+        }
     }
 }

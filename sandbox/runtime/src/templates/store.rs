@@ -291,7 +291,7 @@ impl Unfinished {
     pub(crate) fn finish(self, manifest: &Manifest) -> Result<()> {
         let path = manifest_path(&self.dir);
         let failed = |path: &PathBuf| Error::file("cannot write", path.clone());
-        let json = serde_json::to_vec_pretty(manifest).map_err(std::io::Error::from);
+        let json = manifest.to_json().map_err(std::io::Error::from);
         fs::write(&path, json.map_err(failed(&path))?).map_err(failed(&path))?;
         let disks = manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files);
         let disks = disks.map(|disk| self.file(&disk.name));

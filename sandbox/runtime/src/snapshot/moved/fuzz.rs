@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::checks::clamp_to_node;
-use super::parse;
+use super::{checked, parse};
 use crate::memory::of_host;
 use crate::snapshot::begin;
+use crate::templates::Manifest;
 use crate::v1::RunSpec;
 
 /// The most bytes of layers of this node.
@@ -14,7 +15,13 @@ const LAYERS: u64 = 64 << 20;
 /// Reads `data` as the description in a directory that anybody may have filled, up to the copy of
 /// the files that it names.
 pub fn description(data: &[u8]) {
-    let mut manifest = match parse(data, Path::new("/from")) {
+    let from = Path::new("/from");
+    if let Err(error) = parse(data, from) {
+        assert!(!error.to_string().contains('\n'), "{error}");
+    }
+    // A description of anybody's has the right digest.
+    let parsed = Manifest::parse_unchecked(data).map(|(manifest, _)| manifest);
+    let mut manifest = match checked(parsed, from) {
         Ok(manifest) => manifest,
         Err(error) => {
             assert!(!error.to_string().contains('\n'), "{error}");
