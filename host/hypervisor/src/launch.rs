@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::unix::pipe;
 
+use crate::assigned::GroupGrant;
 use crate::cage::Cage;
 use crate::console::{CappedLog, copy_to_log, make_fifo, open_fifo, read_tail};
 use crate::control::{ANSWER_DEADLINE, connect};
@@ -105,6 +106,8 @@ struct Prepared {
     errors: (OwnedFd, pipe::Receiver),
     control: PathBuf,
     made: RemoveOnDrop,
+    /// The right to open the group of a function of the host.
+    grant: Option<GroupGrant>,
 }
 
 /// Opens and makes the resources that the VMM is given. Blocks on files; needs tokio's runtime.
@@ -113,6 +116,7 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
     let mut launch = Launch::new(program.path(), &spec.run_dir);
     launch.run_as(spec.credentials);
     launch.allow_io_uring(!spec.disks.is_empty());
+    launch.allow_pinned_memory(spec.assigned.is_some());
     launch.join(&spec.cgroup_procs)?;
     launch.run_on(spec.memory.cpus_for(spec.cpus.saturating_add(spec.plug_cpus)));
     let kvm = match accel {
@@ -142,7 +146,9 @@ fn prepare<P: Program>(program: &P, spec: &VmSpec, accel: Accel) -> Result<Prepa
     };
     let arguments = program.prepare(spec, accel, common, &mut launch)?;
     launch.arguments(arguments);
-    Ok(Prepared { launch, log, console, errors, control: names.control, made })
+    let function = spec.assigned.as_ref();
+    let grant = function.map(|one| GroupGrant::new(one, spec.credentials)).transpose()?;
+    Ok(Prepared { launch, log, console, errors, control: names.control, made, grant })
 }
 
 /// Starts a VM, and returns once its guest runs. After an error nothing of it is left.
@@ -155,13 +161,15 @@ pub(crate) async fn launch<P: Program>(
     program.check(spec, accel)?;
     let (program, its) = (program.clone(), spec.clone());
     let prepared = elsewhere(move || prepare(&program, &its, accel)).await?;
-    let Prepared { launch, log, console, errors, control, made } = prepared;
+    let Prepared { launch, log, console, errors, control, made, grant } = prepared;
     let spawned = Instant::now();
     let cage = launch.cage();
     let mut process = Unfinished(Some(launch.spawn(console.0, errors.0).await?));
     let console = tokio::spawn(copy_to_log(console.1, log));
     let cage = cage.map(|cage| (cage, spec.plug_slots > 0));
     let started = start_up::<P>(process.get(), errors.1, &control, cage).await;
+    // The VMM has opened the group by now, or it ends.
+    drop(grant);
     let (record, qmp, stderr) = match started {
         Ok(started) => started,
         Err(error) => {

@@ -61,6 +61,7 @@
 #![allow(unsafe_code)]
 
 pub mod accel;
+mod assigned;
 mod cache;
 mod cage;
 mod child;
@@ -114,5 +115,7 @@ pub use shared::SharedPages;
 pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
-pub use spec::{Credentials, DiskModel, EmulatedDisk, EmulatedNic, LeftVm, NicModel, VmSpec};
+pub use spec::{
+    AssignedFunction, Credentials, DiskModel, EmulatedDisk, EmulatedNic, LeftVm, NicModel, VmSpec,
+};
 pub use tree::{Access, ENTRY, HelperFiles, Tree};

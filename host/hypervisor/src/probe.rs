@@ -136,6 +136,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         plug_cpus: 0,
         disks: Vec::new(),
         nic: None,
+        assigned: None,
         console_log: directory.join("console"),
         run_dir: directory.to_owned(),
         credentials: None,

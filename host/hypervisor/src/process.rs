@@ -38,6 +38,7 @@ pub(crate) struct Launch {
     io_uring: bool,
     holes: Holes,
     filtered: bool,
+    pins_memory: bool,
 }
 
 impl Launch {
@@ -56,6 +57,7 @@ impl Launch {
             io_uring: false,
             holes: Holes::None,
             filtered: true,
+            pins_memory: false,
         }
     }
 
@@ -78,6 +80,11 @@ impl Launch {
     /// it has given up the rest.
     pub(crate) fn filters_itself(&mut self) {
         self.filtered = false;
+    }
+
+    /// Lets the process pin any amount of memory, as VFIO does for it.
+    pub(crate) fn allow_pinned_memory(&mut self, pins_memory: bool) {
+        self.pins_memory = pins_memory;
     }
 
     /// Sets the user that the process runs as.
@@ -138,6 +145,7 @@ impl Launch {
 
     fn spawn_here(self, stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Child> {
         let Self { credentials, group, cgroup_procs, cpus, passed, cage, io_uring, .. } = self;
+        let pins_memory = self.pins_memory;
         let caged = cage.map(|cage| (cage, self.filtered.then(|| filter(io_uring, self.holes))));
         let null = rustix::fs::open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let streams = [null, stdout, stderr];
@@ -148,7 +156,7 @@ impl Launch {
         if let Some(group) = group {
             spawn.set_group(group);
         }
-        let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged };
+        let steps = ChildSteps { credentials, cgroup_procs, cpus, passed, caged, pins_memory };
         // SAFETY: `ChildSteps::run` makes system calls on prepared data only; it does not allocate,
         // take a lock or free anything.
         unsafe { spawn.run(&|| steps.run()) }
@@ -162,6 +170,7 @@ struct ChildSteps {
     cpus: Option<CpuSet>,
     passed: Vec<OwnedFd>,
     caged: Option<(Cage, Option<Program>)>,
+    pins_memory: bool,
 }
 
 impl ChildSteps {
@@ -181,6 +190,10 @@ impl ChildSteps {
         // A core file would leak guest memory, and be as large as the guest.
         let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
         rustix::process::setrlimit(rustix::process::Resource::Core, none)?;
+        if self.pins_memory {
+            let any = rustix::process::Rlimit { current: None, maximum: None };
+            rustix::process::setrlimit(rustix::process::Resource::Memlock, any)?;
+        }
         // Done after joining the cgroups, which become the root of what the cgroup namespace shows,
         // and before giving up the user, since namespaces need rights.
         if let Some((cage, _)) = &self.caged {

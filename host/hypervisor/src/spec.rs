@@ -61,6 +61,18 @@ pub enum NicModel {
     VirtioNet,
 }
 
+/// A PCI function of the host that the VMM has by VFIO itself: the reference that functions of
+/// hardware which Slipway serves are measured against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssignedFunction {
+    /// The address on the host, as `0000:01:10.0`. The function is bound to vfio-pci, and nobody
+    /// else has its IOMMU group.
+    pub address: String,
+    /// The guest has an IOMMU in front of its devices. Its kernel uses that for no device, until it
+    /// is told to in the guest (the type of an IOMMU group in sysfs).
+    pub iommu: bool,
+}
+
 /// The complete description of a VM that a hypervisor starts.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -111,6 +123,9 @@ pub struct VmSpec {
     pub disks: Vec<EmulatedDisk>,
     /// A network interface that the VMM itself emulates, behind these disks.
     pub nic: Option<EmulatedNic>,
+    /// A PCI function of the host that the VMM itself has by VFIO, behind that interface. All of
+    /// the VM's memory is pinned from its start.
+    pub assigned: Option<AssignedFunction>,
     /// The log of the guest's serial console, at most [`VmSpec::CONSOLE_CAP`] bytes: when it is
     /// full, its older half is dropped.
     pub console_log: PathBuf,
@@ -155,9 +170,10 @@ impl VmSpec {
         Self::function_address(self.vfio_user_sockets.len() + index)
     }
 
-    /// Returns whether the VMM emulates devices itself, which only QEMU does.
+    /// Returns whether the VMM emulates devices itself, or has a function by VFIO, which only QEMU
+    /// does.
     pub(crate) fn emulates_devices(&self) -> bool {
-        !self.disks.is_empty() || self.nic.is_some()
+        !self.disks.is_empty() || self.nic.is_some() || self.assigned.is_some()
     }
 
     /// The slot of the first function on the root bus; lower slots belong to the agent's port and
@@ -193,6 +209,7 @@ impl VmSpec {
         }
         let count = self.vfio_user_sockets.len() + self.disks.len();
         let count = count + usize::from(self.nic.is_some());
+        let count = count + usize::from(self.assigned.is_some());
         let count = count.saturating_add(self.plug_slots);
         if count > Self::MAX_FUNCTIONS {
             let most = Self::MAX_FUNCTIONS;
@@ -263,6 +280,7 @@ pub(crate) mod tests {
             plug_cpus: 0,
             disks: Vec::new(),
             nic: None,
+            assigned: None,
             console_log: "/run/x/console".into(),
             run_dir: PathBuf::from("/run/x"),
             credentials: None,

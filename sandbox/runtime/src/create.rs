@@ -243,6 +243,7 @@ impl Node {
             remove: spec.remove,
             network: None,
             emulated_nic: emulated::nic(spec)?,
+            assigned_function: emulated::function(spec)?,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             shares: Vec::new(),
             trees: 0,

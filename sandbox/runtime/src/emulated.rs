@@ -1,8 +1,8 @@
-//! Devices that the VMM emulates itself, which Slipway's are measured against.
+//! Devices that the VMM emulates itself, or has by VFIO, which Slipway's are measured against.
 
 use slipway_hypervisor::{DiskModel, EmulatedDisk, NicModel};
 
-use crate::record::{Device, EmulatedNic, Record};
+use crate::record::{AssignedFunction, Device, EmulatedNic, Record};
 use crate::v1::{self, RunSpec};
 use crate::{Error, Result, network};
 
@@ -70,6 +70,33 @@ pub fn interface(record: &Record) -> Option<slipway_hypervisor::EmulatedNic> {
     Some(slipway_hypervisor::EmulatedNic { model, tap, mac })
 }
 
+/// Returns the function of the host that the VMM is to have by VFIO, if `spec` asks for one.
+///
+/// # Errors
+/// [`Error::Invalid`] for a text that is no PCI address; for a pod; for a machine that does not
+/// boot.
+pub fn function(spec: &RunSpec) -> Result<Option<AssignedFunction>> {
+    let Some(v1::AssignedFunction { pci_address, iommu }) = spec.assigned_function.clone() else {
+        return Ok(None);
+    };
+    if spec.makes_pod || !spec.pod.is_empty() || !spec.template.is_empty() {
+        let what = "a pod, or a machine that begins with a template, has no function of the VMM's";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    let plain = |byte: u8| byte.is_ascii_hexdigit() || b":.".contains(&byte);
+    if !(12..=16).contains(&pci_address.len()) || !pci_address.bytes().all(plain) {
+        let what = format!("\"{pci_address}\" is no PCI address such as 0000:01:10.0");
+        return Err(Error::Invalid(what));
+    }
+    Ok(Some(AssignedFunction { pci_address, iommu }))
+}
+
+/// Returns the function of the host that the VMM has by VFIO.
+pub fn assigned(record: &Record) -> Option<slipway_hypervisor::AssignedFunction> {
+    let AssignedFunction { pci_address, iommu } = record.assigned_function.clone()?;
+    Some(slipway_hypervisor::AssignedFunction { address: pci_address, iommu })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +132,26 @@ mod tests {
         }
         for bad in [asked("e1001", "none"), asked("e1000", ""), asked("e1000", "default")] {
             assert!(matches!(nic(&bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_function_of_the_host_is_checked_and_given_to_the_vmm() {
+        let asked = |address: &str| RunSpec {
+            assigned_function: Some(v1::AssignedFunction {
+                pci_address: address.to_owned(),
+                iommu: true,
+            }),
+            ..RunSpec::default()
+        };
+        assert_eq!(function(&RunSpec::default()).unwrap(), None);
+        let assigned_function = function(&asked("0000:01:10.0")).unwrap();
+        let given = assigned(&Record { assigned_function, ..record_of(SandboxState::Running) });
+        assert!(given.is_some_and(|given| given.iommu && given.address == "0000:01:10.0"));
+        let pod = RunSpec { makes_pod: true, ..asked("0000:01:10.0") };
+        let fork = RunSpec { template: "auto".to_owned(), ..asked("0000:01:10.0") };
+        for bad in [asked(""), asked("01:10.0"), asked("0000:01:10.0/.."), pod, fork] {
+            assert!(matches!(function(&bad), Err(Error::Invalid(_))), "{bad:?}");
         }
     }
 }

@@ -100,6 +100,15 @@ pub struct EmulatedNic {
     pub mac: String,
 }
 
+/// A PCI function of the host that the VMM has by VFIO.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignedFunction {
+    /// The address on the host.
+    pub pci_address: String,
+    /// Set if the guest has an IOMMU in front of its devices.
+    pub iommu: bool,
+}
+
 /// The control group of a sandbox's VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlGroup {
@@ -223,6 +232,9 @@ pub struct Record {
     /// A network interface that the VMM emulates, for comparisons.
     #[serde(default)]
     pub emulated_nic: Option<EmulatedNic>,
+    /// A PCI function of the host that the VMM has by VFIO, for comparisons.
+    #[serde(default)]
+    pub assigned_function: Option<AssignedFunction>,
     /// The socket of the engine that serves the sandbox's socket function, or `None` if the sandbox
     /// has no such function.
     #[serde(default)]

@@ -92,6 +92,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         vfio_user_sockets: Vec::new(),
         disks: Vec::new(),
         nic: None,
+        assigned: None,
         console_log: run_dir.join("console"),
         run_dir: PathBuf::from(run_dir),
         credentials: Some(Credentials { uid: 65534, gid: 65534 }),

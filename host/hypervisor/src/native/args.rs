@@ -60,7 +60,9 @@ impl Program for Binary {
             );
         }
         if spec.emulates_devices() {
-            return bad("slipway-vmm emulates no disks or NICs; QEMU does (vmm = \"auto\")");
+            return bad(
+                "slipway-vmm emulates no disks or NICs and has no VFIO: QEMU does (vmm = \"auto\")",
+            );
         }
         Ok(())
     }

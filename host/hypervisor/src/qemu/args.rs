@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::accel::is_emulated;
 use crate::launch::Common;
 use crate::qmp::PORT;
-use crate::{Accel, DiskModel, EmulatedNic, NicModel, VmSpec};
+use crate::{Accel, AssignedFunction, DiskModel, EmulatedNic, NicModel, VmSpec};
 
 /// The name of the virtio-serial port that the agent serves.
 pub(super) const AGENT_PORT: &str = "slipway.agent";
@@ -36,6 +36,11 @@ const MACHINE: &str = "q35,memory-backend=ram,usb=off,sata=off,smbus=off,vmport=
 /// QEMU's words on the kernel command line. A guest resets itself by a triple fault, which needs no
 /// device; QEMU runs with `-no-reboot` and ends then.
 const WORDS: [&str; 1] = ["reboot=t"];
+
+/// The words, beside these, of a guest with an IOMMU: no device is translated, until the type of
+/// its group is changed in sysfs. A guest of which all devices were would have to tell the servers
+/// of its functions about each buffer.
+const IOMMU_WORDS: [&str; 3] = [WORDS[0], "intel_iommu=on", "iommu=pt"];
 
 /// The numbers of the child's descriptors.
 #[derive(Clone, Debug)]
@@ -54,6 +59,9 @@ pub(super) struct Passed {
 pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsString> {
     let mut arguments = Arguments::default();
     base(&mut arguments, spec, accel, &passed.common);
+    if has_iommu(spec) {
+        iommu(&mut arguments);
+    }
     boot(&mut arguments, spec);
     channels(&mut arguments, &passed.common);
     for (index, function) in passed.functions.iter().enumerate() {
@@ -67,6 +75,9 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     }
     if let Some((own, tap)) = spec.nic.as_ref().zip(passed.tap) {
         nic(&mut arguments, spec, own, tap);
+    }
+    if let Some(function) = &spec.assigned {
+        assigned(&mut arguments, spec, function);
     }
     for index in 0..spec.plug_slots {
         port(&mut arguments, spec, index);
@@ -99,13 +110,38 @@ fn nic(arguments: &mut Arguments, spec: &VmSpec, nic: &EmulatedNic, tap: RawFd) 
     arguments.json("-device", &device);
 }
 
+/// Returns whether the guest has an IOMMU.
+fn has_iommu(spec: &VmSpec) -> bool {
+    spec.assigned.as_ref().is_some_and(|function| function.iommu)
+}
+
+/// Adds an IOMMU, which comes before all devices behind it. VFIO learns of the guest's mappings by
+/// its caching mode. Its addresses are as narrow as those of any host's IOMMU, 39 bits; interrupts
+/// go past it, as KVM's own interrupt controller needs.
+fn iommu(arguments: &mut Arguments) {
+    let device = json!({
+        "driver": "intel-iommu", "caching-mode": true, "intremap": "off", "aw-bits": 39,
+    });
+    arguments.json("-device", &device);
+}
+
+/// Adds a function of the host, which QEMU opens by VFIO.
+fn assigned(arguments: &mut Arguments, spec: &VmSpec, function: &AssignedFunction) {
+    let addr = slot(behind_disks(spec) + usize::from(spec.nic.is_some()));
+    let device = json!({
+        "driver": "vfio-pci", "host": function.address, "addr": addr, "romfile": "",
+    });
+    arguments.json("-device", &device);
+}
+
 /// Adds a port to which a function can be added while the VM runs: QEMU's root bus takes none.
 fn port(arguments: &mut Arguments, spec: &VmSpec, index: usize) {
+    let single = usize::from(spec.nic.is_some()) + usize::from(spec.assigned.is_some());
     let device = json!({
         "driver": "pcie-root-port",
         "id": format!("{PORT}{index}"),
         "chassis": index + 1,
-        "addr": slot(behind_disks(spec) + usize::from(spec.nic.is_some()) + index),
+        "addr": slot(behind_disks(spec) + single + index),
     });
     arguments.json("-device", &device);
 }
@@ -191,7 +227,8 @@ fn processors(spec: &VmSpec) -> String {
 fn boot(arguments: &mut Arguments, spec: &VmSpec) {
     arguments.pair("-bios", "qboot.rom");
     arguments.path("-kernel", &spec.kernel).path("-initrd", &spec.initramfs);
-    arguments.pair("-append", spec.kernel_words(&WORDS));
+    let own: &[&str] = if has_iommu(spec) { &IOMMU_WORDS } else { &WORDS };
+    arguments.pair("-append", spec.kernel_words(own));
 }
 
 fn channels(arguments: &mut Arguments, passed: &Common) {
@@ -309,6 +346,23 @@ mod tests {
         ] {
             assert!(line.contains(port), "{line}");
         }
+    }
+
+    #[test]
+    fn a_function_of_the_host_is_behind_an_iommu_if_asked() {
+        let with = |iommu| {
+            let assigned = Some(AssignedFunction { address: "0000:01:10.0".into(), iommu });
+            lined(&VmSpec { assigned, plug_slots: 1, ..spec() }, &[], Accel::Tcg, None)
+        };
+        let device = r#"{"addr":"6","driver":"vfio-pci","host":"0000:01:10.0","romfile":""}"#;
+        let plain = with(false);
+        assert!(plain.contains(&format!("-device {device}")), "{plain}");
+        assert!(plain.contains(r#"-device {"addr":"7","chassis":1,"#), "{plain}");
+        assert!(!plain.contains("iommu"), "{plain}");
+        let behind = with(true);
+        let first = behind.find("-device ").unwrap();
+        assert!(behind[first..].starts_with(r#"-device {"aw-bits":39,"caching-mode":true,"#));
+        assert!(behind.contains("reboot=t intel_iommu=on iommu=pt"), "{behind}");
     }
 
     #[test]

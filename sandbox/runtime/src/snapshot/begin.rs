@@ -146,6 +146,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         queues,
         interrupt_interval_ns,
         emulated_nic,
+        assigned_function,
         vf_pool,
         vf_addresses,
         socket_engine,
@@ -180,6 +181,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (!shares.is_empty(), "directories of the host"),
         (!files.is_empty() || !file_dirs.is_empty(), "files"),
         (!functions.is_empty(), "functions of pools"),
+        (assigned_function.is_some(), "a function of the host"),
         (!socket_engine.is_empty(), "--sockets"),
         (!vf_pool.is_empty() || !vf_addresses.is_empty(), "the pool of functions"),
     ];
@@ -336,6 +338,7 @@ pub(crate) mod tests {
         refused(|spec| spec.queues = 2, "the kind of its interface");
         refused(|spec| spec.interrupt_interval_ns = 1, "the kind of its interface");
         refused(|spec| spec.emulated_nic = Some(Default::default()), "the kind of its interface");
+        refused(|spec| spec.assigned_function = Some(Default::default()), "a function of the host");
         refused(|spec| spec.accelerator = "tcg".to_owned(), "the accelerator");
         refused(|spec| spec.pod = "web".to_owned(), "the pod");
         refused(|spec| spec.shares_processes = true, "what only containers of pods have");

@@ -203,6 +203,7 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
         (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (record.shared_root.is_some(), "its root is in shared pages"),
         (record.emulated_nic.is_some(), "its interface is the VMM's own"),
+        (record.assigned_function.is_some(), "its VMM has a function of hardware"),
         (!network::further::of(record).is_empty(), "it has several network interfaces"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)

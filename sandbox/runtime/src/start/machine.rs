@@ -164,6 +164,7 @@ pub(super) async fn vm_spec(
         plug_cpus: record.max_cpus - record.boot_cpus,
         disks: emulated::disks(record),
         nic: emulated::interface(record),
+        assigned: emulated::assigned(record),
         console_log: node.store(&record.id).console(),
         run_dir,
         credentials: Some(Credentials { uid, gid: uid }),
