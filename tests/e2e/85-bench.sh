@@ -70,7 +70,7 @@ CHECK
 bench --report "$work/beside.json" | grep -q 'ratio' || fail "no table of ratios"
 ok "a quiet client alone and beside two loads of a noisy one"
 
-for bad in '--only tape' '--neighbour=tape' '--workload randread-3k' '--disk tape:1M' '--report /dev/null' '--socket x=/nonexistent --only bare'; do
+for bad in '--only tape' '--only passthrough --pci 0000:fe:1f.7' '--pci tape' '--neighbour=tape' '--workload randread-3k' '--disk tape:1M' '--report /dev/null' '--socket x=/nonexistent --only bare'; do
     # shellcheck disable=SC2086 # words
     bench --quick $bad >/dev/null 2>"$work/errors" && fail "bench block $bad succeeded"
     [ "$(wc -l <"$work/errors")" = 1 ] && grep -q '^slipway: ' "$work/errors" || fail "bench block $bad says: $(cat "$work/errors")"
@@ -111,6 +111,12 @@ ok "bench roots: three subjects, two orders, nothing is left"
 env PATH=/nonexistent "$slipway" bench block --only host >/dev/null 2>"$work/errors" && fail "fio without fio"
 grep -q 'apt-get install fio' "$work/errors" || fail "what is missing is not named: $(cat "$work/errors")"
 ok "a host without fio is told which package brings it"
+
+# A configuration without its hardware is left out, with the next step.
+"$slipway" bench block --only passthrough,qemu-viommu >/dev/null 2>"$work/errors" && fail "passthrough without hardware"
+[ "$(grep -cE '^SKIPPED: (passthrough|qemu-viommu): .*(IOMMU|vfio-pci|--pci ADDRESS)' "$work/errors")" = 2 ] ||
+    fail "missing hardware is not named: $(cat "$work/errors")"
+ok "passthrough without hardware is skipped, and says what is missing"
 
 need_node
 mkdir "$work/guests"

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// The directory of all PCI functions in sysfs.
 pub const DEVICES: &str = "/sys/bus/pci/devices";
@@ -92,6 +92,89 @@ pub fn lacks(root: &Path) -> Option<&'static str> {
     (!is_loaded).then_some("there is neither /dev/iommu nor /dev/vfio/vfio: modprobe vfio-pci")
 }
 
+/// Returns the vendor and device identifiers of the PCI function at `address`, as `0x80860x2701`.
+/// `root` is the root directory.
+///
+/// # Errors
+/// There is no such function.
+pub fn identity(root: &Path, address: &str) -> Result<String> {
+    let device = root.join("sys/bus/pci/devices").join(address);
+    let text = |name: &str| {
+        let text = std::fs::read_to_string(device.join(name));
+        text.with_context(|| format!("this host has no PCI function {address}"))
+    };
+    Ok(format!("{}{}", text("vendor")?.trim(), text("device")?.trim()))
+}
+
+/// Checks that the function at `address` is an NVMe controller that loads may write to: it is bound
+/// to vfio-pci, so nothing of the host has its disks. `root` is the root directory.
+///
+/// # Errors
+/// There is no such controller, or the host has it; with the next step.
+pub fn check_spare_disk(root: &Path, address: &str) -> Result<()> {
+    let device = root.join("sys/bus/pci/devices").join(address);
+    let Ok(class) = std::fs::read_to_string(device.join("class")) else {
+        bail!("this host has no PCI function {address}: `lspci -D` lists them");
+    };
+    let class = class.trim();
+    ensure!(class.starts_with(NVME), "{address} is no NVMe controller: its class is {class}");
+    let driver = std::fs::read_link(device.join("driver")).ok();
+    let driver = driver.as_ref().and_then(|path| path.file_name()?.to_str());
+    if driver == Some("vfio-pci") {
+        return Ok(());
+    }
+    if let Some((disk, place)) = mounted(root, &device) {
+        bail!("{address} has the disk {disk}, which is mounted at {place}: name another function");
+    }
+    let (has, part) = match driver {
+        Some(driver) => {
+            (format!("has the driver {driver}"), format!("echo {address} >driver/unbind; "))
+        }
+        None => ("has no driver".to_owned(), String::new()),
+    };
+    let device = device.display();
+    bail!(
+        "{address} {has}, and the content of its disk would be lost: if it may be, `cd {device}; \
+         modprobe vfio-pci; echo vfio-pci >driver_override; {part}echo {address} \
+         >/sys/bus/pci/drivers_probe`"
+    )
+}
+
+/// The upper 16 bits of an NVMe controller's class code.
+const NVME: &str = "0x0108";
+
+/// Returns a mounted disk of an NVMe controller, and where it is mounted. Returns `None` if none
+/// is.
+fn mounted(root: &Path, device: &Path) -> Option<(String, String)> {
+    let mounts = std::fs::read_to_string(root.join("proc/self/mounts")).ok()?;
+    let names = |directory: &Path| {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name.starts_with("nvme")).collect::<Vec<_>>()
+    };
+    let controllers = device.join("nvme");
+    let disks = names(&controllers).into_iter().flat_map(|name| names(&controllers.join(name)));
+    disks.map(|name| whole(&name)).find_map(|disk| {
+        let is_of = |source: &str| {
+            let rest = source.strip_prefix("/dev/").and_then(|name| name.strip_prefix(&*disk));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+        };
+        let mut words = mounts.lines().map(|line| line.split_whitespace());
+        let place = words.find_map(|mut words| is_of(words.next()?).then(|| words.next())?);
+        place.map(|place| (disk.clone(), place.to_owned()))
+    })
+}
+
+/// Returns the name of the disk of a namespace: with multipath, a controller has `nvme0c1n1` for
+/// the disk `nvme0n1`.
+fn whole(name: &str) -> String {
+    let parts = name.split_once('c').zip(name.rsplit_once('n'));
+    parts.map_or_else(
+        || name.to_owned(),
+        |((subsystem, _), (_, nsid))| format!("{subsystem}n{nsid}"),
+    )
+}
+
 fn has(root: &Path, path: &str) -> bool {
     root.join(path).exists()
 }
@@ -141,6 +224,34 @@ mod tests {
         }
         let functions = found("0000:01:00.0").unwrap();
         assert_eq!(functions, ["0000:01:10.0", "0000:01:10.2", "0000:01:10.2"]);
+    }
+
+    #[test]
+    fn a_disk_is_spared_unless_vfio_has_it() {
+        const ADDRESS: &str = "0000:01:00.0";
+        let root = tempfile::tempdir().unwrap();
+        let refusal = || check_spare_disk(root.path(), ADDRESS).unwrap_err().to_string();
+        assert!(refusal().contains("no PCI function"), "{}", refusal());
+        let device = root.path().join("sys/bus/pci/devices").join(ADDRESS);
+        std::fs::create_dir_all(device.join("nvme/nvme3/nvme3c1n1")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(device.join(name), text).unwrap();
+        write("class", "0x020000\n");
+        assert!(refusal().contains("no NVMe controller: its class is 0x020000"), "{}", refusal());
+        write("class", "0x010802\n");
+        assert!(refusal().contains("has no driver"), "{}", refusal());
+        symlink("../../../bus/pci/drivers/nvme", device.join("driver")).unwrap();
+        assert!(refusal().contains("has the driver nvme"), "{}", refusal());
+        assert!(refusal().contains("echo 0000:01:00.0 >driver/unbind; "), "{}", refusal());
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        let mounts = "/dev/nvme3n10 /a ext4 rw 0 0\n/dev/nvme3n1p2 /data ext4 rw 0 0\n";
+        std::fs::write(root.path().join("proc/self/mounts"), mounts).unwrap();
+        assert!(refusal().contains("nvme3n1, which is mounted at /data"), "{}", refusal());
+        std::fs::remove_file(device.join("driver")).unwrap();
+        symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
+        check_spare_disk(root.path(), ADDRESS).unwrap();
+        write("vendor", "0x8086\n");
+        write("device", "0x2701\n");
+        assert_eq!(identity(root.path(), ADDRESS).unwrap(), "0x80860x2701");
     }
 
     #[test]

@@ -170,6 +170,17 @@ pub async fn make_nics(
     make(client, name, vf_v1::Template { kind, count, ..Default::default() }).await
 }
 
+/// Makes a pool of the hardware function at a PCI address of the host, and waits until it is ready.
+///
+/// # Errors
+/// The function cannot be had; the pool is removed then.
+pub async fn make_hardware(client: &mut VfClient, name: &str, address: &str) -> Result<()> {
+    let addresses = vec![address.to_owned()];
+    let hardware = template::Hardware { addresses, ..Default::default() };
+    let kind = Some(template::Kind::Hardware(hardware));
+    make(client, name, vf_v1::Template { kind, count: 1, ..Default::default() }).await
+}
+
 /// Waits until no function of a pool is being reset. Returns the pool.
 ///
 /// # Errors

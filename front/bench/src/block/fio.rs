@@ -45,6 +45,27 @@ pub fn fio_arguments(
     arguments
 }
 
+/// Returns [`fio_arguments`] for the first bytes of a device that may be larger: `place` is the
+/// device's path and their number. Sequential threads each get their own part of these bytes.
+pub fn fio_arguments_within(
+    workload: &Workload,
+    place: (&str, u64),
+    warm_up: Duration,
+    time: Duration,
+) -> Vec<String> {
+    const PART: &str = "--offset_increment=";
+    let (device, bytes) = place;
+    let mut arguments = fio_arguments(workload, device, warm_up, time);
+    let (block, threads) = (u64::from(workload.block_size), u64::from(workload.threads));
+    let parts = if workload.pattern.is_random() { 1 } else { threads };
+    // At least one block, which the device refuses if it is too small.
+    let size = (bytes / parts / block).max(1) * block;
+    arguments.retain(|argument| !argument.starts_with(PART));
+    arguments.push(format!("--size={size}"));
+    arguments.push(format!("{PART}{}", if parts == 1 { 0 } else { size }));
+    arguments
+}
+
 /// The most commands that all threads together may have in flight.
 const MOST_UNDER_WAY: u64 = (Workload::GREATEST_DEPTH * Workload::MOST_THREADS) as u64;
 
@@ -156,5 +177,23 @@ mod tests {
         }
         assert!(random.contains("--ramp_time=200ms --runtime=1000ms --offset_increment=0%"));
         assert!(load("read-4k-d1-t4").contains("--offset_increment=25%"));
+    }
+
+    #[test]
+    fn a_part_of_a_device_is_divided_among_sequential_threads() {
+        let load = |name: &str, bytes| {
+            let (workload, second) = (name.parse().unwrap(), Duration::from_secs(1));
+            fio_arguments_within(&workload, ("/dev/x", bytes), second, second).join(" ")
+        };
+        let ends = |text: String, end: &str| {
+            assert!(
+                text.ends_with(end) && text.matches("--offset_increment").count() == 1,
+                "{text}"
+            );
+        };
+        ends(load("randread-4k-t4", 64 << 20), "--size=67108864 --offset_increment=0");
+        ends(load("read-4k-t4", 64 << 20), "--size=16777216 --offset_increment=16777216");
+        ends(load("read-4k-t3", 64 << 10), "--size=20480 --offset_increment=20480");
+        ends(load("write-1m-t2", 1 << 20), "--size=1048576 --offset_increment=1048576");
     }
 }

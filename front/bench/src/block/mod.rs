@@ -27,7 +27,7 @@ mod workload;
 
 pub use compare::{BlockComparison, compare_blocks};
 pub use curves::curves;
-pub use fio::{fio_arguments, fio_measured};
+pub use fio::{fio_arguments, fio_arguments_within, fio_measured};
 pub use measure::{Measured, Plan, Run, Subject, measure};
 pub use plot::plot;
 pub use report::{BlockReport, Figures};

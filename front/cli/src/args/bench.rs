@@ -12,6 +12,7 @@ use super::disk::{DiskArg, DiskKind, Doorbells, NamedPath};
 use super::report::{ReportArgs, seconds};
 use super::roots::RootsArgs;
 use super::startup::StartupArgs;
+use crate::pci::parse_address;
 use crate::size::parse_size;
 
 #[derive(Debug, Subcommand)]
@@ -119,6 +120,15 @@ pub struct BlockArgs {
     /// --native, file:/var/tmp:256M with guests, as large as is needed with --rocksdb]
     #[arg(long, value_name = "DISK")]
     pub disk: Option<DiskKind>,
+    /// For passthrough, qemu-passthrough and qemu-viommu: the NVMe function of hardware at this PCI
+    /// address, bound to vfio-pci. Loads write to its first namespace: its content is lost
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address,
+          conflicts_with_all = ["native", "vf_pool"])]
+    pub pci: Option<String>,
+    /// For passthrough: a function of this pool of hardware. The content of its first namespace is
+    /// lost
+    #[arg(long, value_name = "POOL", conflicts_with = "native")]
+    pub vf_pool: Option<String>,
     /// Turns of each configuration with each load
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,

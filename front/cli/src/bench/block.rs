@@ -63,7 +63,7 @@ const VIEW: View<BlockReport> = View {
 fn list(args: &BlockArgs) {
     crate::say!("configurations:");
     for (name, about) in vm::CONFIGURATIONS {
-        crate::say!("  {name:<14} {about}");
+        crate::say!("  {name:<16} {about}");
     }
     crate::say!("configurations with --native:");
     for (name, about) in NATIVE {
@@ -166,6 +166,7 @@ fn rocks_plan(args: &BlockArgs) -> RocksPlan {
 /// Measures on the host and in guests.
 fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
     let names = configurations(args, &vm::CONFIGURATIONS.map(|(name, _)| name))?;
+    let names = vm::with_hardware(args, &names)?;
     let environment = super::environment(super::accelerator(args.machine.accel.as_deref()));
     let command = super::command_line();
     if args.rocksdb {

@@ -19,7 +19,7 @@ pub const OWN: &str = "/dev/slipway/bench";
 /// The disk's device node in guests that share a disk.
 const SHARED: &str = "/dev/slipway-bench";
 /// The mount point of a database's file system.
-const MOUNTED: &str = "/bench";
+pub const MOUNTED: &str = "/bench";
 
 /// Returns the volume of a guest with a disk of its own.
 pub fn volume(file: &Path, device: Device) -> VolumeSpec {

@@ -4,7 +4,8 @@
 //! [`Medium`] is that file. [`node::Node`] starts a sandbox for each configuration, whose disk is a
 //! namespace of ours or a device of QEMU's own. [`guest::Guests`] runs fio or RocksDB in them, and
 //! [`host::Host`] on the host; [`user::UserGuest`] runs our own user-space driver in a guest. All
-//! guests are up from the first turn to the last, and one at a time works.
+//! guests are up from the first turn to the last, and one at a time works; but those of
+//! [`passthrough::Passthrough`] share a function of hardware, which one of them at a time can have.
 //!
 //! A new configuration is an entry of `CONFIGURATIONS`, which makes `--only` know it, and an arm in
 //! `Machines::guests`, or in `subjects` and `rocks_subjects` if it is no guest with a block device;
@@ -18,6 +19,7 @@ mod image;
 mod interfaces;
 mod nic;
 mod node;
+mod passthrough;
 mod tap;
 mod user;
 
@@ -35,17 +37,22 @@ use host::Host;
 pub use interfaces::{INTERFACES, Interface};
 pub use nic::Interfaces;
 pub use node::{GuestSettings, Node};
+pub use passthrough::with_hardware;
+use passthrough::{Function, Hardware, Passthrough, Way};
 pub use tap::Namespace;
 use user::UserGuest;
 
 /// The configurations, with descriptions.
-pub const CONFIGURATIONS: [(&str, &str); 6] = [
+pub const CONFIGURATIONS: [(&str, &str); 9] = [
     ("host", "no guest: the host's kernel, straight on the file"),
     ("qemu-nvme", "a guest on the NVMe controller that QEMU emulates: io_uring, no page cache"),
     ("virtio-blk", "a guest on QEMU's virtio-blk: io_uring, no page cache, an I/O thread"),
     ("slipway", "a guest on Slipway's NVMe controller over vfio-user, the guest kernel's driver"),
     (USER, "a guest on the same controller, our own polling driver in the guest's user space"),
     (SHARED, "two guests on one Slipway disk, both at work"),
+    (Way::Broker.name(), "a guest on a hardware function (--pci, --vf-pool) that Slipway serves"),
+    (Way::Qemu.name(), "a guest on the hardware function of --pci that QEMU has by VFIO"),
+    (Way::QemuIommu.name(), "the same, behind an IOMMU of QEMU's that the guest's kernel drives"),
 ];
 
 /// Memory of a guest that runs a database, bytes.
@@ -67,6 +74,7 @@ pub fn with_file_system<'a>(names: &[&'a str]) -> Vec<&'a str> {
 pub struct Medium {
     dir: Scratch,
     about: String,
+    bytes: u64,
 }
 
 impl Medium {
@@ -81,8 +89,9 @@ impl Medium {
         };
         let dir = Scratch::make_in(&place)?;
         remove_when_interrupted(dir.path().to_owned());
-        let medium = Self { dir, about: DiskKind::File(place, bytes).to_string() };
-        let mut files: Vec<PathBuf> = names.iter().map(|name| medium.file(name)).collect();
+        let medium = Self { dir, about: DiskKind::File(place, bytes).to_string(), bytes };
+        let on_file = names.iter().filter(|name| Way::of(name).is_none());
+        let mut files: Vec<PathBuf> = on_file.map(|name| medium.file(name)).collect();
         files.sort();
         files.dedup();
         for path in files {
@@ -144,6 +153,8 @@ fn fill(mut file: std::fs::File, bytes: u64) -> std::io::Result<()> {
 /// The subjects of a run, with their node and disk. Dropping it ends the guests.
 pub struct Machines {
     node: Option<Rc<Node>>,
+    /// The function of hardware, if the user named one.
+    function: Option<Rc<Function>>,
     medium: Medium,
 }
 
@@ -167,8 +178,10 @@ impl Machines {
             cpus: threads.clamp(1, cores),
             program: if args.rocksdb { "db_bench" } else { "fio" },
         };
-        let node = guests.then(|| Node::open(node, &wishes)).transpose()?;
-        Ok(Self { node: node.map(Rc::new), medium })
+        let node = guests.then(|| Node::open(node, &wishes)).transpose()?.map(Rc::new);
+        let function = node.as_ref().zip(Hardware::asked(args));
+        let function = function.map(|(node, named)| Function::new(node, named, medium.bytes));
+        Ok(Self { node, function: function.map(Rc::new), medium })
     }
 
     /// Describes the disk that all configurations have, in a few words.
@@ -179,10 +192,11 @@ impl Machines {
     /// Returns one subject for each of `names`, for fio.
     pub fn subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn Subject>>> {
         let subject = |name: &&str| -> Result<Box<dyn Subject>> {
-            Ok(match *name {
-                "host" => Box::new(self.medium.host()?),
-                USER => Box::new(self.user()?),
-                name => Box::new(self.guests(name)?),
+            Ok(match (*name, Way::of(name)) {
+                (_, Some(way)) => Box::new(self.passthrough(way)?),
+                ("host", _) => Box::new(self.medium.host()?),
+                (USER, _) => Box::new(self.user()?),
+                (name, _) => Box::new(self.guests(name)?),
             })
         };
         names.iter().map(subject).collect()
@@ -191,9 +205,10 @@ impl Machines {
     /// Returns one subject for each of `names`, for RocksDB.
     pub fn rocks_subjects(&self, names: &[&str]) -> Result<Vec<Box<dyn RocksSubject>>> {
         let subject = |name: &&str| -> Result<Box<dyn RocksSubject>> {
-            Ok(match *name {
-                "host" => Box::new(self.medium.host()?),
-                name => Box::new(self.guests(name)?),
+            Ok(match (*name, Way::of(name)) {
+                (_, Some(way)) => Box::new(self.passthrough(way)?),
+                ("host", _) => Box::new(self.medium.host()?),
+                (name, _) => Box::new(self.guests(name)?),
             })
         };
         names.iter().map(subject).collect()
@@ -201,6 +216,11 @@ impl Machines {
 
     fn node(&self) -> Result<&Rc<Node>> {
         self.node.as_ref().context("there is no node for guests")
+    }
+
+    fn passthrough(&self, way: Way) -> Result<Passthrough> {
+        let function = self.function.as_ref().context("there is no function of hardware")?;
+        Ok(Passthrough { way, function: Rc::clone(function) })
     }
 
     fn user(&self) -> Result<UserGuest> {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures_util::future::try_join_all;
 use slipway_bench::nic::Times;
 use slipway_plane_api::v1 as plane_v1;
-use slipway_plane_api::{NetworkClient, PlaneClient};
+use slipway_plane_api::{NetworkClient, PlaneClient, VfClient};
 use slipway_runtime::v1::{self, RunIn, RunOut, run_in, run_out};
 use slipway_runtime::{Config, SandboxClient};
 use tokio::sync::{mpsc, oneshot};
@@ -17,7 +17,7 @@ use tonic::Streaming;
 use super::host::package;
 use super::image;
 use crate::args::{MachineArgs, NodeArgs};
-use crate::client::{config, connect, connect_networks, connect_plane, refused};
+use crate::client::{config, connect, connect_functions, connect_networks, connect_plane, refused};
 use crate::session::requests;
 
 /// The static program of loads, which is installed beside the agent; and its path in a guest.
@@ -46,6 +46,7 @@ pub struct Node {
     sandboxes: RefCell<SandboxClient>,
     plane: RefCell<PlaneClient>,
     networks: RefCell<NetworkClient>,
+    functions: RefCell<VfClient>,
     template: v1::RunSpec,
     /// The program that guests must have.
     program: &'static str,
@@ -57,12 +58,13 @@ impl Node {
     pub fn open(node: &NodeArgs, wishes: &GuestSettings<'_>) -> Result<Self> {
         let config: Config = config(node)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (sandboxes, plane, networks, (name, image)) = runtime.block_on(async {
+        let (sandboxes, plane, networks, functions, (name, image)) = runtime.block_on(async {
             let image = image::ready(&config, wishes.image).await?;
             let sandboxes = connect(node, &config).await?;
             let plane = connect_plane(node, &config).await?;
             let networks = connect_networks(node, &config).await?;
-            Ok::<_, anyhow::Error>((sandboxes, plane, networks, image))
+            let functions = connect_functions(node, &config).await?;
+            Ok::<_, anyhow::Error>((sandboxes, plane, networks, functions, image))
         })?;
         let machine = wishes.machine;
         let kernel = machine.kernel.as_deref().map(std::path::absolute).transpose()?;
@@ -91,6 +93,7 @@ impl Node {
             sandboxes: RefCell::new(sandboxes),
             plane: RefCell::new(plane),
             networks: RefCell::new(networks),
+            functions: RefCell::new(functions),
             template,
             program: wishes.program,
             config,
@@ -113,6 +116,10 @@ impl Node {
 
     pub fn networks(&self) -> NetworkClient {
         self.networks.borrow().clone()
+    }
+
+    pub fn functions(&self) -> VfClient {
+        self.functions.borrow().clone()
     }
 
     pub fn plane(&self) -> PlaneClient {
