@@ -21,6 +21,8 @@ const BLOCK: usize = 4096;
 const MOST: usize = 128 << 10;
 /// The number of accesses between two looks at the clock.
 const BATCH: u64 = 10_000;
+/// The same for accesses that copy [`MOST`] bytes.
+const STREAM_BATCH: u64 = 1_000;
 /// The accesses of a turn: so many batches, after one that is not measured.
 const BATCHES: u64 = 20;
 
@@ -80,18 +82,23 @@ impl Gated {
     fn turn(&self, operation: Operation) -> Result<MemoryMeasured> {
         let mut device = Device::new(&self.memory);
         let mut elapsed = Duration::ZERO;
+        let each = if operation == Operation::Stream { STREAM_BATCH } else { BATCH };
         for batch in 0..=BATCHES {
             let began = Instant::now();
-            for number in batch * BATCH..(batch + 1) * BATCH {
-                // Whole pages apart, as requests of a guest are.
-                device.access(operation, (number * 4096 * 37) % (LEN - MOST) as u64)?;
+            for number in batch * each..(batch + 1) * each {
+                let at = match operation {
+                    Operation::Stream => number * MOST as u64 % LEN as u64,
+                    // Whole pages apart, as requests of a guest are.
+                    _ => (number * 4096 * 37) % (LEN - MOST) as u64,
+                };
+                device.access(operation, at)?;
             }
             if batch > 0 {
                 elapsed += began.elapsed();
             }
         }
         let elapsed_ns = elapsed.as_nanos() as u64;
-        Ok(MemoryMeasured::Accessed { count: BATCHES * BATCH, elapsed_ns })
+        Ok(MemoryMeasured::Accessed { count: BATCHES * each, elapsed_ns })
     }
 }
 
@@ -117,11 +124,18 @@ struct Device<'a> {
     view: View,
     spans: Vec<Span>,
     block: [u8; BLOCK],
+    piece: Vec<u8>,
 }
 
 impl<'a> Device<'a> {
     fn new(memory: &'a Memory) -> Self {
-        Self { memory, view: View::new(memory.clone()), spans: Vec::new(), block: [0; BLOCK] }
+        Self {
+            memory,
+            view: View::new(memory.clone()),
+            spans: Vec::new(),
+            block: [0; BLOCK],
+            piece: vec![0; MOST],
+        }
     }
 
     fn access(&mut self, operation: Operation, at: u64) -> Result<()> {
@@ -133,6 +147,7 @@ impl<'a> Device<'a> {
             }
             Operation::Pin => self.pin(at, MOST)?,
             Operation::Word => self.memory.store_u32(at, 7)?,
+            Operation::Stream => self.memory.read(at, &mut self.piece)?,
         }
         Ok(())
     }
@@ -174,7 +189,7 @@ mod tests {
         let (cpus, pages) = (Cpus::split(1).unwrap(), Gated::pages().unwrap());
         for gate in [Gate::Absent, Gate::Closed, Gate::Open] {
             let mut gated = Gated::new(("name", "about"), gate, &pages, &cpus).unwrap();
-            for load in ["gate-block", "gate-pin", "gate-word"] {
+            for load in ["gate-block", "gate-pin", "gate-word", "gate-stream"] {
                 match gated.run(&load.parse().unwrap()).unwrap() {
                     MemoryMeasured::Accessed { count, elapsed_ns } => {
                         assert!(count > 0 && elapsed_ns > 0, "{gate:?} {load}");

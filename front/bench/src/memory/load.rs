@@ -27,6 +27,8 @@ pub enum Operation {
     Pin,
     /// A word of 4 bytes is written.
     Word,
+    /// 128 KiB are copied, one piece behind the other: the bandwidth of memory.
+    Stream,
 }
 
 /// A load.
@@ -66,8 +68,12 @@ impl PageSize {
 
 impl Operation {
     /// The names of all operations.
-    const NAMES: [(Self, &str); 3] =
-        [(Self::Block, "gate-block"), (Self::Pin, "gate-pin"), (Self::Word, "gate-word")];
+    const NAMES: [(Self, &str); 4] = [
+        (Self::Block, "gate-block"),
+        (Self::Pin, "gate-pin"),
+        (Self::Word, "gate-word"),
+        (Self::Stream, "gate-stream"),
+    ];
 }
 
 impl fmt::Display for MemoryLoad {
@@ -92,7 +98,7 @@ impl FromStr for MemoryLoad {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let about = "128M-4k or 16G-2m (memory of 16M to 1024G, pages of 4k or 2m), 512M-3072p \
-                     (some pages are touched), gate-block, gate-pin, gate-word";
+                     (some pages are touched), gate-block, gate-pin, gate-word, gate-stream";
         parse(text).ok_or_else(|| format!("\"{text}\" is no load such as {about}"))
     }
 }
@@ -127,6 +133,7 @@ mod tests {
             "gate-block",
             "gate-pin",
             "gate-word",
+            "gate-stream",
         ] {
             assert_eq!(text.parse::<MemoryLoad>().unwrap().to_string(), text);
         }

@@ -307,7 +307,8 @@ pub struct VmmArgs {
 #[derive(Debug, Args)]
 pub struct MemoryArgs {
     /// Only these loads, as 128M-4k (memory, and its pages: 4k or 2m), gate-block (a device copies
-    /// 4 KiB), gate-pin (pins 128 KiB) or gate-word (writes a word)
+    /// 4 KiB), gate-pin (pins 128 KiB), gate-word (writes a word) or gate-stream (copies all of it
+    /// in pieces of 128 KiB)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     pub load: Vec<slipway_bench::memory::MemoryLoad>,
     /// Only these subjects [default: all that the host has what they need for]; --list shows them

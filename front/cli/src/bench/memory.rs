@@ -36,7 +36,7 @@ const SUBJECTS: [(&str, &str); 14] = [
     ("late", "the same to memory of the pool, clean, of which the pool may still zero other parts"),
     ("given", "the same when all of the memory was given"),
 ];
-const LOADS: [&str; 15] = [
+const LOADS: [&str; 16] = [
     "128M-4k",
     "256M-4k",
     "512M-4k",
@@ -52,6 +52,7 @@ const LOADS: [&str; 15] = [
     "gate-block",
     "gate-pin",
     "gate-word",
+    "gate-stream",
 ];
 /// The loads of a quick run.
 const QUICK: [&str; 4] = ["32M-4k", "32M-2m", "32M-256p", "gate-block"];
