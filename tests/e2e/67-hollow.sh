@@ -137,14 +137,16 @@ refuses "needs guests" bench startup --engine hollow --arms tap "$image"
 ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"
 
 density() { timeout 900 "$slipway" bench density --engine hollow "$@"; }
-density --idle 0.5 --deployed 1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
+density --idle 0.5 --deployed 0,1,2,4 --burst 1,2 --rounds 2 --json --svg "$work/d.svg" "$image" >"$work/d.json" 2>"$work/errors" \
     || fail "bench density: $(tail -3 "$work/errors")"
 python3 - "$work/d.json" "$work/d.svg" <<'CHECK' || fail "the report of density"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
 points = report["sandboxes"]["points"]
 assert report["engine"] == "slipway-hollow" and report["stopped"] == "", report
-assert [point["count"] for point in points] == [1, 2, 4], points
+assert [point["count"] for point in points] == [0, 1, 2, 4], points
+none, *points = points
+assert none["taken"]["vmms"]["pss"] == 0 and [len(burst["rounds"]) for burst in none["bursts"]] == [2, 2], none
 for point in points:
     vmms = point["taken"]["vmms"]
     assert vmms["pss"] >= vmms["pss_shmem"] > 0 and vmms["private"] > 0, vmms
@@ -158,7 +160,7 @@ CHECK
 "$slipway" bench density --report "$work/d.json" --compare "$work/d.json" >"$work/same" || fail "a report of density, shown again"
 grep -q '^one more ' "$work/same" && grep -q '^one sandbox more, PSS: ' "$work/same" || fail "its tables: $(cat "$work/same")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench density leaves $("$slipway" ps)"
-ok "bench density: one, two and four sandboxes, starts beside them, nothing is left"
+ok "bench density: no, one, two and four sandboxes, starts beside them, nothing is left"
 
 # Not by a function of the shell, as `timeout` is here, which would get the signal.
 "$slipway" bench density --engine hollow --deployed 2 --idle 600 "$image" >/dev/null 2>"$work/errors" & bench=$!

@@ -40,9 +40,8 @@ impl SavedReport for DensityReport {
     }
 
     fn check(&self) -> Result<()> {
-        let points = || self.sandboxes.points.iter().chain(&self.replicas.points);
-        ensure!(points().all(|point| point.idle_ns > 0), "a period of idleness has no length");
-        ensure!(self.sandboxes.points.iter().all(|point| point.count > 0), "a point without count");
+        let mut points = self.sandboxes.points.iter().chain(&self.replicas.points);
+        ensure!(points.all(|point| point.idle_ns > 0), "a period of idleness has no length");
         Ok(())
     }
 }
@@ -76,7 +75,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_report_survives_json() {
-        let report = report(&[1, 2], &[0, 1]);
+        let report = report(&[0, 1, 2], &[0, 1]);
         assert_eq!(DensityReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(DensityReport::from_json("{}").is_err());
     }
@@ -85,8 +84,6 @@ pub(super) mod tests {
     fn a_report_that_contradicts_itself_is_refused() {
         let mut forged = report(&[1], &[]);
         forged.sandboxes.points[0].idle_ns = 0;
-        assert!(DensityReport::from_json(&forged.to_json().unwrap()).is_err());
-        let forged = report(&[0], &[]);
         assert!(DensityReport::from_json(&forged.to_json().unwrap()).is_err());
     }
 }

@@ -32,13 +32,14 @@ pub struct DensityArgs {
     /// Image with a program `sleep`, in the cache or to be fetched
     #[arg(required_unless_present = "report")]
     pub image: Option<String>,
-    /// Numbers of sandboxes that are deployed, in ascending order, as many as fit
+    /// Numbers of sandboxes that are deployed, in ascending order, as many as fit; 0: further ones
+    /// start beside none
     #[arg(
         long,
         value_name = "N",
         value_delimiter = ',',
         default_value = "1,2,4,8",
-        value_parser = clap::value_parser!(u32).range(1..=4096),
+        value_parser = clap::value_parser!(u32).range(0..=4096),
     )]
     pub deployed: Vec<u32>,
     /// Then: numbers of containers in one pod

@@ -193,9 +193,9 @@ async fn warm_up(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityRepo
 }
 
 /// Returns what each sandbox took at the last point, as far as processes or the host have it,
-/// bytes.
+/// bytes. Returns `None` if no point has sandboxes.
 fn largest(series: &Series) -> Option<f64> {
-    let last = series.points.last()?;
+    let last = series.points.last().filter(|point| point.count > 0)?;
     let each = |quantity| series.each(last, quantity);
     Some(each(Quantity::Pss).max(each(Quantity::Host)).max(LEAST))
 }
@@ -367,6 +367,7 @@ mod tests {
             BenchCli::try_parse_from(["slipway-bench", "density"].iter().chain(words)).is_ok()
         };
         assert!(!parsed(&[]) && parsed(&["--report", "a.json"]) && parsed(&["x"]));
-        assert!(!parsed(&["x", "--deployed", "0"]) && !parsed(&["x", "--replicas", "100"]));
+        assert!(parsed(&["x", "--deployed", "0,1000"]) && !parsed(&["x", "--deployed", "5000"]));
+        assert!(!parsed(&["x", "--replicas", "100"]));
     }
 }
