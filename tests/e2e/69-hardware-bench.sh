@@ -21,6 +21,9 @@ start_daemon
 bench=(bench block --quick --rounds 1 --workload randrw-4k-d4 --image "$image" --memory 192M)
 
 echo 0 >"$devices/$disk/sriov_drivers_autoprobe"
+# An earlier test may have left it with vfio-pci.
+[ -z "$(driver_of "$one")" ] || echo "$one" >"$devices/$one/driver/unbind"
+echo >"$devices/$one/driver_override"
 refuses "$one has no driver, and .*drivers_probe" "${bench[@]}" --only passthrough --pci "$one"
 refuses "$nic is no NVMe controller" "${bench[@]}" --only qemu-passthrough --pci "$nic"
 echo nvme >"$devices/$one/driver_override" && echo "$one" >/sys/bus/pci/drivers_probe

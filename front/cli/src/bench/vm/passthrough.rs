@@ -177,6 +177,8 @@ impl Function {
 
     /// Starts a guest that has the function.
     fn start(&self, way: Way) -> Result<Held> {
+        let mut client = self.node.functions();
+        self.node.wait(remove_left(&mut client))?;
         let (mut pool, mut spec) = (None, self.node.template());
         let device = match (way, &self.hardware) {
             (Way::Broker, hardware) => {
@@ -243,10 +245,7 @@ struct OwnPool {
 impl OwnPool {
     fn make(node: &Rc<Node>, address: &str) -> Result<Self> {
         let (mut client, name) = (node.functions(), format!("{POOL}{}", std::process::id()));
-        node.wait(async {
-            remove_left(&mut client).await?;
-            vf::make_hardware(&mut client, &name, address).await
-        })?;
+        node.wait(vf::make_hardware(&mut client, &name, address))?;
         Ok(Self { node: Rc::clone(node), name })
     }
 }
