@@ -23,8 +23,11 @@ macro_rules! causes {
         /// Users see a new cause without further changes of code. Names and counts go through the
         /// fields `dropped_in` and `dropped_out` of `SwitchPort` in the plane's interface to
         /// `slipway port stats` and `inspect`, and to the metric
-        /// `slipway_port_dropped_frames_total`. The table of causes in `docs/networks.md` explains
-        /// each name; `deploy/check/docs.py` fails if it lacks one.
+        /// `slipway_port_dropped_frames_total`. `slipway inspect --live` shows the sum of all
+        /// causes for each direction (`inspect` and `running` of this crate). The table of causes
+        /// in `docs/networks.md` explains each name; `deploy/check/docs.py` fails if it lacks one.
+        /// Of this crate's tests, `forwarding`, `receive_rate` and `decorators` compare the counts
+        /// of causes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Drop {

@@ -1,7 +1,10 @@
 //! `slipway doctor`: reports what this host can do, what is missing, and the command that mends it.
 //!
 //! A new check is a function that returns a `Finding`, in the list of `doctor`. It changes nothing
-//! on the host, and what mends the lack is a command.
+//! on the host, and what mends the lack is a command. Its decision is a function of what was found
+//! on the host, with a test below, and `tests/e2e/50-bad-input.sh` runs the command. The section of
+//! `docs/operation.md` about what needs the host's part names the check;
+//! `deploy/kubernetes/node/services.sh` reports lines with the word `MISSING`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

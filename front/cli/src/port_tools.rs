@@ -171,6 +171,10 @@ async fn begin_capture(
 }
 
 /// Runs `slipway port trace`.
+///
+/// A frame's line arrives as text: `host/fabric/src/capture.rs` makes it by the `Display` of
+/// `slipway_switch::decorators::Summary`, and that by those of the views of `spec/ethernet-spec`.
+/// Only the time before it is formatted here.
 pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result<i32> {
     let port = reference(node, config, &args.port).await?;
     let mut plane = connect_plane(node, config).await?;

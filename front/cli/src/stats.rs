@@ -4,11 +4,15 @@
 //! (`service`) fills in. One that the guest knows is a field of `StatsReply` in `agent.proto` too,
 //! which the agent's `stats` fills in; an earlier agent leaves it 0. `stats_json` has every figure
 //! but those of `group`, which only containerd gets; `HEADER` and `stats_row` have those of the
-//! table. containerd's form of them is in `front/shim` (`stats`).
+//! table, which the tests below read. containerd's form of them is in `front/shim` (`stats`).
 //!
 //! A figure of a container's control group is a field of `GroupStats`, or of a message in it, in
 //! both protos. `group.rs` of `sandbox/agent` reads it, and `service/groups.rs` of
 //! `sandbox/runtime` passes it on.
+//!
+//! `docs/observe.md` or the page of the figure's subject says what it counts. A figure for
+//! monitoring is a metric as well: `metrics/figures.rs`. `12-pods.sh` of `tests/e2e` reads
+//! `slipway stats --json`.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -1,4 +1,19 @@
 //! The network configuration, from the input (CNI specification, *Section 1*).
+//!
+//! A new key is a field of [`Configuration`], or of [`RuntimeConfig`] if it is a capability (rates:
+//! `bandwidth`), with its check in `Configuration::check` and a case in the tests below. What the
+//! daemon must know of it goes on from here:
+//! - `Operation::attach` (`commands`) puts it into `AttachRequest` of `network.proto`
+//!   (`host/plane-api`), where its absence stands for what was before;
+//! - `Request::of` (`host/network`, `networks/attachment_request.rs`) checks it again;
+//! - `Attachment` (`host/network`, `attachment.rs`) has it on disk, with `#[serde(default)]` since
+//!   files of earlier builds lack it, if the next daemon needs it;
+//! - settings of a function of hardware are in `HardwareSettings`, and `take_function`
+//!   (`networks/functions.rs`) gives them to the pool, which has them in `Client` of `vf.proto`.
+//!
+//! `fuzz::operation`, the fuzz target `cni-operations`, calls what reads the key. `docs/cni.md` has
+//! a row, and `docs/walks/attach.md` the step if there is a new one. End-to-end tests are
+//! `tests/e2e/76-cni.sh` and `76-cni-pool.sh`, and `69-hardware-nic.sh` for keys of hardware.
 
 use std::path::PathBuf;
 
@@ -36,8 +51,8 @@ pub struct Configuration {
     /// The interface carries settings only, and a sandbox gets the network's port in its place.
     #[serde(default)]
     pub function: bool,
-    /// The pool of which such a sandbox gets a function, which is taken for it, or a program at the
-    /// socket of a hardware function does; empty: none.
+    /// The pool of which ADD takes a function for the attachment; empty: none. A sandbox in the
+    /// namespace has that function. One of hardware is for a program at the function's socket.
     #[serde(default)]
     pub pool: String,
     /// The VLAN of a hardware function; 0: that of its pool.

@@ -8,8 +8,8 @@
 //!
 //! A new option is a field of its message in `proto/containerd.proto`, and of `Options` with an arm
 //! in `read`; for containerd's settings also a name in `NAMES` and an arm in `section`. [`check`]
-//! has its effect on Create, or a function as [`shim_cgroup`] that on `start`. It has a row in
-//! `docs/containerd.md`, "Runtime options".
+//! has its effect on Create, or a function as [`shim_cgroup`] that on `start`. It has a case in the
+//! tests below, and a row in `docs/containerd.md`, "Runtime options".
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

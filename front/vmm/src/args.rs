@@ -3,7 +3,9 @@
 //!
 //! A new option is a field of `Args`, an arm in `parse`, and a line of `help.txt`. The daemon gives
 //! it in `arguments` of `native/args.rs` (`host/hypervisor`), from a field of `VmSpec`, for which
-//! `qemu/args.rs` has an option of QEMU's, or `Capabilities` an answer. `docs/vmm.md` has it.
+//! `qemu/args.rs` has an option of QEMU's, or `Capabilities` an answer. `docs/vmm.md` has it. Tests
+//! are below and, for the daemon's side, in `host/hypervisor/tests/native`; `70-kvm.sh` of
+//! `tests/e2e` runs it with a guest.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;

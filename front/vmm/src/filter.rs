@@ -8,6 +8,12 @@
 //! The faults of memory that a pool gave are served for this process's mappings, as they are. A
 //! copy of them, in a child process or moved by mremap(2), would show what pages held before, and
 //! so would pages that madvise(2) collapses into a huge one: no thread can do any of this.
+//!
+//! A new call is in the list of the thread that makes it, whose comment says what for; a call whose
+//! arguments matter has a decision in `rules`. It must not be among those that the launcher
+//! refuses (`host/hypervisor`, `cage/filter.rs`). What it gives to a VMM that was taken over is in
+//! `SECURITY.md`. The tests below make calls under the filter; `tests/process` of this crate and
+//! `70-kvm.sh` of `tests/e2e` find a call that is missing.
 
 use libc::c_long;
 use slipway_syscall_filter::{Action, Comparison, Decision, Operator, Rules};

@@ -3,7 +3,9 @@
 //!
 //! A new ability of machines is a method of [`Vm`], which refuses by default if some VMMs lack it.
 //! Module `vm` implements it, by commands of `qmp`. If callers have to know it before a start, it
-//! is a field of [`Capabilities`] too, which `native`, `qemu` and `hollow` fill in.
+//! is a field of [`Capabilities`] too, which `native`, `qemu` and `hollow` fill in. Tests:
+//! `qmp/tests.rs`, and `tests/native` with a program in the VMM's place; `NoVm` of
+//! `sandbox/runtime/tests/harness` needs the method if the runtime calls it there.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,10 @@
 //! The plane's gRPC service.
 //!
 //! A new call is in `proto/plane.proto` of `host/plane-api`, with its errors, and here. Work that
-//! may block is done in `blocking`; a change to what a reactor owns is a message to it.
+//! may block is done in `blocking`; a change to what a reactor owns is a message to it. A call that
+//! changes what outlives the daemon describes that first (`keep`). Callers have it by
+//! `slipway_plane_api::PlaneClient`: `sandbox/runtime`, and `front/cli`, by a command of its own
+//! file. Tests: a file of `host/plane/tests`, and a script of `tests/e2e` for the command.
 
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};

@@ -30,6 +30,14 @@
 //! listens at that address through the engine in another namespace, the tenant gets the connections
 //! to it that a rule lets through, also those meant for a listener of the kernel's elsewhere. A
 //! rule to a tenant lets that tenant alone do so; a rule to a network or to `"*"` lets everybody.
+//!
+//! A new key is a field of `WrittenTenant` or `WrittenRule`, with its check where that becomes a
+//! [`Tenant`] or a rule, or one of `AllLimits` (`accounts`). A key that an engine does not know is
+//! an error there, so files with it are for later engines. The broker asks the policy in
+//! `broker/route.rs` (who may reach whom) and `broker/tenant_limits.rs`; a reload gives it the next
+//! one (`Broker::renew`), and guests' engines get it by `Guests::go_by`. Tests are below, in
+//! `broker/tenant_limits.rs` and in `tests/namespaces_as_root.rs`; `docs/sockets.md`, "Tenants and
+//! policy", has each key.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

@@ -283,8 +283,11 @@ impl Client {
         }
     }
 
-    /// Writes registers and does not wait for a reply. Waits while the server does not read earlier
-    /// messages.
+    /// Writes registers and does not wait for a reply, whether or not the server has permitted it
+    /// (`slipway_posted_writes`): [`Client::put`] heeds that. Without the permission, the caller
+    /// sees to it that nothing depends on the order of the write and of eventfds that it raises,
+    /// and that no successor of the server goes on with the function, for which a write that the
+    /// server has not read would be lost. Waits while the server does not read earlier messages.
     ///
     /// # Errors
     /// [`ClientError`], but never [`ClientError::Refused`].

@@ -34,8 +34,9 @@ pub struct Capabilities {
     pub one_connection: Option<bool>,
     /// An extension of Slipway. The client may write registers of BARs with `No_reply`, also where
     /// it raises eventfds: the function looks at all that eventfds announce after each such write,
-    /// so that an eventfd may overtake a write. A server does not permit this for a function that
-    /// its successor goes on with: writes that it has not read would be lost.
+    /// so that an eventfd may overtake a write. A server permits this to any client that asks, but
+    /// to one that resumes the function ([`Capabilities::resume`]): writes that the server has not
+    /// read would be lost for its successor.
     #[serde(rename = "slipway_posted_writes", skip_serializing_if = "Option::is_none")]
     pub posted_writes: Option<bool>,
 }

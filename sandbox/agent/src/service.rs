@@ -5,7 +5,8 @@
 //! `service`) and `tests/harness/guest.rs` of the runtime. A sandbox that outlived its daemon has
 //! an older agent: that answers Unimplemented to a call that it does not know, and ignores such a
 //! field. `PROTOCOL` is raised only for what would then go wrong, since the next daemon ends
-//! sandboxes of another number.
+//! sandboxes of another number. Tests: `sandbox/agent/tests`, and `sandbox/runtime/tests`, of which
+//! `hostile_guest.rs` has an agent that answers wrongly.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,10 @@
 //! failure the container has no zygote any more: its program is started anew for each request. In
 //! both cases all that comes of a process ends with it, and it ends with its Stdio stream. What a
 //! zygote started, as a program that leaves a daemon and ends, ends with the zygote.
+//!
+//! How a fork is made is in `init/fork.rs`. Tests are in both files, and `tests/e2e/18-function.sh`
+//! has programs that can be forked and others; `docs/functions.md`, "Zygotes", has the rules for
+//! programs.
 
 use std::sync::Arc;
 use std::time::Duration;

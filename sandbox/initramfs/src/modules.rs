@@ -1,4 +1,11 @@
 //! The kernel modules that a sandbox needs, and the order in which they must be loaded.
+//!
+//! A new driver is an entry of one of the lists below. `guest/kernel/sandbox.config` has it built
+//! in, and `wanted` of `guest/kernel/build` names it. A new list is one of the groups of `build`
+//! (`lib.rs` of this crate, whose tests have the folders); if only some sandboxes need it, it has a
+//! field of `Extras` there, and one of `Needs` in `sandbox/runtime` (`record/needs.rs`), of which
+//! `boot.rs` makes it. The agent loads a folder of `/modules` in `machine.rs` (`sandbox/agent`).
+//! `docs/guest-kernel.md` says what sandboxes need of a kernel; any test of `tests/e2e` boots it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -4,7 +4,10 @@
 //! `#[serde(default)]`, which [`Node::create`] checks and fills in. `refuse_machine` of
 //! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `asked_too_much` of
 //! `snapshot/begin.rs` says whether a fork may have another value. It comes from `front/cli`
-//! (`args/run.rs`, `spec.rs`), and by an annotation from `front/shim` (`spec`).
+//! (`args/run.rs`, `spec.rs`), and by an annotation from `front/shim` (`spec`). Tests:
+//! `sandbox/runtime/tests`, whose `harness` runs the daemon with a guest of the test's own, those
+//! of `pod/request.rs` and `snapshot/begin.rs`, and a script of `tests/e2e`. `docs/sandboxes.md` or
+//! the page of its subject has it, and `docs/pods.md` if pods have it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

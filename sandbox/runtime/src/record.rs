@@ -5,7 +5,9 @@
 //!
 //! `slipway inspect` prints the record, and has no form but JSON: a field of [`Record`] is shown
 //! without further code. What is shown and not recorded, such as the memory that layers hold now,
-//! is added in `layers::described`, by the caller `inspect` in `service`.
+//! is added in `layers::described`, by the caller `inspect` in `service`. A record of an
+//! earlier build is read in the tests of `record/store.rs` and `record/volume.rs`, and
+//! `docs/operation.md` says what is in the sandbox's directory.
 
 mod boot;
 mod container;

@@ -4,7 +4,10 @@
 //! A new stage has its name in `starts::STAGES`, so that the metrics count it (an assertion fails
 //! in debug builds otherwise), in the drawing and the steps of `docs/walks/sandbox.md`, and in
 //! `palette.rs` of `front/bench` if it is to have a fixed colour. What it makes on the host is in
-//! the sandbox's record on disk before it is made, and `release::release` gives it back.
+//! the sandbox's record on disk before it is made, and `release::release` gives it back. A stage of
+//! the guest is in `STAGES` of `sandbox/agent-protocol` as well. Tests: those of `starts.rs`, and
+//! `tests/e2e/41-start-kills.sh`, which kills the daemon at steps of a start and looks for what is
+//! left.
 
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;

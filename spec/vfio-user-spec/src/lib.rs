@@ -26,7 +26,9 @@
 //! }}
 //! ```
 //! (The values shown are the specification's defaults where it has one.) The server's reply holds
-//! only members that the client proposed. The host parses the text, not this crate.
+//! only members that the client proposed. The host parses the text, not this crate: `Capabilities`
+//! of `host/vfio-user-wire` has the members in use, and beside the specification's the three
+//! extensions `slipway_resume`, `slipway_one_connection` and `slipway_posted_writes`.
 //!
 //! Dependencies: `zerocopy` for checked views of bytes, `bitflags` for flag words.
 #![no_std]

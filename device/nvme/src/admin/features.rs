@@ -5,7 +5,9 @@
 //! it, if there is one. Its value is a field of `crate::features::Features`: with
 //! `#[serde(default)]`, so that the state of an older build can be read, and with a check in
 //! `Features::fits` if not every saved value is valid. Threads of I/O commands get it in
-//! `crate::features::Tuning`. The test `features_can_be_set_and_read` has a row for it.
+//! `crate::features::Tuning`. The test `features_can_be_set_and_read` (`tests/admin.rs`) has a row
+//! for it, and `tests/saved.rs` tries saved states; the fuzz target `nvme-admin` reaches it as it
+//! is.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;

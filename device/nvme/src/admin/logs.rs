@@ -1,11 +1,14 @@
 //! Get Log Page (section 5.14).
 //!
-//! A new page has its number in `slipway_nvme_spec::log::LogId`, its arm in `Home::fill_log`, in
-//! `event_type` the event that reading it unmasks, if any, and its bits of LPA in `identify`. If a
-//! read without Retain Asynchronous Event clears what it reported, `get_log_page` does so once the
-//! reply has been sent, for the part that was sent: see `LogId::ChangedNamespaces`. State that the
+//! A new page has its number in `slipway_nvme_spec::log::LogId`, its arm in `Home::fill_log`, and
+//! in `event_type` the event that reading it unmasks, if any. Its bit of LPA, if it has one, is a
+//! constant of `IdentifyController` (`spec/nvme-spec/src/identify.rs`), which `admin::identify`
+//! sets. If a read without Retain Asynchronous Event clears what it reported, `get_log_page` does
+//! so once the reply has been sent, for the part that was sent: see `LogId::ChangedNamespaces`.
+//! Tests read pages by `log` of `device/nvme/src/tests/admin.rs`, where `logs_have_offsets` reads
+//! parts of them, and `docs/measurements/suites.md` has what tests of others miss. State that the
 //! page alone has is also a field in `persist::state`, so that a successor of the controller
-//! reports it:
+//! reports it (`tests/killed.rs`, `saved.rs`):
 //! - With a new version there, the next daemon refuses to start while the keeper has endpoints of
 //!   the last one (`JOURNAL_VERSION`): their sandboxes must end first.
 //! - A field that may be missing has `#[serde(default)]` and leaves the version, as in `features`.

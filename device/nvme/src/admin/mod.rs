@@ -4,8 +4,9 @@
 //! `COMMANDS`, from which log page 5 and the fuzz target `nvme-admin` take it, and its arm in
 //! `Home::execute_admin`. What it changes is part of the saved state (`persist::state`) and is
 //! there before the command ends: `Home::end_admin` does that. Its bit of OACS (`admin_commands`),
-//! if it has one, is in `identify`. Tests: `admin`, `bad_commands`, and `killed` if it changes
-//! state.
+//! if it has one, is in `identify`. Tests (`device/nvme/src/tests`): `admin`, `bad_commands`, and
+//! `killed` if it changes state. `docs/disks.md` names the commands of the controller, and
+//! `docs/measurements/suites.md` the tests of others that need what it lacks.
 
 mod features;
 mod identify;

@@ -14,8 +14,8 @@
 //! - `IO` in `fuzz`; of the tests `io` or `steps`, `bad_commands`, and `admin` for the two logs.
 //!
 //! A command that was fetched is carried out again after a kill (`journal`): twice must do no harm.
-//! `docs/disks.md` lists what the controller offers, and `docs/measurements/suites.md` the tests of
-//! others that need what it lacks.
+//! `docs/disks.md` names the commands of the controller, and `docs/measurements/suites.md` the
+//! tests of others that need what it lacks.
 
 use slipway_block::{DiskError, Operation, Request};
 use slipway_nvme_spec::NSID_ALL;

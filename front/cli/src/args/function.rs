@@ -1,4 +1,10 @@
 //! Arguments of the commands about functions.
+//!
+//! A new option of `function serve` is a field of [`FunctionServeArgs`]. `limits`, `bounds` or
+//! `plan` of `function/serve.rs` checks it and passes it on: the first to `Limits` of the
+//! scheduler, the second to what a request may be, the third to the sandboxes. What a command is
+//! told of its request is in `environment` of `function/http.rs`. Tests: those of `serve.rs`, and
+//! `tests/e2e/18-function.sh`; `docs/functions.md` has it, and `SECURITY.md` if it opens something.
 
 use std::net::SocketAddr;
 use std::time::Duration;

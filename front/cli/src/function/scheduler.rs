@@ -12,6 +12,11 @@
 //! Beyond the paper: of several idle replicas the last used one is taken, so that the others grow
 //! old; the fullest sandbox grows first; a sandbox in which a replica could not be made does not
 //! grow any more; after a failure nothing is made for a time that doubles with each.
+//!
+//! A new rule is here alone, with a case in `scheduler/tests.rs`, of which
+//! `bounds_hold_whatever_happens` tries any order of events; the dispatcher carries out its
+//! `Action`s. `docs/functions.md` describes the rules, `tests/e2e/18-function.sh` shows them, and
+//! `slipway bench function` measures what one costs.
 
 mod sandbox;
 #[cfg(test)]

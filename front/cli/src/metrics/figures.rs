@@ -5,7 +5,8 @@
 //! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
 //! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. It
 //! is encoded here, in one of the functions that `encode` calls. The test
-//! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row.
+//! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row;
+//! `tests/e2e/96-metrics.sh` reads the metrics of a daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -8,7 +8,8 @@
 //! own. [`run_spec`] reads it for a container with a sandbox of its own, [`pod_spec`] for a pod,
 //! [`member_spec`] for a container of a pod, and [`restored_spec`] if a container that begins with
 //! a checkpoint may have another value than the saved one. One that needs the daemon or other tasks
-//! is read by `Maker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md`.
+//! is read by `TaskMaker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md` and
+//! a case in `src/tests/config.rs`; `tests/e2e/75-pods.sh` has pods with annotations.
 //! A setting that no field of `RunSpec` stands for yet needs one: the head of `create` in
 //! `sandbox/runtime`.
 //!

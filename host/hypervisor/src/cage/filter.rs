@@ -12,6 +12,11 @@
 //!
 //! This filter belongs to the cage, independently of any filter that a VMM adds itself: the kernel
 //! takes the stricter answer of the two.
+//!
+//! A further call that is refused is in `DENIED`, or has a decision in `filter`. Neither
+//! `slipway-vmm` (`front/vmm`, `filter`) nor `slipway-fs` (`front/fs`, `filter`) nor QEMU may need
+//! it. Tests: `tests/cage_as_root`, whose program makes the calls within a cage. `SECURITY.md` says
+//! what a caged process can do.
 
 use libc::c_long;
 use slipway_machine::MAX_HOLE;

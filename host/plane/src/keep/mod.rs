@@ -14,6 +14,13 @@
 //!
 //! A predecessor with another layout is refused before anything of it is touched.
 //!
+//! A new part of an endpoint's state is a field of [`place::Description`], which a build without it
+//! ignores: no version changes. A part of the server's or a device's is in its own journal, whose
+//! version is a word of `layout`. A descriptor has a slot of the shelf (`HOST_SLOTS` of
+//! `host/vfio-user`). `layout::VERSION` is raised if the meaning of slots or the order of parts is
+//! another one. Tests: `host/plane/tests`, `kept.rs`, `kept_full.rs` and `killed`, and
+//! `tests/e2e/35-restart.sh`; `docs/walks/restart.md` and `docs/operation.md` say what goes on.
+//!
 //! Before a successor opens a disk, no request of the predecessor may be in flight: requests in
 //! io_uring outlive a killed process for as long as the medium takes. Each ring holds a descriptor
 //! of one locked file (the *witness*), and releases it when its last request has ended. So a

@@ -22,7 +22,8 @@
 //! were saved before are refused. Those of another release are refused anyway (`Identity::build`),
 //! but all builds of one release have the same number. What a saved machine and its successor must
 //! have in common, such as an optional device, is in `Identity`, with its check in
-//! `Identity::check`.
+//! `Identity::check`. Tests: `saved.rs` of `tests/guests`, and the fuzz target `vmm-state`, which
+//! changes states.
 
 mod functions;
 mod shown;

@@ -6,7 +6,8 @@
 //! `Local` if documents lead to its layers, `Ready` if it is layers alone. `Error::BadSource`, the
 //! help of `slipway image import` (`front/cli/src/args/manage.rs`) and `docs/images.md` name the
 //! kind. Its author is hostile: links, sizes and counts are bounded by [`Limits`], and a parser of
-//! its own has a fuzz target.
+//! its own has a fuzz target. Tests are a file of `src/tests` as `layout.rs` or `folder.rs`,
+//! `hostile.rs`, and `tests/e2e/50-bad-input.sh`.
 
 pub(crate) mod archive;
 mod beneath;

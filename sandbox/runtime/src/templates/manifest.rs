@@ -5,7 +5,9 @@
 //! `#[serde(default)]`, and `skip_serializing_if` keeps it out of descriptions without it, which
 //! earlier builds then read. Any other change raises `VERSION`, and templates and snapshots of
 //! earlier builds are refused. The types of `record` in it ([`Origin`], [`Settings`], [`Volume`])
-//! are those of sandboxes' records.
+//! are those of sandboxes' records. What a fork cannot have otherwise than its template is in
+//! `Shape`. Tests are below; the fuzz targets `template-manifest` and `snapshot-import` read
+//! descriptions; `docs/snapshots.md` and `docs/templates.md` list the files.
 //!
 //! The description has a digest of itself beside its fields: SHA-256 of the JSON of all other
 //! fields, without white space and with the names of each object in ascending order. It finds

@@ -4,6 +4,12 @@
 //! client is here, since a registry may be hostile and every answer needs bounds. A document or an
 //! error message is read up to its limit and within its time (`http`), and so is a token (`token`).
 //! A layer is a stream, which its reader cuts off.
+//!
+//! A new way to log in is a variant of [`Credentials`], which [`Access::from_docker_config`] finds
+//! for `slipway image`, `slipway fetch` and the snapshotter alike. It is sent by `authorize` here
+//! or `token`, and never to another registry than its own; `Debug` prints no secret. Tests:
+//! `src/tests/registry.rs` and `hostile_registry.rs`; `docs/images.md` and `docs/containerd.md`
+//! ("logins") say whose logins count.
 
 mod http;
 mod origin;
