@@ -57,9 +57,9 @@ impl Region {
         Self::of_peer(file, offset, len, permissions, pages::own())
     }
 
-    /// Maps `len` bytes at `offset` of a file that a client passed; neither must be a multiple of a
-    /// page. After the last reference is dropped, the memory is unmapped through the client's
-    /// `bin`.
+    /// Maps `len` bytes at `offset` of a file that a client passed. Neither number needs to be a
+    /// multiple of the page size. After the last reference is dropped, the memory is unmapped
+    /// through the client's `bin`.
     ///
     /// # Errors
     /// As for [`Mapping::file`]: all are the client's fault except a lack of memory.
@@ -160,9 +160,9 @@ impl Region {
         }
     }
 
-    /// Gives the whole region to hardware, which reaches it without this process. Takes all late
-    /// memory of the region first, which writes the first bytes of what was not zeroed ahead and
-    /// may last for seconds.
+    /// Gives the whole region to hardware, which reaches it without this process and cannot wait
+    /// for a page. So all late memory ([`LateMemory`]) of the region that was not zeroed ahead
+    /// first gets the bytes with which its user begins, which may last for seconds.
     ///
     /// Returns `None` for message-only memory, and if the host has no page left.
     pub fn give_to_hardware(&self) -> Option<Given> {

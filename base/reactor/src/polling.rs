@@ -1,5 +1,5 @@
 //! The time for which a reactor polls before it sleeps, learned from the lengths of its sleeps, and
-//! the times at which a reactor with ready tasks looks for kernel events.
+//! the times at which a reactor with ready tasks checks for kernel events.
 
 use std::time::{Duration, Instant};
 
@@ -36,40 +36,40 @@ impl Polling {
     }
 }
 
-/// Time between two looks for kernel events while tasks are ready: a look costs a system call, a
+/// Time between two checks for kernel events while tasks are ready: a check is a system call, and a
 /// round may cost far less. It is also the longest delay with which a busy reactor sees an event.
-const LOOK_PERIOD: Duration = Duration::from_micros(20);
+const CHECK_PERIOD: Duration = Duration::from_micros(20);
 /// Time after an event in which another one is expected.
 const ROW: Duration = Duration::from_micros(50);
 
-/// The times of looks for kernel events while tasks are ready.
+/// The times of checks for kernel events while tasks are ready.
 ///
 /// A peer that sends a message and waits for the reply, as a VMM does for each register that a
-/// driver reads, sends the next message only then. With one look in a [`LOOK_PERIOD`] it would have
-/// one reply in that time for as long as any task polls memory. So events that follow each other
-/// are looked for after each round without work, in which a look takes nothing from a task.
+/// driver reads, sends the next message only then. With one check in a [`CHECK_PERIOD`] it would
+/// have one reply in that time for as long as any task polls memory. So events that follow each
+/// other are looked for after each round without work, in which a check takes nothing from a task.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Looks {
-    /// The time of the next look.
+pub(crate) struct EventChecks {
+    /// The time of the next check.
     due: Instant,
     /// The time up to which another event is expected.
     row_end: Instant,
 }
 
-impl Looks {
-    /// Begins at `now`, as if a look had found nothing.
+impl EventChecks {
+    /// Begins at `now`, as if a check had found nothing.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { due: now + LOOK_PERIOD, row_end: now }
+        Self { due: now + CHECK_PERIOD, row_end: now }
     }
 
-    /// Returns whether to look at `now`, after a round that `had_work` or had none.
+    /// Returns whether to check at `now`, after a round that `had_work` or had none.
     pub(crate) fn is_due(&self, now: Instant, had_work: bool) -> bool {
         now >= self.due || (!had_work && now < self.row_end)
     }
 
-    /// Notes a look at `now`, which found an event or none.
-    pub(crate) fn looked(&mut self, now: Instant, found: bool) {
-        self.due = now + LOOK_PERIOD;
+    /// Notes a check at `now`, which found an event or none.
+    pub(crate) fn checked(&mut self, now: Instant, found: bool) {
+        self.due = now + CHECK_PERIOD;
         if found {
             self.row_end = now + ROW;
         }
@@ -84,14 +84,14 @@ mod tests {
     fn events_that_follow_each_other_are_seen_sooner_where_that_costs_no_work() {
         let begin = Instant::now();
         let at = |micros| begin + Duration::from_micros(micros);
-        let mut looks = Looks::new(begin);
-        assert!(!looks.is_due(at(19), false) && looks.is_due(at(20), false));
-        looks.looked(at(20), true);
-        assert!(looks.is_due(at(20), false) && !looks.is_due(at(39), true));
-        assert!(looks.is_due(at(40), true), "work delays an event by one period at most");
-        looks.looked(at(69), false);
-        assert!(!looks.is_due(at(70), false), "the row has ended");
-        assert!(looks.is_due(at(89), false));
+        let mut checks = EventChecks::new(begin);
+        assert!(!checks.is_due(at(19), false) && checks.is_due(at(20), false));
+        checks.checked(at(20), true);
+        assert!(checks.is_due(at(20), false) && !checks.is_due(at(39), true));
+        assert!(checks.is_due(at(40), true), "work delays an event by one period at most");
+        checks.checked(at(69), false);
+        assert!(!checks.is_due(at(70), false), "the row has ended");
+        assert!(checks.is_due(at(89), false));
     }
 
     const MOST: Duration = Duration::from_micros(80);

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::context::{BELL, Watches};
 use crate::mailbox::{Mailbox, Message};
-use crate::polling::{Looks, Polling};
+use crate::polling::{EventChecks, Polling};
 use crate::seat::{Lost, Seat};
 use crate::share::Share;
 use crate::sweep::{Due, Sweeps};
@@ -71,8 +71,8 @@ pub(crate) struct Run {
 /// by now.
 ///
 /// The functions below take the reactor by value and return it with their result, as in
-/// `(run, found) = self.look(run, timeout)?`: so a thread that has lost its reactor cannot use it,
-/// and `?` leads out of its loop.
+/// `(run, found) = self.take_events(run, timeout)?`: so a thread that has lost its reactor cannot
+/// use it, and `?` leads out of its loop.
 type StillOurs<T> = Result<(Box<Run>, T), Box<Lost>>;
 
 impl Run {
@@ -269,7 +269,7 @@ impl Worker {
 
     /// Runs rounds of all ready tasks until the reactor ends.
     fn go_round(&self, mut run: Box<Run>) -> StillOurs<()> {
-        let mut looks = Looks::new(run.last_work);
+        let mut checks = EventChecks::new(run.last_work);
         let (mut now, mut rounds, mut worked) = (run.last_work, 0, false);
         // Messages that the reactor's previous thread left unhandled.
         (run, ()) = self.handle_mail(run)?;
@@ -287,7 +287,7 @@ impl Worker {
             }
             rounds -= 1;
             if run.ready.is_empty() {
-                (run, ()) = self.wait(run, now)?;
+                (run, ()) = self.check_or_sleep(run, now)?;
                 rounds = 0;
                 continue;
             }
@@ -298,11 +298,11 @@ impl Worker {
                 worked = true;
                 rounds = 0;
             }
-            if looks.is_due(now, had_work) {
+            if checks.is_due(now, had_work) {
                 let found;
-                (run, found) = self.look(run, Some(Duration::ZERO))?;
-                looks.looked(now, found);
-                // A look takes longer than the reading of the clock.
+                (run, found) = self.take_events(run, Some(Duration::ZERO))?;
+                checks.checked(now, found);
+                // A check takes longer than the reading of the clock.
                 rounds = 0;
                 if found {
                     run.worked(now);
@@ -315,17 +315,18 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// Looks for events, and sleeps if there was no work for the polling time.
-    fn wait(&self, run: Box<Run>, now: Instant) -> StillOurs<()> {
+    /// Checks for events while no task is ready, and sleeps if there was no work for the polling
+    /// time.
+    fn check_or_sleep(&self, run: Box<Run>, now: Instant) -> StillOurs<()> {
         if now.duration_since(run.last_work) < run.polling.budget() {
-            let (mut run, found) = self.look(run, Some(Duration::ZERO))?;
+            let (mut run, found) = self.take_events(run, Some(Duration::ZERO))?;
             if found {
                 run.worked(now);
             }
             return Ok((run, ()));
         }
         let until = run.until_deadline(now);
-        let (mut run, found) = self.look(run, until)?;
+        let (mut run, found) = self.take_events(run, until)?;
         let woken = Instant::now();
         // Several sleeps until there is work, caused by deadlines, count as one.
         let slept = run.slept.unwrap_or_default() + woken.duration_since(now);
@@ -336,9 +337,10 @@ impl Worker {
         Ok((run, ()))
     }
 
-    /// Waits for kernel events for at most `timeout` (`None`: for ever). Returns whether there were
-    /// any. If the kernel cannot wait, the reactor stops.
-    fn look(&self, mut run: Box<Run>, timeout: Option<Duration>) -> StillOurs<bool> {
+    /// Takes kernel events, and delivers each to its task, whose turn comes in the next round.
+    /// Waits for them for at most `timeout` (`None`: for ever; zero: not at all). Returns whether
+    /// there were any. If the kernel cannot wait, the reactor stops.
+    fn take_events(&self, mut run: Box<Run>, timeout: Option<Duration>) -> StillOurs<bool> {
         let sleeps = timeout != Some(Duration::ZERO);
         let timeout = timeout.map(|time| Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),

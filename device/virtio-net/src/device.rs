@@ -60,7 +60,7 @@ pub struct Device {
     /// `true` if the driver has reset the device and the port may still have the queues.
     resetting: bool,
     /// `true` if the queues' registers have changed since the port got the queues.
-    pub(crate) changed: bool,
+    pub(crate) queues_changed: bool,
     /// `true` if queues go on where their used index says, instead of at 0.
     pub(crate) resumes: bool,
     /// The link state that the driver was told last.
@@ -95,7 +95,7 @@ impl Device {
             control: None,
             quiesced: false,
             resetting: false,
-            changed: false,
+            queues_changed: false,
             resumes: false,
             link: true,
             journal,
@@ -143,11 +143,12 @@ impl Device {
     /// Returns whether the function needs the data path back from the port.
     fn wants_path(&self) -> bool {
         let resets = self.transport.registers.queues.iter().any(|queue| queue.resetting);
-        self.quiesced || resets || self.changed || !self.runs()
+        self.quiesced || resets || self.queues_changed || !self.runs()
     }
 
-    /// Brings the device into the state that the registers ask for, as far as the port allows.
-    /// Never waits.
+    /// Does what the registers ask for: resets the device and queues, and gives the queues to the
+    /// port. Each of these needs the data path, so while the port has it, this only asks for it
+    /// back if it is needed, and a later call goes on. Never waits.
     fn advance(&mut self) {
         if self.away && self.live.is_broken() {
             self.transport.need_reset();
@@ -190,7 +191,7 @@ impl Device {
         self.transport.reset_device();
         self.driven = Driven::new(self.settings.mac, self.settings.pairs);
         (self.path, self.control) = (None, None);
-        (self.changed, self.resumes) = (false, false);
+        (self.queues_changed, self.resumes) = (false, false);
     }
 
     fn begin_reset(&mut self) {
@@ -217,7 +218,7 @@ impl Device {
             self.transport.need_reset();
             return;
         }
-        (self.changed, self.away) = (false, true);
+        (self.queues_changed, self.away) = (false, true);
         self.live.set_broken(false);
         self.exchange.send(path);
         self.exchange.wake();
@@ -230,7 +231,7 @@ impl Device {
             Effect::Reset => self.begin_reset(),
             Effect::Status(new) => self.status_set(new),
             Effect::Enable(queue) => self.enabled(queue),
-            Effect::ResetQueue(_) | Effect::Vector => self.changed = true,
+            Effect::ResetQueue(_) | Effect::Vector => self.queues_changed = true,
         }
         self.advance();
     }
@@ -248,7 +249,7 @@ impl Device {
         let largest = self.settings.queue_size;
         let one = &self.transport.registers.queues[usize::from(queue)];
         if one.is_sound(largest) {
-            self.changed = true;
+            self.queues_changed = true;
         } else {
             self.transport.need_reset();
         }

@@ -1,5 +1,5 @@
-//! Create: makes a task of a bundle and what containerd says of it. Nothing runs yet; the
-//! container's image is made here.
+//! Creation of tasks. [`TaskMaker`] translates a bundle and containerd's request to one for the
+//! daemon, makes the container's image, and has its files read. Nothing runs yet.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,7 +38,7 @@ use crate::{checkpoint, lazy, names, options, rootfs, target};
 const ANNOTATIONS: &str = "SLIPWAY_POD_ANNOTATIONS";
 
 /// The parts of the shim that a new task needs.
-pub struct Maker<'a> {
+pub struct TaskMaker<'a> {
     /// The shim's command line.
     pub args: &'a Args,
     /// The daemon.
@@ -53,8 +53,8 @@ pub struct Maker<'a> {
     pub holder: Option<&'a Arc<Holder>>,
 }
 
-/// A translated task.
-struct Made {
+/// The parts of a task that depend on its role, translated for the daemon.
+struct Translated {
     kind: TaskKind,
     run: v1::RunSpec,
     content: Content,
@@ -67,7 +67,7 @@ struct Content {
     private: Option<String>,
     /// The files of the host that it has copies of.
     copies: Vec<Copy>,
-    /// The memory of the guest that all its copies take, bytes.
+    /// The bytes of the guest's memory that all its copies take together.
     copied: usize,
     /// The host's file for its termination message.
     message: Option<File>,
@@ -75,12 +75,13 @@ struct Content {
     snapshot: Option<String>,
 }
 
-impl Maker<'_> {
-    /// Makes a task.
+impl TaskMaker<'_> {
+    /// Makes the task of a container or of a pod's sandbox, as containerd's task service asks for
+    /// it, and runs the container's hooks that come before it.
     ///
     /// # Errors
     /// One line that says what cannot be honoured, or what failed.
-    pub async fn make(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
+    pub async fn make_task(&self, request: &cd::CreateTaskRequest) -> Result<Task, Failure> {
         check_id(&request.id)?;
         options::check(request).map_err(Failure::invalid)?;
         let oci = Oci::load(Path::new(&request.bundle)).map_err(Failure::invalid)?;
@@ -88,10 +89,10 @@ impl Maker<'_> {
         let hooked = Subject { id, bundle, oci: &oci, holder };
         // Of a container that is refused, no hook runs.
         if !hooked.begins() || !self.accepts(request, &oci) {
-            return self.make_of(request, &oci, None, None).await;
+            return self.assemble(request, &oci, None, None).await;
         }
         let network = hooked.begin().await?;
-        let made = self.make_of(request, &oci, None, Some(network)).await;
+        let made = self.assemble(request, &oci, None, Some(network)).await;
         if made.is_err() {
             hooked.end().await;
         }
@@ -113,12 +114,13 @@ impl Maker<'_> {
         let sandbox = Sandbox { created_at: timestamp(), resolver };
         let (id, bundle) = (request.sandbox_id.clone(), request.bundle_path.clone());
         let request = cd::CreateTaskRequest { id, bundle, ..Default::default() };
-        self.make_of(&request, &asked.oci, Some(sandbox), None).await
+        self.assemble(&request, &asked.oci, Some(sandbox), None).await
     }
 
-    /// Makes a task of a configuration; with `sandbox`, that of a pod of the Sandbox API. `network`
-    /// is the network namespace that a container's hooks were run with.
-    async fn make_of(
+    /// Translates a configuration by its role and puts the task together; with `sandbox`, that of
+    /// a pod of the Sandbox API. `network` is the network namespace that a container's hooks were
+    /// run with.
+    async fn assemble(
         &self,
         request: &cd::CreateTaskRequest,
         oci: &Oci,
@@ -138,7 +140,7 @@ impl Maker<'_> {
         // A container of a pod has the pod's.
         let has_sockets = !matches!(role, Role::Member(_))
             && spec::wants_sockets(oci, restores).map_err(Failure::invalid)?;
-        let Made { kind, mut run, content } = match &role {
+        let Translated { kind, mut run, content } = match &role {
             Role::Alone if restores => self.restored(request, oci, &name).await?,
             Role::Pod | Role::Member(_) if restores => {
                 let message = "a pod and its containers cannot begin with a checkpoint";
@@ -209,14 +211,19 @@ impl Maker<'_> {
         )))
     }
 
-    async fn pod(&self, id: &str, oci: &Oci, sandbox: Option<Sandbox>) -> Result<Made, Failure> {
+    async fn pod(
+        &self,
+        id: &str,
+        oci: &Oci,
+        sandbox: Option<Sandbox>,
+    ) -> Result<Translated, Failure> {
         let mut client = self.daemon.connect().await?;
         let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
         let default_group = format!("/{}/{id}", self.args.namespace);
         let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(Failure::invalid)?;
         let network = run.network_namespace.clone();
         let kind = TaskKind::Pod { network, sandbox, empty_dirs: Arc::default() };
-        Ok(Made { kind, run, content: Content::default() })
+        Ok(Translated { kind, run, content: Content::default() })
     }
 
     async fn member(
@@ -225,7 +232,7 @@ impl Maker<'_> {
         oci: &Oci,
         pod: &str,
         name: &str,
-    ) -> Result<Made, Failure> {
+    ) -> Result<Translated, Failure> {
         let task = self.tasks.find(pod).ok();
         let Some((task, network, sandbox, empty_dirs)) =
             task.as_ref().and_then(|task| match &task.kind {
@@ -265,7 +272,7 @@ impl Maker<'_> {
         if let Some(sandbox) = sandbox {
             sandbox.add_resolver(&mut run.files);
         }
-        Ok(Made { kind: TaskKind::Member(Arc::clone(task)), run, content })
+        Ok(Translated { kind: TaskKind::Member(Arc::clone(task)), run, content })
     }
 
     /// Returns the id of the container of the pod whose processes a container shares; an empty one
@@ -323,13 +330,13 @@ impl Maker<'_> {
         request: &cd::CreateTaskRequest,
         oci: &Oci,
         name: &str,
-    ) -> Result<Made, Failure> {
+    ) -> Result<Translated, Failure> {
         let functions = &self.daemon.functions();
         let container = alone(request, oci, functions);
         let mut run = spec::run_spec(oci, container).map_err(Failure::invalid)?;
         self.check_huge_pages(&run).await?;
         let content = self.content(request, oci, container, name, &mut run).await?;
-        Ok(Made { kind: TaskKind::Alone, run, content })
+        Ok(Translated { kind: TaskKind::Alone, run, content })
     }
 
     /// Returns whether a container has a sandbox of its own, and can be as its configuration says.
@@ -350,7 +357,7 @@ impl Maker<'_> {
         request: &cd::CreateTaskRequest,
         oci: &Oci,
         name: &str,
-    ) -> Result<Made, Failure> {
+    ) -> Result<Translated, Failure> {
         let mut run = spec::restored_spec(oci).map_err(Failure::invalid)?;
         // The checkpoint's author may name any image of the node: its container gets its own.
         let root = self.root(request, oci, name).await?;
@@ -365,7 +372,7 @@ impl Maker<'_> {
         run.template.clone_from(&taken.name);
         let private = root.is_private.then_some(root.image);
         let content = Content { private, snapshot: Some(taken.name), ..Content::default() };
-        Ok(Made { kind: TaskKind::Alone, run, content })
+        Ok(Translated { kind: TaskKind::Alone, run, content })
     }
 
     /// Adds to `run` what a container has beside its configuration: its streams, copies of files

@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::args::Args;
 use crate::containerd as cd;
-use crate::create::Maker;
+use crate::create::TaskMaker;
 use crate::daemon::{Daemon, failure};
 use crate::events::{Event, Events};
 use crate::io::Paths;
@@ -155,7 +155,7 @@ impl Service {
         request: cd::CreateTaskRequest,
     ) -> Result<cd::CreateTaskResponse, Failure> {
         let place = self.tasks.reserve(&request.id)?;
-        let task = self.maker().make(&request).await?;
+        let task = self.task_maker().make_task(&request).await?;
         let pid = task.pid();
         self.enter(place, task).await?;
         self.events.publish(&Event::Create(cd::TaskCreate {
@@ -175,9 +175,9 @@ impl Service {
     }
 
     /// Returns what makes tasks.
-    fn maker(&self) -> Maker<'_> {
+    fn task_maker(&self) -> TaskMaker<'_> {
         let Self { args, daemon, events, tasks, reads, .. } = self;
-        Maker { args, daemon, events, tasks, reads, holder: self.keep.holder.as_ref() }
+        TaskMaker { args, daemon, events, tasks, reads, holder: self.keep.holder.as_ref() }
     }
 
     /// Puts a new task into its place.

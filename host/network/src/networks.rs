@@ -146,6 +146,11 @@ impl Networks {
         self.make(state, &default)
     }
 
+    /// Makes a network of a request, and enters it in the ledger and in `state`. It is not brought
+    /// up: its first sandbox, container or port does that.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::Invalid`] for what cannot be had; the error of the ledger.
     fn make(&self, state: &mut NetworkTable, request: &v1::CreateNetworkRequest) -> Result<()> {
         check_name(&request.name)?;
         if state.networks.contains_key(&request.name) {
@@ -269,8 +274,9 @@ impl Networks {
         attachment(find(&state, name)?, id)
     }
 
-    /// Removes a sandbox from its network, and frees its addresses and ports, or gives one of its
-    /// interfaces of others back.
+    /// Frees what the lease `id` of a sandbox has: an interface in a namespace of others, which its
+    /// maker has again, or the addresses and published ports in a network. A network that never
+    /// came up is taken down with its last sandbox.
     ///
     /// # Errors
     /// [`Error`] of the ledger or the packet filter; the addresses are free all the same.
@@ -290,8 +296,10 @@ impl Networks {
         self.settle(state, &name).await
     }
 
-    /// Frees the leases of all sandboxes but `live`, brings up the networks that these use, and
-    /// removes what is left of others. For a daemon that has just started.
+    /// Makes networks what the ledger says, for a daemon that has just started. `live` are the ids
+    /// of the sandboxes that go on: the leases of all others are freed. Networks that are in use
+    /// are brought up, and what is left of others on the host is removed. Attachments whose
+    /// namespace is gone are freed, and the others get their ports again.
     ///
     /// # Errors
     /// The first error; the rest was done all the same.
@@ -340,8 +348,8 @@ impl Networks {
         self.bring_up(state, name).await
     }
 
-    /// Takes down the networks that are up and have no sandboxes, for a daemon that ends: sandboxes
-    /// that outlive it keep their networks. The ledger stays.
+    /// Takes down each network that is up and has no lease, for a daemon that ends. A network whose
+    /// sandboxes outlive the daemon stays up, and the ledger stays as it is.
     pub async fn close(&self) {
         let mut state = self.state.lock().await;
         let unused = |name: &&String| find(&state, name).is_ok_and(|one| one.leases.is_empty());

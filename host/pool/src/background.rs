@@ -19,7 +19,7 @@ pub(crate) fn start(shared: &Arc<Shared>) -> std::io::Result<()> {
 fn run(shared: &Weak<Shared>) {
     while let Some(pool) = shared.upgrade() {
         let Some(job) = pool.next_job(BATCH) else { return };
-        if !job.soon {
+        if !job.is_urgent {
             wait_for_idle_cpu();
         }
         pool.count_zeroed(zero(&job));

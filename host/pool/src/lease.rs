@@ -333,7 +333,7 @@ impl Lease {
         shared.unlend(&memory);
         shared.settings.files.remove(&memory);
         let mut pause = Duration::from_millis(1);
-        let (soon, _turn) = loop {
+        let (is_urgent, _turn) = loop {
             if let Some(alone) = Arc::get_mut(&mut memory) {
                 if alone.template().is_some() || !shared.keeps(alone) {
                     // Its pages go to the kernel with the last of its descriptors.
@@ -341,12 +341,12 @@ impl Lease {
                     return;
                 }
                 // Recycling makes pages, and what is beyond the pool's limit goes after it.
-                let (soon, turn) = (alone.had_hardware(), shared.recycling());
+                let (had_hardware, turn) = (alone.had_hardware(), shared.recycling());
                 if let Err(error) = alone.recycle() {
                     tracing::warn!(%error, "memory of a sandbox that is gone is not used again");
                     return;
                 }
-                break (soon, turn);
+                break (had_hardware, turn);
             }
             // A request in flight, or an endpoint that has not noticed the end of its client.
             std::thread::sleep(pause);
@@ -354,7 +354,7 @@ impl Lease {
         };
         // From here on a successor knows nothing of the memory.
         drop(place);
-        shared.put(memory, soon);
+        shared.put(memory, is_urgent);
     }
 }
 

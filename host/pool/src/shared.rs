@@ -82,18 +82,18 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct State {
     /// Memory that nobody has; the oldest first.
-    free: VecDeque<Zeroing>,
-    lent: Vec<Zeroing>,
+    free: VecDeque<PooledMemory>,
+    lent: Vec<PooledMemory>,
     ended: bool,
 }
 
-/// Memory, and how far it was zeroed ahead.
-struct Zeroing {
+/// Memory of the pool, free or a sandbox's, and how far it was zeroed ahead.
+struct PooledMemory {
     memory: Arc<LateMemory>,
     /// The number of the next granule to look at.
     next: usize,
-    /// The next sandbox may need all of it at once: see [`Job::soon`].
-    soon: bool,
+    /// The next sandbox may need all of it at once: see [`Job::is_urgent`].
+    is_urgent: bool,
     /// The sandbox that has the memory; `None` for memory that nobody has.
     user: Option<User>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Job {
     pub(crate) populate: bool,
     /// The work does not wait for an idle CPU: the last sandbox had hardware, and so may the next,
     /// whose start waits for all that is not zeroed by then.
-    pub(crate) soon: bool,
+    pub(crate) is_urgent: bool,
     /// Rung after the last part of a sandbox's memory.
     pub(crate) done: Option<Arc<Bell>>,
 }
@@ -146,7 +146,7 @@ impl Shared {
     /// Returns the present figures.
     pub(crate) fn stats(&self) -> Stats {
         let state = self.lock();
-        let memory = |one: &Zeroing| one.memory.clone();
+        let memory = |one: &PooledMemory| one.memory.clone();
         let free: Vec<_> = state.free.iter().map(memory).collect();
         let lent: Vec<_> = state.lent.iter().map(memory).collect();
         let nodes = state.by_node(&self.topology, None);
@@ -284,7 +284,7 @@ impl Shared {
         let status = rustix::fs::fstat(memory.file());
         let identity = status.ok().map(|status| (status.st_dev, status.st_ino));
         let user = Some(User { identity, done: bell.clone() });
-        let lent = Zeroing { memory: memory.clone(), next, soon: false, user };
+        let lent = PooledMemory { memory: memory.clone(), next, is_urgent: false, user };
         self.lock().lent.push(lent);
         self.work.notify_all();
     }
@@ -296,19 +296,21 @@ impl Shared {
 
     /// Returns the memory of a sandbox whose file has this device and inode number.
     pub(crate) fn lent(&self, identity: (u64, u64)) -> Option<Arc<LateMemory>> {
-        let has =
-            |one: &&Zeroing| one.user.as_ref().is_some_and(|user| user.identity == Some(identity));
+        let has = |one: &&PooledMemory| {
+            one.user.as_ref().is_some_and(|user| user.identity == Some(identity))
+        };
         self.lock().lent.iter().find(has).map(|one| one.memory.clone())
     }
 
-    /// Takes memory whose user is gone and that was recycled, or new memory. It is zeroed before
-    /// all other memory, and not only by idle CPUs, if it is to be ready `soon`.
-    pub(crate) fn put(&self, memory: Arc<LateMemory>, soon: bool) {
+    /// Puts memory that nobody has into the pool: new memory, or recycled memory whose user is
+    /// gone. If it `is_urgent`, the thread in the background zeroes it before all other memory, and
+    /// does not wait for an idle CPU. Beyond the pool's limit the oldest memory goes to the kernel.
+    pub(crate) fn put(&self, memory: Arc<LateMemory>, is_urgent: bool) {
         let mut state = self.lock();
         if state.ended {
             return;
         }
-        state.free.push_back(Zeroing { memory, next: 0, soon, user: None });
+        state.free.push_back(PooledMemory { memory, next: 0, is_urgent, user: None });
         let mut held: u64 = state.free.iter().map(|one| one.memory.len() as u64).sum();
         let mut surplus = Vec::new();
         while held > self.settings.limit {
@@ -322,8 +324,8 @@ impl Shared {
         drop(surplus);
     }
 
-    /// Waits for the next part of any memory that is to be looked at: first of what is to be ready
-    /// soon, then of sandboxes' memory. Returns `None` when the pool has ended.
+    /// Waits for the next part of any memory that is to be looked at: first of urgent memory, then
+    /// of sandboxes' memory, then of other free memory. Returns `None` when the pool has ended.
     pub(crate) fn next_job(&self, granules: usize) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -331,8 +333,8 @@ impl Shared {
                 return None;
             }
             let State { free, lent, .. } = &mut *state;
-            let is_left = |one: &&mut Zeroing| one.next < one.memory.granules();
-            if let Some(one) = free.iter_mut().filter(|one| one.soon).find(is_left) {
+            let is_left = |one: &&mut PooledMemory| one.next < one.memory.granules();
+            if let Some(one) = free.iter_mut().filter(|one| one.is_urgent).find(is_left) {
                 return Some(one.part(granules));
             }
             if let Some(one) = lent.iter_mut().chain(free.iter_mut()).find(is_left) {
@@ -373,7 +375,7 @@ impl Shared {
 impl State {
     /// Chooses memory for a request. `taken` was taken for a sandbox and is not lent yet.
     fn pick(&self, request: Request, taken: Option<&LateMemory>, topology: &Topology) -> Choice {
-        let fits = |(_, one): &(usize, &Zeroing)| is_like(&one.memory, request);
+        let fits = |(_, one): &(usize, &PooledMemory)| is_like(&one.memory, request);
         let candidates = self.free.iter().enumerate().filter(fits).map(|(at, one)| Candidate {
             at,
             home: one.memory.home(),
@@ -395,7 +397,7 @@ impl State {
     }
 }
 
-impl Zeroing {
+impl PooledMemory {
     /// Takes the next part, of at most so many granules. Missing pages are made for memory that
     /// nobody has, which a sandbox then finds there; those of a sandbox's memory are made when the
     /// sandbox touches them.
@@ -408,7 +410,7 @@ impl Zeroing {
             memory: self.memory.clone(),
             granules: start..self.next,
             populate: self.user.is_none(),
-            soon: self.soon,
+            is_urgent: self.is_urgent,
             done: self.user.as_ref().filter(|_| last).map(|user| user.done.clone()),
         }
     }
@@ -434,14 +436,15 @@ mod tests {
             println!("SKIPPED: memory_that_hardware_had_…: needs /dev/userfaultfd");
             return;
         };
-        let (lent, free, soon) = (memory(1), memory(1), memory(3));
+        let (lent, free, urgent) = (memory(1), memory(1), memory(3));
         shared.lend(&lent, &Arc::new(Bell::new().unwrap()));
         shared.put(free.clone(), false);
-        shared.put(soon.clone(), true);
+        shared.put(urgent.clone(), true);
         let next = || {
             let job = shared.next_job(2).unwrap();
-            let known = [&lent, &free, &soon].iter().position(|one| Arc::ptr_eq(one, &job.memory));
-            (known.unwrap(), job.granules, job.soon)
+            let known =
+                [&lent, &free, &urgent].iter().position(|one| Arc::ptr_eq(one, &job.memory));
+            (known.unwrap(), job.granules, job.is_urgent)
         };
         assert_eq!([next(), next()], [(2, 0..2, true), (2, 2..3, true)]);
         assert_eq!([next(), next()], [(0, 0..1, false), (1, 0..1, false)]);

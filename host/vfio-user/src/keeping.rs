@@ -81,7 +81,11 @@ impl Keeping {
         self.steps.share(page);
     }
 
-    /// Leaves the eventfd that the client raises with the keeper.
+    /// Puts the eventfd `bell`, which the client raises for its doorbells, on the shelf at the
+    /// keeper, where a successor finds it.
+    ///
+    /// # Errors
+    /// `EIO`: the keeper is gone.
     pub fn hang(&mut self, bell: &Arc<OwnedFd>) -> Result<(), Errno> {
         // The slot's earlier eventfd was a former client's.
         self.stale.retain(|slot| *slot != BELL);
@@ -134,7 +138,8 @@ impl Keeping {
         self.steps.clear();
     }
 
-    /// Returns whether a predecessor's client connects again by itself.
+    /// Returns whether the function is held for the client of a predecessor, or of an earlier
+    /// connection: it is not connected, and connects again by itself.
     pub fn holds(&self) -> bool {
         self.state.client.is_none() && self.state.resuming.is_some()
     }
@@ -149,8 +154,8 @@ impl Keeping {
         self.state.regions.is_empty() && self.state.lines.is_empty()
     }
 
-    /// Keeps nothing of the present client any more but that it connects again by itself. To be
-    /// called between two messages.
+    /// Forgets all that the keeper has of the client, except its user, who may connect again by
+    /// itself and resume the function. The caller is between two messages.
     pub fn release(&mut self) {
         let resuming = self.state.client.map(|(_, uid)| uid).or(self.state.resuming);
         self.state = SessionState { resuming, ..SessionState::default() };

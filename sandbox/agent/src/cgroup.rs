@@ -117,6 +117,7 @@ impl Cgroup {
             u64::MAX => "0".to_owned(),
             bytes => bytes.to_string(),
         };
+        // As in the protocol, where 0 leaves it as it is: 1 stands for the file's 0, 2 for its 1.
         let oom_group = u64::from(limits.oom_group);
         let files = [
             ("memory.oom.group", oom_group, u64::from(oom_group > 1).to_string()),

@@ -61,7 +61,7 @@ const NAME: &str = "paused";
 pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
     let why = match target.is_own() {
-        true => sandbox.look(cannot_leave),
+        true => sandbox.look(cannot_be_in_file),
         false => Some("it is a container of a pod"),
     };
     if let Some(why) = why {
@@ -71,11 +71,11 @@ pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     check_runs(target)?;
     let volumes = sandbox.look(|record| record.volumes.clone());
     let volumes = host_files::identify(&sandbox.looks, volumes).await?;
-    leave(node, target, volumes).await
+    save_and_end_vmm(node, target, volumes).await
 }
 
 /// Returns the first part of a sandbox that could not come back from a file.
-fn cannot_leave(record: &Record) -> Option<&'static str> {
+fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     let process = &record.settings.process;
     let network = record.network.as_ref();
     let of_others = network.is_some_and(|one| one.namespace.is_some() || one.pool.is_some());
@@ -118,7 +118,7 @@ pub(crate) async fn clear(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Saves a sandbox with these volumes for itself, and ends its VMM.
-async fn leave(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()> {
+async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()> {
     let sandbox = &target.sandbox;
     // One save at a time, of a machine that keeps its size, and not amid the last pages of an
     // earlier one.
@@ -143,9 +143,9 @@ async fn leave(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()>
         }
     };
     let before = Record { volumes, ..sandbox.record() };
-    let kept = keep(node, sandbox, &before, (&*vm, &agent), (unfinished, memory)).await;
+    let kept = write_save(node, sandbox, &before, (&*vm, &agent), (unfinished, memory)).await;
     if let Err(error) = kept {
-        stay(sandbox, before, vm, agent).await;
+        undo_save(sandbox, before, vm, agent).await;
         // What is left, the next save removes.
         let _ = clear(sandbox).await;
         return Err(error);
@@ -165,7 +165,7 @@ async fn leave(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()>
 
 /// Stops a sandbox, writes the files of its save, and notes that they are the sandbox. The sandbox
 /// stands still when this returns.
-async fn keep(
+async fn write_save(
     node: &Node,
     sandbox: &Sandbox,
     record: &Record,
@@ -218,8 +218,8 @@ fn ends(record: &mut Record) -> bool {
     true
 }
 
-/// Has a sandbox go on whose save failed. `before` is its record before that.
-async fn stay(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
+/// Undoes a save that failed: `before` is the sandbox's record before it, and its guest goes on.
+async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
     sandbox.note(|record| {
         (record.saving, record.paused, record.in_file) = (true, false, false);
         (record.template, record.origin) = (before.template, before.origin);
@@ -271,18 +271,19 @@ async fn returned(sandbox: &Sandbox) -> Result<Running> {
     returned
 }
 
-/// Gives back what the VMM of a sandbox had whose memory is in a file, and ends a VMM with which it
-/// was to come back. Its addresses stay.
+/// Puts a sandbox to rest whose memory is in a file: ends its VMM, if one still runs or was started
+/// to have the sandbox come back, and gives back what that VMM had on the host. The sandbox keeps
+/// its addresses, volumes and published ports, and its record says that it is in the file.
 pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     sandbox.set_agent(None);
     let Released { processes_gone, outcome } = release_machine(node, sandbox).await;
-    let lie_down = |record: &mut Record| {
+    let mark_in_file = |record: &mut Record| {
         record.state = SandboxState::Running;
         (record.paused, record.in_file) = (true, true);
         record.confined = Placement::default();
         record.launch_cpus.clear();
     };
-    let noted = record_end(node, sandbox, processes_gone, lie_down).await;
+    let noted = record_end(node, sandbox, processes_gone, mark_in_file).await;
     if let Err(error) = outcome.and(noted) {
         tracing::warn!(sandbox = sandbox.name, %error, "while its memory is in a file");
     }
@@ -429,17 +430,17 @@ mod tests {
 
     #[test]
     fn what_could_not_come_back_from_a_file_is_named() {
-        assert_eq!(cannot_leave(&record()), None);
+        assert_eq!(cannot_be_in_file(&record()), None);
         let why = |change: fn(&mut Record)| {
             let mut record = record();
             change(&mut record);
-            cannot_leave(&record).unwrap()
+            cannot_be_in_file(&record).unwrap()
         };
         assert!(why(|record| record.pod = true).contains("a pod"));
         assert!(why(|record| record.settings.process.stdin = true).contains("standard input"));
         assert!(why(|record| record.settings.process.terminal = true).contains("a terminal"));
         let [own, of_host] = <[Volume; 2]>::try_from(snapshot().volumes).unwrap();
-        let with = |volume| cannot_leave(&Record { volumes: vec![volume], ..record() });
+        let with = |volume| cannot_be_in_file(&Record { volumes: vec![volume], ..record() });
         assert_eq!(with(own.clone()), None, "an overlay");
         assert_eq!(with(of_host.clone()), None, "one that is only read");
         let scratch = Volume { overlay: false, scratch_bytes: Some(1 << 20), ..own };

@@ -51,7 +51,7 @@ impl Service {
         request: &cd::CreateSandboxRequest,
     ) -> Result<cd::Empty, Failure> {
         let place = self.tasks.reserve(&request.sandbox_id)?;
-        let task = self.maker().make_sandbox(request).await?;
+        let task = self.task_maker().make_sandbox(request).await?;
         self.enter(place, task).await?;
         Ok(cd::Empty {})
     }

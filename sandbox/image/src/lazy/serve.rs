@@ -251,8 +251,8 @@ impl Fetcher {
             }
         }
         // The image was removed and pulled again, or its task has ended.
-        let good = slot.take().and_then(|fetched| fetched.filling.partial.origins.good());
-        let chunks = self.room(&image).await?;
+        let last_origin = slot.take().and_then(|fetched| fetched.filling.partial.origins.good());
+        let chunks = self.reserve_chunks(&image).await?;
         let fetcher = Arc::clone(self);
         let partial = blocking(move || {
             remove_leftovers(&fetcher.have_dir, &fetcher.cache);
@@ -265,33 +265,38 @@ impl Fetcher {
             Partial::open(&fetcher.cache, &image, settings)
         });
         let partial = partial.await?;
-        good.iter().for_each(|good| partial.origins.go_on(good));
+        last_origin.iter().for_each(|origin| partial.origins.go_on(origin));
         // It may have been pulled again since the look at its file.
         if !partial.stamp.is_of(file) {
             return Err(Error::Unknown(digest.to_string()));
         }
         let filling = Filling::new(partial, chunks);
         let task = tokio::spawn(Arc::clone(&filling).fill(Arc::clone(&self.busy)));
-        let one = filling.connect();
+        let image_use = filling.connect();
         *slot = Some(Fetched { filling, task });
-        Ok(Opened::Lazy(one))
+        Ok(Opened::Lazy(image_use))
     }
 
-    /// Takes room for the chunks of an image that is to be fetched. If there is none, images that
-    /// no disk uses make some: the rest of them is fetched with their next sandbox.
-    async fn room(&self, image: &Image) -> Result<OwnedSemaphorePermit> {
+    /// Takes the chunks of an image that is to be fetched out of the budget of all images. If that
+    /// has too few left, images that no disk uses are dropped: the rest of them is fetched with
+    /// their next sandbox.
+    ///
+    /// # Errors
+    /// The images that disks use leave too few.
+    async fn reserve_chunks(&self, image: &Image) -> Result<OwnedSemaphorePermit> {
         let path = self.cache.map_path(&image.digest);
         let map =
             blocking(move || std::fs::metadata(&path).map_err(|e| Error::io("look at", &path, e)));
         let chunks = Map::most_spans(map.await?.len());
-        let mut room = self.budget.try_chunks(chunks);
-        if room.is_none() {
+        let mut reserved = self.budget.try_chunks(chunks);
+        if reserved.is_none() {
             // The tasks of images that are dropped end soon.
-            let dropped = self.keep(|one| one.filling.is_used());
+            let dropped = self.keep(|fetched| fetched.filling.is_used());
             let patience = if dropped { DROPPED } else { Duration::ZERO };
-            room = tokio::time::timeout(patience, self.budget.chunks(chunks)).await.ok().flatten();
+            let chunks = self.budget.chunks(chunks);
+            reserved = tokio::time::timeout(patience, chunks).await.ok().flatten();
         }
-        room.ok_or_else(|| {
+        reserved.ok_or_else(|| {
             let reason = format!(
                 "the fetcher has no room for its {chunks} chunks beside those of other images that \
                  are being fetched: wait, or fetch it with `slipway image pull`"
@@ -303,7 +308,7 @@ impl Fetcher {
     /// Forgets images that are whole, removed, or could not be opened. Connections that use them
     /// still have them.
     fn forget(&self) {
-        self.keep(|one| !one.task.is_finished() && !one.filling.is_whole());
+        self.keep(|fetched| !fetched.task.is_finished() && !fetched.filling.is_whole());
     }
 
     /// Keeps the images for which `stays` holds, and those that somebody opens. Returns whether
