@@ -1,4 +1,11 @@
 //! The daemon's gRPC service for sandboxes.
+//!
+//! A new call is in `sandbox.proto` (`sandbox/api`), with its errors, and here; a call with much
+//! code of its own has a file beside this one. A call that changes a sandbox is carried out by a
+//! task of `Node::guests`, so that a client that leaves does not stop it half-way. Callers are
+//! `front/cli` and `front/shim`; a daemon of an earlier build answers Unimplemented. Tests:
+//! `sandbox/runtime/tests`, whose `harness` serves it with a guest of the test's own, and a script
+//! of `tests/e2e`.
 
 mod control;
 mod exec;
