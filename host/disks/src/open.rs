@@ -3,9 +3,7 @@
 //! A new kind of disk is a [`Disk`] in `backend/block`, a `kind` in `plane.proto`, and an arm in
 //! `of_kind` here. If endpoints and lanes may share it, it is also a [`SharedDisk`], with an arm in
 //! `spread` here and in `NamedDisk::make`. The command line names it in
-//! `front/cli/src/args/disk.rs`, and so does the table of `docs/disks.md`. Tests: `src/tests` of
-//! `backend/block` and its fuzz target `block-disks`, `host/plane/tests/disks.rs`, and
-//! `tests/e2e/20-disks.sh`.
+//! `front/cli/src/args/disk.rs`.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
