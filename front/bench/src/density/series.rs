@@ -1,10 +1,5 @@
 //! Measurements with more and more sandboxes, or containers in one: figures for each, and the line
 //! through them.
-//!
-//! A new part of a sandbox's memory is a variant of [`Quantity`], with its place in `ALL`, `name`
-//! and `of`, from a field of [`Taken`], which `host` reads. `table` has a column for each quantity,
-//! and `plot` and `compare` some of them. The tests below have a series. `docs/bench-density.md`
-//! has a row in its table of columns; `tests/e2e/67-hollow.sh` runs the benchmark.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
