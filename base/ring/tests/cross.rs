@@ -18,6 +18,10 @@ mod outside {
     pub fn heavy() {
         fence(Ordering::SeqCst);
     }
+
+    pub fn now() -> u64 {
+        1
+    }
 }
 
 use index::{Inbox, Own, Receiving, Region, Sending};
@@ -25,7 +29,7 @@ use loom::sync::{Arc, mpsc};
 use outside::AtomicU64;
 
 /// Words of an inbox of both sides, and both sides' own of one direction.
-struct Words([AtomicU64; 12]);
+struct Words([AtomicU64; 16]);
 
 impl Words {
     fn new() -> Arc<Self> {
@@ -33,8 +37,10 @@ impl Words {
     }
 
     fn inbox(&self, at: usize) -> Inbox<'_> {
-        let [tail, head, data_wanted, space_wanted] = &self.0[at..at + 4] else { unreachable!() };
-        Inbox { tail, head, data_wanted, space_wanted }
+        let [tail, head, data_wanted, space_wanted, since, is_timed] = &self.0[at..at + 6] else {
+            unreachable!()
+        };
+        Inbox { tail, head, data_wanted, space_wanted, since, is_timed }
     }
 
     fn own(&self, at: usize) -> Own<'_> {
@@ -43,15 +49,15 @@ impl Words {
 
     fn sending(&self) -> Sending<'_> {
         let across_machines = false;
-        Sending { mine: self.inbox(0), theirs: self.inbox(4), state: self.own(8), across_machines }
+        Sending { mine: self.inbox(0), theirs: self.inbox(6), state: self.own(12), across_machines }
     }
 
     fn receiving(&self) -> Receiving<'_> {
         let across_machines = false;
         Receiving {
-            mine: self.inbox(4),
+            mine: self.inbox(6),
             theirs: self.inbox(0),
-            state: self.own(10),
+            state: self.own(14),
             pages: 1,
             across_machines,
         }

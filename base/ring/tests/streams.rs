@@ -70,6 +70,42 @@ fn what_goes_in_comes_out() {
 }
 
 #[test]
+fn a_consumer_knows_since_when_bytes_wait() {
+    let (here, there) = Party::both(1);
+    here.write(0, b"before it asks").unwrap();
+    there.read(0, 100).unwrap();
+    assert_eq!(there.stream(0).into.since(), None);
+    there.stream(0).into.want_times();
+    here.write(0, b"first").unwrap();
+    let first = there.stream(0).into.since().unwrap();
+    here.write(0, b"second").unwrap();
+    there.read(0, 2).unwrap();
+    here.write(0, b"third").unwrap();
+    assert_eq!(there.stream(0).into.since(), Some(first), "the first byte that waits");
+    there.read(0, 100).unwrap();
+    here.stream(0).out.finish();
+    let end = there.stream(0).into.since().unwrap();
+    assert!(end > first, "the end comes as bytes do: {first}, {end}");
+    there.write(0, b"nobody asked").unwrap();
+    assert_eq!(here.stream(0).into.since(), None);
+    here.arena.clear(0);
+    assert_eq!(there.stream(0).into.since(), None);
+}
+
+#[test]
+fn pieces_of_a_message_have_room_as_one() {
+    let (here, there) = Party::both(1);
+    here.stream(0).expect(60_000, MOST, here.regions()).unwrap();
+    for _ in 0..6 {
+        assert_eq!(here.write(0, &[7; 10_000]).unwrap(), 10_000);
+    }
+    // A FIFO with bytes stays where it is.
+    here.stream(0).expect(MOST, MOST, here.regions()).unwrap();
+    assert_eq!(here.stream(0).out.tail().size(), 64 << 10);
+    assert_eq!(there.read(0, 100_000).unwrap().len(), 60_000);
+}
+
+#[test]
 fn a_fifo_grows_when_it_was_full_and_not_beyond_what_it_may() {
     let (here, there) = Party::both(1);
     let mut sizes = vec![];

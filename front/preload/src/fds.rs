@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 use slipway_socket::Endpoint;
-use slipway_socket::hidden::NUMBERS;
+use slipway_socket::hidden::{Hidden, NUMBERS};
 
 use crate::epoll::Set;
 use crate::listener::Listener;
@@ -35,6 +35,9 @@ pub struct Stream {
     pub endpoint: Endpoint,
     /// `AF_INET` or `AF_INET6`: the format of addresses.
     pub domain: c_int,
+    /// The kernel's socket, if the program had bound it before connect(2). It keeps the port, which
+    /// the kernel could otherwise give to another socket.
+    pub bound: Option<Hidden>,
     /// Set when a non-blocking send found too little room: an edge-triggered poller then needs an
     /// event as soon as there is room.
     pub blocked: std::sync::atomic::AtomicBool,
@@ -46,8 +49,8 @@ pub struct Stream {
 
 impl Stream {
     pub fn new(endpoint: Endpoint, domain: c_int) -> Self {
-        let (reads_next, writes_next) = Default::default();
-        Self { endpoint, domain, blocked: false.into(), reads_next, writes_next }
+        let (bound, reads_next, writes_next) = Default::default();
+        Self { endpoint, domain, bound, blocked: false.into(), reads_next, writes_next }
     }
 }
 

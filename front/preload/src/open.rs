@@ -73,8 +73,8 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
         ip[15] = 1;
         Address { ip, port: to.port }
     };
-    let from = own_address(fd).filter(|from| from.port != 0).unwrap_or(Address::ANY);
-    let Opened { endpoint, eventfd } = family.connect(to, from)?;
+    let from = own_address(fd).filter(|from| from.port != 0);
+    let Opened { endpoint, eventfd } = family.connect(to, from.unwrap_or(Address::ANY))?;
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
     let cloexec = sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
     let nonblock = flags & libc::O_NONBLOCK != 0;
@@ -82,18 +82,35 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     endpoint.set(option::SIX, domain == libc::AF_INET6);
     crate::options::take_over(fd, &endpoint);
     let how = if cloexec { libc::O_CLOEXEC } else { 0 };
+    let mut stream = Stream::new(endpoint, domain);
+    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
+    let waiting = waiting.unwrap_or_default();
+    if from.is_some() {
+        stream.bound = keep(fd, &waiting);
+    }
     let moved = sys!(SYS_dup3, eventfd.as_raw_fd(), fd, how);
     hidden::close(eventfd);
-    let object = fds::make(DescriptorKind::Stream(Stream::new(endpoint, domain)));
+    let object = fds::make(DescriptorKind::Stream(stream));
     if moved < 0 {
         return Err(NotConnected::Failed(Errno::BADF));
     }
-    let waiting = fds::get(fd).map(|plain| std::mem::take(&mut *plain.sets.hold()));
     fds::put(fd, &object);
-    for (set, number) in waiting.into_iter().flatten() {
+    for (set, number) in waiting {
         epoll::became_ours(set, number, &object);
     }
     Ok(nonblock)
+}
+
+/// Keeps the kernel's socket `fd`, whose number a connection takes over, and takes it out of the
+/// sets that it waits in. Returns `None` if no descriptors are left: the port is free then.
+fn keep(fd: c_int, waiting: &[(c_int, c_int)]) -> Option<Hidden> {
+    let kept = rustix::io::fcntl_dupfd_cloexec(real::borrowed(fd), 0).ok()?;
+    let kept = Hidden::new(kept).ok()?;
+    for (set, number) in waiting {
+        // The kernel forgets a socket by itself only with its last descriptor.
+        sys!(SYS_epoll_ctl, *set, libc::EPOLL_CTL_DEL, *number, 0);
+    }
+    Some(kept)
 }
 
 fn is_connected(fd: c_int) -> bool {

@@ -107,8 +107,15 @@ fn streams(set: &[pollfd]) -> impl Iterator<Item = (usize, Ref)> + '_ {
     set.iter().enumerate().filter_map(|(at, polled)| Some((at, fds::stream(polled.fd)?)))
 }
 
-/// Fills in the ready events of our connections. Returns how many are ready.
+/// Fills in the ready events of our connections. Returns how many are ready. What was sent before
+/// something that is reported is reported with it.
 fn look(set: &mut [pollfd]) -> usize {
+    // What came before may be at a place that was looked at already.
+    let ready = look_once(set);
+    if ready > 0 && ready < set.len() { look_once(set) } else { ready }
+}
+
+fn look_once(set: &mut [pollfd]) -> usize {
     let mut ready = 0;
     for polled in set.iter_mut() {
         if let Some(object) = fds::stream(polled.fd) {

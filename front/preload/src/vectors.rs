@@ -8,6 +8,9 @@ use crate::guard::guard;
 use crate::real::sys;
 use crate::transfer::{discard, from, into, recv_all, send_all};
 
+/// The most bytes of a message that any FIFO has room for when it is empty.
+const PAGE: usize = 4096;
+
 /// # Safety
 /// The contract of readv(2).
 unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
@@ -30,6 +33,10 @@ unsafe fn send_vectors(
     flags: c_int,
 ) -> Result<usize, Errno> {
     let mut done = 0;
+    let all = pieces.iter().fold(0usize, |all, piece| all.saturating_add(piece.iov_len));
+    if all > PAGE && pieces.len() > 1 {
+        stream.endpoint.expect(all);
+    }
     for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
         // SAFETY: the caller guarantees valid pointers.
         let bytes = unsafe { from(piece.iov_base, piece.iov_len) }?;

@@ -330,6 +330,72 @@ def epolls():
         print(ep.poll(0.05))
 
 
+def orders():
+    """What came first is reported first, whatever the order of descriptors and of earlier events."""
+    pairs = [pair() for _ in range(40)]
+    for flags in (0, select.EPOLLET):
+        for count in (3, 40):
+            ends, ep = [a.fileno() for a, _ in pairs[:count]], select.epoll()
+            for fd in ends:
+                ep.register(fd, select.EPOLLIN | flags)
+            right = 0
+            for turn in range(20):
+                # Nothing is left of the last turn; in every second one the set sleeps.
+                ep.poll(0)
+                ep.poll(0.01 * (turn % 2))
+                chosen = [at * 7 * (turn + 1) % count for at in range(0, count, 1 + turn % 3)]
+                chosen = list(dict.fromkeys(chosen))
+                for at in chosen:
+                    pairs[at][1].sendall(b"x")
+                time.sleep(0.001)
+                told = [ends.index(fd) for fd, _ in ep.poll(100)]
+                right += told == chosen
+                for at in told:
+                    pairs[at][0].recv(10)
+            print(flags, count, right)
+    # A vector of many pieces is taken as one of their length, while nobody reads.
+    a, b = pairs[0]
+    a.setblocking(False)
+    print(a.sendmsg([bytes(16 << 10), bytes(20 << 10), bytes(20 << 10)]))
+
+
+def bound_ports():
+    """The port of a socket that was bound before it connected is in use as long as the connection is."""
+    server = listener()
+    client = socket.socket()
+    client.bind(("127.0.0.1", 0))
+    at = client.getsockname()
+    ep = select.epoll()
+    ep.register(client, select.EPOLLIN)
+    client.connect(server.getsockname())
+    accepted, _ = server.accept()
+    count(client)
+    print(ep.poll(0.05))
+    other = socket.socket()
+    print(attempt(other.bind, at))
+    accepted.sendall(b"x")
+    print([e for _, e in ep.poll(100)], client.recv(10))
+    accepted.close()
+    print(client.recv(10))
+    client.close()
+    print(attempt(other.bind, at))
+
+
+def closed_by_a_parent():
+    """A connection that a child held and never closed ends with its parent's close(2), not later."""
+    for _ in range(20):
+        a, b = pair()
+        c, d = pair()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(0.02)
+        b.close()
+        d.sendall(b"x")
+        print(c.recv(10), select.select([a], [], [], 0)[0] == [a], a.recv(10))
+
+
 def inherited_set():
     """What a child closes stays in its parent's set."""
     a, b = pair()
@@ -626,8 +692,8 @@ except BlockingIOError:
 
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures,
-         threads, files, children, execs, inheritances]
+         forks, kills, epolls, orders, bound_ports, closed_by_a_parent, inherited_set, set_before_connect,
+         numbers_of_a_listener, pools, mixtures, threads, files, children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

@@ -6,5 +6,7 @@
 mod address;
 #[path = "../src/epoll/groups.rs"]
 mod groups;
+#[path = "../src/epoll/ready.rs"]
+mod ready;
 #[path = "../src/time.rs"]
 mod time;

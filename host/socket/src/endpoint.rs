@@ -89,6 +89,27 @@ pub struct Endpoint {
     fruitless: AtomicU32,
 }
 
+/// Counts how often one program has woken threads of another one, over all their connections.
+pub struct Raises {
+    arena: Arena,
+    side: Side,
+}
+
+impl Raises {
+    /// Returns the number. It has changed if a thread was woken, and the caller sees what the waker
+    /// did after that.
+    #[inline]
+    pub fn count(&self) -> u64 {
+        self.arena.raised(self.side)
+    }
+}
+
+impl PartialEq for Raises {
+    fn eq(&self, other: &Self) -> bool {
+        self.side == other.side && std::ptr::eq(self.arena.words(), other.arena.words())
+    }
+}
+
 /// One in this many calls that can do nothing checks whether the connection was reset.
 const FRUITLESS: u32 = 64;
 
@@ -160,6 +181,34 @@ impl Endpoint {
         (inbox.tail.load(Ordering::Acquire), inbox.head.load(Ordering::Acquire))
     }
 
+    /// Asks the other side to note when bytes begin to wait here, from now on: [`Endpoint::since`].
+    pub fn want_times(&self) {
+        self.stream().into.want_times();
+    }
+
+    /// Returns the time, in nanoseconds of [`Deadline::now`](crate::Deadline::now), when the other
+    /// side sent the first bytes that wait here, or since when this side has read a part of them.
+    /// Returns `None` if the other side noted no time, as one on another machine does. A hostile
+    /// peer notes any time.
+    #[inline]
+    pub fn since(&self) -> Option<u64> {
+        self.stream().into.since()
+    }
+
+    /// Returns the counter of wake-ups by the other side's program.
+    pub fn raises(&self) -> Raises {
+        Raises { arena: self.arena.clone(), side: self.side }
+    }
+
+    /// Returns whether bytes wait here, or the end. Looks at less than [`Endpoint::ready`] does.
+    #[inline]
+    pub fn is_readable(&self) -> bool {
+        let inbox = self.arena.inbox(self.place.stream, self.side);
+        let theirs = Tail(inbox.tail.load(Ordering::Acquire));
+        let head = Tail(self.words()[entry::RX_HEAD].load(Ordering::Relaxed));
+        theirs.position() != head.position() || theirs.is_end()
+    }
+
     /// Returns the family.
     pub fn family(&self) -> &Arc<Family> {
         &self.family
@@ -227,6 +276,7 @@ impl Endpoint {
             // blocking. The engine raises it on request; without an engine all streams have ended.
             let _ = self.family.peer(self.entry);
         }
+        self.arena.note_raised(self.side.other());
     }
 
     /// Returns the eventfd that the peer sleeps on. `None` if nobody holds the other side, or if
@@ -262,6 +312,19 @@ impl Endpoint {
         if asked == 0 { MOST } else { (asked as usize).next_power_of_two().clamp(4096, 4 << 20) }
     }
 
+    /// Has an empty FIFO grow for `wanted` bytes that several calls of [`Endpoint::send`] will
+    /// bring, as it grows for one call of so many. The next send returns any error.
+    pub fn expect(&self, wanted: usize) {
+        if let Ok(_held) = self.lock(Half::Sending) {
+            let _ = self.stream().expect(wanted, self.most(), self.regions());
+        }
+    }
+
+    fn regions(&self) -> Regions<'_> {
+        let bits = self.family.table().regions(usize::from(self.place.link));
+        Regions::new(bits, self.arena.shape())
+    }
+
     /// Copies as many bytes into the FIFO as there is room for. Returns their number.
     ///
     /// # Errors
@@ -275,11 +338,7 @@ impl Endpoint {
             return Err(self.reset_by(Errno::PIPE));
         }
         let words = self.words();
-        let regions = Regions::new(
-            self.family.table().regions(usize::from(self.place.link)),
-            self.arena.shape(),
-        );
-        let sent = self.stream().write(from, self.most(), regions, || self.tell());
+        let sent = self.stream().write(from, self.most(), self.regions(), || self.tell());
         match sent {
             Ok(0) if !from.is_empty() && self.seems_reset() => Err(self.reset_by(Errno::PIPE)),
             Ok(0) if !from.is_empty() => Err(Errno::AGAIN),
@@ -523,7 +582,8 @@ impl Endpoint {
         if holders == 1 {
             self.end();
         }
-        self.family.close(self.entry, self.is_shared());
+        // The other holders may have ended without closing it, which only the engine knows.
+        self.family.close(self.entry, self.is_shared(), holders > 1);
     }
 
     fn end(&self) {

@@ -340,10 +340,17 @@ impl Family {
         links.get(usize::from(link)).and_then(Clone::clone).ok_or(Errno::PROTO)
     }
 
-    /// Tells the engine that this process has closed its last descriptor of the endpoint.
-    pub(crate) fn close(&self, entry: usize, shared: bool) {
+    /// Tells the engine that this process has closed its last descriptor of the endpoint. With
+    /// `waits`, returns after the engine has ended the endpoint, if this process was the last that
+    /// had it: the peer sees that end before anything that this process does next.
+    pub(crate) fn close(&self, entry: usize, shared: bool, waits: bool) {
         self.sharing.closed(shared);
         self.control().close(entry as u64);
+        if waits && !self.is_dead() {
+            // The engine serves requests in turn. There is no listener of this number, and the
+            // answer does not matter.
+            let _ = self.ask(Request::HeldListener { listener: u64::MAX }, None);
+        }
     }
 
     /// Asks the engine for the eventfd that the peer of an endpoint sleeps on.

@@ -46,7 +46,7 @@ mod table;
 mod wait;
 
 pub use edge::Edge;
-pub use endpoint::{Endpoint, Half, option};
+pub use endpoint::{Endpoint, Half, Raises, option};
 pub use family::{Family, Listening, NotConnected, Opened, engine_path};
 pub use rustix::io::Errno;
 pub use slipway_ring::cross::{fetch, fetch_to_write, heavy, is_told_surely};

@@ -20,6 +20,8 @@ const PUNCHES: usize = 4096;
 /// The number of words of an inbox. It fills two cache lines, so that a look for a wish, which is
 /// rare, never waits for the line of the counters, which the other side keeps writing.
 const INBOX: usize = 16;
+/// The word with the number of times that side 0 was woken. That of side 1 has the next cache line.
+const RAISED: usize = 8;
 /// The word at which inboxes begin.
 const INBOXES: usize = PAGE / 8;
 
@@ -212,18 +214,31 @@ impl Arena {
     pub fn inbox(&self, number: u32, side: Side) -> Inbox<'_> {
         assert!(number < self.shape.streams, "no such stream");
         let at = INBOXES + (number as usize * 2 + side as usize) * INBOX;
-        let [tail, head, data_wanted, space_wanted, ..] = &self.words.words()[at..at + INBOX]
-        else {
-            unreachable!("an inbox has eight words")
-        };
-        Inbox { tail, head, data_wanted, space_wanted }
+        let words: &[AtomicU64; INBOX] = self.words.words()[at..at + INBOX]
+            .try_into()
+            .unwrap_or_else(|_| unreachable!("a slice of that length"));
+        let [tail, head, since, .., data_wanted, space_wanted, is_timed, _, _, _, _, _] = words;
+        Inbox { tail, head, data_wanted, space_wanted, since, is_timed }
+    }
+
+    /// Notes that threads of `side` were woken, after that. Whoever sees what the waker does next
+    /// sees this, too.
+    pub fn note_raised(&self, side: Side) {
+        self.words.words()[RAISED + side as usize * 8].fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns how often threads of `side` were woken. A hostile other side notes any number.
+    #[inline]
+    pub fn raised(&self, side: Side) -> u64 {
+        self.words.words()[RAISED + side as usize * 8].load(Ordering::Acquire)
     }
 
     /// Clears the inboxes of both sides of stream `number`.
     pub fn clear(&self, number: u32) {
         for side in [Side::Zero, Side::One] {
             let inbox = self.inbox(number, side);
-            for word in [inbox.tail, inbox.head, inbox.data_wanted, inbox.space_wanted] {
+            let Inbox { tail, head, data_wanted, space_wanted, since, is_timed } = inbox;
+            for word in [tail, head, data_wanted, space_wanted, since, is_timed] {
                 word.store(0, Ordering::Relaxed);
             }
         }

@@ -12,7 +12,7 @@
 //! sleeper takes the wish away, so it wakes once. `outside.rs` explains how the barrier that each
 //! message has to pass is made cheap.
 
-use super::outside::{AtomicU64, Ordering, heavy, light};
+use super::outside::{AtomicU64, Ordering, heavy, light, now};
 
 /// The bits of a position: the number of bytes since the stream's beginning, modulo 2^36.
 const POSITION: u64 = (1 << 36) - 1;
@@ -146,6 +146,11 @@ pub struct Inbox<'a> {
     /// The other side's wish for space: the position up to which its data is to be read, with the
     /// same bits.
     pub space_wanted: &'a AtomicU64,
+    /// The time when the other side wrote into an empty FIFO last, in monotonic nanoseconds; 0 if
+    /// it never did while its `is_timed` was set.
+    pub since: &'a AtomicU64,
+    /// Nonzero if the other side wants `since` in its own inbox.
+    pub is_timed: &'a AtomicU64,
 }
 
 /// A side's private state of one direction, in memory that the other side cannot write. Forked
@@ -279,11 +284,24 @@ impl Sending<'_> {
 
     #[inline]
     fn store(&self, tail: Tail, always: bool) -> bool {
+        if self.mine.is_timed.load(Ordering::Relaxed) != 0 && !self.across_machines {
+            self.note_time();
+        }
         self.state.own.store(tail.0, Ordering::Relaxed);
-        // Release: a consumer that sees the tail sees the bytes before it.
+        // Release: a consumer that sees the tail sees the bytes before it, and their time.
         self.theirs.tail.store(tail.0, Ordering::Release);
         light(self.across_machines);
         fulfil(self.mine.data_wanted, tail.position(), always)
+    }
+
+    /// Tells the consumer when the bytes that it is about to see were written, if it has read all
+    /// that came before them. A consumer that reads the rest at this very moment sees the time of
+    /// the bytes before.
+    fn note_time(&self) {
+        let head = self.mine.head.load(Ordering::Relaxed) & POSITION;
+        if head == self.tail().position() {
+            self.theirs.since.store(now(), Ordering::Relaxed);
+        }
     }
 
     /// Asks to be woken when all but `left` of the written bytes are read, or when no more will be.
@@ -384,6 +402,19 @@ impl Receiving<'_> {
     fn check_place(&self, tail: Tail, known: u64) -> Result<(), Spoiled> {
         let fits = tail.region().is_none_or(|region| self.fits(region));
         if fits && known == 0 { Ok(()) } else { Err(Spoiled) }
+    }
+
+    /// Asks the producer to note the time whenever it writes into an empty FIFO, from now on.
+    pub fn want_times(&self) {
+        self.theirs.is_timed.store(1, Ordering::Relaxed);
+    }
+
+    /// Returns the time when the producer wrote into an empty FIFO last, in monotonic nanoseconds
+    /// of its clock: when the first byte that can be read was written, unless it was read in part.
+    /// Returns `None` if the producer noted no time. A hostile producer notes any.
+    #[inline]
+    pub fn since(&self) -> Option<u64> {
+        Some(self.mine.since.load(Ordering::Relaxed)).filter(|since| *since != 0)
     }
 
     /// Releases the next `count` bytes, which were read. Returns whether the producer is to be

@@ -18,6 +18,7 @@
 //! | 16 | streams, `u64`: 1 to 2^20 |
 //! | 24 | pages of an area, `u64`, of 4,096 bytes: at least as many as streams, below 2^22 |
 //! | 32 | `u64`: 1 if its sides are on different machines, a guest and its host ([`Arena::within`]) |
+//! | 64, 128 | `u64`: how often side 0, side 1 was woken |
 //! | 4,096 | for each stream the inboxes of side 0 and of side 1, 128 bytes each |
 //! | after them, at a multiple of 4,096 | the area that side 0 writes |
 //! | after it | the area that side 1 writes |
@@ -28,8 +29,10 @@
 //! |---|---|
 //! | 0 | tail of the other side as a producer ([`index::Tail`]) |
 //! | 8 | head of the other side as a consumer |
+//! | 16 | time of the other side's last write into an empty FIFO, if this side wants to know |
 //! | 64 | the other side's wish for data: the position that it waits for |
 //! | 72 | the other side's wish for space: the position up to which its data is to be read |
+//! | 80 | 1 if the other side wants to know that time of this one |
 //!
 //! The rest is unused: wishes are rare, and a look for one does not wait for the cache line of the
 //! counters.

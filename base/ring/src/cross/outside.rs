@@ -34,6 +34,13 @@ pub fn is_told_surely() -> bool {
     register()
 }
 
+/// Returns monotonic nanoseconds. The kernel's function reads the processor's counter after all
+/// instructions before it.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
 /// The teller's barrier, between its counter and its look at a wish.
 #[inline]
 pub(crate) fn light(across_machines: bool) {

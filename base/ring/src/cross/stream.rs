@@ -139,6 +139,20 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// Makes room for `wanted` bytes that several writes will bring: an empty FIFO grows for them
+    /// as for one write of so many, up to `most` bytes, out of `regions`.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn expect(&self, wanted: usize, most: usize, regions: Regions<'_>) -> Result<(), Error> {
+        self.is_open()?;
+        let used = self.out.refresh()?;
+        if self.out.tail().size() - used < wanted as u64 {
+            self.fit(used, wanted, most, regions);
+        }
+        Ok(())
+    }
+
     /// Writes as many bytes as there is room for, from all pieces of `from` in turn. An empty FIFO
     /// grows for it, up to `most` bytes, out of `regions`. `tell` is called when the other side is
     /// to be woken, possibly more than once.

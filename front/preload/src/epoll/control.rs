@@ -1,6 +1,7 @@
 //! epoll_ctl(2), and changes to a set's members: closed, connected, listening.
 
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, epoll_event};
@@ -9,7 +10,7 @@ use slipway_socket::{Deadline, Errno};
 use super::active::activate;
 use super::groups::Key;
 use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Item, Set};
-use crate::fds::{self, DescriptorKind, Ref};
+use crate::fds::{self, DescriptorKind, Object, Ref};
 use crate::guard::guard;
 use crate::listener::Listener;
 use crate::real::{self, sys};
@@ -304,16 +305,22 @@ fn admit(Member { set, fd }: Member, object: &Ref, interest: Interest, ours: Opt
     if inner.items.len() <= at {
         inner.items.resize_with(at + 1, || None);
     }
-    let was_active = inner.items[at].as_ref().is_some_and(|item| item.active);
-    if inner.items[at].is_none() {
-        inner.count += 1;
-    }
+    let now = Deadline::now();
+    let before = inner.items[at].take();
+    let was = before.as_ref();
+    let was_active = was.is_some_and(|item| item.active);
+    let was_ours = was.is_some_and(|item| item.object.is_some());
+    inner.spent -= usize::from(was.is_some_and(|item| item.spent));
+    inner.count += usize::from(was.is_none());
+    let same = was.filter(|item| item.object.map(ptr::from_ref) == ours.map(address));
     inner.items[at] = Some(Item {
         interest,
         object: ours.map(Ref::object),
         active: ours.is_some(),
         spent: false,
-        busy: Deadline::now(),
+        busy: now,
+        turn: same.map_or(now, |item| item.turn),
+        found: 0,
         // Nothing was reported yet, so the present state is an edge.
         marks: (u64::MAX, u64::MAX),
         reported: 0,
@@ -321,12 +328,44 @@ fn admit(Member { set, fd }: Member, object: &Ref, interest: Interest, ours: Opt
     if ours.is_some() && !was_active {
         let room = inner.count;
         inner.active.reserve(room);
+        inner.found.reserve(room);
         inner.active.push_back(fd);
     }
+    if ours.is_some() && !was_ours {
+        inner.ours.push(fd);
+    }
+    if same.is_none() {
+        if let Some(stream) = was.and_then(|item| item.object?.stream()) {
+            inner.peers.leave(&stream.endpoint);
+        }
+        if let Some(stream) = ours.and_then(|object| object.stream()) {
+            inner.peers.join(&stream.endpoint);
+        }
+    }
+    want_times(&inner, fd);
     drop(inner);
     let mut sets = object.sets.hold();
     if !sets.contains(&(set, fd)) {
         sets.push((set, fd));
+    }
+}
+
+fn address(object: &Ref) -> *const Object {
+    ptr::from_ref(object.object())
+}
+
+/// Has the other side of `fd`, which joined the set, note the times by which the set is ordered. A
+/// connection that is alone needs no order, so its time is wanted when the second one joins.
+fn want_times(inner: &Inner, fd: c_int) {
+    let want = |fd: &c_int| {
+        if let Some(stream) = inner.object(*fd).and_then(Object::stream) {
+            stream.endpoint.want_times();
+        }
+    };
+    match inner.ours.len() {
+        0 | 1 => {}
+        2 => inner.ours.iter().for_each(want),
+        _ => want(&fd),
     }
 }
 
@@ -345,7 +384,14 @@ fn leave(Member { set, fd }: Member, object: &Ref) -> Option<Interest> {
     let place = inner.items.get_mut(usize::try_from(fd).ok()?).filter(|_| is_its)?;
     let item = place.take()?;
     inner.count -= 1;
+    inner.spent -= usize::from(item.spent);
     inner.active.retain(|one| *one != fd);
+    if let Some(at) = inner.ours.iter().position(|one| *one == fd) {
+        inner.ours.swap_remove(at);
+    }
+    if let Some(stream) = item.object.and_then(Object::stream) {
+        inner.peers.leave(&stream.endpoint);
+    }
     Some(item.interest)
 }
 

@@ -83,8 +83,10 @@ impl Broker {
             remote.closed(number);
         }
         let (party, is_over) = (other.party, other.closed);
+        let arena = link.arena.clone();
         if let Some(bell) = connection.bell(side.other()).cloned() {
             self.tell(&bell.eventfd, party);
+            arena.note_raised(side.other());
         } else if let Some(kept) = connection.bells.kept
             && !is_over
         {
