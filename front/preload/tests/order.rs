@@ -1,5 +1,5 @@
-//! What a program sends on one connection before another one is reported in that order, under
-//! `libslipway.so`.
+//! Under `libslipway.so`, bytes that a program sent on one connection before those that it sent on
+//! another are reported before them.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../host/socket/tests/engine/mod.rs"]

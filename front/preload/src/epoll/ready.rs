@@ -1,4 +1,4 @@
-//! What a look at the connections of a set found, in the order in which it is to be reported.
+//! The connections of a set that a look found, in the order in which they are to be reported.
 
 use libc::c_int;
 
