@@ -51,6 +51,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         plug_cpus: 0,
         disks: Vec::new(),
         nic: None,
+        assigned: None,
         console_log: run_dir.join("console"),
         run_dir,
         credentials: rustix::process::geteuid().is_root().then_some(nobody),

@@ -69,6 +69,7 @@ impl Machine {
             plug_cpus: 0,
             disks: Vec::new(),
             nic: None,
+            assigned: None,
             console_log: run_dir.join("console"),
             run_dir,
             credentials: is_root().then_some(NOBODY),

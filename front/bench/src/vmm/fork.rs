@@ -121,6 +121,7 @@ impl Fork {
             plug_cpus: 0,
             disks: Vec::new(),
             nic: None,
+            assigned: None,
             console_log: folder.join("console"),
             run_dir: folder.to_owned(),
             credentials: Cage::of_launcher().map(|_| NOBODY),

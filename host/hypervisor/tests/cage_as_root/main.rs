@@ -119,6 +119,7 @@ impl Host {
             plug_cpus: 0,
             disks: Vec::new(),
             nic: None,
+            assigned: None,
             console_log: self.directory.path().join("console"),
             run_dir,
             credentials: Some(USER),

@@ -75,6 +75,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         plug_cpus: 0,
         disks: Vec::new(),
         nic: None,
+        assigned: None,
         console_log: directory.join("console"),
         run_dir,
         credentials: rustix::process::geteuid().is_root().then_some(NOBODY),
