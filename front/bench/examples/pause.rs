@@ -193,6 +193,7 @@ fn spec(place: &Path, memory: GuestMemory) -> VmSpec {
         plug_cpus: 0,
         disks: Vec::new(),
         nic: None,
+        assigned: None,
         console_log: place.join("console"),
         run_dir: place.to_owned(),
         credentials: Cage::of_launcher().map(|_| Credentials { uid: 65534, gid: 65534 }),
