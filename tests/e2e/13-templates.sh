@@ -197,12 +197,12 @@ ways = collections.Counter("fork" if {"resume"} <= {one["name"] for one in run["
 print(*(f"{way} {count}" for way, count in sorted(ways.items())))' "$work/burst.json"
 }
 many=$((2 * $(nproc) + 1))
-[ "$(burst 2 --memory 288M)" = "boot 2" ] || fail "two sandboxes do not boot: $(templates) $(explain)"
+began=$(burst 2 --memory 288M); [ "$began" = "boot 2" ] || fail "two sandboxes do not boot: $began: $(templates) $(explain)"
 wait_until 120 has 3 || fail "no template is made of two that booted: $(templates) $(explain)"
-[ "$(burst 2 --memory 288M)" = "fork 2" ] || fail "two sandboxes boot again: $(templates) $(explain)"
-[ "$(burst "$many" --memory 304M)" = "fork $many" ] || fail "of $many sandboxes some boot: $(templates) $(explain)"
+began=$(burst 2 --memory 288M); [ "$began" = "fork 2" ] || fail "two sandboxes boot again: $began: $(templates) $(explain)"
+began=$(burst "$many" --memory 304M); [ "$began" = "fork $many" ] || fail "of $many sandboxes some boot: $began: $(templates) $(explain)"
 has 4 || fail "no template of a burst, or several: $(templates)"
-[ "$(burst 2 --memory 272M --max-memory 512M)" = "boot 2" ] || fail "sandboxes that cannot be forks: $(templates) $(explain)"
+began=$(burst 2 --memory 272M --max-memory 512M); [ "$began" = "boot 2" ] || fail "sandboxes that cannot be forks: $began: $(templates) $(explain)"
 has 4 || fail "a template for sandboxes that cannot be forks: $(templates)"
 for made in $(templates | awk '$2 == 288 || $2 == 304 { print $1 }'); do
     "$slipway" template rm "$made" >/dev/null || fail "template rm: $(explain)"
