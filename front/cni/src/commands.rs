@@ -124,10 +124,15 @@ impl Operation<'_> {
         self.delegate().map(drop)
     }
 
-    /// Has the daemon remove the attachment, or leaves it a note.
+    /// Has the daemon remove the attachment. Leaves a note for the next daemon if none serves, and
+    /// succeeds then: without a daemon nothing carries the interface's frames.
+    ///
+    /// # Errors
+    /// [`Code::Later`] if a daemon serves and does not answer in time, or no note can be left;
+    /// otherwise the daemon's error. The interface may be there, so its address is not free.
     fn detach(&self) -> Result<(), Failure> {
         let Err(first) = self.detach_now() else { return Ok(()) };
-        if first.code() != Code::Later as u32 {
+        if !first.lacks_daemon() {
             return Err(first);
         }
         let dir = self.daemon.attachments();
@@ -141,7 +146,7 @@ impl Operation<'_> {
         if left {
             // A daemon that came up meanwhile may have looked for notes before.
             match self.detach_now() {
-                Err(failure) if failure.code() != Code::Later as u32 => return Err(failure),
+                Err(failure) if !failure.lacks_daemon() => return Err(failure),
                 _ => {}
             }
         }
@@ -220,5 +225,46 @@ impl Operation<'_> {
              lists its functions"
         );
         Err(Failure::new(Code::Unavailable, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn del_leaves_a_note_only_if_no_daemon_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_str().unwrap();
+        let variables = [
+            ("CNI_COMMAND", "DEL"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_IFNAME", "eth0"),
+            ("SLIPWAY_RUN_DIR", place),
+            ("SLIPWAY_DATA_DIR", place),
+        ];
+        let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+        let environment = Environment::of(variables).unwrap();
+        let input = br#"{"cniVersion": "1.1.0", "name": "blue", "type": "slipway-cni"}"#;
+        let configuration = Configuration::parse(input, &environment).unwrap();
+        let daemon = Daemon::of(&environment, &configuration).unwrap();
+        let daemon = daemon.with_patience(Duration::from_millis(100));
+        let (environment, configuration) = (&environment, &configuration);
+        let operation = Operation { environment, configuration, input, ipam: None, daemon };
+        let ledger = operation.daemon.attachments();
+        std::fs::create_dir_all(&ledger).unwrap();
+        std::fs::write(ledger.join(format!("{}.json", operation.id())), "{}").unwrap();
+        let files = || std::fs::read_dir(&ledger).unwrap().count();
+
+        // The kernel accepts the connection, and nobody reads the call.
+        let silent = UnixListener::bind(dir.path().join("slipway.sock")).unwrap();
+        let failure = operation.del().unwrap_err();
+        assert_eq!((failure.code(), failure.lacks_daemon(), files()), (11, false, 1));
+        drop(silent);
+        operation.del().unwrap();
+        assert_eq!(files(), 2);
     }
 }

@@ -30,6 +30,8 @@ pub struct Daemon {
     run_dir: PathBuf,
     data_dir: PathBuf,
     caller: Caller,
+    /// The longest time for a call.
+    patience: Duration,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -58,8 +60,15 @@ impl Daemon {
             run_dir: dir(&configuration.run_dir, &environment.run_dir, RUN_DIR),
             data_dir: dir(&configuration.data_dir, &environment.data_dir, DATA_DIR),
             caller: Caller::of(environment.trace.as_deref()),
+            patience: PATIENCE,
             runtime,
         })
+    }
+
+    /// Returns the daemon with another longest time for a call.
+    #[cfg(test)]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Returns the directory with the files of attachments.
@@ -83,6 +92,7 @@ impl Daemon {
                      slipway` or `slipway daemon`"
                 ),
             )
+            .without_daemon()
         })?;
         let functions = VfClient::new(channel.clone());
         let client = NetworksClient::with_interceptor(channel, self.caller.clone());
@@ -118,10 +128,12 @@ impl Connection<'_> {
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
         let answer = self.daemon.runtime.block_on(async {
-            tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(|_| {
-                Err(Status::unavailable(format!(
-                    "the daemon did not answer within {} s; its log says more",
-                    PATIENCE.as_secs()
+            let patience = self.daemon.patience;
+            tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
+                Err(Status::deadline_exceeded(format!(
+                    "the daemon did not answer within {} s, and may still complete the operation; \
+                     try again, and read the daemon's log if that does not help",
+                    patience.as_secs()
                 )))
             })
         });
@@ -132,19 +144,22 @@ impl Connection<'_> {
 /// Returns the error for the daemon's refusal.
 fn failure(status: &Status) -> Failure {
     use tonic::Code as Grpc;
+    let lost = matches!(status.code(), Grpc::Unknown | Grpc::Unavailable | Grpc::Cancelled);
     let code = match status.code() {
-        Grpc::InvalidArgument | Grpc::NotFound => Code::Invalid,
         // The daemon ended during the call, among others.
-        Grpc::Unknown | Grpc::Unavailable | Grpc::Cancelled => Code::Later,
-        Grpc::ResourceExhausted => Code::Later,
+        _ if lost => Code::Later,
+        Grpc::InvalidArgument | Grpc::NotFound => Code::Invalid,
+        // The daemon is there, and busy.
+        Grpc::ResourceExhausted | Grpc::DeadlineExceeded => Code::Later,
         Grpc::FailedPrecondition => Code::Host,
         Grpc::AlreadyExists => Code::Taken,
         _ => Code::Daemon,
     };
-    match status.message() {
+    let failure = match status.message() {
         "" | "transport error" => Failure::new(code, "the daemon ended during the call; try again"),
         message => Failure::new(code, message),
-    }
+    };
+    if lost { failure.without_daemon() } else { failure }
 }
 
 /// Returns the attachment that an operation is about, as the daemon knows it.
@@ -171,11 +186,13 @@ mod tests {
             (Status::failed_precondition("x"), 100),
             (Status::already_exists("x"), 101),
             (Status::internal("x"), 102),
+            (Status::deadline_exceeded("x"), 11),
             (Status::unavailable(""), 11),
         ] {
             let failure = failure(&status);
             assert_eq!(failure.code(), code);
             assert!(!failure.message().is_empty());
+            assert_eq!(failure.lacks_daemon(), status.code() == tonic::Code::Unavailable);
         }
     }
 }

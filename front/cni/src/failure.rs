@@ -43,6 +43,8 @@ pub struct Failure {
     code: u32,
     message: String,
     details: String,
+    /// No daemon serves, or it ended during the call.
+    without_daemon: bool,
 }
 
 impl Failure {
@@ -55,7 +57,7 @@ impl Failure {
     pub fn with_code(code: u32, text: &str) -> Self {
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (message, details) = text.split_once("; ").unwrap_or((text, ""));
-        Self { code, message: one_line(message), details: one_line(details) }
+        Self { code, message: one_line(message), details: one_line(details), without_daemon: false }
     }
 
     /// Returns the code.
@@ -66,6 +68,17 @@ impl Failure {
     /// Returns the error under another code.
     pub fn recoded(self, code: Code) -> Self {
         Self { code: code as u32, ..self }
+    }
+
+    /// Returns the error as one of a call that no daemon answers: none serves, or it ended.
+    pub fn without_daemon(self) -> Self {
+        Self { without_daemon: true, ..self }
+    }
+
+    /// Returns whether no daemon serves, or it ended during the call. A daemon that refuses, or
+    /// answers too late, is there.
+    pub fn lacks_daemon(&self) -> bool {
+        self.without_daemon
     }
 
     /// Returns the line that says what is wrong.
