@@ -134,12 +134,12 @@ const EVENT: u64 = 3;
 const PAIRED: u64 = 4;
 const DECIDED: u64 = 5;
 
-/// The slot of a command. [`Ticket::NONE`] without a journal.
+/// The number of a command's slot; [`SlotNumber::NONE`] without a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u32);
+pub(crate) struct SlotNumber(u32);
 
-impl Ticket {
-    /// The ticket of no slot.
+impl SlotNumber {
+    /// The number that stands for no slot.
     pub const NONE: Self = Self(u32::MAX);
 }
 
@@ -192,7 +192,7 @@ impl LastAdmin {
 /// A slot that is in use.
 #[derive(Clone, Debug)]
 pub(crate) struct UsedSlot {
-    pub ticket: Ticket,
+    pub slot_number: SlotNumber,
     /// The submission queue, and that queue's epoch.
     pub queue: u16,
     pub epoch: u32,
@@ -303,7 +303,9 @@ impl Journal {
         let used = self.used_of(lane)?;
         let range = self.ranges.get(lane)?.clone();
         let mut free = Vec::with_capacity(range.len());
-        free.extend((range.start..used).rev().filter(|slot| self.found(Ticket(*slot)).is_none()));
+        free.extend(
+            (range.start..used).rev().filter(|slot| self.found(SlotNumber(*slot)).is_none()),
+        );
         Some(Self {
             head: self.head.clone(),
             queues: self.queues.clone(),
@@ -324,8 +326,8 @@ impl Journal {
     }
 
     /// Returns whether the slot belongs to this thread.
-    pub fn owns(&self, ticket: Ticket) -> bool {
-        self.ranges[self.own].contains(&ticket.0)
+    pub fn owns(&self, slot_number: SlotNumber) -> bool {
+        self.ranges[self.own].contains(&slot_number.0)
     }
 
     /// Returns the first slot of a part that was never used: a successor looks only at the slots
@@ -416,11 +418,11 @@ impl Journal {
         epoch: u32,
         number: u64,
         entry: &SubmissionEntry,
-    ) -> Ticket {
-        let ticket = self.fill(number, entry);
-        self.set_state(ticket, FETCHED, queue, epoch);
+    ) -> SlotNumber {
+        let slot_number = self.fill(number, entry);
+        self.set_state(slot_number, FETCHED, queue, epoch);
         self.set_taken(queue, number + 1);
-        ticket
+        slot_number
     }
 
     /// Records that entries `number` and `number + 1` of `queue` were fetched, a fused pair (steps
@@ -431,22 +433,22 @@ impl Journal {
         epoch: u32,
         number: u64,
         [first, second]: [&SubmissionEntry; 2],
-    ) -> [Ticket; 2] {
+    ) -> [SlotNumber; 2] {
         let paired = self.fill(number + 1, second);
         self.set_state(paired, PAIRED, queue, epoch);
-        let ticket = self.fill(number, first);
-        self.set_state(ticket, FETCHED, queue, epoch);
+        let slot_number = self.fill(number, first);
+        self.set_state(slot_number, FETCHED, queue, epoch);
         self.set_taken(queue, number + 2);
-        [ticket, paired]
+        [slot_number, paired]
     }
 
     /// Records the decision on the second half of a fused pair: with success it is carried out,
     /// with another `status` it ends.
-    pub fn decide(&self, ticket: Ticket, status: Status) {
-        let Some(state) = self.state(ticket) else { return };
+    pub fn decide(&self, slot_number: SlotNumber, status: Status) {
+        let Some(state) = self.state(slot_number) else { return };
         // One store. If there was a decision before, it was an error and the guest was not told.
-        self.store_slot(ticket, RESULT, u64::from(status.0) << 32);
-        self.store_slot(ticket, STATE, state & !0xff | DECIDED);
+        self.store_slot(slot_number, RESULT, u64::from(status.0) << 32);
+        self.store_slot(slot_number, STATE, state & !0xff | DECIDED);
     }
 
     pub fn set_taken(&self, queue: u16, count: u64) {
@@ -455,16 +457,16 @@ impl Journal {
 
     /// Records that the command's completion will be entry `place` of its completion queue (step
     /// 4).
-    pub fn completing(&self, ticket: Ticket, place: u64, status: Status, result: u32) {
-        let Some(state) = self.state(ticket) else { return };
-        self.store_end(ticket, place, status, result);
+    pub fn completing(&self, slot_number: SlotNumber, place: u64, status: Status, result: u32) {
+        let Some(state) = self.state(slot_number) else { return };
+        self.store_end(slot_number, place, status, result);
         let state = if state & 0xff == EVENT { state } else { state & !0xff | COMPLETING };
-        self.store_slot(ticket, STATE, state);
+        self.store_slot(slot_number, STATE, state);
     }
 
-    fn store_end(&self, ticket: Ticket, place: u64, status: Status, result: u32) {
-        self.store_slot(ticket, PLACE, place);
-        self.store_slot(ticket, RESULT, u64::from(status.0) << 32 | u64::from(result));
+    fn store_end(&self, slot_number: SlotNumber, place: u64, status: Status, result: u32) {
+        self.store_slot(slot_number, PLACE, place);
+        self.store_slot(slot_number, RESULT, u64::from(status.0) << 32 | u64::from(result));
     }
 
     /// Fills a slot for the end of the outstanding Asynchronous Event Request `id`, which will be
@@ -475,11 +477,12 @@ impl Journal {
         id: u16,
         place: u64,
         (status, result): (Status, u32),
-    ) -> Ticket {
-        let ticket = self.fill(0, &SubmissionEntry { id: id.into(), ..SubmissionEntry::default() });
-        self.store_end(ticket, place, status, result);
-        self.set_state(ticket, EVENT, 0, epoch);
-        ticket
+    ) -> SlotNumber {
+        let slot_number =
+            self.fill(0, &SubmissionEntry { id: id.into(), ..SubmissionEntry::default() });
+        self.store_end(slot_number, place, status, result);
+        self.set_state(slot_number, EVENT, 0, epoch);
+        slot_number
     }
 
     /// Records that `count` entries were written to completion queue `queue` (step 6).
@@ -488,37 +491,37 @@ impl Journal {
     }
 
     /// Frees the slot (step 7).
-    pub fn end(&mut self, ticket: Ticket) {
-        if ticket != Ticket::NONE {
-            self.store_slot(ticket, STATE, FREE);
-            if self.owns(ticket) {
-                self.free.push(ticket.0);
+    pub fn end(&mut self, slot_number: SlotNumber) {
+        if slot_number != SlotNumber::NONE {
+            self.store_slot(slot_number, STATE, FREE);
+            if self.owns(slot_number) {
+                self.free.push(slot_number.0);
             }
         }
     }
 
     /// Copies another thread's slot, of a command that has not ended, to a slot of this thread.
-    pub fn adopt(&mut self, found: &UsedSlot) -> Ticket {
-        let ticket = self.fill(found.number, &found.entry);
+    pub fn adopt(&mut self, found: &UsedSlot) -> SlotNumber {
+        let slot_number = self.fill(found.number, &found.entry);
         let stage = match found.stage {
             Stage::Decided(status) => {
-                self.store_slot(ticket, RESULT, u64::from(status.0) << 32);
+                self.store_slot(slot_number, RESULT, u64::from(status.0) << 32);
                 DECIDED
             }
             Stage::Paired => PAIRED,
             Stage::Fetched | Stage::Completing { .. } | Stage::Event { .. } => FETCHED,
         };
-        self.set_state(ticket, stage, found.queue, found.epoch);
-        ticket
+        self.set_state(slot_number, stage, found.queue, found.epoch);
+        slot_number
     }
 
     /// Writes a snapshot; `done` is the command whose effect the snapshot contains. Returns `false`
     /// if the snapshot is too long: a successor would then go on from an older one.
     #[must_use]
-    pub fn snapshot(&self, done: Option<(Ticket, Done)>, state: &[u8]) -> bool {
+    pub fn snapshot(&self, done: Option<(SlotNumber, Done)>, state: &[u8]) -> bool {
         let mut words = [0u64; 3];
-        if let Some((ticket, done)) = done
-            && let Some(found) = self.found(ticket)
+        if let Some((slot_number, done)) = done
+            && let Some(found) = self.found(slot_number)
         {
             words[0] = 1 | u64::from(found.epoch) << 32;
             words[1] = found.number;
@@ -561,7 +564,7 @@ impl Journal {
         for part in 0..self.ranges.len() {
             let (start, used) = (self.ranges[part].start, self.used_of(part).unwrap_or(0));
             for slot in (start..used).rev() {
-                match self.found(Ticket(slot)) {
+                match self.found(SlotNumber(slot)) {
                     Some(found) => all.push(found),
                     None if part == self.own => self.free.push(slot),
                     None => {}
@@ -574,16 +577,16 @@ impl Journal {
     /// Frees every slot of this thread. The caller has made sure that no command is in flight.
     pub fn end_own(&mut self) {
         for found in self.recover() {
-            if self.owns(found.ticket) {
-                self.end(found.ticket);
+            if self.owns(found.slot_number) {
+                self.end(found.slot_number);
             }
         }
     }
 
-    fn found(&self, ticket: Ticket) -> Option<UsedSlot> {
-        let state = self.state(ticket)?;
-        let place = self.load_slot(ticket, PLACE);
-        let result = self.load_slot(ticket, RESULT);
+    fn found(&self, slot_number: SlotNumber) -> Option<UsedSlot> {
+        let state = self.state(slot_number)?;
+        let place = self.load_slot(slot_number, PLACE);
+        let result = self.load_slot(slot_number, RESULT);
         let (status, result) = (Status((result >> 32) as u16), result as u32);
         let stage = match state & 0xff {
             FETCHED => Stage::Fetched,
@@ -595,15 +598,15 @@ impl Journal {
         };
         let mut bytes = [0u8; 64];
         for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-            chunk.copy_from_slice(&self.load_slot(ticket, at).to_ne_bytes());
+            chunk.copy_from_slice(&self.load_slot(slot_number, at).to_ne_bytes());
         }
         let entry = SubmissionEntry::read_from_bytes(&bytes).ok()?;
         let (queue, epoch) = ((state >> 8) as u16, (state >> 32) as u32);
         Some(UsedSlot {
-            ticket,
+            slot_number,
             queue,
             epoch,
-            number: self.load_slot(ticket, NUMBER),
+            number: self.load_slot(slot_number, NUMBER),
             entry,
             stage,
         })
@@ -611,21 +614,21 @@ impl Journal {
 
     /// Takes a free slot and fills in everything but its state word, so that the slot does not
     /// count yet.
-    fn fill(&mut self, number: u64, entry: &SubmissionEntry) -> Ticket {
-        let Some(ticket) = self.allocate() else { return Ticket::NONE };
+    fn fill(&mut self, number: u64, entry: &SubmissionEntry) -> SlotNumber {
+        let Some(slot_number) = self.allocate() else { return SlotNumber::NONE };
         let bytes = entry.as_bytes();
         for (at, chunk) in bytes.chunks_exact(8).enumerate() {
             let mut word = [0; 8];
             word.copy_from_slice(chunk);
-            self.store_slot(ticket, at, u64::from_ne_bytes(word));
+            self.store_slot(slot_number, at, u64::from_ne_bytes(word));
         }
-        self.store_slot(ticket, NUMBER, number);
-        ticket
+        self.store_slot(slot_number, NUMBER, number);
+        slot_number
     }
 
-    fn allocate(&mut self) -> Option<Ticket> {
+    fn allocate(&mut self) -> Option<SlotNumber> {
         if let Some(slot) = self.free.pop() {
-            return Some(Ticket(slot));
+            return Some(SlotNumber(slot));
         }
         let (slot, range) = (self.used, &self.ranges[self.own]);
         if slot >= range.end {
@@ -638,26 +641,26 @@ impl Journal {
             0 => store(&self.head, HEAD_USED, count),
             lane => store(&self.lanes, lane * LANE_WORDS, count),
         }
-        Some(Ticket(slot))
+        Some(SlotNumber(slot))
     }
 
-    fn set_state(&self, ticket: Ticket, stage: u64, queue: u16, epoch: u32) {
+    fn set_state(&self, slot_number: SlotNumber, stage: u64, queue: u16, epoch: u32) {
         let state = stage | u64::from(queue) << 8 | u64::from(epoch) << 32;
-        self.store_slot(ticket, STATE, state);
+        self.store_slot(slot_number, STATE, state);
     }
 
-    fn state(&self, ticket: Ticket) -> Option<u64> {
-        (ticket != Ticket::NONE).then(|| self.load_slot(ticket, STATE))
+    fn state(&self, slot_number: SlotNumber) -> Option<u64> {
+        (slot_number != SlotNumber::NONE).then(|| self.load_slot(slot_number, STATE))
     }
 
-    fn store_slot(&self, ticket: Ticket, word: usize, value: u64) {
-        if ticket != Ticket::NONE {
-            store(&self.slots, ticket.0 as usize * SLOT_WORDS + word, value);
+    fn store_slot(&self, slot_number: SlotNumber, word: usize, value: u64) {
+        if slot_number != SlotNumber::NONE {
+            store(&self.slots, slot_number.0 as usize * SLOT_WORDS + word, value);
         }
     }
 
-    fn load_slot(&self, ticket: Ticket, word: usize) -> u64 {
-        load(&self.slots, ticket.0 as usize * SLOT_WORDS + word)
+    fn load_slot(&self, slot_number: SlotNumber, word: usize) -> u64 {
+        load(&self.slots, slot_number.0 as usize * SLOT_WORDS + word)
     }
 
     fn store_queue(&self, queue: u16, word: usize, value: u64) {

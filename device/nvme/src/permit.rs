@@ -1,6 +1,6 @@
 //! The right to end a command.
 
-use crate::journal::Ticket;
+use crate::journal::SlotNumber;
 
 /// A fetched command that has not ended. Its completion queue has a slot reserved for its end.
 ///
@@ -14,7 +14,7 @@ pub(crate) struct Permit {
     /// CID.
     pub id: u16,
     /// The command's slot in the journal.
-    pub ticket: Ticket,
+    pub slot_number: SlotNumber,
 }
 
 /// The recipient of a command's end.
@@ -24,12 +24,12 @@ pub(crate) enum Owner {
     Guest(Permit),
     /// The end is not reported: after a reset, or for the flush of a shutdown. The journal slot, if
     /// any, is freed.
-    Nobody(Ticket),
+    Nobody(SlotNumber),
 }
 
 impl Owner {
     /// The owner of a command of the controller itself.
-    pub const CONTROLLER: Self = Self::Nobody(Ticket::NONE);
+    pub const CONTROLLER: Self = Self::Nobody(SlotNumber::NONE);
 
     /// Returns whether the end is reported to the guest.
     pub fn is_guest(&self) -> bool {
@@ -42,15 +42,15 @@ impl Owner {
     }
 
     /// Returns the command's slot in the journal.
-    pub fn ticket(&self) -> Ticket {
+    pub fn slot_number(&self) -> SlotNumber {
         match self {
-            Self::Guest(permit) => permit.ticket,
-            Self::Nobody(ticket) => *ticket,
+            Self::Guest(permit) => permit.slot_number,
+            Self::Nobody(slot_number) => *slot_number,
         }
     }
 
     /// Makes the end unreported, since the command's queue is gone.
     pub fn orphan(&mut self) {
-        *self = Self::Nobody(self.ticket());
+        *self = Self::Nobody(self.slot_number());
     }
 }

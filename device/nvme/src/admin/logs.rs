@@ -14,6 +14,11 @@
 //! - A field that may be missing has `#[serde(default)]` and leaves the version, as in `features`.
 //!   An older build then refuses the state, whose field it does not know.
 //!
+//! Content that arises on a lane reaches the home by `Report` (`engine::report`), as failed
+//! commands do: the lane's engine adds it, `Link::leave` (`fleet/link.rs`) passes it on,
+//! `collect_reports` takes it before a page is read, and `note_errors` (`home/mod.rs`) enters it
+//! into the home's state. A new field of `Report` is also in `is_empty` and `clear`.
+//!
 //! A saved counter is as of the last snapshot: `kill -9` loses what was counted since.
 
 use slipway_nvme_spec::NSID_ALL;

@@ -104,7 +104,7 @@ impl Home {
             return self.end_admin(permit, Status::EVENT_LIMIT_EXCEEDED.dnr(), 0, 0);
         }
         self.events.requests.push_back(permit.id);
-        self.checkpoint(Some((permit.ticket, Done::Kept)));
+        self.checkpoint(Some((permit.slot_number, Done::Kept)));
         self.engine.abandon(permit);
     }
 

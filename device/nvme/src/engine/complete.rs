@@ -10,7 +10,7 @@ use slipway_ram::Span;
 use super::IoEngine;
 use super::inflight::{Command, CommandKind};
 use super::io::disk_status;
-use crate::journal::Ticket;
+use crate::journal::SlotNumber;
 use crate::namespace::Done;
 use crate::permit::{Owner, Permit};
 use crate::prp::write_runs;
@@ -88,7 +88,7 @@ impl IoEngine {
         }
         let permit = match command.owner {
             Owner::Guest(permit) => permit,
-            Owner::Nobody(ticket) => return self.conclude(ticket),
+            Owner::Nobody(slot_number) => return self.conclude(slot_number),
         };
         self.counters.count(command.kind.moved(), command.status, command.bytes);
         if permit.queue == 0 {
@@ -119,18 +119,18 @@ impl IoEngine {
 
     /// Ends a command with `status`, which is logged already, and dword 0 `result`.
     pub fn complete(&mut self, permit: Permit, status: Status, result: u32) {
-        let Permit { queue, id, ticket } = permit;
+        let Permit { queue, id, slot_number } = permit;
         if let Some((submission, completion)) = self.queues.pair(queue) {
             submission.in_flight -= 1;
             completion.reserved -= 1;
             let drained = submission.in_flight == 0 && submission.deleting;
-            self.post(queue, id, ticket, status, result);
-            self.conclude(ticket);
+            self.post(queue, id, slot_number, status, result);
+            self.conclude(slot_number);
             if drained {
                 self.finish_deletion(queue);
             }
         } else {
-            self.conclude(ticket);
+            self.conclude(slot_number);
         }
     }
 
@@ -140,27 +140,34 @@ impl IoEngine {
             submission.in_flight -= 1;
             completion.reserved -= 1;
         }
-        self.conclude(permit.ticket);
+        self.conclude(permit.slot_number);
     }
 
     /// Frees a command's slot in the journal.
-    pub fn conclude(&mut self, ticket: Ticket) {
+    pub fn conclude(&mut self, slot_number: SlotNumber) {
         if let Some(journal) = &mut self.journal {
-            journal.end(ticket);
+            journal.end(slot_number);
         }
     }
 
     /// Records the decision on the second half of a fused pair: with success it is carried out,
     /// with another `status` it ends.
-    pub(super) fn decide(&self, ticket: Ticket, status: Status) {
+    pub(super) fn decide(&self, slot_number: SlotNumber, status: Status) {
         if let Some(journal) = &self.journal {
-            journal.decide(ticket, status);
+            journal.decide(slot_number, status);
         }
     }
 
     /// Writes a completion queue entry for command `id` of `queue`. The completion queue must have
     /// a free slot.
-    pub fn post(&mut self, queue: u16, id: u16, ticket: Ticket, status: Status, result: u32) {
+    pub fn post(
+        &mut self,
+        queue: u16,
+        id: u16,
+        slot_number: SlotNumber,
+        status: Status,
+        result: u32,
+    ) {
         if !self.may_post() {
             return;
         }
@@ -174,7 +181,7 @@ impl IoEngine {
         };
         entry.set_status(status, false);
         if let Some(journal) = &self.journal {
-            journal.completing(ticket, completion.written, status, result);
+            journal.completing(slot_number, completion.written, status, result);
         }
         let posted = completion.post(&self.memory, entry);
         if let Some(journal) = &self.journal {

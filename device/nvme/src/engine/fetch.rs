@@ -9,7 +9,7 @@ use slipway_ram::Fault;
 
 use super::IoEngine;
 use super::inflight::Slot;
-use crate::journal::Ticket;
+use crate::journal::SlotNumber;
 use crate::namespace::Namespaces;
 use crate::permit::{Owner, Permit};
 use crate::sgl::MOST_DESCRIPTORS;
@@ -241,12 +241,12 @@ impl IoEngine {
         let submission = self.queues.submission(queue)?;
         let head = submission.head;
         submission.advance();
-        let ticket = match &mut self.journal {
+        let slot_number = match &mut self.journal {
             // `taken` counts the command already.
             Some(journal) => journal.begin(queue, submission.epoch, submission.taken - 1, entry),
-            None => Ticket::NONE,
+            None => SlotNumber::NONE,
         };
-        Some((head, Permit { queue, id: entry.id.get(), ticket }))
+        Some((head, Permit { queue, id: entry.id.get(), slot_number }))
     }
 
     #[inline]
@@ -314,13 +314,14 @@ impl IoEngine {
         let Some(submission) = self.queues.submission(queue) else { return };
         submission.advance();
         submission.advance();
-        let tickets = match &mut self.journal {
+        let slot_numbers = match &mut self.journal {
             Some(journal) => {
                 journal.begin_pair(queue, submission.epoch, submission.taken - 2, pair)
             }
-            None => [Ticket::NONE; 2],
+            None => [SlotNumber::NONE; 2],
         };
-        let permit = |at: usize| Permit { queue, id: pair[at].id.get(), ticket: tickets[at] };
+        let permit =
+            |at: usize| Permit { queue, id: pair[at].id.get(), slot_number: slot_numbers[at] };
         self.execute_pair(pair, [permit(0), permit(1)]);
     }
 
@@ -333,7 +334,7 @@ impl IoEngine {
         match self.compare_and_write(first, second) {
             Ok(slot) => self.inflight.own_pair(slot, permit, other),
             Err([status, of_second]) => {
-                self.decide(other.ticket, of_second);
+                self.decide(other.slot_number, of_second);
                 self.end_at_once(permit, first, status);
                 self.end_at_once(other, second, of_second);
             }

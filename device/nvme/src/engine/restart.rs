@@ -113,7 +113,7 @@ impl IoEngine {
     fn take_up(&mut self, one: &UsedSlot) -> Option<Permit> {
         let same = self.queues.submission(one.queue).is_some_and(|queue| queue.epoch == one.epoch);
         if !same || !self.may_post() {
-            self.conclude(one.ticket);
+            self.conclude(one.slot_number);
             return None;
         }
         self.make_room(one.queue);
@@ -121,7 +121,7 @@ impl IoEngine {
             submission.in_flight += 1;
             completion.reserved += 1;
         }
-        Some(Permit { queue: one.queue, id: one.entry.id.get(), ticket: one.ticket })
+        Some(Permit { queue: one.queue, id: one.entry.id.get(), slot_number: one.slot_number })
     }
 
     /// Makes room in the completion queue of submission queue `queue`, if it is full. A guest that

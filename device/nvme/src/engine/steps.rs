@@ -200,7 +200,7 @@ impl IoEngine {
                 if let Some(write) = &work.write {
                     // The decision is stored before the guest is told of an end, and before the
                     // write.
-                    self.decide(write.command.owner.ticket(), second_status(status));
+                    self.decide(write.command.owner.slot_number(), second_status(status));
                 }
                 self.end(command, 0);
                 self.after_compare(status, reported, work);

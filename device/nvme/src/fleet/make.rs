@@ -7,7 +7,7 @@ use slipway_pci::Lane;
 use super::lane::QueueLane;
 use super::{Fleet, choose};
 use crate::engine::{IoEngine, IoEngineParts, Role};
-use crate::journal::{Journal, Ticket, UsedSlot};
+use crate::journal::{Journal, SlotNumber, UsedSlot};
 
 /// Makes lanes, at most as many as there are `wakers` and parts of the journal, with the disks that
 /// namespaces have for them. Splits the commands in `found`, which are to be carried out again, by
@@ -81,15 +81,15 @@ fn move_slot(home: &mut IoEngine, lanes: &mut [IoEngine], to: Option<usize>, one
         None => &mut home.journal,
     };
     let Some(journal) = taker else { return };
-    if journal.owns(one.ticket) {
+    if journal.owns(one.slot_number) {
         return;
     }
     let moved = journal.adopt(one);
-    if moved == Ticket::NONE {
+    if moved == SlotNumber::NONE {
         // More slots than a thread can have: this slot stays in its part.
         return;
     }
-    let old = std::mem::replace(&mut one.ticket, moved);
+    let old = std::mem::replace(&mut one.slot_number, moved);
     let mut journals = lanes.iter_mut().filter_map(|lane| lane.journal.as_mut());
     let owner = journals.find(|journal| journal.owns(old)).or(home.journal.as_mut());
     if let Some(owner) = owner {

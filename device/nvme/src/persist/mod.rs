@@ -13,7 +13,7 @@ use slipway_nvme_spec::status::Status;
 
 use crate::engine::complete::logged;
 use crate::home::Home;
-use crate::journal::{Done, LAYOUT, Ticket};
+use crate::journal::{Done, LAYOUT, SlotNumber};
 use crate::permit::Permit;
 
 /// The version of everything that a journal holds. A controller goes on only with a journal of this
@@ -23,7 +23,7 @@ pub const JOURNAL_VERSION: u32 = LAYOUT << 16 | state::VERSION;
 impl Home {
     /// Writes a snapshot, if there is a journal; `done` is the admin command whose effect it
     /// contains, and the command's end.
-    pub fn checkpoint(&mut self, done: Option<(Ticket, Done)>) {
+    pub fn checkpoint(&mut self, done: Option<(SlotNumber, Done)>) {
         self.changed = false;
         let Some(journal) = &self.engine.journal else { return };
         if !journal.snapshot(done, &state::running(self)) {
@@ -51,7 +51,7 @@ impl Home {
                 status.more()
             }
         };
-        self.checkpoint(Some((permit.ticket, Done::Ended(status, result))));
+        self.checkpoint(Some((permit.slot_number, Done::Ended(status, result))));
         self.engine.complete(permit, status, result);
     }
 
@@ -59,18 +59,18 @@ impl Home {
     /// completion queue has a free slot.
     pub fn end_event_request(&mut self, id: u16, status: Status, result: u32) {
         let engine = &mut self.engine;
-        let ticket = match (&mut engine.journal, engine.queues.pair(0)) {
+        let slot_number = match (&mut engine.journal, engine.queues.pair(0)) {
             (Some(journal), Some((submission, completion))) => {
                 let (epoch, place) = (submission.epoch, completion.written);
                 journal.begin_event(epoch, id, place, (status, result))
             }
-            _ => Ticket::NONE,
+            _ => SlotNumber::NONE,
         };
-        engine.post(0, id, ticket, status, result);
+        engine.post(0, id, slot_number, status, result);
         if self.engine.journal.is_some() {
             // The snapshot without the request is written before the slot is freed.
             self.checkpoint(None);
-            self.engine.conclude(ticket);
+            self.engine.conclude(slot_number);
         }
     }
 

@@ -45,7 +45,7 @@ impl Home {
     pub fn abandon(&mut self) {
         let Some(journal) = &mut self.engine.journal else { return };
         for found in journal.recover() {
-            journal.end(found.ticket);
+            journal.end(found.slot_number);
         }
         self.checkpoint(None);
     }
@@ -59,7 +59,7 @@ impl Home {
             let Some(journal) = &mut self.engine.journal else { return false };
             let same = there && journal.taken(one.queue).1 == one.epoch;
             if !same {
-                journal.end(one.ticket);
+                journal.end(one.slot_number);
             }
             same
         });
@@ -77,7 +77,7 @@ impl Home {
             let alone = one.stage == Stage::Paired && !has_first;
             let copied = kept.last().is_some_and(|other| is_same(other, &one));
             match &mut self.engine.journal {
-                Some(journal) if alone || copied => journal.end(one.ticket),
+                Some(journal) if alone || copied => journal.end(one.slot_number),
                 _ => kept.push(one),
             }
         }
@@ -108,12 +108,12 @@ impl Home {
             }
             if place.is_none_or(|place| place >= posted) {
                 self.engine.make_room(queue);
-                self.engine.post(queue, one.entry.id.get(), one.ticket, status, result);
+                self.engine.post(queue, one.entry.id.get(), one.slot_number, status, result);
             }
             if event {
                 self.checkpoint(None);
             }
-            self.engine.conclude(one.ticket);
+            self.engine.conclude(one.slot_number);
         }
     }
 
@@ -126,7 +126,7 @@ impl Home {
                 (Stage::Completing { .. } | Stage::Event { .. }, _) => false,
                 (_, Some(Done::Ended(..))) => false,
                 (_, Some(Done::Kept)) => {
-                    self.engine.conclude(one.ticket);
+                    self.engine.conclude(one.slot_number);
                     false
                 }
                 (_, None) => true,

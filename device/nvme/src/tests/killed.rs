@@ -456,7 +456,7 @@ fn a_home_takes_over_the_slots_of_a_lane_whose_queue_it_has_now() {
     let lives = Lives { threads: &[3, 2], ..Lives::new(true) };
     let owners = || {
         let mut home = Journal::new(&lives.journal, &LIMITS).unwrap();
-        home.recover().iter().map(|one| home.owns(one.ticket)).collect::<Vec<_>>()
+        home.recover().iter().map(|one| home.owns(one.slot_number)).collect::<Vec<_>>()
     };
     let arena = Arena::new(lives.memory.clone(), 0, MEMORY as u64);
     let mut guest = Driver::new(Killable::new(lives.clone(), || None), arena, 8).unwrap();
@@ -533,7 +533,7 @@ fn parts_of_a_journal_share_no_slot() {
     // The successor's home finds all slots, and a lane hands out none that is in use.
     let mut home = Journal::new(&memory, &limits).unwrap();
     let numbers = |found: &[UsedSlot]| {
-        let mut all: Vec<_> = found.iter().map(|one| (one.number, one.ticket)).collect();
+        let mut all: Vec<_> = found.iter().map(|one| (one.number, one.slot_number)).collect();
         all.sort_by_key(|(number, _)| *number);
         all
     };
@@ -541,10 +541,13 @@ fn parts_of_a_journal_share_no_slot() {
     assert_eq!(numbers(&found), [(0, own), (2, kept)]);
     let (mut lane, mut other) = (home.part(1).unwrap(), home.part(2).unwrap());
     let more = [3, 4, 5].map(|number| begin(&mut lane, number));
-    assert!(more.iter().all(|ticket| lane.owns(*ticket) && *ticket != kept), "{more:?}");
-    more.into_iter().for_each(|ticket| lane.end(ticket));
+    assert!(
+        more.iter().all(|slot_number| lane.owns(*slot_number) && *slot_number != kept),
+        "{more:?}"
+    );
+    more.into_iter().for_each(|slot_number| lane.end(slot_number));
     // A slot moves to another lane.
-    let one = found.iter().find(|one| one.ticket == kept).unwrap();
+    let one = found.iter().find(|one| one.slot_number == kept).unwrap();
     let moved = other.adopt(one);
     lane.end(kept);
     let found = Journal::new(&memory, &limits).unwrap().recover();
