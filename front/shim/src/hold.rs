@@ -288,18 +288,18 @@ impl Holder {
     }
 
     /// Has the holder keep a descriptor by this name, until what is returned is dropped.
-    pub fn put(self: &Arc<Self>, name: String, file: OwnedFd) -> Spare {
+    pub fn put(self: &Arc<Self>, name: String, file: OwnedFd) -> KeptDescriptor {
         let file = Arc::new(file);
         let mut state = self.state();
         state.tell(PUT, &name, Some(file.as_fd()));
         state.held.insert(name.clone(), Arc::clone(&file));
-        Spare { file, kept: Some((Arc::clone(self), name)) }
+        KeptDescriptor { file, kept: Some((Arc::clone(self), name)) }
     }
 
     /// Returns what an earlier serving process had kept by this name.
-    pub fn take(self: &Arc<Self>, name: &str) -> Option<Spare> {
+    pub fn take(self: &Arc<Self>, name: &str) -> Option<KeptDescriptor> {
         let file = Arc::clone(self.state().held.get(name)?);
-        Some(Spare { file, kept: Some((Arc::clone(self), name.to_owned())) })
+        Some(KeptDescriptor { file, kept: Some((Arc::clone(self), name.to_owned())) })
     }
 
     /// Returns the names that begin with `prefix`.
@@ -399,13 +399,13 @@ async fn gone(socket: OwnedFd) -> io::Result<()> {
 }
 
 /// A descriptor that the holder has too, as long as this value lives.
-pub struct Spare {
+pub struct KeptDescriptor {
     file: Arc<OwnedFd>,
     kept: Option<(Arc<Holder>, String)>,
 }
 
-impl Spare {
-    /// Makes one that this process has alone.
+impl KeptDescriptor {
+    /// Makes a value for a descriptor that this process has alone.
     pub fn alone(file: OwnedFd) -> Self {
         Self { file: Arc::new(file), kept: None }
     }
@@ -424,13 +424,13 @@ impl Spare {
     }
 }
 
-impl AsFd for Spare {
+impl AsFd for KeptDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl Drop for Spare {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
         if let Some((holder, name)) = &self.kept {
             holder.clear(name, &self.file);

@@ -24,7 +24,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::foreign;
-use crate::hold::{Holder, Spare};
+use crate::hold::{Holder, KeptDescriptor};
 use crate::netns::Network;
 use crate::network;
 use crate::role::Role;
@@ -238,7 +238,7 @@ async fn spawn(mut command: Command) -> io::Result<Child> {
 }
 
 /// Has the holder keep a descriptor of a hook. Without one, the next serving process lets it run.
-fn keep(holder: &Arc<Holder>, pid: Pid) -> Option<Spare> {
+fn keep(holder: &Arc<Holder>, pid: Pid) -> Option<KeptDescriptor> {
     let hook = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
     Some(holder.put(format!("{RUNS}{pid}"), hook))
 }

@@ -26,7 +26,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
 use crate::cursor::{Cursor, PIECE, Stream};
-use crate::hold::{Holder, Spare};
+use crate::hold::{Holder, KeptDescriptor};
 
 /// The number of a logger's process among the descriptors of a process, behind those of streams.
 const LOGGER: u8 = 3;
@@ -69,11 +69,11 @@ pub struct Streams {
 /// The FIFOs as they are only held.
 #[derive(Default)]
 pub struct HeldFifos {
-    stdin: Mutex<Option<Spare>>,
+    stdin: Mutex<Option<KeptDescriptor>>,
     stdin_is_closed: AtomicBool,
-    outputs: Mutex<Vec<Spare>>,
+    outputs: Mutex<Vec<KeptDescriptor>>,
     /// The process of the logger that takes the outputs.
-    logger: Mutex<Option<Spare>>,
+    logger: Mutex<Option<KeptDescriptor>>,
     /// The holder that has them too, and the beginning of their names there.
     holder: OnceLock<(Arc<Holder>, String)>,
 }
@@ -113,7 +113,7 @@ impl HeldFifos {
     }
 
     /// Returns the FIFOs that an earlier serving process had: standard input, output, error output.
-    pub fn left(&self) -> [Option<Spare>; 3] {
+    pub fn left(&self) -> [Option<KeptDescriptor>; 3] {
         let Some((holder, name)) = self.holder.get() else { return [None, None, None] };
         [0, 1, 2].map(|stream| holder.take(&format!("{name}.{stream}")))
     }
@@ -130,14 +130,14 @@ impl HeldFifos {
     }
 
     /// Takes the descriptor of the logger's process, if there is a logger.
-    pub fn take_logger(&self) -> Option<Spare> {
+    pub fn take_logger(&self) -> Option<KeptDescriptor> {
         lock(&self.logger).take()
     }
 
-    fn spare(&self, stream: u8, fifo: OwnedFd) -> Spare {
+    fn spare(&self, stream: u8, fifo: OwnedFd) -> KeptDescriptor {
         match self.holder.get() {
             Some((holder, name)) => holder.put(format!("{name}.{stream}"), fifo),
-            None => Spare::alone(fifo),
+            None => KeptDescriptor::alone(fifo),
         }
     }
 }
@@ -305,7 +305,7 @@ pub fn open_again(paths: &Paths, held: &HeldFifos) -> Streams {
 }
 
 /// Makes an output of the end of a logger's pipe that an earlier serving process had.
-fn again(fifo: &Spare, stream: Stream, held: &HeldFifos) -> Result<Output, String> {
+fn again(fifo: &KeptDescriptor, stream: Stream, held: &HeldFifos) -> Result<Output, String> {
     let copy = fifo.copy().map_err(|error| format!("no pipe to the logger: {error}"))?;
     piped(copy.into(), stream, held)
 }

@@ -17,7 +17,7 @@ use slipway_sandbox_api::v1;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-use crate::hold::{Spare, THIS};
+use crate::hold::{KeptDescriptor, THIS};
 use crate::network;
 use crate::store::{RestartStore, Store, name};
 
@@ -35,7 +35,7 @@ const NONE: &str = "none";
 pub struct Network {
     pid: u32,
     /// The end for writing of the process's standard input.
-    lifeline: Spare,
+    lifeline: KeptDescriptor,
     /// The interfaces that the kernel has put into it.
     kernels: BTreeSet<String>,
 }
@@ -60,7 +60,7 @@ impl Network {
         let (Ok(Ok(_)), Some(pid)) = (made, child.id()) else {
             return Err(failed("its process did not make one"));
         };
-        let lifeline = Spare::alone(OwnedFd::from(lifeline));
+        let lifeline = KeptDescriptor::alone(OwnedFd::from(lifeline));
         Ok(Self { pid, lifeline, kernels: interfaces(pid) })
     }
 
@@ -183,7 +183,7 @@ mod tests {
 
     fn network(kernels: &BTreeSet<String>) -> Network {
         let (_, lifeline) = io::pipe().unwrap();
-        let lifeline = Spare::alone(lifeline.into());
+        let lifeline = KeptDescriptor::alone(lifeline.into());
         Network { pid: std::process::id(), lifeline, kernels: kernels.clone() }
     }
 

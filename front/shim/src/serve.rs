@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::Args;
 use crate::events::{self, Events};
-use crate::hold::{self, Holder, Spare};
+use crate::hold::{self, Holder, KeptDescriptor};
 use crate::service::Service;
 use crate::store::{RestartStore, Store};
 use crate::ttrpc::kept::Record;
@@ -64,7 +64,7 @@ pub async fn resume(args: &Args) -> Result<(), String> {
     let failed = |error: std::io::Error| error.to_string();
     let holder = hold::take_stdin().and_then(Holder::join).map_err(failed)?;
     let log = holder.take(LOG);
-    if let Some(Ok(file)) = log.as_ref().map(Spare::copy) {
+    if let Some(Ok(file)) = log.as_ref().map(KeptDescriptor::copy) {
         log::take(file);
     }
     log::warn("the shim's process was killed: another one goes on");
@@ -97,7 +97,7 @@ fn keep(args: &Args) -> RestartStore {
 }
 
 /// Has the holder keep what every serving process needs.
-fn hold_on(holder: &Arc<Holder>, store: &Store, socket: OwnedFd) -> Vec<Spare> {
+fn hold_on(holder: &Arc<Holder>, store: &Store, socket: OwnedFd) -> Vec<KeptDescriptor> {
     let put = |name: &str, file| holder.put(name.to_owned(), file);
     let log = log::share().map(|log| put(LOG, log));
     // Without the store, the next process ends at once.
@@ -234,7 +234,7 @@ impl Connections<'_> {
         }
     }
 
-    fn serve(&self, stream: UnixStream, spare: Option<Spare>, number: u64, again: bool) {
+    fn serve(&self, stream: UnixStream, spare: Option<KeptDescriptor>, number: u64, again: bool) {
         let record = Record::new(&self.keep.store, number);
         let service = Arc::clone(&self.service);
         tokio::spawn(async move {

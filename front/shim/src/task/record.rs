@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Sandbox, Task, TaskKind};
 use crate::copies::Copy;
-use crate::hold::Spare;
+use crate::hold::KeptDescriptor;
 use crate::netns::HookNetwork;
 use crate::store::{RestartStore, Store, name};
 
@@ -18,14 +18,14 @@ use crate::store::{RestartStore, Store, name};
 pub struct TaskFiles {
     store: OnceLock<Store>,
     /// The file for the termination message, whose path may lead elsewhere by then.
-    message: Mutex<Option<Spare>>,
+    message: Mutex<Option<KeptDescriptor>>,
     /// The network namespace that was made for its hooks.
     pub network: HookNetwork,
 }
 
 impl TaskFiles {
     /// Makes the record of a task that an earlier serving process has left in `store`.
-    pub fn left(store: &Store, message: Option<Spare>) -> Self {
+    pub fn left(store: &Store, message: Option<KeptDescriptor>) -> Self {
         Self {
             store: store.clone().into(),
             message: Mutex::new(message),
