@@ -65,10 +65,7 @@ impl Cutter {
                 Delivery::Refuse => Delivered { refused: 1, ..Delivered::default() },
                 Delivery::Work => self.work(burst, *pick, abilities, port, max_frame),
             };
-            sum.frames += done.frames;
-            sum.bytes += done.bytes;
-            sum.refused += done.refused;
-            sum.full += done.full;
+            sum.add(&done);
             if done.full > 0 {
                 // Later frames must not overtake this one.
                 sum.full += (picks.len() - at - 1) as u32;

@@ -12,8 +12,10 @@ macro_rules! causes {
         /// - `Switch` counts [`Drop::Down`], for the port that frames are from (`drop_all_in`) and
         ///   for the port that they are for (`drop_out`), and [`Drop::Nobody`] (`drop_in`).
         /// - [`Port::deliver`](crate::Port::deliver) reports frames that the peer did not get in
-        ///   [`Delivered`], one field for each cause; `Delivered::add` and `PortStats::count_out`
-        ///   have all of these fields.
+        ///   [`Delivered`], one field for each cause. All of these fields are in `Delivered::add`
+        ///   and `PortStats::count_out`, and in `ports/threaded.rs`: its `Counts`, their `add` and
+        ///   `ThreadedPort::account`. `Rings::deliver` (`ports/rings.rs`) and `LoopbackPort`
+        ///   (`ports/simple.rs`) compute `full` as the rest of the picks, after all other fields.
         /// - [`Port::account`](crate::Port::account) adds drops that no result has reported:
         ///   [`Drop::Malformed`]; for decorators [`Drop::Loss`], [`Drop::Queue`] and
         ///   [`Drop::Rate`], by `PortStats::lose_in` for frames from the peer, which the switch
@@ -26,8 +28,8 @@ macro_rules! causes {
         /// `slipway_port_dropped_frames_total`. `slipway inspect --live` shows the sum of all
         /// causes for each direction (`inspect` and `running` of this crate). The table of causes
         /// in `docs/networks.md` explains each name; `deploy/check/docs.py` fails if it lacks one.
-        /// Of this crate's tests, `forwarding`, `receive_rate` and `decorators` compare the counts
-        /// of causes.
+        /// Of this crate's tests, `forwarding`, `receive_rate`, `decorators` and `threaded` compare
+        /// the counts of causes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Drop {
@@ -61,9 +63,10 @@ causes! {
     Full = "full",
     /// The destination cannot take the frame: it is too long, or the memory is gone.
     Refused = "refused",
-    /// The port's link is down.
+    /// The port's link is down, by its setting or since no peer is there to take frames.
     Down = "down",
-    /// The peer's descriptors were invalid.
+    /// The peer's descriptors describe no frame: its length or its header is invalid, or its memory
+    /// does not exist. A malformed ring of a function is not counted: the function needs a reset.
     Malformed = "malformed",
     /// The frame's offload is impossible, or its checksum would change addresses.
     BadOffload = "bad-offload",
@@ -92,6 +95,7 @@ pub struct Delivered {
 
 impl Delivered {
     /// Adds another delivery.
+    #[inline]
     pub fn add(&mut self, other: &Self) {
         self.frames += other.frames;
         self.bytes += other.bytes;

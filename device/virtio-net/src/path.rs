@@ -148,10 +148,7 @@ impl DataPath {
                 Some(receiver) => receiver.deliver(&mut self.common, burst, here)?,
                 None => Delivered { full: run as u32, ..Delivered::default() },
             };
-            sum.frames += one.frames;
-            sum.bytes += one.bytes;
-            sum.full += one.full;
-            sum.refused += one.refused;
+            sum.add(&one);
             rest = others;
         }
         Ok(sum)
