@@ -53,7 +53,7 @@ pub fn print_list(sandboxes: &[v1::Sandbox], as_json: bool) -> Result<()> {
 fn list_text(sandboxes: &[v1::Sandbox]) -> String {
     let mut rows = Vec::new();
     for sandbox in sandboxes {
-        rows.push(row(sandbox));
+        rows.push(sandbox_row(sandbox));
         rows.extend(sandbox.containers.iter().map(|container| container_row(sandbox, container)));
     }
     let header = ["ID", "NAME", "IMAGE", "COMMAND", "CREATED", "CPUS", "ADDRESS", "PORTS", "STATE"];
@@ -104,7 +104,9 @@ fn container_json(container: &v1::Container) -> serde_json::Value {
     })
 }
 
-fn state(state: &str, exit_status: u32, reason: &str) -> String {
+/// Returns the state of a sandbox or a container as tables show it, with its exit status and the
+/// reason of its end.
+fn state_text(state: &str, exit_status: u32, reason: &str) -> String {
     match (state, reason) {
         ("exited", "") => format!("exited ({exit_status})"),
         ("exited", why) => format!("exited ({exit_status}): {}", printable(why)),
@@ -125,15 +127,17 @@ fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> [String; 9] {
     let name = format!("{}/{}", pod.name, container.name);
     let (image, command) = (printable(&container.image), short(&container.command));
     let (cpus, address, ports) = (String::new(), String::new(), String::new());
-    let state = state(&container.state, container.exit_status, &container.reason);
+    let state = state_text(&container.state, container.exit_status, &container.reason);
     let created = ago(container.created_ns);
     [pod.id.clone(), name, image, command, created, cpus, address, ports, state]
 }
 
-fn row(sandbox: &v1::Sandbox) -> [String; 9] {
+/// Returns the line of `slipway ps` for a sandbox: its id, name, image, command, age, CPUs, first
+/// address, published ports and state.
+fn sandbox_row(sandbox: &v1::Sandbox) -> [String; 9] {
     let state = match sandbox.in_file {
         true => format!("{} (in a file)", sandbox.state),
-        false => state(&sandbox.state, sandbox.exit_status, &sandbox.reason),
+        false => state_text(&sandbox.state, sandbox.exit_status, &sandbox.reason),
     };
     let command = short(&sandbox.command);
     let image = if sandbox.pod { "(pod)".to_owned() } else { printable(&sandbox.image) };

@@ -119,7 +119,7 @@ impl Operation<'_> {
     }
 
     fn del(&self) -> Result<(), Failure> {
-        // The address is free when the interface is gone, and not before.
+        // The IPAM plugin frees the address only after the interface is gone.
         self.detach()?;
         self.delegate().map(drop)
     }

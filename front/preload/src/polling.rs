@@ -12,10 +12,13 @@ use crate::real::{self, sys};
 use crate::session;
 use crate::time::after;
 
+/// Events that poll(2) reports without being asked for them.
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
-/// The longest sleep in nanoseconds: another thread may drain the eventfd before this one sees it.
+/// The longest sleep in nanoseconds. Another thread may drain a connection's eventfd before this
+/// one sees it, so a sleeper looks again after this time.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
-/// The longest sleep in nanoseconds where a wake-up may be lost.
+/// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`), or if
+/// there is no descriptor for the edges of shared eventfds.
 const LONGEST_UNSURE_SLEEP: u64 = 1_000_000;
 
 /// # Safety
@@ -107,10 +110,10 @@ fn streams(set: &[pollfd]) -> impl Iterator<Item = (usize, Ref)> + '_ {
     set.iter().enumerate().filter_map(|(at, polled)| Some((at, fds::stream(polled.fd)?)))
 }
 
-/// Fills in the ready events of our connections. Returns how many are ready. What was sent before
-/// something that is reported is reported with it.
+/// Fills in the ready events of our connections. Returns how many are ready. If a peer sent on one
+/// connection before it sent on another, and the later one is reported, so is the earlier one.
 fn look(set: &mut [pollfd]) -> usize {
-    // What came before may be at a place that was looked at already.
+    // The earlier connection may have been looked at before its bytes came: look at all again.
     let ready = look_once(set);
     if ready > 0 && ready < set.len() { look_once(set) } else { ready }
 }
@@ -204,8 +207,9 @@ fn arm(set: &[pollfd]) -> bool {
     nothing
 }
 
-/// Calls `wish` with what `events` wait for: room to send, and arrived bytes (at least so many) or
-/// the end.
+/// Calls `wish` for each half of a connection that `events` are about, with the least number of
+/// bytes to wait for: room for one byte to send, and one arrived byte. If `events` do not ask for
+/// arrived bytes, more than have arrived, so that only an end or further bytes wake the sleeper.
 fn wishes(object: &Ref, events: i16, mut wish: impl FnMut(&Endpoint, Half, usize)) {
     let Some(stream) = object.stream() else { return };
     let endpoint = &stream.endpoint;

@@ -61,10 +61,10 @@ pub struct Networks {
     forwarding: Forwarding,
     ledger: Ledger,
     attachments: Store,
-    /// Operations on attachments.
+    /// Locks that have operations on one attachment run one after the other.
     turns: turns::AttachmentLocks,
-    /// Writes of leases, by network: taken before the table of networks is locked.
-    lease_turns: turns::AttachmentLocks,
+    /// Locks for writing a network's leases, by its name. Each is taken before `state` is locked.
+    lease_locks: turns::AttachmentLocks,
     plane: PlaneClient,
     /// The pools of functions that attachments may have.
     functions: Option<VfClient>,
@@ -119,7 +119,7 @@ impl Networks {
             ledger,
             attachments,
             turns: turns::AttachmentLocks::default(),
-            lease_turns: turns::AttachmentLocks::default(),
+            lease_locks: turns::AttachmentLocks::default(),
             plane,
             functions: None,
             serving,
@@ -194,7 +194,7 @@ impl Networks {
     /// [`Error::Unknown`], [`Error::Used`], [`Error::HasPorts`], and failures of the packet filter
     /// or the ledger.
     pub async fn remove(&self, name: &str) -> Result<()> {
-        let _turn = self.lease_turns.take(name).await;
+        let _turn = self.lease_locks.take(name).await;
         let mut state = self.state.lock().await;
         let network = find(&state, name)?;
         if !network.leases.is_empty() {
@@ -271,20 +271,21 @@ impl Networks {
             let _ = self.settle(state, name).await;
             return Err(error);
         }
-        attachment(find(&state, name)?, id)
+        describe_lease(find(&state, name)?, id)
     }
 
-    /// Frees what the lease `id` of a sandbox has: an interface in a namespace of others, which its
-    /// maker has again, or the addresses and published ports in a network. A network that never
-    /// came up is taken down with its last sandbox.
+    /// Removes the sandbox `id` from its network. In a namespace that somebody else made, the
+    /// interface goes back to its maker. In a network of Slipway's, the lease ends, and its
+    /// addresses and published ports are free. A network that never came up is taken down with its
+    /// last sandbox.
     ///
     /// # Errors
     /// [`Error`] of the ledger or the packet filter; the addresses are free all the same.
     async fn leave_one(&self, id: &str) -> Result<()> {
         self.leave_namespace(id).await?;
         let mut state = self.state.lock().await;
-        let of = |network: &&mut Network| network.leases.contains_key(id);
-        let Some(network) = state.networks.values_mut().find(of) else { return Ok(()) };
+        let has_lease = |network: &&mut Network| network.leases.contains_key(id);
+        let Some(network) = state.networks.values_mut().find(has_lease) else { return Ok(()) };
         network.leases.remove(id);
         let name = network.name.clone();
         if let Some(up) = state.up.get_mut(&name) {
@@ -610,7 +611,11 @@ fn ports(texts: &[String]) -> Result<Vec<Published>> {
     Ok(all)
 }
 
-fn attachment(network: &Network, id: &str) -> Result<v1::Attachment> {
+/// Describes the lease `id` of a network for the sandbox that has it.
+///
+/// # Errors
+/// [`Error::Unknown`] if the network has no such lease.
+fn describe_lease(network: &Network, id: &str) -> Result<v1::Attachment> {
     let lease = network.leases.get(id).ok_or_else(|| Error::Unknown(network.name.clone()))?;
     Ok(v1::Attachment {
         network: network.name.clone(),

@@ -10,7 +10,9 @@
 //! saved machines have their functions at the old numbers.
 //!
 //! Its saved state is a field of `OwnState` (`state`), with `#[serde(default)]` if not every
-//! machine has it. In `front/vmm`, `Ports` (`ports`) has it as a field, with a `Token`, and in
+//! machine has it. A device that not every machine has is also in `Identity`, as `shared` and
+//! `hot_memory` are, with its check in `Identity::check`: a state goes on only in a machine with
+//! the same devices. In `front/vmm`, `Ports` (`ports`) has it as a field, with a `Token`, and in
 //! `new`, `save`, `go_on`, `restore`, `watch` and `serve`; an option for it is in `args` and
 //! `help.txt`. With `Polling::Anywhere` CPUs' threads poll it too: `filter` admits what it calls
 //! for both roles. The guest's driver is in `sandbox/initramfs` (`modules`), unless it is in every

@@ -180,7 +180,7 @@ impl Networks {
             done => drop(done.map_err(|status| Error::Plane(status.message().to_owned()))?),
         }
         let name = &attachment.network;
-        let _turn = self.lease_turns.take(name).await;
+        let _turn = self.lease_locks.take(name).await;
         let mut state = self.state.lock().await;
         let kept = self.keep_for_sandbox(&mut state, &attachment)?;
         self.attachments.remove(id)?;

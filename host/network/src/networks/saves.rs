@@ -16,7 +16,7 @@ impl Networks {
     /// # Errors
     /// [`crate::Error::File`]: the file has the old leases.
     pub(super) async fn save_leases(&self, name: &str, change: u64) -> Result<()> {
-        let _turn = self.lease_turns.take(name).await;
+        let _turn = self.lease_locks.take(name).await;
         let state = self.state.lock().await;
         let Some(network) = state.networks.get(name).filter(|one| one.saved < change) else {
             return Ok(());
@@ -106,7 +106,7 @@ mod tests {
     /// Enters and saves leases at once, while a first write is under way. Each task checks that its
     /// own lease is on the disk when its save returns.
     async fn save_at_once(rig: &Rig) {
-        let under_way = rig.networks.lease_turns.take(NAME).await;
+        let under_way = rig.networks.lease_locks.take(NAME).await;
         let mut tasks = JoinSet::new();
         for number in 1..=SANDBOXES {
             let networks = Arc::clone(&rig.networks);

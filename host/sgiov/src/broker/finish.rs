@@ -55,7 +55,9 @@ impl Broker {
         }
     }
 
-    /// Ends one end of a connection.
+    /// Ends one end of a connection, once. The order counts: the stream's halves are finished
+    /// before the other end is woken, so that it finds the end of the stream when it looks; and the
+    /// memory is released last, when both ends are closed and nobody reads it any more.
     pub(super) fn finish(&mut self, number: u32, side: Side, how: EndReason) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         if connection.end(side).closed {
@@ -82,17 +84,17 @@ impl Broker {
         {
             remote.closed(number);
         }
-        let (party, is_over) = (other.party, other.closed);
+        let (party, both_closed) = (other.party, other.closed);
         let arena = link.arena.clone();
         if let Some(bell) = connection.bell(side.other()).cloned() {
             self.tell(&bell.eventfd, party);
             arena.note_raised(side.other());
         } else if let Some(kept) = connection.bells.kept
-            && !is_over
+            && !both_closed
         {
             self.keepers.raise(kept, side.other());
         }
-        if is_over {
+        if both_closed {
             self.release(number);
         }
     }
@@ -175,8 +177,8 @@ fn finish_stream(
     let unread = there.into.refresh() != Ok(0);
     let holder = table.word(number, entry::TX_LOCK);
     // The holder is a process, not the sweeper.
-    let halfway = how == EndReason::Killed && holder != 0 && !is_engine(holder);
-    if unread || halfway || how == EndReason::Refused {
+    let died_sending = how == EndReason::Killed && holder != 0 && !is_engine(holder);
+    if unread || died_sending || how == EndReason::Refused {
         there.out.reset();
         there.into.reset();
     } else {

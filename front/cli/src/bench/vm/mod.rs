@@ -9,9 +9,10 @@
 //!
 //! A new configuration is an entry of `CONFIGURATIONS`, which makes `--only` know it, and an arm in
 //! `Machines::guests`, or in `subjects` and `rocks_subjects` if it is no guest with a block device;
-//! `with_file_system` leaves out those that RocksDB cannot have. `docs/bench-block.md` has a row,
-//! and `tests/e2e/85-bench.sh` runs some. A subject without a guest (`--native`) is one of `block`
-//! in `front/bench`.
+//! if it has a disk beside the one that most share, its name is in `Medium::file`; one on hardware
+//! has a `Way` in `passthrough`, with which it has no file. `with_file_system` leaves out those
+//! that RocksDB cannot have. `docs/bench-block.md` has a row, and `tests/e2e/85-bench.sh` runs some.
+//! A subject without a guest (`--native`) is one of `block` in `front/bench`.
 
 mod guest;
 mod host;
