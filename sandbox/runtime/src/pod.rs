@@ -149,8 +149,9 @@ impl Node {
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released, CPUs and memory go that no container needs, and updates of limits
-    /// that were cut off are settled.
+    /// releasing are released. CPUs and bound regions that no container needs go back to the host,
+    /// and updates of limits that were cut off are settled. Other memory that no limit needs stays
+    /// until an update: it goes back here only if one, or the return of huge pages, was cut off.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         quota::leave(self, sandbox);
         bound::leave(self, sandbox);
