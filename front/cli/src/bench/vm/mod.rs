@@ -11,8 +11,8 @@
 //! `Machines::guests`, or in `subjects` and `rocks_subjects` if it is no guest with a block device;
 //! if it has a disk beside the one that most share, its name is in `Medium::file`; one on hardware
 //! has a `Way` in `passthrough`, with which it has no file. `with_file_system` leaves out those
-//! that RocksDB cannot have. `docs/bench-block.md` has a row, and `tests/e2e/85-bench.sh` runs some.
-//! A subject without a guest (`--native`) is one of `block` in `front/bench`.
+//! that RocksDB cannot have. `docs/bench-block.md` has a row, and `tests/e2e/85-bench.sh` runs
+//! some. A subject without a guest (`--native`) is one of `block` in `front/bench`.
 
 mod guest;
 mod host;
