@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 
 use super::attachment_request::{Request, key};
 use super::namespaces::blocking;
-use super::{NetworkTable, Networks, attachment as describe, find};
+use super::{NetworkTable, Networks, describe_lease, find};
 use crate::allocate::choose;
 use crate::attachment::Attachment;
 use crate::container;
@@ -250,7 +250,7 @@ impl Networks {
         let attachment = found.ok_or_else(unknown)?;
         let function = self.function_of(id, &attachment).await?;
         let state = self.state.lock().await;
-        let mut told = describe(find(&state, &attachment.network)?, id)?;
+        let mut told = describe_lease(find(&state, &attachment.network)?, id)?;
         if let Some(function) = function {
             (told.socket_path, told.pci_address) = (function.socket_path, function.address);
         }
