@@ -78,7 +78,8 @@ fn frames_print_what_they_carry() {
 #[test]
 fn headers_that_are_not_whole_are_refused() {
     let (short, length) = (Some(FrameError::Short), Some(FrameError::HeaderLength));
-    let whole = frame(ethertype::VLAN, &[0; 4]);
+    let mut whole = frame(ethertype::IPV4, &[0; 4]);
+    whole[12..14].copy_from_slice(&ethertype::VLAN.to_be_bytes());
     for len in 0..whole.len() {
         assert_eq!(EthernetFrame::new_checked(&whole[..len]).err(), short);
     }

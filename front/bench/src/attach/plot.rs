@@ -63,7 +63,7 @@ mod tests {
         }
         assert_eq!(text.matches("less is better").count(), 2);
         let locks = attach_plot(&report(&[("one-lock", &[4]), ("vf-locks", &[1])]), "x").unwrap();
-        assert!(locks.contains("FastIOV's paper") && locks.contains("2.28"), "{locks}");
+        assert!(locks.contains("FastIOV&apos;s paper") && locks.contains("2.28"), "{locks}");
         assert!(attach_plot(&report(&[]), "x").is_err());
     }
 }

@@ -62,7 +62,7 @@ mod tests {
         assert!(!text.contains("paper"), "{text}");
         let text = cgroup_plot(&report(&[("mkdir", &[4]), ("take", &[8])]), "x").unwrap();
         assert_eq!(text.matches("less is better").count(), 3);
-        assert!(text.contains("RunD-V's paper") && text.contains("100 ms"), "{text}");
+        assert!(text.contains("RunD-V&apos;s paper") && text.contains("100 ms"), "{text}");
         assert!(cgroup_plot(&report(&[]), "x").is_err());
     }
 }

@@ -31,7 +31,7 @@ pub fn socket_plot(report: &SocketReport, title: &str) -> Result<String> {
 /// Returns the length of a bar, in the unit of [`SocketFigures::range`], and the text at its end.
 fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
     match (load.traffic, figures.latency) {
-        (Traffic::Idle, _) => (figures.cores, format!("{:.4} cores", figures.cores)),
+        (Traffic::Idle, _) => (figures.cores, idle_cores(figures.cores)),
         (_, Some([p50, p99, _])) => {
             (p50, format!("{}, p99 {}", human(p50 as u64), human(p99 as u64)))
         }
@@ -44,6 +44,14 @@ fn length(load: &SocketLoad, figures: &SocketFigures) -> (f64, String) {
             };
             (figures.bytes, format!("{bits}, {cores:.2} cores for 10 Gbit/s{engines}"))
         }
+    }
+}
+
+/// Returns the text of processors that are used by connections at rest.
+fn idle_cores(cores: f64) -> String {
+    match cores < 0.0001 {
+        true => "under 0.0001 cores".to_owned(),
+        false => format!("{cores:.4} cores"),
     }
 }
 
