@@ -5,7 +5,7 @@
 //! the program a table for its sockets, knows which programs listen at which addresses, makes the
 //! memory through which two programs talk (`slipway_ring::cross`), and cleans up after programs
 //! that end. Between two programs of the node it takes no part in any transfer. Of a stream to
-//! another node or to a guest the engine itself moves the bytes ([`Carrier`], `guests`).
+//! another node or to a guest the engine itself moves the bytes ([`NodeCarrier`], `guests`).
 //!
 //! - [`Engine`]: the socket, and one thread that serves it;
 //! - `broker`: the programs and their connections, without the socket;
