@@ -235,10 +235,10 @@ ok "what cannot be saved, and what a snapshot has already, is refused in one lin
 
 # flip PATH: changes a byte of a file of a save, and changes it back: of JSON one in the name of the sandbox that was saved, and one
 # of the first data of any other.
-flip() { python3 -c 'import os, sys
+flip() { python3 -c 'import os, re, sys
 file = os.open(sys.argv[1], os.O_RDWR)
 is_json = sys.argv[1].endswith(".json")
-at = os.pread(file, 1 << 20, 0).index(b"\"parent\"") + 1 if is_json else os.lseek(file, 0, os.SEEK_DATA) + 64
+at = re.search(rb"\"[pq]arent\"", os.pread(file, 1 << 20, 0)).start() + 1 if is_json else os.lseek(file, 0, os.SEEK_DATA) + 64
 os.pwrite(file, bytes([os.pread(file, 1, at)[0] ^ (1 if is_json else 0xff)]), at)' "$1" || fail "cannot change $1"; }
 # The next daemon has checked nothing yet.
 end_daemon TERM
