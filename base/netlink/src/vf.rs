@@ -71,7 +71,7 @@ impl Netlink {
 /// Returns whether a driver has the setting of VFs that `set` is the outcome of.
 ///
 /// # Errors
-/// Those of `set` that do not say that the driver lacks the setting.
+/// The errors of `set`, except one that says that the driver lacks the setting.
 pub fn is_supported(set: io::Result<()>) -> io::Result<bool> {
     // The kernel's own number, beside that of programs: drivers return it.
     const ENOTSUPP: i32 = 524;

@@ -135,7 +135,7 @@ pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
 
 /// Gives the guest and the VMM of an adopted sandbox the recorded number of CPUs. The daemon before
 /// may have ended when the guest had CPUs online that are not recorded, or recorded ones offline.
-/// What does not follow within [`SETTLE`] stays, and the daemon's log says so.
+/// CPUs that do not follow within [`SETTLE`] stay as they are, with a line in the daemon's log.
 pub(crate) async fn settle(sandbox: &Arc<Sandbox>, vm: &Arc<dyn Vm>, agent: &Agent) {
     if sandbox.look(|record| record.max_cpus == record.boot_cpus) {
         return;

@@ -146,7 +146,7 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
     let kept = write_save(node, sandbox, &before, (&*vm, &agent), (unfinished, memory)).await;
     if let Err(error) = kept {
         undo_save(sandbox, before, vm, agent).await;
-        // What is left, the next save removes.
+        // The next save removes the files that are left.
         let _ = clear(sandbox).await;
         return Err(error);
     }
@@ -234,7 +234,7 @@ async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agen
 /// file. Returns the exit status.
 ///
 /// # Errors
-/// Those of [`Running::wait`]; [`Error::Stopped`] if it is asked to end while it is in a file.
+/// The errors of [`Running::wait`]; [`Error::Stopped`] if it is asked to end while it is in a file.
 pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Running) -> Result<u32> {
     loop {
         let ended = running.wait(sandbox).await;

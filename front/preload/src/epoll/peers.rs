@@ -23,7 +23,7 @@ impl Peers {
         let raises = endpoint.raises();
         match self.0.iter_mut().find(|peer| peer.raises == raises) {
             Some(peer) => peer.connections += 1,
-            // What was raised before has not been looked at.
+            // Eventfds that were raised before have not been looked at.
             None => {
                 self.0.push(Peer { seen: raises.count().wrapping_sub(1), raises, connections: 1 })
             }

@@ -130,7 +130,7 @@ impl Waited<'_> {
         if inner.ours.len() > 1
             && let Some(latest) = inner.found.all_late(now)
         {
-            // What came before them may be at a place that was looked at already.
+            // Earlier bytes may be at a connection that was looked at already.
             cutoff = latest;
             look_back(&mut inner, now);
         }

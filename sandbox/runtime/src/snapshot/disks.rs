@@ -17,7 +17,7 @@ use crate::{Error, Result, function};
 pub(crate) enum Copied {
     /// All that can be written to: forks begin with the copies.
     Written,
-    /// Those whose content is in the host's memory: the sandbox itself goes on with its files.
+    /// Disks whose content is in the host's memory: the sandbox goes on with its other disks.
     InMemory,
 }
 
