@@ -51,11 +51,12 @@ fn end_connections(transport: Transport) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::read_to_string;
     use std::io::{ErrorKind, Read, Write};
-    use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+    use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
     use std::path::Path;
     use std::process::Command;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use slipway_netlink::{Address, Neighbour};
 
@@ -89,7 +90,21 @@ mod tests {
             let mac = [2, 0, 0, 0, 0, 9];
             netlink.add_neighbour(&Neighbour { index, address: ip(neighbour), mac }).unwrap();
         }
+        wait_for_own_route("fd12::7");
         Some(link)
+    }
+
+    /// Waits until packets to an own IPv6 address are delivered here. The kernel's workqueue adds
+    /// the route for it after netlink has answered; before, they would go out to the network.
+    fn wait_for_own_route(address: &str) {
+        let octets = address.parse::<Ipv6Addr>().unwrap().octets();
+        let digits: String = octets.iter().map(|octet| format!("{octet:02x}")).collect();
+        let own = format!("{digits} 80 ");
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while !read_to_string("/proc/thread-self/net/ipv6_route").unwrap().contains(&own) {
+            assert!(Instant::now() < give_up, "no route to {address}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Makes a connection to an address of this namespace. Returns both ends.
