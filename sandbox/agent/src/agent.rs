@@ -171,10 +171,11 @@ impl Agent {
         Ok(pid(&container.main))
     }
 
-    /// Kills and removes a container. After an error, the container keeps its id, so that it can be
-    /// removed later.
+    /// Kills and removes a container. Waits for one that is being created: the host that asked for
+    /// it may be gone, and the next one removes what it does not know to be there. After an error,
+    /// the container keeps its id, so that it can be removed later.
     pub async fn remove(&self, id: &str) -> Result<(), Status> {
-        let container = self.container(id)?;
+        let container = self.containers.settled(id).await.ok_or_else(|| unknown(id))?;
         let removed = container.remove().await;
         removed.map_err(|error| {
             internal(anyhow!(error).context(format!("removing container {id}")))
@@ -215,7 +216,7 @@ impl Agent {
     pub fn container(&self, id: &str) -> Result<Arc<Container>, Status> {
         self.containers.get(id).map_err(|missing| match missing {
             Missing::Reserved => Status::unavailable(format!("container {id} is being made")),
-            Missing::Unknown => Status::not_found(format!("no container {id:?}")),
+            Missing::Unknown => unknown(id),
         })
     }
 
@@ -318,6 +319,10 @@ async fn end(id: &str, container: &Container) {
     if let Err(error) = container.remove().await {
         log!("removing container {id}: {error}");
     }
+}
+
+fn unknown(id: &str) -> Status {
+    Status::not_found(format!("no container {id:?}"))
 }
 
 fn pid(process: &Process) -> u32 {

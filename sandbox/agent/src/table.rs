@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use tokio::sync::Notify;
+
 use crate::lock::lock;
 
 /// The reason why an id is not reserved.
@@ -24,7 +26,11 @@ pub enum Missing {
 }
 
 /// A table of things by id.
-pub struct Table<T>(Mutex<TableState<T>>);
+pub struct Table<T> {
+    state: Mutex<TableState<T>>,
+    /// Notified when an id is no longer reserved.
+    settled: Notify,
+}
 
 struct TableState<T> {
     /// Things by id; `None` while the id is reserved.
@@ -43,7 +49,8 @@ pub struct Reservation<'a, T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Table(Mutex::new(TableState { entries: HashMap::new(), closed: false }))
+        let state = Mutex::new(TableState { entries: HashMap::new(), closed: false });
+        Table { state, settled: Notify::new() }
     }
 }
 
@@ -53,7 +60,7 @@ impl<T> Table<T> {
     /// # Errors
     /// The id is not free, or the table is closed.
     pub fn reserve(&self, id: &str) -> Result<Reservation<'_, T>, Refused> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.closed {
             return Err(Refused::Closed);
         }
@@ -66,21 +73,33 @@ impl<T> Table<T> {
 
     /// Returns what is at `id`.
     pub fn get(&self, id: &str) -> Result<Arc<T>, Missing> {
-        match lock(&self.0).entries.get(id) {
+        match lock(&self.state).entries.get(id) {
             Some(Some(thing)) => Ok(thing.clone()),
             Some(None) => Err(Missing::Reserved),
             None => Err(Missing::Unknown),
         }
     }
 
+    /// Returns what is at `id` once nothing is being made there, or `None` if the id is free.
+    pub async fn settled(&self, id: &str) -> Option<Arc<T>> {
+        loop {
+            let settled = self.settled.notified();
+            match self.get(id) {
+                Ok(thing) => return Some(thing),
+                Err(Missing::Unknown) => return None,
+                Err(Missing::Reserved) => settled.await,
+            }
+        }
+    }
+
     /// Returns everything that the table has.
     pub fn all(&self) -> Vec<Arc<T>> {
-        lock(&self.0).entries.values().flatten().cloned().collect()
+        lock(&self.state).entries.values().flatten().cloned().collect()
     }
 
     /// Frees `id` if `thing` is still at it. Something newer with the same id stays.
     pub fn remove_if_same(&self, id: &str, thing: &Arc<T>) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if let Some(Some(there)) = state.entries.get(id)
             && Arc::ptr_eq(there, thing)
         {
@@ -90,12 +109,12 @@ impl<T> Table<T> {
 
     /// Drops the things for which `keep` returns `false`. Reserved ids stay reserved.
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
-        lock(&self.0).entries.retain(|_, thing| thing.as_deref().is_none_or(&keep));
+        lock(&self.state).entries.retain(|_, thing| thing.as_deref().is_none_or(&keep));
     }
 
     /// Takes everything out, each with its id. Reserved ids stay reserved.
     pub fn take(&self) -> Vec<(String, Arc<T>)> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         let all = std::mem::take(&mut state.entries);
         let mut taken = Vec::with_capacity(all.len());
         for (id, thing) in all {
@@ -110,7 +129,7 @@ impl<T> Table<T> {
     /// Takes everything out, and lets nothing in any more: [`Reservation::fill`] fails for ids that
     /// are reserved now.
     pub fn close(&self) -> Vec<(String, Arc<T>)> {
-        lock(&self.0).closed = true;
+        lock(&self.state).closed = true;
         self.take()
     }
 }
@@ -121,7 +140,7 @@ impl<T> Reservation<'_, T> {
     /// # Errors
     /// The table was closed meanwhile. The caller has `thing` back and ends it.
     pub fn fill(mut self, thing: Arc<T>) -> Result<(), Arc<T>> {
-        let mut state = lock(&self.table.0);
+        let mut state = lock(&self.table.state);
         if state.closed {
             return Err(thing);
         }
@@ -134,8 +153,9 @@ impl<T> Reservation<'_, T> {
 impl<T> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         if !self.filled {
-            lock(&self.table.0).entries.remove(&self.id);
+            lock(&self.table.state).entries.remove(&self.id);
         }
+        self.table.settled.notify_waiters();
     }
 }
 
@@ -161,6 +181,25 @@ mod tests {
         assert_eq!(table.get("a"), Err(Missing::Unknown));
         table.reserve("a").unwrap().fill(Arc::new(1)).unwrap();
         assert_eq!(table.get("a"), Ok(Arc::new(1)));
+    }
+
+    #[tokio::test]
+    async fn one_that_waits_for_an_id_has_what_was_made_there() {
+        let table: Table<u32> = Table::default();
+        assert_eq!(table.settled("a").await, None);
+        for made in [Some(Arc::new(1)), None] {
+            let reserved = table.reserve("a").unwrap();
+            let finish = async {
+                tokio::task::yield_now().await;
+                match made.clone() {
+                    Some(thing) => reserved.fill(thing).unwrap(),
+                    None => drop(reserved),
+                }
+            };
+            let (found, ()) = tokio::join!(table.settled("a"), finish);
+            assert_eq!(found, made);
+            table.retain(|_| false);
+        }
     }
 
     #[test]

@@ -6,8 +6,14 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use slipway_agent_protocol::v1::{CreateContainerRequest, File, FileDir, PutFilesRequest};
+use slipway_agent_protocol::v1::agent_client::AgentClient;
+use slipway_agent_protocol::v1::{
+    CreateContainerReply, CreateContainerRequest, File, FileDir, PutFilesRequest,
+    RemoveContainerRequest,
+};
 use slipway_sandbox_api::copies::{MOST, MOST_BYTES, MOST_DIRS, MOST_FILE_BYTES};
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
 
 use crate::agent::Agent;
 use crate::{Error, Result, v1};
@@ -126,12 +132,29 @@ pub(crate) async fn create(agent: &Agent, mut request: CreateContainerRequest) -
     files.sort_by_key(|file| !AGENTS.contains(&file.path.as_str()));
     let mut pieces = pieces(files).into_iter();
     request.files = pieces.next().unwrap_or_default();
-    agent.call(|mut client| async move { client.create_container(request).await }).await?;
+    agent.call(|client| create_anew(client, request)).await?;
     for files in pieces {
         let request = PutFilesRequest { id: id.clone(), files, removed: Vec::new() };
         agent.call(|mut client| async move { client.put_files(request).await }).await?;
     }
     Ok(())
+}
+
+/// Creates a container. One of that name that the guest has is removed first: the host has none, so
+/// a daemon that was killed had asked for it, and the guest made it after the next daemon had
+/// released it.
+async fn create_anew(
+    mut client: AgentClient<Channel>,
+    request: CreateContainerRequest,
+) -> std::result::Result<Response<CreateContainerReply>, Status> {
+    match client.create_container(request.clone()).await {
+        Err(status) if status.code() == Code::AlreadyExists => {
+            let left = RemoveContainerRequest { id: request.id.clone() };
+            client.remove_container(left).await?;
+            client.create_container(request).await
+        }
+        created => created,
+    }
 }
 
 /// Checks that no directory for files is at or below another mount: without the directory, its
