@@ -8,6 +8,11 @@
 //! `crate::features::Tuning`. The test `features_can_be_set_and_read` (`tests/admin.rs`) has a row
 //! for it, and `tests/saved.rs` tries saved states; the fuzz target `nvme-admin` reaches it as it
 //! is.
+//!
+//! A feature whose value is a data structure, as Timestamp's, is sent to the host by `Home::reply`
+//! and got from it by `Home::payload`. Its test is `features_with_data_can_be_set_and_read`. The
+//! value of a feature of a namespace, as Error Recovery's, is in the namespace, and `set_feature`
+//! has its number beside Error Recovery's in `is_of_controller`.
 
 use slipway_nvme_spec::NSID_ALL;
 use slipway_nvme_spec::command::SubmissionEntry;
