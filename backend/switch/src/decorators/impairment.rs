@@ -1,4 +1,13 @@
 //! An impairment of a port's frames, as one setting: loss, delay, rate.
+//!
+//! A new kind of impairment is a field of [`Impairment`], with its range in [`Impairment::check`],
+//! which also counts it among what has an effect, and with a decorator that `Impairment::wrap` puts
+//! in front of the port. The decorator names its `Layer::Impairment`, so that `Switch::impair` can
+//! remove it. [`Loss`] is the model of one that only omits frames. One that changes bytes copies
+//! the frames first, as [`Queued`] does: [`Port::deliver`] lends the burst read-only, and beyond 96
+//! bytes a frame lies in its sender's memory. What the decorator does inward precedes the switch's
+//! checks of addresses. The other places are in `docs/where.md`; `describe` of the CLI's
+//! `port_tools.rs` is what `slipway port ls`, `inspect` and `impair` show.
 
 use std::time::Duration;
 
