@@ -1,5 +1,7 @@
 //! The network configuration, from the input (CNI specification, *Section 1*).
 //!
+//! A key without a field here is passed over, since it may be another plugin's.
+//!
 //! A new key is a field of [`Configuration`], or of [`RuntimeConfig`] if it is a capability (rates:
 //! `bandwidth`), with its check in `Configuration::check` and a case in the tests below. What the
 //! daemon must know of it goes on from here:
