@@ -6,8 +6,9 @@
 //! remove it. [`Loss`] is the model of one that only omits frames. One that changes bytes copies
 //! the frames first, as [`Queued`] does: [`Port::deliver`] lends the burst read-only, and beyond 96
 //! bytes a frame lies in its sender's memory. What the decorator does inward precedes the switch's
-//! checks of addresses. The other places are in `docs/where.md`; `describe` of the CLI's
-//! `port_tools.rs` is what `slipway port ls`, `inspect` and `impair` show.
+//! checks of addresses. The other places are in `docs/where.md`. In the CLI's `port_tools.rs`
+//! `impair` refuses a command that asks for nothing, so it knows each option, and `describe` is
+//! what `slipway port ls`, `inspect` and `impair` show.
 
 use std::time::Duration;
 
