@@ -40,7 +40,7 @@ fork() {
 all_say() {
     local name deadline=$((SECONDS + 60 * slower))
     for name in "${@:2}"; do
-        until grep -q "^$1: .*}" "$state/$name.log"; do
+        until grep -qs "^$1: .*}" "$state/$name.log"; do
             runs "${client[$name]}" || fail "$name has ended: $(cat "$state/$name.log"; explain)"
             [ "$SECONDS" -lt "$deadline" ] || fail "$name does not say $1: $(cat "$state/$name.log"; explain)"
             sleep 0.5
