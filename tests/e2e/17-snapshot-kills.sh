@@ -228,6 +228,7 @@ done
 leave() { timeout 300 "$slipway" pause --to-file parent; }
 back() { timeout 300 "$slipway" resume parent; }
 is_one() { is_state parent running || is_state parent paused; }
+stands() { local at; at=$(last parent); sleep 1; [ "$(last parent)" = "$at" ]; }
 timed leave
 leave_ms=$took
 timed back
@@ -244,6 +245,7 @@ for ((number = 0; number < kills; number++)); do
     wait "$client"
     wait_until 60 is_one || fail "neither paused nor running: $("$slipway" ps; explain)"
     told+=", $(state_of parent) with the VMM $(vmm_of parent)"
+    is_state parent running || wait_until 30 stands || fail "it is paused, and writes: $("$slipway" ps; explain)"
     back >/dev/null 2>"$work/said" || fail "it does not come back: $(cat "$work/said") $(explain)"
     is_state parent running || fail "it does not run: $("$slipway" ps)"
     wait_until 30 no_lie || fail "$(lies)"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A running sandbox is given memory and gives it back: its container can use it, the control group and the record say
 # so, also after the daemon was killed, and the host has back what went. What is in use stays, and one line says so. A pod
-# grows and shrinks with its containers' limits. With QEMU, room for memory is refused in one line.
+# grows and shrinks with its containers' limits, as they begin, change and end. With QEMU, room for memory is refused in one
+# line.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -94,11 +95,12 @@ refused 'with a template' run --from none --memory 128M --max-memory 256M "$imag
 has 128
 "$slipway" rm --force web >/dev/null || fail "rm"
 
-# A pod has twice its memory as room. It grows for a container's limit, and shrinks again after it.
+# A pod has twice its memory as room. It grows for the limits of its containers and 128 MiB of its guest's kernel, and shrinks
+# again after them.
 "$slipway" pod create web --network none --memory 128M >/dev/null || fail "pod create: $(explain)"
 "$slipway" run -d --pod web --name one --memory 32M "$image" -- sleep 100000 >/dev/null || fail "run in the pod: $(explain)"
 in_one() { timeout 300 "$slipway" exec web/one "$@"; }
-has 128
+has 160
 timeout 300 "$slipway" update web/one --memory 200M >/dev/null || fail "update of a container to 200M: $(explain)"
 has 256
 [ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((200 << 20)) ] || fail "the container's limit is $(in_one cat /sys/fs/cgroup/memory.max)"
@@ -109,10 +111,34 @@ timeout 300 "$slipway" update web/one --memory 48M >/dev/null 2>"$work/said" || 
 grep -qxE 'slipway: web gave back [0-9]+ MiB of memory|slipway: more than the limits need stays for now: sandbox web has .*' "$work/said" ||
     fail "the update does not say what went back: $(cat "$work/said")"
 [ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((48 << 20)) ] || fail "the container's limit is $(in_one cat /sys/fs/cgroup/memory.max)"
-shrunk() { [ "$(($(field memory_bytes) >> 20))" = 128 ]; }
-wait_until 60 shrunk || fail "the pod has $(field memory_bytes) bytes, not 128 MiB: $(explain)"
-has 128
-"$slipway" rm --force web >/dev/null || fail "rm of the pod"
+shrunk() { [ "$(($(field memory_bytes) >> 20))" = "$1" ]; }
+shrinks() {
+    wait_until 60 shrunk "$1" || fail "the pod has $(field memory_bytes) bytes, not $1 MiB: $(explain)"
+    has "$1"
+}
+shrinks 176
 ok "a pod grew for the limit of its container, which used the memory, and shrank after it"
+
+# run_two COMMAND…: a second container with a limit of 60 MiB.
+run_two() { timeout 300 "$slipway" run --pod web --name two --memory 60M "$@" >/dev/null 2>"$work/said"; }
+run_two -d "$image" -- sleep 100000 || fail "a second container: $(cat "$work/said"; explain)"
+has 236
+timeout 300 "$slipway" exec web/two dd if=/dev/zero of=/dev/null bs=40M count=1 2>/dev/null || fail "it cannot use 40 of 60 MiB"
+"$slipway" rm --force web/two >/dev/null || fail "rm of the second container: $(explain)"
+shrinks 176
+run_two --rm "$image" -- true || fail "a container that ends: $(cat "$work/said"; explain)"
+shrinks 176
+# The next daemon has memory go back that the one before has not had the time for.
+run_two -d "$image" -- sleep 100000 || fail "a second container: $(cat "$work/said"; explain)"
+has 236
+"$slipway" stop --time 0 web/two >/dev/null || fail "stop: $(explain)"
+end_daemon KILL
+start_daemon
+shrinks 176
+[ "$(in_one cat /sys/fs/cgroup/memory.max)" = $((48 << 20)) ] || fail "the neighbour's limit is $(in_one cat /sys/fs/cgroup/memory.max)"
+"$slipway" rm --force web/one >/dev/null || fail "rm of the first container: $(explain)"
+shrinks 128
+"$slipway" rm --force web >/dev/null || fail "rm of the pod"
+ok "memory came before a container began and went back after its end, also when the daemon was killed"
 [ -z "$(leftovers)" ] || fail "left: $(leftovers)"
 ok "nothing is left"

@@ -246,6 +246,13 @@ pub(crate) async fn check_above(sandbox: &Sandbox, guest_bytes: u64) -> Result<(
     }
 }
 
+/// Returns the most memory of the guest in bytes for which the limits above the control group of a
+/// pod's own leave room. Returns `None` if there is no such limit or group.
+pub(crate) async fn most_above(sandbox: &Sandbox) -> Option<u64> {
+    let (own, limit) = above(sandbox, 0).await?;
+    limit.map(|limit| limit.saturating_sub(own))
+}
+
 /// Returns the memory in bytes that the VMM of a pod in a control group of its own may take with so
 /// much memory of the guest, and the limit above that group. Returns `None` for other sandboxes.
 async fn above(sandbox: &Sandbox, guest_bytes: u64) -> Option<(u64, Option<u64>)> {

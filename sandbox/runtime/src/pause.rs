@@ -4,6 +4,7 @@ use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::Result;
 use crate::agent::Agent;
+use crate::node::Node;
 use crate::record::{Record, SandboxState};
 use crate::target::Target;
 
@@ -16,7 +17,8 @@ pub(crate) async fn pause(target: &Target) -> Result<()> {
     let _turn = target.container.pausing.write().await;
     check_running(target)?;
     check_runs(target)?;
-    // A daemon that is killed in between leaves a container that seems paused: resuming mends it.
+    // A daemon that is killed in between leaves a container that seems paused: the next one has it
+    // stop (`settle`).
     note(target, true).await?;
     let paused = freeze_target(target, true).await;
     if paused.is_err() {
@@ -42,6 +44,32 @@ pub(crate) async fn resume(target: &Target) -> Result<()> {
 /// As for [`pause`].
 pub(crate) async fn resume_paused(target: &Target) -> Result<()> {
     if target.is_paused() { resume(target).await } else { Ok(()) }
+}
+
+/// Has a task stop the processes of an adopted container whose record says that it is paused. The
+/// daemon before may have ended before they stopped, or after they went on and before the record
+/// said so. A container that does not stop goes on, and is recorded so.
+pub(crate) fn settle(node: &Node, target: Target) {
+    if target.is_paused() {
+        node.guests.spawn(async move { stop_again(&target).await });
+    }
+}
+
+async fn stop_again(target: &Target) {
+    let _turn = target.container.pausing.write().await;
+    // A call may have had it go on meanwhile.
+    if !target.is_paused() {
+        return;
+    }
+    let Err(error) = freeze_target(target, true).await else { return };
+    tracing::warn!(container = target.name(), %error, "it was paused, and goes on");
+    let gone_on = async {
+        freeze_target(target, false).await?;
+        note(target, false).await
+    };
+    if let Err(error) = gone_on.await {
+        tracing::warn!(container = target.name(), %error, "it may be paused or not");
+    }
 }
 
 /// Checks that a container is not paused, so that one more process can begin in it.

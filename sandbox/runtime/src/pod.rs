@@ -10,7 +10,7 @@
 //! the task of a container changes the container's record only while that says that it is live.
 
 mod bound;
-mod huge_pages;
+mod memory;
 mod output;
 mod quota;
 mod request;
@@ -108,6 +108,7 @@ impl Node {
     pub(crate) async fn abandon_added(&self, target: &Target) {
         target.sandbox.forget_added(&target.container);
         quota::leave(self, &target.sandbox);
+        memory::leave(self, &target.sandbox);
         target.container.announce(SandboxState::Failed);
         target.container.fanout.close();
         if let Err(error) = target.sandbox.update(|_| {}).await {
@@ -149,11 +150,11 @@ impl Node {
     }
 
     /// Goes on with the containers of an adopted pod. Those that an earlier daemon was starting or
-    /// releasing are released. CPUs and bound regions that no container needs go back to the host,
-    /// and updates of limits that were cut off are settled. Other memory that no limit needs stays
-    /// until an update: it goes back here only if one, or the return of huge pages, was cut off.
+    /// releasing are released. CPUs and memory that no container needs go back to the host, and
+    /// updates of limits that were cut off are settled.
     pub(crate) fn adopt_added(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
         quota::leave(self, sandbox);
+        memory::leave(self, sandbox);
         bound::leave(self, sandbox);
         update::settle(self, sandbox);
         for container in sandbox.added().into_iter().filter(|one| one.state().is_live()) {
@@ -263,7 +264,6 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         (ended, _) => ended,
     };
     let outcome = Outcome::of(ended, target.sandbox.is_stopping());
-    huge_pages::note_leave(&target);
     change(&target, |added| {
         (added.state, added.exit_status) = (outcome.state, Some(outcome.exit_status));
         added.reason = outcome.reason.unwrap_or(std::mem::take(&mut added.reason));
@@ -274,8 +274,8 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
         tracing::warn!(container = target.name(), %error, "its pod's CPUs are as before its end");
     }
     oom_score::apply(&node, &target.sandbox).await;
-    huge_pages::leave(&target);
     quota::leave(&node, &target.sandbox);
+    memory::leave(&node, &target.sandbox);
     bound::leave(&node, &target.sandbox);
     target.container.fanout.close();
     if target.look_added(|added| added.is_some_and(|added| added.remove))
@@ -304,7 +304,7 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let (sandbox, container) = (&target.sandbox, &target.container);
     placement::apply(sandbox).await?;
     bound::join(target).await?;
-    huge_pages::join(target).await?;
+    memory::join(target).await?;
     quota::join(target).await;
     let agent = sandbox.agent()?;
     let session = agent.session(&sandbox.name)?;
@@ -343,6 +343,7 @@ async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let session = agent.session(&target.sandbox.name)?;
     let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     target.end_lost_input();
+    pause::settle(node, target.clone());
     let carry = carrier.carry(target, &agent);
     Ok(Running { agent, carry })
 }

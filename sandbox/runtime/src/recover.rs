@@ -18,9 +18,10 @@ use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
+use crate::target::Target;
 use crate::{
-    Error, Result, adopt, cgroup, life, network, old_layers, pod_functions, release, to_file,
-    volume,
+    Error, Result, adopt, cgroup, life, network, old_layers, pause, pod_functions, release,
+    to_file, volume,
 };
 
 impl Node {
@@ -163,6 +164,7 @@ impl Node {
         tracing::info!(sandbox = sandbox.name, "adopted");
         self.put_back(Arc::clone(&sandbox));
         self.adopt_added(&sandbox);
+        pause::settle(&self, Target::own(Arc::clone(&sandbox)));
         tokio::spawn(life::live_on(self, sandbox, running));
     }
 

@@ -1,6 +1,7 @@
 //! One sandbox in the daemon: its record, its state, and its handles while it is live.
 
 mod rest;
+mod returns;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -22,6 +23,7 @@ use crate::templates::Template;
 use crate::{Error, Result};
 
 pub(crate) use rest::Back;
+use returns::Returns;
 
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
@@ -76,6 +78,8 @@ pub struct Sandbox {
     begins: Mutex<Option<Arc<Template>>>,
     /// Held while the number of CPUs or the memory is changed.
     size: Arc<tokio::sync::Mutex<()>>,
+    /// The tasks that give memory of a pod back to the host.
+    pub(crate) returns: Returns,
     /// Set while the memory is in a file and nothing of a VMM is left.
     rests: watch::Sender<bool>,
     /// The outcome of coming back from the file, until the task that runs the sandbox has it.
@@ -131,6 +135,7 @@ impl Sandbox {
             configuring: Arc::default(),
             begins: Mutex::new(None),
             size: Arc::default(),
+            returns: Returns::default(),
             rests: watch::Sender::new(false),
             back: Mutex::new(None),
             shares: tokio::sync::Mutex::default(),

@@ -8,6 +8,7 @@ mod harness;
 use std::sync::Arc;
 
 use harness::guest::Guest;
+use harness::memory::limit;
 use harness::{Daemon, Guests, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
 
@@ -57,15 +58,6 @@ impl Started {
             None => println!("SKIPPED: the limit of memory: needs root and control groups"),
         }
     }
-}
-
-/// Returns the limit of the memory of a sandbox's VMM in bytes.
-fn limit(id: &str) -> Option<u64> {
-    let unified = std::fs::read_to_string(format!("/sys/fs/cgroup/slipway/{id}/memory.max"));
-    let text = unified.or_else(|_| {
-        std::fs::read_to_string(format!("/sys/fs/cgroup/memory/slipway/{id}/memory.limit_in_bytes"))
-    });
-    text.ok()?.trim().parse().ok()
 }
 
 #[tokio::test]

@@ -15,7 +15,8 @@ use tokio::task::JoinHandle;
 
 const MIB: u64 = 1 << 20;
 
-/// A running pod of 128 MiB with a container `c`, whose limit is 32 MiB.
+/// A running pod that began with 128 MiB, and has 160 if it has room, with a container `c`, whose
+/// limit is 32 MiB.
 struct Pod {
     daemon: Daemon,
     name: String,
@@ -184,7 +185,7 @@ async fn a_pods_own_limit_gives_memory_to_containers_without_one() {
     let pod = Pod::new("whole", 512).await;
     pod.answer(u32::MAX);
     pod.update_whole(256 * MIB).await.unwrap().unwrap();
-    assert_eq!(pod.state().await.memory_bytes, 128 * MIB, "its container has a limit");
+    assert_eq!(pod.state().await.memory_bytes, 160 * MIB, "its container has a limit");
     pod.update(u64::MAX).await.unwrap().unwrap();
     assert_eq!(pod.state().await.memory_bytes, 384 * MIB, "it shares the pod's");
     let said = pod.update_whole(513 * MIB).await.unwrap().unwrap_err();
@@ -201,7 +202,7 @@ async fn a_limit_that_the_guest_refuses_changes_nothing() {
     pod.answer(u32::MAX);
     let said = pod.update(REFUSED).await.unwrap().unwrap_err();
     assert!(said.contains("it uses more"), "{said}");
-    assert_eq!(pod.state().await.memory_bytes, 128 * MIB);
+    assert_eq!(pod.state().await.memory_bytes, 160 * MIB);
     let said = pod.update(513 * MIB).await.unwrap().unwrap_err();
     assert!(said.contains("513 MiB is more than the 512 MiB"), "{said}");
 }
@@ -290,7 +291,7 @@ async fn memory_comes_for_huge_pages_as_far_as_there_is_room() {
     };
     let reason = exit_of(started(&pod.daemon, member("much", 384 * MIB)).await).await.reason;
     assert!(reason.contains("microVM can have 512 MiB"), "{reason}");
-    assert_eq!(pod.state().await.memory_bytes, 128 * MIB);
+    assert_eq!(pod.state().await.memory_bytes, 160 * MIB);
     let _some = started(&pod.daemon, member("some", 64 * MIB)).await;
     pod.wait_memory(256).await;
 }

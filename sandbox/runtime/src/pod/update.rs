@@ -27,8 +27,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 pub(super) use self::settle::settle;
 pub(crate) use self::surplus::GivenBack;
-pub(super) use self::surplus::give_back_memory;
 use self::surplus::give_back_spare;
+pub(super) use self::surplus::{floor, give_back_memory, needed, spare};
 use super::request::{check_huge_pages, fits, limits};
 use super::sums::Sums;
 use super::{bound, change, quota};
@@ -128,7 +128,7 @@ async fn begin(sandbox: &Sandbox) -> Result<()> {
 
 /// Records that an update has ended with all that follows from it, unless more updates than the
 /// caller's `own` ones are under way.
-pub(super) async fn end(sandbox: &Sandbox, own: usize) {
+async fn end(sandbox: &Sandbox, own: usize) {
     let is_last = sandbox.updates_of_limits() <= own;
     if !is_last || !sandbox.look(|record| record.changing_limits) {
         return;
@@ -177,7 +177,7 @@ async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
 }
 
 /// Returns the most bytes that a pod's microVM can have.
-fn most(record: &Record) -> u64 {
+pub(super) fn most(record: &Record) -> u64 {
     record.memory.max_bytes.max(record.memory_bytes)
 }
 
@@ -269,7 +269,7 @@ fn cannot(what: &str, error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::surplus::{kept, spare, waits};
+    use super::surplus::waits;
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::files::Files;
@@ -360,17 +360,17 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_containers_had_is_given_back_one_after_the_other() {
-        let mut record = pod(&[32]);
-        record.memory_bytes = 448 * MIB;
-        for kept_mib in [320, 192] {
-            let bytes = kept(&record, 128 * MIB);
-            assert_eq!(bytes, Some(kept_mib * MIB));
-            record.memory_bytes = bytes.unwrap();
+    fn an_ended_container_sets_free_what_the_others_do_not_need() {
+        let mut record = pod(&[32, 100, 150]);
+        record.memory_bytes = 410 * MIB;
+        assert_eq!(spare(&record), None);
+        for (ended, left_mib) in [(2, 260), (1, 192)] {
+            record.added[ended].state = SandboxState::Exited;
+            assert_eq!(spare(&record), Some(left_mib * MIB));
+            record.memory_bytes = left_mib * MIB;
         }
-        assert_eq!(kept(&record, 128 * MIB), None, "it keeps what it began with");
-        record.memory_bytes = 448 * MIB;
-        assert_eq!((kept(&record, 0), kept(&record, u64::MAX)), (None, Some(192 * MIB)));
+        record.added.clear();
+        assert_eq!(spare(&record), None, "it keeps what it began with");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct Guest {
     /// The size of the pieces that the container's process prints for ever, without ending; 0: it
     /// prints nothing.
     pub prints: usize,
+    /// The containers whose processes have ended; `None`: those that print nothing end at once.
+    pub ended: Option<watch::Receiver<Vec<String>>>,
     /// The exit status of the container's process.
     pub exit_status: u32,
     /// The message with which the guest refuses to create the container.
@@ -193,7 +195,12 @@ impl Agent for Guest {
         self.answer().await
     }
 
-    async fn wait(&self, _: Request<v1::WaitRequest>) -> Reply<v1::WaitReply> {
+    async fn wait(&self, request: Request<v1::WaitRequest>) -> Reply<v1::WaitReply> {
+        if let Some(mut ended) = self.ended.clone() {
+            let process = request.into_inner().process.unwrap_or_default();
+            let has_ended = |all: &Vec<String>| all.contains(&process.container_id);
+            let _ = ended.wait_for(has_ended).await;
+        }
         if self.prints > 0 {
             pending::<()>().await;
         }

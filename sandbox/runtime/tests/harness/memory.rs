@@ -78,3 +78,12 @@ impl HotMemory {
         Ok(())
     }
 }
+
+/// Returns the limit of the memory of a sandbox's VMM in bytes, or `None` without control groups.
+pub fn limit(id: &str) -> Option<u64> {
+    let unified = std::fs::read_to_string(format!("/sys/fs/cgroup/slipway/{id}/memory.max"));
+    let text = unified.or_else(|_| {
+        std::fs::read_to_string(format!("/sys/fs/cgroup/memory/slipway/{id}/memory.limit_in_bytes"))
+    });
+    text.ok()?.trim().parse().ok()
+}

@@ -62,28 +62,26 @@ async fn give_back(
     tell: oneshot::Sender<GivenBack>,
 ) -> GivenBack {
     quota::give_back(&sandbox).await;
-    let given = give_back_memory(&sandbox, u64::MAX, Some(tell)).await;
+    let given = give_back_memory(&sandbox, Some(tell)).await;
     end(&sandbox, 1).await;
     given
 }
 
 /// Gives the memory of a pod back to the host that its containers' limits do not need, as far as it
-/// is free, and at most `most` bytes of it. What a container has just set free the guest may count
-/// as used for a moment, so it is asked again. Tells what has gone back after the first attempt,
-/// and returns what has gone back in all.
+/// is free. What a container has just set free the guest may count as used for a moment, so it is
+/// asked again. Tells what has gone back after the first attempt, and returns what has gone back in
+/// all.
 pub async fn give_back_memory(
     sandbox: &Arc<Sandbox>,
-    mut most: u64,
     mut tell: Option<oneshot::Sender<GivenBack>>,
 ) -> GivenBack {
     let mut all = GivenBack::default();
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
-        let Some((given, again)) = attempt(sandbox, most).await else {
+        let Some((given, again)) = attempt(sandbox).await else {
             all.kept.clear();
             break;
         };
-        most = most.saturating_sub(given.bytes);
         all = GivenBack { bytes: all.bytes.saturating_add(given.bytes), ..given };
         if let Some(tell) = tell.take() {
             // The caller may have stopped waiting.
@@ -93,31 +91,27 @@ pub async fn give_back_memory(
             break;
         }
     }
+    if !all.kept.is_empty() {
+        let kept = &all.kept;
+        tracing::info!(sandbox = sandbox.name, kept, "memory beyond its limits stays for now");
+    }
     all
 }
 
-/// Has the guest of a pod give back memory, at most `most` bytes. Returns what went back, and
-/// whether the guest may give back more later. Returns `None` if its limits need all that it has.
-async fn attempt(sandbox: &Arc<Sandbox>, most: u64) -> Option<(GivenBack, bool)> {
+/// Has the guest of a pod give back memory. Returns what went back, and whether the guest may give
+/// back more later. Returns `None` if its limits need all that it has.
+async fn attempt(sandbox: &Arc<Sandbox>) -> Option<(GivenBack, bool)> {
     let _turn = sandbox.wait_to_change_size().await;
     // Another update may have come first, or another container's end.
-    let wanted = sandbox.look(|record| kept(record, most))?;
+    let wanted = sandbox.look(spare)?;
     let before = sandbox.look(|record| record.memory_bytes);
     let changed = resize::change_to(sandbox, wanted, LONGEST).await;
     let bytes = before.saturating_sub(sandbox.look(|record| record.memory_bytes));
     let Err(error) = changed else {
         return Some((GivenBack { bytes, kept: String::new() }, false));
     };
-    tracing::info!(sandbox = sandbox.name, %error, "memory beyond its limits stays");
     let again = matches!(error, Error::Memory { .. });
     Some((GivenBack { bytes, kept: error.to_string() }, again))
-}
-
-/// Returns the bytes that a running pod keeps when it gives back at most `most` of what it does not
-/// need, or `None` if it gives back nothing.
-pub fn kept(record: &Record, most: u64) -> Option<u64> {
-    let kept = spare(record)?.max(record.memory_bytes.saturating_sub(most));
-    (kept < record.memory_bytes).then_some(kept)
 }
 
 /// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
@@ -126,8 +120,17 @@ pub fn spare(record: &Record) -> Option<u64> {
     if record.has_hardware() {
         return None;
     }
-    let bounds = &record.memory;
-    let needed = Sums::of(record, "", Limits::default()).needed(bounds.boot_bytes);
-    let kept = needed.max(bounds.boot_bytes).max(bounds.chosen_bytes);
+    let kept = needed(record).max(floor(record));
     (kept < record.memory_bytes).then_some(kept)
+}
+
+/// Returns the bytes that the limits of a pod's live containers need with the guest's kernel.
+pub fn needed(record: &Record) -> u64 {
+    Sums::of(record, "", Limits::default()).needed(record.memory.boot_bytes)
+}
+
+/// Returns the bytes that a pod keeps whatever its limits are: what it began with, or a user gave
+/// it.
+pub fn floor(record: &Record) -> u64 {
+    record.memory.boot_bytes.max(record.memory.chosen_bytes)
 }
