@@ -129,6 +129,12 @@ impl Hardware {
         }
     }
 
+    /// Closes the device, which stays with vfio-pci and keeps its settings until it is opened once
+    /// more or closed for good.
+    pub fn shut(&mut self) {
+        self.device = None;
+    }
+
     /// Closes the device, takes its limits from it and gives it back to the driver that it had.
     pub fn close(&mut self) -> Result<(), Fault> {
         // The kernel would wait for the endpoint that has it open.
