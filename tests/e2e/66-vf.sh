@@ -120,6 +120,19 @@ end_daemon KILL
 start_daemon
 are nics ready,taken || fail "interfaces after a kill: $(states nics)"
 "$slipway" vf return nics --owner sandbox:one >/dev/null && wait_until 30 are nics ready,ready || fail "$(states nics)"
+# An interface that returns while its switch is gone fails, and comes back with the switch.
+"$slipway" vf take nics --owner sandbox:two >/dev/null && "$slipway" port rm vfport >/dev/null && "$slipway" network rm vfnet >/dev/null ||
+    fail "the pool's switch does not go: $(explain)"
+"$slipway" vf return nics --owner sandbox:two >/dev/null || fail "vf return: $(explain)"
+waits() {
+    "$slipway" vf ls | grep -qE '^nics .* 1 \(try [0-9]+ in [0-9]+ s\) ' && "$slipway" vf inspect nics | python3 -c 'import json, sys
+sys.exit(not any(vf["state"] == "failed" and vf["reason"] and vf["tries"] and vf["next_try_ms"] for vf in json.load(sys.stdin)[0]["functions"]))'
+}
+wait_until 60 waits || fail "no try is planned: $("$slipway" vf inspect nics)"
+"$slipway" network create vfnet --internal >/dev/null && "$slipway" port create vfport --network vfnet >/dev/null ||
+    fail "a network for interfaces, once more"
+wait_until 120 are nics ready,ready || fail "the interface does not come back: $("$slipway" vf inspect nics) $(explain)"
+ok "an interface that failed is tried again, and comes back"
 "$slipway" vf rm nics >/dev/null && "$slipway" port rm vfport >/dev/null && "$slipway" network rm vfnet >/dev/null ||
     fail "interfaces are not removed"
 ok "network interfaces on a switch, over a kill"

@@ -234,6 +234,64 @@ more=''
 nothing_left
 ok "a second ADD fails, and the IPAM plugin's address stays the first one's"
 
+# An ADD whose connection breaks while the daemon makes the attachment: the address is free once the daemon has removed that,
+# and not before. The daemon is behind a relay.
+cat >"$work/relay.py" <<'P'
+# Serves one connection for each way: `ask` passes on what the client says until the file is there, and hangs up without an
+# answer; `hang` hangs up at once; `pass` passes on both ways.
+import os, socket, sys, threading, time
+at, real, file, *ways = sys.argv[1:]
+def copy(source, sink):
+    try:
+        while data := source.recv(65536): sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError: pass
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(at + ".new")
+listener.listen()
+os.rename(at + ".new", at)
+for way in ways:
+    client = listener.accept()[0]
+    daemon = socket.socket(socket.AF_UNIX)
+    daemon.connect(real)
+    if way == "ask":
+        threading.Thread(target=copy, args=(client, daemon), daemon=True).start()
+        while not os.path.exists(file): time.sleep(0.001)
+        client.shutdown(socket.SHUT_RDWR)
+    elif way == "pass":
+        back = threading.Thread(target=copy, args=(daemon, client), daemon=True)
+        back.start()
+        copy(client, daemon)
+        back.join()
+    client.close()
+P
+# relayed WAY…: the connections of the next call about a go by the relay.
+relayed() {
+    rm -rf "$work/relay"
+    mkdir -p "$work/relay"
+    timeout 300 python3 "$work/relay.py" "$work/relay/slipway.sock" "$SLIPWAY_RUN_DIR/slipway.sock" "$files/blue,$mine-a,eth0.json" "$@" & relay=$!
+    wait_until 20 test -S "$work/relay/slipway.sock" || fail "no relay"
+    more=", \"ipam\": {\"type\": \"same\"}, \"runDir\": \"$work/relay\""
+}
+relayed ask pass
+CNI_PATH=$plugins refuses 11 'nothing is left' ADD a
+wait "$relay" || fail "the relay"
+same ADD DEL
+nothing_left
+for command in DEL GC; do
+    relayed ask hang
+    CNI_PATH=$plugins refuses 11 'stay reserved' ADD a
+    wait "$relay" || fail "the relay"
+    same ADD
+    more=', "ipam": {"type": "same"}'
+    wait_until 20 there a ip link show eth0 >/dev/null 2>&1 || fail "the daemon has not completed the ADD: $(explain)"
+    CNI_PATH=$plugins does "$command" a
+    same "$command"
+    nothing_left
+done
+more=''
+ok "an ADD without an answer: its address is free when the daemon has removed the attachment, or after DEL or GC"
+
 refuses 6 'cannot be understood' ADD a '{"cniVersion": "1.1.0", '
 refuses 6 'more than' ADD a "$(printf '%2000000s' '{}')"
 refuses 1 'not supported' ADD a '{"cniVersion": "2.0.0", "name": "blue"}'

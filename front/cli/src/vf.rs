@@ -230,9 +230,19 @@ fn row(pool: &vf_v1::Pool) -> [String; 8] {
         count("ready").to_string(),
         count("taken").to_string(),
         count("being reset").to_string(),
-        (count("failed") + count("not answering")).to_string(),
+        shown_failures(pool),
         count("drained").to_string(),
     ]
+}
+
+/// Returns the number of functions that failed, with the next try of one of them.
+fn shown_failures(pool: &vf_v1::Pool) -> String {
+    let failed = count(pool, "failed") + count(pool, "not answering");
+    let tries = pool.vfs.iter().filter_map(|vf| Some((vf.next_try_ms?, vf.tries + 1)));
+    match tries.min() {
+        Some((ms, number)) => format!("{failed} (try {number} in {} s)", ms.div_ceil(1000)),
+        None => failed.to_string(),
+    }
 }
 
 fn kind(pool: &vf_v1::Pool) -> &'static str {
@@ -274,10 +284,12 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
             "since_ns": vf.since_ns,
             "draining": vf.draining,
             "takes": vf.takes,
+            "tries": vf.tries,
+            "next_try_ms": vf.next_try_ms,
             "socket_path": vf.socket_path,
         })
     };
-    let vf_v1::Pool { name, template, vfs, resets, failures, unwritten, refusals } = pool;
+    let vf_v1::Pool { name, template, vfs, resets, failures, unwritten, refusals, retries } = pool;
     let template = template.clone().unwrap_or_default();
     let v1::Owner { uid, gid } = template.user.unwrap_or_default();
     let layers_bytes = match &template.kind {
@@ -301,6 +313,7 @@ fn as_json(pool: &vf_v1::Pool) -> serde_json::Value {
         "failures": failures,
         "unwritten": unwritten,
         "refusals": refusals,
+        "retries": retries,
         "functions": vfs.iter().map(vf).collect::<Vec<_>>(),
     })
 }
@@ -382,6 +395,10 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(row(&pool), ["a", "nic", "6", "2", "1", "0", "2", "1"]);
+        let mut waiting = pool.clone();
+        waiting.vfs[3] = vf_v1::Vf { tries: 2, next_try_ms: Some(3001), ..vf("failed") };
+        assert_eq!(row(&waiting)[6], "2 (try 3 in 4 s)");
+        assert_eq!(as_json(&waiting)["functions"][3]["next_try_ms"], 3001);
         let json = as_json(&pool);
         assert_eq!(
             (json["devset_size"].as_u64(), json["functions"][2]["state"].as_str()),

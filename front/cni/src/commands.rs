@@ -1,12 +1,14 @@
 //! The operations of CNI.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use slipway_plane_api::{attachments, network_v1 as v1};
 
 use crate::configuration::Configuration;
 use crate::daemon::{Connection, Daemon, container};
 use crate::environment::{Command, Environment};
-use crate::failure::{Code, Failure};
+use crate::failure::{Code, Failure, Outcome};
 use crate::{answer, ipam, note};
 
 /// The network that the daemon makes when it is first needed.
@@ -14,6 +16,16 @@ const DEFAULT_NETWORK: &str = "default";
 
 /// The state of a function that ADD can have.
 const READY: &str = "ready";
+
+/// The longest time for the call that undoes an ADD, beside that of the ADD itself: runtimes of
+/// Kubernetes wait two minutes for both.
+const UNDOING: Duration = Duration::from_secs(20);
+/// The next step after an ADD of which nothing is left.
+const UNDONE: &str =
+    "nothing is left of the call; try again, and read the daemon's log if that does not help";
+/// The next step after an ADD that the daemon may have completed or may still complete.
+const IN_DOUBT: &str = "the container may have the interface or get it later, and addresses of an \
+                        IPAM plugin stay reserved; DEL of the container or GC frees them";
 
 /// An operation with its parameters.
 struct Operation<'a> {
@@ -60,22 +72,46 @@ impl Operation<'_> {
     fn add(&self) -> Result<Value, Failure> {
         // Before the IPAM plugin gives out an address: without a daemon there is no use for one.
         let connection = self.daemon.connect()?;
+        let is_second = self.is_attached();
         // A plugin that refuses has reserved nothing.
         let output = self.delegate()?;
         let added = self.attach(&connection, output);
-        if added.is_err()
-            && let Some(kind) = self.ipam
-            && !self.is_attached()
-        {
-            // The runtime calls DEL after a failure as well, but it does not have to.
+        added.map_err(|failure| self.undo(&connection, failure, is_second))
+    }
+
+    /// Undoes an ADD that failed, as far as it is known that nothing comes of it any more: then the
+    /// IPAM plugin frees the addresses. The runtime calls DEL after a failure as well, but it does
+    /// not have to. Returns the error with its next step. A second ADD of a container leaves the
+    /// attachment and the addresses to the first one.
+    fn undo(&self, connection: &Connection<'_>, failure: Failure, is_second: bool) -> Failure {
+        let outcome = failure.outcome();
+        let is_undone = match outcome {
+            Outcome::Refused => !self.is_attached(),
+            Outcome::Unknown | Outcome::Lost if is_second => return failure,
+            Outcome::Unknown => self.detach_by(&connection.within(UNDOING)).is_ok(),
+            Outcome::Lost => self.detach_by_next(),
+        };
+        if is_undone && let Some(kind) = self.ipam {
             let _ = ipam::release(kind, &self.environment.path, self.input);
         }
-        added
+        match outcome {
+            Outcome::Refused => failure,
+            _ => failure.with_next_step(if is_undone { UNDONE } else { IN_DOUBT }),
+        }
+    }
+
+    /// Has the daemon that serves now remove what a lost call of Attach has made. Returns whether
+    /// nothing is left of that call. Without a daemon the ledger tells: the next one makes what is
+    /// in it, and leaves it to DEL.
+    fn detach_by_next(&self) -> bool {
+        match self.daemon.connect() {
+            Ok(connection) => self.detach_by(&connection.within(UNDOING)).is_ok(),
+            Err(_) => !self.is_attached(),
+        }
     }
 
     /// Returns whether the daemon's ledger has the attachment. If so, what the IPAM plugin has
-    /// reserved for it is in use, and not this call's: this is a second ADD of a container, or the
-    /// daemon made the attachment and its answer was lost.
+    /// reserved for it is in use.
     fn is_attached(&self) -> bool {
         note::is_attached(&self.daemon.attachments(), &self.id())
     }
@@ -154,9 +190,14 @@ impl Operation<'_> {
     }
 
     fn detach_now(&self) -> Result<(), Failure> {
+        self.detach_by(&self.daemon.connect()?)
+    }
+
+    /// Has the daemon remove the attachment; that there is none is no error. The daemon completes
+    /// other operations on it first, such as an ADD that was too late for its caller.
+    fn detach_by(&self, connection: &Connection<'_>) -> Result<(), Failure> {
         let container = Some(container(self.environment, self.configuration));
         let request = v1::DetachRequest { container };
-        let connection = self.daemon.connect()?;
         connection.call(|mut client| async move { client.detach(request).await }).map(drop)
     }
 
@@ -230,41 +271,165 @@ impl Operation<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
-    use std::time::Duration;
+    use std::path::PathBuf;
 
     use super::*;
 
+    /// Less than any daemon needs for an answer that never comes.
+    const SHORT: Duration = Duration::from_millis(100);
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(100);
+
+    /// A directory for the daemon's socket and ledger, and for an IPAM plugin that notes its calls.
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let plugin = dir.path().join("fixed");
+            let script = r#"#!/bin/sh
+cat >/dev/null
+echo "${CNI_COMMAND:-same}" >>"$(dirname "$0")/calls"
+echo '{"ips": [{"address": "10.77.0.120/24"}]}'
+"#;
+            std::fs::write(&plugin, script).unwrap();
+            std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let place = Self(dir);
+            std::fs::create_dir_all(place.ledger()).unwrap();
+            place
+        }
+
+        fn ledger(&self) -> PathBuf {
+            self.0.path().join("networks").join(attachments::DIR)
+        }
+
+        /// Returns the attachment's file in the ledger.
+        fn file(&self) -> PathBuf {
+            self.ledger().join("blue,c1,eth0.json")
+        }
+
+        fn files(&self) -> usize {
+            std::fs::read_dir(self.ledger()).unwrap().count()
+        }
+
+        /// Returns the commands of the IPAM plugin's calls since the last look. `same` is that of
+        /// the plugin's own environment.
+        fn calls(&self) -> String {
+            let calls = self.0.path().join("calls");
+            let words = std::fs::read_to_string(&calls).unwrap_or_default();
+            let _ = std::fs::remove_file(calls);
+            words.split_whitespace().collect::<Vec<_>>().join(" ")
+        }
+
+        /// Accepts connections as a daemon does, and reads none.
+        fn listen(&self) -> UnixListener {
+            let socket = self.0.path().join("slipway.sock");
+            let _ = std::fs::remove_file(&socket);
+            UnixListener::bind(socket).unwrap()
+        }
+
+        /// Reads a call about the container, and ends as a daemon that is killed: it has written
+        /// the `file` before, if there is one.
+        fn die_in_a_call(&self, file: Option<PathBuf>) -> std::thread::JoinHandle<()> {
+            let listener = self.listen();
+            std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+                while !all.windows(4).any(|part| part == b"eth0") {
+                    let count = stream.read(&mut buffer).unwrap();
+                    assert_ne!(count, 0, "the plugin hung up");
+                    all.extend_from_slice(&buffer[..count]);
+                }
+                if let Some(file) = file {
+                    std::fs::write(file, "{}").unwrap();
+                }
+                // Before the plugin learns of the end: it finds no daemon then.
+                drop(listener);
+            })
+        }
+
+        fn operate<T>(
+            &self,
+            patience: Duration,
+            operate: impl FnOnce(&Operation<'_>) -> Result<T, Failure>,
+        ) -> Result<T, Failure> {
+            let place = self.0.path().to_str().unwrap();
+            let variables = [
+                ("CNI_COMMAND", "ADD"),
+                ("CNI_CONTAINERID", "c1"),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_NETNS", "/run/netns/c1"),
+                ("CNI_PATH", place),
+                ("SLIPWAY_RUN_DIR", place),
+                ("SLIPWAY_DATA_DIR", place),
+            ];
+            let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+            let environment = &Environment::of(variables).unwrap();
+            let input = br#"{"cniVersion": "1.1.0", "name": "blue", "type": "slipway-cni",
+                "ipam": {"type": "fixed"}}"#;
+            let configuration = &Configuration::parse(input, environment).unwrap();
+            let daemon = Daemon::of(environment, configuration).unwrap().with_patience(patience);
+            let ipam = configuration.ipam().unwrap();
+            operate(&Operation { environment, configuration, input, ipam, daemon })
+        }
+
+        /// Has an ADD fail. Returns its code and the first word of its next step.
+        fn fail(&self, patience: Duration) -> (u32, String) {
+            let failure = self.operate(patience, |operation| operation.add()).unwrap_err();
+            let answer = failure.to_json("1.1.0");
+            (failure.code(), first(answer["details"].as_str().unwrap()))
+        }
+    }
+
     #[test]
     fn del_leaves_a_note_only_if_no_daemon_serves() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().to_str().unwrap();
-        let variables = [
-            ("CNI_COMMAND", "DEL"),
-            ("CNI_CONTAINERID", "c1"),
-            ("CNI_IFNAME", "eth0"),
-            ("SLIPWAY_RUN_DIR", place),
-            ("SLIPWAY_DATA_DIR", place),
-        ];
-        let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
-        let environment = Environment::of(variables).unwrap();
-        let input = br#"{"cniVersion": "1.1.0", "name": "blue", "type": "slipway-cni"}"#;
-        let configuration = Configuration::parse(input, &environment).unwrap();
-        let daemon = Daemon::of(&environment, &configuration).unwrap();
-        let daemon = daemon.with_patience(Duration::from_millis(100));
-        let (environment, configuration) = (&environment, &configuration);
-        let operation = Operation { environment, configuration, input, ipam: None, daemon };
-        let ledger = operation.daemon.attachments();
-        std::fs::create_dir_all(&ledger).unwrap();
-        std::fs::write(ledger.join(format!("{}.json", operation.id())), "{}").unwrap();
-        let files = || std::fs::read_dir(&ledger).unwrap().count();
-
+        let place = Place::new();
+        std::fs::write(place.file(), "{}").unwrap();
         // The kernel accepts the connection, and nobody reads the call.
-        let silent = UnixListener::bind(dir.path().join("slipway.sock")).unwrap();
-        let failure = operation.del().unwrap_err();
-        assert_eq!((failure.code(), failure.lacks_daemon(), files()), (11, false, 1));
+        let silent = place.listen();
+        let failure = place.operate(SHORT, |operation| operation.del()).unwrap_err();
+        assert_eq!((failure.code(), failure.lacks_daemon(), place.files()), (11, false, 1));
+        assert_eq!(place.calls(), "");
         drop(silent);
-        operation.del().unwrap();
-        assert_eq!(files(), 2);
+        place.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((place.files(), place.calls().as_str()), (2, "same"));
+    }
+
+    #[test]
+    fn an_add_without_an_answer_keeps_its_addresses_until_del() {
+        let place = Place::new();
+        let silent = place.listen();
+        assert_eq!(place.fail(SHORT), (11, first(IN_DOUBT)));
+        assert_eq!(place.calls(), "same");
+        drop(silent);
+        place.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((place.files(), place.calls().as_str()), (0, "same"));
+    }
+
+    #[test]
+    fn a_daemon_that_ends_in_an_add_leaves_what_its_ledger_has() {
+        let place = Place::new();
+        let daemon = place.die_in_a_call(None);
+        assert_eq!(place.fail(LONG), (11, first(UNDONE)));
+        daemon.join().unwrap();
+        assert_eq!(place.calls(), "same DEL");
+        let daemon = place.die_in_a_call(Some(place.file()));
+        assert_eq!(place.fail(LONG), (11, first(IN_DOUBT)));
+        daemon.join().unwrap();
+        assert_eq!(place.calls(), "same");
+        // The attachment is that of the first ADD.
+        let daemon = place.die_in_a_call(None);
+        assert_eq!(place.fail(LONG), (11, "try".to_owned()));
+        daemon.join().unwrap();
+        assert_eq!((place.calls().as_str(), place.files()), ("same", 1));
+        place.operate(LONG, |operation| operation.del()).unwrap();
+        assert_eq!((place.calls().as_str(), place.files()), ("same", 2));
+    }
+
+    fn first(step: &str) -> String {
+        step.split(' ').next().unwrap_or_default().to_owned()
     }
 }

@@ -13,12 +13,14 @@ use tonic::{Response, Status};
 
 use crate::configuration::Configuration;
 use crate::environment::Environment;
-use crate::failure::{Code, Failure};
+use crate::failure::{Code, Failure, Outcome};
 
 /// The daemon's run directory, unless the configuration or the environment names another one.
 const RUN_DIR: &str = "/run/slipway";
 /// The directory of the daemon's state, likewise.
 const DATA_DIR: &str = "/var/lib/slipway";
+/// The error of a call whose daemon ends before it answers.
+const ENDED: &str = "the daemon ended during the call; try again";
 /// The longest time for a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -40,6 +42,8 @@ pub struct Connection<'a> {
     client: Client,
     functions: VfClient,
     daemon: &'a Daemon,
+    /// The longest time for a call.
+    patience: Duration,
 }
 
 impl Daemon {
@@ -92,15 +96,21 @@ impl Daemon {
                      slipway` or `slipway daemon`"
                 ),
             )
-            .without_daemon()
+            .with_outcome(Outcome::Lost)
         })?;
         let functions = VfClient::new(channel.clone());
         let client = NetworksClient::with_interceptor(channel, self.caller.clone());
-        Ok(Connection { client, functions, daemon: self })
+        Ok(Connection { client, functions, daemon: self, patience: self.patience })
     }
 }
 
 impl Connection<'_> {
+    /// Returns the same connection for calls that take no longer than `limit`.
+    pub fn within(&self, limit: Duration) -> Self {
+        let (client, functions) = (self.client.clone(), self.functions.clone());
+        Self { client, functions, daemon: self.daemon, patience: self.patience.min(limit) }
+    }
+
     /// Makes a call and waits for its answer.
     ///
     /// # Errors
@@ -128,12 +138,11 @@ impl Connection<'_> {
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
         let answer = self.daemon.runtime.block_on(async {
-            let patience = self.daemon.patience;
-            tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
+            tokio::time::timeout(self.patience, call).await.unwrap_or_else(|_| {
                 Err(Status::deadline_exceeded(format!(
-                    "the daemon did not answer within {} s, and may still complete the operation; \
+                    "the daemon did not answer within {} s; it may still complete the operation: \
                      try again, and read the daemon's log if that does not help",
-                    patience.as_secs()
+                    self.patience.as_secs()
                 )))
             })
         });
@@ -155,11 +164,22 @@ fn failure(status: &Status) -> Failure {
         Grpc::AlreadyExists => Code::Taken,
         _ => Code::Daemon,
     };
+    let outcome = match status.code() {
+        _ if lost => Outcome::Lost,
+        Grpc::InvalidArgument
+        | Grpc::NotFound
+        | Grpc::ResourceExhausted
+        | Grpc::FailedPrecondition
+        | Grpc::AlreadyExists => Outcome::Refused,
+        // Also of a connection that broke: both ends have errors of HTTP/2 with the code Internal.
+        _ => Outcome::Unknown,
+    };
     let failure = match status.message() {
-        "" | "transport error" => Failure::new(code, "the daemon ended during the call; try again"),
+        "" | "transport error" => Failure::new(code, ENDED),
+        message if lost => Failure::new(code, format!("{ENDED} ({message})")),
         message => Failure::new(code, message),
     };
-    if lost { failure.without_daemon() } else { failure }
+    failure.with_outcome(outcome)
 }
 
 /// Returns the attachment that an operation is about, as the daemon knows it.
@@ -180,19 +200,20 @@ mod tests {
 
     #[test]
     fn refusals_have_codes_of_cni() {
-        for (status, code) in [
-            (Status::not_found("x"), 7),
-            (Status::resource_exhausted("the network is full; wait"), 11),
-            (Status::failed_precondition("x"), 100),
-            (Status::already_exists("x"), 101),
-            (Status::internal("x"), 102),
-            (Status::deadline_exceeded("x"), 11),
-            (Status::unavailable(""), 11),
+        for (status, code, outcome) in [
+            (Status::not_found("x"), 7, Outcome::Refused),
+            (Status::resource_exhausted("the network is full; wait"), 11, Outcome::Refused),
+            (Status::failed_precondition("x"), 100, Outcome::Refused),
+            (Status::already_exists("x"), 101, Outcome::Refused),
+            (Status::internal("x"), 102, Outcome::Unknown),
+            (Status::deadline_exceeded("x"), 11, Outcome::Unknown),
+            (Status::unavailable(""), 11, Outcome::Lost),
+            (Status::unknown("transport error"), 11, Outcome::Lost),
         ] {
             let failure = failure(&status);
-            assert_eq!(failure.code(), code);
+            assert_eq!((failure.code(), failure.outcome()), (code, outcome));
             assert!(!failure.message().is_empty());
-            assert_eq!(failure.lacks_daemon(), status.code() == tonic::Code::Unavailable);
+            assert_eq!(failure.lacks_daemon(), outcome == Outcome::Lost);
         }
     }
 }

@@ -37,14 +37,24 @@ pub enum Code {
     Changed = 104,
 }
 
+/// The outcome of the call of the daemon that an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The call was refused or not made. Nothing was done.
+    Refused,
+    /// The daemon may have completed the call, or may still do so.
+    Unknown,
+    /// No daemon serves, or it ended during the call.
+    Lost,
+}
+
 /// An error, as the runtime gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     code: u32,
     message: String,
     details: String,
-    /// No daemon serves, or it ended during the call.
-    without_daemon: bool,
+    outcome: Outcome,
 }
 
 impl Failure {
@@ -57,7 +67,8 @@ impl Failure {
     pub fn with_code(code: u32, text: &str) -> Self {
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (message, details) = text.split_once("; ").unwrap_or((text, ""));
-        Self { code, message: one_line(message), details: one_line(details), without_daemon: false }
+        let (message, details) = (one_line(message), one_line(details));
+        Self { code, message, details, outcome: Outcome::Refused }
     }
 
     /// Returns the code.
@@ -70,15 +81,25 @@ impl Failure {
         Self { code: code as u32, ..self }
     }
 
-    /// Returns the error as one of a call that no daemon answers: none serves, or it ended.
-    pub fn without_daemon(self) -> Self {
-        Self { without_daemon: true, ..self }
+    /// Returns the error as one of a call with this outcome.
+    pub fn with_outcome(self, outcome: Outcome) -> Self {
+        Self { outcome, ..self }
+    }
+
+    /// Returns the error with another next step.
+    pub fn with_next_step(self, step: &str) -> Self {
+        Self { details: step.to_owned(), ..self }
+    }
+
+    /// Returns the outcome of the call.
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
     }
 
     /// Returns whether no daemon serves, or it ended during the call. A daemon that refuses, or
     /// answers too late, is there.
     pub fn lacks_daemon(&self) -> bool {
-        self.without_daemon
+        self.outcome == Outcome::Lost
     }
 
     /// Returns the line that says what is wrong.

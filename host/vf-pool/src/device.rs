@@ -24,7 +24,8 @@ pub trait Device: Send + 'static {
     /// process left open, must lead to the same result as a first one.
     ///
     /// # Errors
-    /// The device cannot be opened, or somebody else uses it. Nothing is held then.
+    /// The device cannot be opened, or somebody else uses it. It is tried again, or closed: what is
+    /// held by then is given back by [`close`](Self::close) at the latest.
     fn open(&mut self) -> Result<(), Fault>;
 
     /// Takes the device over as an owner has it who got it from an earlier process, without

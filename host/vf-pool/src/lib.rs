@@ -15,7 +15,8 @@
 //! - `table` has the state of each VF, the queue of ready ones and the owners. Its mutex is held
 //!   for a few instructions. Operations on devices happen outside.
 //! - `workers` resets and scrubs what returns, on a bounded number of threads. A device that does
-//!   not answer until a deadline leaves the pool; its thread is replaced, so that nobody waits.
+//!   not answer until a deadline leaves the pool; its thread is replaced, so that nobody waits. A
+//!   VF that failed is tried again after pauses ([`Retries`]), and comes back when that succeeds.
 //! - [`Ledger`] is a file of [`Record`]s that outlives the process: which VF has which owner. A
 //!   record is written before the VF is handed over. [`Pool::reconcile`] compares it with the
 //!   owners that still live.
@@ -56,5 +57,5 @@ pub use devset::{Attached, Busy, Devset};
 pub use error::Error;
 pub use ledger::{Ledger, LedgerError, Record, Standing};
 pub use owner::{BadOwner, Owner};
-pub use pool::{Health, Lease, Pool, Reconciled, Settings};
+pub use pool::{Health, Lease, Pool, Reconciled, Retries, Settings};
 pub use table::{Counts, VfState, VfStatus};

@@ -1,6 +1,9 @@
 //! The pool.
 
 mod lease;
+mod retries;
+
+pub use retries::Retries;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
@@ -23,6 +26,8 @@ pub struct Settings {
     /// The longest time for opening, reset and scrub of one VF together. A VF that takes longer
     /// leaves the pool.
     pub deadline: Duration,
+    /// The tries of a VF that has failed.
+    pub retries: Retries,
 }
 
 /// A VF and its owner's handle to it.
@@ -55,6 +60,8 @@ pub struct Health {
     pub unwritten: u64,
     /// Requests for a VF that got none, for any reason.
     pub refusals: u64,
+    /// Tries of VFs that had failed.
+    pub retries: u64,
 }
 
 #[derive(Default)]
@@ -63,6 +70,7 @@ struct Counters {
     failures: AtomicU64,
     unwritten: AtomicU64,
     refusals: AtomicU64,
+    retries: AtomicU64,
 }
 
 struct Inner<D> {
@@ -273,12 +281,13 @@ impl<D: Device> Pool<D> {
     /// Returns the pool's counters.
     pub fn health(&self) -> Health {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { resets, failures, unwritten, refusals } = &self.inner.counters;
+        let Counters { resets, failures, unwritten, refusals, retries } = &self.inner.counters;
         Health {
             resets: of(resets),
             failures: of(failures),
             unwritten: of(unwritten),
             refusals: of(refusals),
+            retries: of(retries),
         }
     }
 
@@ -371,9 +380,8 @@ impl<D: Device> Inner<D> {
         tracing::error!(pool = self.settings.name, vf, why, "a VF has left the pool");
     }
 
-    /// Notes the end of a VF's opening or reset. The record is written while no other thread has
-    /// the VF.
-    fn finish_vf(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
+    /// Counts and records the end of an operation, while no other thread has the VF.
+    fn record(&self, vf: u32, outcome: Result<(), Fault>) -> Result<(), String> {
         let outcome = outcome.map_err(|Fault(why)| why);
         match &outcome {
             Ok(()) => {
@@ -385,7 +393,15 @@ impl<D: Device> Inner<D> {
                 self.note(vf, Some(Standing::Failed { reason: why.clone() }));
             }
         }
-        self.shelf.table().done(vf, outcome)
+        outcome
+    }
+
+    /// Notes the end of a VF's opening or reset.
+    fn finish_vf(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
+        let outcome = self.record(vf, outcome);
+        let job = self.shelf.table().cleaned(vf, outcome);
+        self.plan_try(vf);
+        job
     }
 
     fn finish_adoption(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
@@ -403,7 +419,8 @@ impl<D: Device> Inner<D> {
     /// Notes the end of a VF's closing. One that is not closed as a whole has failed.
     fn finish_close(&self, vf: u32, outcome: Result<(), Fault>) -> Option<DeviceOperation> {
         if outcome.is_err() {
-            return self.finish_vf(vf, outcome);
+            let outcome = self.record(vf, outcome);
+            return self.shelf.table().done(vf, outcome);
         }
         self.note(vf, Some(Standing::Drained));
         self.shelf.table().closed(vf);
@@ -417,7 +434,9 @@ impl<D: Device> Inner<D> {
                 self.fault(vf, why);
             }
         }
-        self.shelf.table().release_set(set, &outcome)
+        let jobs = self.shelf.table().release_set(set, &outcome);
+        self.shelf.vfs_of(DeviceOperation::ResetSet(set)).for_each(|vf| self.plan_try(vf));
+        jobs
     }
 }
 
@@ -428,9 +447,9 @@ impl<D: Device> OperationHandler for Inner<D> {
 
     fn finish(&self, job: DeviceOperation, outcome: Result<(), Fault>) {
         match job {
-            DeviceOperation::Open(vf) | DeviceOperation::Return(vf) => {
-                self.queue.push(self.finish_vf(vf, outcome))
-            }
+            DeviceOperation::Open(vf)
+            | DeviceOperation::Retry(vf)
+            | DeviceOperation::Return(vf) => self.queue.push(self.finish_vf(vf, outcome)),
             DeviceOperation::Adopt(vf) => self.queue.push(self.finish_adoption(vf, outcome)),
             DeviceOperation::ResetSet(set) => self.queue.push(self.finish_set(set, outcome)),
             DeviceOperation::Close(vf) => self.queue.push(self.finish_close(vf, outcome)),
@@ -451,13 +470,20 @@ impl<D: Device> OperationHandler for Inner<D> {
     fn late(&self, job: DeviceOperation) {
         for vf in self.shelf.vfs_of(job) {
             self.shelf.table().late(vf);
+            self.plan_try(vf);
         }
+    }
+
+    fn begin_try(&self, vf: u32) -> Option<DeviceOperation> {
+        let job = self.shelf.table().begin_try(vf, Instant::now());
+        self.counters.retries.fetch_add(job.is_some().into(), Ordering::Relaxed);
+        job
     }
 }
 
 fn operation(job: DeviceOperation) -> &'static str {
     match job {
-        DeviceOperation::Open(_) => "its opening and reset",
+        DeviceOperation::Open(_) | DeviceOperation::Retry(_) => "its opening and reset",
         DeviceOperation::Adopt(_) => "taking it over",
         DeviceOperation::Return(_) => "its reset",
         DeviceOperation::Close(_) => "closing it",

@@ -171,7 +171,7 @@ impl<D: Device> Shelf<D> {
     /// Does the operations of a job on its devices, which may take any time.
     pub(crate) fn operate(&self, job: DeviceOperation) -> Result<(), Fault> {
         match job {
-            DeviceOperation::Open(vf) => {
+            DeviceOperation::Open(vf) | DeviceOperation::Retry(vf) => {
                 self.with(vf, |device| device.open().and_then(|()| clean(device)))
             }
             DeviceOperation::Return(vf) => self.with(vf, clean),
@@ -193,6 +193,7 @@ impl<D: Device> Shelf<D> {
     pub(crate) fn vfs_of(&self, job: DeviceOperation) -> std::ops::Range<u32> {
         match job {
             DeviceOperation::Open(vf)
+            | DeviceOperation::Retry(vf)
             | DeviceOperation::Adopt(vf)
             | DeviceOperation::Return(vf)
             | DeviceOperation::Close(vf) => vf..vf + 1,

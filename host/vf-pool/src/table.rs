@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::owner::Owner;
 
@@ -21,7 +22,7 @@ pub enum VfState {
     },
     /// It is being opened, reset, scrubbed or closed, or waits for that.
     Returning,
-    /// An operation failed for this reason. The VF has left the pool.
+    /// An operation failed for this reason. The VF has left the pool until it is tried again.
     Failed(String),
     /// An operation has not ended in time, for this reason. The VF has left the pool, and nothing
     /// else is tried on it.
@@ -57,6 +58,10 @@ pub struct VfStatus {
     pub is_draining: bool,
     /// How often it was taken since the pool was made.
     pub takes: u64,
+    /// How often it was tried again since it failed.
+    pub tries: u32,
+    /// The time of the next try; `None` if none is planned.
+    pub next_try: Option<Instant>,
 }
 
 /// The number of VFs in each state.
@@ -111,6 +116,8 @@ pub(crate) enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceOperation {
     Open(u32),
+    /// Opens a VF that failed once more.
+    Retry(u32),
     Adopt(u32),
     Return(u32),
     Close(u32),
@@ -127,6 +134,9 @@ struct Vf {
     /// Of a VF whose set is being reset: its state before.
     before: Option<VfState>,
     takes: u64,
+    /// The tries since it failed, and the time of the next one if it has failed.
+    tries: u32,
+    next_try: Option<Instant>,
 }
 
 pub(crate) struct Table {
@@ -148,6 +158,8 @@ impl Table {
             is_taking: false,
             before: None,
             takes: 0,
+            tries: 0,
+            next_try: None,
         };
         let vfs = (0..count).map(vf).collect();
         Self { vfs, ready: VecDeque::new(), owners: HashMap::new(), set_size: set_size.max(1) }
@@ -290,13 +302,53 @@ impl Table {
         }
     }
 
+    /// Notes the end of the opening or the reset of a VF that is returning, as [`done`](Self::done)
+    /// does, but a VF that is to be closed is closed whatever came of it. Returns the next job.
+    pub(crate) fn cleaned(
+        &mut self,
+        vf: u32,
+        outcome: Result<(), String>,
+    ) -> Option<DeviceOperation> {
+        if self.vf(vf).is_draining {
+            return Some(DeviceOperation::Close(vf));
+        }
+        self.done(vf, outcome)
+    }
+
+    /// Plans the next try of a VF that has failed, after the pause that `pause` returns for the
+    /// number of tries that it had. Returns its time, or `None` if there is to be none.
+    pub(crate) fn plan_try(
+        &mut self,
+        vf: u32,
+        now: Instant,
+        pause: impl FnOnce(u32) -> Option<Duration>,
+    ) -> Option<Instant> {
+        let entry = self.vf(vf);
+        let is_out = matches!(entry.state, VfState::Failed(_)) && !entry.is_draining;
+        entry.next_try = pause(entry.tries).filter(|_| is_out).map(|pause| now + pause);
+        entry.next_try
+    }
+
+    /// Begins the try that is planned for a VF. Returns the job, or `None` if none is due: somebody
+    /// else has resumed, drained or reset the VF.
+    pub(crate) fn begin_try(&mut self, vf: u32, now: Instant) -> Option<DeviceOperation> {
+        let entry = self.vf(vf);
+        let is_due = entry.next_try.is_some_and(|at| at <= now);
+        if !is_due || !matches!(entry.state, VfState::Failed(_)) {
+            return None;
+        }
+        (entry.state, entry.next_try) = (VfState::Returning, None);
+        entry.tries += 1;
+        Some(DeviceOperation::Retry(vf))
+    }
+
     /// Notes the end of the last operation on a VF that is returning. Returns the next job for it.
     pub(crate) fn done(&mut self, vf: u32, outcome: Result<(), String>) -> Option<DeviceOperation> {
         match outcome {
             Err(why) => self.vf(vf).state = VfState::Failed(why),
             Ok(()) if self.vf(vf).is_draining => return Some(DeviceOperation::Close(vf)),
             Ok(()) => {
-                self.vf(vf).state = VfState::Ready;
+                (self.vf(vf).state, self.vf(vf).tries) = (VfState::Ready, 0);
                 self.ready.push_back(vf);
             }
         }
@@ -332,16 +384,18 @@ impl Table {
             VfState::Failed(_) => {}
             _ => return None,
         }
-        self.vf(vf).state = VfState::Returning;
+        (self.vf(vf).state, self.vf(vf).next_try) = (VfState::Returning, None);
         Some(DeviceOperation::Close(vf))
     }
 
     /// Ends a drain, and gives a VF that failed another chance. Returns the job, if one is needed.
     pub(crate) fn resume(&mut self, vf: u32) -> Option<DeviceOperation> {
-        self.vf(vf).is_draining = false;
-        match self.vf(vf).state {
+        let entry = self.vf(vf);
+        entry.is_draining = false;
+        match entry.state {
             VfState::Drained | VfState::Failed(_) => {
-                self.vf(vf).state = VfState::Returning;
+                entry.state = VfState::Returning;
+                (entry.tries, entry.next_try) = (0, None);
                 Some(DeviceOperation::Open(vf))
             }
             _ => None,
@@ -361,6 +415,7 @@ impl Table {
         for vf in vfs {
             let vf = self.vf(vf);
             vf.before = Some(std::mem::replace(&mut vf.state, VfState::Returning));
+            (vf.tries, vf.next_try) = (0, None);
         }
         Ok(DeviceOperation::ResetSet(set))
     }
@@ -408,6 +463,8 @@ impl Table {
             state: entry.state.clone(),
             is_draining: entry.is_draining,
             takes: entry.takes,
+            tries: entry.tries,
+            next_try: entry.next_try,
         };
         (0..).zip(&self.vfs).map(status).collect()
     }

@@ -4,8 +4,12 @@
 //! deadline passes is given up: the supervisor takes its VFs out of service and starts another
 //! thread in place of the one that hangs. A VF out of service gets no further job, so that the
 //! threads that hang are never more than the VFs.
+//!
+//! The supervisor also begins the tries of VFs that failed, when they are due. At most one try is
+//! under way at a time: resets that fail again, or hang, leave the other threads to the VFs that
+//! return.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,6 +27,9 @@ pub(crate) trait OperationHandler: Send + Sync + 'static {
     fn give_up(&self, job: DeviceOperation);
     /// Notes the end of a job that was given up.
     fn late(&self, job: DeviceOperation);
+    /// Begins the try of a VF that failed. Returns its job, or `None` if it is not to be tried any
+    /// more. Must not wait.
+    fn begin_try(&self, vf: u32) -> Option<DeviceOperation>;
 }
 
 /// Jobs that wait or run.
@@ -30,7 +37,7 @@ pub(crate) struct Queue {
     jobs: Mutex<WorkerQueue>,
     /// There is a job, or the threads are to end.
     work: Condvar,
-    /// A job has begun where none ran, or the supervisor is to end.
+    /// A job has begun where none ran, a try is planned or has ended, or the supervisor is to end.
     watch: Condvar,
     /// The time that a job may take.
     deadline: Duration,
@@ -42,7 +49,23 @@ struct WorkerQueue {
     /// By the order of their beginnings, which is that of their deadlines.
     running: BTreeMap<u64, (DeviceOperation, Instant)>,
     begun: u64,
+    /// Times of tries with their VFs. The table of VFs says which of them still hold.
+    tries: BTreeSet<(Instant, u32)>,
     is_ending: bool,
+}
+
+impl WorkerQueue {
+    /// Returns the run with the earliest deadline.
+    fn first_run(&self) -> Option<(u64, DeviceOperation, Instant)> {
+        self.running.first_key_value().map(|(run, (job, at))| (*run, *job, *at))
+    }
+
+    /// Returns the next try. Returns `None` if there is none, or one waits or runs already.
+    fn next_try(&self) -> Option<(Instant, u32)> {
+        let mut jobs = self.waiting.iter().chain(self.running.values().map(|(job, _)| job));
+        let is_trying = jobs.any(|job| matches!(job, DeviceOperation::Retry(_)));
+        self.tries.first().copied().filter(|_| !is_trying)
+    }
 }
 
 impl Queue {
@@ -57,6 +80,12 @@ impl Queue {
             queue.waiting.push_back(job);
             self.work.notify_one();
         }
+    }
+
+    /// Plans a try of a VF that failed.
+    pub(crate) fn plan_try(&self, vf: u32, at: Instant) {
+        self.lock().tries.insert((at, vf));
+        self.watch.notify_one();
     }
 
     /// Lets threads end when they have finished their jobs.
@@ -88,31 +117,48 @@ impl Queue {
 
     /// Ends a run. Returns `false` if it was given up.
     fn ended(&self, run: u64) -> bool {
-        self.lock().running.remove(&run).is_some()
+        let ended = self.lock().running.remove(&run);
+        if matches!(ended, Some((DeviceOperation::Retry(_), _))) {
+            self.watch.notify_one();
+        }
+        ended.is_some()
     }
 
-    /// Waits until a run has missed its deadline and has `give_up` note that. Returns `false` if
-    /// the supervisor is to end.
-    fn watch(&self, give_up: impl FnOnce(DeviceOperation)) -> bool {
+    /// Waits until a run has missed its deadline and has `handler` note that; begins the tries that
+    /// are due meanwhile. Returns `false` if the supervisor is to end.
+    fn watch(&self, handler: &impl OperationHandler) -> bool {
         let mut jobs = self.lock();
         loop {
             if jobs.is_ending {
                 return false;
             }
-            let first = jobs.running.first_key_value().map(|(run, (job, at))| (*run, *job, *at));
-            let Some((run, job, deadline)) = first else {
-                jobs = self.watch.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let (now, first, next) = (Instant::now(), jobs.first_run(), jobs.next_try());
+            if let Some((run, job, deadline)) = first
+                && deadline <= now
+            {
                 jobs.running.remove(&run);
                 // With the lock held: the run's own thread cannot note its late end before this.
-                give_up(job);
+                handler.give_up(job);
                 return true;
             }
-            let waited = self.watch.wait_timeout(jobs, left);
-            jobs = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if let Some((at, vf)) = next
+                && at <= now
+            {
+                jobs.tries.remove(&(at, vf));
+                if let Some(job) = handler.begin_try(vf) {
+                    jobs.waiting.push_back(job);
+                    self.work.notify_one();
+                }
+                continue;
+            }
+            let times = [first.map(|(_, _, at)| at), next.map(|(at, _)| at)];
+            jobs = match times.into_iter().flatten().min() {
+                Some(at) => {
+                    let waited = self.watch.wait_timeout(jobs, at.saturating_duration_since(now));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.watch.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 
@@ -139,7 +185,7 @@ impl Workers {
         }
         let (work, queue) = (work.clone(), queue.clone());
         let supervise = move || {
-            while queue.watch(|job| work.give_up(job)) {
+            while queue.watch(&*work) {
                 if let Err(error) = spawn(work.clone(), queue.clone()) {
                     tracing::error!(%error, "no thread in place of one that hangs in a reset");
                 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use slipway_vf_pool::{Device, Devset, Fault, Ledger, Owner, Pool, Settings};
+use slipway_vf_pool::{Device, Devset, Fault, Ledger, Owner, Pool, Retries, Settings};
 use tempfile::TempDir;
 
 use super::hollow::{Hollow, Memory};
@@ -102,6 +102,7 @@ impl Subject for Pooled {
             set_size: load.owners,
             workers: WORKERS,
             deadline: RESET,
+            retries: Retries::NONE,
         };
         let pool = Pool::new(settings, devices, ledger)?;
         ensure!(pool.settle(ALL), "the pool did not become ready");

@@ -60,7 +60,7 @@ pub enum VfCommand {
     },
     /// Close functions as soon as nobody has them
     Drain(VfNumberArgs),
-    /// End a drain, and give functions that failed another chance
+    /// End a drain, and try functions that failed again at once
     Resume(VfNumberArgs),
     /// Reset a devset as a whole, if nobody has a function of it
     Reset {

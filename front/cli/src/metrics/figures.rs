@@ -295,7 +295,8 @@ mod tests {
     fn vf_pool() -> vf_v1::Pool {
         let vf = |state: &str| vf_v1::Vf { state: state.into(), takes: 2, ..Default::default() };
         let vfs = ["ready", "taken", "being reset"].map(vf).to_vec();
-        vf_v1::Pool { name: "nics".into(), vfs, resets: 4, refusals: 5, ..Default::default() }
+        let (name, retries) = ("nics".into(), 3);
+        vf_v1::Pool { name, vfs, resets: 4, refusals: 5, retries, ..Default::default() }
     }
 
     fn figures() -> Figures {
@@ -380,6 +381,7 @@ mod tests {
             "slipway_vf_pool_refusals_total{pool=\"nics\"} 5",
             "slipway_vf_pool_resets_total{pool=\"nics\"} 4",
             "slipway_vf_pool_failures_total{pool=\"nics\"} 0",
+            "slipway_vf_pool_retries_total{pool=\"nics\"} 3",
         ] {
             assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
         }

@@ -13,13 +13,14 @@ const STATES: [&str; 6] = ["ready", "taken", "being reset", "failed", "not answe
 /// Encodes the states of each pool's functions, and what has happened to them.
 pub(super) fn encode(to: &mut DescriptorEncoder<'_>, pools: &[vf_v1::Pool]) -> fmt::Result {
     encode_states(to, pools)?;
-    let sums: [Sum<vf_v1::Pool>; 5] = [
+    let sums: [Sum<vf_v1::Pool>; 6] = [
         ("vf_pool_takes", "Functions that were given to an owner", |pool| {
             pool.vfs.iter().map(|vf| vf.takes).sum()
         }),
         ("vf_pool_refusals", "Requests for a function that got none", |pool| pool.refusals),
         ("vf_pool_resets", "Resets and scrubs that ended well", |pool| pool.resets),
         ("vf_pool_failures", "Operations that failed or did not end in time", |pool| pool.failures),
+        ("vf_pool_retries", "Tries of functions that had failed", |pool| pool.retries),
         ("vf_pool_unwritten", "Changes that the ledger did not take", |pool| pool.unwritten),
     ];
     for (name, help, value) in sums {

@@ -47,14 +47,15 @@ impl Networks {
             Ok(()) => self.make_interface(&id, &attachment, true).await,
             Err(error) => Err(error),
         };
-        match made {
+        let described = match made {
             Ok(has_ipv6) => self.describe_attachment(&id, has_ipv6).await,
-            Err(error) => {
-                // The first failure is reported; a second one adds nothing.
-                let _ = self.remove_attachment(&id).await;
-                Err(error)
-            }
+            Err(error) => Err(error),
+        };
+        if described.is_err() {
+            // The first failure is reported; a second one adds nothing.
+            let _ = self.remove_attachment(&id).await;
         }
+        described
     }
 
     /// Notes the place in a trace to which an attachment belongs. That it is gone is no error.

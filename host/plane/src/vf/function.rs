@@ -47,10 +47,6 @@ impl Function {
         Ok(())
     }
 
-    fn close_hardware(&mut self) -> Result<(), Fault> {
-        self.hardware.as_mut().map_or(Ok(()), Hardware::close)
-    }
-
     fn renew(&mut self) -> Result<(), Fault> {
         self.remove()?;
         self.create()
@@ -88,9 +84,11 @@ impl Device for Function {
             Ok(_) => Ok(()),
             Err(_) => {
                 let created = self.create();
-                if created.is_err() {
-                    // An error: it stays bound to vfio-pci, and the next opening finds it so.
-                    let _ = self.close_hardware();
+                if created.is_err()
+                    && let Some(hardware) = &mut self.hardware
+                {
+                    // The next try opens it anew: the kernel resets it for that.
+                    hardware.shut();
                 }
                 created
             }
@@ -174,7 +172,7 @@ impl Device for Function {
 
     fn close(&mut self) -> Result<(), Fault> {
         self.remove()?;
-        self.close_hardware()
+        self.hardware.as_mut().map_or(Ok(()), Hardware::close)
     }
 }
 

@@ -73,16 +73,41 @@ impl Hardware {
             Err(_) if set.is_none() => self.forget(),
             // The reset does not try what was refused: a driver that refuses it again would take
             // the VF out of the pool, and one VF after the other. An error: the note names more.
-            Err(_) => drop(self.keep(set)),
+            Err(_) => {
+                drop(self.keep(set));
+                self.owned = Some(set);
+            }
         }
         outcome
     }
 
     /// Remembers the settings of an owner's client, also for the next daemon.
+    ///
+    /// # Errors
+    /// The note cannot be written. What was remembered before stays.
     fn keep(&mut self, settings: Limits) -> Result<(), Fault> {
+        // Whole or not at all: a note that is cut would name fewer settings than there are.
+        let part = self.part();
+        let written = std::fs::write(&part, settings.words());
+        written.and_then(|()| std::fs::rename(&part, &self.note)).map_err(|error| {
+            let _ = std::fs::remove_file(&part);
+            Fault(format!("cannot write {}: {error}", self.note.display()))
+        })?;
         self.owned = Some(settings);
-        std::fs::write(&self.note, settings.words())
-            .map_err(|error| Fault(format!("cannot write {}: {error}", self.note.display())))
+        Ok(())
+    }
+
+    /// Returns the file of a note that is being written.
+    fn part(&self) -> PathBuf {
+        self.note.with_extension("part")
+    }
+
+    /// Takes over the settings that the note of the last daemon names, unless the VF has an owner
+    /// of this one's.
+    fn recall(&mut self) {
+        let noted = std::fs::read_to_string(&self.note).unwrap_or_default();
+        let noted = Some(Limits::from_words(&noted)).filter(|settings| !settings.is_none());
+        self.owned = self.owned.or(noted);
     }
 
     /// Gives the settings of an owner's client the pool's values.
@@ -99,6 +124,7 @@ impl Hardware {
         self.owned = None;
         // An error: no settings were set, or they are ended once more when the VF is opened.
         let _ = std::fs::remove_file(&self.note);
+        let _ = std::fs::remove_file(self.part());
     }
 
     fn open(&mut self) -> Result<Device, Fault> {
@@ -107,10 +133,7 @@ impl Hardware {
         if self.binding.is_none() {
             self.binding = Some(sysfs.bind(self.address).map_err(fault)?);
         }
-        // Of an owner that the last daemon had.
-        let noted = std::fs::read_to_string(&self.note).unwrap_or_default();
-        let noted = Some(Limits::from_words(&noted)).filter(|settings| !settings.is_none());
-        self.owned = self.owned.or(noted);
+        self.recall();
         self.release()?;
         if !self.limits.is_none() {
             self.is_limited = true;
@@ -129,11 +152,19 @@ impl Hardware {
         }
     }
 
+    /// Closes the device, which stays with vfio-pci and keeps its settings until it is opened once
+    /// more or closed for good.
+    pub fn shut(&mut self) {
+        self.device = None;
+    }
+
     /// Closes the device, takes its limits from it and gives it back to the driver that it had.
     pub fn close(&mut self) -> Result<(), Fault> {
         // The kernel would wait for the endpoint that has it open.
         self.check_alone()?;
         self.device = None;
+        // Of a VF that this daemon could not open, too.
+        self.recall();
         if let Some(settings) = self.owned {
             settings.clear(self.address);
             self.forget();
@@ -237,6 +268,15 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&note).unwrap(), "vlan");
         hardware.close().unwrap();
         assert!(!note.exists() && hardware.owned.is_none());
+        // What the last daemon set ends with the pool also if the VF was never opened.
+        std::fs::write(&note, "vlan").unwrap();
+        let mut next = Hardware::new(address, Limits::default(), folder.path());
+        next.close().unwrap();
+        assert!(!note.exists());
+        // Without a note nothing is set, and nothing is left to end.
+        std::fs::create_dir(folder.path().join("0000:fe:1f.7.part")).unwrap();
+        let Fault(why) = next.hold(&client).unwrap_err();
+        assert!(why.contains("cannot write") && next.owned.is_none(), "{why}");
         let refused = check_client(&pool("0000:fe:1f.7"), &client).unwrap_err();
         assert!(matches!(refused, VfError::Invalid(_)), "{refused}");
         check_client(&pool("0000:fe:1f.7"), &vf_v1::Client::default()).unwrap();

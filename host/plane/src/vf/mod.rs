@@ -31,7 +31,7 @@ use std::time::Duration;
 use prost::Message;
 use slipway_plane_api::vf_v1::template::Kind;
 use slipway_plane_api::{v1, vf_v1};
-use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Settings};
+use slipway_vf_pool::{Ledger, LedgerError, Owner, Pool, Retries, Settings};
 
 use crate::Plane;
 use function::Function;
@@ -42,6 +42,9 @@ use limits::Limits;
 const WORKERS: u32 = 4;
 /// The time that making or resetting a VF may take.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The tries of a VF that failed: after 1, 2, 4 s and so on, ten in about five minutes.
+const RETRIES: Retries =
+    Retries { first: Duration::from_secs(1), longest: Duration::from_secs(60), most: 10 };
 /// The time that closing all VFs of a pool may take.
 const CLOSE: Duration = Duration::from_secs(120);
 
@@ -178,8 +181,13 @@ impl VirtualFunctions {
             Function::new(self.shared.plane.clone(), request, hardware)
         };
         let set_size = if template.set_size == 0 { template.count } else { template.set_size };
-        let settings =
-            Settings { name: name.to_owned(), set_size, workers: WORKERS, deadline: DEADLINE };
+        let settings = Settings {
+            name: name.to_owned(),
+            set_size,
+            workers: WORKERS,
+            deadline: DEADLINE,
+            retries: RETRIES,
+        };
         let pool = Pool::new(settings, (0..template.count).map(device), ledger)?;
         Ok(TemplatePool { template, pool })
     }

@@ -1,5 +1,7 @@
 //! The gRPC service of VFs.
 
+use std::time::Instant;
+
 use slipway_plane_api::vf_v1::{self, virtual_functions_server::VirtualFunctionsServer};
 use slipway_vf_pool::{Error as PoolError, Owner, VfState};
 use tonic::{Request, Status};
@@ -38,6 +40,12 @@ impl From<VfError> for Status {
     }
 }
 
+/// Returns the time until `at` in whole milliseconds, rounded up; 0 if it has passed.
+fn milliseconds_until(at: Instant) -> u64 {
+    let left = at.saturating_duration_since(Instant::now());
+    u64::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
 fn owner(text: &str) -> Result<Owner, VfError> {
     text.parse().map_err(|error| VfError::Invalid(format!("\"{text}\" is no owner: {error}")))
 }
@@ -67,6 +75,8 @@ impl VirtualFunctions {
                 state: status.state.word().to_owned(),
                 draining: status.is_draining,
                 takes: status.takes,
+                tries: status.tries,
+                next_try_ms: status.next_try.map(milliseconds_until),
                 socket_path: self.socket_of(name, status.vf),
                 address: address.map_or_else(String::new, ToString::to_string),
                 ..Default::default()
@@ -88,6 +98,7 @@ impl VirtualFunctions {
             failures: health.failures,
             unwritten: health.unwritten,
             refusals: health.refusals,
+            retries: health.retries,
         }
     }
 

@@ -6,14 +6,16 @@ use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use slipway_vf_pool::{Device, Fault, Ledger, Owner, Pool, Settings};
+use slipway_vf_pool::{Device, Fault, Ledger, Owner, Pool, Retries, Settings};
 
 #[derive(Default)]
 struct Script {
     calls: Vec<Vec<String>>,
     /// Operations and VFs that wait; no VF: all.
     held: HashSet<(&'static str, Option<u32>)>,
+    /// Operations that fail once, and those that fail each time.
     failing: HashSet<(&'static str, u32)>,
+    broken: HashSet<(&'static str, u32)>,
     set_resets: usize,
 }
 
@@ -51,11 +53,17 @@ impl Bench {
         Self { shared: Arc::default(), ledger, _folder: None }
     }
 
-    /// Makes a pool called "test" on the bench's ledger.
+    /// Makes a pool called "test" on the bench's ledger, whose VFs are not tried again.
     pub fn pool(&self, count: u32, set: u32, workers: u32, deadline: Duration) -> Pool<Scripted> {
+        let name = "test".into();
+        let retries = Retries::NONE;
+        self.pool_of(count, Settings { name, set_size: set, workers, deadline, retries })
+    }
+
+    /// Makes a pool with these settings on the bench's ledger.
+    pub fn pool_of(&self, count: u32, settings: Settings) -> Pool<Scripted> {
         self.shared.script.lock().unwrap().calls.resize(count as usize, Vec::new());
         let device = |vf| Scripted { vf, shared: self.shared.clone() };
-        let settings = Settings { name: "test".into(), set_size: set, workers, deadline };
         Pool::new(settings, (0..count).map(device), self.ledger.clone()).unwrap()
     }
 
@@ -88,8 +96,15 @@ impl Bench {
         self.shared.script.lock().unwrap().failing.insert((operation, vf));
     }
 
+    /// Lets an operation of a VF fail until [`heal`](Self::heal).
+    pub fn break_down(&self, operation: &'static str, vf: u32) {
+        self.shared.script.lock().unwrap().broken.insert((operation, vf));
+    }
+
     pub fn heal(&self) {
-        self.shared.script.lock().unwrap().failing.clear();
+        let mut script = self.shared.script.lock().unwrap();
+        script.failing.clear();
+        script.broken.clear();
     }
 }
 
@@ -116,6 +131,7 @@ impl Scripted {
         let mut script = self.shared.changed.wait_while(script, is_held).unwrap();
         let mut fails = |operation| script.failing.take(&(operation, self.vf)).is_some();
         let (fails, panics) = (fails(operation), operation == "reset" && fails("panic"));
+        let fails = fails || script.broken.contains(&(operation, self.vf));
         drop(script);
         assert!(!panics, "as it is meant");
         if fails { Err(Fault(format!("{operation} went wrong"))) } else { Ok(()) }
