@@ -16,7 +16,7 @@ use crate::fds::{self, DescriptorKind};
 use crate::guard::guard;
 use crate::real::{self, sys};
 use crate::session;
-use crate::time::after;
+use crate::time::{after, after_milliseconds};
 
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
@@ -288,10 +288,7 @@ pub unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     if fds::is_known(set) {
-        let until = match u64::try_from(timeout) {
-            Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
-            Err(_) => Deadline::NEVER,
-        };
+        let until = after_milliseconds(timeout);
         // SAFETY: the caller guarantees valid pointers.
         if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
             return got;
