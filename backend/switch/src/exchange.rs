@@ -14,6 +14,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::port::LinkSetting;
 use crate::waker::Waker;
 
 /// A data path: the queues of a device and the state that moving a frame needs.
@@ -262,5 +263,78 @@ impl<P: Exchanged> Exchange<P> {
     /// Returns the link's state.
     pub fn link(&self) -> bool {
         self.link.load(Ordering::Acquire)
+    }
+}
+
+/// The port's side of an exchange: the path while the port owns it, and the link that the host set.
+/// When this is dropped, the path goes back for good, and the link is down unless it was set to
+/// stay [`LinkSetting::Up`].
+pub struct ExchangePort<P: Exchanged> {
+    exchange: Arc<Exchange<P>>,
+    path: Option<Box<P>>,
+    /// `true` if the driver sees a carrier even when the port is gone.
+    stays_up: bool,
+}
+
+impl<P: Exchanged> ExchangePort<P> {
+    /// Makes the port's side without a path.
+    pub fn new(exchange: Arc<Exchange<P>>) -> Self {
+        Self { exchange, path: None, stays_up: false }
+    }
+
+    /// Returns the path. Returns `None` while the function owns it.
+    #[inline]
+    pub fn path(&self) -> Option<&P> {
+        self.path.as_deref()
+    }
+
+    /// Returns the path, to be used. Returns `None` while the function owns it.
+    #[inline]
+    pub fn path_mut(&mut self) -> Option<&mut P> {
+        self.path.as_deref_mut()
+    }
+
+    /// Returns the exchange, and the path beside it as [`ExchangePort::path_mut`] does.
+    #[inline]
+    pub fn parts(&mut self) -> (&Exchange<P>, Option<&mut P>) {
+        (&self.exchange, self.path.as_deref_mut())
+    }
+
+    /// Returns whether the function has something for the port; see [`Exchange::has_post`].
+    #[inline]
+    pub fn has_post(&self) -> bool {
+        self.exchange.has_post()
+    }
+
+    /// Takes what the function has for the port; see [`Exchange::serve`].
+    #[inline]
+    pub fn serve(&mut self) {
+        self.exchange.serve(&mut self.path);
+    }
+
+    /// Returns whether the port may have frames and take some.
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        self.exchange.is_up()
+    }
+
+    /// Sets the waker with which the function makes the switch look.
+    pub fn set_waker(&self, waker: Waker) {
+        self.exchange.set_waker(waker);
+    }
+
+    /// Sets the link's state, and the state that it has when the port is gone.
+    pub fn set_link(&mut self, link: LinkSetting) {
+        self.stays_up = link == LinkSetting::Up;
+        self.exchange.set_link(link != LinkSetting::Down);
+    }
+}
+
+impl<P: Exchanged> Drop for ExchangePort<P> {
+    fn drop(&mut self) {
+        self.exchange.close(self.path.take());
+        if !self.stays_up {
+            self.exchange.set_link(false);
+        }
     }
 }

@@ -16,7 +16,8 @@
 //!   they are armed and cost nothing. Other threads reach the switch by its [`Handle`];
 //! - [`decorators`] observe a port's frames (captures, traces), or lose, delay or slow them.
 //!
-//! A device that has a port of the switch hands its data path to that port by an [`Exchange`].
+//! A device that has a port of the switch hands its data path to that port by an [`Exchange`]; the
+//! port has an [`ExchangePort`].
 //!
 //! A port whose calls may last as long as its peer wants is served by a thread of its own
 //! ([`ports::ThreadedPort`]).
@@ -58,7 +59,7 @@ mod waker;
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,
 };
-pub use exchange::{Exchange, Exchanged};
+pub use exchange::{Exchange, ExchangePort, Exchanged};
 pub use index::{MAX_PORTS, PortIndex};
 pub use inspect::{FilterView, PortView, QueuesView, RingView, SwitchView};
 pub use lookup::{Key, Lookup, Station, Target};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use slipway_switch::decorators::Timed;
 use slipway_switch::{
-    Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, QueuesView, Waker,
+    Abilities, Burst, Delivered, Exchange, ExchangePort, LinkSetting, Pick, Port, QueuesView, Waker,
 };
 
 use crate::common::Shared;
@@ -20,11 +20,8 @@ use crate::path::DataPath;
 ///
 /// The port has timed work: the delays of interrupts for the frames that it moved.
 pub struct DevicePort {
-    exchange: Arc<Exchange<DataPath>>,
+    end: ExchangePort<DataPath>,
     shared: Arc<Shared>,
-    path: Option<Box<DataPath>>,
-    /// `true` if the driver sees a carrier even when the port is gone.
-    stays_up: bool,
     /// The switch's time at which the device's clock was at zero, in nanoseconds; negative if the
     /// device's clock is older.
     began: i128,
@@ -32,16 +29,7 @@ pub struct DevicePort {
 
 impl DevicePort {
     pub(crate) fn new(exchange: Arc<Exchange<DataPath>>, shared: Arc<Shared>) -> Self {
-        Self { exchange, shared, path: None, stays_up: false, began: 0 }
-    }
-}
-
-impl Drop for DevicePort {
-    fn drop(&mut self) {
-        self.exchange.close(self.path.take());
-        if !self.stays_up {
-            self.exchange.set_link(false);
-        }
+        Self { end: ExchangePort::new(exchange), shared, began: 0 }
     }
 }
 
@@ -52,29 +40,29 @@ impl Port for DevicePort {
     /// several buffers, too.
     #[inline]
     fn abilities(&self) -> Abilities {
-        self.path.as_ref().map_or(Abilities::NONE, |path| path.abilities())
+        self.end.path().map_or(Abilities::NONE, |path| path.abilities())
     }
 
     #[inline]
     fn is_up(&self) -> bool {
-        self.exchange.is_up()
+        self.end.is_up()
     }
 
     #[inline]
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
-        if let Some(path) = &mut self.path {
+        if let Some(path) = self.end.path_mut() {
             path.look_at_transmit();
         }
         // Between `release` and `take` no memory of the path is in use.
-        while self.exchange.has_post() {
+        while self.end.has_post() {
             // The function wants the memory back that an earlier burst has pinned, too.
             burst.release();
-            self.exchange.serve(&mut self.path);
-            if let Some(path) = &mut self.path {
+            self.end.serve();
+            if let Some(path) = self.end.path_mut() {
                 path.look_at_transmit();
             }
         }
-        match &mut self.path {
+        match self.end.path_mut() {
             Some(path) => path.take(burst, limit),
             None => false,
         }
@@ -82,7 +70,7 @@ impl Port for DevicePort {
 
     #[inline]
     fn release(&mut self) {
-        if let Some(path) = &mut self.path {
+        if let Some(path) = self.end.path_mut() {
             path.release();
         }
     }
@@ -90,10 +78,10 @@ impl Port for DevicePort {
     #[inline]
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         let nothing = Delivered { full: picks.len() as u32, ..Delivered::default() };
-        let Some(path) = &mut self.path else { return nothing };
+        let (exchange, Some(path)) = self.end.parts() else { return nothing };
         path.look_at_receive();
-        while self.exchange.has_post() {
-            if !self.exchange.serve_rules(path) {
+        while exchange.has_post() {
+            if !exchange.serve_rules(path) {
                 return nothing;
             }
             path.look_at_receive();
@@ -103,42 +91,41 @@ impl Port for DevicePort {
 
     #[inline]
     fn notify(&mut self) {
-        if let Some(path) = &mut self.path {
+        if let Some(path) = self.end.path_mut() {
             path.notify();
         }
     }
 
     fn arm(&mut self) -> bool {
-        if self.exchange.has_post() {
+        if self.end.has_post() {
             return true;
         }
-        let waits = self.path.as_mut().is_some_and(|path| path.arm());
-        waits || self.exchange.has_post()
+        let waits = self.end.path_mut().is_some_and(|path| path.arm());
+        waits || self.end.has_post()
     }
 
     fn attend(&mut self) {
-        if self.exchange.has_post() {
-            self.exchange.serve(&mut self.path);
+        if self.end.has_post() {
+            self.end.serve();
         }
     }
 
     fn attached(&mut self, waker: Waker) {
-        self.exchange.set_waker(waker);
+        self.end.set_waker(waker);
     }
 
     fn set_link(&mut self, link: LinkSetting) {
-        self.stays_up = link == LinkSetting::Up;
-        self.exchange.set_link(link != LinkSetting::Down);
+        self.end.set_link(link);
     }
 
     fn inspect(&self, view: &mut QueuesView) {
-        if let Some(path) = &self.path {
+        if let Some(path) = self.end.path() {
             path.inspect(view);
         }
     }
 
     fn malformed(&mut self) -> u64 {
-        self.path.as_mut().map_or(0, |path| path.take_malformed())
+        self.end.path_mut().map_or(0, |path| path.take_malformed())
     }
 
     fn timed(&mut self) -> Option<&mut dyn Timed> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use slipway_switch::{
-    Abilities, Burst, Delivered, Exchange, LinkSetting, Pick, Port, QueuesView, Waker,
+    Abilities, Burst, Delivered, Exchange, ExchangePort, LinkSetting, Pick, Port, QueuesView, Waker,
 };
 
 use crate::path::DataPath;
@@ -16,47 +16,35 @@ use crate::path::DataPath;
 /// function's next poll. The link is down when the port is gone, unless it was set to stay
 /// [`LinkSetting::Up`].
 pub struct DevicePort {
-    exchange: Arc<Exchange<DataPath>>,
-    path: Option<Box<DataPath>>,
-    /// `true` if the driver sees a carrier even when the port is gone.
-    stays_up: bool,
+    end: ExchangePort<DataPath>,
 }
 
 impl DevicePort {
     pub(crate) fn new(exchange: Arc<Exchange<DataPath>>) -> Self {
-        Self { exchange, path: None, stays_up: false }
-    }
-}
-
-impl Drop for DevicePort {
-    fn drop(&mut self) {
-        self.exchange.close(self.path.take());
-        if !self.stays_up {
-            self.exchange.set_link(false);
-        }
+        Self { end: ExchangePort::new(exchange) }
     }
 }
 
 impl Port for DevicePort {
     #[inline]
     fn abilities(&self) -> Abilities {
-        self.path.as_ref().map_or(Abilities::ALL, |path| path.abilities())
+        self.end.path().map_or(Abilities::ALL, |path| path.abilities())
     }
 
     #[inline]
     fn is_up(&self) -> bool {
-        self.exchange.is_up()
+        self.end.is_up()
     }
 
     #[inline]
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         // Between `release` and `take` no memory of the path is in use.
-        if self.exchange.has_post() {
+        if self.end.has_post() {
             // The function wants the memory back that an earlier burst has pinned, too.
             burst.release();
-            self.exchange.serve(&mut self.path);
+            self.end.serve();
         }
-        match &mut self.path {
+        match self.end.path_mut() {
             Some(path) => path.take(burst, limit),
             None => false,
         }
@@ -64,49 +52,48 @@ impl Port for DevicePort {
 
     #[inline]
     fn release(&mut self) {
-        if let Some(path) = &mut self.path {
+        if let Some(path) = self.end.path_mut() {
             path.release();
         }
     }
 
     #[inline]
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
-        match &mut self.path {
+        match self.end.path_mut() {
             Some(path) => path.deliver(burst, picks),
             None => Delivered { full: picks.len() as u32, ..Delivered::default() },
         }
     }
 
     fn arm(&mut self) -> bool {
-        if self.exchange.has_post() {
+        if self.end.has_post() {
             return true;
         }
-        self.path.as_mut().is_some_and(|path| path.arm())
+        self.end.path_mut().is_some_and(|path| path.arm())
     }
 
     fn attend(&mut self) {
-        if self.exchange.has_post() {
-            self.exchange.serve(&mut self.path);
+        if self.end.has_post() {
+            self.end.serve();
         }
     }
 
     fn attached(&mut self, waker: Waker) {
-        self.exchange.set_waker(waker);
+        self.end.set_waker(waker);
     }
 
     fn set_link(&mut self, link: LinkSetting) {
-        self.stays_up = link == LinkSetting::Up;
-        self.exchange.set_link(link != LinkSetting::Down);
+        self.end.set_link(link);
     }
 
     fn inspect(&self, view: &mut QueuesView) {
-        if let Some(path) = &self.path {
+        if let Some(path) = self.end.path() {
             path.inspect(view);
         }
     }
 
     fn malformed(&mut self) -> u64 {
-        let Some(path) = &mut self.path else { return 0 };
+        let Some(path) = self.end.path_mut() else { return 0 };
         path.transmitters.iter_mut().flatten().map(|one| one.take_malformed()).sum()
     }
 }

@@ -1,8 +1,6 @@
 //! The reasons why a transform fails.
 
 use slipway_ram::Fault;
-
-use slipway_warp::record::HeaderError;
 use slipway_warp::{KeyError, RecordError};
 
 /// The reason why a transform failed.
@@ -11,31 +9,9 @@ pub enum TransformError {
     /// The memory of a ring was unmapped or refused.
     #[error("ring memory: {0}")]
     Memory(#[from] Fault),
-    /// The output has no room for the result, the input exceeds a record, or the input is empty.
-    #[error("{input} bytes do not fit into {room}")]
-    NoRoom {
-        /// Bytes of input.
-        input: usize,
-        /// Bytes of room in the output.
-        room: usize,
-    },
-    /// The bytes are not a record.
+    /// The record cannot be made or opened.
     #[error(transparent)]
-    Header(#[from] HeaderError),
-    /// The bytes are less than the whole record, or more.
-    #[error("{there} bytes of a record of {record}")]
-    NotWhole {
-        /// Bytes that were passed.
-        there: usize,
-        /// Bytes of the record.
-        record: usize,
-    },
-    /// The key cannot seal or open the record.
-    #[error(transparent)]
-    Key(#[from] KeyError),
-    /// The record is plain where a sealed one is expected, or sealed where a plain one is.
-    #[error("a record that is sealed, or that is not, against what was agreed")]
-    Sealing,
+    Record(#[from] RecordError),
     /// The checksum does not match the payload.
     #[error("a wrong checksum")]
     Checksum,
@@ -55,14 +31,8 @@ pub enum TransformError {
     NoKey,
 }
 
-impl From<RecordError> for TransformError {
-    fn from(error: RecordError) -> Self {
-        match error {
-            RecordError::NoRoom { input, room } => Self::NoRoom { input, room },
-            RecordError::Header(error) => Self::Header(error),
-            RecordError::NotWhole { there, record } => Self::NotWhole { there, record },
-            RecordError::Key(error) => Self::Key(error),
-            RecordError::Sealing => Self::Sealing,
-        }
+impl From<KeyError> for TransformError {
+    fn from(error: KeyError) -> Self {
+        Self::Record(error.into())
     }
 }

@@ -7,7 +7,7 @@ use slipway_ram::Fault;
 use slipway_warp::record::{
     CHECKSUM, Flags, HEADER, Header, MAX_PAYLOAD, MAX_RECORD, TAG, header_of, split,
 };
-use slipway_warp::{Opener, Sealer};
+use slipway_warp::{Opener, RecordError, Sealer};
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::error::TransformError;
@@ -138,8 +138,8 @@ impl Worker {
     /// enough.
     ///
     /// # Errors
-    /// [`TransformError::NoRoom`], [`TransformError::Memory`], or [`TransformError::Key`] if the
-    /// key is used up. The output's contents are then undefined.
+    /// [`RecordError::NoRoom`], [`TransformError::Memory`], or [`RecordError::Key`] if the key is
+    /// used up. The output's contents are then undefined.
     pub fn seal(
         &mut self,
         sealer: Option<&mut Sealer>,
@@ -151,7 +151,7 @@ impl Worker {
         let tag = if sealer.is_some() { TAG } else { 0 };
         let checksum = if options.checksum { CHECKSUM } else { 0 };
         if length == 0 || length > MAX_PAYLOAD || room < HEADER + length + checksum + tag {
-            return Err(TransformError::NoRoom { input: length, room });
+            return Err(RecordError::NoRoom { input: length, room }.into());
         }
         match output {
             Output::Bytes(into) => self.make(sealer, options, input, into),
@@ -260,7 +260,7 @@ impl Worker {
 
     /// Opens `record`, which is exactly one record, in place, writes its payload to `output` and
     /// returns the payload's length. With an opener the record must be sealed; without one it must
-    /// not be. All errors but [`TransformError::Memory`] and [`TransformError::NoRoom`] are the
+    /// not be. All errors but [`TransformError::Memory`] and [`RecordError::NoRoom`] are the
     /// peer's fault. The contents of `record` are undefined afterwards.
     ///
     /// # Errors
@@ -273,10 +273,11 @@ impl Worker {
     ) -> Result<usize, TransformError> {
         let header = header_of(record)?;
         if header.flags.has(Flags::SEALED) != opener.is_some() {
-            return Err(TransformError::Sealing);
+            return Err(RecordError::Sealing.into());
         }
         if output.room() < header.payload {
-            return Err(TransformError::NoRoom { input: header.payload, room: output.room() });
+            let (input, room) = (header.payload, output.room());
+            return Err(RecordError::NoRoom { input, room }.into());
         }
         let (raw, body) = split(record)?;
         let body: &[u8] = match opener {
@@ -300,7 +301,7 @@ impl Worker {
     ) -> Result<usize, TransformError> {
         let there = input.length();
         if there > MAX_RECORD {
-            return Err(TransformError::NotWhole { there, record: MAX_RECORD });
+            return Err(RecordError::NotWhole { there, record: MAX_RECORD }.into());
         }
         let mut plain = std::mem::take(&mut self.plain);
         let read = input.read(&mut plain);

@@ -8,8 +8,8 @@
 //!   second queue at the engine;
 //! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
 //! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
-//! - [`polling`]: poll(2) and select(2); [`polled`]: the descriptors that the kernel polls for
-//!   them; [`epoll`]: epoll(7);
+//! - [`polling`]: poll(2); [`select`]: select(2), which is a poll(2); [`polled`]: the descriptors
+//!   that the kernel polls for them; [`epoll`]: epoll(7);
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
 //!   posix_spawn(3); [`program`]: whether a program will load the library; [`descriptors`]: what
 //!   the kernel reports about descriptors in `/proc`;
@@ -75,6 +75,7 @@ mod polling;
 mod process;
 mod program;
 mod real;
+mod select;
 mod session;
 mod signals;
 mod spawn;

@@ -13,6 +13,7 @@ use crate::guard::guard;
 use crate::listener::Listener;
 use crate::real::{self, fail, sys};
 use crate::signals::{interrupted, restarts};
+use crate::time::timespec_of;
 use crate::{attach, epoll, session};
 
 /// Returns the local address of a kernel socket.
@@ -304,10 +305,7 @@ fn accept_either(
 fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<(), Errno> {
     let ask = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut both = [ask(fd), ask(listener.eventfd.as_raw_fd())];
-    let timeout = until.left().map(|left| libc::timespec {
-        tv_sec: (left / 1_000_000_000) as _,
-        tv_nsec: (left % 1_000_000_000) as _,
-    });
+    let timeout = until.left().map(timespec_of);
     let at = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let ready = sys!(SYS_ppoll, both.as_mut_ptr(), 2, at, 0, 8);
     if ready > 0 {

@@ -1,8 +1,8 @@
-//! poll(2) and select(2), with our descriptors and the kernel's in one set.
+//! poll(2) with our descriptors and the kernel's in one set.
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use libc::{c_int, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{c_int, nfds_t, pollfd, sigset_t, timespec};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::fds::{self, DescriptorKind, Ref};
@@ -10,7 +10,7 @@ use crate::guard::{assert_fits, guard};
 use crate::polled::{Polled, SetOwner};
 use crate::real::{self, sys};
 use crate::session;
-use crate::time::after;
+use crate::time::{after, after_milliseconds, timespec_of};
 
 /// Events that poll(2) reports without being asked for them.
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -20,7 +20,27 @@ const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`), or if
 /// there is no descriptor for the edges of shared eventfds.
 const LONGEST_UNSURE_SLEEP: u64 = 1_000_000;
+/// The most connections that a thread polls in a loop before it sleeps.
+const MOST_SPUN: usize = 8;
 
+/// The occasion of a poll of the kernel.
+enum KernelPoll<'a> {
+    /// A look at the kernel's own descriptors, without a sleep.
+    Look,
+    /// A sleep that the eventfds of our connections end, too.
+    Sleep {
+        /// The longest time, in nanoseconds; `None` is for ever.
+        left: Option<u64>,
+        /// The edges of shared eventfds, which the thread watches instead of the eventfds.
+        edge: Option<&'a Edge>,
+    },
+}
+
+/// Returns the set that a program passes.
+///
+/// # Errors
+/// `EINVAL` for a set without memory or of too many descriptors.
+///
 /// # Safety
 /// The contract of ppoll(2).
 unsafe fn slice<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
@@ -38,10 +58,7 @@ unsafe fn slice<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd],
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller guarantees valid pointers.
     if unsafe { has_ours(fds, count) } {
-        let until = match u64::try_from(timeout) {
-            Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
-            Err(_) => Deadline::NEVER,
-        };
+        let until = after_milliseconds(timeout);
         // SAFETY: the caller guarantees valid pointers.
         return guard(|| unsafe { poll_both(slice(fds, count)?, until, std::ptr::null()) })
             as c_int;
@@ -95,6 +112,10 @@ pub unsafe extern "C" fn __ppoll_chk(
     unsafe { ppoll(fds, count, timeout, mask) }
 }
 
+/// Returns whether a descriptor of the set is ours.
+///
+/// # Safety
+/// The contract of ppoll(2).
 unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
     // SAFETY: the caller guarantees valid pointers.
     !fds.is_null() && (0..count as usize).any(|at| fds::is_known(unsafe { (*fds.add(at)).fd }))
@@ -113,11 +134,12 @@ fn streams(set: &[pollfd]) -> impl Iterator<Item = (usize, Ref)> + '_ {
 /// Fills in the ready events of our connections. Returns how many are ready. If a peer sent on one
 /// connection before it sent on another, and the later one is reported, so is the earlier one.
 fn look(set: &mut [pollfd]) -> usize {
-    // The earlier connection may have been looked at before its bytes came: look at all again.
+    // The first pass may have looked at the earlier connection before its bytes came.
     let ready = look_once(set);
     if ready > 0 && ready < set.len() { look_once(set) } else { ready }
 }
 
+/// Fills in the ready events of our connections. Returns how many are ready.
 fn look_once(set: &mut [pollfd]) -> usize {
     let mut ready = 0;
     for polled in set.iter_mut() {
@@ -129,46 +151,39 @@ fn look_once(set: &mut [pollfd]) -> usize {
     ready
 }
 
-fn poll_both(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Result<usize, Errno> {
+/// Polls a set in which a descriptor is ours, until `until`. Returns how many descriptors are
+/// ready.
+///
+/// # Errors
+/// The errors of ppoll(2).
+pub fn poll_both(
+    set: &mut [pollfd],
+    until: Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
     loop {
         let mut ready = look(set);
         if ready == 0 && !until.has_passed() {
             ready = spin(set, until);
         }
         if ready > 0 || until.has_passed() {
-            return Ok(ready + poll_kernel(set, Some(0), mask, false, None)?);
+            return Ok(ready + poll_kernel(set, &KernelPoll::Look, mask)?);
         }
-        let edge = watch_edges(set);
-        if streams(set).next().is_some() && !arm(set) {
-            continue;
-        }
-        let (longest, edge) = match &edge {
-            Ok(edge) => (None, edge.as_ref()),
-            // Without a descriptor for the shared eventfds' edges, the thread looks often.
-            Err(_) => (Some(LONGEST_UNSURE_SLEEP), None),
-        };
-        let left = longest_sleep(set, until).into_iter().chain(longest).min();
-        let others = poll_kernel(set, left, mask, true, edge)?;
-        let ready = look(set);
-        if ready + others > 0 {
-            streams(set).for_each(|(_, object)| {
-                if let Some(stream) = object.stream() {
-                    stream.endpoint.spin().woke();
-                }
-            });
-            return Ok(ready + others);
+        ready = sleep(set, until, mask)?;
+        if ready > 0 {
+            return Ok(ready);
         }
     }
 }
 
-/// Busy-polls for a while, if all descriptors are ours, they are at most eight and traffic was
-/// recent. Returns how many are ready.
+/// Busy-polls for a while, if all descriptors are ours, they are at most [`MOST_SPUN`] and traffic
+/// was recent. Returns how many are ready.
 fn spin(set: &mut [pollfd], until: Deadline) -> usize {
-    let ours = streams(set).take(9).count();
+    let ours = streams(set).take(MOST_SPUN + 1).count();
     let Some((_, first)) = streams(set).next() else { return 0 };
     let Some(stream) = first.stream() else { return 0 };
-    // A kernel descriptor's events must not wait while we spin for ours.
-    if ours > 8 || ours < set.iter().filter(|polled| polled.fd >= 0).count() {
+    // A kernel descriptor's events must not wait while this thread spins.
+    if ours > MOST_SPUN || ours < set.iter().filter(|polled| polled.fd >= 0).count() {
         return 0;
     }
     let spin = stream.endpoint.spin();
@@ -179,6 +194,41 @@ fn spin(set: &mut [pollfd], until: Deadline) -> usize {
     });
     spin.sleeps();
     ready
+}
+
+/// Sleeps until a descriptor may be ready. Returns how many are. May return 0 before `until`: a
+/// connection became ready before the sleep, the wake-up was for nothing, or the sleep was at its
+/// longest.
+///
+/// # Errors
+/// The errors of ppoll(2).
+fn sleep(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Result<usize, Errno> {
+    let edge = watch_edges(set);
+    if streams(set).next().is_some() && !arm(set) {
+        return Ok(0);
+    }
+    let mut left = longest_sleep(set, until);
+    if edge.is_err() {
+        // Without a descriptor for the shared eventfds' edges, the thread looks often.
+        left = Some(left.map_or(LONGEST_UNSURE_SLEEP, |left| left.min(LONGEST_UNSURE_SLEEP)));
+    }
+    let edge = edge.as_ref().ok().and_then(Option::as_ref);
+    let kernels = poll_kernel(set, &KernelPoll::Sleep { left, edge }, mask)?;
+    let ready = look(set) + kernels;
+    if ready > 0 {
+        note_wake_up(set);
+    }
+    Ok(ready)
+}
+
+/// Notes at our connections that a sleep ended with an event, from which they learn how long to
+/// spin.
+fn note_wake_up(set: &[pollfd]) {
+    for (_, object) in streams(set) {
+        if let Some(stream) = object.stream() {
+            stream.endpoint.spin().woke();
+        }
+    }
 }
 
 /// Returns the longest time to sleep, in nanoseconds; `None` is for ever.
@@ -232,7 +282,7 @@ fn watch_edges(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
             edge = Some(Edge::new()?);
         }
         if let Some(edge) = &edge {
-            edge.add(&stream.endpoint, crate::real::borrowed(set[at].fd))?;
+            edge.add(&stream.endpoint, real::borrowed(set[at].fd))?;
         }
     }
     if let Some(edge) = &edge {
@@ -241,26 +291,26 @@ fn watch_edges(set: &[pollfd]) -> Result<Option<Edge>, Errno> {
     Ok(edge)
 }
 
-/// Polls the kernel's descriptors in `set`. With `sleep`, also polls the eventfds of our
-/// connections, or for shared eventfds the edges in `edge`. Returns how many of the kernel's
-/// descriptors are ready.
+/// Polls the kernel's descriptors in `set`. Returns how many of them are ready.
+///
+/// # Errors
+/// The errors of ppoll(2).
 fn poll_kernel(
     set: &mut [pollfd],
-    left: Option<u64>,
+    occasion: &KernelPoll<'_>,
     mask: *const sigset_t,
-    sleep: bool,
-    edge: Option<&Edge>,
 ) -> Result<usize, Errno> {
-    let mut polled = Polled::new(set, |fd| found(fd, sleep));
-    let family = if sleep { session::known() } else { None };
+    let (left, edge, sleeps) = match occasion {
+        KernelPoll::Look => (Some(0), None, false),
+        KernelPoll::Sleep { left, edge } => (*left, *edge, true),
+    };
+    let mut polled = Polled::new(set, |fd| owner(fd, sleeps));
+    let family = if sleeps { session::known() } else { None };
     let engine = family.as_ref().map(|family| polled.add(family.descriptor(), 0));
     if let Some(edge) = edge {
         polled.add(edge.as_fd().as_raw_fd(), libc::POLLIN);
     }
-    let time = left.map(|left| timespec {
-        tv_sec: (left / 1_000_000_000) as _,
-        tv_nsec: (left % 1_000_000_000) as _,
-    });
+    let time = left.map(timespec_of);
     let at = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let list = polled.list();
     if sys!(SYS_ppoll, list.as_mut_ptr(), list.len(), at, mask, 8) < 0 {
@@ -271,12 +321,15 @@ fn poll_kernel(
     {
         family.bury();
     }
-    Ok(polled.tell(set, |fd, object| {
-        // Not if the number was reused meanwhile: the eventfd's count is meant for its new owner.
-        if fds::get(fd).is_some_and(|now| identity(&now) == object) {
-            slipway_peer::eventfd::drain(crate::real::borrowed(fd));
-        }
-    }))
+    Ok(polled.tell(set, drain))
+}
+
+/// Drains the eventfd of `fd` if the number still stands for the object of this identity. A new
+/// owner of the number needs its eventfd's count.
+fn drain(fd: c_int, object: usize) {
+    if fds::get(fd).is_some_and(|now| identity(&now) == object) {
+        slipway_peer::eventfd::drain(real::borrowed(fd));
+    }
 }
 
 /// Returns a number that tells an object from others. It keeps no reference.
@@ -284,141 +337,16 @@ fn identity(object: &Ref) -> usize {
     std::ptr::from_ref(object.object()).addr()
 }
 
-/// Returns what a number stands for now, for a poll that sleeps or for one that only looks.
-fn found(fd: c_int, sleep: bool) -> SetOwner {
+/// Returns the owner of a number now. The kernel polls a connection's own eventfd if the thread
+/// `sleeps`.
+fn owner(fd: c_int, sleeps: bool) -> SetOwner {
     let Some(object) = fds::get(fd) else { return SetOwner::Kernels };
     match object.kind() {
         DescriptorKind::Stream(stream) => SetOwner::Stream {
             object: identity(&object),
-            sleeps: sleep && !stream.endpoint.is_shared(),
+            sleeps: sleeps && !stream.endpoint.is_shared(),
         },
         DescriptorKind::Listener(listener) => SetOwner::Listener(listener.eventfd.as_raw_fd()),
         _ => SetOwner::Kernels,
     }
-}
-
-/// The sets of select(2): descriptors to read, to write, and with exceptions.
-type Sets = [*mut fd_set; 3];
-/// For each of [`Sets`], the events of poll(2) to ask for, and those that count (its manual page).
-const EVENTS: [(i16, i16); 3] = [
-    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
-    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
-    (libc::POLLPRI, libc::POLLPRI),
-];
-
-/// Returns the word of a set that holds the bit of `fd`, and that bit. Sets may be longer than
-/// `fd_set`.
-unsafe fn word(set: *mut fd_set, fd: c_int) -> (*mut c_ulong, c_ulong) {
-    let place = set.cast::<c_ulong>().wrapping_add(fd as usize / 64);
-    (place, 1 << (fd as usize % 64))
-}
-
-unsafe fn is_in(set: *mut fd_set, fd: c_int) -> bool {
-    if set.is_null() {
-        return false;
-    }
-    // SAFETY: the caller guarantees valid pointers.
-    let (place, bit) = unsafe { word(set, fd) };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { *place & bit != 0 }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn select(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    let sets = [read, write, except];
-    // SAFETY: the caller guarantees valid pointers, here and below.
-    if !unsafe { selects_ours(count, sets) } {
-        return sys!(SYS_select, count, read, write, except, timeout) as c_int;
-    }
-    // SAFETY: the caller guarantees valid pointers.
-    let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, |time| {
-        after(&timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 })
-    });
-    // SAFETY: the caller guarantees valid pointers.
-    let got = guard(|| unsafe { select_both(count, sets, until, std::ptr::null()) }) as c_int;
-    // Linux stores the remaining time.
-    // SAFETY: the caller guarantees that the pointer is valid if it is not null.
-    if let (Some(time), Some(left)) = (unsafe { timeout.as_mut() }, until.left()) {
-        time.tv_sec = (left / 1_000_000_000) as _;
-        time.tv_usec = (left % 1_000_000_000 / 1000) as _;
-    }
-    got
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pselect(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    let sets = [read, write, except];
-    // SAFETY: the caller guarantees valid pointers, here and below.
-    if !unsafe { selects_ours(count, sets) } {
-        // SAFETY: the caller guarantees valid pointers.
-        let own = unsafe { timeout.as_ref() }.copied();
-        let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let mask = [mask as usize, 8];
-        return sys!(SYS_pselect6, count, read, write, except, at, mask.as_ptr()) as c_int;
-    }
-    // SAFETY: the caller guarantees valid pointers.
-    let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { select_both(count, sets, until, mask) }) as c_int
-}
-
-unsafe fn selects_ours(count: c_int, sets: Sets) -> bool {
-    (0..count.max(0)).any(|fd| {
-        // SAFETY: the caller guarantees valid pointers.
-        fds::is_known(fd) && sets.iter().any(|set| unsafe { is_in(*set, fd) })
-    })
-}
-
-unsafe fn select_both(
-    count: c_int,
-    sets: Sets,
-    until: Deadline,
-    mask: *const sigset_t,
-) -> Result<usize, Errno> {
-    let mut polled = Vec::new();
-    for fd in 0..count {
-        let mut events = 0;
-        for (set, (wanted, _)) in sets.iter().zip(EVENTS) {
-            // SAFETY: the caller guarantees valid pointers.
-            events |= if unsafe { is_in(*set, fd) } { wanted } else { 0 };
-        }
-        if events != 0 {
-            polled.push(pollfd { fd, events, revents: 0 });
-        }
-    }
-    poll_both(&mut polled, until, mask)?;
-    if polled.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
-        return Err(Errno::BADF);
-    }
-    let mut ready = 0;
-    for one in &polled {
-        for (set, (wanted, counts)) in sets.into_iter().zip(EVENTS) {
-            if one.events & wanted == 0 {
-                continue;
-            }
-            // SAFETY: the caller guarantees valid pointers; the set is not null, since the bit was
-            // in it.
-            let (place, bit) = unsafe { word(set, one.fd) };
-            if one.revents & counts != 0 {
-                ready += 1;
-            } else {
-                // SAFETY: the caller guarantees valid pointers.
-                unsafe { *place &= !bit };
-            }
-        }
-    }
-    Ok(ready)
 }

@@ -1,12 +1,25 @@
 //! Times in the formats of C.
 
-use libc::timespec;
+use libc::{c_int, timespec};
 use slipway_socket::Deadline;
 
 /// Returns the deadline `time` from now.
 pub fn after(time: &timespec) -> Deadline {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(1 << 32);
     Deadline::after(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Returns the deadline of a timeout of poll(2) or epoll_wait(2). A negative one has no end.
+pub fn after_milliseconds(timeout: c_int) -> Deadline {
+    u64::try_from(timeout).map_or(Deadline::NEVER, |time| Deadline::after(time * 1_000_000))
+}
+
+/// Returns a length of time in nanoseconds in C's format.
+pub fn timespec_of(nanoseconds: u64) -> timespec {
+    timespec {
+        tv_sec: (nanoseconds / 1_000_000_000) as _,
+        tv_nsec: (nanoseconds % 1_000_000_000) as _,
+    }
 }
 
 #[cfg(test)]
@@ -19,5 +32,17 @@ mod tests {
         assert!(after(&far).left().is_some_and(|left| left > 1 << 60));
         let past = timespec { tv_sec: -1, tv_nsec: -1 };
         assert!(after(&past).has_passed());
+    }
+    #[test]
+    fn a_negative_timeout_has_no_end() {
+        assert_eq!(after_milliseconds(-1).left(), None);
+        assert!(after_milliseconds(1000).left().is_some_and(|left| left <= 1_000_000_000));
+        assert!(after_milliseconds(0).has_passed());
+    }
+
+    #[test]
+    fn nanoseconds_are_seconds_and_a_rest() {
+        let time = timespec_of(3_000_000_007);
+        assert_eq!((time.tv_sec, time.tv_nsec), (3, 7));
     }
 }

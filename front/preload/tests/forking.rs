@@ -3,8 +3,6 @@
 //! once.
 #![allow(clippy::unwrap_used, unsafe_code)] // the test calls fork(2) and epoll_ctl(2) itself
 
-#[path = "../../../host/socket/tests/engine/mod.rs"]
-mod engine;
 mod library;
 mod under_library;
 

@@ -1,8 +1,6 @@
 //! Threads of a program close and open listeners while others poll them, under `libslipway.so`.
 #![allow(clippy::unwrap_used, unsafe_code)] // the test calls poll(2) itself
 
-#[path = "../../../host/socket/tests/engine/mod.rs"]
-mod engine;
 mod library;
 mod under_library;
 

@@ -30,6 +30,21 @@ impl Protocol {
     }
 }
 
+/// Parses what one sandbox publishes.
+///
+/// # Errors
+/// [`Error::Invalid`], also for more than [`MAX_PORTS`] ports.
+pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Published>> {
+    let mut all = Vec::new();
+    for text in texts {
+        all.extend(Published::parse(text)?);
+    }
+    if all.len() > MAX_PORTS {
+        return Err(Error::Invalid(format!("a sandbox publishes at most {MAX_PORTS} ports")));
+    }
+    Ok(all)
+}
+
 /// A port of the host that leads to a port of a sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Published {

@@ -193,13 +193,7 @@ pub async fn serve(
 /// # Errors
 /// [`Error::Plane`] with the first failure. The other functions are removed even so.
 pub async fn remove(node: &Node, record: &Record) -> Result<()> {
-    let mut removed = Ok(());
-    for id in ids(record) {
-        let request = plane_v1::RemoveEndpointRequest { id };
-        let gone = Error::unless_gone(node.plane.clone().remove_endpoint(request).await);
-        removed = removed.and(gone);
-    }
-    removed
+    node.remove_functions(ids(record)).await
 }
 
 /// Returns the request with which the agent creates the container, with these files.

@@ -328,8 +328,7 @@ async fn create(
 /// # Errors
 /// [`Error::Plane`].
 pub async fn remove_first(node: &Node, record: &Record) -> Result<()> {
-    let request = plane_v1::RemoveEndpointRequest { id: function_id(&record.id) };
-    Error::unless_gone(node.plane.clone().remove_endpoint(request).await)
+    node.remove_functions(std::iter::once(function_id(&record.id))).await
 }
 
 /// Removes the network functions and releases the interfaces. Missing ones are no error.

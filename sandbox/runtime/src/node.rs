@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use slipway_cgroup::Pool;
 use slipway_hypervisor::{Hypervisor, Topology};
 use slipway_image::{Cache, Image};
+use slipway_plane_api::v1::RemoveEndpointRequest;
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient, vf_v1};
 use slipway_telemetry::trace::Tracer;
 use tokio::sync::watch;
@@ -157,6 +158,20 @@ impl Node {
     /// live.
     pub fn run_dir(&self, id: &str) -> PathBuf {
         self.config.run_dir.join("s").join(id)
+    }
+
+    /// Has the plane remove functions. Missing ones are no error.
+    ///
+    /// # Errors
+    /// [`Error::Plane`]: the first failure. The others are removed even so.
+    pub(crate) async fn remove_functions(&self, ids: impl Iterator<Item = String>) -> Result<()> {
+        let mut removed = Ok(());
+        for id in ids {
+            let request = RemoveEndpointRequest { id };
+            let gone = Error::unless_gone(self.plane.clone().remove_endpoint(request).await);
+            removed = removed.and(gone);
+        }
+        removed
     }
 
     /// Returns the image that `spec` names.

@@ -2,25 +2,20 @@
 
 use super::NicReport;
 use super::table::shown;
-use crate::compare::{rate_row, rate_table};
+use crate::compare::{ComparedRate, compare_rates};
 
 /// Formats a row for each load and subject that both reports have. A difference counts as real if
 /// it exceeds the spread of the rounds of both reports; a single round has no known spread.
 pub fn compare_nics(before: &NicReport, now: &NicReport) -> String {
-    let mut rows = Vec::new();
     let rounds = before.plan.rounds.min(now.plan.rounds);
-    for load in &now.plan.loads {
-        for subject in &now.subjects {
-            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
-            let Some((old, new)) = both else { continue };
-            let ratio = new.rate / old.rate.max(f64::MIN_POSITIVE);
-            let noise = old.spread().max(new.spread());
-            let name = format!("{load} {}", subject.name);
-            let both = [shown(load, old.rate), shown(load, new.rate)];
-            rows.push(rate_row(name, both, ratio, noise, rounds));
-        }
-    }
-    rate_table(&rows)
+    compare_rates(&now.plan.loads, &now.subjects, rounds, |load, subject| {
+        let rate = |report: &NicReport| {
+            let figures = report.figures(load, subject)?;
+            let text = shown(load, figures.rate);
+            Some(ComparedRate { value: figures.rate, text, spread: figures.spread() })
+        };
+        Some([rate(before)?, rate(now)?])
+    })
 }
 
 #[cfg(test)]

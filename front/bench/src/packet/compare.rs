@@ -1,26 +1,20 @@
 //! Compares two reports of packets.
 
 use super::PacketReport;
-use crate::compare::{rate_row, rate_table};
+use crate::compare::{ComparedRate, compare_rates};
 
 /// Formats a row for each load and subject that both reports have. A difference counts as real if
 /// it exceeds the spread of the rounds of both reports; a single round has no known spread.
 pub fn compare_packets(before: &PacketReport, now: &PacketReport) -> String {
-    let mut rows = Vec::new();
-    for load in &now.plan.loads {
-        for subject in &now.subjects {
-            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
-            let Some((old, new)) = both else { continue };
-            let ratio = new.delivered / old.delivered.max(f64::MIN_POSITIVE);
-            let noise = old.spread().max(new.spread());
-            let rounds = before.plan.rounds.min(now.plan.rounds);
-            let mpps = |rate: f64| format!("{:.2}", rate / 1e6);
-            let name = format!("{load} {}", subject.name);
-            let both = [mpps(old.delivered), mpps(new.delivered)];
-            rows.push(rate_row(name, both, ratio, noise, rounds));
-        }
-    }
-    rate_table(&rows)
+    let rounds = before.plan.rounds.min(now.plan.rounds);
+    compare_rates(&now.plan.loads, &now.subjects, rounds, |load, subject| {
+        let rate = |report: &PacketReport| {
+            let figures = report.figures(load, subject)?;
+            let (value, spread) = (figures.delivered, figures.spread());
+            Some(ComparedRate { value, text: format!("{:.2}", value / 1e6), spread })
+        };
+        Some([rate(before)?, rate(now)?])
+    })
 }
 
 #[cfg(test)]

@@ -1,30 +1,26 @@
 //! Compares two reports of sockets.
 
 use super::SocketReport;
-use crate::compare::{rate_row, rate_table};
+use crate::compare::{ComparedRate, compare_rates};
 use crate::duration::human;
 
 /// Formats a row for each load and subject that both reports have: gigabits per second, or the
 /// median round trip. A difference counts as real if it exceeds the spread of the rounds of both
 /// reports; a single round has no known spread.
 pub fn compare_sockets(before: &SocketReport, now: &SocketReport) -> String {
-    let mut rows = Vec::new();
-    for load in &now.plan.loads {
-        for subject in &now.subjects {
-            let both = before.figures(load, &subject.name).zip(now.figures(load, &subject.name));
-            let Some((old, new)) = both.filter(|(old, _)| old.main() > 0.0) else { continue };
-            let ratio = new.main() / old.main();
-            let noise = old.spread.max(new.spread);
-            let rounds = before.plan.rounds.min(now.plan.rounds);
-            let show = |figures: &super::SocketFigures| match figures.latency {
+    let rounds = before.plan.rounds.min(now.plan.rounds);
+    compare_rates(&now.plan.loads, &now.subjects, rounds, |load, subject| {
+        let rate = |report: &SocketReport| {
+            let figures = report.figures(load, subject)?;
+            let text = match figures.latency {
                 Some([p50, ..]) => human(p50 as u64),
                 None => format!("{:.2}", figures.bytes * 8.0 / 1e9),
             };
-            let name = format!("{load} {}", subject.name);
-            rows.push(rate_row(name, [show(&old), show(&new)], ratio, noise, rounds));
-        }
-    }
-    rate_table(&rows)
+            Some(ComparedRate { value: figures.main(), text, spread: figures.spread })
+        };
+        let before = rate(before).filter(|rate| rate.value > 0.0)?;
+        Some([before, rate(now)?])
+    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use slipway_ram::Span;
 use super::random::Random;
 use crate::{Compression, Input, Options, Output, Stretch, TransformError, Worker};
 use slipway_warp::record::{Flags, HEADER, Header, MAX_PAYLOAD, MAX_RECORD, OVERHEAD};
-use slipway_warp::{Cipher, KeyError, Opener, Sealer, Secret};
+use slipway_warp::{Cipher, KeyError, Opener, RecordError, Sealer, Secret};
 
 fn secret() -> Secret {
     Secret::derive(&[3; 32], &[b"tenant", b"link", b"there"])
@@ -168,7 +168,7 @@ fn records_in_the_open_are_checked_by_their_sum() {
             // A compressed body has bits without effect: the payload may be right all the same.
             match open(&mut worker, None, &damaged) {
                 Ok(opened) => assert!(opened == payload && at < plain.len() - 4, "byte {at}"),
-                Err(error) => assert_ne!(error, TransformError::Sealing),
+                Err(error) => assert_ne!(error, TransformError::from(RecordError::Sealing)),
             }
         }
     }
@@ -180,14 +180,20 @@ fn the_order_is_kept_and_nothing_comes_twice() {
     let (mut sealer, mut opener) = pair(Cipher::Aes128Gcm);
     let mut next = |n: u8| record(&mut worker, Some(&mut sealer), Options::default(), &[n]);
     let records: Vec<_> = (0..3).map(&mut next).collect();
-    let not_next = |counter| TransformError::Key(KeyError::NotNext { generation: 0, counter });
+    let not_next = |counter| TransformError::from(KeyError::NotNext { generation: 0, counter });
     assert_eq!(open(&mut worker, Some(&mut opener), &records[1]), Err(not_next(1)));
     assert_eq!(open(&mut worker, Some(&mut opener), &records[0]), Ok(vec![0]));
     assert_eq!(open(&mut worker, Some(&mut opener), &records[0]), Err(not_next(0)));
     assert_eq!(open(&mut worker, Some(&mut opener), &records[1]), Ok(vec![1]));
-    assert_eq!(open(&mut worker, None, &records[2]), Err(TransformError::Sealing));
+    assert_eq!(
+        open(&mut worker, None, &records[2]),
+        Err(TransformError::from(RecordError::Sealing))
+    );
     let plain = record(&mut worker, None, Options::default(), &[9]);
-    assert_eq!(open(&mut worker, Some(&mut opener), &plain), Err(TransformError::Sealing));
+    assert_eq!(
+        open(&mut worker, Some(&mut opener), &plain),
+        Err(TransformError::from(RecordError::Sealing))
+    );
 }
 
 #[test]
@@ -220,7 +226,7 @@ fn keys_differ_by_context_and_cipher() {
         let mut sealer = Sealer::new(Cipher::Aes128Gcm, &Secret::derive(&[3; 32], context));
         let sealed = record(&mut worker, Some(&mut sealer), Options::default(), b"x");
         let (_, mut opener) = pair(Cipher::Aes128Gcm);
-        let forged = Err(TransformError::Key(KeyError::Forged));
+        let forged = Err(TransformError::from(KeyError::Forged));
         assert_eq!(open(&mut worker, Some(&mut opener), &sealed), forged);
     }
     let (mut sealer, _) = pair(Cipher::Aes128Gcm);
@@ -238,10 +244,11 @@ fn room_is_asked_for_before_anything_happens() {
         let payload = vec![0; length];
         let (input, mut output) = (Input::Bytes(&payload), Output::Bytes(&mut small));
         let sealed = worker.seal(Some(&mut sealer), Options::default(), &input, &mut output);
-        assert!(matches!(sealed, Err(TransformError::NoRoom { .. })));
+        assert!(matches!(sealed, Err(TransformError::Record(RecordError::NoRoom { .. }))));
     }
     let mut sealed = record(&mut worker, Some(&mut sealer), Options::default(), &[5; 60]);
     let narrow = worker.open(Some(&mut opener), &mut sealed, &mut Output::Bytes(&mut small[..59]));
-    assert_eq!(narrow, Err(TransformError::NoRoom { input: 60, room: 59 }));
+    let no_room = RecordError::NoRoom { input: 60, room: 59 };
+    assert_eq!(narrow, Err(TransformError::from(no_room)));
     assert_eq!(open(&mut worker, Some(&mut opener), &sealed).unwrap(), [5; 60]);
 }

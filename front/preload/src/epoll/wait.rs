@@ -16,13 +16,15 @@ use crate::fds::{self, DescriptorKind};
 use crate::guard::guard;
 use crate::real::{self, sys};
 use crate::session;
-use crate::time::after;
+use crate::time::{after, after_milliseconds};
 
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
-/// The longest sleep in nanoseconds where a wake-up may be lost.
+/// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`).
 const A_BIT: u64 = 1_000_000;
-/// The kernel's set, and what this library has of it.
+
+/// A set that a thread waits for: the kernel's set, the library's part of it, and the signal mask
+/// during a sleep.
 #[derive(Clone, Copy)]
 struct Waited<'a> {
     set: c_int,
@@ -31,8 +33,10 @@ struct Waited<'a> {
 }
 
 impl Waited<'_> {
-    /// Waits for events of the kernel, for a report of `most` events. Adds those of its own
-    /// descriptors to `kernels`, and activates what the others stand for. Returns how many came.
+    /// Waits up to `left` nanoseconds (`None`: without limit) for events of the kernel's set, for a
+    /// report of `most` events. Adds the events of the kernel's own descriptors to `kernels`, and
+    /// activates the connections whose eventfds were raised. `looked` is the time when the kernel
+    /// was last asked. Returns the number of events that came.
     ///
     /// # Errors
     /// The errors of epoll_wait(2).
@@ -44,8 +48,10 @@ impl Waited<'_> {
         looked: u64,
     ) -> Result<usize, Errno> {
         let own = self.own;
-        // What came before the kernel was last asked came before its events of now. So did, of what
-        // it reports of ours, whatever is before an event in the kernel's list.
+        // Connections that became ready up to `time` are reported before a kernel event. The kernel
+        // did not have the event when it was last asked, so what came before that came earlier. The
+        // kernel lists events in the order in which they came, so a connection of ours that it
+        // lists before the event became ready earlier, too.
         let mut time = looked;
         kernels.wait(self.set, most, left, self.mask, |event| {
             let data = event.u64;
@@ -64,9 +70,10 @@ impl Waited<'_> {
         })
     }
 
-    /// Looks whether the engine is gone. The event may be of an earlier engine's connection, and
-    /// another thread may have had it already. Not under the set's lock: a thread that forks takes
-    /// the family's lock first.
+    /// Handles an event of the engine's descriptor: removes the descriptor from the kernel's set if
+    /// the engine is gone, and activates all connections. The event may be of an earlier engine's
+    /// descriptor, or another thread may have handled it already. The caller must not hold the
+    /// set's lock, since a thread that forks takes the family's lock first.
     fn engine_ended(&self) {
         let gone = session::known().is_none_or(|family| family.look());
         let descriptor = self.own.engine.swap(0, Ordering::Relaxed);
@@ -76,18 +83,19 @@ impl Waited<'_> {
         activate_all(&mut self.own.inner.hold());
     }
 
-    /// Asks the kernel without waiting, at the time `now`. Activates our connections that the
-    /// kernel reports.
+    /// Asks the kernel without waiting, at the time `now`. Adds the events of its own descriptors
+    /// to `kernels`, and activates the connections whose eventfds were raised.
     fn poll_kernel(&self, kernels: &mut Kernels, most: usize, now: u64) {
         let looked = std::mem::replace(&mut self.own.inner.hold().looked, now);
         let saved = real::errno();
         if self.ask_kernel(kernels, most, Some(0), looked).is_err() {
-            // A pending signal is left for the sleep, when there is nothing to report.
+            // The sleep reports a signal, if there are no events to report before it.
             real::set_errno(saved);
         }
     }
 
-    /// Reports what is ready. Returns how many events there are.
+    /// Reports ready connections and kernel events, without sleeping. Asks the kernel only if it
+    /// was not asked for [`KERNEL_EVERY`]. Returns the number of events in `into`.
     fn look(&self, into: &mut [epoll_event], kernels: &mut Kernels, pass: Pass) -> usize {
         kernels.clear();
         let now = Deadline::now();
@@ -98,8 +106,8 @@ impl Waited<'_> {
         self.collect(into, kernels, pass, now)
     }
 
-    /// Reports what is ready of ours and the events in `kernels`, in order. `now` is a time before
-    /// the look. Returns how many events there are.
+    /// Reports ready connections and the events in `kernels`, in the order in which they came.
+    /// `now` is a time before this call. Returns the number of events in `into`.
     fn collect(
         &self,
         into: &mut [epoll_event],
@@ -108,7 +116,8 @@ impl Waited<'_> {
         now: u64,
     ) -> usize {
         let mut inner = self.own.inner.hold();
-        // These came before the last look, so before whatever another look would find.
+        // Connections that the last report had no room for became ready before those that another
+        // look would find.
         if !inner.found.is_empty() || kernels.count() == into.len() {
             let count = report(&mut inner, into, kernels, now, true);
             if count > 0 {
@@ -130,7 +139,8 @@ impl Waited<'_> {
         if inner.ours.len() > 1
             && let Some(latest) = inner.found.all_late(now)
         {
-            // Earlier bytes may be at a connection that was looked at already.
+            // All of these became ready during the look, and may have been preceded by bytes at a
+            // connection that the look had already passed.
             cutoff = latest;
             look_back(&mut inner, now);
         }
@@ -144,19 +154,24 @@ impl Waited<'_> {
 enum Pass {
     /// The first look of a call.
     First,
-    /// Another one.
+    /// A further look, before a sleep.
     Later,
-    /// The look after a sleep: what was raised before it is active.
+    /// The look after a sleep: the connections whose eventfds were raised before it are active.
     Woken,
 }
 
-/// Returns the time when the connection that a number of the kernel's data stands for became ready.
-/// Returns `None` for a group.
+/// Returns the time when a connection became ready, by its number in the kernel's data. Returns
+/// `None` if the number is a group's, or the time is unknown.
 fn since(inner: &Inner, number: u32) -> Option<u64> {
     let fd = c_int::try_from(number).ok().filter(|_| number & GROUP == 0)?;
     inner.object(fd)?.stream()?.endpoint.since()
 }
 
+/// Waits until `until` for events of connections and of the kernel's own descriptors. Returns the
+/// number of events in `into`.
+///
+/// # Errors
+/// The errors of epoll_wait(2).
 fn wait_both(
     waited: Waited<'_>,
     into: &mut [epoll_event],
@@ -211,9 +226,9 @@ fn wait_both(
     }
 }
 
-/// Wakes another sleeping thread, since this one's events are full and active connections remain.
-/// The kernel wakes one thread for each eventfd that is raised, but for a whole group it woke only
-/// this thread.
+/// Wakes another sleeping thread if active connections remain, for a thread whose report is full.
+/// The kernel wakes one thread for each raised eventfd. The connections of a group share an
+/// eventfd, so it woke only this thread for all of them.
 fn wake_another(set: c_int, own: &Set) {
     if own.sleepers.load(Ordering::Relaxed) == 0 {
         return;
@@ -222,13 +237,18 @@ fn wake_another(set: c_int, own: &Set) {
     if let Some((group, fd)) = inner.watched()
         && !inner.active.is_empty()
     {
-        // The eventfd was raised once and stays so: changing its entry makes a new edge.
+        // The eventfd is still raised. The kernel reports it again when its entry is changed.
         let saved = real::errno();
         control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, own.datum(GROUP | group as u32));
         real::set_errno(saved);
     }
 }
 
+/// Waits for events of a set. Returns `None` if the set is the kernel's alone, or an argument is
+/// invalid: the caller makes the system call then.
+///
+/// # Safety
+/// The contract of epoll_pwait(2).
 unsafe fn wait(
     set: c_int,
     events: *mut epoll_event,
@@ -268,10 +288,7 @@ pub unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     if fds::is_known(set) {
-        let until = match u64::try_from(timeout) {
-            Ok(milliseconds) => Deadline::after(milliseconds * 1_000_000),
-            Err(_) => Deadline::NEVER,
-        };
+        let until = after_milliseconds(timeout);
         // SAFETY: the caller guarantees valid pointers.
         if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
             return got;

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crate::{engine, library};
+use crate::library;
 
 /// The variable that tells a process of the test that it is the program.
 const ROLE: &str = "SLIPWAY_TEST_PROGRAM";
@@ -17,16 +17,12 @@ pub fn run(test: &str, program: fn()) {
     let Some(library) = library::library() else {
         return println!("SKIPPED: {test}: needs libslipway.so");
     };
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("socket");
-    let engine = engine::Engine::new(&socket);
-    let (end, stop) = rustix::pipe::pipe().unwrap();
-    let engine = std::thread::spawn(move || engine.run(&end));
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", test, "--nocapture"]).env(ROLE, "1");
-    let ran = program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", &socket).output().unwrap();
-    drop(stop);
-    engine.join().unwrap();
+    let ran = library::run_beside_engine(|socket| {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", test, "--nocapture"]).env(ROLE, "1");
+        program.env("LD_PRELOAD", library).env("SLIPWAY_SOCKET", socket);
+        program
+    });
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success() && !said.contains("panicked"), "{}: {said}", ran.status);
 }

@@ -7,11 +7,10 @@ use ipnet::IpNet;
 use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 
-use super::ports;
 use crate::allocate::AddressRequest;
 use crate::attachment::{Attachment, AttachmentKey, HardwareSettings, Rates};
 use crate::ledger::{Lease, Network};
-use crate::publish::Published;
+use crate::publish::{self, Published};
 use crate::{Error, Result};
 
 /// The most routes of an attachment.
@@ -60,7 +59,7 @@ impl<'a> Request<'a> {
             name: &request.name,
             namespace: PathBuf::from(&request.namespace),
             wish: AddressRequest::parse(&request.addresses, &request.mac)?,
-            publish: ports(&request.publish)?,
+            publish: publish::parse_all(&request.publish)?,
             pool: &request.pool,
             is_hardware: false,
             settings: HardwareSettings {

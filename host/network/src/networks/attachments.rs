@@ -15,9 +15,12 @@ use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::trace::TraceContext;
 use tonic::{Code, Status};
 
+use super::Networks;
 use super::attachment_request::{Request, key};
+use super::description::describe_lease;
+use super::members::check_publishable;
 use super::namespaces::blocking;
-use super::{NetworkTable, Networks, describe_lease, find};
+use super::table::NetworkTable;
 use crate::allocate::choose;
 use crate::attachment::Attachment;
 use crate::container;
@@ -85,12 +88,8 @@ impl Networks {
         let name = request.network;
         self.make_default(&mut state, name)?;
         check_free(&state, request, id, identity)?;
-        let network = find(&state, name)?;
-        if network.internal && !request.publish.is_empty() {
-            return Err(Error::Invalid(format!(
-                "the network \"{name}\" is internal: nothing in it can be published"
-            )));
-        }
+        let network = state.find(name)?;
+        check_publishable(network, &request.publish)?;
         let called = if request.name.is_empty() { &request.key.container } else { request.name };
         let mut lease = choose(network, called, &request.wish)?;
         lease.attached = true;
@@ -98,12 +97,12 @@ impl Networks {
         let claimed = proxy::claim(&request.publish)?;
         lease.published.clone_from(&claimed.published);
         let attachment = request.attachment(network, identity, lease.clone());
-        if !state.up.contains_key(name) {
+        if !state.is_up(name) {
             self.bring_up(&mut state, name).await?;
         }
         let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.handle)?;
         self.attachments.save(id, &attachment)?;
-        enter(&mut state, id, &attachment, lease);
+        state.enter_attachment(id, &attachment, lease);
         if let Some(up) = state.up.get_mut(name) {
             up.ports.insert(id.to_owned(), served);
             up.names.add(id, &attachment.lease);
@@ -111,7 +110,7 @@ impl Networks {
         if !attachment.lease.published.is_empty()
             && let Err(error) = self.apply(&mut state).await
         {
-            forget(&mut state, id, name);
+            state.forget_attachment(id, name);
             let _ = self.attachments.remove(id);
             return Err(error);
         }
@@ -123,7 +122,7 @@ impl Networks {
     async fn make_interface(&self, id: &str, attachment: &Attachment, new: bool) -> Result<bool> {
         let settings = {
             let state = self.state.lock().await;
-            container::settings(attachment, find(&state, &attachment.network)?)
+            container::settings(attachment, state.find(&attachment.network)?)
         };
         let Attachment { lease, rates, .. } = attachment;
         let request = plane_v1::AttachTapRequest {
@@ -185,10 +184,10 @@ impl Networks {
         let mut state = self.state.lock().await;
         let kept = self.keep_for_sandbox(&mut state, &attachment)?;
         self.attachments.remove(id)?;
-        forget(&mut state, id, name);
+        state.forget_attachment(id, name);
         if kept && let Some(up) = state.up.get(name) {
             // The sandbox's name comes before those of attachments.
-            up.names.set(Zone::of(find(&state, name)?));
+            up.names.set(Zone::of(state.find(name)?));
         }
         if attachment.lease.published.is_empty() { Ok(()) } else { self.apply(&mut state).await }
     }
@@ -228,7 +227,7 @@ impl Networks {
             let state = self.state.lock().await;
             let known = state.attachments.get(&id).filter(|_| !self.attachments.is_noted(&id));
             let attachment = known.ok_or(Error::UnknownAttachment(key.to_string()))?;
-            let settings = container::settings(attachment, find(&state, &attachment.network)?);
+            let settings = container::settings(attachment, state.find(&attachment.network)?);
             (attachment.clone(), settings)
         };
         let path = match request.namespace.as_str() {
@@ -251,7 +250,7 @@ impl Networks {
         let attachment = found.ok_or_else(unknown)?;
         let function = self.function_of(id, &attachment).await?;
         let state = self.state.lock().await;
-        let mut told = describe_lease(find(&state, &attachment.network)?, id)?;
+        let mut told = describe_lease(state.find(&attachment.network)?, id)?;
         if let Some(function) = function {
             (told.socket_path, told.pci_address) = (function.socket_path, function.address);
         }
@@ -381,29 +380,6 @@ fn check_free(
     found.map_or(Ok(()), |one| Err(Error::ExistingAttachment(one.key.to_string())))
 }
 
-/// Enters an attachment into the tables.
-pub(super) fn enter(state: &mut NetworkTable, id: &str, attachment: &Attachment, lease: Lease) {
-    if let Some(network) = state.networks.get_mut(&attachment.network) {
-        network.last_sequence = network.last_sequence.max(lease.sequence);
-        network.leases.insert(id.to_owned(), Lease { attached: true, ..lease });
-    }
-    state.attachments.insert(id.to_owned(), attachment.clone());
-}
-
-/// Takes an attachment out of the tables, and its names out of the network's.
-fn forget(state: &mut NetworkTable, id: &str, network: &str) {
-    state.attachments.remove(id);
-    let Some(left) = state.networks.get_mut(network) else { return };
-    let lease = left.leases.remove(id);
-    if let Some(up) = state.up.get_mut(network) {
-        up.ports.remove(id);
-        // Other names stay as they are: a network may have thousands.
-        if let Some(lease) = lease {
-            up.names.remove(id, &lease);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -470,8 +446,8 @@ mod tests {
             lease.sequence = network.next_sequence();
             assert_eq!(lease.sequence, place);
             let attachment = request.attachment(network, identity, lease.clone());
-            enter(&mut state, &id, &attachment, lease);
-            forget(&mut state, &id, "blue");
+            state.enter_attachment(&id, &attachment, lease);
+            state.forget_attachment(&id, "blue");
         }
         assert!(state.networks["blue"].leases.is_empty() && state.attachments.is_empty());
     }

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use slipway_netns::Identity;
 use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
-use tonic::Code;
 
 use super::{Networks, functions};
 use crate::attachment::{Attachment, Rates};
@@ -184,7 +183,7 @@ impl Networks {
     async fn bring_up_uplink(&self, key: &str, uplink: &Uplink) -> Result<()> {
         let closed = uplink.clone();
         blocking(move || namespace::close(&closed)).await?;
-        let request = plane_v1::CreateSwitchRequest {
+        self.create_switch(plane_v1::CreateSwitchRequest {
             name: switch_of(key),
             tap: String::new(),
             uplink: Some(plane_v1::Uplink {
@@ -194,13 +193,8 @@ impl Networks {
                 interface: uplink.interface.clone(),
                 index: uplink.index,
             }),
-        };
-        match self.plane.clone().create_switch(request).await {
-            Err(status) if status.code() != Code::AlreadyExists => {
-                Err(Error::Plane(status.message().to_owned()))
-            }
-            _ => Ok(()),
-        }
+        })
+        .await
     }
 
     /// Gives the interface `key` of a sandbox back, if it has it. A namespace or an interface that
@@ -220,17 +214,8 @@ impl Networks {
 
     /// Removes the interface's switch and the rule in the namespace.
     async fn disconnect(&self, key: &str, uplink: Uplink) {
-        let request = plane_v1::RemoveSwitchRequest { name: switch_of(key) };
-        match self.plane.clone().remove_switch(request).await {
-            Err(status) if status.code() != Code::NotFound => {
-                tracing::warn!(
-                    sandbox = uplink.sandbox,
-                    error = status.message(),
-                    "its switch is \
-                    left"
-                );
-            }
-            _ => {}
+        if let Err(error) = self.remove_switch(switch_of(key)).await {
+            tracing::warn!(sandbox = uplink.sandbox, error, "its switch is left");
         }
         let sandbox = uplink.sandbox.clone();
         if let Err(error) = blocking(move || namespace::open_again(&uplink)).await {

@@ -8,7 +8,9 @@ use slipway_plane_api::network_v1 as v1;
 use slipway_plane_api::v1 as plane_v1;
 use tonic::Code;
 
-use super::{NetworkTable, Networks, check_name, find};
+use super::Networks;
+use super::creation::check_name;
+use super::table::NetworkTable;
 use crate::ledger::{HostPort, Network};
 use crate::{Error, Mac, Result};
 
@@ -30,8 +32,8 @@ impl Networks {
             return Err(Error::ExistingPort(name.clone()));
         }
         self.make_default(&mut state, network)?;
-        let port = choose(find(&state, network)?, request)?;
-        if !state.up.contains_key(network) {
+        let port = choose(state.find(network)?, request)?;
+        if !state.is_up(network) {
             self.bring_up(&mut state, network).await?;
         }
         let made = self.open_port(network, name, &port).await;
@@ -45,7 +47,7 @@ impl Networks {
             self.settle_down(&mut state, network).await;
             return Err(error);
         }
-        self.describe_port(find(&state, network)?, name)
+        self.describe_port(state.find(network)?, name)
     }
 
     /// Removes a memory port, even while a client uses it.
@@ -122,7 +124,7 @@ impl Networks {
         network: &str,
         change: impl FnOnce(&mut std::collections::BTreeMap<String, HostPort>),
     ) -> Result<()> {
-        let mut changed = find(state, network)?.clone();
+        let mut changed = state.find(network)?.clone();
         change(&mut changed.ports);
         self.ledger.save(&changed)?;
         state.networks.insert(network.to_owned(), changed);
@@ -131,7 +133,7 @@ impl Networks {
 
     /// Takes down a network that came up for a port that was not made.
     async fn settle_down(&self, state: &mut NetworkTable, name: &str) {
-        if find(state, name).is_ok_and(|network| !network.is_used()) {
+        if state.find(name).is_ok_and(|network| !network.is_used()) {
             self.take_down(state, name).await;
             if let Err(error) = self.apply(state).await {
                 tracing::warn!(%error, "rules of networks are left");

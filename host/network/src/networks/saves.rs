@@ -1,9 +1,9 @@
 //! Saves of leases: one write for all sandboxes that wait for one.
 //!
 //! A change of leases is made and counted under the lock of the table of networks
-//! ([`super::note_change`]). The lease is written without that lock, so that other sandboxes change
-//! leases meanwhile. All of these are in the next write, which the first of them makes: the others
-//! find their changes saved when their turn comes.
+//! (`NetworkTable::note_change`). The lease is written without that lock, so that other sandboxes
+//! change leases meanwhile. All of these are in the next write, which the first of them makes: the
+//! others find their changes saved when their turn comes.
 
 use super::Networks;
 use super::namespaces::blocking;
@@ -45,7 +45,7 @@ mod tests {
 
     use super::*;
     use crate::ledger::{Lease, Network};
-    use crate::networks::{Settings, note_change};
+    use crate::networks::Settings;
     use crate::reach::Policy;
     use crate::{Error, Mac};
 
@@ -95,7 +95,7 @@ mod tests {
         let mut state = networks.state.lock().await;
         let network = state.networks.get_mut(NAME).unwrap();
         network.leases.insert(format!("sandbox-{number}"), lease);
-        note_change(&mut state, NAME).unwrap()
+        state.note_change(NAME).unwrap()
     }
 
     /// Returns the leases that the next daemon would find.

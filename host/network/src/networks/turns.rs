@@ -1,4 +1,4 @@
-//! One operation at a time on each attachment.
+//! Locks by name: one operation at a time on each attachment, or on each network's leases.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,31 +7,31 @@ use tokio::sync::OwnedMutexGuard;
 
 type Locks = BTreeMap<String, Arc<tokio::sync::Mutex<()>>>;
 
-/// The attachments on which an operation runs or waits.
+/// The names on which an operation runs or waits.
 #[derive(Default)]
-pub struct AttachmentLocks(Mutex<Locks>);
+pub struct NamedLocks(Mutex<Locks>);
 
-/// The right to work on an attachment; it ends when this is dropped.
-pub struct AttachmentLock<'a> {
-    turns: &'a AttachmentLocks,
+/// The right to work on what has a name; it ends when this is dropped.
+pub struct NamedLock<'a> {
+    turns: &'a NamedLocks,
     id: &'a str,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl AttachmentLocks {
+impl NamedLocks {
     fn lock(&self) -> MutexGuard<'_, Locks> {
         // The map is changed in single calls: a panic leaves it consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other operation works on the attachment `id`.
-    pub async fn take<'a>(&'a self, id: &'a str) -> AttachmentLock<'a> {
+    /// Waits until no other operation works on what has the name `id`.
+    pub async fn take<'a>(&'a self, id: &'a str) -> NamedLock<'a> {
         let lock = Arc::clone(self.lock().entry(id.to_owned()).or_default());
-        AttachmentLock { turns: self, id, guard: Some(lock.lock_owned().await) }
+        NamedLock { turns: self, id, guard: Some(lock.lock_owned().await) }
     }
 }
 
-impl Drop for AttachmentLock<'_> {
+impl Drop for NamedLock<'_> {
     fn drop(&mut self) {
         let mut locks = self.turns.lock();
         drop(self.guard.take());
@@ -47,8 +47,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn operations_on_one_attachment_wait_for_each_other() {
-        let turns = AttachmentLocks::default();
+    async fn operations_on_one_name_wait_for_each_other() {
+        let turns = NamedLocks::default();
         let first = turns.take("a").await;
         drop(turns.take("b").await);
         let mut second = Box::pin(turns.take("a"));

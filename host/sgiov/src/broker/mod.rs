@@ -54,6 +54,7 @@ use crate::ways::Carriers;
 
 use connection::Connection;
 use family::Family;
+use finish::EndReason;
 use greeting::Greetings;
 use links::{ArenaLinks, Party};
 use listen::Listeners;
@@ -412,7 +413,7 @@ impl Broker {
             self.drop_listener(listener);
         }
         for entry in client.entries {
-            self.drop_holder(family, entry, true);
+            self.drop_holder(family, entry, EndReason::Killed);
         }
         let Some(left) = self.families.get_mut(family) else { return };
         left.members.remove(&number);

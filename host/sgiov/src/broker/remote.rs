@@ -9,7 +9,7 @@ use slipway_sgiov_spec::control::Reply;
 
 use super::connect::Pair;
 use super::links::Party;
-use super::{Broker, Errno, Outcome};
+use super::{Broker, EndReason, Errno, Outcome};
 use crate::remote::{Destined, Event, Line, StreamCarrier};
 
 impl Broker {
@@ -99,7 +99,7 @@ impl Broker {
                 if let Some(client) = self.clients.get_mut(client) {
                     client.entries.remove(&entry);
                 }
-                self.finish(connection, side, super::finish::EndReason::Refused);
+                self.finish(connection, side, EndReason::Refused);
                 Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
             }
             Event::Incoming { incoming, into, from, to } => {

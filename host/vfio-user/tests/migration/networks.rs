@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use slipway_e1000::driver as e1000;
 use slipway_e1000_spec::register;
 use slipway_pci::{Function, Interrupt};
 use slipway_reactor::{Reactor, Settings as ReactorSettings};
@@ -13,12 +14,14 @@ use slipway_virtio_spec::net::{Header, config_status, control};
 
 use crate::common::*;
 
+/// A switch with its reactor, and the directory of the endpoints' sockets.
 struct World {
     reactor: Reactor,
     switch: slipway_switch::Handle,
     directory: tempfile::TempDir,
 }
 
+/// An endpoint whose function has a port of the switch. It is closed when this is dropped.
 struct Served {
     path: PathBuf,
     control: Control,
@@ -132,6 +135,37 @@ impl Host {
     }
 }
 
+/// An e1000 driver with its memory.
+struct E1000Host {
+    driver: e1000::Driver<Registers>,
+    guest: TestGuest,
+}
+
+impl E1000Host {
+    fn new(served: &Served, options: e1000::Options) -> Self {
+        let guest = guest(1);
+        let registers = connect(&guest, &served.path);
+        // The command register: the function answers, and reads and writes memory.
+        registers.function.write(region::CONFIG, 4, &[6, 0]).unwrap();
+        let range = (0, e1000::memory_len(options.descriptors) as u64);
+        let mut driver = e1000::Driver::new(registers, &guest.memory, range, options).unwrap();
+        eventually("the link is up", || driver.get(register::STATUS).unwrap() & 2 != 0);
+        Self { driver, guest }
+    }
+
+    fn send(&mut self, frame: &[u8]) {
+        self.driver.sending.clean().unwrap();
+        assert!(self.driver.sending.queue(frame, 0).unwrap());
+        self.driver.flush().unwrap();
+    }
+
+    /// Goes on at another function with the state of the last one.
+    fn load(&mut self, served: &Served, state: &[u8]) {
+        self.driver.registers = connect(&self.guest, &served.path);
+        self.driver.registers.function.load(state).unwrap();
+    }
+}
+
 /// Sends a frame each way.
 fn talk(a: (&mut Host, Mac), b: (&mut Host, Mac), len: usize) {
     a.0.queue(&frame(a.1, b.1, len));
@@ -202,116 +236,129 @@ fn a_virtio_function_keeps_its_own_address() {
 
 #[test]
 fn an_e1000_goes_on_elsewhere_with_its_own_address() {
-    use slipway_e1000::driver::{Driver, Options, memory_len};
-    let (world, [far, other]) = (World::new(), [2, 3].map(Mac::local));
-    let (one, first) = (world.virtio("one", Mac::local(1)), world.e1000("first", far, false));
-    let (mut a, guest) = (Host::new(&one), guest(1));
-    let registers = connect(&guest, &first.path);
-    let enable =
-        |registers: &Registers| registers.function.write(region::CONFIG, 4, &[6, 0]).unwrap();
-    enable(&registers);
-    let options = Options { descriptors: 64, throttle: 500, ..Options::default() };
-    let range = (0, memory_len(64) as u64);
-    let mut driver = Driver::new(registers, &guest.memory, range, options).unwrap();
-    let send = |driver: &mut Driver<Registers>, from, len| {
-        driver.sending.clean().unwrap();
-        assert!(driver.sending.queue(&frame(from, Mac::local(1), len), 0).unwrap());
-        driver.flush().unwrap();
-    };
-    eventually("the link is up", || driver.get(register::STATUS).unwrap() & 2 != 0);
-    send(&mut driver, far, 60);
-    assert_eq!(a.receive(), frame(far, Mac::local(1), 60));
+    let (world, [near, far, other]) = (World::new(), [1, 2, 3].map(Mac::local));
+    let (one, first) = (world.virtio("one", near), world.e1000("first", far, false));
+    let options = e1000::Options { descriptors: 64, throttle: 500, ..Default::default() };
+    let (mut a, mut b) = (Host::new(&one), E1000Host::new(&first, options));
+    b.send(&frame(far, near, 60));
+    assert_eq!(a.receive(), frame(far, near, 60));
     // To a function of the same address, and then to one of another address.
     let (mut served, mut own) = (first, far);
     for (name, mac) in [("second", far), ("third", other)] {
-        driver.registers.function.stop().unwrap();
-        send(&mut driver, own, 100);
-        let state = driver.registers.function.save().unwrap();
+        b.driver.registers.function.stop().unwrap();
+        b.send(&frame(own, near, 100));
+        let state = b.driver.registers.function.save().unwrap();
         assert!(a.driver.receive[0].pop().unwrap().is_none());
         drop(served);
         (served, own) = (world.e1000(name, mac, false), mac);
-        driver.registers = connect(&guest, &served.path);
-        driver.registers.function.load(&state).unwrap();
+        b.load(&served, &state);
         assert_eq!(a.receive().len(), 100, "queued before");
         let address = [register::RAL, register::RAL + 4];
-        let [low, high] = address.map(|at| driver.get(at).unwrap().to_le_bytes());
+        let [low, high] = address.map(|at| b.driver.get(at).unwrap().to_le_bytes());
         assert_eq!([&low[..], &high[..2]].concat(), mac.0);
-        assert_eq!(driver.get(register::ITR).unwrap(), 500);
-        send(&mut driver, mac, 200);
-        assert_eq!(a.receive(), frame(mac, Mac::local(1), 200));
-        a.queue(&frame(Mac::local(1), mac, 300));
+        assert_eq!(b.driver.get(register::ITR).unwrap(), 500);
+        b.send(&frame(mac, near, 200));
+        assert_eq!(a.receive(), frame(mac, near, 200));
+        a.queue(&frame(near, mac, 300));
         let mut got = Vec::new();
         eventually("a frame comes", || {
-            got.extend(driver.received().unwrap());
+            got.extend(b.driver.received().unwrap());
             !got.is_empty()
         });
-        assert_eq!(got, [frame(Mac::local(1), mac, 300)]);
-        eventually("it interrupts", || guest.count(0) > 0);
+        assert_eq!(got, [frame(near, mac, 300)]);
+        eventually("it interrupts", || b.guest.count(0) > 0);
     }
 }
 
+/// Numbered frames between an e1000 and another host. Those that the e1000 sends arrive once and in
+/// order, whatever was stopped, saved or loaded meanwhile. Those that are sent to it may be lost,
+/// and are never late or there twice.
+struct Traffic {
+    /// The address of the other host.
+    near: Mac,
+    /// The address of the e1000.
+    far: Mac,
+    /// The number of frames that the e1000 sent.
+    sent: u64,
+    /// The number of frames of the e1000 that arrived.
+    arrived: u64,
+    /// The number of frames that were sent to the e1000.
+    offered: u64,
+    /// The number in the last frame that the e1000 received.
+    received: Option<u64>,
+}
+
+impl Traffic {
+    fn new(near: Mac, far: Mac) -> Self {
+        Self { near, far, sent: 0, arrived: 0, offered: 0, received: None }
+    }
+
+    /// Sends and receives a little, at both ends.
+    fn flow(&mut self, a: &mut Host, b: &mut E1000Host) {
+        for _ in 0..3 {
+            self.send(a, b);
+            self.receive(a, b);
+        }
+    }
+
+    fn send(&mut self, a: &mut Host, b: &mut E1000Host) {
+        b.driver.clean().unwrap();
+        let frame = numbered(self.far, self.near, self.sent);
+        if self.sent - self.arrived < 48 && b.driver.sending.queue(&frame, 0).unwrap() {
+            self.sent += 1;
+            b.driver.flush().unwrap();
+        }
+        if a.driver.transmit[0].reap().unwrap() < 32 {
+            a.queue(&numbered(self.near, self.far, self.offered));
+            self.offered += 1;
+        }
+    }
+
+    fn receive(&mut self, a: &mut Host, b: &mut E1000Host) {
+        while let Some(one) = a.driver.receive[0].pop().unwrap() {
+            assert_eq!(one.frame, numbered(self.far, self.near, self.arrived));
+            self.arrived += 1;
+        }
+        for bytes in b.driver.received().unwrap() {
+            let number = u64::from_le_bytes(bytes[14..22].try_into().unwrap());
+            assert_eq!(bytes, numbered(self.near, self.far, number));
+            let last = self.received.replace(number);
+            assert!(last.is_none_or(|last| last < number), "{number} after {last:?}");
+        }
+    }
+}
+
+/// Returns the frame of a number, which decides its length, too.
+fn numbered(from: Mac, to: Mac, number: u64) -> Vec<u8> {
+    let mut bytes = frame(from, to, 60 + (number % 1400) as usize);
+    bytes[14..22].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
 /// Moves an e1000 between endpoints again and again while its driver and another host send each
-/// other numbered frames. What the driver sends arrives once and in order, whatever was stopped,
-/// saved or loaded meanwhile. What comes for it may be lost, and is never late or there twice.
+/// other frames.
 fn moves_under_traffic(csb: bool) {
-    use slipway_e1000::driver::{Driver, Options, memory_len};
     const MOVES: usize = 20;
     let (world, [near, far]) = (World::new(), [1, 2].map(Mac::local));
     let (one, mut served) = (world.virtio("one", near), world.e1000("0", far, csb));
-    let (mut a, guest) = (Host::new(&one), guest(1));
-    let registers = connect(&guest, &served.path);
-    registers.function.write(region::CONFIG, 4, &[6, 0]).unwrap();
-    let options = Options { descriptors: 64, csb, ..Options::default() };
-    let range = (0, memory_len(64) as u64);
-    let mut driver = Driver::new(registers, &guest.memory, range, options).unwrap();
-    eventually("the link is up", || driver.get(register::STATUS).unwrap() & 2 != 0);
-    let numbered = |from, to, number: u64| {
-        let mut bytes = frame(from, to, 60 + (number % 1400) as usize);
-        bytes[14..22].copy_from_slice(&number.to_le_bytes());
-        bytes
-    };
-    let number_of = |bytes: &[u8]| u64::from_le_bytes(bytes[14..22].try_into().unwrap());
-    let (mut sent, mut arrived, mut offered, mut got) = (0, 0, 0, None);
-    // Sends and receives a little, at both ends.
-    let mut traffic = |driver: &mut Driver<Registers>| {
-        for _ in 0..3 {
-            driver.clean().unwrap();
-            if sent - arrived < 48 && driver.sending.queue(&numbered(far, near, sent), 0).unwrap() {
-                sent += 1;
-                driver.flush().unwrap();
-            }
-            if a.driver.transmit[0].reap().unwrap() < 32 {
-                a.queue(&numbered(near, far, offered));
-                offered += 1;
-            }
-            while let Some(one) = a.driver.receive[0].pop().unwrap() {
-                assert_eq!(one.frame, numbered(far, near, arrived), "{csb}");
-                arrived += 1;
-            }
-            for bytes in driver.received().unwrap() {
-                let number = number_of(&bytes);
-                assert_eq!(bytes, numbered(near, far, number), "{csb}");
-                assert!(got.is_none_or(|last| last < number), "{number} after {got:?}, {csb}");
-                got = Some(number);
-            }
-        }
-        (sent, arrived, got)
-    };
+    let options = e1000::Options { descriptors: 64, csb, ..Default::default() };
+    let (mut a, mut b) = (Host::new(&one), E1000Host::new(&served, options));
+    let mut traffic = Traffic::new(near, far);
     for number in 1..=MOVES {
-        (0..50 + number).for_each(|_| _ = traffic(&mut driver));
-        driver.registers.function.stop().unwrap();
-        traffic(&mut driver);
-        let state = driver.registers.function.save().unwrap();
+        (0..50 + number).for_each(|_| traffic.flow(&mut a, &mut b));
+        b.driver.registers.function.stop().unwrap();
+        traffic.flow(&mut a, &mut b);
+        let state = b.driver.registers.function.save().unwrap();
         drop(served);
         served = world.e1000(&number.to_string(), far, csb);
-        driver.registers = connect(&guest, &served.path);
-        driver.registers.function.load(&state).unwrap();
-        traffic(&mut driver);
+        b.load(&served, &state);
+        traffic.flow(&mut a, &mut b);
     }
-    let before = traffic(&mut driver).2;
+    traffic.flow(&mut a, &mut b);
+    let before = traffic.received;
     eventually("all has arrived, and frames still come", || {
-        let (sent, arrived, got) = traffic(&mut driver);
-        sent > 200 && arrived > 200 && got > before
+        traffic.flow(&mut a, &mut b);
+        traffic.sent > 200 && traffic.arrived > 200 && traffic.received > before
     });
 }
 

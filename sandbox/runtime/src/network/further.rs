@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use slipway_plane_api::v1 as plane_v1;
 
 use super::{create, function_id, model, virtio_net};
+use crate::Result;
 use crate::node::Node;
 use crate::record::{FurtherInterface, Nic, Record};
-use crate::{Error, Result};
 
 /// Returns the further interfaces of a sandbox.
 pub fn of(record: &Record) -> &[FurtherInterface] {
@@ -31,7 +31,7 @@ pub fn sockets(node: &Node, record: &Record) -> impl Iterator<Item = PathBuf> {
 /// Makes the plane serve their functions. When this returns, their sockets accept the VMM.
 ///
 /// # Errors
-/// [`Error::Plane`].
+/// [`Error::Plane`](crate::Error::Plane).
 pub async fn serve(
     node: &Node,
     record: &Record,
@@ -62,15 +62,9 @@ pub async fn serve(
 /// Removes their functions. Missing ones are no error.
 ///
 /// # Errors
-/// [`Error::Plane`]: the first failure. The others are removed even so.
+/// [`Error::Plane`](crate::Error::Plane): the first failure. The others are removed even so.
 pub async fn remove(node: &Node, record: &Record) -> Result<()> {
-    let mut removed = Ok(());
-    for id in ids(record) {
-        let request = plane_v1::RemoveEndpointRequest { id };
-        let gone = Error::unless_gone(node.plane.clone().remove_endpoint(request).await);
-        removed = removed.and(gone);
-    }
-    removed
+    node.remove_functions(ids(record)).await
 }
 
 #[cfg(test)]
