@@ -237,9 +237,8 @@ impl GuestRam {
     /// `start`, which stay as they are. Returns `false` if the kernel cannot, or they are not all
     /// RAM; memory of a pool stays as the pool gave it.
     pub(crate) fn make_huge(&self, start: u64) -> bool {
-        let within = |part: &&Part| start >= part.start && start + HUGE <= part.start + part.len;
-        let part = self.parts.iter().find(within).filter(|_| self.lease.is_none());
-        let Some(part) = part else { return false };
+        let part = self.parts.iter().find(|part| part.holds(start, HUGE));
+        let Some(part) = part.filter(|_| self.lease.is_none()) else { return false };
         let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).io_vector();
         // SAFETY: the range is pinned, and advice changes no byte of it.
         let advise = |len, advice| unsafe { libc::madvise(base.cast(), len, advice) == 0 };
@@ -260,11 +259,8 @@ impl GuestRam {
         start: u64,
         len: u64,
     ) -> io::Result<()> {
-        let within = |part: &&Part| {
-            let end = start.checked_add(len);
-            start >= part.start && end.is_some_and(|end| end <= part.start + part.len)
-        };
-        let part = self.parts.iter().find(within).ok_or(io::ErrorKind::InvalidInput)?;
+        let part = self.parts.iter().find(|part| part.holds(start, len));
+        let part = part.ok_or(io::ErrorKind::InvalidInput)?;
         let span = part.span.slice((start - part.start) as usize, len as usize);
         let (base, len) = span.io_vector();
         let mut done = 0;
