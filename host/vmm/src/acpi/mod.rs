@@ -187,13 +187,9 @@ fn scope(parts: &Parts) -> Vec<u8> {
 /// The host bridge: bus 0, the window of BARs, the pins of the devices' INTA#, and the slots.
 fn host_bridge(slots: u8) -> Vec<u8> {
     let window = layout::PCI_WINDOW;
-    let memory = AddressSpace::new_memory(
-        AddressSpaceCacheable::NotCacheable,
-        true,
-        window.start as u32,
-        window.end as u32 - 1,
-        None,
-    );
+    let (start, last) = (window.start as u32, window.end as u32 - 1);
+    let cache = AddressSpaceCacheable::NotCacheable;
+    let memory = AddressSpace::new_memory(cache, true, start, last, None);
     let mut routing = PackageBuilder::new();
     for device in 0..DEVICES {
         let address = u32::from(device) << 16 | 0xffff;
