@@ -167,6 +167,7 @@ impl ConfigSpace {
 
     /// Sets the value of Status, Interrupt Status: whether an interrupt of the pin is pending, with
     /// the pin disabled or not. It is not part of the saved state.
+    #[cfg(any(test, feature = "plane"))]
     pub fn set_interrupt_status(&mut self, pending: bool) {
         self.interrupt_status = pending;
     }

@@ -1,12 +1,12 @@
 //! The device: registers, control queues, and the host's end of the ports.
 
-use slipway_pci::{Access, Description, Function, Progress, StateError};
-use slipway_virtio::Local;
+use slipway_pci::{Function, StateError};
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
+use slipway_virtio::{Local, function_on_local};
 use slipway_virtio_spec::console::{CONTROL, Config, Control, DEVICE_TYPE, Features, event, queue};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros};
 
 use crate::parts::QUEUE_SIZE;
 use crate::port::{Dialogue, Notice, encode};
@@ -291,49 +291,11 @@ impl Console {
     }
 }
 
+/// A poll serves the control queues and looks at the ports.
+/// [`Busy`](slipway_pci::Progress::Busy) also tells that a port has room again; bytes of the guest
+/// that wait for the host do not make it busy.
 impl Function for Console {
-    fn description(&self) -> &Description {
-        self.local.transport.description()
-    }
-
-    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        self.local.config_read(offset, into, self.config().as_bytes());
-    }
-
-    fn config_write(&mut self, offset: u16, from: &[u8]) {
-        self.local.config_write(offset, from);
-        self.follow_reset();
-    }
-
-    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
-        let config = self.config();
-        self.local.read(bar, offset, into, config.as_bytes())
-    }
-
-    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        let access = self.local.write(bar, offset, from);
-        self.follow_reset();
-        access
-    }
-
-    /// Serves the control queues and looks at the ports. [`Progress::Busy`] also tells that a port
-    /// has room again; bytes of the guest that wait for the host do not make it busy.
-    fn poll(&mut self) -> Progress {
-        if !self.local.begin() {
-            return Progress::Idle(None);
-        }
-        let served = self.serve();
-        self.local.progress(served)
-    }
-
-    fn reset(&mut self) {
-        self.local.reset();
-        self.follow_reset();
-    }
-
-    fn quiesce(&mut self) -> bool {
-        self.local.quiesce()
-    }
+    function_on_local!(serve, config, follow_reset);
 
     fn save(&self) -> Vec<u8> {
         let ports = self.ports.iter().map(|port| PortState {

@@ -1,11 +1,11 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Progress, StateError};
+use slipway_pci::{Function, Progress, StateError};
 use slipway_ram::Memory;
-use slipway_virtio::Local;
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
+use slipway_virtio::{Local, function_on_local};
 use slipway_virtio_spec::mem::{Config, DEVICE_TYPE, Features, REQUEST_QUEUE, Request, Response};
 use zerocopy::IntoBytes;
 
@@ -135,6 +135,10 @@ impl Mem {
         Ok(())
     }
 
+    fn config(&self) -> Config {
+        self.region.config()
+    }
+
     /// Has the request under way go on without an answer. Its blocks are given back by polls, not
     /// by the thread that resets the device.
     fn forget(&mut self) {
@@ -168,28 +172,7 @@ fn respond(memory: &Memory, chain: &Chain, kind: u16, state: u16) -> Result<u32,
 }
 
 impl Function for Mem {
-    fn description(&self) -> &Description {
-        self.local.transport.description()
-    }
-
-    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        self.local.config_read(offset, into, self.region.config().as_bytes());
-    }
-
-    fn config_write(&mut self, offset: u16, from: &[u8]) {
-        self.local.config_write(offset, from);
-        self.settle();
-    }
-
-    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
-        self.local.read(bar, offset, into, self.region.config().as_bytes())
-    }
-
-    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        let access = self.local.write(bar, offset, from);
-        self.settle();
-        access
-    }
+    function_on_local!(registers, config, settle);
 
     fn poll(&mut self) -> Progress {
         let served = if self.local.begin() {
@@ -199,11 +182,6 @@ impl Function for Mem {
             self.give_back()
         };
         self.local.progress(served)
-    }
-
-    fn reset(&mut self) {
-        self.local.reset();
-        self.settle();
     }
 
     fn quiesce(&mut self) -> bool {

@@ -1,13 +1,12 @@
 //! The device.
 
-use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
+use slipway_pci::{Function, Interrupt, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
-use slipway_virtio::{InterruptCount, Local};
+use slipway_virtio::{InterruptCount, Local, function_on_local};
 use slipway_virtio_spec::pmem::{self, Config, DEVICE_TYPE, REQUEST_QUEUE};
-use zerocopy::IntoBytes;
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
 pub const VECTORS: u16 = 2;
@@ -67,6 +66,10 @@ impl Pmem {
         Ok(answered > 0)
     }
 
+    fn config(&self) -> Config {
+        self.config
+    }
+
     fn range(&self) -> (u64, u64) {
         (self.config.start.get(), self.config.size.get())
     }
@@ -87,39 +90,7 @@ fn answer(memory: &Memory, chain: &Chain) -> Result<[u8; pmem::RESPONSE], Broken
 }
 
 impl Function for Pmem {
-    fn description(&self) -> &Description {
-        self.local.transport.description()
-    }
-
-    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        self.local.config_read(offset, into, self.config.as_bytes());
-    }
-
-    fn config_write(&mut self, offset: u16, from: &[u8]) {
-        self.local.config_write(offset, from);
-    }
-
-    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
-        self.local.read(bar, offset, into, self.config.as_bytes())
-    }
-
-    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        self.local.write(bar, offset, from)
-    }
-
-    fn poll(&mut self) -> Progress {
-        self.local.begin();
-        let served = self.serve();
-        self.local.progress(served)
-    }
-
-    fn reset(&mut self) {
-        self.local.reset();
-    }
-
-    fn quiesce(&mut self) -> bool {
-        self.local.quiesce()
-    }
+    function_on_local!(serve, config);
 
     fn save(&self) -> Vec<u8> {
         crate::state::save(self.local.transport.save(), self.range())

@@ -19,7 +19,7 @@
 //!
 //! Features: `driver` is a small real driver for tests; `fuzz` has the bodies of the fuzz targets.
 //!
-//! Dependencies: `serde` for saved state, `zerocopy` for the configuration.
+//! Dependency: `serde` for saved state.
 
 mod device;
 #[cfg(any(test, feature = "driver"))]

@@ -1,13 +1,13 @@
 //! The device.
 
 use serde::{Deserialize, Serialize};
-use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
+use slipway_pci::{Function, Interrupt, StateError};
 use slipway_ram::Memory;
 use slipway_virtio::layout::DeviceKind;
 use slipway_virtio::queue::{Broken, Chain};
 use slipway_virtio::registers::Offer;
 use slipway_virtio::state::{decode, encode};
-use slipway_virtio::{InterruptCount, Local};
+use slipway_virtio::{InterruptCount, Local, function_on_local};
 use slipway_virtio_spec::entropy::{DEVICE_TYPE, REQUEST_QUEUE};
 
 /// Version of the saved state. A state of another version is refused.
@@ -63,6 +63,11 @@ impl Rng {
         Ok(Self { local, source: parts.source })
     }
 
+    /// Returns the configuration, which has no bytes.
+    fn config(&self) -> [u8; 0] {
+        []
+    }
+
     /// Fills the waiting buffers, as many as one poll may. Returns whether there were any. If not,
     /// the driver will notify of the next one.
     fn serve(&mut self) -> Result<bool, Broken> {
@@ -85,39 +90,7 @@ impl Rng {
 }
 
 impl Function for Rng {
-    fn description(&self) -> &Description {
-        self.local.transport.description()
-    }
-
-    fn config_read(&mut self, offset: u16, into: &mut [u8]) {
-        self.local.config_read(offset, into, &[]);
-    }
-
-    fn config_write(&mut self, offset: u16, from: &[u8]) {
-        self.local.config_write(offset, from);
-    }
-
-    fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> Access {
-        self.local.read(bar, offset, into, &[])
-    }
-
-    fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> Access {
-        self.local.write(bar, offset, from)
-    }
-
-    fn poll(&mut self) -> Progress {
-        self.local.begin();
-        let served = self.serve();
-        self.local.progress(served)
-    }
-
-    fn reset(&mut self) {
-        self.local.reset();
-    }
-
-    fn quiesce(&mut self) -> bool {
-        self.local.quiesce()
-    }
+    function_on_local!(serve, config);
 
     fn save(&self) -> Vec<u8> {
         encode(DEVICE, STATE_VERSION, self.local.transport.save(), DeviceState {})

@@ -9,8 +9,9 @@
 //!   [`registers::Offer`], and tells the function what a register write asks for;
 //! - [`queue`]: the device's side of a split queue; [`Virtqueue`] is a queue with its interrupt.
 //!   Nothing here is dynamic per buffer;
-//! - [`Local`]: a transport with its queues, for a function that serves all of them in `poll`. A
-//!   device with a data path of its own thread builds on [`Transport`] and [`Virtqueue`] instead;
+//! - [`Local`]: a transport with its queues, for a function that serves all of them in `poll`;
+//!   [`function_on_local`] writes most of such a function. A device with a data path of its own
+//!   thread builds on [`Transport`] and [`Virtqueue`] instead;
 //! - [`state`]: saved state.
 //!
 //! A host may have its kernel turn notifications into eventfds: [`layout::notification`].
@@ -42,3 +43,5 @@ mod virtqueue;
 pub use local::{InterruptCount, Local};
 pub use transport::{Configured, MAX_VECTORS, Transport, Written};
 pub use virtqueue::Virtqueue;
+/// The bytes of a device configuration, for [`function_on_local`].
+pub use zerocopy::IntoBytes;

@@ -220,6 +220,62 @@ impl Local {
     }
 }
 
+/// The methods of [`slipway_pci::Function`] by which a device with a field `local`, a [`Local`],
+/// passes its host's calls on. Goes into the device's `impl Function`, beside `save` and
+/// `take_over`.
+///
+/// - `config` is the device's method that returns its configuration;
+/// - `follow_reset`, if it is named, is the device's method that [`Local::take_reset`] speaks of;
+/// - `serve` is the device's method that serves its queues, and returns whether there was anything
+///   to do. A device that polls and quiesces in a way of its own writes `registers` instead.
+#[macro_export]
+macro_rules! function_on_local {
+    (registers, $config:ident $(, $follow_reset:ident)?) => {
+        fn description(&self) -> &slipway_pci::Description {
+            self.local.transport.description()
+        }
+
+        fn config_read(&mut self, offset: u16, into: &mut [u8]) {
+            let config = self.$config();
+            self.local.config_read(offset, into, $crate::IntoBytes::as_bytes(&config));
+        }
+
+        fn config_write(&mut self, offset: u16, from: &[u8]) {
+            self.local.config_write(offset, from);
+            $(self.$follow_reset();)?
+        }
+
+        fn read(&mut self, bar: u8, offset: u64, into: &mut [u8]) -> slipway_pci::Access {
+            let config = self.$config();
+            self.local.read(bar, offset, into, $crate::IntoBytes::as_bytes(&config))
+        }
+
+        fn write(&mut self, bar: u8, offset: u64, from: &[u8]) -> slipway_pci::Access {
+            let access = self.local.write(bar, offset, from);
+            $(self.$follow_reset();)?
+            access
+        }
+
+        fn reset(&mut self) {
+            self.local.reset();
+            $(self.$follow_reset();)?
+        }
+    };
+    ($serve:ident, $config:ident $(, $follow_reset:ident)?) => {
+        $crate::function_on_local!(registers, $config $(, $follow_reset)?);
+
+        fn poll(&mut self) -> slipway_pci::Progress {
+            self.local.begin();
+            let served = self.$serve();
+            self.local.progress(served)
+        }
+
+        fn quiesce(&mut self) -> bool {
+            self.local.quiesce()
+        }
+    };
+}
+
 /// Makes a queue that goes on where its used index in memory says, or at 0 without memory.
 fn make(
     registers: &QueueRegisters,

@@ -184,6 +184,7 @@ fn spec(place: &Path, memory: GuestMemory) -> VmSpec {
         cpus: 1,
         cpu_template: CpuTemplate::Host,
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         kernel: place.join("kernel"),
         initramfs: place.join("initramfs"),
         cmdline: Vec::new(),

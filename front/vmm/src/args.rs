@@ -41,6 +41,7 @@ pub struct Args {
     pub control: Option<Socket>,
     pub agent: Option<Socket>,
     pub functions: Vec<OwnedFd>,
+    pub free_page_reporting: bool,
     pub paused: bool,
     pub statistics: bool,
 }
@@ -112,6 +113,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "function" => args.functions.push(connect(&value()?)?),
             "agent" => args.agent = Some(listen(value()?)?),
             "control" => args.control = Some(listen(value()?)?),
+            "free-page-reporting" => args.free_page_reporting = true,
             "paused" => args.paused = true,
             "statistics" => args.statistics = true,
             "help" => return Ok(Parsed::Print(HELP.into())),

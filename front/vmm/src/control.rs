@@ -63,23 +63,12 @@ impl Control {
 
     /// Receives what the client has sent, and returns its complete commands.
     pub fn receive(&mut self) -> Vec<Incoming> {
-        let Some(connection) = &mut self.client else { return Vec::new() };
-        match connection.receive() {
-            Ok(commands) => commands,
-            Err(Ended) => {
-                self.client = None;
-                Vec::new()
-            }
-        }
+        self.with_client(Connection::receive).unwrap_or_default()
     }
 
     /// Sends as many of the waiting bytes as the client takes.
     pub fn flush(&mut self) {
-        if let Some(connection) = &mut self.client
-            && connection.client.flush().is_err()
-        {
-            self.client = None;
-        }
+        self.with_client(|connection| connection.client.flush());
     }
 
     /// Answers a request.
@@ -89,11 +78,14 @@ impl Control {
 
     /// Sends a line to the client, if there is one.
     pub fn send(&mut self, line: &[u8]) {
-        if let Some(connection) = &mut self.client
-            && connection.client.send(line).is_err()
-        {
-            self.client = None;
-        }
+        self.with_client(|connection| connection.client.send(line));
+    }
+
+    /// Uses the client's connection, and drops one that has ended. Returns `None` if there is none.
+    fn with_client<T>(&mut self, act: impl Fn(&mut Connection) -> Result<T, Ended>) -> Option<T> {
+        let outcome = act(self.client.as_mut()?);
+        self.client = self.client.take().filter(|_| outcome.is_ok());
+        outcome.ok()
     }
 }
 

@@ -194,8 +194,8 @@ fn one_of(index: u32, values: &[i32]) -> Decision {
     Decision::allow_if(values.iter().map(|value| Comparison::word(index, *value)))
 }
 
-/// Returns the rule for fallocate(2): it gives back at most a piece of hot-plug memory. A process
-/// that copies from the guest's memory waits while a hole is made there.
+/// Returns the rule for fallocate(2): it gives back at most a piece of the guest's memory. Others
+/// that copy from the memory wait while a hole is made there.
 fn gives_back() -> Decision {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let mode = Comparison::word(1, mode);

@@ -63,7 +63,6 @@ impl<T: Send + 'static> WorkerThreads<T> {
 
     /// Takes the outcomes that there are.
     pub fn take(&self) -> Vec<T> {
-        let _ = rustix::io::read(&self.ended, &mut [0; 8]);
-        self.receiver.try_iter().collect()
+        std::iter::from_fn(|| self.take_one()).collect()
     }
 }

@@ -16,6 +16,7 @@ use crate::watch::Watch;
 
 /// The least time between two events of a device: a guest decides how often its memory changes.
 const BETWEEN_EVENTS: Duration = Duration::from_millis(10);
+
 /// Polls of a device at a time, each of which gives back 2 MiB at most.
 const STEPS: usize = 8;
 

@@ -1,10 +1,11 @@
 //! The machine's own functions: the console, which goes to standard output, the agent's port, which
-//! goes to a socket, random numbers, shared pages.
+//! goes to a socket, random numbers, shared pages, free pages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::PollFlags;
+use slipway_virtio_balloon::Balloon;
 use slipway_virtio_console::Console;
 use slipway_virtio_pmem::Pmem;
 use slipway_virtio_rng::Rng;
@@ -31,6 +32,8 @@ pub enum Token {
     Rng,
     /// The guest asks for its writes to shared pages to last.
     Pmem,
+    /// The guest reports free pages.
+    Balloon,
     /// A client of the agent's socket waits.
     AgentListener,
     /// The client of the agent's socket has sent something, or takes bytes again.
@@ -42,6 +45,7 @@ pub struct Ports {
     console: Local<Console>,
     rng: Local<Rng>,
     pmem: Option<Local<Pmem>>,
+    balloon: Option<Local<Balloon>>,
     output: Arc<Output>,
     listener: Option<OwnedFd>,
     agent: Option<Agent>,
@@ -55,17 +59,22 @@ struct Agent {
 
 impl Ports {
     /// Adds the functions to the machine. The agent's port leads to clients of `listener`, one
-    /// after the other.
+    /// after the other. `reports` says whether the guest can report free pages.
     ///
     /// # Errors
     /// The reason in one line.
-    pub fn new(machine: &Machine, listener: Option<OwnedFd>) -> Result<Self, String> {
+    pub fn new(
+        machine: &Machine,
+        listener: Option<OwnedFd>,
+        reports: bool,
+    ) -> Result<Self, String> {
         let console = own::console(machine.chassis())?;
         console.serve(|console| console.set_host_open(CONSOLE_PORT, true));
         let rng = own::rng(machine.chassis())?;
         let pmem = own::pmem(machine.chassis())?;
+        let balloon = reports.then(|| own::balloon(machine.chassis())).transpose()?;
         let output = Arc::clone(machine.output());
-        Ok(Self { console, rng, pmem, output, listener, agent: None })
+        Ok(Self { console, rng, pmem, balloon, output, listener, agent: None })
     }
 
     /// Moves what the guest has printed so far, and returns the state of the functions for a
@@ -74,7 +83,8 @@ impl Ports {
         self.serve(Token::Console);
         let (console, rng) = (self.console.save(), self.rng.save());
         let pmem = self.pmem.as_ref().map(Local::save);
-        OwnState { console, rng, pmem, memory: Vec::new() }
+        let balloon = self.balloon.as_ref().map(Local::save);
+        OwnState { console, rng, pmem, memory: Vec::new(), balloon }
     }
 
     /// Has the functions served after [`Ports::save`], whatever has come meanwhile.
@@ -82,6 +92,7 @@ impl Ports {
         self.console.announce();
         self.rng.announce();
         self.pmem.iter().for_each(Local::announce);
+        self.balloon.iter().for_each(Local::announce);
     }
 
     /// Lets the functions go on where those of a saved machine were. The host's end of the agent's
@@ -93,20 +104,22 @@ impl Ports {
         let bus = machine.chassis().pci();
         own::restore_console(&self.console, bus, &saved.console)?;
         self.rng.restore(bus, &saved.rng)?;
-        match (&self.pmem, &saved.pmem) {
-            (Some(pmem), Some(saved)) => pmem.restore(bus, saved).map_err(String::from),
-            (None, None) => Ok(()),
-            _ => Err("the saved state: shared pages that cannot be".into()),
+        let (pmem, balloon) = (self.pmem.iter(), self.balloon.iter());
+        if (pmem.len(), balloon.len()) != (saved.pmem.iter().len(), saved.balloon.iter().len()) {
+            let what = "--pmem and --free-page-reporting have to be as it had them";
+            return Err(format!("the saved state: {what}"));
         }
+        pmem.zip(&saved.pmem).try_for_each(|(pmem, saved)| pmem.restore(bus, saved))?;
+        let mut balloon = balloon.zip(&saved.balloon);
+        Ok(balloon.try_for_each(|(balloon, saved)| balloon.restore(bus, saved))?)
     }
 
     /// Adds to `watch` what the ports wait for.
     pub fn watch<'a, T: Copy>(&'a self, watch: &mut Watch<'a, T>, token: impl Fn(Token) -> T) {
         watch.read(self.console.notified(), token(Token::Console));
         watch.read(self.rng.notified(), token(Token::Rng));
-        if let Some(pmem) = &self.pmem {
-            watch.read(pmem.notified(), token(Token::Pmem));
-        }
+        self.pmem.iter().for_each(|pmem| watch.read(pmem.notified(), token(Token::Pmem)));
+        self.balloon.iter().for_each(|one| watch.read(one.notified(), token(Token::Balloon)));
         match (&self.agent, &self.listener) {
             (Some(agent), _) => {
                 let mut flags = PollFlags::empty();
@@ -124,6 +137,7 @@ impl Ports {
         match token {
             Token::Rng => return self.rng.serve(|_| ()),
             Token::Pmem => return self.pmem.iter().for_each(|pmem| pmem.serve(|_| ())),
+            Token::Balloon => return self.balloon.iter().for_each(Local::step),
             Token::AgentListener => {
                 let listener = self.listener.as_ref();
                 let client = listener.and_then(|listener| Client::accept(listener, MAX_UNSENT));

@@ -73,8 +73,7 @@ fn make_ahead(ahead: Ahead) -> Result<(), String> {
         ahead.make();
     };
     let builder = std::thread::Builder::new().name("memory".into());
-    let started = builder.spawn(run).map_err(|error| format!("starting a thread: {error}"));
-    started.map(drop)
+    builder.spawn(run).map(drop).map_err(|error| format!("starting a thread: {error}"))
 }
 
 struct Process {
@@ -117,6 +116,7 @@ impl Process {
             lease: args.lease,
             shared: args.pmem,
             hot_memory: args.hot_memory,
+            free_page_reporting: args.free_page_reporting,
             start,
             console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
         };
@@ -128,7 +128,8 @@ impl Process {
             listener
         };
         let control = args.control.map(&mut listener).transpose()?.map(Control::new);
-        let ports = Ports::new(&machine, args.agent.map(listener).transpose()?)?;
+        let agent = args.agent.map(listener).transpose()?;
+        let ports = Ports::new(&machine, agent, args.free_page_reporting)?;
         let mut memory = HotMemory::new(&machine)?;
         let (functions, hot_cpus) = match &saved {
             Some(saved) => {

@@ -45,6 +45,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: Vec::new(),
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         shared: None,
         restore: None,
         plug_slots: 0,

@@ -40,6 +40,9 @@ pub(crate) fn refused(spec: &VmSpec, accel: Accel) -> Option<&'static str> {
     if spec.emulates_devices() {
         return Some("slipway-hollow emulates no devices");
     }
+    if spec.free_page_reporting {
+        return Some("slipway-hollow has no guest that reports free pages");
+    }
     if spec.restore.is_some() || spec.shared.is_some() || !spec.hot_memory.is_empty() {
         return Some("slipway-hollow has no template, no shared pages and no hot-plug memory");
     }

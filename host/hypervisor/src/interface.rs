@@ -33,6 +33,9 @@ pub struct Capabilities {
     pub saves_machines: bool,
     /// A guest can be given memory, and give it back, while it runs ([`VmSpec::hot_memory`]).
     pub plugs_memory: bool,
+    /// A guest can report pages that it does not use, and the host has them back
+    /// ([`VmSpec::free_page_reporting`]).
+    pub reports_free_pages: bool,
 }
 
 /// A program that can run virtual machines.

@@ -123,6 +123,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         name: "probe".into(),
         memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         shared: None,
         restore: None,
         cpus: 1,

@@ -63,6 +63,7 @@ impl Machine {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
             hot_memory: Vec::new(),
+            free_page_reporting: false,
             shared: None,
             restore: None,
             plug_slots: 0,

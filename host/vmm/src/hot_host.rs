@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rustix::fs::FallocateFlags;
 use rustix::mm::MprotectFlags;
 use slipway_virtio_mem::{MemoryHost, PIECE, Refused};
 
@@ -39,11 +38,9 @@ impl MemoryHost for HotHost {
     }
 
     fn discard(&mut self, piece: Range<u64>) -> Result<(), Refused> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let offset = self.region()?.devices().offset + piece.start;
-        debug_assert!(piece.end - piece.start <= PIECE, "the filters allow no more");
-        let punch = || rustix::fs::fallocate(self.ram.file(), flags, offset, PIECE);
-        rustix::io::retry_on_intr(punch).map_err(|_| Refused)
+        debug_assert_eq!(piece.end - piece.start, PIECE);
+        let start = self.region()?.devices().start + piece.start;
+        self.ram.discard(start).and_then(Result::ok).ok_or(Refused)
     }
 }
 

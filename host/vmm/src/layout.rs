@@ -131,7 +131,8 @@ pub fn hot_memory(bytes: u64, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
 }
 
 /// Returns the PCI device of region `index` of hot-plug memory. They are at the end of the bus, so
-/// that functions have the same numbers with and without them.
+/// that functions have the same numbers with and without them. The device that a guest reports free
+/// pages to has the number behind the last region's.
 pub fn hot_memory_device(index: usize) -> u8 {
     31 - index.min(MAX_HOT_REGIONS) as u8
 }

@@ -52,6 +52,9 @@ pub struct Config {
     /// [`slipway_machine::MAX_HOT_REGIONS`].
     /// Their bytes are the last ones of `memory`, which no pool has given.
     pub hot_memory: Vec<HotRegion>,
+    /// The guest has a device to report free pages to ([`crate::own::balloon`]). No pool has given
+    /// `memory` then.
+    pub free_page_reporting: bool,
     /// The state in which the guest begins.
     pub start: Start,
     /// The destination of what the guest prints, by the serial port and its first console.
@@ -141,10 +144,11 @@ impl Machine {
     pub fn new(config: Config) -> Result<Self> {
         let Config { cpus, max_cpus, slots, template, kvm, console, start, .. } = config;
         let hot = &config.hot_memory;
-        check_counts(cpus, max_cpus, slots, hot.len())?;
+        let reports = config.free_page_reporting;
+        check_counts(cpus, max_cpus, slots, hot.len() + usize::from(reports))?;
         let kvm = check(kvm)?;
         let source = (config.memory, config.lease);
-        let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
+        let ram = Arc::new(make_ram(&kvm, source, config.shared, (hot, reports))?);
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         let mut memory_slots = MemorySlots::begin(&vm, &ram)?;

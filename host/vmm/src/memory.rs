@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use kvm_ioctls::VmFd;
+use rustix::fs::FallocateFlags;
 use rustix::thread::MembarrierCommand;
 use slipway_machine::HotRegion;
 use slipway_pool_wire::{HandOver, Range};
@@ -237,14 +238,25 @@ impl GuestRam {
     /// `start`, which stay as they are. Returns `false` if the kernel cannot, or they are not all
     /// RAM; memory of a pool stays as the pool gave it.
     pub(crate) fn make_huge(&self, start: u64) -> bool {
-        let within = |part: &&Part| start >= part.start && start + HUGE <= part.start + part.len;
-        let part = self.parts.iter().find(within).filter(|_| self.lease.is_none());
-        let Some(part) = part else { return false };
+        let part = self.parts.iter().find(|part| part.holds(start, HUGE));
+        let Some(part) = part.filter(|_| self.lease.is_none()) else { return false };
         let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).io_vector();
         // SAFETY: the range is pinned, and advice changes no byte of it.
         let advise = |len, advice| unsafe { libc::madvise(base.cast(), len, advice) == 0 };
         // Where there is no page at all, none can be collapsed.
         advise(1, libc::MADV_POPULATE_WRITE) && advise(len, libc::MADV_COLLAPSE)
+    }
+
+    /// Makes a hole in the file where the [`layout::HUGE_PAGE`] bytes from the guest-physical
+    /// address `start` on are, in RAM or hot-plug memory: the host has their pages back, and they
+    /// read as zeros. Returns `None` if they are not all such memory.
+    pub(crate) fn discard(&self, start: u64) -> Option<io::Result<()>> {
+        let hot = self.hot.iter().map(HotMemory::devices);
+        let part = self.parts.iter().chain(hot).find(|part| part.holds(start, HUGE))?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let offset = part.offset + (start - part.start);
+        let punch = || rustix::fs::fallocate(&self.file, flags, offset, HUGE);
+        Some(rustix::io::retry_on_intr(punch).map_err(io::Error::from))
     }
 
     /// Reads `len` bytes at `offset` of `file` to the guest-physical address `start`, without a
@@ -260,11 +272,8 @@ impl GuestRam {
         start: u64,
         len: u64,
     ) -> io::Result<()> {
-        let within = |part: &&Part| {
-            let end = start.checked_add(len);
-            start >= part.start && end.is_some_and(|end| end <= part.start + part.len)
-        };
-        let part = self.parts.iter().find(within).ok_or(io::ErrorKind::InvalidInput)?;
+        let part = self.parts.iter().find(|part| part.holds(start, len));
+        let part = part.ok_or(io::ErrorKind::InvalidInput)?;
         let span = part.span.slice((start - part.start) as usize, len as usize);
         let (base, len) = span.io_vector();
         let mut done = 0;
@@ -376,6 +385,26 @@ pub(crate) mod tests {
             assert!(ram.take_written(&vm).is_err(), "KVM's part alone is not all");
             ram.set_log(&vm, false).unwrap();
             assert!(ram.take_written(&vm).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_a_hole_and_its_neighbours_stay() {
+        let ram = GuestRam::new(sealed(64 * MIB)).unwrap();
+        ram.memory().write(0, &vec![7; 3 * HUGE as usize]).unwrap();
+        let pages = || rustix::fs::fstat(ram.file()).unwrap().st_blocks / 8;
+        assert_eq!(pages(), 3 * 512);
+        for _ in 0..2 {
+            ram.discard(HUGE).unwrap().unwrap();
+            assert_eq!(pages(), 2 * 512);
+        }
+        for (at, expected) in [(HUGE - 1, [7, 0]), (2 * HUGE - 1, [0, 7])] {
+            let mut bytes = [1; 2];
+            ram.memory().read(at, &mut bytes).unwrap();
+            assert_eq!(bytes, expected);
+        }
+        for outside in [64 * MIB, 63 * MIB, u64::MAX - HUGE + 1, !0] {
+            assert!(ram.discard(outside).is_none(), "{outside:#x}");
         }
     }
 

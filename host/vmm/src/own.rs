@@ -1,23 +1,28 @@
 //! The functions that a machine has in its own process: a console with the agent's port, a source
-//! of random numbers, one that tells where shared pages are, if there are any, and one for each
-//! region of hot-plug memory.
+//! of random numbers, one that tells where shared pages are, if there are any, one for each region
+//! of hot-plug memory, and one to which the guest reports free pages, if the host wants them.
 //!
 //! A new device is a crate of `device/`, and here a PCI device number and a function that adds it.
 //! All numbers below `plug::FIRST_FUNCTION` are taken. So another fixed device either takes numbers
-//! from the end of the bus, as `layout::hot_memory_device` does, which leaves fewer slots for
-//! functions, or raises `FIRST_FUNCTION`. With that go `VmSpec::FIRST_SLOT` of `host/hypervisor`,
-//! which QEMU's machines have too, `FIRST_SLOT` of `front/hollow` and a new `state::VERSION`, since
-//! saved machines have their functions at the old numbers.
+//! from the end of the bus, as `layout::hot_memory_device` and behind them the balloon do, which
+//! leaves fewer slots for functions (`make::check_counts`), or raises `FIRST_FUNCTION`. With that
+//! go `VmSpec::FIRST_SLOT` of `host/hypervisor`, which QEMU's machines have too, `FIRST_SLOT` of
+//! `front/hollow` and a new `state::VERSION`, since saved machines have their functions at the old
+//! numbers.
 //!
 //! Its saved state is a field of `OwnState` (`state`), with `#[serde(default)]` if not every
 //! machine has it. A device that not every machine has is also in `Identity`, as `shared` and
 //! `hot_memory` are, with its check in `Identity::check`: a state goes on only in a machine with
-//! the same devices. In `front/vmm`, `Ports` (`ports`) has it as a field, with a `Token`, and in
-//! `new`, `save`, `go_on`, `restore`, `watch` and `serve`; an option for it is in `args` and
-//! `help.txt`. With `Polling::Anywhere` CPUs' threads poll it too: `filter` admits what it calls
-//! for both roles. The guest's driver is in `sandbox/initramfs` (`modules`), unless it is in every
-//! kernel. Tests: `tests/guests` of this crate; `docs/vmm.md`, "The machine", has it.
+//! the same devices. `Ports::restore` alone checks the balloon. In `front/vmm`, `Ports` (`ports`)
+//! has it as a field, with a `Token`, and in `new`, `save`, `go_on`, `restore`, `watch` and
+//! `serve`; an option for it is in `args` and `help.txt`. With `Polling::Anywhere` CPUs' threads
+//! poll it too: `filter` admits what it calls for both roles. The guest's driver is in
+//! `sandbox/initramfs` (`modules`), unless it is in every kernel. Tests: `tests/guests` of this
+//! crate; `docs/vmm.md`, "The machine", has it.
 
+use std::sync::Arc;
+
+use slipway_virtio_balloon::Balloon;
 use slipway_virtio_console::{Console, PortSettings};
 use slipway_virtio_mem::Mem;
 use slipway_virtio_pmem::Pmem;
@@ -103,6 +108,21 @@ pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
         Pmem::new(slipway_virtio_pmem::Parts { memory, interrupts, start, bytes })
     };
     Local::new(machine, Polling::Anywhere, place, make).map(Some)
+}
+
+/// Adds the device by which the guest reports free pages, which the host then has back.
+///
+/// # Errors
+/// [`crate::Error`].
+pub fn balloon(machine: &Chassis) -> Result<Local<Balloon>> {
+    let regions = machine.ram().hot_memory().len();
+    let place = (layout::hot_memory_device(regions), slipway_virtio_balloon::VECTORS);
+    let ram = Arc::clone(machine.ram());
+    // A page that the kernel does not give back now stays the guest's.
+    let discard = Box::new(move |start| ram.discard(start).is_some());
+    Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
+        Balloon::new(slipway_virtio_balloon::Parts { memory, interrupts, discard })
+    })
 }
 
 /// Adds the devices by which the guest plugs and unplugs hot-plug memory, one for each region.

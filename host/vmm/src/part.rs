@@ -42,6 +42,12 @@ impl Part {
         Ok(Self { start, len, offset, is_writable: permissions.write, span })
     }
 
+    /// Returns whether `len` bytes from the guest-physical address `start` on are all in the part.
+    pub(crate) fn holds(&self, start: u64, len: u64) -> bool {
+        let end = start.checked_add(len);
+        start >= self.start && end.is_some_and(|end| end <= self.start + self.len)
+    }
+
     /// Gives the part to KVM as memory slot `slot` of `vm`.
     ///
     /// # Errors

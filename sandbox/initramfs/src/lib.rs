@@ -14,7 +14,8 @@
 //!   that its containers' programs load, and the driver in `/modules/sockets`;
 //! - for a sandbox with a root in shared pages: their drivers in `/modules/pmem`;
 //! - for a sandbox with directories of the host: their drivers in `/modules/shares`;
-//! - for a sandbox with room for more memory: the driver that adds it, in `/modules/memory`;
+//! - for a sandbox with room for more memory: the driver that adds it, in `/modules/memory`, and
+//!   that by which a guest reports free pages, for a sandbox whose guest does;
 //! - for a pod, and a container with all rights: bridges, in `/modules/bridge`.
 //!
 //! The unpacked kernel and the initramfs are kept in a cache directory. They are written under
@@ -48,8 +49,8 @@ mod unpack;
 pub use error::{Error, Result};
 pub use kernel::Kernel;
 pub use modules::{
-    BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, SHARES, SOCKETS, SandboxDriver,
-    VLAN, WANTED,
+    BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, REPORTING, SHARES, SOCKETS,
+    SandboxDriver, VLAN, WANTED,
 };
 
 use cpio::Archive;
@@ -122,6 +123,8 @@ pub struct Extras<'a> {
     pub bridge: bool,
     /// Set for the driver of memory that comes and goes, in `/modules/memory`.
     pub memory: bool,
+    /// Set for the driver by which the guest reports free pages, in `/modules/memory`.
+    pub reporting: bool,
     /// Set for drivers of virtual functions of hardware, in `/modules/extra`.
     pub hardware: bool,
 }
@@ -142,7 +145,7 @@ pub fn build(kernel: &Kernel, agent: &Path, extras: Extras<'_>, cache: &Path) ->
     let pmem = if extras.pmem { PMEM } else { &[] };
     let shares = if extras.shares { SHARES } else { &[] };
     let bridge = if extras.bridge { BRIDGE } else { &[] };
-    let memory = if extras.memory { MEMORY } else { &[] };
+    let memory = modules::of_memory(extras.memory, extras.reporting);
     let extra = if extras.hardware { HARDWARE } else { EXTRA };
     let modules = match &kernel.modules {
         Some(directory) => {
@@ -393,20 +396,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_comes_and_goes_has_a_driver_of_its_own() {
+    fn drivers_of_memory_are_in_a_folder_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let agent = agent_in(directory.path());
-        let extras = Extras { memory: true, ..Extras::default() };
         let built = |extras| build(&kernel_in(directory.path()), &agent, extras, directory.path());
-        let lacks = built(extras).unwrap_err().to_string();
-        assert!(lacks.contains("lacks virtio_mem"), "{lacks}");
-        let path = directory.path().join("modules/kernel/fs/virtio_mem.ko");
-        fs::write(path, ElfFile::module("depends=\0").bytes()).unwrap();
-        let [with, without] = [extras, Extras::default()].map(|extras| {
-            let built = fs::read(built(extras).unwrap()).unwrap();
-            String::from_utf8_lossy(&built).contains("modules/memory/00-virtio_mem.ko")
-        });
-        assert!(with && !without);
+        let memory = Extras { memory: true, ..Extras::default() };
+        let reporting = Extras { reporting: true, ..Extras::default() };
+        for (extras, name) in [(memory, "virtio_mem"), (reporting, "virtio_balloon")] {
+            let lacks = built(extras).unwrap_err().to_string();
+            assert!(lacks.contains(&format!("lacks {name}")), "{lacks}");
+            let path = directory.path().join(format!("modules/kernel/fs/{name}.ko"));
+            fs::write(path, ElfFile::module("depends=\0").bytes()).unwrap();
+            let [with, without] = [extras, Extras::default()].map(|extras| {
+                let built = fs::read(built(extras).unwrap()).unwrap();
+                String::from_utf8_lossy(&built).contains(&format!("modules/memory/00-{name}.ko"))
+            });
+            assert!(with && !without);
+        }
     }
 
     #[test]

@@ -91,6 +91,25 @@ pub const PMEM: &[SandboxDriver] = &[
 /// Modules for memory that comes and goes while the guest runs.
 pub const MEMORY: &[SandboxDriver] = &[SandboxDriver { name: "virtio_mem", required: true }];
 
+/// Modules for a guest that reports pages that it does not use.
+pub const REPORTING: &[SandboxDriver] = &[SandboxDriver { name: "virtio_balloon", required: true }];
+
+/// The modules of [`MEMORY`] and those of [`REPORTING`].
+const MEMORY_AND_REPORTING: &[SandboxDriver] = &[
+    SandboxDriver { name: "virtio_mem", required: true },
+    SandboxDriver { name: "virtio_balloon", required: true },
+];
+
+/// Returns the modules for memory that comes and goes, for reports of free pages, or for both.
+pub(crate) fn of_memory(memory: bool, reporting: bool) -> &'static [SandboxDriver] {
+    match (memory, reporting) {
+        (true, true) => MEMORY_AND_REPORTING,
+        (true, false) => MEMORY,
+        (false, true) => REPORTING,
+        (false, false) => &[],
+    }
+}
+
 /// Modules that list and end connections, for a machine that was saved while it ran.
 pub const CONNECTIONS: &[SandboxDriver] = &[
     SandboxDriver { name: "inet_diag", required: false },

@@ -46,9 +46,9 @@ impl Boot for Installed {
         let agent = self.0.find_agent()?;
         let sockets = if needs.sockets { Some(socket_files(&self.0)?) } else { None };
         let kernel = Kernel::locate(kernel, &self.0.kernel_dir)?;
-        let Needs { shared_root: pmem, shares, bridge, memory, hardware, .. } = needs;
+        let Needs { shared_root: pmem, shares, bridge, memory, reporting, hardware, .. } = needs;
         let sockets = sockets.as_ref();
-        let extras = Extras { sockets, pmem, shares, bridge, memory, hardware };
+        let extras = Extras { sockets, pmem, shares, bridge, memory, reporting, hardware };
         let initramfs = slipway_initramfs::build(&kernel, &agent, extras, &cache)?;
         Ok(BootFiles { kernel: kernel.bootable(&cache)?, initramfs })
     }

@@ -65,6 +65,10 @@ pub struct Config {
     /// share its root, one with an image that was pulled lazily among them, has a disk, and the
     /// log has the reason.
     pub shared_root: String,
+    /// Set if guests report pages that they do not use, and the host has them back while they run.
+    /// A sandbox whose guest cannot, or whose memory is a pool's, a template's, or pinned for
+    /// hardware, keeps what it has touched, and the log has the reason.
+    pub free_page_reporting: bool,
     /// The most bytes of memory that shared roots have together.
     pub shared_root_bytes: u64,
     /// The number of control groups that the daemon makes ahead for VMMs. 0: each is made when its
@@ -181,6 +185,7 @@ impl Default for Config {
             pool_bytes: 2 << 30,
             pool_pages: "base".into(),
             shared_root: "off".into(),
+            free_page_reporting: false,
             shared_root_bytes: 1 << 30,
             cgroup_pool: 16,
             cgroup_parent: "/slipway".into(),

@@ -259,6 +259,7 @@ impl Node {
             plugs: 0,
             client_memory: None,
             shared_root: None,
+            free_page_reporting: false,
             control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
             least_memory_bytes: spec.least_memory_bytes,
             cgroup: None,

@@ -34,6 +34,9 @@ pub enum Error {
     /// The sandbox's root cannot be shared, with the reason.
     #[error("its root cannot be shared: {0}")]
     SharedRoot(String),
+    /// The sandbox's guest cannot report free pages, with the reason.
+    #[error("its free pages cannot be given back: {0}")]
+    FreePageReporting(String),
     /// No template has this name.
     #[error(
         "there is no template or snapshot \"{0}\"; `slipway template ls` and `slipway snapshot ls` \

@@ -97,6 +97,7 @@ mod reach;
 pub mod record;
 mod recover;
 mod release;
+mod reporting;
 mod resize;
 mod root;
 mod running;

@@ -277,6 +277,9 @@ pub struct Record {
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
+    /// Set if the guest reports pages that it does not use, and the host has them back.
+    #[serde(default)]
+    pub free_page_reporting: bool,
     /// The path of the control group that the VMM is asked to be in; empty: one of the node's.
     #[serde(default)]
     pub control_group: String,

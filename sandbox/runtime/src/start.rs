@@ -33,7 +33,7 @@ use crate::target::Target;
 use crate::templates::Template;
 use crate::{
     Error, Result, automatic, cgroup, copies, fork, function, network, oom_score, placement,
-    pod_functions, resize, root, shares, sockets,
+    pod_functions, reporting, resize, root, shares, sockets,
 };
 
 pub(crate) use self::machine::{accelerator, leaves_choice};
@@ -184,8 +184,9 @@ impl Boot<'_> {
         Ok(spec)
     }
 
-    /// Gives a VM that boots its shared root, if the node shares roots, and notes the machine in
-    /// the sandbox's record. Returns the guest's memory as the servers of its functions know it.
+    /// Gives a VM that boots its shared root, if the node shares roots, and the device that free
+    /// pages are reported to, if the node wants them back, and notes the machine in the sandbox's
+    /// record. Returns the guest's memory as the servers of its functions know it.
     async fn note_machine(
         &self,
         spec: &mut VmSpec,
@@ -195,6 +196,9 @@ impl Boot<'_> {
         let record = sandbox.record();
         let booted = boot_record(spec, template);
         let boots = record.saves.is_none() && record.template.is_none();
+        if boots && node.config.free_page_reporting {
+            stages.run("reporting", reporting::offer(node, sandbox, spec)).await?;
+        }
         let may_share = !record.pod && record.own_function.is_none();
         if boots && may_share && node.config.shares_roots()? {
             stages.run("shared-root", root::share(node, sandbox, spec)).await?;

@@ -9,9 +9,10 @@ use crate::v1;
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
 /// left out: they would make the list as long as the guest likes.
-const STAGES: [&str; 18] = [
+const STAGES: [&str; 19] = [
     "template",
     "memory",
+    "reporting",
     "shared-root",
     "cgroup",
     "rootfs",

@@ -3,9 +3,9 @@
 //!
 //! - [`pci`]: identities, capabilities and registers of the PCI transport (section 4.1);
 //! - [`queue`]: split virtqueues (section 2.7);
-//! - [`net`], [`console`], [`entropy`], [`fs`], [`mem`], [`pmem`]: the network device (section
-//!   5.1), the console (5.3), the entropy device (5.4), the file system device (5.11), the memory
-//!   device (5.15) and the persistent memory device (5.19);
+//! - [`net`], [`console`], [`entropy`], [`balloon`], [`fs`], [`mem`], [`pmem`]: the network device
+//!   (section 5.1), the console (5.3), the entropy device (5.4), the memory balloon (5.5), the file
+//!   system device (5.11), the memory device (5.15) and the persistent memory device (5.19);
 //! - this module: the device status field, and feature bits that no device type owns.
 //!
 //! Not here: packed virtqueues, other transports and device types, the legacy interface.
@@ -13,6 +13,7 @@
 //! Dependencies: `zerocopy` for views of bytes as structures, `bitflags` for sets of bits.
 #![no_std]
 
+pub mod balloon;
 pub mod console;
 pub mod entropy;
 pub mod fs;

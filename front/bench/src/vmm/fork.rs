@@ -112,6 +112,7 @@ impl Fork {
             cpus: 1,
             cpu_template: CpuTemplate::Host,
             hot_memory: Vec::new(),
+            free_page_reporting: false,
             kernel: folder.join("kernel"),
             initramfs: folder.join("initramfs"),
             cmdline: Vec::new(),

@@ -82,6 +82,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         cpu_template: CpuTemplate::Host,
         plug_cpus: 0,
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         shared: None,
         restore: None,
         plug_slots: 0,

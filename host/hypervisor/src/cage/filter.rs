@@ -66,7 +66,8 @@ pub(crate) enum Holes {
     /// The VMM must not punch any.
     #[default]
     None,
-    /// Of [`MAX_HOLE`] bytes at most: the VMM gives hot-plug memory back.
+    /// Of [`MAX_HOLE`] bytes at most: the VMM gives memory back that the guest has
+    /// unplugged, or reported as free.
     Small,
 }
 

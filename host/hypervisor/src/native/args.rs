@@ -74,7 +74,7 @@ impl Program for Binary {
         common: Common,
         launch: &mut Launch,
     ) -> Result<Vec<OsString>> {
-        if !spec.hot_memory.is_empty() {
+        if spec.free_page_reporting || !spec.hot_memory.is_empty() {
             launch.allow_holes(Holes::Small);
         }
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
@@ -134,6 +134,9 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         let region = format!("{},{node}", bytes >> 20);
         arguments.extend(["--hotplug-memory".into(), region.into()]);
     }
+    if spec.free_page_reporting {
+        arguments.push("--free-page-reporting".into());
+    }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
     if spec.plug_cpus > 0 {
         let most = spec.cpus + spec.plug_cpus;
@@ -189,8 +192,12 @@ mod tests {
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
         assert_eq!(value("--slots"), None);
         let hot_memory = vec![HotRegion { bytes: 128 << 20, node: 2 }];
-        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, hot_memory, ..spec() };
+        let free_page_reporting = true;
+        let plugs =
+            VmSpec { plug_slots: 3, plug_cpus: 1, hot_memory, free_page_reporting, ..spec() };
         let plugs = super::arguments(&plugs, &passed);
+        assert!(plugs.iter().any(|word| word == "--free-page-reporting"), "{plugs:?}");
+        assert!(!words.contains(&"--free-page-reporting"), "{words:?}");
         for option in [["--slots", "5"], ["--max-cpus", "3"], ["--hotplug-memory", "128,2"]] {
             assert!(plugs.windows(2).any(|pair| pair == option), "{plugs:?}");
         }

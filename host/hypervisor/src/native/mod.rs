@@ -69,7 +69,12 @@ impl Hypervisor for SlipwayVmm {
     }
 
     fn capabilities<'a>(&'a self, _: &'a VmSpec) -> BoxFuture<'a, Result<Capabilities>> {
-        let all = Capabilities { shares_pages: true, saves_machines: true, plugs_memory: true };
+        let all = Capabilities {
+            shares_pages: true,
+            saves_machines: true,
+            plugs_memory: true,
+            reports_free_pages: true,
+        };
         Box::pin(std::future::ready(Ok(all)))
     }
 

@@ -68,6 +68,11 @@ fn unsupported(spec: &VmSpec) -> Option<&'static str> {
     if !spec.hot_memory.is_empty() {
         return Some("hot-plug memory needs slipway-vmm: QEMU's is not driven");
     }
+    if spec.free_page_reporting {
+        return Some(
+            "free page reporting needs slipway-vmm: QEMU's holes are larger than its cage allows",
+        );
+    }
     let shared = "shared pages need slipway-vmm: QEMU is not given any";
     spec.shared.is_some().then_some(shared)
 }
@@ -86,6 +91,8 @@ mod tests {
         let hot_memory = vec![crate::HotRegion { bytes: 128 << 20, node: 1 }];
         let hot = VmSpec { hot_memory, ..spec() };
         assert!(unsupported(&hot).is_some_and(|what| what.contains("needs slipway-vmm")));
+        let reports = VmSpec { free_page_reporting: true, ..spec() };
+        assert!(unsupported(&reports).is_some_and(|what| what.contains("needs slipway-vmm")));
         let fork =
             VmSpec { restore: Some(std::sync::Arc::new(tempfile::tempfile().unwrap())), ..spec() };
         let level = VmSpec { cpu_template: "x86-64-v2".parse().unwrap(), ..spec() };

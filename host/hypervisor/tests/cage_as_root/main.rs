@@ -113,6 +113,7 @@ impl Host {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
             hot_memory: Vec::new(),
+            free_page_reporting: false,
             shared: None,
             restore: None,
             plug_slots: 0,

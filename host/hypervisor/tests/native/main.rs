@@ -69,6 +69,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         shared: None,
         restore: None,
         plug_slots: 0,

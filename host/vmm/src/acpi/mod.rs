@@ -114,6 +114,21 @@ fn bytes_of(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
+/// The name of a device in the byte code.
+struct Named<'a>(&'a str);
+
+impl Named<'_> {
+    /// Returns the device with these objects.
+    fn with(&self, objects: Vec<&dyn Aml>) -> Vec<u8> {
+        bytes_of(&Device::new(self.0.into(), objects))
+    }
+}
+
+/// Returns the resources of a device, its object `_CRS`.
+fn resources(all: Vec<&dyn Aml>) -> Name {
+    Name::new("_CRS".into(), &ResourceTemplate::new(all))
+}
+
 fn port(port: u16) -> GAS {
     GAS::new(GasSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into())
 }
@@ -172,80 +187,55 @@ fn scope(parts: &Parts) -> Vec<u8> {
 /// The host bridge: bus 0, the window of BARs, the pins of the devices' INTA#, and the slots.
 fn host_bridge(slots: u8) -> Vec<u8> {
     let window = layout::PCI_WINDOW;
-    let memory = AddressSpace::new_memory(
-        AddressSpaceCacheable::NotCacheable,
-        true,
-        window.start as u32,
-        window.end as u32 - 1,
-        None,
-    );
+    let (start, last) = (window.start as u32, window.end as u32 - 1);
+    let cache = AddressSpaceCacheable::NotCacheable;
+    let memory = AddressSpace::new_memory(cache, true, start, last, None);
     let mut routing = PackageBuilder::new();
     for device in 0..DEVICES {
         let address = u32::from(device) << 16 | 0xffff;
         let gsi = layout::pci_pin(device);
         routing.add_element(&Package::new(vec![&address, &aml::ZERO, &aml::ZERO, &gsi]));
     }
-    bytes_of(&Device::new(
-        "PCI0".into(),
-        vec![
-            &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
-            &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
-            &Name::new("_SEG".into(), &aml::ZERO),
-            &Name::new("_BBN".into(), &aml::ZERO),
-            &Name::new("_UID".into(), &aml::ZERO),
-            &Name::new(
-                "_CRS".into(),
-                &ResourceTemplate::new(vec![&AddressSpace::new_bus_number(0u16, 0), &memory]),
-            ),
-            &Name::new("_PRT".into(), &routing),
-            &plug::functions(slots),
-        ],
-    ))
+    Named("PCI0").with(vec![
+        &Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+        &Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+        &Name::new("_SEG".into(), &aml::ZERO),
+        &Name::new("_BBN".into(), &aml::ZERO),
+        &Name::new("_UID".into(), &aml::ZERO),
+        &resources(vec![&AddressSpace::new_bus_number(0u16, 0), &memory]),
+        &Name::new("_PRT".into(), &routing),
+        &plug::functions(slots),
+    ])
 }
 
 /// The configuration space, so that nothing else is placed there (PCI Firmware 3.3, 4.1.2).
 fn reserved() -> Vec<u8> {
     let ecam = layout::ECAM;
     let len = (ecam.end - ecam.start) as u32;
-    let resources = Memory32Fixed::new(true, ecam.start as u32, len);
-    bytes_of(&Device::new(
-        "MBRD".into(),
-        vec![
-            &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
-            &Name::new("_UID".into(), &aml::ZERO),
-            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&resources])),
-        ],
-    ))
+    let ecam = Memory32Fixed::new(true, ecam.start as u32, len);
+    Named("MBRD").with(vec![
+        &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
+        &Name::new("_UID".into(), &aml::ZERO),
+        &resources(vec![&ecam]),
+    ])
 }
 
 fn serial() -> Vec<u8> {
     let ports = layout::SERIAL;
     let len = (ports.end - ports.start) as u8;
-    bytes_of(&Device::new(
-        "COM1".into(),
-        vec![
-            &Name::new("_HID".into(), &EISAName::new("PNP0501")),
-            &Name::new("_UID".into(), &aml::ZERO),
-            &Name::new(
-                "_CRS".into(),
-                &ResourceTemplate::new(vec![
-                    &IO::new(ports.start, ports.start, 1, len),
-                    &edge(SERIAL_PIN),
-                ]),
-            ),
-        ],
-    ))
+    Named("COM1").with(vec![
+        &Name::new("_HID".into(), &EISAName::new("PNP0501")),
+        &Name::new("_UID".into(), &aml::ZERO),
+        &resources(vec![&IO::new(ports.start, ports.start, 1, len), &edge(SERIAL_PIN)]),
+    ])
 }
 
 fn panic() -> Vec<u8> {
     let at = layout::PANIC_PORT;
-    bytes_of(&Device::new(
-        "PEVT".into(),
-        vec![
-            &Name::new("_HID".into(), &"QEMU0001"),
-            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&IO::new(at, at, 1, 1)])),
-        ],
-    ))
+    Named("PEVT").with(vec![
+        &Name::new("_HID".into(), &"QEMU0001"),
+        &resources(vec![&IO::new(at, at, 1, 1)]),
+    ])
 }
 
 /// An interrupt that is triggered by an edge and belongs to one device.
@@ -264,52 +254,46 @@ fn on(event: u8, then: &dyn Aml) -> plug::Raw {
 fn events(parts: &Parts) -> Vec<u8> {
     let register = u32::from(layout::POWER.start + power::EVENTS);
     let (button, generation) = (Path::new("\\_SB_.PWRB"), Path::new("\\_SB_.VGEN"));
-    bytes_of(&Device::new(
-        "GED_".into(),
-        vec![
-            &Name::new("_HID".into(), &"ACPI0013"),
-            &Name::new("_UID".into(), &aml::ZERO),
-            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&edge(EVENT_PIN)])),
-            &OpRegion::new("EREG".into(), OpRegionSpace::SystemIO, &register, &aml::ONE),
-            &Field::new(
-                "EREG".into(),
-                FieldAccessType::Byte,
-                FieldLockRule::NoLock,
-                FieldUpdateRule::WriteAsZeroes,
-                vec![FieldEntry::Named(*b"EVTS", 8)],
-            ),
-            &Method::new(
-                "_EVT".into(),
-                1,
-                true,
-                vec![
-                    &Store::new(&Local(0), &Path::new("EVTS")),
-                    &on(power::EVENT_POWER_BUTTON, &Notify::new(&button, &0x80u8)),
-                    &on(power::EVENT_GENERATION, &Notify::new(&generation, &0x80u8)),
-                    &on(power::EVENT_FUNCTIONS, &plug::notify_functions(parts.slots)),
-                    &on(power::EVENT_CPUS, &plug::notify_cpus(parts.hot_cpus())),
-                ],
-            ),
-        ],
-    ))
+    Named("GED_").with(vec![
+        &Name::new("_HID".into(), &"ACPI0013"),
+        &Name::new("_UID".into(), &aml::ZERO),
+        &resources(vec![&edge(EVENT_PIN)]),
+        &OpRegion::new("EREG".into(), OpRegionSpace::SystemIO, &register, &aml::ONE),
+        &Field::new(
+            "EREG".into(),
+            FieldAccessType::Byte,
+            FieldLockRule::NoLock,
+            FieldUpdateRule::WriteAsZeroes,
+            vec![FieldEntry::Named(*b"EVTS", 8)],
+        ),
+        &Method::new(
+            "_EVT".into(),
+            1,
+            true,
+            vec![
+                &Store::new(&Local(0), &Path::new("EVTS")),
+                &on(power::EVENT_POWER_BUTTON, &Notify::new(&button, &0x80u8)),
+                &on(power::EVENT_GENERATION, &Notify::new(&generation, &0x80u8)),
+                &on(power::EVENT_FUNCTIONS, &plug::notify_functions(parts.slots)),
+                &on(power::EVENT_CPUS, &plug::notify_cpus(parts.hot_cpus())),
+            ],
+        ),
+    ])
 }
 
 fn button() -> Vec<u8> {
     let id = EISAName::new("PNP0C0C");
-    bytes_of(&Device::new("PWRB".into(), vec![&Name::new("_HID".into(), &id)]))
+    Named("PWRB").with(vec![&Name::new("_HID".into(), &id)])
 }
 
 /// The VM generation ID (Microsoft, *Virtual Machine Generation ID*): the place of 16 bytes that
 /// are others in each copy of a machine.
 fn generation() -> Vec<u8> {
     let (low, high) = (layout::GENERATION_ID as u32, aml::ZERO);
-    bytes_of(&Device::new(
-        "VGEN".into(),
-        vec![
-            &Name::new("_HID".into(), &"SLPW0001"),
-            &Name::new("_CID".into(), &"VM_Gen_Counter"),
-            &Name::new("_DDN".into(), &"VM_Gen_Counter"),
-            &Name::new("ADDR".into(), &Package::new(vec![&low, &high])),
-        ],
-    ))
+    Named("VGEN").with(vec![
+        &Name::new("_HID".into(), &"SLPW0001"),
+        &Name::new("_CID".into(), &"VM_Gen_Counter"),
+        &Name::new("_DDN".into(), &"VM_Gen_Counter"),
+        &Name::new("ADDR".into(), &Package::new(vec![&low, &high])),
+    ])
 }

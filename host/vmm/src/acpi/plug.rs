@@ -5,13 +5,12 @@
 use std::ops::Range;
 
 use acpi_tables::aml::{
-    And, BufferData, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule,
-    If, Local, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, Return, Store,
-    ZERO,
+    And, BufferData, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Local,
+    Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Path, Return, Store, ZERO,
 };
 use acpi_tables::madt::{EnabledStatus, ProcessorLocalApic};
 
-use super::bytes_of;
+use super::{Named, bytes_of};
 use crate::layout;
 use crate::plug::FIRST_FUNCTION;
 
@@ -121,14 +120,11 @@ pub fn functions(slots: u8) -> Raw {
 
 /// A slot of the bus: its address (ACPI 6.4, 6.1.1) and number, and how to eject the function.
 fn function_slot(device: u8) -> Vec<u8> {
-    bytes_of(&Device::new(
-        slot_name(device).as_str().into(),
-        vec![
-            &Name::new("_ADR".into(), &(u32::from(device) << 16)),
-            &Name::new("_SUN".into(), &device),
-            &Raw(FUNCTIONS.eject_method(device)),
-        ],
-    ))
+    Named(&slot_name(device)).with(vec![
+        &Name::new("_ADR".into(), &(u32::from(device) << 16)),
+        &Name::new("_SUN".into(), &device),
+        &Raw(FUNCTIONS.eject_method(device)),
+    ])
 }
 
 /// Returns the call that notifies slots of the bus.
@@ -167,16 +163,13 @@ fn cpu(cpu: u8) -> Vec<u8> {
             &Return::new(&ZERO),
         ],
     ));
-    bytes_of(&Device::new(
-        cpu_name(cpu).as_str().into(),
-        vec![
-            &Name::new("_HID".into(), &"ACPI0007"),
-            &Name::new("_UID".into(), &cpu),
-            &Raw(status),
-            &Name::new("_MAT".into(), &BufferData::new(apic)),
-            &Raw(CPUS.eject_method(cpu)),
-        ],
-    ))
+    Named(&cpu_name(cpu)).with(vec![
+        &Name::new("_HID".into(), &"ACPI0007"),
+        &Name::new("_UID".into(), &cpu),
+        &Raw(status),
+        &Name::new("_MAT".into(), &BufferData::new(apic)),
+        &Raw(CPUS.eject_method(cpu)),
+    ])
 }
 
 /// Returns the call that notifies the CPUs that come and go.

@@ -53,9 +53,9 @@ pub(super) fn check(kvm: OwnedFd) -> Result<Kvm> {
     }
 }
 
-/// Checks the numbers of CPUs at the start and at most, of slots for functions, and of devices of
-/// hot-plug memory, which take their places on the bus.
-pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, regions: usize) -> Result<()> {
+/// Checks the numbers of CPUs at the start and at most, of slots for functions, and of `others`,
+/// which take places at the end of the bus.
+pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, others: usize) -> Result<()> {
     if !(1..=layout::MAX_CPUS).contains(&cpus) || max_cpus > layout::MAX_CPUS {
         let (cpus, most) = (cpus.max(max_cpus), layout::MAX_CPUS);
         return Err(Error::Config(format!("{cpus} CPUs: a machine has 1 to {most}")));
@@ -64,23 +64,24 @@ pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, regions: usize) 
         let what = format!("{cpus} CPUs at the start: at most {max_cpus} are wanted");
         return Err(Error::Config(what));
     }
-    let most = usize::from(plug::MAX_FUNCTIONS).saturating_sub(regions);
+    let most = usize::from(plug::MAX_FUNCTIONS).saturating_sub(others);
     if usize::from(slots) > most {
         return Err(Error::Config(format!("{slots} slots: the bus has room for {most}")));
     }
     Ok(())
 }
 
-/// Maps the guest's memory, which a pool may have given, and pages that it shares with others.
+/// Maps the guest's memory, which a pool may have given, and pages that it shares with others. The
+/// guest `reports` free pages, or not.
 pub(super) fn make_ram(
     kvm: &Kvm,
     (memory, lease): (OwnedFd, Option<OwnedFd>),
     shared: Option<OwnedFd>,
-    hot: &[HotRegion],
+    (hot, reports): (&[HotRegion], bool),
 ) -> Result<GuestRam> {
     let mut ram = match lease {
-        Some(_) if !hot.is_empty() => {
-            let what = "memory of a pool has no regions of hot-plug memory: leave one of the two";
+        Some(_) if reports || !hot.is_empty() => {
+            let what = "memory of a pool has no hot-plug memory, and reports no free pages";
             return Err(Error::Config(what.into()));
         }
         Some(connection) => GuestRam::leased(memory, connection)?,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use kvm_ioctls::VmFd;
 
 use crate::layout::{DEVICE_SHIFT, FUNCTION_SHIFT, PCI_WINDOW};
+use crate::lock::lock;
 use crate::{Error, Result};
 
 use super::shadow::Shadow;
@@ -22,25 +23,15 @@ struct Placed {
 }
 
 /// Bus 0.
+#[derive(Default)]
 pub struct Bus {
     slots: RwLock<[Option<Arc<Slot>>; DEVICES]>,
     /// The BARs that answer, in the order in which they were placed. If two overlap, the first
     /// answers.
     placed: RwLock<Vec<Placed>>,
-    /// The first address that no BAR has been given yet.
-    free: Mutex<u64>,
+    /// The bytes of the window, from its start, of which BARs have been given addresses.
+    given: Mutex<u64>,
     shadow: OnceLock<Shadow>,
-}
-
-impl Default for Bus {
-    fn default() -> Self {
-        Self {
-            slots: RwLock::default(),
-            placed: RwLock::default(),
-            free: Mutex::new(PCI_WINDOW.start),
-            shadow: OnceLock::new(),
-        }
-    }
 }
 
 impl Bus {
@@ -114,12 +105,12 @@ impl Bus {
     }
 
     fn allocate(&self, size: u64) -> Result<u64> {
-        let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let start = free.checked_next_multiple_of(size);
+        let mut given = lock(&self.given);
+        let start = (PCI_WINDOW.start + *given).checked_next_multiple_of(size);
         let end = start.and_then(|start| start.checked_add(size));
         match (start, end) {
             (Some(start), Some(end)) if end <= PCI_WINDOW.end => {
-                *free = end;
+                *given = end - PCI_WINDOW.start;
                 Ok(start)
             }
             _ => Err(Error::Config("the BARs of all functions need more than 512 MiB".into())),

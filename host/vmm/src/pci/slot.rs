@@ -3,7 +3,7 @@
 mod state;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use slipway_pci::{MsixControl, MsixLayout};
@@ -255,28 +255,25 @@ impl Slot {
         }
     }
 
+    /// Returns the vectors if a place of BAR `bar` is theirs.
+    fn vectors_at(&self, bar: u8, offset: u64) -> Option<MutexGuard<'_, Vectors>> {
+        self.vectors.as_ref().map(lock).filter(|vectors| vectors.hold(bar, offset))
+    }
+
     /// Serves a read of BAR `bar`.
     pub fn read(&self, bar: u8, offset: u64, into: &mut [u8]) {
-        if let Some(vectors) = &self.vectors {
-            let vectors = lock(vectors);
-            if vectors.hold(bar, offset) {
-                vectors.read(bar, offset, into);
-                return;
-            }
+        match self.vectors_at(bar, offset) {
+            Some(vectors) => drop(vectors.read(bar, offset, into)),
+            None => self.backend.read(bar, offset, into),
         }
-        self.backend.read(bar, offset, into);
     }
 
     /// Serves a write to BAR `bar`.
     pub fn write(&self, bar: u8, offset: u64, from: &[u8]) {
-        if let Some(vectors) = &self.vectors {
-            let mut vectors = lock(vectors);
-            if vectors.hold(bar, offset) {
-                vectors.write(bar, offset, from);
-                return;
-            }
+        match self.vectors_at(bar, offset) {
+            Some(mut vectors) => vectors.write(bar, offset, from),
+            None => self.backend.write(bar, offset, from),
         }
-        self.backend.write(bar, offset, from);
     }
 
     /// Tells the function that the guest has ended the interrupt of its pin.

@@ -43,6 +43,9 @@ pub struct OwnState {
     /// The devices of hot-plug memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<LocalState>,
+    /// The device that free pages are reported to, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<LocalState>,
 }
 
 /// The saved state of a function behind a socket, with what the program knows of it.

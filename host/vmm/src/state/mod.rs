@@ -148,14 +148,6 @@ impl Identity {
         }
         Ok(())
     }
-
-    /// Checks that as many functions were given as were saved.
-    ///
-    /// # Errors
-    /// [`Error::State`].
-    pub fn check_functions(&self, given: usize) -> Result<()> {
-        differs("functions", self.functions.len(), given)
-    }
 }
 
 fn differs<T: PartialEq + Display>(what: &str, saved: T, own: T) -> Result<()> {

@@ -147,6 +147,7 @@ pub fn config(code: &[u8], cpus: u32) -> (Config, std::fs::File) {
         lease: None,
         shared: None,
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         start: kernel(code),
         console: theirs,
     };

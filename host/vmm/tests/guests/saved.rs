@@ -67,7 +67,7 @@ impl Whole {
 
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         let (console, rng) = (self.console_device.save(), self.rng.save());
-        let own = OwnState { console, rng, pmem: None, memory: Vec::new() };
+        let own = OwnState { console, rng, pmem: None, memory: Vec::new(), balloon: None };
         let parts = Parts { own, functions: Vec::new(), plugged_cpus: Vec::new() };
         self.running.saver().save(parts)
     }
@@ -116,6 +116,7 @@ pub fn successor(file: &[u8], memory: OwnedFd, cpus: u32) -> Result<Whole, Error
         lease: None,
         shared: None,
         hot_memory: Vec::new(),
+        free_page_reporting: false,
         start: Start::Saved(Arc::clone(&saved)),
         console: theirs,
     };

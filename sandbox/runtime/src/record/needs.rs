@@ -27,6 +27,9 @@ pub struct Needs {
     /// Set if the sandbox has room for more memory.
     #[serde(default)]
     pub memory: bool,
+    /// Set if the guest reports pages that it does not use.
+    #[serde(default)]
+    pub reporting: bool,
     /// Set if the sandbox has a function of hardware, or may get one.
     #[serde(default)]
     pub hardware: bool,
@@ -46,6 +49,7 @@ impl Needs {
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,
             memory: record.hot_bytes() > 0,
+            reporting: record.free_page_reporting,
             hardware: record.function_room() > 0,
         }
     }

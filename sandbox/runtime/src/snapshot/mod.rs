@@ -202,6 +202,7 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
         ),
         (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (record.shared_root.is_some(), "its root is in shared pages"),
+        (record.free_page_reporting, "its guest reports free pages (free_page_reporting)"),
         (record.emulated_nic.is_some(), "its interface is the VMM's own"),
         (record.assigned_function.is_some(), "its VMM has a function of hardware"),
         (!network::further::of(record).is_empty(), "it has several network interfaces"),
@@ -431,6 +432,7 @@ mod tests {
         assert!(why(|record| record.sockets = Some("/s".into())).contains("socket function"));
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
+        assert!(why(|record| record.free_page_reporting = true).contains("free pages"));
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
         let pool = "vfs".to_owned();
         let own_function = Some(OwnFunction { pool, addresses: Vec::new() });

@@ -151,6 +151,7 @@ pub(super) async fn vm_spec(
         name: record.name.clone(),
         memory,
         hot_memory: resize::hot_regions(record),
+        free_page_reporting: false,
         shared: None,
         restore: None,
         cpus: record.boot_cpus,
