@@ -76,6 +76,10 @@ pub struct Sandbox {
     begins: Mutex<Option<Arc<Template>>>,
     /// Held while the number of CPUs or the memory is changed.
     size: Arc<tokio::sync::Mutex<()>>,
+    /// The place of the task that waits to take CPUs from a pod whose containers have ended.
+    pub(crate) cpus_wait: Arc<Semaphore>,
+    /// The place of the task that waits to have a pod's regions of ended containers given back.
+    pub(crate) regions_wait: Arc<Semaphore>,
     /// Set while the memory is in a file and nothing of a VMM is left.
     rests: watch::Sender<bool>,
     /// The outcome of coming back from the file, until the task that runs the sandbox has it.
@@ -131,6 +135,8 @@ impl Sandbox {
             configuring: Arc::default(),
             begins: Mutex::new(None),
             size: Arc::default(),
+            cpus_wait: Arc::new(Semaphore::new(1)),
+            regions_wait: Arc::new(Semaphore::new(1)),
             rests: watch::Sender::new(false),
             back: Mutex::new(None),
             shares: tokio::sync::Mutex::default(),

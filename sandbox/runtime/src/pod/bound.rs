@@ -19,7 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_hypervisor::{MemoryDevice, Vm};
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::guests::Guests;
 use crate::node::Node;
 use crate::record::{BoundMemory, Limits, Record, SandboxState};
 use crate::resize::{self, Follow};
@@ -131,8 +133,16 @@ pub(super) async fn join(target: &Target) -> Result<()> {
 
 /// Has a task give the regions back to the host that no live container has.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
-    if !due(sandbox).is_empty() {
-        node.guests.spawn(give_back(Arc::clone(sandbox)));
+    leave_to(&node.guests, sandbox);
+}
+
+/// Has a task give the regions back, unless one waits for its first turn, which sees to this end,
+/// too: a guest that does not answer would have as many tasks wait as its containers end.
+fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
+    if !due(sandbox).is_empty()
+        && let Ok(place) = Arc::clone(&sandbox.regions_wait).try_acquire_owned()
+    {
+        guests.spawn(give_back(Arc::clone(sandbox), place));
     }
 }
 
@@ -258,11 +268,14 @@ fn is_returning(sandbox: &Sandbox, region: u32) -> bool {
 }
 
 /// Gives the regions back that no live container has. The guest may count pages as used for a
-/// moment after the container's end, so it is asked again.
-async fn give_back(sandbox: Arc<Sandbox>) {
+/// moment after the container's end, so it is asked again. `place` is held until the first turn.
+async fn give_back(sandbox: Arc<Sandbox>, place: OwnedSemaphorePermit) {
+    let mut place = Some(place);
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
+        // A container that ends from here on has another task.
+        drop(place.take());
         // Another container may have a region by now.
         let regions = due(&sandbox);
         if regions.is_empty() {
@@ -378,94 +391,4 @@ async fn limit_group(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::adopt::tests::{added_of, record_of};
-    use crate::record::Added;
-
-    const MIB: u64 = 1 << 20;
-
-    fn asked(mib: u64) -> RunSpec {
-        RunSpec { makes_pod: true, bound_memory_bytes: mib * MIB, ..RunSpec::default() }
-    }
-
-    /// Makes the record of a pod with regions for limits of up to 124 MiB, and a container in each
-    /// of these regions that has this state.
-    fn pod(containers: &[(u32, SandboxState)]) -> Record {
-        let added = |(region, state): &(u32, SandboxState)| {
-            let limits = Limits { memory_bytes: 64 * MIB, ..Limits::default() };
-            Added { region: Some(*region), limits, ..added_of(&format!("c{region}"), *state) }
-        };
-        Record {
-            pod: true,
-            bound: of_new(&asked(100)).unwrap(),
-            added: containers.iter().map(added).collect(),
-            ..record_of(SandboxState::Running)
-        }
-    }
-
-    #[test]
-    fn regions_are_whole_units_with_room_for_the_limit() {
-        assert_eq!(of_new(&RunSpec::default()).unwrap(), BoundMemory::default());
-        let region = |mib| of_new(&asked(mib)).unwrap().region_bytes / MIB;
-        assert_eq!([1, 124, 125, 32764].map(region), [128, 128, 256, 32768]);
-        assert_eq!(of_new(&asked(100)).unwrap().room(), 1024 * MIB);
-        let refused = |spec: RunSpec| of_new(&spec).unwrap_err().to_string();
-        assert!(refused(asked(32765)).contains("32765 MiB is too much for a container"));
-        assert!(refused(RunSpec { makes_pod: false, ..asked(1) }).contains("is for pods"));
-        let fork = RunSpec { template: "auto".to_owned(), ..asked(1) };
-        assert!(refused(fork).contains("with a template"));
-        let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
-        assert!(refused(grows).contains("and --max-memory"));
-    }
-
-    #[test]
-    fn a_region_has_the_limit_and_a_margin_in_whole_blocks() {
-        let size = |limit, block| size(128 * MIB, limit * MIB, block * MIB) / MIB;
-        assert_eq!((size(0, 2), size(64, 2), size(63, 2)), (0, 68, 68));
-        assert_eq!((size(64, 8), size(124, 2), size(u64::MAX / MIB, 2)), (72, 128, 128));
-    }
-
-    #[test]
-    fn a_container_gets_a_region_that_no_live_one_has() {
-        use SandboxState::{Created, Exited, Running};
-        let mut record = pod(&[(0, Running), (1, Exited), (2, Created)]);
-        assert_eq!(choose(&record).unwrap(), 1);
-        record.bound.granted_bytes[1] = 68 * MIB;
-        assert_eq!(choose(&record).unwrap(), 3, "one with nothing plugged is better");
-        let live: Vec<_> = (0..8).map(|region| (region, Running)).collect();
-        let refused = choose(&pod(&live)).unwrap_err().to_string();
-        assert!(refused.contains("has 8 containers with memory of their own"), "{refused}");
-        let mut last = pod(&live);
-        last.bound.granted_bytes = vec![68 * MIB; 8];
-        last.added[5].state = Exited;
-        assert_eq!(choose(&last).unwrap(), 5, "what is plugged still will do");
-        assert!(choose(&record_of(Running)).is_err(), "no region");
-    }
-
-    #[test]
-    fn regions_go_back_whose_containers_have_ended() {
-        use SandboxState::{Exited, Running};
-        let mut record = pod(&[(0, Running), (1, Exited), (2, Exited)]);
-        record.bound.granted_bytes[..2].fill(68 * MIB);
-        record.bound.granted_bytes[7] = 68 * MIB;
-        assert_eq!(spare(&record), [1, 7]);
-        assert_eq!(record.guest_bytes(), record.memory_bytes + 204 * MIB);
-    }
-
-    #[test]
-    fn a_limit_is_within_the_region_and_no_matter_of_the_others() {
-        let record = pod(&[(0, SandboxState::Running)]);
-        let of_others = |name, memory_bytes| {
-            let asked = Limits { memory_bytes, pids: 9, ..Limits::default() };
-            of_others(&record, name, asked).map_err(|error| error.to_string())
-        };
-        let others = Limits { pids: 9, ..Limits::default() };
-        assert_eq!(of_others("c0", 124 * MIB), Ok(others));
-        let unbound = of_others("none", 999 * MIB).unwrap();
-        assert_eq!(unbound.memory_bytes, 999 * MIB, "it has no region");
-        let refused = of_others("c0", 125 * MIB).unwrap_err();
-        assert!(refused.contains("125 MiB is more than the 124 MiB"), "{refused}");
-        assert!(of_others("c0", u64::MAX).unwrap_err().contains("one/c0 has memory of its own"));
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use super::sums::Sums;
+use crate::guests::Guests;
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -44,18 +45,36 @@ pub(super) async fn join(target: &Target) {
 
 /// Has a task take the CPUs of a pod away that its containers' limits do not need any more.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
+    leave_to(&node.guests, sandbox);
+}
+
+/// Has a task take the CPUs away, unless one waits for its turn, which sees to this end, too: a
+/// guest that does not answer would have as many tasks wait as its containers end.
+fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
     let has_spare = sandbox.look(|record| spare(record).is_some());
     if !has_spare || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
+    let Ok(place) = Arc::clone(&sandbox.cpus_wait).try_acquire_owned() else { return };
     let sandbox = Arc::clone(sandbox);
-    node.guests.spawn(async move { give_back(&sandbox).await });
+    guests.spawn(async move {
+        let _turn = sandbox.wait_to_change_size().await;
+        // A container that ends from here on has another task.
+        drop(place);
+        take_spare(&sandbox).await;
+    });
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need. Waits until no other call
 /// changes the microVM's size.
 pub(super) async fn give_back(sandbox: &Arc<Sandbox>) {
     let _turn = sandbox.wait_to_change_size().await;
+    take_spare(sandbox).await;
+}
+
+/// Takes the CPUs of a pod away that its containers' limits do not need. The caller has the turn to
+/// change the microVM's size.
+async fn take_spare(sandbox: &Arc<Sandbox>) {
     // An update or another container may have come first.
     let Some(kept) = sandbox.look(spare) else { return };
     if let Err(error) = cut(sandbox, kept).await {
@@ -126,7 +145,7 @@ fn cpus_of(quota_us: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adopt::tests::{added_of, record_of};
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
     use crate::record::Added;
 
     /// Makes the record of a pod that began with one CPU, has `has` and can have four, with a
@@ -193,5 +212,16 @@ mod tests {
         assert_eq!(chosen(400_000, 2, 2), (None, None));
         assert_eq!(chosen(50_000, 2, 2), (None, None));
         assert_eq!(chosen(400_000, 3, 2), (None, Some(2)), "limits had more before");
+    }
+
+    #[tokio::test]
+    async fn one_task_waits_however_many_containers_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(pod(&[], 4), dir.path());
+        let guests = Guests::start().unwrap();
+        // The guest has not followed an earlier change.
+        let _turn = sandbox.wait_to_change_size().await;
+        (0..100).for_each(|_| leave_to(&guests, &sandbox));
+        assert_eq!(Arc::strong_count(&sandbox), 2, "the test's, and the task's");
     }
 }
