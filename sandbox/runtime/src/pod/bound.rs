@@ -22,6 +22,7 @@ use slipway_hypervisor::{MemoryDevice, Vm};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::guests::Guests;
+use crate::memory::of_host;
 use crate::node::Node;
 use crate::record::{BoundMemory, Limits, Record, SandboxState};
 use crate::resize::{self, Follow};
@@ -73,11 +74,11 @@ impl Node {
     }
 }
 
-/// Returns the regions of a new sandbox.
+/// Returns the regions of a new sandbox on a host with `host` bytes of memory.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a size that no region has, and for a sandbox that cannot have regions.
-pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
+pub(crate) fn of_new(spec: &RunSpec, host: u64) -> Result<BoundMemory> {
     let asked = spec.bound_memory_bytes;
     if asked == 0 {
         return Ok(BoundMemory::default());
@@ -96,6 +97,10 @@ pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
         let (asked, most) = (asked >> 20, (MOST - MARGIN) >> 20);
         return refuse(&format!("of {asked} MiB is too much for a container: at most {most} MiB"));
     }
+    if asked > host {
+        let (asked, host) = (asked >> 20, host >> 20);
+        return refuse(&format!("of {asked} MiB is more than this host has, {host} MiB"));
+    }
     let region_bytes = (asked + MARGIN).next_multiple_of(UNIT);
     Ok(BoundMemory { region_bytes, granted_bytes: vec![0; REGIONS] })
 }
@@ -104,8 +109,9 @@ pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
 /// The container's record is live. Waits until no other call changes the microVM's size.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a limit that no region has room for, and for huge pages; [`Error::Busy`]
-/// if other containers have all regions; [`Error::Agent`] if the guest does not take the memory.
+/// [`Error::Invalid`] for a limit that is too much for a region or the host, and for huge pages;
+/// [`Error::Busy`] if other containers have all regions; [`Error::Agent`] if the guest does not
+/// take the memory.
 pub(super) async fn join(target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
     if sandbox.look(|record| record.bound.room() == 0) {
@@ -167,7 +173,7 @@ pub(super) fn of_others(record: &Record, name: &str, asked: Limits) -> Result<Li
 /// caller has the turn to change the microVM's size.
 ///
 /// # Errors
-/// [`Error::Agent`] if the guest does not take it.
+/// [`Error::Agent`] if the guest does not take it; [`Error::Invalid`] if the host has not as much.
 pub(super) async fn grow(target: &Target, asked: Limits) -> Result<()> {
     match own(target) {
         Some((region, has)) if asked.memory_bytes > has => {
@@ -222,6 +228,22 @@ fn check(bound: &BoundMemory, limit: u64) -> Result<()> {
          pod with a larger --bind-memory",
         limit.div_ceil(1 << 20),
         most >> 20
+    )))
+}
+
+/// Checks that a pod's guest can be given so many bytes more on a host with `host` bytes of memory:
+/// its own control group would not keep it from taking that of all others.
+fn check_host(record: &Record, more: u64, host: u64) -> Result<()> {
+    let wanted = record.guest_bytes().saturating_add(more);
+    if wanted <= host {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "with the container's memory, pod {} would have {} MiB, and this host has {} MiB; give its \
+         containers less",
+        record.name,
+        wanted >> 20,
+        host >> 20
     )))
 }
 
@@ -318,6 +340,7 @@ async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u6
     // As with other memory, the limit of the host's control group is recorded before it is raised.
     let room = before.max(wanted);
     if room > before {
+        sandbox.look(|record| check_host(record, room - before, of_host()))?;
         record_granted(sandbox, device, room).await?;
     }
     let late = |_| {

@@ -4,6 +4,10 @@ use crate::record::Added;
 
 const MIB: u64 = 1 << 20;
 
+fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
+    super::of_new(spec, 1 << 40)
+}
+
 fn asked(mib: u64) -> RunSpec {
     RunSpec { makes_pod: true, bound_memory_bytes: mib * MIB, ..RunSpec::default() }
 }
@@ -36,6 +40,19 @@ fn regions_are_whole_units_with_room_for_the_limit() {
     assert!(refused(fork).contains("with a template"));
     let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
     assert!(refused(grows).contains("and --max-memory"));
+}
+
+#[test]
+fn a_pod_has_no_more_than_the_host() {
+    let small = super::of_new(&asked(1024), 1023 * MIB).unwrap_err().to_string();
+    assert!(small.contains("1024 MiB is more than this host has, 1023 MiB"), "{small}");
+    super::of_new(&asked(1024), 1024 * MIB).unwrap();
+    let mut record = Record { memory_bytes: 256 * MIB, ..pod(&[]) };
+    record.bound.granted_bytes[0] = 68 * MIB;
+    check_host(&record, 68 * MIB, 392 * MIB).unwrap();
+    let refused = check_host(&record, 70 * MIB, 392 * MIB).unwrap_err().to_string();
+    assert!(refused.contains("would have 394 MiB, and this host has 392 MiB"), "{refused}");
+    assert!(check_host(&record, u64::MAX, 392 * MIB).is_err());
 }
 
 #[test]
