@@ -73,16 +73,25 @@ impl Hardware {
             Err(_) if set.is_none() => self.forget(),
             // The reset does not try what was refused: a driver that refuses it again would take
             // the VF out of the pool, and one VF after the other. An error: the note names more.
-            Err(_) => drop(self.keep(set)),
+            Err(_) => {
+                drop(self.keep(set));
+                self.owned = Some(set);
+            }
         }
         outcome
     }
 
-    /// Remembers the settings of an owner's client, also for the next daemon.
+    /// Remembers the settings of an owner's client, also for the next daemon: as a whole or not at
+    /// all, since those that are set must not lose their note.
     fn keep(&mut self, settings: Limits) -> Result<(), Fault> {
+        let new = self.note.with_extension("new");
+        let written = std::fs::write(&new, settings.words());
+        written.and_then(|()| std::fs::rename(&new, &self.note)).map_err(|error| {
+            let _ = std::fs::remove_file(&new);
+            Fault(format!("cannot write {}: {error}", self.note.display()))
+        })?;
         self.owned = Some(settings);
-        std::fs::write(&self.note, settings.words())
-            .map_err(|error| Fault(format!("cannot write {}: {error}", self.note.display())))
+        Ok(())
     }
 
     /// Gives the settings of an owner's client the pool's values.
@@ -235,8 +244,18 @@ mod tests {
         hardware.release().unwrap();
         hardware.keep(Limits::default().for_client(&client)).unwrap();
         assert_eq!(std::fs::read_to_string(&note).unwrap(), "vlan");
+        let left = || std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left(), 1);
         hardware.close().unwrap();
-        assert!(!note.exists() && hardware.owned.is_none());
+        assert!(left() == 0 && hardware.owned.is_none());
+        // What cannot be noted is not set, and the next reset does not try to end it.
+        let mut lost = Hardware::new(address, Limits::default(), &folder.path().join("missing"));
+        let Fault(why) = lost.hold(&client).unwrap_err();
+        assert!(why.contains("cannot write") && lost.owned.is_none(), "{why}");
+        std::fs::create_dir(&note).unwrap();
+        hardware.keep(Limits::default().for_client(&client)).unwrap_err();
+        assert!(left() == 1 && hardware.owned.is_none(), "no part of a note");
+        std::fs::remove_dir(&note).unwrap();
         let refused = check_client(&pool("0000:fe:1f.7"), &client).unwrap_err();
         assert!(matches!(refused, VfError::Invalid(_)), "{refused}");
         check_client(&pool("0000:fe:1f.7"), &vf_v1::Client::default()).unwrap();
