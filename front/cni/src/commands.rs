@@ -63,7 +63,10 @@ impl Operation<'_> {
         // A plugin that refuses has reserved nothing.
         let output = self.delegate()?;
         let added = self.attach(&connection, output);
-        if added.is_err()
+        // A daemon that answers too late may still make the attachment with the address, which DEL
+        // frees.
+        if let Err(failure) = &added
+            && !failure.is_unanswered()
             && let Some(kind) = self.ipam
             && !self.is_attached()
         {
@@ -266,5 +269,43 @@ mod tests {
         drop(silent);
         operation.del().unwrap();
         assert_eq!(files(), 2);
+    }
+
+    #[test]
+    fn add_keeps_the_address_if_the_daemon_does_not_answer_in_time() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (place, calls) = (dir.path().to_str().unwrap(), dir.path().join("calls"));
+        let plugin = dir.path().join("chooser");
+        let script = format!(
+            "#!/bin/sh\ncat >/dev/null\necho \"$CNI_COMMAND\" >>{}\n\
+             echo '{{\"ips\": [{{\"address\": \"10.1.0.7/24\"}}]}}'\n",
+            calls.display()
+        );
+        std::fs::write(&plugin, script).unwrap();
+        std::fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        let variables = [
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_NETNS", "/run/netns/c1"),
+            ("CNI_PATH", place),
+            ("SLIPWAY_RUN_DIR", place),
+            ("SLIPWAY_DATA_DIR", place),
+        ];
+        let variables = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+        let environment = Environment::of(variables).unwrap();
+        let input = br#"{"cniVersion": "1.1.0", "name": "blue", "ipam": {"type": "chooser"}}"#;
+        let configuration = Configuration::parse(input, &environment).unwrap();
+        let daemon = Daemon::of(&environment, &configuration).unwrap();
+        let daemon = daemon.with_patience(Duration::from_millis(100));
+        let (environment, configuration) = (&environment, &configuration);
+        let ipam = Some("chooser");
+        let operation = Operation { environment, configuration, input, ipam, daemon };
+        // The kernel accepts the connection, and nobody reads the call.
+        let _silent = UnixListener::bind(dir.path().join("slipway.sock")).unwrap();
+        assert!(operation.add().unwrap_err().is_unanswered());
+        let called = std::fs::read_to_string(&calls).unwrap();
+        assert_eq!(called.lines().count(), 1, "the address is not freed: {called}");
     }
 }

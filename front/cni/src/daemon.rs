@@ -159,7 +159,11 @@ fn failure(status: &Status) -> Failure {
         "" | "transport error" => Failure::new(code, "the daemon ended during the call; try again"),
         message => Failure::new(code, message),
     };
-    if lost { failure.without_daemon() } else { failure }
+    match status.code() {
+        _ if lost => failure.without_daemon(),
+        Grpc::DeadlineExceeded => failure.unanswered(),
+        _ => failure,
+    }
 }
 
 /// Returns the attachment that an operation is about, as the daemon knows it.
@@ -193,6 +197,8 @@ mod tests {
             assert_eq!(failure.code(), code);
             assert!(!failure.message().is_empty());
             assert_eq!(failure.lacks_daemon(), status.code() == tonic::Code::Unavailable);
+            let is_late = status.code() == tonic::Code::DeadlineExceeded;
+            assert_eq!(failure.is_unanswered(), is_late);
         }
     }
 }

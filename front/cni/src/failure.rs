@@ -45,6 +45,8 @@ pub struct Failure {
     details: String,
     /// No daemon serves, or it ended during the call.
     without_daemon: bool,
+    /// The daemon did not answer in time.
+    is_unanswered: bool,
 }
 
 impl Failure {
@@ -57,7 +59,8 @@ impl Failure {
     pub fn with_code(code: u32, text: &str) -> Self {
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (message, details) = text.split_once("; ").unwrap_or((text, ""));
-        Self { code, message: one_line(message), details: one_line(details), without_daemon: false }
+        let (message, details) = (one_line(message), one_line(details));
+        Self { code, message, details, without_daemon: false, is_unanswered: false }
     }
 
     /// Returns the code.
@@ -79,6 +82,16 @@ impl Failure {
     /// answers too late, is there.
     pub fn lacks_daemon(&self) -> bool {
         self.without_daemon
+    }
+
+    /// Returns the error as one of a call that the daemon did not answer in time.
+    pub fn unanswered(self) -> Self {
+        Self { is_unanswered: true, ..self }
+    }
+
+    /// Returns whether the daemon did not answer in time: it may still do what it was asked for.
+    pub fn is_unanswered(&self) -> bool {
+        self.is_unanswered
     }
 
     /// Returns the line that says what is wrong.
