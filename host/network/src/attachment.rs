@@ -244,24 +244,30 @@ impl Store {
         Ok(all)
     }
 
-    /// Writes an attachment; on return it survives a crash of the daemon.
+    /// Writes an attachment, which has no file yet; on return it survives a crash of the daemon.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`]; there is no file then.
     pub fn save(&self, id: &str, attachment: &Attachment) -> Result<()> {
         let path = self.path(id, FILE);
         let spare = self.spares().free.pop();
+        let written = spare.as_ref().unwrap_or(&path);
         let write = || -> std::io::Result<()> {
             let json = serde_json::to_vec(attachment)?;
             let mut options = fs::File::options();
             // Not emptied when it is opened: ext4 would write such a file out when it is closed.
             options.write(true).create(true).truncate(false).mode(0o600);
-            let mut file = options.open(spare.as_ref().unwrap_or(&path))?;
+            let mut file = options.open(written)?;
             file.write_all(&json)?;
             file.set_len(json.len() as u64)?;
             spare.as_ref().map_or(Ok(()), |spare| fs::rename(spare, &path))
         };
-        write().map_err(Error::file("cannot write", &path))
+        let saved = write();
+        if saved.is_err() {
+            // To the plugin, a file is an attachment with an address. An error: there is none.
+            let _ = fs::remove_file(written);
+        }
+        saved.map_err(Error::file("cannot write", &path))
     }
 
     /// Removes an attachment with its note.
@@ -392,6 +398,13 @@ mod tests {
         let next = Store::open(place.path()).unwrap();
         let dir = next.spares().dir.clone();
         assert!(fs::read_dir(dir).unwrap().next().is_none());
+        // Nothing is left of a file that cannot be written: to the plugin it has an address.
+        store.save(&short.key.id(), &short).unwrap();
+        store.remove(&short.key.id()).unwrap();
+        fs::create_dir(store.path(&short.key.id(), FILE)).unwrap();
+        assert!(store.save(&short.key.id(), &short).is_err());
+        let left = store.spares().dir.clone();
+        assert_eq!((fs::read_dir(left).unwrap().count(), store.spares().free.len()), (0, 0));
     }
 
     #[test]

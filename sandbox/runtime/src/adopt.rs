@@ -200,8 +200,11 @@ fn check_functions(mut needed: impl Iterator<Item = PathBuf>, broken: &[PathBuf]
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::record::Added;
+    use crate::files::Files;
+    use crate::record::{Added, Store};
 
     /// Makes a record of a sandbox without volumes.
     pub(crate) fn record_of(state: SandboxState) -> Record {
@@ -231,6 +234,13 @@ pub(crate) mod tests {
             "disks": null, "remove": false,
         });
         serde_json::from_value(text).unwrap()
+    }
+
+    /// Makes the sandbox of a record, with its files in the directory `dir`.
+    pub(crate) fn sandbox_of(record: Record, dir: &Path) -> Arc<Sandbox> {
+        let store = Store::new(dir, &record.id);
+        store.create().unwrap();
+        Sandbox::new(record, store, Files::start().unwrap().lane())
     }
 
     #[test]

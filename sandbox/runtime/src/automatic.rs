@@ -65,7 +65,12 @@ pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
-    match node.templates.get(&name).await {
+    let found = match node.templates.get(&name).await {
+        // The name is a part of a digest: another machine that somebody asked for may have it.
+        Ok(template) => fork::check(node, &record, &template.manifest).await.map(|()| template),
+        missing => missing,
+    };
+    match found {
         Ok(template) => {
             node.automatic.used(&name);
             sandbox.note(|record| record.template = Some(name));

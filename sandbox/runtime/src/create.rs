@@ -230,7 +230,7 @@ impl Node {
                 is_named: spec.max_memory_bytes > 0,
                 ..MemoryBounds::new(memory_bytes, max_memory_bytes)
             },
-            bound: pod::bound_of_new(spec)?,
+            bound: pod::bound_of_new(spec, of_host())?,
             layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
             cpus,
             boot_cpus: cpus,

@@ -9,7 +9,7 @@ use slipway_plane_api::v1 as plane_v1;
 use crate::node::Node;
 use crate::record::{Device, Network, Record};
 use crate::sandbox::Sandbox;
-use crate::templates::{Boots, Shape, Template, working_set};
+use crate::templates::{Boots, Manifest, Shape, Template, working_set};
 use crate::{Error, Result, network};
 
 /// Returns the template that a sandbox is a fork of, or `None` if it boots.
@@ -28,13 +28,21 @@ pub(crate) async fn template(node: &Node, sandbox: &Sandbox) -> Result<Option<Ar
         Some(snapshot) => snapshot,
         None => node.templates.get(name).await?,
     };
-    let has = &template.manifest.shape;
+    check(node, record, &template.manifest).await?;
+    Ok(Some(template))
+}
+
+/// Checks that a sandbox with this record can have the machine of a template.
+///
+/// # Errors
+/// [`Error::Template`] with what differs; those of [`Known::files`](crate::boot::Known::files).
+pub(crate) async fn check(node: &Node, record: &Record, template: &Manifest) -> Result<()> {
+    let Manifest { name, shape: has, .. } = template;
     let boot = node.boot.files(record.kernel.as_deref(), has.needs).await?;
     let (needs, cpu_template) = (has.needs, node.config.cpu_template()?);
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
-    let wanted = Shape::of(record, &boots);
-    has.check(&wanted).map_err(no)?;
-    Ok(Some(template))
+    let differs = |why| Error::Template { name: name.clone(), why };
+    has.check(&Shape::of(record, &boots)).map_err(differs)
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container

@@ -355,8 +355,10 @@ impl Change {
     /// has.
     async fn ask(&self, wanted: u64) -> Result<Option<String>> {
         let device = memory_device(&*self.vm, DEVICE).await?;
-        let begin = self.sandbox.look(|record| record.memory.boot_bytes);
-        let target = wanted.saturating_sub(begin).next_multiple_of(device.block);
+        let bounds = self.sandbox.look(|record| record.memory);
+        let begin = bounds.boot_bytes;
+        // Whatever block the VMM tells of, its control group gets no more than the room.
+        let target = whole(wanted.saturating_sub(begin), device.block).min(bounds.room());
         if target > device.bytes {
             return Err(Error::Agent("the VMM has less room than it was made with".to_owned()));
         }
@@ -369,7 +371,7 @@ impl Change {
         }
         let stats = self.agent.stats("").await?.machine;
         let free = free(stats.memory_total_bytes, stats.memory_available_bytes);
-        let used = device.plugged.saturating_sub(free).next_multiple_of(device.block);
+        let used = whole(device.plugged.saturating_sub(free), device.block);
         let asked = target.max(used).min(device.plugged);
         let left = follow(&*self.vm, DEVICE, asked).await?;
         Ok((left > target).then(|| {
@@ -392,6 +394,11 @@ impl Change {
                 .to_owned()
         }))
     }
+}
+
+/// Returns the bytes of the blocks that so many bytes need.
+fn whole(bytes: u64, block: u64) -> u64 {
+    bytes.div_ceil(block).saturating_mul(block)
 }
 
 /// Returns the bytes that a guest can give back without ending programs. Its word harms itself

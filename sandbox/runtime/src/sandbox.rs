@@ -24,6 +24,7 @@ use crate::{Error, Result};
 
 pub(crate) use rest::Back;
 use returns::Returns;
+pub(crate) use returns::Waiting;
 
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;
@@ -80,6 +81,10 @@ pub struct Sandbox {
     size: Arc<tokio::sync::Mutex<()>>,
     /// The tasks that give memory of a pod back to the host.
     pub(crate) returns: Returns,
+    /// The tasks that take CPUs from a pod whose containers have ended.
+    pub(crate) cpu_returns: Returns,
+    /// The tasks that have a pod's regions of ended containers given back.
+    pub(crate) region_returns: Returns,
     /// Set while the memory is in a file and nothing of a VMM is left.
     rests: watch::Sender<bool>,
     /// The outcome of coming back from the file, until the task that runs the sandbox has it.
@@ -136,6 +141,8 @@ impl Sandbox {
             begins: Mutex::new(None),
             size: Arc::default(),
             returns: Returns::default(),
+            cpu_returns: Returns::default(),
+            region_returns: Returns::default(),
             rests: watch::Sender::new(false),
             back: Mutex::new(None),
             shares: tokio::sync::Mutex::default(),

@@ -95,7 +95,7 @@ fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
 
 /// Returns the place of a sandbox's save.
 fn place(node: &Node, sandbox: &Sandbox) -> Templates {
-    Templates::new(sandbox.store.dir().to_owned(), node.plane.clone())
+    Templates::of_sandbox(sandbox.store.dir().to_owned(), node.plane.clone(), &sandbox.id)
 }
 
 /// Removes what is left of a save that the sandbox does not need any more.

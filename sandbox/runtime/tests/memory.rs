@@ -94,6 +94,13 @@ async fn a_guest_that_gives_back_nothing_keeps_what_it_has() {
 }
 
 #[tokio::test]
+async fn a_vmm_that_tells_of_large_blocks_gets_no_more_than_its_room() {
+    let sandbox = Started::new("claims-large-blocks", 900).await;
+    sandbox.update(256).await.unwrap();
+    sandbox.has(512).await;
+}
+
+#[tokio::test]
 async fn memory_that_was_not_given_is_not_counted() {
     let sandbox = Started::new("claims-all", 400).await;
     assert!(sandbox.update(256).await.is_err());

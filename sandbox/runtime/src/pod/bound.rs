@@ -20,10 +20,12 @@ use std::time::Duration;
 
 use slipway_hypervisor::{MemoryDevice, Vm};
 
+use crate::guests::Guests;
+use crate::memory::of_host;
 use crate::node::Node;
 use crate::record::{BoundMemory, Limits, Record, SandboxState};
 use crate::resize::{self, Follow};
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, Waiting};
 use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{Error, Result};
@@ -71,11 +73,11 @@ impl Node {
     }
 }
 
-/// Returns the regions of a new sandbox.
+/// Returns the regions of a new sandbox on a host with `host` bytes of memory.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a size that no region has, and for a sandbox that cannot have regions.
-pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
+pub(crate) fn of_new(spec: &RunSpec, host: u64) -> Result<BoundMemory> {
     let asked = spec.bound_memory_bytes;
     if asked == 0 {
         return Ok(BoundMemory::default());
@@ -94,6 +96,10 @@ pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
         let (asked, most) = (asked >> 20, (MOST - MARGIN) >> 20);
         return refuse(&format!("of {asked} MiB is too much for a container: at most {most} MiB"));
     }
+    if asked > host {
+        let (asked, host) = (asked >> 20, host >> 20);
+        return refuse(&format!("of {asked} MiB is more than this host has, {host} MiB"));
+    }
     let region_bytes = (asked + MARGIN).next_multiple_of(UNIT);
     Ok(BoundMemory { region_bytes, granted_bytes: vec![0; REGIONS] })
 }
@@ -102,8 +108,9 @@ pub(crate) fn of_new(spec: &RunSpec) -> Result<BoundMemory> {
 /// The container's record is live. Waits until no other call changes the microVM's size.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a limit that no region has room for, and for huge pages; [`Error::Busy`]
-/// if other containers have all regions; [`Error::Agent`] if the guest does not take the memory.
+/// [`Error::Invalid`] for a limit that is too much for a region or the host, and for huge pages;
+/// [`Error::Busy`] if other containers have all regions; [`Error::Agent`] if the guest does not
+/// take the memory.
 pub(super) async fn join(target: &Target) -> Result<()> {
     let sandbox = &target.sandbox;
     if sandbox.look(|record| record.bound.room() == 0) {
@@ -131,8 +138,16 @@ pub(super) async fn join(target: &Target) -> Result<()> {
 
 /// Has a task give the regions back to the host that no live container has.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
-    if !due(sandbox).is_empty() {
-        node.guests.spawn(give_back(Arc::clone(sandbox)));
+    leave_to(&node.guests, sandbox);
+}
+
+/// Has a task give the regions back, unless one waits for its first turn, which sees to this end,
+/// too: a guest that does not answer would have as many tasks wait as its containers end.
+fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
+    if !due(sandbox).is_empty()
+        && let Some(waiting) = sandbox.region_returns.wait()
+    {
+        guests.spawn(give_back(Arc::clone(sandbox), waiting));
     }
 }
 
@@ -157,7 +172,7 @@ pub(super) fn of_others(record: &Record, name: &str, asked: Limits) -> Result<Li
 /// caller has the turn to change the microVM's size.
 ///
 /// # Errors
-/// [`Error::Agent`] if the guest does not take it.
+/// [`Error::Agent`] if the guest does not take it; [`Error::Invalid`] if the host has not as much.
 pub(super) async fn grow(target: &Target, asked: Limits) -> Result<()> {
     match own(target) {
         Some((region, has)) if asked.memory_bytes > has => {
@@ -215,6 +230,22 @@ fn check(bound: &BoundMemory, limit: u64) -> Result<()> {
     )))
 }
 
+/// Checks that a pod's guest can be given so many bytes more on a host with `host` bytes of memory:
+/// its own control group would not keep it from taking that of all others.
+fn check_host(record: &Record, more: u64, host: u64) -> Result<()> {
+    let wanted = record.guest_bytes().saturating_add(more);
+    if wanted <= host {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "with the container's memory, pod {} would have {} MiB, and this host has {} MiB; give its \
+         containers less",
+        record.name,
+        wanted >> 20,
+        host >> 20
+    )))
+}
+
 /// Returns a region for a new container: one with nothing plugged, or one of which an ended
 /// container's memory has not gone back yet.
 ///
@@ -259,7 +290,8 @@ fn is_returning(sandbox: &Sandbox, region: u32) -> bool {
 
 /// Gives the regions back that no live container has. The guest may count pages as used for a
 /// moment after the container's end, so it is asked again.
-async fn give_back(sandbox: Arc<Sandbox>) {
+async fn give_back(sandbox: Arc<Sandbox>, waiting: Waiting) {
+    let _at_work = waiting.begin().await;
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;
@@ -305,6 +337,7 @@ async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u6
     // As with other memory, the limit of the host's control group is recorded before it is raised.
     let room = before.max(wanted);
     if room > before {
+        sandbox.look(|record| check_host(record, room - before, of_host()))?;
         record_granted(sandbox, device, room).await?;
     }
     let late = |_| {
@@ -378,94 +411,4 @@ async fn limit_group(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::adopt::tests::{added_of, record_of};
-    use crate::record::Added;
-
-    const MIB: u64 = 1 << 20;
-
-    fn asked(mib: u64) -> RunSpec {
-        RunSpec { makes_pod: true, bound_memory_bytes: mib * MIB, ..RunSpec::default() }
-    }
-
-    /// Makes the record of a pod with regions for limits of up to 124 MiB, and a container in each
-    /// of these regions that has this state.
-    fn pod(containers: &[(u32, SandboxState)]) -> Record {
-        let added = |(region, state): &(u32, SandboxState)| {
-            let limits = Limits { memory_bytes: 64 * MIB, ..Limits::default() };
-            Added { region: Some(*region), limits, ..added_of(&format!("c{region}"), *state) }
-        };
-        Record {
-            pod: true,
-            bound: of_new(&asked(100)).unwrap(),
-            added: containers.iter().map(added).collect(),
-            ..record_of(SandboxState::Running)
-        }
-    }
-
-    #[test]
-    fn regions_are_whole_units_with_room_for_the_limit() {
-        assert_eq!(of_new(&RunSpec::default()).unwrap(), BoundMemory::default());
-        let region = |mib| of_new(&asked(mib)).unwrap().region_bytes / MIB;
-        assert_eq!([1, 124, 125, 32764].map(region), [128, 128, 256, 32768]);
-        assert_eq!(of_new(&asked(100)).unwrap().room(), 1024 * MIB);
-        let refused = |spec: RunSpec| of_new(&spec).unwrap_err().to_string();
-        assert!(refused(asked(32765)).contains("32765 MiB is too much for a container"));
-        assert!(refused(RunSpec { makes_pod: false, ..asked(1) }).contains("is for pods"));
-        let fork = RunSpec { template: "auto".to_owned(), ..asked(1) };
-        assert!(refused(fork).contains("with a template"));
-        let grows = RunSpec { max_memory_bytes: 1, ..asked(1) };
-        assert!(refused(grows).contains("and --max-memory"));
-    }
-
-    #[test]
-    fn a_region_has_the_limit_and_a_margin_in_whole_blocks() {
-        let size = |limit, block| size(128 * MIB, limit * MIB, block * MIB) / MIB;
-        assert_eq!((size(0, 2), size(64, 2), size(63, 2)), (0, 68, 68));
-        assert_eq!((size(64, 8), size(124, 2), size(u64::MAX / MIB, 2)), (72, 128, 128));
-    }
-
-    #[test]
-    fn a_container_gets_a_region_that_no_live_one_has() {
-        use SandboxState::{Created, Exited, Running};
-        let mut record = pod(&[(0, Running), (1, Exited), (2, Created)]);
-        assert_eq!(choose(&record).unwrap(), 1);
-        record.bound.granted_bytes[1] = 68 * MIB;
-        assert_eq!(choose(&record).unwrap(), 3, "one with nothing plugged is better");
-        let live: Vec<_> = (0..8).map(|region| (region, Running)).collect();
-        let refused = choose(&pod(&live)).unwrap_err().to_string();
-        assert!(refused.contains("has 8 containers with memory of their own"), "{refused}");
-        let mut last = pod(&live);
-        last.bound.granted_bytes = vec![68 * MIB; 8];
-        last.added[5].state = Exited;
-        assert_eq!(choose(&last).unwrap(), 5, "what is plugged still will do");
-        assert!(choose(&record_of(Running)).is_err(), "no region");
-    }
-
-    #[test]
-    fn regions_go_back_whose_containers_have_ended() {
-        use SandboxState::{Exited, Running};
-        let mut record = pod(&[(0, Running), (1, Exited), (2, Exited)]);
-        record.bound.granted_bytes[..2].fill(68 * MIB);
-        record.bound.granted_bytes[7] = 68 * MIB;
-        assert_eq!(spare(&record), [1, 7]);
-        assert_eq!(record.guest_bytes(), record.memory_bytes + 204 * MIB);
-    }
-
-    #[test]
-    fn a_limit_is_within_the_region_and_no_matter_of_the_others() {
-        let record = pod(&[(0, SandboxState::Running)]);
-        let of_others = |name, memory_bytes| {
-            let asked = Limits { memory_bytes, pids: 9, ..Limits::default() };
-            of_others(&record, name, asked).map_err(|error| error.to_string())
-        };
-        let others = Limits { pids: 9, ..Limits::default() };
-        assert_eq!(of_others("c0", 124 * MIB), Ok(others));
-        let unbound = of_others("none", 999 * MIB).unwrap();
-        assert_eq!(unbound.memory_bytes, 999 * MIB, "it has no region");
-        let refused = of_others("c0", 125 * MIB).unwrap_err();
-        assert!(refused.contains("125 MiB is more than the 124 MiB"), "{refused}");
-        assert!(of_others("c0", u64::MAX).unwrap_err().contains("one/c0 has memory of its own"));
-    }
-}
+mod tests;

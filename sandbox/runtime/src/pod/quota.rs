@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use super::sums::Sums;
+use crate::guests::Guests;
 use crate::node::Node;
 use crate::record::{Limits, Record, SandboxState};
 use crate::sandbox::Sandbox;
@@ -44,12 +45,22 @@ pub(super) async fn join(target: &Target) {
 
 /// Has a task take the CPUs of a pod away that its containers' limits do not need any more.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
+    leave_to(&node.guests, sandbox);
+}
+
+/// Has a task take the CPUs away, unless one waits for its turn, which sees to this end, too: a
+/// guest that does not answer would have as many tasks wait as its containers end.
+fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
     let has_spare = sandbox.look(|record| spare(record).is_some());
     if !has_spare || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
+    let Some(waiting) = sandbox.cpu_returns.wait() else { return };
     let sandbox = Arc::clone(sandbox);
-    node.guests.spawn(async move { give_back(&sandbox).await });
+    guests.spawn(async move {
+        let _at_work = waiting.begin().await;
+        give_back(&sandbox).await;
+    });
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need. Waits until no other call
@@ -126,7 +137,7 @@ fn cpus_of(quota_us: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adopt::tests::{added_of, record_of};
+    use crate::adopt::tests::{added_of, record_of, sandbox_of};
     use crate::record::Added;
 
     /// Makes the record of a pod that began with one CPU, has `has` and can have four, with a
@@ -193,5 +204,16 @@ mod tests {
         assert_eq!(chosen(400_000, 2, 2), (None, None));
         assert_eq!(chosen(50_000, 2, 2), (None, None));
         assert_eq!(chosen(400_000, 3, 2), (None, Some(2)), "limits had more before");
+    }
+
+    #[tokio::test]
+    async fn one_task_waits_however_many_containers_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = sandbox_of(pod(&[], 4), dir.path());
+        let guests = Guests::start().unwrap();
+        // The guest has not followed an earlier change.
+        let _turn = sandbox.wait_to_change_size().await;
+        (0..100).for_each(|_| leave_to(&guests, &sandbox));
+        assert!(Arc::strong_count(&sandbox) <= 3, "the test's, and those of two tasks");
     }
 }

@@ -1,12 +1,12 @@
-//! The tasks that give a pod's memory back to the host: one at a time.
+//! The tasks that give back what ended containers of a pod had: one at a time of each kind.
 
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
-/// The order of a pod's tasks that give memory back: one is at work, and at most one more waits to
-/// look again. However often containers end, a guest that gives nothing back makes the daemon hold
-/// two tasks.
+/// The order of a pod's tasks that give back memory, regions or CPUs: one is at work, and at most
+/// one more waits to look again. However often containers end, a guest that gives nothing back
+/// makes the daemon hold two tasks.
 #[derive(Debug)]
 pub(crate) struct Returns {
     waiting: Arc<Semaphore>,

@@ -37,7 +37,11 @@ impl v1::snapshots_server::Snapshots for SnapshotService {
     }
 
     async fn remove(&self, request: Request<v1::Name>) -> Reply<v1::Empty> {
-        remove(&self.0, &request.into_inner().name).await?;
+        // A task of its own: if the client leaves early, what is loaded is forgotten even so. What
+        // is made later under the name would not be used otherwise.
+        let (node, name) = (Arc::clone(&self.0), request.into_inner().name);
+        let removed = tokio::spawn(async move { remove(&node, &name).await }).await;
+        removed.map_err(|error| Status::internal(error.to_string()))??;
         Ok(Response::new(v1::Empty {}))
     }
 

@@ -256,8 +256,11 @@ pub(crate) async fn copy_ahead(
         memory::complete(node, memory).await?;
     }
     let path = unfinished.memory();
-    let failed = Error::file("cannot create", &path);
-    let mut memory = MemoryFile::create(&path, record.memory_bytes).map_err(failed)?;
+    let (its, bytes) = (path.clone(), record.memory_bytes);
+    // Not on this thread, which serves others: the disk may be busy with their writes.
+    let made =
+        apart(move || MemoryFile::create(&its, bytes).map_err(Error::file("cannot create", its)));
+    let mut memory = made.await?;
     let copied = tokio::select! {
         copied = vm.copy_ahead(record.memory_bytes, memory.sink()) => copied,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
@@ -270,7 +273,6 @@ pub(crate) async fn copy_ahead(
             tracing::warn!(sandbox = record.name, %error, "no memory is copied ahead of a save");
             // A page that was copied may be zeros by now, which are not copied.
             let file = Arc::clone(&memory.file);
-            let bytes = record.memory_bytes;
             apart(move || {
                 let emptied = file.set_len(0).and_then(|()| file.set_len(bytes));
                 emptied.map_err(Error::file("cannot write", &path))

@@ -20,7 +20,7 @@ use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
 use super::manifest::MOST_MANIFEST;
-use super::memories::Memories;
+use super::memories::{Memories, memory_name};
 use super::pages::{digest, digest_pages};
 use super::threads::apart;
 use super::{DiskFile, Manifest, working_set};
@@ -44,7 +44,8 @@ pub(crate) struct Template {
     pub manifest: Manifest,
     /// The file with the machine's state, as it was checked.
     pub machine: Arc<File>,
-    /// The name by which the plane's pool gives memory that begins as the template's: its digest.
+    /// The name by which the plane's pool gives memory that begins as the template's
+    /// ([`memory_name`]).
     pub memory: TemplateName,
     /// Set once the pool copies ahead what forks need ([`working_set`]).
     pub learnt: AtomicBool,
@@ -57,6 +58,8 @@ type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
 pub(crate) struct Templates {
     dir: PathBuf,
     plane: PlaneClient,
+    /// The beginning of the names that the plane's pool has for their memories.
+    prefix: String,
     /// The names of those that are being made or removed.
     busy: Arc<Mutex<BTreeSet<String>>>,
     /// The templates that were asked for, by their names.
@@ -68,8 +71,15 @@ pub(crate) struct Templates {
 impl Templates {
     /// Returns the templates in the directory `dir`, which need not exist.
     pub(crate) fn new(dir: PathBuf, plane: PlaneClient) -> Self {
-        let (busy, loaded) = (Arc::default(), Mutex::default());
-        Self { dir, plane, busy, loaded, memories: tokio::sync::Mutex::default() }
+        let (busy, loaded, memories) = Default::default();
+        Self { dir, plane, prefix: String::new(), busy, loaded, memories }
+    }
+
+    /// Returns the templates in a directory of the sandbox `id`. The pool has their memories apart
+    /// from those of the node: a VMM chooses the bytes that are saved of its sandbox, and they may
+    /// be those of another template, whose memory goes with the last of the node's that has it.
+    pub(crate) fn of_sandbox(dir: PathBuf, plane: PlaneClient, id: &str) -> Self {
+        Self { prefix: format!("{id}-"), ..Self::new(dir, plane) }
     }
 
     /// Removes what earlier daemons left half made.
@@ -111,9 +121,9 @@ impl Templates {
 
     /// Checks a template and has the plane's pool load its memory.
     async fn load(&self, name: &str) -> Result<Template> {
-        let (dir, its) = (self.dir.join(name), name.to_owned());
+        let (dir, its, prefix) = (self.dir.join(name), name.to_owned(), self.prefix.clone());
         let (path, set) = (memory(&dir), working_set::path(&dir));
-        let template = apart(move || check(&dir, &its)).await?;
+        let template = apart(move || check(&dir, &its, &prefix)).await?;
         let Template { memory, learnt, .. } = &template;
         self.add_memory(memory, &path).await?;
         let known = working_set::copy_ahead(&self.plane, memory, set, memory.to_string()).await;
@@ -359,8 +369,8 @@ fn list(dir: &Path) -> Vec<Manifest> {
     names.iter().filter_map(read).collect()
 }
 
-/// Reads and checks a template.
-fn check(dir: &Path, name: &str) -> Result<Template> {
+/// Reads and checks a template whose memory has a name that begins with `prefix`.
+fn check(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
     let manifest = read_manifest(dir, name)?;
     let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
     let (machine, path) = (machine(dir), memory(dir));
@@ -383,7 +393,7 @@ fn check(dir: &Path, name: &str) -> Result<Template> {
     for disk in manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files) {
         check_disk(dir, disk)?.map_err(|why| no(&why))?;
     }
-    let memory = TemplateName::new(&digest).ok_or_else(|| no("its digest is no name"))?;
+    let memory = memory_name(prefix, &digest).ok_or_else(|| no("its digest is no name"))?;
     Ok(Template { manifest, machine: Arc::new(state), memory, learnt: AtomicBool::new(false) })
 }
 
@@ -457,8 +467,9 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path().join("templates")).unwrap().count(), 0);
         make(&all, "a").await;
         assert!(matches!(all.begin("a").await, Err(Error::TemplateTaken(_))));
-        let one = check(&place, "a").unwrap();
+        let one = check(&place, "a", "").unwrap();
         assert_eq!(one.memory.as_str(), one.manifest.memory_sha256);
+        assert_ne!(check(&place, "a", "0123456789ab-").unwrap().memory, one.memory, "a sandbox's");
         assert_eq!(all.list().await, std::slice::from_ref(&one.manifest));
         // Without the plane nothing begins with it.
         assert!(matches!(all.get("a").await, Err(Error::Plane(_))));
@@ -472,7 +483,7 @@ mod tests {
     async fn a_template_with_a_changed_byte_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (all, place) = (templates(dir.path()), dir.path().join("templates/a"));
-        let refused = || check(&place, "a").err().unwrap().to_string();
+        let refused = || check(&place, "a", "").err().unwrap().to_string();
         for (file, at) in [("machine", 0), ("memory", 8192), ("memory", 0), ("template.json", 0)] {
             make(&all, "a").await;
             let changed = File::options().write(true).open(place.join(file)).unwrap();

@@ -6,6 +6,8 @@ use slipway_hypervisor::{Error, HotRegion, MemoryDevice, Result, VmSpec};
 
 /// The bytes of a block.
 pub const BLOCK: u64 = 2 << 20;
+/// The bytes of a block that no guest has.
+const TERABYTE: u64 = 1 << 40;
 
 /// Regions, with a behaviour chosen by the name of their sandbox.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ enum MemoryGuestKind {
     GivesSlowly,
     /// The VMM lists all of each region as plugged.
     ClaimsAll,
+    /// The VMM tells of regions and blocks of a terabyte.
+    ClaimsLargeBlocks,
     /// The VMM answers nothing more from the first change on.
     FallsSilent,
 }
@@ -38,12 +42,17 @@ impl HotMemory {
             "keeps-all" => MemoryGuestKind::KeepsAll,
             "gives-slowly" => MemoryGuestKind::GivesSlowly,
             "claims-all" => MemoryGuestKind::ClaimsAll,
+            "claims-large-blocks" => MemoryGuestKind::ClaimsLargeBlocks,
             "memory-silent" => MemoryGuestKind::FallsSilent,
             _ => MemoryGuestKind::Follows,
         };
         let device = |&HotRegion { bytes, node }: &HotRegion| {
             let plugged = if kind == MemoryGuestKind::ClaimsAll { bytes } else { 0 };
-            MemoryDevice { bytes, node, block: BLOCK, requested: 0, plugged }
+            let (bytes, block) = match kind {
+                MemoryGuestKind::ClaimsLargeBlocks => (TERABYTE, TERABYTE),
+                _ => (bytes, BLOCK),
+            };
+            MemoryDevice { bytes, node, block, requested: 0, plugged }
         };
         let devices = Mutex::new(spec.hot_memory.iter().map(device).collect());
         Some(Self { kind, devices })
@@ -69,7 +78,7 @@ impl HotMemory {
         let state = &mut devices[device];
         state.requested = bytes;
         match self.kind {
-            MemoryGuestKind::Follows => state.plugged = bytes,
+            MemoryGuestKind::Follows | MemoryGuestKind::ClaimsLargeBlocks => state.plugged = bytes,
             MemoryGuestKind::KeepsAll | MemoryGuestKind::GivesSlowly => {
                 state.plugged = state.plugged.max(bytes)
             }
