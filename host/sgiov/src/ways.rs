@@ -76,7 +76,7 @@ impl StreamCarrier for Carriers {
         #[cfg(feature = "guests")]
         let family = match (&self.links, &mut self.guests) {
             (_, None) => family,
-            (Some(_), Some(guests)) => guests.family_beside(number, family),
+            (Some(_), Some(guests)) => guests.claimed_family(number, family),
             (None, Some(guests)) => return guests.family(number, family),
         };
         if let Some(links) = &mut self.links {

@@ -43,6 +43,7 @@ use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{Reply, Request};
 
 use crate::accounts::{Account, Accounts, Refused, Resource, ResourceHold};
+use crate::error::errno_number;
 use crate::keeper::Keepers;
 use crate::log::Log;
 use crate::namespace::Namespaces;
@@ -140,7 +141,7 @@ impl From<Refused> for Errno {
 /// Returns the number of errno(3) that an application gets.
 fn told(errno: Errno) -> u32 {
     let errno = if errno == LIMITED { Errno::NOBUFS } else { errno };
-    errno.raw_os_error().unsigned_abs()
+    errno_number(errno)
 }
 
 /// The engine's state, and its answers to requests.
@@ -205,7 +206,7 @@ impl Broker {
                 self.policy = renewal.policy;
                 #[cfg(feature = "guests")]
                 if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
-                    guests.go_by(self.policy.clone());
+                    guests.renew_policy(self.policy.clone());
                 }
                 #[cfg(feature = "links")]
                 if let Some((ways, links)) = self.remote.as_mut().zip(renewal.links) {
@@ -232,7 +233,7 @@ impl Broker {
                      of their programs can attach"
                 ),
             );
-            LIMITED.raw_os_error().unsigned_abs()
+            errno_number(LIMITED)
         })
     }
 
@@ -396,7 +397,7 @@ impl Broker {
                  engine as it may"
             ),
         );
-        Outcome::Answer(Reply::Refused(LIMITED.raw_os_error().unsigned_abs()), Vec::new())
+        Outcome::Answer(Reply::Refused(errno_number(LIMITED)), Vec::new())
     }
 
     /// Removes a client whose connection has ended, and everything that it held.

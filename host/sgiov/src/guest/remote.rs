@@ -17,6 +17,7 @@ use super::control::Control;
 use super::streams::{Arenas, Streams, break_off};
 use super::{Device, FunctionError, Piece, broken};
 use crate::address::show;
+use crate::error::errno_number;
 use crate::remote::{Event, Family, Line, StreamCarrier};
 
 /// The number of streams of an arena. A family that needs more has several arenas.
@@ -203,7 +204,7 @@ impl FunctionRemote {
             self.events.push(if carried.connected {
                 Event::Ended { connection, last: Tail::default() }
             } else {
-                Event::Refused { connection, errno: raw(Errno::CONNRESET) }
+                Event::Refused { connection, errno: errno_number(Errno::CONNRESET) }
             });
         }
         if let Some(interrupt) = self.device.interrupt() {
@@ -259,10 +260,6 @@ fn timer(epoll: &OwnedFd) -> std::io::Result<OwnedFd> {
     let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
     watch(epoll, timer.as_fd(), TIMER)?;
     Ok(timer)
-}
-
-pub(super) fn raw(errno: Errno) -> u32 {
-    errno.raw_os_error().unsigned_abs()
 }
 
 impl StreamCarrier for FunctionRemote {
@@ -370,7 +367,7 @@ impl StreamCarrier for FunctionRemote {
 }
 
 fn function_gone() -> u32 {
-    raw(Errno::NETDOWN)
+    errno_number(Errno::NETDOWN)
 }
 
 impl FunctionRemote {

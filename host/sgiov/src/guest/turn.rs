@@ -6,8 +6,9 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{Addresses, Message, event, register, stream_of};
 
 use super::FunctionError;
-use super::remote::{FunctionRemote, TURN, raw};
+use super::remote::{FunctionRemote, TURN};
 use crate::address::is_meant;
+use crate::error::errno_number;
 use crate::remote::{Destined, Event, StreamCarrier};
 
 impl FunctionRemote {
@@ -53,14 +54,14 @@ impl FunctionRemote {
                     let incoming = incoming.into();
                     self.events.push(Event::Incoming { incoming, into, from, to });
                 }
-                None => self.reject(incoming, raw(Errno::CONNREFUSED)),
+                None => self.reject(incoming, errno_number(Errno::CONNREFUSED)),
             },
             Message::Ended { connection } => {
                 let carried = self.streams.remove(connection).ok_or(unknown)?;
                 self.events.push(if carried.connected {
                     Event::Ended { connection, last: Tail::default() }
                 } else {
-                    Event::Refused { connection, errno: raw(Errno::CONNRESET) }
+                    Event::Refused { connection, errno: errno_number(Errno::CONNRESET) }
                 });
             }
             Message::ArenaFree { arena } => {
