@@ -43,6 +43,7 @@ use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{Reply, Request};
 
 use crate::accounts::{Account, Accounts, Refused, Resource, ResourceHold};
+use crate::carriers::Carriers;
 use crate::error::errno_number;
 use crate::keeper::Keepers;
 use crate::log::Log;
@@ -51,7 +52,6 @@ use crate::peer::Peer;
 use crate::policy::Policy;
 use crate::reload::Renewal;
 use crate::slab::Slab;
-use crate::ways::Carriers;
 
 use connection::Connection;
 use family::Family;
@@ -168,7 +168,7 @@ pub struct Broker {
     listeners: Listeners,
     /// The round that takes memory of idle sockets back.
     sweep: Sweep,
-    /// The ways to other nodes and to guests, if the engine has any.
+    /// The carriers to other nodes and to guests, if the engine has any.
     remote: Option<Carriers>,
     /// Families that could not be woken without waiting. They are disconnected.
     unheard: BTreeSet<u32>,
@@ -205,12 +205,13 @@ impl Broker {
                 self.accounts.limit(renewal.policy.limits());
                 self.policy = renewal.policy;
                 #[cfg(feature = "guests")]
-                if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
+                if let Some(guests) = self.remote.as_mut().and_then(|remote| remote.guests.as_mut())
+                {
                     guests.renew_policy(self.policy.clone());
                 }
                 #[cfg(feature = "links")]
-                if let Some((ways, links)) = self.remote.as_mut().zip(renewal.links) {
-                    crate::remote::StreamCarrier::renew(ways, links);
+                if let Some((remote, links)) = self.remote.as_mut().zip(renewal.links) {
+                    crate::remote::StreamCarrier::renew(remote, links);
                 }
                 None
             }
