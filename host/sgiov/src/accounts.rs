@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_all_that_he_can_leaves_some_for_others() {
+    fn an_account_that_takes_all_it_can_leaves_some_for_others() {
         let mut accounts = Accounts::with(FILES, 1000);
         let hog = accounts.of(&peer(1, 1000), false).unwrap();
         let first = take_all(&hog);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_free_again_and_so_is_an_account() {
+    fn dropped_holds_and_accounts_are_free_again() {
         let mut accounts = Accounts::with(FILES, 1000);
         for user in 0..2000 {
             let account = accounts.of(&peer(u64::from(user), user), false).unwrap();
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_says_less() {
+    fn limits_of_the_policy_hold() {
         let mut accounts = Accounts::with(FILES, 1000);
         let user = Limits { descriptors: Some(10), ..Limits::default() };
         let namespace = Limits { descriptors: Some(15), ..Limits::default() };
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_too_much_discarded_gets_nothing_more() {
+    fn an_account_with_too_much_discarded_gets_nothing_more() {
         struct Sleeps(std::sync::mpsc::Receiver<()>);
         impl Drop for Sleeps {
             fn drop(&mut self) {
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(account.hold(WHAT, 1).err(), Some(Refused));
         drop(account);
         accounts.sweep();
-        assert_eq!(accounts.all.len(), 1, "who goes and comes again is the same");
+        assert_eq!(accounts.all.len(), 1, "a user that comes back has the same account");
         drop(wake);
     }
 }

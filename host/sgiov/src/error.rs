@@ -4,6 +4,11 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
+/// Returns the number of errno(3), as messages and events carry it.
+pub fn errno_number(errno: Errno) -> u32 {
+    errno.raw_os_error().unsigned_abs()
+}
+
 /// The reason why an engine could not start, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -82,14 +82,14 @@ impl Keepers {
     /// returns.
     pub fn raise(&self, kept: PairPlace, side: Side) {
         if let Some(keeper) = self.all.get(kept.keeper as usize) {
-            keeper.tell(RAISE + side as u32, kept.slot, &[]);
+            keeper.send(RAISE + side as u32, kept.slot, &[]);
         }
     }
 
     /// Has a thread close a pair.
     pub fn drop(&mut self, kept: PairPlace) {
         if let Some(keeper) = self.all.get_mut(kept.keeper as usize) {
-            keeper.tell(DROP, kept.slot, &[]);
+            keeper.send(DROP, kept.slot, &[]);
             keeper.free.push(kept.slot);
         }
     }
@@ -132,7 +132,7 @@ impl Keeper {
 
     fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<u32> {
         let slot = self.free.last().copied().unwrap_or(self.next);
-        if !self.tell(KEEP, slot, &pair) {
+        if !self.send(KEEP, slot, &pair) {
             return None;
         }
         if self.free.pop().is_none() {
@@ -143,7 +143,7 @@ impl Keeper {
 
     /// Sends a message to the thread. The thread takes messages without ever waiting for a peer, so
     /// this does not wait for long.
-    fn tell(&self, operation: u32, slot: u32, with: &[BorrowedFd<'_>]) -> bool {
+    fn send(&self, operation: u32, slot: u32, with: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &self.socket else { return false };
         let bytes = message(operation, slot);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -151,11 +151,11 @@ impl Keeper {
         if !with.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(with));
         }
-        let send = || {
+        let once = || {
             let parts = [IoSlice::new(&bytes)];
             rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)
         };
-        rustix::io::retry_on_intr(send).is_ok()
+        rustix::io::retry_on_intr(once).is_ok()
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_raised() {
+    fn kept_eventfds_can_be_raised() {
         let mut keepers = Keepers::default();
         let pairs: Vec<_> = (0..100).map(|_| pair()).collect();
         let kept: Vec<PairPlace> = pairs
@@ -281,7 +281,7 @@ mod tests {
     /// A pipe's reader sees the end once nobody has its writer. A keeper may not have a copy by
     /// accident, and may not keep what it was told to drop.
     #[test]
-    fn a_keeper_has_what_it_was_given_and_nothing_else() {
+    fn a_keeper_has_the_pairs_that_it_was_given_and_nothing_else() {
         let end = |reader: &OwnedFd| rustix::io::read(reader, &mut [0; 1]) == Ok(0);
         let mut keepers = Keepers::default();
         let (before, writer) = rustix::pipe::pipe().unwrap();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn full_threads_get_company() {
+    fn a_full_thread_has_another_one_started() {
         let mut keepers = Keepers::default();
         let one = pair();
         for _ in 0..3 {

@@ -9,7 +9,8 @@
 //!
 //! - [`Engine`]: the socket, and one thread that serves it;
 //! - `broker`: the programs and their connections, without the socket;
-//! - `place`: the programs' socket, the administrator's socket, and the lock;
+//! - `place`: the programs' socket, the administrator's socket, and the lock; `doors`: connections
+//!   that are accepted there; `idle`: the end of an engine that nobody needs;
 //! - `accounts`: the accounts that everything the engine holds counts against;
 //! - `peer`, `namespace`: tenants are network namespaces, and the kernel says which process is in
 //!   which;
@@ -17,7 +18,7 @@
 //!   [`NodeCarrier`], which uses `slipway_link`;
 //! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
 //! - `guests` (a feature): guests' socket functions, and streams with a guest at one end;
-//! - `ways`: the carriers to other nodes and to guests side by side;
+//! - `carriers`: the carriers to other nodes and to guests side by side;
 //! - [`guest`]: the engine inside a guest, where streams to other machines go through the guest's
 //!   socket function;
 //! - `table`: a family's table from the engine's side; `wire`: messages.
@@ -48,16 +49,19 @@ mod accounts;
 mod address;
 mod ask;
 mod broker;
-#[cfg(feature = "links")]
-mod carrier;
+mod carriers;
+mod doors;
 mod error;
 mod function;
 pub mod guest;
 #[cfg(feature = "guests")]
 mod guests;
+mod idle;
 mod keeper;
 mod log;
 mod namespace;
+#[cfg(feature = "links")]
+mod node_carrier;
 mod peer;
 mod place;
 mod policy;
@@ -68,19 +72,18 @@ mod sealed;
 mod server;
 mod slab;
 mod table;
-mod ways;
 mod wire;
 
 pub use accounts::{AllLimits, Limits};
 pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
-#[cfg(feature = "links")]
-pub use carrier::{CarrierError, NodeCarrier};
 pub use error::Error;
 pub use function::{Function, Memory};
 #[cfg(feature = "guests")]
 pub use guests::GuestReport;
 pub use keeper::ends_within;
+#[cfg(feature = "links")]
+pub use node_carrier::{CarrierError, NodeCarrier};
 pub use place::{SHARED, administration, folder};
 pub use policy::{Policy, PolicyError, Tenant};
 pub use reload::{Reload, Renewal};

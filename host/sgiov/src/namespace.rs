@@ -24,15 +24,57 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
+/// The addresses of a network namespace other than loopback's, as the kernel reported them last.
+#[derive(Default)]
+struct KnownAddresses {
+    /// The socket by which the kernel is asked, opened in the namespace. `None` before the first
+    /// use, and if it could not be opened.
+    netlink: Option<Netlink>,
+    all: Vec<Prefixed>,
+    /// The time at which the kernel was asked last.
+    asked: Option<Instant>,
+}
+
+impl KnownAddresses {
+    fn has(&self, ip: &[u8; 16]) -> bool {
+        self.all.iter().any(|(own, _)| own == ip)
+    }
+
+    /// Asks the kernel again if its last answer is older than `than`. `namespace` is the
+    /// namespace's file.
+    fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
+        let now = Instant::now();
+        if self.asked.is_some_and(|asked| now - asked < than) {
+            return;
+        }
+        self.asked = Some(now);
+        if self.netlink.is_none() {
+            self.netlink = inside(namespace);
+        }
+        let Some(netlink) = &mut self.netlink else { return };
+        match netlink.addresses() {
+            Ok(all) => {
+                self.all.clear();
+                for own in all.iter().filter(|own| !own.address.is_loopback()) {
+                    let above = if own.address.is_ipv4() { 96 } else { 0 };
+                    self.all.push((octets(own.address), own.prefix.saturating_add(above)));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot ask a network namespace for its addresses")
+            }
+        }
+    }
+}
+
 /// A network namespace that has families.
 pub struct Namespace {
+    /// The namespace's identity, which stays valid while `file` is open.
     pub id: NamespaceId,
-    pub file: Arc<OwnedFd>,
+    file: Arc<OwnedFd>,
     /// The name and limits that the policy gives the namespace, if it has an entry.
     pub tenant: Option<Tenant>,
-    netlink: Option<Netlink>,
-    addresses: Vec<Prefixed>,
-    asked: Option<Instant>,
+    addresses: KnownAddresses,
     /// Bytes sent and received by families that have ended.
     pub past: (u64, u64),
     /// The number of families in the namespace.
@@ -56,63 +98,38 @@ impl Namespace {
     /// Returns whether `ip` is an address of the namespace other than loopback's, which other
     /// namespaces may know.
     pub fn has(&mut self, ip: &[u8; 16]) -> bool {
-        let known = |all: &[Prefixed]| all.iter().any(|(own, _)| own == ip);
-        self.refresh(FRESH);
-        if known(&self.addresses) {
+        self.addresses.refresh(&self.file, FRESH);
+        if self.addresses.has(ip) {
             return true;
         }
-        self.refresh(PATIENCE);
-        known(&self.addresses)
+        self.addresses.refresh(&self.file, PATIENCE);
+        self.addresses.has(ip)
     }
 
     /// Returns the source address for a connection to `to` in another namespace: the first own
     /// address whose network contains `to`, else the first of the same IP version, if there is one.
     pub fn source(&mut self, to: &Address) -> Option<[u8; 16]> {
-        self.refresh(FRESH);
+        self.addresses.refresh(&self.file, FRESH);
         let same = |own: &&Prefixed| {
             Address { ip: own.0, port: 0 }.as_v4().is_some() == to.as_v4().is_some()
         };
         let near = |own: &&Prefixed| share(&own.0, &to.ip) >= own.1;
-        let candidates = || self.addresses.iter().filter(same);
+        let candidates = || self.addresses.all.iter().filter(same);
         candidates().find(near).or_else(|| candidates().next()).map(|own| own.0)
     }
 
     /// Returns all addresses but loopback's, for people to read.
     pub fn addresses(&mut self) -> Vec<[u8; 16]> {
-        self.refresh(FRESH);
-        self.addresses.iter().map(|own| own.0).collect()
+        self.addresses.refresh(&self.file, FRESH);
+        self.addresses.all.iter().map(|own| own.0).collect()
     }
 
     /// Gives the namespace these addresses, whatever the kernel says.
     #[cfg(test)]
     pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
-        self.addresses = all.iter().map(|ip| (*ip, 128)).collect();
+        self.addresses.all = all.iter().map(|ip| (*ip, 128)).collect();
         // As if the kernel had been asked in an hour.
-        self.asked = Some(Instant::now() + Duration::from_secs(3600));
-    }
-
-    fn refresh(&mut self, than: Duration) {
-        let now = Instant::now();
-        if self.asked.is_some_and(|asked| now - asked < than) {
-            return;
-        }
-        self.asked = Some(now);
-        if self.netlink.is_none() {
-            self.netlink = inside(&self.file);
-        }
-        let Some(netlink) = &mut self.netlink else { return };
-        match netlink.addresses() {
-            Ok(all) => {
-                self.addresses.clear();
-                for own in all.iter().filter(|own| !own.address.is_loopback()) {
-                    let above = if own.address.is_ipv4() { 96 } else { 0 };
-                    self.addresses.push((octets(own.address), own.prefix.saturating_add(above)));
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot ask a network namespace for its addresses")
-            }
-        }
+        self.addresses.asked = Some(Instant::now() + Duration::from_secs(3600));
     }
 }
 
@@ -160,9 +177,7 @@ impl Namespaces {
                 id: peer.namespace,
                 file: peer.file.clone(),
                 tenant: policy.tenant_of(peer.namespace).cloned(),
-                netlink: None,
-                addresses: Vec::new(),
-                asked: None,
+                addresses: KnownAddresses::default(),
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
@@ -216,10 +231,12 @@ impl Namespaces {
         self.all.iter().find(|(_, space)| is(space)).map(|(number, _)| number)
     }
 
+    /// Returns the namespace of a number of [`Namespaces::enter`].
     pub fn get(&self, number: u32) -> Option<&Namespace> {
         self.all.get(number)
     }
 
+    /// Does what [`Namespaces::get`] does, for changes.
     pub fn get_mut(&mut self, number: u32) -> Option<&mut Namespace> {
         self.all.get_mut(number)
     }

@@ -10,17 +10,19 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags};
+use rustix::net::Shutdown;
 use slipway_peer::Bin;
 use slipway_sgiov_spec::control::Reply;
 
 use crate::broker::{Broker, Outcome};
+use crate::carriers::Carriers;
+use crate::doors::{Door, Doors};
 use crate::error::Error;
+use crate::idle::IdleEnd;
 use crate::place::{self, AdminDirectory, SHARED, folder};
 use crate::policy::Policy;
 use crate::reload::{Reload, Renewal};
 use crate::remote::StreamCarrier;
-use crate::ways::Carriers;
 use crate::wire::{self, Received};
 
 /// The most requests of one client in one turn.
@@ -32,13 +34,8 @@ const SLICE: Duration = Duration::from_millis(2);
 const MOST_SENT: usize = 1024;
 /// The most connections that are accepted before clients have their turn.
 const ARRIVALS: usize = 64;
-/// The pause in accepting connections after accept(2) failed, as when descriptors have run out.
-const BREATH: Duration = Duration::from_millis(100);
-/// The time without programs after which an engine that ends when idle does so. Before the first
-/// family, [`FIRST`] holds.
-const LINGER: Duration = Duration::from_secs(2);
-const FIRST: Duration = Duration::from_secs(60);
 
+// Data in the epoll. Clients have their numbers, which are lower.
 const PROGRAMS: u64 = u64::MAX;
 const ADMINISTRATOR: u64 = u64::MAX - 4;
 const STOP: u64 = u64::MAX - 1;
@@ -76,49 +73,23 @@ impl Stop {
     }
 }
 
-/// A socket that processes connect to.
-struct Door {
-    listener: OwnedFd,
-    /// The socket's number in the epoll.
-    number: u64,
-    /// Set while the socket is in the epoll.
-    listens: bool,
-}
-
-impl Door {
-    fn open(listener: OwnedFd, number: u64) -> Self {
-        Self { listener, number, listens: false }
-    }
-
-    fn listen(&mut self, epoll: &OwnedFd) {
-        let data = EventData::new_u64(self.number);
-        self.listens |= epoll::add(epoll, &self.listener, data, EventFlags::IN).is_ok();
-    }
-
-    /// Returns whether this is the administrator's socket.
-    fn administers(&self) -> bool {
-        self.number == ADMINISTRATOR
-    }
-}
-
 /// The engine's socket and the state of the thread that serves it. See the crate's head.
 pub struct Engine {
+    /// The path of the programs' socket.
     socket: PathBuf,
-    ends_when_idle: bool,
     broker: Broker,
+    /// The epoll with everything that wakes the thread.
     epoll: OwnedFd,
-    /// The programs' socket, and the administrator's.
-    doors: [Door; 2],
-    resumes: Option<Instant>,
+    doors: Doors,
+    /// The clients' connections, by the broker's numbers.
     clients: HashMap<u32, OwnedFd>,
     /// Bins for connections of processes that have no account, by user.
     strangers: HashMap<u32, Bin>,
     stop: Stop,
     reload: Reload,
     renewals: Receiver<Result<Renewal, String>>,
-    served: bool,
-    /// The time since when there has been no client and no guest, if the engine ends when idle.
-    idle: Option<Instant>,
+    idle: IdleEnd,
+    /// The administrator's directory, in which the lock is.
     own: AdminDirectory,
     /// The engine's lock, held as long as the engine lives.
     _lock: std::fs::File,
@@ -132,24 +103,22 @@ impl Engine {
     pub fn bind(settings: Settings) -> Result<Self, Error> {
         let own = AdminDirectory::make(&settings.socket)?;
         let lock = own.lock(&settings.socket)?;
-        let administrator = Door::open(own.listen()?, ADMINISTRATOR);
-        let listener = place::listen_for_programs(&settings.socket)?;
+        let administrator = own.listen()?;
+        let programs = place::listen_for_programs(&settings.socket)?;
         // A process that has no account yet has no bin for descriptors that it sends.
-        slipway_peer::refuse_descriptors(&listener);
-        let programs = Door::open(listener, PROGRAMS);
+        slipway_peer::refuse_descriptors(&programs);
         if let Err(error) = place::share(&settings.socket) {
             let folder = folder(&settings.socket);
             tracing::warn!(%error, folder = %folder.display(), "containers find no engine");
         }
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
-        let mut doors = [programs, administrator];
-        doors.iter_mut().for_each(|door| door.listen(&epoll));
+        let doors = Doors::new((programs, PROGRAMS), (administrator, ADMINISTRATOR), &epoll);
         epoll::add(&epoll, &stop.0, EventData::new_u64(STOP), EventFlags::IN)?;
-        let ways = ways(settings.remote, settings.guests, &settings.policy)?;
+        let carriers = carriers(settings.remote, settings.guests, &settings.policy)?;
         let (reload, renewals) = Reload::new()?;
         epoll::add(&epoll, reload.wake(), EventData::new_u64(RELOAD), EventFlags::IN)?;
-        let mut broker = Broker::new(settings.policy, Some(ways));
+        let mut broker = Broker::new(settings.policy, Some(carriers));
         broker.proof = settings.proof;
         if let Some(wakes) = broker.proofs_wake() {
             epoll::add(&epoll, wakes, EventData::new_u64(PROOFS), EventFlags::IN)?;
@@ -159,18 +128,15 @@ impl Engine {
         }
         Ok(Self {
             socket: settings.socket,
-            ends_when_idle: settings.ends_when_idle,
             broker,
             epoll,
             doors,
-            resumes: None,
             clients: HashMap::new(),
             strangers: HashMap::new(),
             stop,
             reload,
             renewals,
-            served: false,
-            idle: settings.ends_when_idle.then(Instant::now),
+            idle: IdleEnd::new(settings.ends_when_idle, Instant::now()),
             own,
             _lock: lock,
         })
@@ -194,7 +160,7 @@ impl Engine {
     pub fn run(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(256);
         loop {
-            let wait = self.patience();
+            let wait = self.time_to_wait();
             events.clear();
             match epoll::wait(
                 &self.epoll,
@@ -206,12 +172,12 @@ impl Engine {
             }
             for event in &events {
                 match event.data.u64() {
-                    PROGRAMS => self.take_arrivals(0),
-                    ADMINISTRATOR => self.take_arrivals(1),
+                    PROGRAMS => self.take_arrivals(Door::Programs),
+                    ADMINISTRATOR => self.take_arrivals(Door::Administrator),
                     STOP => return self.end(),
-                    REMOTE => self.hear_remote(),
+                    REMOTE => self.handle_remote_events(),
                     RELOAD => self.renew(),
-                    PROOFS => self.hear_proofs(),
+                    PROOFS => self.handle_proofs(),
                     client => self.attend(client as u32),
                 }
             }
@@ -225,31 +191,15 @@ impl Engine {
             while let Some(client) = self.broker.unheard() {
                 self.refuse(client, "it cannot be told of what happens to its sockets");
             }
-            self.resume();
-            self.served |= self.broker.families() > 0;
-            if self.is_over() {
+            self.doors.resume(&self.epoll);
+            let is_used = !self.clients.is_empty() || self.broker.has_guests();
+            if self.idle.is_over(is_used, self.broker.families() > 0, Instant::now()) {
                 return self.end();
             }
         }
     }
 
-    /// Returns whether the engine ends when idle and has been idle for long enough.
-    fn is_over(&mut self) -> bool {
-        let nobody = self.clients.is_empty() && !self.broker.has_guests();
-        if !self.ends_when_idle || !nobody {
-            self.idle = None;
-            return false;
-        }
-        self.idle.get_or_insert_with(Instant::now);
-        self.ends_at().is_some_and(|end| end <= Instant::now())
-    }
-
-    /// Returns when the engine ends unless a process comes. Returns `None` if somebody is there, or
-    /// if the engine does not end when idle.
-    fn ends_at(&self) -> Option<Instant> {
-        self.idle.map(|since| since + if self.served { LINGER } else { FIRST })
-    }
-
+    /// Removes the engine's sockets.
     fn end(&self) -> Result<(), Error> {
         for name in [&self.socket, &folder(&self.socket).join(SHARED)] {
             let _ = std::fs::remove_file(name);
@@ -260,9 +210,15 @@ impl Engine {
 
     /// Returns the time until the engine has something to do without an event. Returns `None` if
     /// there is no such time.
-    fn patience(&mut self) -> Option<Timespec> {
+    fn time_to_wait(&mut self) -> Option<Timespec> {
         let (sweep, ticket) = (self.broker.next_sweep(), self.broker.next_ticket());
-        let all = [sweep, ticket, self.broker.next_greeting(), self.resumes, self.ends_at()];
+        let all = [
+            sweep,
+            ticket,
+            self.broker.next_greeting(),
+            self.doors.resumes_at(),
+            self.idle.ends_at(),
+        ];
         let next = all.into_iter().flatten().min()?;
         // Rounded up, so that the time has come when the wait ends.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
@@ -275,40 +231,24 @@ impl Engine {
         })
     }
 
-    fn take_arrivals(&mut self, door: usize) {
+    /// Accepts waiting connections, up to a number.
+    fn take_arrivals(&mut self, door: Door) {
         for _ in 0..ARRIVALS {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::accept_with(&self.doors[door].listener, flags) {
-                Ok(socket) => self.welcome(socket, self.doors[door].administers()),
+            match self.doors.accept(door) {
+                Ok(socket) => self.admit(socket, door == Door::Administrator),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
-                Err(error) => return self.pause(door, error),
+                Err(error) => {
+                    let text = format_args!("no process can attach for now: {error}");
+                    self.broker.log.line("arrivals", text);
+                    return self.doors.pause(door, &self.epoll);
+                }
             }
         }
     }
 
-    /// Stops accepting at a socket for a moment. Otherwise the epoll would report its waiting
-    /// connections over and over.
-    fn pause(&mut self, door: usize, error: Errno) {
-        self.broker.log.line("arrivals", format_args!("no process can attach for now: {error}"));
-        let door = &mut self.doors[door];
-        if std::mem::take(&mut door.listens) {
-            let _ = epoll::delete(&self.epoll, &door.listener);
-        }
-        self.resumes = Some(Instant::now() + BREATH);
-    }
-
-    fn resume(&mut self) {
-        if self.resumes.is_none_or(|at| at > Instant::now()) {
-            return;
-        }
-        let missing = self.doors.iter_mut().filter(|door| !door.listens);
-        missing.for_each(|door| door.listen(&self.epoll));
-        let all = self.doors.iter().all(|door| door.listens);
-        self.resumes = if all { None } else { Some(Instant::now() + BREATH) };
-    }
-
-    fn welcome(&mut self, socket: OwnedFd, administers: bool) {
+    /// Makes the process at the other end of a connection a client, or turns it away.
+    fn admit(&mut self, socket: OwnedFd, administers: bool) {
         wire::bound_replies(socket.as_fd());
         let peer = match crate::peer::peer(socket.as_fd()) {
             Ok(peer) => peer,
@@ -342,6 +282,7 @@ impl Engine {
         discard(socket, self.strangers.entry(uid).or_default());
     }
 
+    /// Waits for requests of a client.
     fn watch(&mut self, client: u32, socket: OwnedFd) {
         let data = EventData::new_u64(client.into());
         if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
@@ -378,23 +319,27 @@ impl Engine {
         }
     }
 
+    /// Hands newly read configuration to the broker.
     fn renew(&mut self) {
         slipway_peer::eventfd::drain(self.reload.wake());
         self.renewals.try_iter().for_each(|renewal| self.broker.renew(renewal));
     }
 
-    fn hear_proofs(&mut self) {
+    /// Answers clients whose listening socket was checked.
+    fn handle_proofs(&mut self) {
         for (client, outcome) in self.broker.proven() {
             self.answer(client, outcome);
         }
     }
 
-    fn hear_remote(&mut self) {
+    /// Answers clients that events of carriers concern.
+    fn handle_remote_events(&mut self) {
         for (client, outcome) in self.broker.remote_events() {
             self.answer(client, outcome);
         }
     }
 
+    /// Does what the broker's outcome of a client's request says.
     fn answer(&mut self, client: u32, outcome: Outcome) {
         let Some(socket) = self.clients.get(&client) else { return };
         match outcome {
@@ -405,19 +350,18 @@ impl Engine {
                 }
             }
             Outcome::Forked { client: child, ours, theirs } => {
-                let done = slipway_sgiov_spec::control::Reply::Done;
-                let told = wire::send(socket.as_fd(), &done, &[theirs]);
+                let is_sent = wire::send(socket.as_fd(), &Reply::Done, &[theirs]);
                 self.watch(child, ours);
-                if !told {
+                if !is_sent {
                     self.refuse(client, "it does not take its replies");
                 }
             }
             Outcome::Moved { reply, files, ours } => {
-                let told = wire::send(socket.as_fd(), &reply, &files);
+                let is_sent = wire::send(socket.as_fd(), &reply, &files);
                 // The client goes on over `ours`, so its old connection, the ticket, is closed.
                 self.close(client);
                 self.watch(client, ours);
-                if !told {
+                if !is_sent {
                     self.refuse(client, "it does not take its replies");
                 }
             }
@@ -425,12 +369,14 @@ impl Engine {
         }
     }
 
+    /// Disconnects a client, and logs the reason.
     fn refuse(&mut self, client: u32, why: &'static str) {
         let who = self.broker.who(client);
         self.broker.log.line(why, format_args!("process {who} is not served any more: {why}"));
         self.hang_up(client);
     }
 
+    /// Disconnects a client, and forgets it.
     fn hang_up(&mut self, client: u32) {
         // Closed first: the broker may give the client's number to another one once it knows.
         self.close(client);
@@ -455,7 +401,7 @@ fn discard(socket: OwnedFd, bin: &Bin) {
 }
 
 /// Makes the engine's carriers: links to other nodes, and guests.
-fn ways(
+fn carriers(
     links: Option<Box<dyn StreamCarrier>>,
     guests: bool,
     policy: &Policy,

@@ -25,7 +25,7 @@ impl Broker {
         if self.clients.get(client).is_none_or(|client| !client.administers) {
             return Err(Errno::PERM);
         }
-        let guests = self.remote.as_mut().and_then(|ways| ways.guests.as_mut());
+        let guests = self.remote.as_mut().and_then(|remote| remote.guests.as_mut());
         let guests = guests.ok_or(Errno::OPNOTSUPP)?;
         let Ok([listener, file]) = <[Foreign; 2]>::try_from(files) else {
             return Ok(Outcome::HangUp("it asked for a function without its two descriptors"));
@@ -56,14 +56,14 @@ impl Broker {
 
     /// Ends the functions of a client that has gone, if it asked for any.
     pub(super) fn asker_left(&mut self, client: u32) {
-        if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
+        if let Some(guests) = self.remote.as_mut().and_then(|remote| remote.guests.as_mut()) {
             guests.asker_left(client);
         }
     }
 
     /// Returns whether any guest's function is served.
     pub fn has_guests(&self) -> bool {
-        let guests = self.remote.as_ref().and_then(|ways| ways.guests.as_ref());
+        let guests = self.remote.as_ref().and_then(|remote| remote.guests.as_ref());
         guests.is_some_and(|guests| !guests.is_empty())
     }
 }

@@ -43,6 +43,8 @@ use slipway_peer::{Bin, Foreign};
 use slipway_sgiov_spec::control::{Reply, Request};
 
 use crate::accounts::{Account, Accounts, Refused, Resource, ResourceHold};
+use crate::carriers::Carriers;
+use crate::error::errno_number;
 use crate::keeper::Keepers;
 use crate::log::Log;
 use crate::namespace::Namespaces;
@@ -50,7 +52,6 @@ use crate::peer::Peer;
 use crate::policy::Policy;
 use crate::reload::Renewal;
 use crate::slab::Slab;
-use crate::ways::Carriers;
 
 use connection::Connection;
 use family::Family;
@@ -141,7 +142,7 @@ impl From<Refused> for Errno {
 /// Returns the number of errno(3) that an application gets.
 fn told(errno: Errno) -> u32 {
     let errno = if errno == LIMITED { Errno::NOBUFS } else { errno };
-    errno.raw_os_error().unsigned_abs()
+    errno_number(errno)
 }
 
 /// The engine's state, and its answers to requests.
@@ -168,7 +169,7 @@ pub struct Broker {
     listeners: Listeners,
     /// The round that takes memory of idle sockets back.
     sweep: Sweep,
-    /// The ways to other nodes and to guests, if the engine has any.
+    /// The carriers to other nodes and to guests, if the engine has any.
     remote: Option<Carriers>,
     /// Families that could not be woken without waiting. They are disconnected.
     unheard: BTreeSet<u32>,
@@ -205,12 +206,13 @@ impl Broker {
                 self.accounts.limit(renewal.policy.limits());
                 self.policy = renewal.policy;
                 #[cfg(feature = "guests")]
-                if let Some(guests) = self.remote.as_mut().and_then(|ways| ways.guests.as_mut()) {
-                    guests.go_by(self.policy.clone());
+                if let Some(guests) = self.remote.as_mut().and_then(|remote| remote.guests.as_mut())
+                {
+                    guests.renew_policy(self.policy.clone());
                 }
                 #[cfg(feature = "links")]
-                if let Some((ways, links)) = self.remote.as_mut().zip(renewal.links) {
-                    crate::remote::StreamCarrier::renew(ways, links);
+                if let Some((remote, links)) = self.remote.as_mut().zip(renewal.links) {
+                    crate::remote::StreamCarrier::renew(remote, links);
                 }
                 None
             }
@@ -233,7 +235,7 @@ impl Broker {
                      of their programs can attach"
                 ),
             );
-            LIMITED.raw_os_error().unsigned_abs()
+            errno_number(LIMITED)
         })
     }
 
@@ -397,7 +399,7 @@ impl Broker {
                  engine as it may"
             ),
         );
-        Outcome::Answer(Reply::Refused(LIMITED.raw_os_error().unsigned_abs()), Vec::new())
+        Outcome::Answer(Reply::Refused(errno_number(LIMITED)), Vec::new())
     }
 
     /// Removes a client whose connection has ended, and everything that it held.

@@ -24,7 +24,9 @@ impl Broker {
         let connector = self.families.get(family).ok_or(Errno::INVAL)?;
         let (namespace, id) = (connector.namespace, connector.peer.namespace);
         let tenant = self.namespaces.get(namespace).ok_or(Errno::INVAL)?.name();
-        if to.is_loopback() || !self.remote.as_ref().is_some_and(|way| way.is_for(&tenant, &to)) {
+        if to.is_loopback()
+            || !self.remote.as_ref().is_some_and(|remote| remote.is_for(&tenant, &to))
+        {
             return Ok(None);
         }
         let from = self.source(namespace, &to, from)?;

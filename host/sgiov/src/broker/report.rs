@@ -181,7 +181,7 @@ impl Broker {
         report.tickets = self.clients.iter().filter(|(_, one)| one.ticket.is_some()).count();
         report.reloads = self.reloads.clone();
         #[cfg(feature = "guests")]
-        if let Some(guests) = self.remote.as_ref().and_then(|ways| ways.guests.as_ref()) {
+        if let Some(guests) = self.remote.as_ref().and_then(|remote| remote.guests.as_ref()) {
             report.guests = guests.report();
             report.tenants = tenants_of(&report.guests);
         }

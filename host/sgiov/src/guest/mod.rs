@@ -8,8 +8,10 @@
 //! the signals of both sides.
 //!
 //! - [`Device`]: registers, interrupts and memory, as the function's driver provides them;
-//! - `control`: the control memory; `streams`: arenas and connections by both sides' numbers;
-//!   `remote`: the engine's calls; `turn`: messages and signals; `rest`: waking and sleeping.
+//! - `machine`: the function, from its start to its end; `control`: its control memory;
+//! - `streams`: arenas and connections by both sides' numbers; `listeners`: this guest's listeners;
+//! - `watches`: descriptors that wake the thread;
+//! - `remote`: the engine's calls; `turn`: messages and signals; `rest`: waking and sleeping.
 //!
 //! All of it runs on the engine's thread. The thread sleeps when there is nothing to do, and is
 //! woken by the machine's interrupt or by the eventfd of a family.
@@ -17,10 +19,13 @@
 //! [`StreamCarrier`]: crate::remote::StreamCarrier
 
 mod control;
+mod listeners;
+mod machine;
 mod remote;
 mod rest;
 mod streams;
 mod turn;
+mod watches;
 
 use std::os::fd::BorrowedFd;
 

@@ -1,16 +1,26 @@
 //! Waking, polling and sleeping of [`FunctionRemote`].
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
-use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec};
-use slipway_sgiov_spec::function::{BROKEN, asleep, register};
+use rustix::time::Timespec;
+use slipway_sgiov_spec::function::asleep;
 
-use super::remote::{AGAIN, BETWEEN, FunctionRemote, INTERRUPT, NAP, POLL, PULSE, SHIFT, TIMER};
-use super::{FunctionError, broken};
+use super::FunctionError;
+use super::remote::FunctionRemote;
+use super::watches::Woken;
 use crate::remote::Family;
+
+/// The time for which it polls after the last work. An interrupt costs the guest several exits,
+/// which together take about as long.
+const POLL: Duration = Duration::from_micros(250);
+/// The time for which it polls before the engine's programs have their turn.
+const SHIFT: Duration = Duration::from_millis(1);
+/// The interval at which a function without interrupts is polled.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// The interval at which the function's status is read while there are streams: a function that is
+/// gone does not interrupt.
+const PULSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 impl FunctionRemote {
     /// Works until there is nothing to do, or until it is the turn of the engine's programs.
@@ -40,7 +50,7 @@ impl FunctionRemote {
                 }
             }
             if !self.events.is_empty() || now - begun > SHIFT {
-                slipway_family::wake(&self.again);
+                self.watches.come_back();
                 break;
             }
         }
@@ -48,52 +58,39 @@ impl FunctionRemote {
 
     /// Handles the events that woke the thread.
     fn wake(&mut self) {
-        let none = epoll::EventFlags::empty();
-        let mut events = [epoll::Event { flags: none, data: epoll::EventData::new_u64(0) }; 64];
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = epoll::wait(&self.epoll, &mut events, Some(&zero)).unwrap_or(0);
-        for event in &events[..count] {
-            match event.data.u64() {
-                INTERRUPT => self.interrupted(),
-                AGAIN => drop(slipway_peer::eventfd::drain(self.again.as_fd())),
-                TIMER => {
-                    let mut ticks = [0; 8];
-                    let _ = rustix::io::read(&self.timer, &mut ticks);
-                    if self.asked.elapsed() > BETWEEN {
-                        self.ask();
+        for woken in self.watches.take() {
+            match woken {
+                Woken::Interrupt => {
+                    if self.machine.acknowledge() {
+                        self.check_status();
                     }
                 }
-                family => {
-                    let family = u32::try_from(family).ok().and_then(|n| self.families.get(&n));
-                    family.map(Family::lower_bell);
+                Woken::Tick => {
+                    if self.machine.is_status_due() {
+                        self.check_status();
+                    }
                 }
+                Woken::Family(family) => _ = self.families.get(&family).map(Family::lower_bell),
             }
         }
     }
 
-    /// Reads the function's status, and ends it if it is broken.
-    fn ask(&mut self) {
-        self.asked = Instant::now();
-        if let Some(error) = broken(self.device.read(register::STATUS)) {
+    /// Reads the function's status, and ends the function if it is broken.
+    fn check_status(&mut self) {
+        if let Some(error) = self.machine.fault() {
             self.fail(&error);
-        }
-    }
-
-    fn interrupted(&mut self) {
-        self.device.take_interrupt();
-        let cause = self.device.read(register::CAUSE);
-        self.device.unmask();
-        if cause & BROKEN != 0 {
-            self.ask();
         }
     }
 
     /// Announces that this side sleeps, and looks for work once more. Returns `false` if there was
     /// some.
     fn rest(&mut self) -> Result<bool, FunctionError> {
-        let full = !self.waiting.is_empty();
-        let Some(control) = &self.control else { return Ok(true) };
-        control.sleep(if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK });
+        if !self.machine.is_running() {
+            return Ok(true);
+        }
+        let full = self.machine.has_waiting();
+        let word = if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK };
+        self.machine.set_asleep(word);
         self.families.values().for_each(|family| family.set_asleep(true));
         // Pairs with the barrier of the machine and of families, between their stores and their
         // look at these words.
@@ -107,28 +104,20 @@ impl FunctionRemote {
 
     /// Announces that this side is awake.
     fn rise(&self) {
-        if let Some(control) = &self.control {
-            control.sleep(asleep::AWAKE);
-        }
+        self.machine.set_asleep(asleep::AWAKE);
         self.families.values().for_each(|family| family.set_asleep(false));
     }
 
     /// Starts or stops the timer by which the function is polled while it is in use: for work, or
-    /// for whether it still exists.
-    pub(super) fn look_or_not(&mut self) {
-        let (anybody, period) = if self.device.interrupt().is_some() {
+    /// for its end.
+    pub(super) fn update_timer(&mut self) {
+        let (is_used, period) = if self.machine.interrupt().is_some() {
             (!self.streams.is_empty(), PULSE)
         } else {
-            let speaks = !self.waiting.is_empty() || !self.welcome;
-            (speaks || !self.streams.is_empty() || !self.listeners.is_empty(), NAP)
+            let sends = self.machine.has_waiting() || !self.welcome;
+            (sends || !self.streams.is_empty() || !self.listeners.is_empty(), NAP)
         };
-        let wanted = self.control.is_some() && anybody;
-        if wanted != self.is_looking {
-            self.is_looking = wanted;
-            let nap = if wanted { period } else { Timespec { tv_sec: 0, tv_nsec: 0 } };
-            let period = Itimerspec { it_interval: nap, it_value: nap };
-            let flags = TimerfdTimerFlags::empty();
-            let _ = rustix::time::timerfd_settime(&self.timer, flags, &period);
-        }
+        let ticks = self.machine.is_running() && is_used;
+        self.watches.tick(ticks.then_some(period));
     }
 }

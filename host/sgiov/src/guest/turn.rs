@@ -3,42 +3,45 @@
 use rustix::io::Errno;
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
-use slipway_sgiov_spec::function::{Addresses, Message, event, register, stream_of};
+use slipway_sgiov_spec::function::{Addresses, Message, event, stream_of};
 
 use super::FunctionError;
-use super::remote::{FunctionRemote, TURN, raw};
-use crate::address::is_meant;
+use super::remote::FunctionRemote;
+use crate::error::errno_number;
 use crate::remote::{Destined, Event, StreamCarrier};
+
+/// The number of messages, and of signals, that are taken before the engine's programs have their
+/// turn.
+const TURN: usize = 256;
 
 impl FunctionRemote {
     /// Does one round of all kinds of work. Returns whether there was any.
     pub(super) fn turn(&mut self) -> Result<bool, FunctionError> {
-        let heard = self.hear()?;
-        let stirred = self.take_signals()?;
+        let received = self.receive()?;
+        let signalled = self.take_signals()?;
         let forwarded = self.forward_signals()?;
-        let said = self.send()?;
-        Ok(heard || stirred || forwarded || said)
+        let sent = self.machine.flush()?;
+        Ok(received || signalled || forwarded || sent)
     }
 
     /// Handles the machine's messages. Returns whether there were any.
-    fn hear(&mut self) -> Result<bool, FunctionError> {
+    fn receive(&mut self) -> Result<bool, FunctionError> {
         let mut some = false;
         for _ in 0..TURN {
-            let Some(control) = &self.control else { break };
-            let Some(message) = control.receive()? else { break };
+            let Some(message) = self.machine.receive()? else { break };
             some = true;
-            self.message(message)?;
+            self.handle_message(message)?;
         }
-        if some && self.control.as_ref().is_some_and(|control| control.is_to_be_told(false, true)) {
-            self.device.write(register::BELL, 1);
+        if some {
+            self.machine.ring(false, true);
         }
         Ok(some)
     }
 
-    fn message(&mut self, message: Message) -> Result<(), FunctionError> {
-        let unknown = FunctionError::Protocol("it names what there is not");
+    fn handle_message(&mut self, message: Message) -> Result<(), FunctionError> {
+        let unknown = FunctionError::Protocol("it names something that does not exist");
         match message {
-            Message::Welcome(addresses) => self.welcomed(&addresses),
+            Message::Welcome(addresses) => self.handle_welcome(&addresses),
             Message::Connected { connection } => {
                 self.streams.get_mut(connection).ok_or(unknown)?.connected = true;
                 self.events.push(Event::Connected { connection });
@@ -47,20 +50,20 @@ impl FunctionRemote {
                 self.streams.remove(connection).ok_or(unknown)?;
                 self.events.push(Event::Refused { connection, errno });
             }
-            Message::Incoming { incoming, from, to } => match self.namespace_at(&to) {
+            Message::Incoming { incoming, from, to } => match self.listeners.namespace_at(&to) {
                 Some(namespace) => {
                     let into = Destined::Namespace(namespace);
                     let incoming = incoming.into();
                     self.events.push(Event::Incoming { incoming, into, from, to });
                 }
-                None => self.reject(incoming, raw(Errno::CONNREFUSED)),
+                None => self.reject(incoming, errno_number(Errno::CONNREFUSED)),
             },
             Message::Ended { connection } => {
                 let carried = self.streams.remove(connection).ok_or(unknown)?;
                 self.events.push(if carried.connected {
                     Event::Ended { connection, last: Tail::default() }
                 } else {
-                    Event::Refused { connection, errno: raw(Errno::CONNRESET) }
+                    Event::Refused { connection, errno: errno_number(Errno::CONNRESET) }
                 });
             }
             Message::ArenaFree { arena } => {
@@ -71,7 +74,7 @@ impl FunctionRemote {
         Ok(())
     }
 
-    fn welcomed(&mut self, addresses: &Addresses) {
+    fn handle_welcome(&mut self, addresses: &Addresses) {
         let held = addresses.ips.iter().take(addresses.count as usize);
         let held: Vec<String> =
             held.map(|ip| crate::address::ip(&Address { ip: *ip, port: 0 }).to_string()).collect();
@@ -79,28 +82,19 @@ impl FunctionRemote {
         self.welcome = true;
     }
 
+    /// Refuses a connection of another machine.
     pub(super) fn reject(&mut self, incoming: u32, errno: u32) {
-        self.say(Message::Rejected { incoming, errno });
-    }
-
-    /// Returns the network namespace of a listener at `to`. One at exactly that address goes before
-    /// one at all addresses.
-    fn namespace_at(&self, to: &Address) -> Option<u32> {
-        let exact = self.listeners.get(to);
-        let mut others = self.listeners.iter();
-        let meant = || others.find(|(at, _)| is_meant(at, false, to)).map(|(_, all)| all);
-        exact.or_else(meant)?.first().copied()
+        self.send(Message::Rejected { incoming, errno });
     }
 
     /// Takes the machine's signals and wakes the programs of their streams.
     fn take_signals(&mut self) -> Result<bool, FunctionError> {
-        let Some(control) = &mut self.control else { return Ok(false) };
-        let mut some = control.overflowed();
+        let mut some = self.machine.overflowed();
         if some {
             self.streams.raise_all();
         }
         for _ in 0..TURN {
-            let Some(event) = control.take_signal()? else { break };
+            let Some(event) = self.machine.take_signal()? else { break };
             some = true;
             self.streams.raise(stream_of(event));
         }
@@ -109,13 +103,15 @@ impl FunctionRemote {
 
     /// Forwards the families' signals to the machine.
     fn forward_signals(&mut self) -> Result<bool, FunctionError> {
-        let Some(control) = &mut self.control else { return Ok(false) };
+        if !self.machine.is_running() {
+            return Ok(false);
+        }
         let (mut some, mut spoiled) = (false, None);
         for (number, family) in &mut self.families {
             if family.overflowed() {
                 some = true;
                 for (arena, stream) in self.streams.places(*number) {
-                    control.signal(event(arena, stream))?;
+                    self.machine.signal(event(arena, stream))?;
                 }
             }
             for _ in 0..TURN {
@@ -123,7 +119,7 @@ impl FunctionRemote {
                     Ok(Some(entry)) => {
                         some = true;
                         if let Some((arena, stream)) = self.streams.place(*number, entry) {
-                            control.signal(event(arena, stream))?;
+                            self.machine.signal(event(arena, stream))?;
                         }
                     }
                     Ok(None) => break,
@@ -134,15 +130,15 @@ impl FunctionRemote {
                 }
             }
         }
-        if some && control.is_to_be_told(true, false) {
-            self.device.write(register::BELL, 1);
+        if some {
+            self.machine.ring(true, false);
         }
         if let Some(number) = spoiled {
             // Logged once per family, which can recover only by attaching again. Only its own
             // streams stall.
             tracing::warn!(
                 family = number,
-                "its signals cannot be, and are not looked at any more"
+                "its signals are invalid, and are not looked at any more"
             );
             self.family_ended(number);
         }

@@ -43,7 +43,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds to a counter that one thread writes.
+    /// Adds to a counter that only the calling thread writes.
     pub fn add(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
@@ -52,13 +52,14 @@ impl Counts {
 struct GuestEntry {
     function: Function,
     ips: Vec<[u8; 16]>,
-    listens: HashSet<Address>,
+    listeners: HashSet<Address>,
     counts: Arc<Counts>,
 }
 
 impl GuestEntry {
+    /// Returns whether a program of the guest listens at `to`.
     fn serves(&self, to: &Address) -> bool {
-        self.ips.contains(&to.ip) && self.listens.iter().any(|at| is_meant(at, false, to))
+        self.ips.contains(&to.ip) && self.listeners.iter().any(|at| is_meant(at, false, to))
     }
 }
 
@@ -71,12 +72,14 @@ impl Book {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Adds a guest with the addresses of its function, and without listeners.
     pub fn add(&self, guest: u32, function: Function) {
         let ips = function.addresses.iter().map(|ip| octets(*ip)).collect();
-        let (listens, counts) = Default::default();
-        self.entries().insert(guest, GuestEntry { function, ips, listens, counts });
+        let (listeners, counts) = Default::default();
+        self.entries().insert(guest, GuestEntry { function, ips, listeners, counts });
     }
 
+    /// Removes a guest with its listeners.
     pub fn remove(&self, guest: u32) {
         self.entries().remove(&guest);
     }
@@ -98,13 +101,19 @@ impl Book {
         if let [one] = others[..] { Some(one) } else { None }
     }
 
-    /// Returns the guest's tenant, and its name for logs.
-    pub fn who(&self, guest: u32) -> Option<(String, String)> {
-        let entries = self.entries();
-        let function = &entries.get(&guest)?.function;
-        Some((function.tenant.clone(), function.name.clone()))
+    /// Returns the guest's tenant, or an empty text if there is no such guest.
+    pub fn tenant(&self, guest: u32) -> String {
+        let tenant = |entry: &GuestEntry| entry.function.tenant.clone();
+        self.entries().get(&guest).map(tenant).unwrap_or_default()
     }
 
+    /// Returns the guest's name for logs, or an empty text if there is no such guest.
+    pub fn name(&self, guest: u32) -> String {
+        let name = |entry: &GuestEntry| entry.function.name.clone();
+        self.entries().get(&guest).map(name).unwrap_or_default()
+    }
+
+    /// Returns the counters of a guest, for the thread that writes them.
     pub fn counts(&self, guest: u32) -> Arc<Counts> {
         self.entries().get(&guest).map(|entry| entry.counts.clone()).unwrap_or_default()
     }
@@ -130,19 +139,21 @@ impl Book {
     pub fn listen(&self, guest: u32, at: Address) -> bool {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&guest) else { return true };
-        entry.listens.insert(at);
-        entry.listens.len() <= LISTENERS
+        entry.listeners.insert(at);
+        entry.listeners.len() <= LISTENERS
     }
 
+    /// Removes a listener of the guest, or all of them without an address.
     pub fn unlisten(&self, guest: u32, at: Option<Address>) {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(&guest) else { return };
         match at {
-            Some(at) => drop(entry.listens.remove(&at)),
-            None => entry.listens.clear(),
+            Some(at) => drop(entry.listeners.remove(&at)),
+            None => entry.listeners.clear(),
         }
     }
 
+    /// Returns the report of all guests, by name.
     pub fn report(&self) -> Vec<GuestReport> {
         let text = |own: &[u8; 16]| ip(&Address { ip: *own, port: 0 }).to_string();
         let entries = self.entries();
@@ -150,7 +161,7 @@ impl Book {
             .values()
             .map(|entry| {
                 let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-                let mut listeners: Vec<String> = entry.listens.iter().map(show).collect();
+                let mut listeners: Vec<String> = entry.listeners.iter().map(show).collect();
                 listeners.sort();
                 GuestReport {
                     name: entry.function.name.clone(),

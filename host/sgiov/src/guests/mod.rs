@@ -1,39 +1,44 @@
 //! Guests: their socket functions, and their streams to each other and to programs of this node.
 //!
-//! The engine's thread calls [`Guests`]. A reactor serves the functions (`serve`): accesses of a
-//! guest's VMM to registers are handled there. A thread of its own (`carrying`) has the channels of
-//! all guests and all streams with a guest at one end at least. It exchanges messages with the
-//! guests (`talk`), and copies bytes once, from one end's FIFO into the other's (`pair`). In each
-//! turn every stream moves a limited number of bytes. A stream with nothing to do is armed and
-//! costs nothing, and if no stream has anything to do the thread sleeps (`sleep`). In an engine
-//! with links, whose thread takes the programs' signals, this thread gets its own streams' signals
-//! from there (`beside`).
+//! Three threads take part:
+//!
+//! - The engine's thread calls [`Guests`].
+//! - A reactor serves the functions (`serve`): it handles accesses of a guest's VMM to registers.
+//! - The thread `slipway-guests` (`carrying`, whose head has a table of its files) has the channels
+//!   of all guests, and all streams with a guest at one end at least. It copies bytes once, from
+//!   one end's FIFO into the other's (`pair`). In each turn every stream moves a limited number of
+//!   bytes. A stream with nothing to do is armed and costs nothing, and if no stream has anything
+//!   to do the thread sleeps.
+//!
+//! The engine's thread and `slipway-guests` exchange messages (`mailbox`), and share one table
+//! (`book`). In an engine with links, whose thread takes the programs' signals, `slipway-guests`
+//! gets its own streams' signals from there (`claims`, `signal_receiver`).
 //!
 //! Nothing that a guest writes is trusted: `slipway_sgiov_function` checks memory, messages and
 //! counters, and here the function of a guest that names something it does not own, or uses a
 //! number twice, is broken. A stream with invalid counters ends alone. The end of a guest, for
 //! whatever reason, resets its streams, and their other ends see ECONNRESET.
 
-mod asked;
-mod beside;
 mod book;
 mod carrying;
-mod ear;
+mod channels;
+mod claims;
 mod guest;
-mod hearing;
+mod lifecycle;
+mod mailbox;
 mod pair;
+mod pairs;
+mod programs;
+mod requests;
 mod serve;
-mod sleep;
-mod talk;
+mod signal_receiver;
+mod sleeper;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::task::{Wake, Waker};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, eventfd};
 use slipway_family::Family;
 use slipway_reactor::Reactor;
 use slipway_sgiov_spec::Address;
@@ -42,48 +47,33 @@ use crate::Function;
 use crate::policy::Policy;
 use crate::remote::{Event, Line, StreamCarrier};
 
-use beside::Claims;
 use book::Book;
 pub use book::GuestReport;
-use carrying::{Carrying, Command, News};
-use ear::SignalReceiver;
+use carrying::Carrying;
+use claims::Claims;
+use mailbox::{Command, CommandSender, News, NewsReceiver};
 use serve::Served;
+use signal_receiver::SignalReceiver;
 
 /// The bit of [`Event::Incoming`]'s numbers that marks requests of guests.
 pub const GUESTS: u64 = 1 << 63;
 
-/// An eventfd that wakes the thread.
-struct Bell(OwnedFd);
-
-impl Bell {
-    fn new() -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        slipway_family::wake(&self.0);
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        slipway_family::wake(&self.0);
-    }
-}
+/// The number of signals of a guest or a family that are taken at a time.
+const SIGNALS: usize = 1024;
 
 /// The guests of an engine, for the engine's thread.
 pub struct Guests {
-    commands: Sender<Command>,
-    wake: Arc<Bell>,
-    news: Receiver<News>,
-    notice: Arc<Bell>,
+    commands: CommandSender,
+    news: NewsReceiver,
     book: Arc<Book>,
     policy: Policy,
     /// The functions, by guest.
     served: HashMap<u32, Served>,
-    /// Connections with an end here.
+    /// Connections of programs of this node with guests.
     connections: HashSet<u32>,
+    /// The number of the next guest.
     next: u32,
+    /// The reactor that serves the functions, once there is one.
     reactor: Option<Reactor>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,48 +84,28 @@ impl Guests {
     /// # Errors
     /// No descriptors or threads are left.
     pub fn start(policy: Policy) -> std::io::Result<Self> {
-        let (wake, notice) = (Bell::new()?, Bell::new()?);
-        let (commands, theirs) = channel();
-        let (told, news) = channel();
+        let (commands, command_receiver) = mailbox::commands()?;
+        let (news_sender, news) = mailbox::news()?;
         let book = Arc::<Book>::default();
-        let around = (theirs, told, notice.clone());
-        let carrying = Carrying::new(wake.clone(), around, book.clone(), policy.clone())?;
+        let carrying = Carrying::new(command_receiver, news_sender, book.clone(), policy.clone())?;
         let thread = std::thread::Builder::new().name("slipway-guests".into());
         let thread = Some(thread.spawn(move || carrying.run())?);
         let (served, connections, reactor) = Default::default();
-        Ok(Self {
-            commands,
-            wake,
-            news,
-            notice,
-            book,
-            policy,
-            served,
-            connections,
-            next: 0,
-            reactor,
-            thread,
-        })
+        Ok(Self { commands, news, book, policy, served, connections, next: 0, reactor, thread })
     }
 
     /// Uses another policy for connections from now on.
-    pub fn go_by(&mut self, policy: Policy) {
+    pub fn renew_policy(&mut self, policy: Policy) {
         self.policy = policy.clone();
-        self.command(Command::Policy(policy));
+        self.commands.send(Command::Policy(policy));
     }
 
     /// Adds a family whose signals the links' thread takes. Returns the family for that thread.
-    pub fn family_beside(&mut self, number: u32, family: Family) -> Family {
+    pub fn claimed_family(&mut self, number: u32, family: Family) -> Family {
         let claims = Arc::<Claims>::default();
-        self.command(Command::Beside(number, claims.clone()));
-        let (commands, wake) = (self.commands.clone(), self.wake.clone());
-        family.with_beside(Box::new(SignalReceiver { family: number, claims, commands, wake }))
-    }
-
-    fn command(&self, command: Command) {
-        if self.commands.send(command).is_ok() {
-            self.wake.wake_by_ref();
-        }
+        self.commands.send(Command::ClaimedFamily(number, claims.clone()));
+        let commands = self.commands.clone();
+        family.with_beside(Box::new(SignalReceiver { family: number, claims, commands }))
     }
 
     /// Serves a function to the VMM that connects to `listener`, for as long as the crate's
@@ -154,13 +124,12 @@ impl Guests {
             None => Reactor::spawn(slipway_reactor::Settings::default())?,
         };
         let reactor = self.reactor.insert(reactor);
-        let waker = Waker::from(self.wake.clone());
-        let memory = function.memory;
+        let (waker, memory) = (self.commands.waker(), function.memory);
         let (served, peer) = serve::serve(asker, listener, memory, waker, &reactor.handle())?;
         let guest = self.next;
         self.next = self.next.wrapping_add(1);
         self.book.add(guest, function);
-        self.command(Command::Add { guest, peer, control: served.control() });
+        self.commands.send(Command::Add { guest, peer, control: served.control() });
         self.served.insert(guest, served);
         Ok(())
     }
@@ -178,7 +147,7 @@ impl Guests {
         if let Some(served) = self.served.remove(&guest) {
             served.close();
             self.book.remove(guest);
-            self.command(Command::Remove(guest));
+            self.commands.send(Command::Remove(guest));
         }
     }
 
@@ -197,7 +166,8 @@ impl Guests {
         self.book.report()
     }
 
-    fn heard(&mut self, news: News) -> Option<Event> {
+    /// Handles news. Returns the event that the engine is to handle, if the news is one.
+    fn handle(&mut self, news: News) -> Option<Event> {
         match news {
             News::Gone(guest) => {
                 self.remove(guest);
@@ -220,18 +190,18 @@ impl StreamCarrier for Guests {
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        self.command(Command::Family(number, family));
+        self.commands.send(Command::Family(number, family));
     }
 
     fn family_ended(&mut self, family: u32) {
-        self.command(Command::FamilyEnded(family));
+        self.commands.send(Command::FamilyEnded(family));
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
         self.connections.insert(connection);
         // `None` if the guest has stopped listening since the request.
         let guest = self.book.route(&self.policy, tenant, &to);
-        self.command(Command::Connect { connection, guest, from, to, line });
+        self.commands.send(Command::Connect { connection, guest, from, to, line });
     }
 
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
@@ -239,27 +209,25 @@ impl StreamCarrier for Guests {
             self.connections.insert(*connection);
         }
         let incoming = (incoming & !GUESTS) as u32;
-        self.command(Command::Answer { incoming, answer });
+        self.commands.send(Command::Answer { incoming, answer });
     }
 
     fn closed(&mut self, connection: u32) {
-        self.command(Command::Closed(connection));
+        self.commands.send(Command::Closed(connection));
     }
 
     fn wakes(&self) -> BorrowedFd<'_> {
-        self.notice.0.as_fd()
+        self.news.descriptor()
     }
 
     fn events(&mut self) -> Vec<Event> {
-        slipway_peer::eventfd::drain(self.notice.0.as_fd());
-        let news: Vec<News> = self.news.try_iter().collect();
-        news.into_iter().filter_map(|news| self.heard(news)).collect()
+        self.news.take().into_iter().filter_map(|news| self.handle(news)).collect()
     }
 }
 
 impl Drop for Guests {
     fn drop(&mut self) {
-        self.command(Command::Stop);
+        self.commands.send(Command::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,13 +1,13 @@
-//! A stream with a guest at one end at least: its two ends, and the transfer between them.
+//! A stream with a guest at one end at least: its two ends, and the transfer between them. Its
+//! states and their changes are in `lifecycle`.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use slipway_ring::cross::{Error, Fault, Own, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::function;
 
-use super::guest::Guest;
+use super::guest::GuestTable;
 use crate::remote::Line;
 
 /// The number of bytes that move one way in a turn.
@@ -17,35 +17,43 @@ const MOST: usize = 512 << 10;
 
 /// The owner of an end.
 pub enum EndOwner {
-    Host { connection: u32, line: Line },
-    Guest { guest: u32, connection: u32, line: function::Line },
+    /// A program of this node.
+    Program {
+        connection: u32,
+        line: Line,
+    },
+    Guest {
+        guest: u32,
+        connection: u32,
+        line: function::Line,
+    },
 }
 
 /// One end of a pair.
 pub struct PairEnd {
-    pub who: EndOwner,
+    pub owner: EndOwner,
     /// The engine's private words: tail, head seen, head, tail seen.
     own: [AtomicU64; 4],
-    /// The program has closed the end.
-    pub left: bool,
-    /// Nothing is written to the end any more.
+    /// Set once the owner's program has closed the end.
+    closed: bool,
+    /// Set once nothing is written to the end any more.
     finished: bool,
-    /// Nothing is read from the end any more.
+    /// Set once nothing is read from the end any more.
     shut: bool,
     /// The wishes for data and for space that were made and not looked at again.
     wishes: (bool, bool),
 }
 
 impl PairEnd {
-    pub fn new(who: EndOwner) -> Self {
+    pub fn new(owner: EndOwner) -> Self {
         let (own, wishes) = Default::default();
-        Self { who, own, left: false, finished: false, shut: false, wishes }
+        Self { owner, own, closed: false, finished: false, shut: false, wishes }
     }
 
     /// Returns the end's stream, or `None` if the stream's memory is not mapped at present.
-    fn stream<'a>(&'a self, guests: &'a BTreeMap<u32, Guest>) -> Option<(Stream<'a>, Regions<'a>)> {
-        let (arena, bits, number, side) = match &self.who {
-            EndOwner::Host { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
+    fn stream<'a>(&'a self, guests: &'a GuestTable) -> Option<(Stream<'a>, Regions<'a>)> {
+        let (arena, bits, number, side) = match &self.owner {
+            EndOwner::Program { line, .. } => (&line.arena, &line.regions, line.stream, line.side),
             EndOwner::Guest { guest, line, .. } => {
                 let channel = guests.get(guest)?.channel.as_ref()?;
                 // After the guest has started anew, the arena with this number may be smaller.
@@ -65,22 +73,28 @@ impl PairEnd {
         Tail(self.own[0].load(Ordering::Relaxed))
     }
 
+    /// Notes that the owner's program has closed the end. Returns `false` if it had done so before.
+    pub fn close(&mut self) -> bool {
+        !std::mem::replace(&mut self.closed, true)
+    }
+
     /// Resets the end. Returns whether its program is to be woken.
-    pub fn reset(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
-        let told = self.stream(guests).map(|(stream, _)| {
-            let told = [stream.out.reset(), stream.into.reset()];
-            told.contains(&true)
+    pub fn reset(&mut self, guests: &GuestTable) -> bool {
+        let wakes = self.stream(guests).map(|(stream, _)| {
+            let wakes = [stream.out.reset(), stream.into.reset()];
+            wakes.contains(&true)
         });
         (self.finished, self.shut) = (true, true);
-        told.unwrap_or(false)
+        wakes.unwrap_or(false)
     }
 
     /// Finishes both halves of an end that its program has closed, and releases its region.
-    pub fn end(&mut self, guests: &BTreeMap<u32, Guest>) {
+    pub fn finish(&mut self, guests: &GuestTable) {
         if let Some((stream, regions)) = self.stream(guests) {
             stream.out.finish();
             stream.into.shut();
-            if let (EndOwner::Guest { .. }, Some(region)) = (&self.who, stream.out.tail().region())
+            if let (EndOwner::Guest { .. }, Some(region)) =
+                (&self.owner, stream.out.tail().region())
             {
                 regions.give(region);
             }
@@ -93,21 +107,32 @@ impl PairEnd {
 pub struct Pair {
     /// The connecting end and the accepting end. `None` if an end is not there yet, or has ended.
     pub ends: [Option<PairEnd>; 2],
-    /// The party whose answer is awaited.
-    pub awaits: Option<Answerer>,
-    /// The time at which a guest was asked for it.
-    pub asked: Option<Instant>,
-    pub opened: bool,
-    /// Set if the pair is looked at in every turn.
+    state: PairState,
+    pub activity: Activity,
+}
+
+/// The state of a pair. Each end has its own flags, for example that it was closed.
+#[derive(Clone, Copy)]
+enum PairState {
+    /// The pair has no accepting end, and waits for an answer.
+    Asked { answerer: Answerer, since: Instant },
+    /// The pair has had both ends.
+    Open,
+}
+
+/// The state of a pair in the schedule. Only [`Pairs`](super::pairs::Pairs) uses it.
+#[derive(Default)]
+pub struct Activity {
+    /// Set if the pair gets a turn in every round.
     pub hot: bool,
-    /// Consecutive looks that found nothing.
+    /// Consecutive turns that found nothing to do.
     pub idle: u8,
-    /// Set while the pair is idle and queued to give up memory: the time at which it was queued,
-    /// and the time since which it is idle.
+    /// Set while the pair is queued to give up memory: the time at which it was queued, and the
+    /// time since which it is idle.
     pub resting: Option<(Instant, Instant)>,
 }
 
-/// The party that answers whether a connection is accepted.
+/// The party that says whether a connection is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answerer {
     /// The engine, on the request of this guest.
@@ -115,39 +140,79 @@ pub enum Answerer {
     Guest(u32),
 }
 
-/// The result of a turn.
+/// The result of a turn of a pair.
 #[derive(Default)]
-pub struct Done {
+pub struct TurnReport {
+    /// Set if there was something to do.
     pub worked: bool,
     /// By end: set if its program is to be woken.
-    pub tell: [bool; 2],
+    pub wake: [bool; 2],
+    /// By end: set if the end is over: its program has closed it, and its bytes were passed on or
+    /// never will be.
+    pub over: [bool; 2],
     /// Bytes that came from each end.
     pub bytes: [u64; 2],
 }
 
 impl Pair {
-    pub fn new(connector: PairEnd, awaits: Answerer) -> Self {
-        let (asked, opened, hot, idle, resting) = Default::default();
-        let (ends, awaits) = ([Some(connector), None], Some(awaits));
-        Self { ends, awaits, asked, opened, hot, idle, resting }
+    /// Makes a pair that waits for an answer since `since`.
+    pub fn new(connector: PairEnd, answerer: Answerer, since: Instant) -> Self {
+        let (ends, state) = ([Some(connector), None], PairState::Asked { answerer, since });
+        Self { ends, state, activity: Activity::default() }
+    }
+
+    /// Returns the party whose answer is awaited. Returns `None` if the pair is open.
+    pub fn awaits(&self) -> Option<Answerer> {
+        match self.state {
+            PairState::Asked { answerer, .. } => Some(answerer),
+            PairState::Open => None,
+        }
+    }
+
+    /// Returns the guest whose answer is awaited since `at`. Returns `None` if there is no such
+    /// guest: the pair is open, or waits for the engine or since another time.
+    pub fn guest_asked_at(&self, at: Instant) -> Option<u32> {
+        match self.state {
+            PairState::Asked { answerer: Answerer::Guest(guest), since } if since == at => {
+                Some(guest)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the pair has had both ends.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, PairState::Open)
+    }
+
+    /// Adds the accepting end.
+    pub fn open(&mut self, acceptor: PairEnd) {
+        self.ends[1] = Some(acceptor);
+        self.state = PairState::Open;
+    }
+
+    /// Returns whether the pair is open and has no end any more.
+    pub fn is_over(&self) -> bool {
+        self.is_open() && self.ends.iter().all(Option::is_none)
     }
 
     /// Moves bytes both ways, up to the limit of a turn.
-    pub fn turn(&mut self, guests: &BTreeMap<u32, Guest>) -> Done {
-        let mut done = Done::default();
-        if self.opened && !self.is_away(guests) {
-            self.carry(0, guests, &mut done);
-            self.carry(1, guests, &mut done);
+    pub fn turn(&mut self, guests: &GuestTable) -> TurnReport {
+        let mut report = TurnReport::default();
+        if self.is_open() && !self.is_away(guests) {
+            self.carry(0, guests, &mut report);
+            self.carry(1, guests, &mut report);
         }
-        done
+        report.over = self.over();
+        report
     }
 
     /// Returns whether the memory of an end is not mapped at present.
-    fn is_away(&self, guests: &BTreeMap<u32, Guest>) -> bool {
+    fn is_away(&self, guests: &GuestTable) -> bool {
         self.ends.iter().flatten().any(|end| end.stream(guests).is_none())
     }
 
-    fn carry(&mut self, from: usize, guests: &BTreeMap<u32, Guest>, done: &mut Done) {
+    fn carry(&mut self, from: usize, guests: &GuestTable, report: &mut TurnReport) {
         let to = 1 - from;
         let [first, second] = &mut self.ends;
         let (source, target) = if from == 0 { (first, second) } else { (second, first) };
@@ -158,27 +223,28 @@ impl Pair {
         let Some(target) = target else {
             // The other end is not read any more.
             source.shut = true;
-            done.tell[from] |= source.stream(guests).is_some_and(|(stream, _)| stream.into.shut());
-            done.worked = true;
+            report.wake[from] |=
+                source.stream(guests).is_some_and(|(stream, _)| stream.into.shut());
+            report.worked = true;
             return;
         };
         if target.finished {
             return;
         }
-        match Self::copy(source, target, guests, (from, to), done) {
+        match Self::copy(source, target, guests, (from, to), report) {
             Ok(()) => {}
             Err(Fault::Into(Error::Shut)) => {
                 source.shut = true;
                 if let Some((stream, _)) = source.stream(guests) {
-                    done.tell[from] |= stream.into.shut();
+                    report.wake[from] |= stream.into.shut();
                 }
-                done.worked = true;
+                report.worked = true;
             }
             Err(_) => {
                 // One end was reset or has invalid counters, so the other one is reset, too.
-                done.tell[from] |= source.reset(guests);
-                done.tell[to] |= target.reset(guests);
-                done.worked = true;
+                report.wake[from] |= source.reset(guests);
+                report.wake[to] |= target.reset(guests);
+                report.worked = true;
             }
         }
     }
@@ -186,34 +252,34 @@ impl Pair {
     fn copy(
         source: &PairEnd,
         target: &mut PairEnd,
-        guests: &BTreeMap<u32, Guest>,
+        guests: &GuestTable,
         (from, to): (usize, usize),
-        done: &mut Done,
+        report: &mut TurnReport,
     ) -> Result<(), Fault> {
         let Some((stream, _)) = source.stream(guests) else { return Ok(()) };
         let Some((into, regions)) = target.stream(guests) else { return Ok(()) };
-        let [mut tell_from, mut tell_to] = [false; 2];
-        let tells = (|| tell_from = true, || tell_to = true);
-        let count = stream.transfer(&into, TURN, MOST, regions, tells)?;
+        let [mut wake_from, mut wake_to] = [false; 2];
+        let wakes = (|| wake_from = true, || wake_to = true);
+        let count = stream.transfer(&into, TURN, MOST, regions, wakes)?;
         let over = count == 0 && stream.available().map_err(Fault::From)? == (0, true);
         if over {
-            tell_to |= into.out.finish();
+            wake_to |= into.out.finish();
         }
-        done.worked |= count > 0 || over;
-        done.bytes[from] += count as u64;
-        done.tell[from] |= tell_from;
-        done.tell[to] |= tell_to;
+        report.worked |= count > 0 || over;
+        report.bytes[from] += count as u64;
+        report.wake[from] |= wake_from;
+        report.wake[to] |= wake_to;
         target.finished |= over;
         Ok(())
     }
 
     /// Returns, by end, whether the end is over: its program has closed it, and its bytes were
     /// passed on or never will be.
-    pub fn over(&self) -> [bool; 2] {
+    fn over(&self) -> [bool; 2] {
         let passed = |other: &Option<PairEnd>| other.as_ref().is_none_or(|other| other.finished);
         let [first, second] = &self.ends;
         let is_over = |end: &Option<PairEnd>, other| {
-            end.as_ref().is_some_and(|end| end.left && (end.shut || passed(other)))
+            end.as_ref().is_some_and(|end| end.closed && (end.shut || passed(other)))
         };
         [is_over(first, second), is_over(second, first)]
     }
@@ -221,14 +287,14 @@ impl Pair {
     /// Makes wishes at both ends for the next work. `slipway_ring::cross::heavy` and
     /// [`Pair::settle`] must follow. Returns `false` if counters are invalid, which the next turn
     /// handles.
-    pub fn wish(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
-        if !self.opened || self.is_away(guests) {
+    pub fn wish(&mut self, guests: &GuestTable) -> bool {
+        if !self.is_open() || self.is_away(guests) {
             return true;
         }
         self.wish_one(0, guests) && self.wish_one(1, guests)
     }
 
-    fn wish_one(&mut self, from: usize, guests: &BTreeMap<u32, Guest>) -> bool {
+    fn wish_one(&mut self, from: usize, guests: &GuestTable) -> bool {
         let [first, second] = &mut self.ends;
         let (source, target) = if from == 0 { (first, second) } else { (second, first) };
         let (Some(source), Some(target)) = (source, target) else { return true };
@@ -253,7 +319,7 @@ impl Pair {
     }
 
     /// Takes the wishes of both ends back. Returns whether there is something to do now.
-    pub fn settle(&mut self, guests: &BTreeMap<u32, Guest>) -> bool {
+    pub fn settle(&mut self, guests: &GuestTable) -> bool {
         let mut some = false;
         for end in self.ends.iter_mut().flatten() {
             let (data, space) = std::mem::take(&mut end.wishes);
@@ -265,11 +331,11 @@ impl Pair {
     }
 
     /// Releases the memory of empty FIFOs.
-    pub fn trim(&self, guests: &BTreeMap<u32, Guest>) {
+    pub fn trim(&self, guests: &GuestTable) {
         for end in self.ends.iter().flatten().filter(|end| !end.finished) {
             let Some((stream, regions)) = end.stream(guests) else { continue };
-            match &end.who {
-                EndOwner::Host { line, .. } => _ = stream.trim(line.regions.clone()),
+            match &end.owner {
+                EndOwner::Program { line, .. } => _ = stream.trim(line.regions.clone()),
                 // The pages are the guest's own, and stay.
                 EndOwner::Guest { .. } => {
                     stream.untie().into_iter().for_each(|region| regions.give(region));

@@ -18,6 +18,7 @@ pub struct Served {
 }
 
 impl Served {
+    /// Returns the control of the function's endpoint.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
@@ -27,7 +28,7 @@ impl Served {
         self.control.stats().connections > 0
     }
 
-    /// Has the function end soon.
+    /// Asks the function to end, and does not wait for it.
     pub fn close(&self) {
         self.control.close();
     }

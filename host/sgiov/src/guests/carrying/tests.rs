@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;
-use std::sync::mpsc::channel;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use slipway_pci::{FifoSink, Interrupt};
@@ -10,11 +10,13 @@ use slipway_ram::{Access, Lasting, Memory};
 use slipway_reactor::Reactor;
 use slipway_ring::cross::{Arena, Shape, Side};
 use slipway_sgiov_function::driver::{Direct, Driver, start};
-use slipway_sgiov_function::{Device, Parts};
-use slipway_sgiov_spec::function::{self, PIECE, RUNNING, TO_GUEST, VERSION};
+use slipway_sgiov_function::{Broken, Device, Parts};
+use slipway_sgiov_spec::Address;
+use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
-use super::super::GUESTS;
+use super::super::mailbox::{self, CommandSender, NewsReceiver};
 use super::super::serve::serve;
+use super::super::{GUESTS, SIGNALS};
 use super::*;
 use crate::Function;
 
@@ -25,19 +27,18 @@ const HEAD: usize = 64;
 /// The thread's state, whose turns the test takes.
 struct Rig {
     carrying: Carrying,
-    _commands: Sender<Command>,
-    news: Receiver<News>,
+    _commands: CommandSender,
+    news: NewsReceiver,
     reactor: Reactor,
     dir: tempfile::TempDir,
 }
 
 impl Rig {
     fn new() -> Self {
-        let (commands, theirs) = channel();
-        let (told, news) = channel();
-        let around = (theirs, told, Bell::new().unwrap());
+        let (commands, receiver) = mailbox::commands().unwrap();
+        let (sender, news) = mailbox::news().unwrap();
         let (book, policy) = Default::default();
-        let carrying = Carrying::new(Bell::new().unwrap(), around, book, policy).unwrap();
+        let carrying = Carrying::new(receiver, sender, book, policy).unwrap();
         let reactor = Reactor::spawn(slipway_reactor::Settings::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         Self { carrying, _commands: commands, news, reactor, dir }
@@ -75,11 +76,11 @@ impl Rig {
     fn turn(&mut self) {
         self.carrying.attend();
         self.carrying.carry();
-        self.carrying.tell();
+        self.carrying.notify();
     }
 
     fn asked(&self) -> Vec<u64> {
-        let asked = self.news.try_iter().filter_map(|news| match news {
+        let asked = self.news.take().into_iter().filter_map(|news| match news {
             News::Event(Event::FromGuest { incoming, .. }) => Some(incoming),
             _ => None,
         });
@@ -155,11 +156,11 @@ fn a_guests_questions_are_bounded() {
     assert_eq!(last, Some(Message::Refused { connection: 1499, errno: PROTONOSUPPORT }));
     // The guest starts anew, and its requests to the engine still count.
     rig.carrying.break_off(1, Broken::Message);
-    assert_eq!(rig.carrying.guests[&1].asks, 1024);
+    assert_eq!(rig.carrying.guests[&1].asking.0, 1024);
     for incoming in asked {
-        rig.carrying.answered((incoming & !GUESTS) as u32, Err(111));
+        rig.carrying.engine_answers((incoming & !GUESTS) as u32, Err(111));
     }
-    assert_eq!((rig.carrying.guests[&1].asks, rig.carrying.pairs.len()), (0, 0));
+    assert_eq!((rig.carrying.guests[&1].asking.0, rig.carrying.pairs.iter().count()), (0, 0));
 }
 
 /// A guest is lost in the middle of its own answer. Nothing is left of the stream that it named,
@@ -193,5 +194,5 @@ fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     let lost = &rig.carrying.guests[&2];
     assert!(lost.channel.is_none(), "it is not broken");
     assert!(lost.streams.is_empty() && lost.connections.is_empty());
-    assert_eq!(rig.carrying.pairs.len(), 0);
+    assert_eq!(rig.carrying.pairs.iter().count(), 0);
 }

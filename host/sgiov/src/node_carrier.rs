@@ -13,6 +13,7 @@ use slipway_link::{
 use slipway_ring::cross::Tail;
 use slipway_sgiov_spec::Address;
 
+use crate::error::errno_number;
 use crate::policy::{Policy, Tenant};
 use crate::remote::{Destined, Event, Family, Line, StreamCarrier};
 
@@ -206,7 +207,7 @@ impl NodeCarrier {
         }
         self.streams.remove(&stream);
         self.carried.remove(&connection);
-        let reset = Errno::CONNRESET.raw_os_error().unsigned_abs();
+        let reset = errno_number(Errno::CONNRESET);
         Some(match ended {
             _ if given => Event::Ended { connection, last },
             Ended::Refused(errno) => Event::Refused { connection, errno },

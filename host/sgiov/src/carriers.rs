@@ -14,7 +14,9 @@ use crate::remote::{Event, Line, StreamCarrier};
 
 /// The engine's carriers, served as one [`StreamCarrier`].
 pub struct Carriers {
+    /// Links to other nodes, or another carrier in their place.
     links: Option<Box<dyn StreamCarrier>>,
+    /// Guests, if the engine serves their functions.
     #[cfg(feature = "guests")]
     pub guests: Option<Guests>,
     /// An epoll that is readable when one of the carriers has events.
@@ -25,7 +27,7 @@ impl Carriers {
     /// Joins the carriers.
     ///
     /// # Errors
-    /// No descriptors left.
+    /// No descriptors are left.
     pub fn new(
         links: Option<Box<dyn StreamCarrier>>,
         #[cfg(feature = "guests")] guests: Option<Guests>,
@@ -76,7 +78,7 @@ impl StreamCarrier for Carriers {
         #[cfg(feature = "guests")]
         let family = match (&self.links, &mut self.guests) {
             (_, None) => family,
-            (Some(_), Some(guests)) => guests.family_beside(number, family),
+            (Some(_), Some(guests)) => guests.claimed_family(number, family),
             (None, Some(guests)) => return guests.family(number, family),
         };
         if let Some(links) = &mut self.links {
@@ -120,14 +122,14 @@ impl StreamCarrier for Carriers {
         // The guest may have stopped listening since `is_for` returned `true`. Without links guests
         // have to answer all the same, or nobody would.
         #[cfg(feature = "guests")]
-        let is_guests = |ways: &Self| {
+        let is_guests = |all: &Self| {
             let is_for = |guests: &Guests| guests.is_for(tenant, &to);
-            ways.links.is_none() || ways.guests.as_ref().is_some_and(is_for)
+            all.links.is_none() || all.guests.as_ref().is_some_and(is_for)
         };
         #[cfg(not(feature = "guests"))]
         let is_guests = |_: &Self| false;
-        if let Some(way) = self.of(is_guests) {
-            way.connect(connection, tenant, from, to, line);
+        if let Some(carrier) = self.of(is_guests) {
+            carrier.connect(connection, tenant, from, to, line);
         }
     }
 
@@ -143,19 +145,19 @@ impl StreamCarrier for Carriers {
         let is_guests = |_: &Self| incoming & GUESTS != 0;
         #[cfg(not(feature = "guests"))]
         let is_guests = |_: &Self| false;
-        if let Some(way) = self.of(is_guests) {
-            way.answer(incoming, answer);
+        if let Some(carrier) = self.of(is_guests) {
+            carrier.answer(incoming, answer);
         }
     }
 
     fn closed(&mut self, connection: u32) {
         #[cfg(feature = "guests")]
         let is_guests =
-            |ways: &Self| ways.guests.as_ref().is_some_and(|guests| guests.has(connection));
+            |all: &Self| all.guests.as_ref().is_some_and(|guests| guests.has(connection));
         #[cfg(not(feature = "guests"))]
         let is_guests = |_: &Self| false;
-        if let Some(way) = self.of(is_guests) {
-            way.closed(connection);
+        if let Some(carrier) = self.of(is_guests) {
+            carrier.closed(connection);
         }
     }
 
@@ -194,7 +196,7 @@ mod tests {
     #[test]
     fn a_connection_to_a_guest_that_has_stopped_listening_is_answered() {
         let guests = Guests::start(Policy::default()).unwrap();
-        let mut ways = Carriers::new(None, Some(guests)).unwrap();
+        let mut carriers = Carriers::new(None, Some(guests)).unwrap();
         let line = Line {
             arena: Arena::new(Regions::shape(1)).unwrap(),
             stream: 0,
@@ -204,10 +206,10 @@ mod tests {
             entry: 0,
             regions: Arc::new([]),
         };
-        ways.connect(7, "web", Address::ANY, Address::v4([10, 9, 0, 1], 80), line);
+        carriers.connect(7, "web", Address::ANY, Address::v4([10, 9, 0, 1], 80), line);
         let begun = Instant::now();
         loop {
-            if let [event] = &ways.events()[..] {
+            if let [event] = &carriers.events()[..] {
                 assert!(matches!(event, Event::Refused { connection: 7, errno: 111 }), "{event:?}");
                 break;
             }

@@ -1,8 +1,8 @@
-//! Claims: which signals of a family the links' thread passes on to the guests' thread.
+//! Claims: the signals of a family that the links' thread passes on to the carrying thread.
 //!
 //! Where an engine has links and guests, the links' thread takes all signals of families. It does
-//! not know which entries belong to streams with guests, and must not wake the guests' thread for
-//! the others. So each family has its claims, marks that the guests' thread makes and the links'
+//! not know which entries belong to streams with guests, and must not wake the carrying thread for
+//! the others. So each family has its claims, marks that the carrying thread makes and the links'
 //! thread reads: the first signal of a claimed entry is passed on, and the next one once the first
 //! was seen. So a program that raises signals without end has one in flight for each of its
 //! entries.
@@ -20,20 +20,20 @@ const PART: usize = 4096;
 struct ClaimWords {
     claimed: [AtomicU64; PART / 64],
     /// Entries with a signal in flight.
-    told: [AtomicU64; PART / 64],
+    in_flight: [AtomicU64; PART / 64],
 }
 
 /// The entries of a family that have streams with guests.
 pub struct Claims {
     parts: Box<[OnceLock<Box<ClaimWords>>]>,
     /// Set while the signal that any entry may have changed is in flight.
-    pub told: AtomicBool,
+    overflow_in_flight: AtomicBool,
 }
 
 impl Default for Claims {
     fn default() -> Self {
         let parts = (0..(ENTRIES as usize).div_ceil(PART)).map(|_| OnceLock::new()).collect();
-        Self { parts, told: AtomicBool::new(false) }
+        Self { parts, overflow_in_flight: AtomicBool::new(false) }
     }
 }
 
@@ -48,9 +48,10 @@ impl Claims {
     pub fn claim(&self, entry: u32) {
         let Some(part) = self.parts.get(entry as usize / PART) else { return };
         let fresh = || [const { AtomicU64::new(0) }; PART / 64];
-        let part = part.get_or_init(|| Box::new(ClaimWords { claimed: fresh(), told: fresh() }));
+        let part =
+            part.get_or_init(|| Box::new(ClaimWords { claimed: fresh(), in_flight: fresh() }));
         let (word, bit) = place(entry as usize);
-        part.told[word].fetch_and(!bit, Ordering::AcqRel);
+        part.in_flight[word].fetch_and(!bit, Ordering::AcqRel);
         part.claimed[word].fetch_or(bit, Ordering::AcqRel);
     }
 
@@ -62,24 +63,33 @@ impl Claims {
         }
     }
 
-    /// Notes that a signal was seen, so that the next one is passed on again. `None` stands for the
-    /// signal that any entry may have changed.
+    /// Notes that a signal was seen, so that the next one is passed on again. Without an entry, the
+    /// signal is that any entry may have changed.
     pub fn seen(&self, entry: Option<u32>) {
-        let Some(entry) = entry else { return self.told.store(false, Ordering::SeqCst) };
+        let Some(entry) = entry else {
+            return self.overflow_in_flight.store(false, Ordering::SeqCst);
+        };
         if let Some(part) = self.part(entry as usize) {
             let (word, bit) = place(entry as usize);
             // Acquire: the thread that looks now sees the writes before a signal that was not
             // passed on.
-            part.told[word].fetch_and(!bit, Ordering::AcqRel);
+            part.in_flight[word].fetch_and(!bit, Ordering::AcqRel);
         }
     }
 
-    /// Returns whether a signal of the entry is to be passed on.
-    pub fn tell(&self, entry: usize) -> bool {
+    /// Returns whether a signal of the entry is to be passed on. If so, it is in flight until
+    /// [`Claims::seen`].
+    pub fn pass_on(&self, entry: usize) -> bool {
         let Some(part) = self.part(entry) else { return false };
         let (word, bit) = place(entry);
         part.claimed[word].load(Ordering::Acquire) & bit != 0
-            && part.told[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
+            && part.in_flight[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// Returns whether the signal that any entry may have changed is to be passed on. If so, it is
+    /// in flight until [`Claims::seen`].
+    pub fn pass_on_overflow(&self) -> bool {
+        !self.overflow_in_flight.swap(true, Ordering::SeqCst)
     }
 
     fn part(&self, entry: usize) -> Option<&ClaimWords> {
@@ -92,26 +102,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claimed_entries_are_told_of_once_until_that_was_seen() {
+    fn signals_of_claimed_entries_are_passed_on_once_until_seen() {
         let claims = Claims::default();
         let last = ENTRIES - 1;
         for entry in [0, 63, 64, last] {
-            assert!(!claims.tell(entry as usize), "nobody's");
+            assert!(!claims.pass_on(entry as usize), "nobody's");
             claims.claim(entry);
-            assert!(claims.tell(entry as usize) && !claims.tell(entry as usize));
+            assert!(claims.pass_on(entry as usize) && !claims.pass_on(entry as usize));
             claims.seen(Some(entry));
-            assert!(claims.tell(entry as usize));
+            assert!(claims.pass_on(entry as usize));
             claims.give_up(entry);
             claims.seen(Some(entry));
-            assert!(!claims.tell(entry as usize));
+            assert!(!claims.pass_on(entry as usize));
         }
         claims.claim(7);
-        assert!(!claims.tell(6) && !claims.tell(7 + PART) && !claims.tell(usize::MAX));
+        assert!(!claims.pass_on(6) && !claims.pass_on(7 + PART) && !claims.pass_on(usize::MAX));
         // A signal in flight for a stream that has ended does not hold back the next stream's.
-        assert!(claims.tell(7));
+        assert!(claims.pass_on(7));
         claims.give_up(7);
         claims.claim(7);
-        assert!(claims.tell(7));
+        assert!(claims.pass_on(7));
         claims.claim(ENTRIES + 5);
         claims.seen(Some(u32::MAX));
     }

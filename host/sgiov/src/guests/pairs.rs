@@ -1,0 +1,201 @@
+//! The pairs of the carrying thread, and the schedule of their turns.
+//!
+//! A pair is in one state of the schedule:
+//!
+//! | state | meaning | left by |
+//! |---|---|---|
+//! | hot | gets a turn in each round of the thread | [`Pairs::arm`], after turns without work |
+//! | armed | its ends' programs were asked for a signal | [`Pairs::stir`], on a signal |
+//! | resting | armed, has memory, and is queued to release it | [`Pairs::trim`], after [`REST`] |
+//!
+//! A pair that is stirred while it rests stays in the queue, and rests from its next arming on.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use slipway_ring::cross::heavy;
+
+use super::guest::GuestTable;
+use super::pair::{Pair, PairEnd, TurnReport};
+use crate::slab::Slab;
+
+/// The number of turns without work after which a pair is armed.
+const PATIENCE: u8 = 64;
+/// The time for which a pair is idle before its memory is released.
+const REST: Duration = Duration::from_secs(1);
+
+/// The pairs by number, with their schedule.
+#[derive(Default)]
+pub struct Pairs {
+    all: Slab<Pair>,
+    /// Pairs that get a turn in each round. Numbers of pairs that have ended may be among them,
+    /// and a number twice.
+    hot: Vec<u32>,
+    /// Idle pairs with memory, each with the time at which it was queued, the oldest first.
+    resting: VecDeque<(Instant, u32)>,
+}
+
+impl Pairs {
+    /// Adds a pair and returns its number.
+    pub fn insert(&mut self, pair: Pair) -> u32 {
+        self.all.insert(pair)
+    }
+
+    /// Removes a pair. Returns `None` if there is none of this number.
+    pub fn remove(&mut self, pair: u32) -> Option<Pair> {
+        self.all.remove(pair)
+    }
+
+    /// Returns a pair. Returns `None` if there is none of this number.
+    pub fn get(&self, pair: u32) -> Option<&Pair> {
+        self.all.get(pair)
+    }
+
+    /// Does what [`Pairs::get`] does, for changes.
+    pub fn get_mut(&mut self, pair: u32) -> Option<&mut Pair> {
+        self.all.get_mut(pair)
+    }
+
+    /// Returns an end of a pair. Returns `None` if there is no such pair or the pair has no such
+    /// end.
+    pub fn end(&self, pair: u32, end: usize) -> Option<&PairEnd> {
+        self.get(pair)?.ends[end].as_ref()
+    }
+
+    /// Does what [`Pairs::end`] does, for changes.
+    pub fn end_mut(&mut self, pair: u32, end: usize) -> Option<&mut PairEnd> {
+        self.get_mut(pair)?.ends[end].as_mut()
+    }
+
+    /// Returns all pairs with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Pair)> {
+        self.all.iter()
+    }
+
+    /// Gives a pair turns from the next round on.
+    pub fn stir(&mut self, number: u32) {
+        if let Some(pair) = self.all.get_mut(number)
+            && !std::mem::replace(&mut pair.activity.hot, true)
+        {
+            pair.activity.idle = 0;
+            self.hot.push(number);
+        }
+    }
+
+    /// Returns whether no pair gets a turn.
+    pub fn is_quiet(&self) -> bool {
+        self.hot.is_empty()
+    }
+
+    /// Begins a round. Returns the pairs that get a turn in it; [`Pairs::stay`] must follow for
+    /// each.
+    pub fn round(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.hot)
+    }
+
+    /// Gives a pair its turn. Returns `None` if the pair has ended.
+    pub fn turn(&mut self, number: u32, guests: &GuestTable) -> Option<TurnReport> {
+        let pair = self.all.get_mut(number)?;
+        let report = pair.turn(guests);
+        let idle = &mut pair.activity.idle;
+        *idle = if report.worked { 0 } else { idle.saturating_add(1) };
+        Some(report)
+    }
+
+    /// Gives a pair a turn in the next round too, unless the pair has ended.
+    pub fn stay(&mut self, number: u32) {
+        if self.all.get(number).is_some() {
+            self.hot.push(number);
+        }
+    }
+
+    /// Ends a round: arms the pairs that had no work for long enough.
+    pub fn end_round(&mut self, guests: &GuestTable) {
+        let is_idle =
+            |number: &u32| self.all.get(*number).is_some_and(|pair| pair.activity.idle > PATIENCE);
+        if self.hot.iter().any(is_idle) {
+            self.arm(PATIENCE, guests);
+        }
+    }
+
+    /// Arms the pairs that had no work in `turns` turns. They get no more turns until
+    /// [`Pairs::stir`].
+    pub fn arm(&mut self, turns: u8, guests: &GuestTable) {
+        // The number of a pair that has ended may have been reused.
+        self.hot.sort_unstable();
+        self.hot.dedup();
+        let (idle, mut hot): (Vec<u32>, Vec<u32>) =
+            std::mem::take(&mut self.hot).into_iter().partition(|number| {
+                self.all.get(*number).is_some_and(|pair| pair.activity.idle >= turns)
+            });
+        let mut wished = Vec::with_capacity(idle.len());
+        for number in idle {
+            let pair = self.all.get_mut(number);
+            if pair.is_some_and(|pair| pair.wish(guests)) {
+                wished.push(number);
+            } else {
+                hot.push(number);
+            }
+        }
+        if !wished.is_empty() {
+            heavy();
+        }
+        let now = Instant::now();
+        for number in wished {
+            let Some(pair) = self.all.get_mut(number) else { continue };
+            pair.activity.idle = 0;
+            if pair.settle(guests) {
+                hot.push(number);
+                continue;
+            }
+            pair.activity.hot = false;
+            if pair.has_memory() {
+                self.rest(number, now);
+            }
+        }
+        self.hot = hot;
+        // Also done if the thread never sleeps, or the queue would grow.
+        self.trim(guests);
+    }
+
+    /// Queues a pair that is idle since `now` to release its memory.
+    fn rest(&mut self, number: u32, now: Instant) {
+        let Some(pair) = self.all.get_mut(number) else { return };
+        let queued = match pair.activity.resting {
+            Some((queued, _)) => queued,
+            None => {
+                self.resting.push_back((now, number));
+                now
+            }
+        };
+        pair.activity.resting = Some((queued, now));
+    }
+
+    /// Releases memory of pairs that have been idle for long enough. Returns the time until the
+    /// next look. Returns `None` if no pair rests.
+    pub fn trim(&mut self, guests: &GuestTable) -> Option<Duration> {
+        let now = Instant::now();
+        while let Some((queued, number)) = self.resting.front().copied() {
+            let rested = now.saturating_duration_since(queued);
+            if rested < REST {
+                return Some(REST - rested);
+            }
+            self.resting.pop_front();
+            let Some(pair) = self.all.get_mut(number) else { continue };
+            // Otherwise the number was reused for another pair.
+            let resting = pair.activity.resting.filter(|(of, _)| *of == queued);
+            let Some((_, since)) = resting else { continue };
+            if now.saturating_duration_since(since) < REST {
+                // The pair has worked meanwhile, so it is queued behind those that are due.
+                pair.activity.resting = Some((now, since));
+                self.resting.push_back((now, number));
+                continue;
+            }
+            pair.activity.resting = None;
+            if !pair.activity.hot {
+                pair.trim(guests);
+            }
+        }
+        None
+    }
+}
