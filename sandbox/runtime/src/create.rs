@@ -4,10 +4,22 @@
 //! `#[serde(default)]`, which [`Node::create`] checks and fills in. `refuse_machine` of
 //! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `asked_too_much` of
 //! `snapshot/begin.rs` says whether a fork may have another value. It comes from `front/cli`
-//! (`args/run.rs`, `spec.rs`), and by an annotation from `front/shim` (`spec`). Tests:
-//! `sandbox/runtime/tests`, whose `harness` runs the daemon with a guest of the test's own, those
-//! of `pod/request.rs` and `snapshot/begin.rs`, and a script of `tests/e2e`. `docs/sandboxes.md` or
-//! the page of its subject has it, and `docs/pods.md` if pods have it.
+//! (`args/run.rs`, `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose), and by an
+//! annotation from `front/shim` (`spec`).
+//!
+//! From the record it goes on to who carries it out:
+//! - the guest as a whole: `ConfigureRequest` of `agent.proto` (`configure.rs`, and
+//!   `machine.rs` of `sandbox/agent`);
+//! - one container: `CreateContainerRequest` there (`create_request` of `function.rs`, for a pod
+//!   `create_added`), which the agent's `container.rs` makes a part of `ContainerSpec`
+//!   (`init/mod.rs`). A fork's container is there already, and is told by `RejoinRequest`
+//!   (`snapshot/go_on.rs`);
+//! - the VMM: `VmSpec` (`vm_spec` of `start/machine.rs`), and from there `front/vmm` (`args`);
+//! - the plane: `CreateEndpointRequest` (`serve` of `function.rs` for disks, `network.rs`).
+//!
+//! Tests: `sandbox/runtime/tests`, whose `harness` runs the daemon with a guest of the test's own,
+//! those of `pod/request.rs` and `snapshot/begin.rs`, and a script of `tests/e2e`.
+//! `docs/sandboxes.md` or the page of its subject has it, and `docs/pods.md` if pods have it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

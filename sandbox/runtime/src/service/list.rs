@@ -1,13 +1,12 @@
 //! Entries of the list of sandboxes: `slipway ps`.
 //!
 //! A new field of a sandbox has a place in `Sandbox` (`sandbox/api`, `sandbox.proto`), in
-//! [`summary_of`], and in `json` of `front/cli/src/manage.rs`. A column of the table is also, in
-//! that file, in the header of `list_text` and in both kinds of rows: `sandbox_row`, and
-//! `container_row`, which leaves the column empty if containers have no such field; both have the
-//! number of columns in their types. The tests of `list_text` are in the same file. A field that
-//! containers of a pod have as well is also in `Container`, in [`container`], and in
-//! `container_json`. What a later daemon must know is in the [`Record`]. End-to-end tests read it
-//! by `slipway ps --json`: `12-pods.sh`.
+//! [`summary_of`], and in `json` of `front/cli/src/manage/listing.rs`. A column of the table is
+//! also, in that file, in `COLUMNS` and in both kinds of rows: `sandbox_row`, and `container_row`,
+//! which leaves the column empty if containers have no such field. The tests of `list_text` are in
+//! the same file. A field that containers of a pod have as well is also in `Container`, in
+//! [`container`], and in `container_json`. What a later daemon must know is in the [`Record`].
+//! End-to-end tests read it by `slipway ps --json`: `12-pods.sh`.
 
 use crate::network::{function_of, further};
 use crate::record::{Added, PAUSED, Record, SandboxState, Settings};
