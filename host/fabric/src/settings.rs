@@ -10,8 +10,10 @@
 //! `SwitchPort` shows it (`port`). On the command line it has an option in `args/port.rs`, and a
 //! place in `set`, `settings` and `as_json` of `port.rs`. Settings that containers or sandboxes
 //! begin with have a further way: `network.proto`, `host/network` (`attachment`), `front/cni`, and
-//! `sandbox/runtime` (`network`, `record/network.rs`), as `PortRates` has. Tests: `slipway-switch`,
-//! and `slipway-plane --test network`, which asks the next plane. `docs/networks.md` has it.
+//! `sandbox/runtime` (`network`, `record/network.rs`), as `PortRates` has. A function of a pool is
+//! given them by its taker, as `Client` of `vf.proto` (`host/plane`, `check_client` of
+//! `vf::template`, `Binding::bind` of `network`). Tests: `slipway-switch`, and
+//! `slipway-plane --test network`, which asks the next plane. `docs/networks.md` has it.
 
 use std::sync::PoisonError;
 

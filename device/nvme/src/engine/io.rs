@@ -10,6 +10,7 @@
 //!   the disk is one of reading;
 //! - `transferred` (`fetch`): the bytes that a limit counts;
 //! - `lba_of` (`complete`): its first block, for the Error Information log;
+//! - `OpcodeClass` (`trace`), if `slipway snoop` is to show it apart from others;
 //! - `effects` (`admin::logs`), and in `admin::identify` its bit of ONCS (`nvm_commands`), if any;
 //! - `IO` in `fuzz`; of the tests `io` or `steps`, `bad_commands`, and `admin` for the two logs.
 //!

@@ -4,9 +4,9 @@
 //! sums of sandboxes since the daemon began, which `Service::figures` (`sandbox/runtime`,
 //! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
 //! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. It
-//! is encoded here, in one of the functions that `encode` calls. The test
-//! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row;
-//! `tests/e2e/96-metrics.sh` reads the metrics of a daemon.
+//! is encoded in one of the functions that `encode` calls: those of pools of virtual functions are
+//! in `functions`, all others here. The test `metrics_have_base_units_and_labels` and its figures
+//! have it, and `docs/observe.md` a row; `tests/e2e/96-metrics.sh` reads the metrics of a daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;
