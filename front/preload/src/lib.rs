@@ -31,13 +31,18 @@
 //! A further function of libc is exported by the module of its kind. It asks [`fds`] for the
 //! descriptor. If that is not ours it makes the system call ([`real`]), and otherwise it works
 //! within [`guard`]. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is beside it, and its number in
-//! [`syscall`] if programs call it so. An option of sockets without an effect is a row of
-//! `SWITCHES` or `NUMBERS` in [`options`]; another one is an arm there, and a word of the
-//! endpoint's table if it has a value (`slipway_socket::option`). Programs set many options before
-//! connect(2): `take_over` of [`options`] copies those that matter from the kernel's socket.
-//! Accepted connections begin with none of their listener's. `tests/semantics.py` gets a case of
-//! each function, and of each option that has an effect, which has to come out as with the kernel,
-//! and `docs/sockets.md`, "What works", names it.
+//! [`syscall`] if programs call it so.
+//!
+//! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
+//! Another one is an arm of `read_option` and of `write_option` there. If it is on or off, it is a
+//! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a part of another
+//! word of the entry, and no whole word is left: the head of that module says what is. Programs set
+//! many options before connect(2): `take_over` of [`options`] copies those that matter from the
+//! kernel's socket. Accepted connections begin with none of their listener's.
+//!
+//! `tests/semantics.py` gets a case of each function, and of each option that has an effect, which
+//! has to come out as with the kernel. `docs/sockets.md` names functions and such options under
+//! "What works", and options without an effect under "What does not".
 //!
 //! # What it must not do
 //! Take a lock or allocate memory while bytes move; unwind into C (a panic becomes `EIO`); call
