@@ -3,6 +3,12 @@
 //!
 //! Figures of a container are its guest's, which may be any numbers: the memory in use never
 //! exceeds the limit that is told with it, since readers subtract the one from the other.
+//!
+//! A new figure of a container is one of the daemon's `Stats` first: the head of `stats` in
+//! `front/cli` says how it gets there, and those of control groups are in `GroupStats`. Here it is
+//! a field of `Metrics` or `UnifiedMetrics`, or of a message in them (`proto/containerd.proto`),
+//! with containerd's own number, which `version_1` or `version_2` fills in; `simple` has it if it
+//! is known of a pod's sandbox too. Tests are below; `docs/containerd.md` has a row, "metrics".
 
 use std::path::Path;
 

@@ -1,5 +1,13 @@
 //! The fields of the OCI runtime specification that the shim uses. Others are ignored: what they
 //! ask for is either the agent's own affair or checked in [`super`].
+//!
+//! A new field is in one of the structures below. What becomes of it is decided where its kind is:
+//! a property of processes in `process_spec` and `exec_spec`, a right of theirs in `security`, a
+//! limit in `limits`, a mount in `mounts::plan`, a device in `devices`. A wish that cannot be
+//! honoured is refused there, or in a `check` that `run_spec` or `check_rest` calls. What the
+//! daemon must know for it is a field of `RunSpec`: the heads of `create` and `process` in
+//! `sandbox/runtime`. Tests: `src/tests/spec.rs`, and `pod.rs` for pods; `docs/containerd.md` says
+//! what is honoured, refused and ignored.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -1,4 +1,12 @@
-//! The report for people.
+//! The report for people: `slipway socket ls` and `slipway socket top` show it.
+//!
+//! A new field is one of [`Report`] or of the structures in it, with `#[serde(default)]`, since an
+//! engine of an earlier build does not send it; of a guest one of `GuestReport` (`guests/book.rs`).
+//! [`Broker`] fills it in here, for an administrator alone in `add_for_administrator`: other
+//! callers see their own user's families in their own network namespace. `ls --json` prints it
+//! without further code. A column of the tables is in `front/cli`, `socket/show.rs` or `top.rs`.
+//! Tests: `tests/engine.rs`, `guests_as_root.rs`, and `hostile_as_root.rs` for what others may not
+//! see; `tests/e2e/55-sockets.sh`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
