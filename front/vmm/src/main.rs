@@ -4,7 +4,9 @@
 //! the guest wrote but its devices' queues, and uses no network and no configuration file. The
 //! machine is `slipway_vmm`'s; this crate has the command line ([`args`]), the control socket
 //! ([`control`], with the commands and events of [`qmp`]), and the loop that serves both
-//! ([`process`]).
+//! ([`process`]). What the loop serves is in [`ports`] (the machine's own devices), [`functions`]
+//! (connections to servers of functions), [`memory`], [`cpus`], [`save`] and [`jobs`]; [`watch`]
+//! has the descriptors that it waits for. [`filter`] has each thread's system calls.
 //!
 //! Dependencies: `slipway_vmm` is the machine; `lexopt` for the command line (a larger parser would
 //! be a quarter of the program); `serde_json` for QMP; `slipway-peer` to receive descriptors;

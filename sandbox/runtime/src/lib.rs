@@ -7,18 +7,22 @@
 //! - [`Node`] owns the node's sandboxes, their names and the user ids of their VMMs, and takes over
 //!   what an earlier daemon left;
 //! - [`sandbox::Sandbox`] is one sandbox: its record on disk ([`record`]) and its handles;
+//! - `create` checks a request and writes the record of a new sandbox, `config` has the node's
+//!   settings;
 //! - `function` describes a sandbox's NVMe functions: the root and most volumes are namespaces of
-//!   the first;
+//!   the first; `volume` has the files behind them, and `shared_root` roots in shared memory;
 //! - [`guests`] is the thread that runs sandboxes' lives and communicates with guests, and
 //!   [`files`] are the threads that access the disk; the control thread, on which [`Service`] runs,
 //!   does neither;
 //! - [`boot`] finds and makes the files that a guest boots from;
 //! - `start` leads a sandbox through its stages (control group, disks, NVMe functions, VMM, guest,
 //!   container). One function of it releases everything at the end, and also cleans up after a
-//!   daemon that was killed. `adopt` takes over a sandbox that outlived its daemon;
+//!   daemon that was killed. `configure` gives a guest the settings that it has as a whole;
+//! - `recover` reads what an earlier daemon left; `adopt` takes over a sandbox that outlived it;
 //! - [`container`] is one container with its streams, and `target` a container that a call names;
 //!   `pod` adds containers to a sandbox that has none of its own, `pod_functions` gives them
-//!   functions of pools, and `carrier` carries their output;
+//!   functions of pools, `pod_disks` disks, and `carrier` carries their output. `copies` and
+//!   `put_files` are files that containers have copies of;
 //! - `connect` carries connections of clients to ports of a sandbox;
 //! - `network` gives a sandbox its interface in a network, which the networks' service of
 //!   `slipway-plane-api` assigns;
@@ -27,10 +31,13 @@
 //! - `cpus` gives a running sandbox CPUs and takes them away;
 //! - `placement` confines a sandbox to CPUs and memory nodes of the host;
 //! - `resize` gives a running sandbox memory and takes it away; `pod` does both as the limits of a
-//!   pod's containers need it;
+//!   pod's containers need it. `own_limits` changes those of a sandbox's own container, and
+//!   `reporting` has the guest give back pages that it does not use;
 //! - [`security`] checks what a container's processes may do, and passes it to the agent;
 //! - `save` saves machines whose guests have booted as `templates`, and `fork` has sandboxes begin
-//!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them;
+//!   with them; `automatic` chooses templates for sandboxes that name none, and `warm` makes them.
+//!   `snapshot` saves sandboxes that run, `pause` stops them, and `to_file` puts the memory of a
+//!   paused one into a file;
 //! - `sockets` gets a sandbox a socket function from the node's socket engine;
 //! - `layers` bounds the memory of volatile layers, of a sandbox and of the node;
 //! - `fetcher` keeps the process running that fetches the blocks of images that were pulled lazily;
