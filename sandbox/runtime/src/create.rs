@@ -260,6 +260,7 @@ impl Node {
             client_memory: None,
             shared_root: None,
             free_page_reporting: false,
+            free_page_reporting_why_not: String::new(),
             control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
             least_memory_bytes: spec.least_memory_bytes,
             cgroup: None,
