@@ -81,6 +81,9 @@ for round in 1 2 3; do
     ok "round $round: $before MiB before, $full MiB in use, $(held web) MiB after the program; others' memory is as it was"
 done
 [ -z "$(why_not web)" ] || fail "web: $(why_not web)"
+"$slipway" run -d --name quiet --network none --free-page-reporting=off "$image" -- sleep 1000 >/dev/null || fail "run: $(explain)"
+why_not quiet | grep -q 'reporting=off' || fail "quiet: $(why_not quiet)"
+ok "a sandbox says itself that its guest reports nothing"
 
 timeout 300 "$slipway" snapshot create web kept >/dev/null || fail "snapshot: $(explain)"
 timeout 300 "$slipway" run -d --name heir --from kept >/dev/null || fail "run --from: $(explain)"

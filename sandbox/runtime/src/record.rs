@@ -277,6 +277,10 @@ pub struct Record {
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
+    /// The user's choice of whether the guest reports pages that it does not use. `None`: as the
+    /// node's settings say.
+    #[serde(default)]
+    pub free_page_reporting_asked: Option<bool>,
     /// Set if the guest reports pages that it does not use, and the host has them back.
     #[serde(default)]
     pub free_page_reporting: bool,

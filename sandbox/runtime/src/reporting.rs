@@ -11,12 +11,13 @@ use crate::{Error, Result};
 /// Returns why the guest of a sandbox is not asked to report free pages. Returns `None` if it is.
 /// `by_default` is the node's setting.
 pub(crate) fn not_wanted(record: &Record, by_default: bool) -> Option<&'static str> {
-    let begins = record.template.is_some();
+    let (begins, asked) = (record.template.is_some(), record.free_page_reporting_asked);
     let reasons = [
         (record.saves.is_some(), "a template does not report"),
         (record.begins_with_reporting(), "it goes on from a save, in memory of the pool"),
         (begins, "it is a fork of a machine that does not report"),
-        (!by_default, "free_page_reporting is false"),
+        (asked == Some(false), "its user wants none (--free-page-reporting=off)"),
+        (asked.is_none() && !by_default, "the node's settings want none (free_page_reporting)"),
     ];
     reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }
@@ -85,10 +86,15 @@ mod tests {
     use crate::record::{Origin, SandboxState};
 
     #[test]
-    fn forks_and_templates_are_not_asked() {
+    fn a_guest_is_asked_as_its_user_or_the_node_says_and_that_of_a_fork_is_not() {
         let mut record = record_of(SandboxState::Starting);
         assert_eq!(not_wanted(&record, true), None);
-        assert!(not_wanted(&record, false).is_some_and(|why| why.contains("is false")));
+        assert!(not_wanted(&record, false).is_some_and(|why| why.contains("settings")));
+        record.free_page_reporting_asked = Some(true);
+        assert_eq!(not_wanted(&record, false), None);
+        record.free_page_reporting_asked = Some(false);
+        assert!(not_wanted(&record, true).is_some_and(|why| why.contains("=off")));
+        record.free_page_reporting_asked = None;
         record.template = Some("web".to_owned());
         assert!(not_wanted(&record, true).is_some_and(|why| why.contains("does not report")));
         let needs = Needs { reporting: true, ..Needs::default() };
