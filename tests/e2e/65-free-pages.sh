@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A guest reports the pages that it does not use (free_page_reporting = true): after a program that used 256 MiB has ended,
-# the file of the guest's memory is small again, and not a byte of another program or sandbox has changed. With QEMU the
-# guest reports nothing, and the log says why.
+# the file of the guest's memory is small again, and not a byte of another program or sandbox has changed. Such a sandbox is
+# saved, forked, and paused to a file. With QEMU the guest reports nothing, and the log says why.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
@@ -43,6 +43,20 @@ held() {
 said() { timeout 60 "$slipway" exec "$1" cat /said; }
 turns() { said "$1" | cut -d ' ' -f 1; }
 
+# is_right NAME WHEN: the program of the sandbox looks at its memory again, and finds what it has put there.
+is_right() {
+    local turn
+    turn=$(turns "$1")
+    looked_again() { [ "$(turns "$1")" -gt $((turn + 1)) ]; }
+    wait_until 60 looked_again "$1" || fail "$2: $1 looks at its memory no more"
+    said "$1" | grep -q right || fail "$2: memory of $1 has changed"
+}
+# why_not NAME: why the host has no free pages back, as inspect says it.
+why_not() { "$slipway" inspect "$1" | python3 -c 'import json, sys
+said = json.load(sys.stdin)[0]
+assert said["free_page_reporting"] == (said["free_page_reporting_why_not"] == ""), said
+print(said["free_page_reporting_why_not"])'; }
+
 for name in web other; do
     "$slipway" run -d --name "$name" --network none --memory 512M "$image" -- python3 -c "$keeps" >/dev/null \
         || fail "run: $(explain)"
@@ -63,11 +77,22 @@ for round in 1 2 3; do
     wait "$program" || fail "round $round: the program: $(explain)"
     is_back() { [ "$(held web)" -le $((full - 180)) ]; }
     wait_until 60 is_back || fail "round $round: $(held web) MiB of $full are held, $before before"
-    for name in web other; do
-        turn=$(turns "$name")
-        looked_again() { [ "$(turns "$name")" -gt $((turn + 1)) ]; }
-        wait_until 60 looked_again || fail "$name looks at its memory no more"
-        said "$name" | grep -q right || fail "round $round: memory of $name has changed"
-    done
+    for name in web other; do is_right "$name" "round $round"; done
     ok "round $round: $before MiB before, $full MiB in use, $(held web) MiB after the program; others' memory is as it was"
 done
+[ -z "$(why_not web)" ] || fail "web: $(why_not web)"
+"$slipway" run -d --name quiet --network none --free-page-reporting=off "$image" -- sleep 1000 >/dev/null || fail "run: $(explain)"
+why_not quiet | grep -q 'reporting=off' || fail "quiet: $(why_not quiet)"
+ok "a sandbox says itself that its guest reports nothing"
+
+timeout 300 "$slipway" snapshot create web kept >/dev/null || fail "snapshot: $(explain)"
+timeout 300 "$slipway" run -d --name heir --from kept >/dev/null || fail "run --from: $(explain)"
+timeout 300 "$slipway" pause --to-file web >/dev/null || fail "pause: $(explain)"
+timeout 300 "$slipway" resume web >/dev/null || fail "resume: $(explain)"
+for name in web heir; do
+    is_right "$name" "after a save"
+    timeout 120 "$slipway" exec "$name" python3 -c "$uses" </dev/null || fail "$name: the program: $(explain)"
+    is_right "$name" "reports of a fork"
+    why_not "$name" | grep -q 'memory of the pool' || fail "$name: $(why_not "$name")"
+done
+ok "a sandbox that reports is saved and comes back from a file; its fork and itself have the bytes that they had"

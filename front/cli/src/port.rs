@@ -134,7 +134,7 @@ async fn inspect(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i
 
 async fn set(node: &NodeArgs, config: &Config, wanted: &PortSetArgs) -> Result<i32> {
     use v1::set_port_request::{Rate, Receiving};
-    let on = |switched: Option<Switched>| switched.map(|switched| switched == Switched::On);
+    let on = |switched: Option<Switched>| switched.map(Switched::is_on);
     let link = wanted.link.map(|link| match link {
         PortLinkArg::Auto => v1::PortLink::Auto,
         PortLinkArg::On => v1::PortLink::On,

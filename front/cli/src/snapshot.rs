@@ -212,7 +212,16 @@ fn check(args: &RunArgs, name: &str) -> Result<()> {
 /// Returns the first option of a run that a snapshot leaves no choice of.
 fn fixed(args: &RunArgs) -> Option<&'static str> {
     let RunArgs { machine, process, network, .. } = args;
-    let MachineArgs { memory, max_memory, layers: _, cpus, max_cpus, kernel, accel } = machine;
+    let MachineArgs {
+        memory,
+        max_memory,
+        layers: _,
+        cpus,
+        max_cpus,
+        free_page_reporting,
+        kernel,
+        accel,
+    } = machine;
     let ProcessArgs { env, workdir, user, interactive, tty, privileged, security } = process;
     let SecurityArgs { cap_add, cap_drop, group_add, security_opt } = security;
     let NetworkArgs { queues, nic, nic_interval, sockets, .. } = network;
@@ -221,6 +230,7 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
         ("--max-memory", max_memory.is_some()),
         ("--cpus", cpus.is_some()),
         ("--max-cpus", max_cpus.is_some()),
+        ("--free-page-reporting", free_page_reporting.is_some()),
         ("--kernel", kernel.is_some()),
         ("--accel", accel.is_some()),
         ("--env", !env.is_empty()),
@@ -296,6 +306,7 @@ mod tests {
             &["--sysctl", "net.core.somaxconn=1"],
             &["--pull", "always"],
             &["--lazy"],
+            &["--free-page-reporting"],
         ] {
             let error = check(&run_with(words), "s").unwrap_err().to_string();
             assert!(error.ends_with(&format!("leave {} out", words[0])), "{words:?}: {error}");

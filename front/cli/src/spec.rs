@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use slipway_runtime::v1;
 
-use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs};
+use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs, Switched};
 use crate::session::terminal_size;
 use crate::{copy, security, volume};
 
@@ -75,7 +75,16 @@ pub fn machine(
     network: &NetworkArgs,
     run_dir: &Path,
 ) -> Result<v1::RunSpec> {
-    let MachineArgs { memory, max_memory, layers, cpus, max_cpus, kernel, accel } = machine;
+    let MachineArgs {
+        memory,
+        max_memory,
+        layers,
+        cpus,
+        max_cpus,
+        free_page_reporting,
+        kernel,
+        accel,
+    } = machine;
     let kernel = kernel.as_deref().map(absolute).transpose()?;
     let namespace = network.network_namespace.as_deref().map(absolute).transpose()?;
     Ok(v1::RunSpec {
@@ -86,6 +95,7 @@ pub fn machine(
         layers_bytes: layers.map_or(0, |bytes| bytes.max(1)),
         cpus: cpus.unwrap_or(0),
         max_cpus: max_cpus.unwrap_or(0),
+        free_page_reporting: free_page_reporting.map(Switched::is_on),
         kernel: kernel.unwrap_or_default(),
         accelerator: accel.clone().unwrap_or_default(),
         network: network.network.clone().unwrap_or_default(),
@@ -160,6 +170,24 @@ fn limit(text: &str) -> Result<v1::Limit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_says_itself_whether_its_guest_reports_free_pages() {
+        #[derive(clap::Parser)]
+        struct Machine {
+            #[command(flatten)]
+            args: MachineArgs,
+        }
+        let asked = |words: &[&str]| {
+            let words = [&["machine"][..], words].concat();
+            let parsed = <Machine as clap::Parser>::try_parse_from(words).ok()?;
+            Some(parsed.args.free_page_reporting.map(Switched::is_on))
+        };
+        assert_eq!(asked(&[]), Some(None));
+        assert_eq!(asked(&["--free-page-reporting"]), Some(Some(true)));
+        assert_eq!(asked(&["--free-page-reporting=off"]), Some(Some(false)));
+        assert_eq!(asked(&["--free-page-reporting=no"]), None);
+    }
 
     #[test]
     fn limits_as_docker_writes_them() {

@@ -85,8 +85,8 @@ pub struct VmSpec {
     /// ones of [`VmSpec::memory`], which no pool has given; the bytes before are the guest's from
     /// the start. Only `slipway-vmm` runs a VM with regions.
     pub hot_memory: Vec<HotRegion>,
-    /// The guest reports pages that it does not use, and the VMM gives them back to the host. The
-    /// guest's memory is no pool's, and nothing pins it. Only `slipway-vmm` runs such a VM.
+    /// The guest reports pages that it does not use, and the VMM gives them back to the host, but
+    /// not those of a pool. Nothing pins the guest's memory. Only `slipway-vmm` runs such a VM.
     pub free_page_reporting: bool,
     /// Pages that the guest reads in place and shares with others, as the persistent memory
     /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Capabilities::shares_pages) runs

@@ -52,8 +52,7 @@ pub struct Config {
     /// [`slipway_machine::MAX_HOT_REGIONS`].
     /// Their bytes are the last ones of `memory`, which no pool has given.
     pub hot_memory: Vec<HotRegion>,
-    /// The guest has a device to report free pages to ([`crate::own::balloon`]). No pool has given
-    /// `memory` then.
+    /// The guest has a device to report free pages to ([`crate::own::balloon`]).
     pub free_page_reporting: bool,
     /// The state in which the guest begins.
     pub start: Start,
@@ -148,7 +147,7 @@ impl Machine {
         check_counts(cpus, max_cpus, slots, hot.len() + usize::from(reports))?;
         let kvm = check(kvm)?;
         let source = (config.memory, config.lease);
-        let ram = Arc::new(make_ram(&kvm, source, config.shared, (hot, reports))?);
+        let ram = Arc::new(make_ram(&kvm, source, config.shared, hot)?);
         let vm = Arc::new(kvm.create_vm().map_err(Error::kvm("make a virtual machine"))?);
         split_interrupt_controller(&vm)?;
         let mut memory_slots = MemorySlots::begin(&vm, &ram)?;

@@ -21,7 +21,8 @@ use crate::{Config, Error, Result, fork};
 const DIGITS: usize = 12;
 
 /// Returns whether the node is to choose the template of a new sandbox. On a node that shares roots
-/// a sandbox has to ask for that by name, since a fork shares no root.
+/// a sandbox has to ask for that by name, since a fork shares no root, and so has one whose guest
+/// is to report free pages, since that of a fork does not.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
@@ -30,7 +31,8 @@ pub(crate) fn is_asked(config: &Config, spec: &RunSpec) -> Result<bool> {
         return Ok(true);
     }
     let is_one_of_many = spec.at_once > 1 && spec.template.is_empty() && !spec.makes_pod;
-    Ok(is_one_of_many && config.forks_many()? && !config.shares_roots()?)
+    let reports = spec.free_page_reporting == Some(true);
+    Ok(is_one_of_many && !reports && config.forks_many()? && !config.shares_roots()?)
 }
 
 /// Returns whether a sandbox can begin with a template that the node makes.
@@ -165,6 +167,8 @@ mod tests {
         }
         let shared = Config { shared_root: "on".to_owned(), ..Config::default() };
         assert!(!is_asked(&shared, &spec("", 2, false)).unwrap());
+        let reports = RunSpec { free_page_reporting: Some(true), ..spec("", 2, false) };
+        assert!(!is_asked(&on, &reports).unwrap());
         let wrong = Config { templates: "yes".to_owned(), ..Config::default() };
         assert!(is_asked(&wrong, &spec("", 2, false)).is_err());
     }

@@ -65,7 +65,8 @@ pub struct Config {
     /// share its root, one with an image that was pulled lazily among them, has a disk, and the
     /// log has the reason.
     pub shared_root: String,
-    /// Set if guests report pages that they do not use, and the host has them back while they run.
+    /// Set if guests report pages that they do not use, and the host has them back while they run,
+    /// unless a sandbox says otherwise.
     /// A sandbox whose guest cannot, or whose memory is a pool's, a template's, or pinned for
     /// hardware, keeps what it has touched, and the log has the reason.
     pub free_page_reporting: bool,

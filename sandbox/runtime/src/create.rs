@@ -152,6 +152,11 @@ impl Node {
             let why = "--max-memory cannot be had with a template, whose memory has one size";
             return Err(Error::Invalid(why.to_owned()));
         }
+        if is_or_begins && record.free_page_reporting_asked == Some(true) {
+            let why = "--free-page-reporting cannot be had with a template, whose guest does not \
+                       report: leave one of them out";
+            return Err(Error::Invalid(why.to_owned()));
+        }
         record::check_size(record)?;
         self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
         if let Some(template) = &record.template {
@@ -271,7 +276,9 @@ impl Node {
             plugs: 0,
             client_memory: None,
             shared_root: None,
+            free_page_reporting_asked: spec.free_page_reporting,
             free_page_reporting: false,
+            free_page_reporting_why_not: String::new(),
             control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
             least_memory_bytes: spec.least_memory_bytes,
             cgroup: None,

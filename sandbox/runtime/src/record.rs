@@ -277,9 +277,16 @@ pub struct Record {
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
+    /// The user's choice of whether the guest reports pages that it does not use. `None`: as the
+    /// node's settings say.
+    #[serde(default)]
+    pub free_page_reporting_asked: Option<bool>,
     /// Set if the guest reports pages that it does not use, and the host has them back.
     #[serde(default)]
     pub free_page_reporting: bool,
+    /// Why the host has none of the guest's free pages back, known when it starts; empty: it has.
+    #[serde(default)]
+    pub free_page_reporting_why_not: String,
     /// The path of the control group that the VMM is asked to be in; empty: one of the node's.
     #[serde(default)]
     pub control_group: String,

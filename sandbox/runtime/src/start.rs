@@ -181,11 +181,12 @@ impl Boot<'_> {
             return Err(Error::Template { name: name.clone(), why: why.to_owned() });
         }
         spec.restore = template.map(|template| Arc::clone(&template.machine));
+        spec.free_page_reporting = record.begins_with_reporting();
         Ok(spec)
     }
 
     /// Gives a VM that boots its shared root, if the node shares roots, and the device that free
-    /// pages are reported to, if the node wants them back, and notes the machine in the sandbox's
+    /// pages are reported to, if they are wanted back, and notes the machine in the sandbox's
     /// record. Returns the guest's memory as the servers of its functions know it.
     async fn note_machine(
         &self,
@@ -194,11 +195,13 @@ impl Boot<'_> {
     ) -> Result<plane_v1::ClientMemory> {
         let &Self { node, sandbox, stages, .. } = self;
         let record = sandbox.record();
-        let booted = boot_record(spec, template);
         let boots = record.saves.is_none() && record.template.is_none();
-        if boots && node.config.free_page_reporting {
-            stages.run("reporting", reporting::offer(node, sandbox, spec)).await?;
+        match reporting::not_wanted(&record, node.config.free_page_reporting) {
+            Some(why) => reporting::note(sandbox, why),
+            None => stages.run("reporting", reporting::offer(node, sandbox, spec)).await?,
         }
+        // Behind that stage, whose initramfs has the guest's driver: a snapshot names its files.
+        let booted = boot_record(spec, template);
         let may_share = !record.pod && record.own_function.is_none();
         if boots && may_share && node.config.shares_roots()? {
             stages.run("shared-root", root::share(node, sandbox, spec)).await?;

@@ -99,6 +99,13 @@ pub enum Switched {
     Off,
 }
 
+impl Switched {
+    /// Returns whether it is on.
+    pub fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PortLinkArg {
     /// The peer has a carrier while its network is there

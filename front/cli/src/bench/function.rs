@@ -12,7 +12,7 @@ use slipway_bench::function::{
 
 use super::reports::{self, View};
 use super::subjects;
-use crate::args::{BenchFunctionArgs, MachineArgs, NodeArgs};
+use crate::args::{BenchFunctionArgs, MachineArgs, NodeArgs, Switched};
 
 /// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 3] = [
@@ -129,7 +129,11 @@ fn machine(machine: &MachineArgs) -> Vec<OsString> {
         ("--accel", machine.accel.clone().map(Into::into)),
     ];
     let given = all.into_iter().filter_map(|(name, value)| Some(option(name, value?)));
-    given.flatten().collect()
+    let reporting: Option<OsString> = machine.free_page_reporting.map(|switched| match switched {
+        Switched::On => "--free-page-reporting".into(),
+        Switched::Off => "--free-page-reporting=off".into(),
+    });
+    given.flatten().chain(reporting).collect()
 }
 
 #[cfg(test)]

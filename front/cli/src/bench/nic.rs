@@ -83,6 +83,7 @@ fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
         layers: None,
         cpus: None,
         max_cpus: None,
+        free_page_reporting: None,
         kernel: None,
         accel: args.accel.clone(),
     };

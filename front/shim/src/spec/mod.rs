@@ -4,12 +4,13 @@
 //! cannot be honoured, and that decides what a container can see or reach, is an error: one line
 //! with the next step. `docs/containerd.md` lists both, and what is ignored.
 //!
-//! A new annotation has its name here, in `sizes` if it stands for an amount, or in a module of its
-//! own. [`run_spec`] reads it for a container with a sandbox of its own, [`pod_spec`] for a pod,
-//! [`member_spec`] for a container of a pod, and [`restored_spec`] if a container that begins with
-//! a checkpoint may have another value than the saved one. One that needs the daemon or other tasks
-//! is read by `TaskMaker` (`create`), as [`TEMPLATE`] is. It has a row in `docs/containerd.md` and
-//! a case in `src/tests/config.rs`; `tests/e2e/75-pods.sh` has pods with annotations.
+//! A new annotation has its name here, in `sizes` if it stands for an amount, in `flags` if it is
+//! true or false, or in a module of its own. [`run_spec`] reads it for a container with a sandbox
+//! of its own, [`pod_spec`] for a pod, [`member_spec`] for a container of a pod, and
+//! [`restored_spec`] if a container that begins with a checkpoint may have another value than the
+//! saved one. One that needs the daemon or other tasks is read by `TaskMaker` (`create`), as
+//! [`TEMPLATE`] is. It has a row in `docs/containerd.md` and a case in `src/tests/config.rs`;
+//! `tests/e2e/75-pods.sh` has pods with annotations.
 //! A setting that no field of `RunSpec` stands for yet needs one: the head of `create` in
 //! `sandbox/runtime`.
 //!
@@ -20,6 +21,7 @@
 mod confinement;
 mod control_group;
 mod devices;
+mod flags;
 pub mod hooks;
 mod huge_pages;
 mod limits;
@@ -40,6 +42,7 @@ use std::path::{Component, Path, PathBuf};
 
 use slipway_sandbox_api::v1;
 
+use self::flags::{FREE_PAGE_REPORTING, flag};
 pub use self::huge_pages::needs_huge_pages;
 pub use self::mounts::{
     Container, OPTIONS as MOUNT_OPTIONS, asks_for_sockets, is_small_volume, plain_parts,
@@ -104,6 +107,7 @@ pub fn run_spec(oci: &Oci, container: Container<'_>) -> Result<v1::RunSpec, Stri
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
+        free_page_reporting: flag(&oci.annotations, FREE_PAGE_REPORTING)?,
         network: oci.annotations.get(NETWORK).cloned().unwrap_or_default(),
         resources: limits::of_own(&oci.linux.resources)?,
         placement: sizes::placement(&oci.linux.resources),

@@ -2,6 +2,7 @@
 
 use slipway_sandbox_api::v1;
 
+use super::flags::{FREE_PAGE_REPORTING, flag};
 use super::mounts::Container;
 use super::namespaces::PodNamespaces;
 use super::oci::{Oci, Resources};
@@ -61,6 +62,7 @@ pub fn pod_spec(
         max_cpus: sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0),
         max_memory_bytes: sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0),
         layers_bytes: sizes::annotated_memory(&oci.annotations, LAYERS)?.unwrap_or(0),
+        free_page_reporting: flag(&oci.annotations, FREE_PAGE_REPORTING)?,
         network,
         network_namespace,
         control_group,

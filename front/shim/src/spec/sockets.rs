@@ -5,6 +5,7 @@ use std::path::Path;
 
 use slipway_sandbox_api::v1;
 
+use super::flags::flag;
 use super::oci::Oci;
 
 /// The annotation that asks for a socket function: "true" or "false".
@@ -16,14 +17,12 @@ const SOCKETS: &str = "dev.slipway.sockets";
 /// # Errors
 /// One line: the annotation is neither "true" nor "false", or the sandbox can have no function.
 pub fn wants_sockets(oci: &Oci, restores: bool) -> Result<bool, String> {
-    match oci.annotations.get(SOCKETS).map(String::as_str) {
-        None | Some("false") => Ok(false),
-        Some("true") if restores => Err(format!(
+    match flag(&oci.annotations, SOCKETS)? {
+        Some(true) if restores => Err(format!(
             "a container that begins with a checkpoint has no socket function: leave out the \
              annotation {SOCKETS}"
         )),
-        Some("true") => Ok(true),
-        Some(other) => Err(format!("the annotation {SOCKETS}={other:?} is neither true nor false")),
+        wanted => Ok(wanted.unwrap_or(false)),
     }
 }
 

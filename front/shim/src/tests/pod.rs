@@ -268,6 +268,9 @@ fn what_a_pod_cannot_have_is_named() {
         let refused = of(config).unwrap_err();
         assert!(refused.contains("hostNetwork"), "{refused}");
     }
+    let reports = |value| annotated(&[(FREE_PAGE_REPORTING, value)]);
+    assert_eq!(reports("true").unwrap().free_page_reporting, Some(true));
+    assert!(reports("1").unwrap_err().contains(FREE_PAGE_REPORTING));
     let both = annotated(&[(NETWORK, "default")]).unwrap_err();
     assert!(both.contains("cni-802c6dcc") && both.contains(NETWORK), "{both}");
     let mut hooked = pod();

@@ -113,11 +113,16 @@ fn annotations_decide() {
     assert_eq!(annotated(MAX_MEMORY, "2G").unwrap().max_memory_bytes, 2 << 30);
     assert_eq!(annotated(LAYERS, "64M").unwrap().layers_bytes, 64 << 20);
     assert_eq!(annotated(NETWORK, "none").unwrap().network, "none");
+    for (value, asked) in [("true", true), ("false", false)] {
+        let spec = annotated(FREE_PAGE_REPORTING, value).unwrap();
+        assert_eq!(spec.free_page_reporting, Some(asked));
+    }
     for (key, value) in [
         (MEMORY, "much"),
         (MEMORY, "0"),
         (MAX_MEMORY, "1T"),
         (LAYERS, "all"),
+        (FREE_PAGE_REPORTING, "on"),
         (CPUS, "0"),
         (CPUS, "many"),
         (CPUS, "-1"),

@@ -74,7 +74,8 @@ impl Program for Binary {
         common: Common,
         launch: &mut Launch,
     ) -> Result<Vec<OsString>> {
-        if spec.free_page_reporting || !spec.hot_memory.is_empty() {
+        let gives_back = spec.free_page_reporting && !spec.memory.is_of_pool();
+        if gives_back || !spec.hot_memory.is_empty() {
             launch.allow_holes(Holes::Small);
         }
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));

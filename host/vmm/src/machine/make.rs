@@ -71,18 +71,16 @@ pub(super) fn check_counts(cpus: u32, max_cpus: u32, slots: u8, others: usize) -
     Ok(())
 }
 
-/// Maps the guest's memory, which a pool may have given, and pages that it shares with others. The
-/// guest `reports` free pages, or not.
+/// Maps the guest's memory, which a pool may have given, and pages that it shares with others.
 pub(super) fn make_ram(
     kvm: &Kvm,
     (memory, lease): (OwnedFd, Option<OwnedFd>),
     shared: Option<OwnedFd>,
-    (hot, reports): (&[HotRegion], bool),
+    hot: &[HotRegion],
 ) -> Result<GuestRam> {
     let mut ram = match lease {
-        Some(_) if reports || !hot.is_empty() => {
-            let what = "memory of a pool has no hot-plug memory, and reports no free pages";
-            return Err(Error::Config(what.into()));
+        Some(_) if !hot.is_empty() => {
+            return Err(Error::Config("memory of a pool has no hot-plug memory".into()));
         }
         Some(connection) => GuestRam::leased(memory, connection)?,
         None => GuestRam::with_hot_memory(memory, hot)?,

@@ -2,10 +2,14 @@
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use slipway_pci::{Access, Function};
+use slipway_virtio_mem::driver::{AccessError, RegisterAccess};
 use slipway_vmm::board::End;
+use slipway_vmm::local::Local;
 use slipway_vmm::{Config, HotRegion, Machine, Running, Start, Template};
 
 /// The guest-physical address that guests are loaded at; they are position independent.
@@ -106,6 +110,28 @@ pub fn elf(code: &[u8]) -> Vec<u8> {
 pub fn kernel(code: &[u8]) -> Start {
     let kernel = memfd(&elf(code));
     Start::Kernel { kernel, initramfs: None, command_line: String::new() }
+}
+
+/// The registers of a device in a machine, for a driver of a test's own.
+pub struct Registers<F>(pub Arc<Local<F>>);
+
+impl<F: Function + 'static> RegisterAccess for Registers<F> {
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        let access = self.0.with(|device| device.read(0, offset, into));
+        assert_eq!(access, Access::Done);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        let access = self.0.with(|device| device.write(0, offset, from));
+        assert_eq!(access, Access::Done);
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<(), AccessError> {
+        self.0.step();
+        Ok(())
+    }
 }
 
 /// A machine with a tiny guest, and what it prints.

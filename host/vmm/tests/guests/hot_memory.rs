@@ -3,17 +3,14 @@
 
 use std::sync::Arc;
 
-use slipway_pci::{Access, Function};
-use slipway_virtio_mem::driver::{
-    AccessError, Arena, FEATURES, RegisterAccess, SingleQueue, ask, request as request_of,
-};
+use slipway_virtio_mem::driver::{Arena, FEATURES, SingleQueue, ask, request as request_of};
 use slipway_virtio_mem::{MIN_BLOCK, Mem};
 use slipway_virtio_spec::mem::{request, response};
 use slipway_vmm::board::End;
 use slipway_vmm::local::Local;
 use slipway_vmm::{HotRegion, own};
 
-use crate::common::{Guest, has_kvm, hot_memory};
+use crate::common::{Guest, Registers, has_kvm, hot_memory};
 
 // Maps 4 MiB at 68 GiB at 1 GiB, prints the first byte, writes to both blocks, and prints the byte
 // in the second one. When the host has written to 0xc000, prints the first byte again, reads the
@@ -66,33 +63,11 @@ const REGION: HotRegion = HotRegion { bytes: 128 << 20, node: 1 };
 /// The region's guest-physical address.
 const START: u64 = 68 << 30;
 
-/// The registers of the device in the machine.
-struct Registers(Arc<Local<Mem>>);
-
-impl RegisterAccess for Registers {
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        let access = self.0.with(|mem| mem.read(0, offset, into));
-        assert_eq!(access, Access::Done);
-        Ok(())
-    }
-
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        let access = self.0.with(|mem| mem.write(0, offset, from));
-        assert_eq!(access, Access::Done);
-        Ok(())
-    }
-
-    fn idle(&mut self) -> Result<(), AccessError> {
-        self.0.step();
-        Ok(())
-    }
-}
-
 /// A machine whose device has a driver.
 struct Plugging {
     guest: Guest,
     device: Arc<Local<Mem>>,
-    driver: SingleQueue<Registers>,
+    driver: SingleQueue<Registers<Mem>>,
 }
 
 impl Plugging {

@@ -5,6 +5,7 @@
 #[macro_use]
 mod common;
 mod events;
+mod free_pages;
 mod hostile;
 mod hot_memory;
 mod pci;

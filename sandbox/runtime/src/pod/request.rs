@@ -24,6 +24,7 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (spec.makes_pod, "pods"),
         (spec.max_containers != 0, "containers"),
         (spec.bound_memory_bytes != 0, "memory for containers"),
+        (spec.free_page_reporting.is_some(), "reports of free pages"),
     ];
     match asked.iter().find(|(is_asked, _)| *is_asked) {
         Some((_, what)) => {

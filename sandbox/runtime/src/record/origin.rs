@@ -30,4 +30,10 @@ impl Record {
             None => Needs::of(self),
         }
     }
+
+    /// Returns whether the saved machine with which the sandbox began has the device that free
+    /// pages are reported to.
+    pub fn begins_with_reporting(&self) -> bool {
+        self.origin.as_ref().is_some_and(|origin| origin.needs.reporting)
+    }
 }

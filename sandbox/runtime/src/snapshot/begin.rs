@@ -156,6 +156,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         file_dirs,
         functions,
         empty_dirs,
+        free_page_reporting,
     } = asked;
     let has_message = !termination_message_path.is_empty();
     let joins = *shares_processes || !processes_of.is_empty();
@@ -177,6 +178,7 @@ fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
         (sizes || !kernel.is_empty(), "memory, CPUs and kernel"),
         (!accelerator.is_empty(), "the accelerator"),
         (kind || emulated_nic.is_some(), "the kind of its interface"),
+        (free_page_reporting.is_some(), "--free-page-reporting"),
         (!volumes.is_empty(), "volumes"),
         (!shares.is_empty(), "directories of the host"),
         (!files.is_empty() || !file_dirs.is_empty(), "files"),
@@ -336,6 +338,7 @@ pub(crate) mod tests {
         refused(|spec| spec.stdin = true, "the terminal and standard input");
         refused(|spec| spec.nic = "e1000".to_owned(), "the kind of its interface");
         refused(|spec| spec.queues = 2, "the kind of its interface");
+        refused(|spec| spec.free_page_reporting = Some(false), "--free-page-reporting");
         refused(|spec| spec.interrupt_interval_ns = 1, "the kind of its interface");
         refused(|spec| spec.emulated_nic = Some(Default::default()), "the kind of its interface");
         refused(|spec| spec.assigned_function = Some(Default::default()), "a function of the host");

@@ -202,7 +202,6 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
         ),
         (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (record.shared_root.is_some(), "its root is in shared pages"),
-        (record.free_page_reporting, "its guest reports free pages (free_page_reporting)"),
         (record.emulated_nic.is_some(), "its interface is the VMM's own"),
         (record.assigned_function.is_some(), "its VMM has a function of hardware"),
         (!network::further::of(record).is_empty(), "it has several network interfaces"),
@@ -420,6 +419,8 @@ mod tests {
             ..record_of(SandboxState::Running)
         };
         assert_eq!(cannot_save(&record()), None);
+        let reports = Record { free_page_reporting: true, ..record() };
+        assert_eq!((cannot_save(&reports), reports.booted_needs().reporting), (None, true));
         for version in ["", "0.0.1"] {
             let other = Record { version: version.to_owned(), ..record() };
             assert_eq!(cannot_save(&other), Some(OTHER_VERSION));
@@ -434,7 +435,6 @@ mod tests {
         assert!(why(|record| record.sockets = Some("/s".into())).contains("socket function"));
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
-        assert!(why(|record| record.free_page_reporting = true).contains("free pages"));
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
         let pool = "vfs".to_owned();
         let own_function = Some(OwnFunction { pool, addresses: Vec::new() });

@@ -16,7 +16,7 @@ use slipway_telemetry::monotonic_ns;
 
 use self::fleet::{Clients, Fleet};
 use super::reports::{self, View};
-use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull};
+use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull, Switched};
 use crate::client::{connect, connect_plane, connect_templates, refused};
 use crate::fork::EndSignals;
 use crate::image;
@@ -144,6 +144,7 @@ fn spec(args: &DensityArgs, image: &str, digest: &str) -> Result<v1::RunSpec> {
         layers_bytes: machine.layers.unwrap_or(0),
         cpus: machine.cpus.unwrap_or(0),
         max_cpus: machine.max_cpus.unwrap_or(0),
+        free_page_reporting: machine.free_page_reporting.map(Switched::is_on),
         kernel: kernel.unwrap_or_default(),
         accelerator,
         network: args.network.clone(),
