@@ -227,15 +227,31 @@ fn copy(
             let count = buffer.len().min(end - at);
             let chunk = buffer.get_mut(..count).unwrap_or_default();
             read_whole(from, at, chunk)?;
-            for (number, page) in chunk.chunks(Template::GRANULE).enumerate() {
-                if page != ZEROS.get(..page.len()).unwrap_or_default() {
-                    write_whole(to, at + number * Template::GRANULE, page)?;
-                }
+            for run in data_runs(chunk) {
+                let start = at + run.start;
+                write_whole(to, start, chunk.get(run).unwrap_or_default())?;
             }
             at += count;
         }
     }
     Ok(())
+}
+
+/// Returns the runs of pages in `chunk` that have bytes other than zeros, each to be written by one
+/// call.
+fn data_runs(chunk: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (number, page) in chunk.chunks(Template::GRANULE).enumerate() {
+        if page == ZEROS.get(..page.len()).unwrap_or_default() {
+            continue;
+        }
+        let start = number * Template::GRANULE;
+        match runs.last_mut() {
+            Some(last) if last.end == start => last.end += page.len(),
+            _ => runs.push(start..start + page.len()),
+        }
+    }
+    runs
 }
 
 fn read_whole(file: BorrowedFd<'_>, at: usize, into: &mut [u8]) -> io::Result<()> {

@@ -42,6 +42,14 @@ fn it_has_pages_where_there_are_bytes_and_cannot_be_changed() {
 }
 
 #[test]
+fn pages_with_bytes_that_follow_each_other_are_one_run() {
+    let page = |value| vec![value; PAGE];
+    let chunk = [page(0), page(1), page(2), page(0), page(3), vec![4u8; 10]].concat();
+    assert_eq!(data_runs(&chunk), [PAGE..3 * PAGE, 4 * PAGE..5 * PAGE + 10]);
+    assert!(data_runs(&page(0)).is_empty() && data_runs(&[]).is_empty());
+}
+
+#[test]
 fn a_file_on_disk_brings_it_back() {
     let template = Template::copy_of(pages(&[1, 0, 0, 2]).as_fd()).unwrap();
     let file = tempfile::tempfile().unwrap();

@@ -94,7 +94,7 @@ fn export_of(dir: &Path, image_digest: &str) {
     let settings = Settings { image, image_digest, image_path, ..Settings::default() };
     let needs = json!({"sockets": false, "shared_root": false, "shares": false, "bridge": false});
     let mut description = json!({
-        "version": 3, "name": "saved", "created_ns": 1, "mac": null, "touched_bytes": 0,
+        "version": 4, "name": "saved", "created_ns": 1, "mac": null, "touched_bytes": 0,
         "shape": {
             "kernel": "/dev/null", "initramfs": "/dev/null", "needs": needs, "cpus": 1,
             "memory_bytes": MEMORY, "max_cpus": 1, "cpu_template": "host", "interface": null

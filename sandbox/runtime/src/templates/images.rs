@@ -11,8 +11,9 @@ use std::path::Path;
 use serde::Deserialize;
 use slipway_image::Digest;
 
+use super::files::MANIFEST;
 use super::manifest::MOST_MANIFEST;
-use super::store::{IMAGE, MANIFEST, Templates, UNFINISHED, Unfinished};
+use super::store::{IMAGE, Templates, UNFINISHED, Unfinished};
 use super::threads::apart;
 use crate::{Error, Result, name};
 

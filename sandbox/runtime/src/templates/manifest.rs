@@ -25,7 +25,7 @@ use crate::record::{BootRecord, MOST_ASKED, Needs, Nic, Origin, Record, Settings
 use crate::{Error, Result};
 
 /// The version of the layout of a template's directory.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// The name of the field with the digest of a description.
 const DIGEST: &str = "sha256";
 /// The most bytes of a manifest. That of a snapshot has the command line and environment of its
@@ -50,7 +50,7 @@ pub(crate) struct Manifest {
     pub touched_bytes: u64,
     /// SHA-256 of the machine's state, in hexadecimal digits.
     pub machine_sha256: String,
-    /// SHA-256 of the memory's file, holes as zeros, in hexadecimal digits.
+    /// The [digest](super::pages::digest_pages) of the memory's file.
     pub memory_sha256: String,
     /// The container of a snapshot. `None`: it is a template, which has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,7 +96,7 @@ pub(crate) struct DiskFile {
     pub bytes: u64,
     /// The bytes of its pages that are not zeros.
     pub data_bytes: u64,
-    /// SHA-256 of these pages, in hexadecimal digits.
+    /// The [digest](super::pages::digest_pages) of these pages.
     pub sha256: String,
 }
 
@@ -235,7 +235,7 @@ pub(crate) struct Saved {
     pub touched_bytes: u64,
     /// SHA-256 of the machine's state.
     pub machine_sha256: String,
-    /// SHA-256 of the memory.
+    /// The [digest](super::pages::digest_pages) of the memory.
     pub memory_sha256: String,
 }
 

@@ -11,6 +11,7 @@
 //! [`working_set`].
 
 mod automatic;
+mod files;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
 mod images;
@@ -23,13 +24,11 @@ pub(crate) mod working_set;
 
 pub use automatic::check_chosen;
 pub(crate) use automatic::{AUTO, Automatic, PREFIX, is_automatic};
+pub(crate) use files::{MACHINE, MANIFEST, MEMORY, Template, read_manifest};
 pub(crate) use images::images_of_snapshots;
 pub(crate) use manifest::{
     Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,
 };
 pub(crate) use pages::digest;
-pub(crate) use store::{
-    MACHINE, MANIFEST, MEMORY, Template, Templates, UNFINISHED, Unfinished, create_file,
-    read_manifest,
-};
+pub(crate) use store::{Templates, UNFINISHED, Unfinished, create_file};
 pub(crate) use threads::apart;

@@ -1,17 +1,36 @@
 //! Pages of memory in sparse files: holes and pages of zeros are passed over.
+//!
+//! A file's digest is made of the digests of its chunks, so that several threads can read and hash
+//! one file. The digest of a chunk is SHA-256 of its pages that have bytes other than zeros, each
+//! with its place before it. The digest of the file is SHA-256 of its length and of the chunks that
+//! have such pages in their order, each with its place before its digest. Lengths and places are in
+//! bytes, as 64 bits in little-endian order. So digests do not depend on what a file system makes
+//! of zeros.
 
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::panic::resume_unwind;
+use std::sync::Mutex;
+use std::thread;
 
+use rustix::fs::Advice;
 use sha2::{Digest, Sha256};
 use slipway_ram::next_data;
+
+use crate::lock::lock;
 
 /// The bytes that are read at once.
 const PIECE: usize = 1 << 20;
 /// A page, the unit in which memory is kept or left out.
 const PAGE: usize = 4096;
+/// The bytes of a chunk: whole pages. Digests depend on it.
+const CHUNK: usize = 2 << 20;
+/// The most threads that read and hash one file.
+const MOST_THREADS: usize = 4;
 
 /// Copies the pages among the first `len` bytes of `from` that have bytes other than zeros to the
 /// same places of `to`. Returns the number of bytes that were copied, and their
@@ -34,30 +53,173 @@ pub(crate) fn copy_pages_if(
     to: &File,
     mut allow: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<(u64, String)> {
-    let mut copied = 0;
-    let digest = visit(from, len, |at, page| {
-        allow(page.len() as u64)?;
-        copied += page.len() as u64;
-        to.write_all_at(page, at)
-    })?;
-    Ok((copied, digest))
+    let (mut chunks, mut piece, mut all) = (Chunks::new(from, len)?, vec![0; PIECE], Vec::new());
+    while let Some(chunk) = chunks.take_next()? {
+        let copied = visit_chunk(from, &chunk, &mut piece, |at, page| {
+            allow(page.len() as u64)?;
+            to.write_all_at(page, at)
+        });
+        all.extend(copied?);
+    }
+    Ok(sum_up(len, &all))
 }
 
-/// Calls `each` for every page among the first `len` bytes of `file` that has bytes other than
-/// zeros, with its place, in their order. Holes of the file are passed over.
+/// Returns SHA-256 of `bytes`, in hexadecimal digits.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
+/// Returns the digest of the pages among the first `len` bytes of `file` that have bytes other than
+/// zeros, in hexadecimal digits. The head of this module defines it. May take a while.
+///
+/// # Errors
+/// The errors of reading.
+pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
+    measure_pages(file, len).map(|(_, digest)| digest)
+}
+
+/// Returns the number of bytes in the pages among the first `len` bytes of `file` that have bytes
+/// other than zeros, and their [digest](digest_pages). Half of the processors read and hash, at
+/// most [`MOST_THREADS`] of them: guests need the others.
+///
+/// # Errors
+/// The errors of reading.
+pub(crate) fn measure_pages(file: &File, len: u64) -> io::Result<(u64, String)> {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    measure_by(file, len, (processors / 2).clamp(1, MOST_THREADS))
+}
+
+/// Does what [`measure_pages`] does, with `threads` threads, of which the caller is one.
+fn measure_by(file: &File, len: u64, threads: usize) -> io::Result<(u64, String)> {
+    let chunks = Mutex::new(Chunks::new(file, len)?);
+    let measure = &|| measure_some(file, &chunks);
+    let measured = thread::scope(|scope| {
+        // Where no thread is left, those that there are measure all.
+        let begin = |_: usize| {
+            thread::Builder::new().name("pages".into()).spawn_scoped(scope, measure).ok()
+        };
+        let others: Vec<_> = (1..threads).filter_map(begin).collect();
+        let mut all = measure()?;
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok::<_, io::Error>(all)
+    });
+    let mut all = measured?;
+    all.sort_unstable_by_key(|chunk| chunk.start);
+    Ok(sum_up(len, &all))
+}
+
+/// Measures chunks until none is left. After an error no thread takes a further chunk.
+fn measure_some(file: &File, chunks: &Mutex<Chunks<'_>>) -> io::Result<Vec<MeasuredChunk>> {
+    let take = || -> io::Result<Option<Range<usize>>> {
+        let taken = lock(chunks).take_next()?;
+        if let Some(chunk) = &taken {
+            // The disk reads the chunk while this thread hashes the one before. A hint: without it
+            // the chunk is read when it is needed.
+            let (at, len) = (chunk.start as u64, NonZero::new(chunk.len() as u64));
+            let _ = rustix::fs::fadvise(file, at, len, Advice::WillNeed);
+        }
+        Ok(taken)
+    };
+    let (mut piece, mut all, mut next) = (vec![0; PIECE], Vec::new(), take()?);
+    while let Some(chunk) = next {
+        next = take()?;
+        let measured = visit_chunk(file, &chunk, &mut piece, |_, _| Ok(()));
+        if measured.is_err() {
+            lock(chunks).close();
+        }
+        all.extend(measured?);
+    }
+    Ok(all)
+}
+
+/// The chunks of a file, in their order, without those that are holes.
+struct Chunks<'a> {
+    file: &'a File,
+    /// The place of the next chunk.
+    at: usize,
+    end: usize,
+}
+
+impl<'a> Chunks<'a> {
+    /// Returns the chunks of the first `len` bytes of `file`.
+    fn new(file: &'a File, len: u64) -> io::Result<Self> {
+        Ok(Self { file, at: 0, end: usize::try_from(len).map_err(io::Error::other)? })
+    }
+
+    /// Takes the next chunk. Returns `None` if none is left.
+    fn take_next(&mut self) -> io::Result<Option<Range<usize>>> {
+        let Some(data) = next_data(self.file.as_fd(), self.at, self.end)? else {
+            return Ok(None);
+        };
+        let start = data.start / CHUNK * CHUNK;
+        self.at = (start + CHUNK).min(self.end);
+        Ok(Some(start..self.at))
+    }
+
+    /// Leaves no chunk to be taken.
+    fn close(&mut self) {
+        self.at = self.end;
+    }
+}
+
+/// A chunk that has bytes other than zeros.
+struct MeasuredChunk {
+    /// Its place in the file.
+    start: u64,
+    /// The bytes of its pages that are not zeros.
+    bytes: u64,
+    digest: [u8; 32],
+}
+
+/// Returns the bytes of these chunks, which are all those of a file of `len` bytes in their order,
+/// and the file's digest.
+fn sum_up(len: u64, chunks: &[MeasuredChunk]) -> (u64, String) {
+    let mut hash = Sha256::new();
+    hash.update(len.to_le_bytes());
+    for chunk in chunks {
+        hash.update(chunk.start.to_le_bytes());
+        hash.update(chunk.digest);
+    }
+    let bytes = chunks.iter().map(|chunk| chunk.bytes).sum();
+    (bytes, hex::encode(hash.finalize()))
+}
+
+/// Calls `each` as [`for_each_page`] does, and measures the chunk. Returns `None` if it has no page
+/// with bytes other than zeros.
+fn visit_chunk(
+    file: &File,
+    chunk: &Range<usize>,
+    piece: &mut [u8],
+    mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<Option<MeasuredChunk>> {
+    let (mut hash, mut bytes) = (Sha256::new(), 0);
+    for_each_page(file, chunk, piece, |at, page| {
+        hash.update(at.to_le_bytes());
+        hash.update(page);
+        bytes += page.len() as u64;
+        each(at, page)
+    })?;
+    let (start, digest) = (chunk.start as u64, hash.finalize().into());
+    Ok((bytes > 0).then_some(MeasuredChunk { start, bytes, digest }))
+}
+
+/// Calls `each` for every page of a chunk that has bytes other than zeros, with its place, in their
+/// order. Holes of the file are passed over. `piece` is room for the bytes that are read at once.
 ///
 /// # Errors
 /// The errors of reading, and of `each`.
 fn for_each_page(
     file: &File,
-    len: u64,
+    chunk: &Range<usize>,
+    piece: &mut [u8],
     mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    let end = usize::try_from(len).map_err(io::Error::other)?;
-    let (mut at, mut piece) = (0, vec![0; PIECE]);
-    while let Some(data) = next_data(file.as_fd(), at, end)? {
+    let mut at = chunk.start;
+    while let Some(data) = next_data(file.as_fd(), at, chunk.end)? {
         at = data.start / PAGE * PAGE;
-        let most = (end - at).min(PIECE);
+        let most = (chunk.end - at).min(piece.len());
         let read = file.read_at(&mut piece[..most], at as u64)?;
         if read == 0 {
             break;
@@ -70,51 +232,6 @@ fn for_each_page(
         }
     }
     Ok(())
-}
-
-/// Returns SHA-256 of `bytes`, in hexadecimal digits.
-pub(crate) fn digest(bytes: &[u8]) -> String {
-    hex::encode(Sha256::digest(bytes))
-}
-
-/// Returns SHA-256 of the pages of `file` that have bytes other than zeros, each with its place
-/// before it, in hexadecimal digits. So the digest does not depend on what a file system makes of
-/// zeros.
-///
-/// # Errors
-/// The errors of reading.
-pub(crate) fn digest_pages(file: &File, len: u64) -> io::Result<String> {
-    visit(file, len, |_, _| Ok(()))
-}
-
-/// Returns the number of bytes in the pages among the first `len` bytes of `file` that have bytes
-/// other than zeros, and their [digest](digest_pages).
-///
-/// # Errors
-/// The errors of reading.
-pub(crate) fn measure_pages(file: &File, len: u64) -> io::Result<(u64, String)> {
-    let mut bytes = 0;
-    let digest = visit(file, len, |_, page| {
-        bytes += page.len() as u64;
-        Ok(())
-    })?;
-    Ok((bytes, digest))
-}
-
-/// Calls `each` as [`for_each_page`] does, and returns the digest of the pages.
-fn visit(
-    file: &File,
-    len: u64,
-    mut each: impl FnMut(u64, &[u8]) -> io::Result<()>,
-) -> io::Result<String> {
-    let mut hash = Sha256::new();
-    hash.update(len.to_le_bytes());
-    for_each_page(file, len, |at, page| {
-        hash.update(at.to_le_bytes());
-        hash.update(page);
-        each(at, page)
-    })?;
-    Ok(hex::encode(hash.finalize()))
 }
 
 #[cfg(test)]
@@ -155,13 +272,62 @@ mod tests {
 
     #[test]
     fn each_page_with_bytes_is_visited_once() {
-        let mut places = Vec::new();
-        let visited = for_each_page(&sparse(), 4 * MIB, |at, page| {
-            assert_eq!(page.len(), PAGE);
-            places.push(at / PAGE as u64);
-            Ok(())
-        });
-        visited.unwrap();
-        assert_eq!(places, [0, 511, 512, 513, 514]);
+        let (file, mut places, mut starts) = (sparse(), Vec::new(), Vec::new());
+        let mut chunks = Chunks::new(&file, 4 * MIB).unwrap();
+        while let Some(chunk) = chunks.take_next().unwrap() {
+            let visited = for_each_page(&file, &chunk, &mut [0; 3 * PAGE], |at, page| {
+                assert_eq!(page.len(), PAGE);
+                places.push(at / PAGE as u64);
+                Ok(())
+            });
+            visited.unwrap();
+            starts.push(chunk.start);
+        }
+        assert_eq!((places, starts), (vec![0, 511, 512, 513, 514], vec![0, CHUNK]));
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_digest() {
+        let file = sparse();
+        let len = 64 * MIB;
+        file.set_len(len).unwrap();
+        for number in [7u8, 8, 9, 20, 31] {
+            file.write_all_at(&[number; PAGE], u64::from(number) * CHUNK as u64).unwrap();
+        }
+        // Its only chunk between two holes has zeros alone.
+        file.write_all_at(&[0; PAGE], 13 * CHUNK as u64).unwrap();
+        let one = measure_by(&file, len, 1).unwrap();
+        assert_eq!(one.0, 10 * PAGE as u64);
+        for threads in [2, 4, 50] {
+            assert_eq!(measure_by(&file, len, threads).unwrap(), one);
+        }
+        let to = tempfile::tempfile().unwrap();
+        to.set_len(len).unwrap();
+        assert_eq!(copy_pages(&file, len, &to).unwrap(), one);
+    }
+
+    #[test]
+    fn the_place_of_a_page_and_the_length_are_part_of_the_digest() {
+        let digest = |at: usize, len: u64| {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(len).unwrap();
+            file.write_all_at(b"page", at as u64).unwrap();
+            digest_pages(&file, len).unwrap()
+        };
+        let len = 8 * MIB;
+        assert_eq!(digest(PAGE, len), digest(PAGE, len));
+        let others = [digest(0, len), digest(CHUNK + PAGE, len), digest(PAGE, 2 * len)];
+        assert!(others.iter().all(|other| *other != digest(PAGE, len)));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_an_error_of_all_threads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("memory");
+        let only_written = File::create(&path).unwrap();
+        only_written.write_all_at(&[1; PAGE], 0).unwrap();
+        for threads in [1, 3] {
+            assert!(measure_by(&only_written, PAGE as u64, threads).is_err());
+        }
     }
 }

@@ -10,46 +10,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use slipway_hypervisor::{MAX_STATE_BYTES, TemplateName};
-use slipway_plane_api::{PlaneClient, v1 as plane_v1};
+use slipway_plane_api::PlaneClient;
 
-use super::manifest::MOST_MANIFEST;
-use super::memories::{Memories, memory_name};
-use super::pages::{digest, digest_pages};
+use super::files::{self, Template, machine, manifest_path, memory, read_manifest};
+use super::memories::Memories;
 use super::threads::apart;
-use super::{DiskFile, Manifest, working_set};
+use super::{Manifest, working_set};
 use crate::lock::lock;
 use crate::{Error, Result, name};
 
-/// The name of the file with the machine's state.
-pub(crate) const MACHINE: &str = "machine";
-/// The name of the file with the memory.
-pub(crate) const MEMORY: &str = "memory";
-/// The name of the file with the description.
-pub(crate) const MANIFEST: &str = "template.json";
 /// The name of the file with the digest of the image of a snapshot that is being made.
 pub(super) const IMAGE: &str = "image";
 /// The end of the name of a directory that is being filled.
 pub(crate) const UNFINISHED: &str = ".unfinished";
-
-/// A template that forks begin with.
-pub(crate) struct Template {
-    /// Its description.
-    pub manifest: Manifest,
-    /// The file with the machine's state, as it was checked.
-    pub machine: Arc<File>,
-    /// The name by which the plane's pool gives memory that begins as the template's
-    /// ([`memory_name`]).
-    pub memory: TemplateName,
-    /// Set once the pool copies ahead what forks need ([`working_set`]).
-    pub learnt: AtomicBool,
-}
 
 /// A template once it was checked and loaded. The lock is held while it is.
 type Loaded = Arc<tokio::sync::Mutex<Option<Arc<Template>>>>;
@@ -64,15 +42,16 @@ pub(crate) struct Templates {
     busy: Arc<Mutex<BTreeSet<String>>>,
     /// The templates that were asked for, by their names.
     loaded: Mutex<BTreeMap<String, Loaded>>,
-    /// The memories that the pool has of these. Locked while it loads or removes one.
-    memories: tokio::sync::Mutex<Memories>,
+    /// The memories that the pool has of these.
+    memories: Arc<Memories>,
 }
 
 impl Templates {
     /// Returns the templates in the directory `dir`, which need not exist.
     pub(crate) fn new(dir: PathBuf, plane: PlaneClient) -> Self {
-        let (busy, loaded, memories) = Default::default();
-        Self { dir, plane, prefix: String::new(), busy, loaded, memories }
+        let (prefix, busy, loaded) = Default::default();
+        let memories = Arc::new(Memories::new(plane.clone()));
+        Self { dir, plane, prefix, busy, loaded, memories }
     }
 
     /// Returns the templates in a directory of the sandbox `id`. The pool has their memories apart
@@ -119,44 +98,19 @@ impl Templates {
         template
     }
 
-    /// Checks a template and has the plane's pool load its memory.
+    /// Checks a template and has the plane's pool load its memory, both at a time.
     async fn load(&self, name: &str) -> Result<Template> {
         let (dir, its, prefix) = (self.dir.join(name), name.to_owned(), self.prefix.clone());
         let (path, set) = (memory(&dir), working_set::path(&dir));
-        let template = apart(move || check(&dir, &its, &prefix)).await?;
+        let opened = apart(move || Ok((files::open(&dir, &its, &prefix)?, dir)));
+        let (template, dir) = opened.await?;
         let Template { memory, learnt, .. } = &template;
-        self.add_memory(memory, &path).await?;
+        let manifest = template.manifest.clone();
+        let check = move || files::read_whole(&dir, &manifest);
+        self.memories.add(memory.to_string(), path, check).await?;
         let known = working_set::copy_ahead(&self.plane, memory, set, memory.to_string()).await;
         learnt.store(known, Ordering::Relaxed);
         Ok(template)
-    }
-
-    /// Has the pool load a memory, unless it has it of another template.
-    async fn add_memory(&self, memory: &TemplateName, path: &Path) -> Result<()> {
-        let mut memories = self.memories.lock().await;
-        let (name, path) = (memory.to_string(), path.to_string_lossy().into_owned());
-        if !memories.has(&name) {
-            let request = plane_v1::AddTemplateRequest { name: name.clone(), path };
-            let added = self.plane.clone().add_template(request).await;
-            added.map_err(Error::plane)?;
-        }
-        memories.add(name);
-        Ok(())
-    }
-
-    /// Has the pool remove the memory of a template, unless another one has it too.
-    async fn drop_memory(&self, Template { manifest, memory, .. }: &Template) {
-        let mut memories = self.memories.lock().await;
-        let name = memory.to_string();
-        if !memories.remove(&name) {
-            return;
-        }
-        // A pool that keeps it has less memory for others, and no fork begins with it.
-        let request = plane_v1::RemoveTemplateRequest { name };
-        if let Err(status) = self.plane.clone().remove_template(request).await {
-            let (template, error) = (manifest.name.as_str(), status.message());
-            tracing::warn!(template, error, "its memory is kept");
-        }
     }
 
     /// Returns the manifests of all templates, by name. Damaged ones are left out, and logged.
@@ -196,7 +150,7 @@ impl Templates {
         if let Some(loaded) = loaded
             && let Some(template) = &*loaded.lock().await
         {
-            self.drop_memory(template).await;
+            self.memories.remove(&template.memory.to_string()).await;
         }
     }
 
@@ -323,36 +277,6 @@ impl Drop for Unfinished {
     }
 }
 
-fn machine(dir: &Path) -> PathBuf {
-    dir.join(MACHINE)
-}
-
-fn memory(dir: &Path) -> PathBuf {
-    dir.join(MEMORY)
-}
-
-fn manifest_path(dir: &Path) -> PathBuf {
-    dir.join(MANIFEST)
-}
-
-/// Reads the description of the template `name` in its directory `dir`.
-///
-/// # Errors
-/// [`Error::NoTemplate`], [`Error::Template`], [`Error::File`].
-pub(crate) fn read_manifest(dir: &Path, name: &str) -> Result<Manifest> {
-    let path = manifest_path(dir);
-    let file = match File::open(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::NoTemplate(name.to_owned()));
-        }
-        opened => opened.map_err(Error::file("cannot read", &path))?,
-    };
-    let mut json = Vec::new();
-    let read = file.take(MOST_MANIFEST).read_to_end(&mut json);
-    read.map_err(Error::file("cannot read", &path))?;
-    Manifest::parse(&json, name)
-}
-
 fn list(dir: &Path) -> Vec<Manifest> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .into_iter()
@@ -369,49 +293,6 @@ fn list(dir: &Path) -> Vec<Manifest> {
     names.iter().filter_map(read).collect()
 }
 
-/// Reads and checks a template whose memory has a name that begins with `prefix`.
-fn check(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
-    let manifest = read_manifest(dir, name)?;
-    let no = |why: &str| Error::Template { name: name.to_owned(), why: why.to_owned() };
-    let (machine, path) = (machine(dir), memory(dir));
-    let state = File::open(&machine).map_err(Error::file("cannot read", &machine))?;
-    let mut bytes = Vec::new();
-    let read = (&state).take(MAX_STATE_BYTES as u64).read_to_end(&mut bytes);
-    read.map_err(Error::file("cannot read", &machine))?;
-    if digest(&bytes) != manifest.machine_sha256 {
-        return Err(no("its file \"machine\" was changed"));
-    }
-    let failed = |error| Error::file("cannot read", &path)(error);
-    let file = File::open(&path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.len() != manifest.shape.memory_bytes {
-        return Err(no("its file \"memory\" has another length"));
-    }
-    let digest = digest_pages(&file, manifest.shape.memory_bytes).map_err(failed)?;
-    if digest != manifest.memory_sha256 {
-        return Err(no("its file \"memory\" was changed"));
-    }
-    for disk in manifest.snapshot.iter().flat_map(|snapshot| &snapshot.files) {
-        check_disk(dir, disk)?.map_err(|why| no(&why))?;
-    }
-    let memory = memory_name(prefix, &digest).ok_or_else(|| no("its digest is no name"))?;
-    Ok(Template { manifest, machine: Arc::new(state), memory, learnt: AtomicBool::new(false) })
-}
-
-/// Checks the file of a disk. Returns the reason if it is not as it was written.
-fn check_disk(dir: &Path, disk: &DiskFile) -> Result<std::result::Result<(), String>> {
-    if disk.name.contains('/') || disk.name.starts_with('.') {
-        return Ok(Err(format!("{:?} is no name of a file of its", disk.name)));
-    }
-    let path = dir.join(&disk.name);
-    let failed = |error| Error::file("cannot read", &path)(error);
-    let file = File::open(&path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.len() != disk.bytes {
-        return Ok(Err(format!("its file {:?} has another length", disk.name)));
-    }
-    let sound = digest_pages(&file, disk.bytes).map_err(failed)? == disk.sha256;
-    Ok(if sound { Ok(()) } else { Err(format!("its file {:?} was changed", disk.name)) })
-}
-
 /// Creates a file of a template, for root's eyes only, to be written and read.
 pub(crate) fn create_file(path: &Path) -> std::io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
@@ -424,6 +305,7 @@ mod tests {
     use tonic::transport::Endpoint;
 
     use super::super::manifest::tests::manifest;
+    use super::super::pages::{digest, digest_pages};
     use super::*;
 
     const BYTES: u64 = 128 << 20;
@@ -440,6 +322,12 @@ mod tests {
         manifest.machine_sha256 = digest(b"state");
         manifest.memory_sha256 = digest_pages(&memory, BYTES).unwrap();
         unfinished.finish(&manifest).unwrap();
+    }
+
+    /// Opens a template and reads all of it.
+    fn check(dir: &Path, prefix: &str) -> Result<Template> {
+        let template = files::open(dir, "a", prefix)?;
+        files::read_whole(dir, &template.manifest).map(|()| template)
     }
 
     /// Returns the templates of a node whose plane is not there.
@@ -467,9 +355,9 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path().join("templates")).unwrap().count(), 0);
         make(&all, "a").await;
         assert!(matches!(all.begin("a").await, Err(Error::TemplateTaken(_))));
-        let one = check(&place, "a", "").unwrap();
+        let one = check(&place, "").unwrap();
         assert_eq!(one.memory.as_str(), one.manifest.memory_sha256);
-        assert_ne!(check(&place, "a", "0123456789ab-").unwrap().memory, one.memory, "a sandbox's");
+        assert_ne!(check(&place, "0123456789ab-").unwrap().memory, one.memory, "a sandbox's");
         assert_eq!(all.list().await, std::slice::from_ref(&one.manifest));
         // Without the plane nothing begins with it.
         assert!(matches!(all.get("a").await, Err(Error::Plane(_))));
@@ -483,7 +371,7 @@ mod tests {
     async fn a_template_with_a_changed_byte_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (all, place) = (templates(dir.path()), dir.path().join("templates/a"));
-        let refused = || check(&place, "a", "").err().unwrap().to_string();
+        let refused = || check(&place, "").err().unwrap().to_string();
         for (file, at) in [("machine", 0), ("memory", 8192), ("memory", 0), ("template.json", 0)] {
             make(&all, "a").await;
             let changed = File::options().write(true).open(place.join(file)).unwrap();
