@@ -67,6 +67,39 @@ impl Netlink {
         }
     }
 
+    /// Asks for a list as [`Netlink::dump`] does, of at most `most` entries. Returns `None` if
+    /// there are more, which are not read: the kernel sends them before any other list, so the
+    /// caller drops the socket.
+    ///
+    /// # Errors
+    /// The errors of [`Netlink::exchange`].
+    pub(crate) fn dump_within<T>(
+        &mut self,
+        most: usize,
+        (ask, body): (u16, &[u8]),
+        entry: u16,
+        parse: fn(&[u8]) -> Option<T>,
+    ) -> io::Result<Option<Vec<T>>> {
+        let mut again = 1..DUMPS;
+        loop {
+            let mut request = Request::dump(ask);
+            request.body(body);
+            let mut entries = Vec::new();
+            let asked = self.exchange_until(request, |kind, body| {
+                entries.extend((kind == entry).then(|| parse(body)).flatten());
+                entries.len() > most
+            });
+            if entries.len() > most {
+                return Ok(None);
+            }
+            match asked {
+                Err(error)
+                    if error.kind() == io::ErrorKind::Interrupted && again.next().is_some() => {}
+                asked => return asked.map(|()| Some(entries)),
+            }
+        }
+    }
+
     /// Sends a request that one message of the kind `answer` answers, and reads that by `parse`.
     ///
     /// # Errors
@@ -96,6 +129,22 @@ impl Netlink {
         request: Request,
         mut each: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
+        self.exchange_until(request, |kind, body| {
+            each(kind, body);
+            false
+        })
+    }
+
+    /// Does what [`Netlink::exchange`] does, until `each` returns `true`. The rest of the answer is
+    /// not read then.
+    ///
+    /// # Errors
+    /// The errors of [`Netlink::exchange`].
+    fn exchange_until(
+        &mut self,
+        request: Request,
+        mut each: impl FnMut(u16, &[u8]) -> bool,
+    ) -> io::Result<()> {
         let sequence = self.next_sequence();
         self.send(&request.finish(sequence))?;
         let mut interrupted = false;
@@ -107,10 +156,7 @@ impl Netlink {
             interrupted |= reply.interrupted;
             match reply.answer {
                 Answer::End(errno) => Some(errno),
-                Answer::Message(kind, body) => {
-                    each(kind, body);
-                    None
-                }
+                Answer::Message(kind, body) => each(kind, body).then_some(0),
             }
         })?;
         match end {

@@ -204,6 +204,15 @@ impl Netlink {
         self.dump(RTM_GETADDR, &[0; 8], RTM_NEWADDR, parse_address)
     }
 
+    /// Returns the addresses of all links, or `None` if there are more than `most`. In that case
+    /// the socket lists nothing more: the caller drops it.
+    ///
+    /// # Errors
+    /// The kernel's errors.
+    pub fn addresses_within(&mut self, most: usize) -> io::Result<Option<Vec<Address>>> {
+        self.dump_within(most, (RTM_GETADDR, &[0; 8]), RTM_NEWADDR, parse_address)
+    }
+
     /// Gives a link an address. An address that the link has already stays as it is. An IPv6
     /// address can be used at once.
     ///

@@ -48,6 +48,10 @@ fn links_addresses_and_routes_as_root() {
             let there = netlink.addresses().unwrap();
             assert_eq!(there.iter().filter(|one| **one == address).count(), 1, "{there:?}");
         }
+        let count = netlink.addresses().unwrap().len();
+        assert_eq!(netlink.addresses_within(count).unwrap().map(|all| all.len()), Some(count));
+        let mut other = Netlink::open().unwrap();
+        assert_eq!(other.addresses_within(count - 1).unwrap(), None);
         let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
         let route = Route::new((ip("0.0.0.0"), 0), Some(ip("10.9.8.1")), lo.index);
         netlink.add_route(&route).unwrap();

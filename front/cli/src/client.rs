@@ -129,12 +129,15 @@ pub async fn connect_any(config: &Config) -> Result<Option<(Channel, v1::StatusR
             other => Err(other).with_context(|| format!("cannot reach {}", socket.display())),
         };
     }
-    let Ok(channel) = slipway_plane_api::connect(&socket).await else { return Ok(None) };
-    // A daemon that is ending accepts connections for a moment, so a request is the only sure test.
-    let mut client = sandboxes(channel.clone());
-    match tokio::time::timeout(ANSWER, client.status(v1::Empty {})).await {
-        Ok(Ok(status)) => Ok(Some((channel, status.into_inner()))),
-        Ok(Err(_)) => Ok(None),
+    let answer = async {
+        let channel = slipway_plane_api::connect(&socket).await.ok()?;
+        // A daemon that is ending accepts connections for a moment, so a request is the only sure
+        // test.
+        let status = sandboxes(channel.clone()).status(v1::Empty {}).await.ok()?;
+        Some((channel, status.into_inner()))
+    };
+    match tokio::time::timeout(ANSWER, answer).await {
+        Ok(answered) => Ok(answered),
         Err(_) => {
             let (socket, limit) = (socket.display(), ANSWER.as_secs());
             bail!("the daemon at {socket} does not answer within {limit} s; is it stopped?")

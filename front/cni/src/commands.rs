@@ -106,7 +106,7 @@ impl Operation<'_> {
     fn detach_by_next(&self) -> bool {
         match self.daemon.connect() {
             Ok(connection) => self.detach_by(&connection.within(UNDOING)).is_ok(),
-            Err(_) => !self.is_attached(),
+            Err(failure) => failure.lacks_daemon() && !self.is_attached(),
         }
     }
 
@@ -237,8 +237,10 @@ impl Operation<'_> {
 
     fn status(&self) -> Result<(), Failure> {
         // While no daemon serves, nothing carries the frames of containers.
-        let connection =
-            self.daemon.connect().map_err(|failure| failure.recoded(Code::Disconnected))?;
+        let connection = self.daemon.connect().map_err(|failure| {
+            let is_lost = failure.lacks_daemon();
+            failure.recoded(if is_lost { Code::Disconnected } else { Code::Unavailable })
+        })?;
         let name = self.configuration.network.clone();
         if name != DEFAULT_NETWORK {
             let request = v1::GetNetworkRequest { name };
@@ -273,8 +275,10 @@ impl Operation<'_> {
 mod tests {
     use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::PathBuf;
+
+    use tokio::net::UnixSocket;
 
     use super::*;
 
@@ -329,6 +333,19 @@ echo '{"ips": [{"address": "10.77.0.120/24"}]}'
             let socket = self.0.path().join("slipway.sock");
             let _ = std::fs::remove_file(&socket);
             UnixListener::bind(socket).unwrap()
+        }
+
+        /// Listens as a daemon that takes no connections, with a full queue of them.
+        fn listen_full(&self) -> (tokio::net::UnixListener, UnixStream) {
+            let path = self.0.path().join("slipway.sock");
+            let _ = std::fs::remove_file(&path);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.unwrap();
+            let _inside = runtime.enter();
+            let socket = UnixSocket::new_stream().unwrap();
+            socket.bind(&path).unwrap();
+            let listener = socket.listen(0).unwrap();
+            (listener, UnixStream::connect(path).unwrap())
         }
 
         /// Reads a call about the container, and ends as a daemon that is killed: it has written
@@ -394,6 +411,25 @@ echo '{"ips": [{"address": "10.77.0.120/24"}]}'
         assert_eq!((failure.code(), failure.lacks_daemon(), place.files()), (11, false, 1));
         assert_eq!(place.calls(), "");
         drop(silent);
+        place.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((place.files(), place.calls().as_str()), (2, "same"));
+    }
+
+    /// A daemon with a full queue of connections serves, and its work may take longer than an
+    /// operation waits.
+    #[test]
+    fn a_daemon_that_takes_no_connection_is_there() {
+        let place = Place::new();
+        std::fs::write(place.file(), "{}").unwrap();
+        let full = place.listen_full();
+        let failure = place.operate(SHORT, |operation| operation.del()).unwrap_err();
+        assert_eq!((failure.code(), failure.lacks_daemon(), place.files()), (11, false, 1));
+        assert_eq!(place.fail(SHORT), (11, "try".to_owned()));
+        let failure = place.operate(SHORT, |operation| operation.status()).unwrap_err();
+        assert_eq!((failure.code(), place.calls().as_str()), (50, ""));
+        drop(full);
+        let failure = place.operate(SHORT, |operation| operation.status()).unwrap_err();
+        assert_eq!(failure.code(), 51);
         place.operate(SHORT, |operation| operation.del()).unwrap();
         assert_eq!((place.files(), place.calls().as_str()), (2, "same"));
     }

@@ -21,6 +21,8 @@ const RUN_DIR: &str = "/run/slipway";
 const DATA_DIR: &str = "/var/lib/slipway";
 /// The error of a call whose daemon ends before it answers.
 const ENDED: &str = "the daemon ended during the call; try again";
+/// The longest time until a daemon takes a connection.
+const CONNECTING: Duration = Duration::from_secs(10);
 /// The longest time for a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,21 +85,32 @@ impl Daemon {
     /// Connects.
     ///
     /// # Errors
-    /// [`Code::Later`] if no daemon serves.
+    /// [`Code::Later`] if no daemon serves, or the one that serves takes no connection in time.
     pub fn connect(&self) -> Result<Connection<'_>, Failure> {
         let socket = self.run_dir.join("slipway.sock");
-        let connected = self.runtime.block_on(slipway_plane_api::connect(&socket));
-        let channel = connected.map_err(|_| {
-            let socket = socket.display();
-            Failure::new(
-                Code::Later,
-                format!(
+        let limit = self.patience.min(CONNECTING);
+        let connected = self.runtime.block_on(async {
+            tokio::time::timeout(limit, slipway_plane_api::connect(&socket)).await
+        });
+        let socket = socket.display();
+        let channel = match connected {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(_)) => {
+                let text = format!(
                     "no Slipway daemon serves at {socket}; start it with `systemctl start \
                      slipway` or `slipway daemon`"
-                ),
-            )
-            .with_outcome(Outcome::Lost)
-        })?;
+                );
+                return Err(Failure::new(Code::Later, text).with_outcome(Outcome::Lost));
+            }
+            Err(_) => {
+                let text = format!(
+                    "the daemon at {socket} took no connection within {} s; try again, and read \
+                     the daemon's log if that does not help",
+                    limit.as_secs()
+                );
+                return Err(Failure::new(Code::Later, text));
+            }
+        };
         let functions = VfClient::new(channel.clone());
         let client = NetworksClient::with_interceptor(channel, self.caller.clone());
         Ok(Connection { client, functions, daemon: self, patience: self.patience })

@@ -178,12 +178,14 @@ impl Daemon {
     async fn channel(&self, patience: Duration) -> Result<Channel, Failure> {
         let (begun, at) = (Instant::now(), self.socket());
         loop {
-            match slipway_sandbox_api::connect(&at).await {
-                Ok(channel) => return Ok(channel),
-                Err(_) if begun.elapsed() < patience && self.is_between_lives() => {
+            // A daemon with a full queue of connections is waited for, too.
+            let limit = patience.saturating_sub(begun.elapsed()).max(AGAIN);
+            match tokio::time::timeout(limit, slipway_sandbox_api::connect(&at)).await {
+                Ok(Ok(channel)) => return Ok(channel),
+                Ok(Err(_)) if begun.elapsed() < patience && self.is_between_lives() => {
                     tokio::time::sleep(AGAIN).await;
                 }
-                Err(_) => {
+                _ => {
                     let message = format!(
                         "no Slipway daemon serves at {}: start it with `systemctl start slipway` \
                          or `slipway daemon`",

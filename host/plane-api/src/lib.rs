@@ -6,8 +6,10 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
 pub mod attachments;
@@ -50,7 +52,11 @@ pub type NetworkClient = network_v1::networks_client::NetworksClient<Channel>;
 /// A client of the virtual functions.
 pub type VfClient = vf_v1::virtual_functions_client::VirtualFunctionsClient<Channel>;
 
-/// Opens a gRPC channel to the daemon's socket.
+/// The time between two attempts to connect to a daemon whose queue of connections is full.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Opens a gRPC channel to the daemon's socket. Waits while the daemon's queue of connections is
+/// full: the daemon serves then.
 ///
 /// # Errors
 /// Nothing answers at `socket`.
@@ -61,9 +67,21 @@ pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> 
     address
         .connect_with_connector(tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+            async move { stream(&path).await.map(TokioIo::new) }
         }))
         .await
+}
+
+/// Connects to the socket at `path` once its listener's queue has room.
+async fn stream(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            // EAGAIN: the queue is full (unix(7)).
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            connected => return connected,
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// Opens a gRPC channel over a stream that is connected already. It lasts as long as the stream.

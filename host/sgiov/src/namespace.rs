@@ -20,6 +20,14 @@ use crate::slab::Slab;
 const FRESH: Duration = Duration::from_secs(1);
 /// The shortest pause before the kernel is asked again because an address is unknown.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// The pause before the kernel is asked again, as a multiple of the time that its answer took, and
+/// at most [`FRESH`]: the engine's thread, which serves all programs, waits for the answer.
+const PAUSE: u32 = 16;
+/// The pause before the kernel is asked again after it could not be asked, or had too much to say.
+const LATER: Duration = Duration::from_secs(10);
+/// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
+/// any number.
+const MOST: usize = 16_384;
 
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
@@ -33,6 +41,8 @@ struct KnownAddresses {
     all: Vec<Prefixed>,
     /// The time at which the kernel was asked last.
     asked: Option<Instant>,
+    /// The shortest pause from then on.
+    pause: Duration,
 }
 
 impl KnownAddresses {
@@ -44,25 +54,39 @@ impl KnownAddresses {
     /// namespace's file.
     fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
         let now = Instant::now();
-        if self.asked.is_some_and(|asked| now - asked < than) {
+        if self.asked.is_some_and(|asked| now - asked < than.max(self.pause)) {
             return;
         }
-        self.asked = Some(now);
+        (self.asked, self.pause) = (Some(now), LATER);
         if self.netlink.is_none() {
             self.netlink = inside(namespace);
         }
         let Some(netlink) = &mut self.netlink else { return };
-        match netlink.addresses() {
-            Ok(all) => {
+        let begun = Instant::now();
+        match netlink.addresses_within(MOST) {
+            Ok(Some(all)) => {
+                self.set(&all);
+                self.pause = (begun.elapsed() * PAUSE).min(FRESH);
+            }
+            Ok(None) => {
                 self.all.clear();
-                for own in all.iter().filter(|own| !own.address.is_loopback()) {
-                    let above = if own.address.is_ipv4() { 96 } else { 0 };
-                    self.all.push((octets(own.address), own.prefix.saturating_add(above)));
-                }
+                self.netlink = None;
+                let what = "a network namespace has too many addresses: of it only loopback is \
+                            served";
+                tracing::warn!(most = MOST, "{what}");
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot ask a network namespace for its addresses")
             }
+        }
+    }
+
+    /// Replaces the addresses by those of `all` that are not loopback's.
+    fn set(&mut self, all: &[slipway_netlink::Address]) {
+        self.all.clear();
+        for own in all.iter().filter(|own| !own.address.is_loopback()) {
+            let above = if own.address.is_ipv4() { 96 } else { 0 };
+            self.all.push((octets(own.address), own.prefix.saturating_add(above)));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use client::{Client, Connected, PATIENCE};
 use running::Running;
@@ -244,4 +244,23 @@ fn renews(mut open: Open, engine: &Running) {
     go_by(engine, read(dir, &POLICY.replace("sockets = 3", "")));
     assert_eq!(open.reach(), [true, false, false]);
     open.stays();
+}
+
+/// A program with the rights of its namespace's network gives it as many addresses as it likes. The
+/// engine's thread, which serves everybody, does not read them all.
+#[test]
+fn a_namespace_with_very_many_addresses_has_loopback_alone() {
+    let test = "a_namespace_with_very_many_addresses_has_loopback_alone";
+    let own = [10, 79, 0, 1];
+    netns::alone(test, &[own], || {
+        let engine = Running::new(Settings::default());
+        let mut program = Client::attach(&engine.socket());
+        program.listen(Address::v4([0; 4], 7400), 8);
+        assert!(reaches(&mut program, own, 7400));
+        netns::add_many(17_000);
+        // The kernel's last answer is used for a second.
+        std::thread::sleep(Duration::from_millis(1200));
+        assert!(!reaches(&mut program, own, 7400));
+        assert!(reaches(&mut program, [127, 0, 0, 1], 7400));
+    });
 }

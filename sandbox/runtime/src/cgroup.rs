@@ -8,12 +8,14 @@
 //! limits on the VMM; `slipway doctor` says so.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_cgroup::{Counters, Group, Hierarchies, Limits, Pool, Settings, V1_CONTROLLERS};
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::node::Node;
@@ -23,6 +25,8 @@ use crate::{Error, Result};
 
 /// The parent of groups whose path is not recorded.
 const PARENT: &str = "/slipway";
+/// The time in which the kernel limits the memory of a group, beside its earlier work on the group.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the CPU time that the VMM of a sandbox with so many CPUs may use, as a number of CPUs.
 /// One more is for the VMM's own threads: the VMM must answer while the guest computes.
@@ -284,6 +288,54 @@ pub(crate) async fn procs_files(sandbox: &Sandbox) -> Vec<PathBuf> {
     sandbox.lane.run(move || group.procs_files()).await
 }
 
+/// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
+///
+/// The kernel reclaims memory until the VMM has no more than that. A VMM that touches its pages
+/// again, as one that has not given back what it said, can make that last. So a thread of the
+/// sandbox's own waits for the kernel, and no thread that other sandboxes need. The thread holds
+/// the turn for the group, which nobody else is given meanwhile.
+///
+/// # Errors
+/// [`Error::Cgroup`] if the limit cannot be set; [`Error::File`] if the kernel does not set it in
+/// time, or no thread is left.
+pub(crate) async fn limit_memory(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
+    let own = sandbox.look(|record| record.memory.overhead_bytes);
+    let bytes = guest_bytes.saturating_add(own);
+    let limited = on_own_thread(sandbox, move |mut group| group.limit_memory(bytes));
+    tokio::time::timeout(PATIENCE, limited).await.unwrap_or_else(|_| {
+        let late = "the kernel cannot reclaim what the VMM uses";
+        Err(unlimited(sandbox)(io::Error::new(io::ErrorKind::TimedOut, late)))
+    })
+}
+
+/// Has a thread of the sandbox's own, which has the turn for the sandbox's group, limit the group.
+/// The thread goes on if the caller stops waiting.
+async fn on_own_thread(
+    sandbox: &Sandbox,
+    limit: impl FnOnce(Group) -> slipway_cgroup::Result<()> + Send + 'static,
+) -> Result<()> {
+    let turn = Arc::clone(&sandbox.placement).lock_owned().await;
+    let group = sandbox.look(of);
+    let (done, outcome) = oneshot::channel();
+    let run = move || {
+        let limited = limit(group);
+        drop(turn);
+        // The caller may have given up.
+        drop(done.send(limited));
+    };
+    let thread = std::thread::Builder::new().name("limit".into());
+    thread.spawn(run).map_err(unlimited(sandbox))?;
+    match outcome.await {
+        Ok(limited) => limited.map_err(Error::Cgroup),
+        Err(_) => Err(unlimited(sandbox)(io::Error::other("the thread for it has ended"))),
+    }
+}
+
+/// Returns a function that makes the error of a group whose memory is not limited.
+fn unlimited(sandbox: &Sandbox) -> impl FnOnce(io::Error) -> Error {
+    Error::file("cannot limit the memory of the control group", sandbox.look(path))
+}
+
 /// Gives the sandbox's group back: to the pool, or by removing it. The sandbox's processes have
 /// ended.
 ///
@@ -291,7 +343,7 @@ pub(crate) async fn procs_files(sandbox: &Sandbox) -> Vec<PathBuf> {
 /// [`Error::Cgroup`] if a process is left in it; errors of saving the record, which then still
 /// names the group.
 pub(crate) async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
-    // Nothing confines the group while it is given back, nor afterwards.
+    // Nothing confines or limits the group while it is given back, nor afterwards.
     let _turn = sandbox.placement.lock().await;
     let record = sandbox.record();
     let group = of(&record);
@@ -333,9 +385,12 @@ fn split(path: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
     use crate::adopt::tests::record_of;
-    use crate::record::{MemoryBounds, SandboxState};
+    use crate::files::{Files, THREADS};
+    use crate::record::{MemoryBounds, SandboxState, Store};
 
     #[test]
     fn a_path_is_a_parent_and_a_name() {
@@ -385,5 +440,44 @@ mod tests {
         record.cgroup =
             Some(ControlGroup { path: "/a/one".to_owned(), before: Counters::default() });
         assert!(has(&record, "/a/one") && !has(&record, "/a") && !has(&record, "/one"));
+    }
+
+    /// More sandboxes than there are threads for files have a limit that the kernel does not set.
+    #[tokio::test]
+    async fn a_limit_that_is_not_set_holds_up_its_sandbox_alone() {
+        let (files, dir) = (Files::start().unwrap(), tempfile::tempdir().unwrap());
+        let sandbox = || {
+            let record = record_of(SandboxState::Running);
+            let store = Store::new(dir.path(), &record.id);
+            Sandbox::new(record, store, files.lane())
+        };
+        let mut hanging = Vec::new();
+        for _ in 0..=THREADS {
+            let (release, held) = channel::<()>();
+            let its = sandbox();
+            let limited = Arc::clone(&its);
+            let limit = tokio::spawn(async move {
+                on_own_thread(&limited, move |_| {
+                    let _ = held.recv();
+                    Ok(())
+                })
+                .await
+            });
+            while its.placement.try_lock().is_ok() {
+                tokio::task::yield_now().await;
+            }
+            hanging.push((its, release, limit));
+        }
+        let other = sandbox();
+        other.lane.run(|| ()).await;
+        on_own_thread(&other, |_| Ok(())).await.unwrap();
+        for (its, release, limit) in hanging {
+            its.lane.run(|| ()).await;
+            limit.abort();
+            assert!(limit.await.is_err());
+            assert!(its.placement.try_lock().is_err(), "the group is given to nobody else");
+            drop(release);
+            drop(its.placement.lock().await);
+        }
     }
 }

@@ -194,24 +194,13 @@ async fn keep_plugged(sandbox: &Sandbox, vm: &dyn Vm) -> Result<u64> {
         let bytes = record.memory.boot_bytes.saturating_add(plugged);
         bytes.min(record.memory.granted_bytes)
     });
-    limit_group(sandbox, bytes).await?;
+    cgroup::limit_memory(sandbox, bytes).await?;
     Ok(bytes)
 }
 
 /// Records a size that is in force.
 fn set_in_force(record: &mut Record, bytes: u64) {
     (record.memory_bytes, record.memory.granted_bytes) = (bytes, bytes);
-}
-
-/// Limits the memory of a sandbox's VMM to what it needs for so much memory of its guest.
-///
-/// # Errors
-/// [`Error::Cgroup`].
-pub(crate) async fn limit_group(sandbox: &Sandbox, guest_bytes: u64) -> Result<()> {
-    let (mut group, own) =
-        sandbox.look(|record| (cgroup::of(record), record.memory.overhead_bytes));
-    let bytes = guest_bytes.saturating_add(own);
-    sandbox.lane.run(move || group.limit_memory(bytes)).await.map_err(Error::Cgroup)
 }
 
 /// Returns a device of hot-plug memory.
@@ -385,7 +374,7 @@ impl Change {
         let before = self.sandbox.look(|record| record.memory.granted_bytes);
         if granted > before {
             self.sandbox.update(|record| record.memory.granted_bytes = granted).await?;
-            limit_group(&self.sandbox, granted).await?;
+            cgroup::limit_memory(&self.sandbox, granted).await?;
             cgroup::look_above(&self.sandbox, granted).await;
         }
         let plugged = follow(&*self.vm, DEVICE, target).await?;

@@ -95,9 +95,9 @@ pub struct Sandbox {
     pub(crate) empty_dirs: tokio::sync::Mutex<()>,
     /// Held while a pod takes functions of pools or gives them back.
     pub(crate) functions: tokio::sync::Mutex<()>,
-    /// Held while the VMM is confined to CPUs and memory nodes, and while its control group is
-    /// given back.
-    pub(crate) placement: tokio::sync::Mutex<()>,
+    /// Held while the VMM is confined to CPUs and memory nodes, while its memory is limited, and
+    /// while its control group is given back.
+    pub(crate) placement: Arc<tokio::sync::Mutex<()>>,
     /// Looks at the host's files for the sandbox.
     pub(crate) looks: Looks,
 }
@@ -148,7 +148,7 @@ impl Sandbox {
             shares: tokio::sync::Mutex::default(),
             empty_dirs: tokio::sync::Mutex::default(),
             functions: tokio::sync::Mutex::default(),
-            placement: tokio::sync::Mutex::default(),
+            placement: Arc::default(),
             looks: Looks::new(MOST_LOOKS),
             record: Mutex::new(Versioned { record, version: 0 }),
             saved: tokio::sync::Mutex::new(0),

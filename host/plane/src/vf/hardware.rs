@@ -1,6 +1,6 @@
 //! The hardware of VFs, which VFIO keeps from its drivers.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use slipway_plane_api::vf_v1;
@@ -8,6 +8,7 @@ use slipway_vf_pool::Fault;
 use slipway_vfio::{Binding, Device, Error, Host, PciAddress};
 
 use super::limits::Limits;
+use super::note::Note;
 use super::{VfError, template};
 
 /// The hardware of a VF. Dropping it closes the device and leaves it with vfio-pci.
@@ -16,12 +17,12 @@ pub(super) struct Hardware {
     address: PciAddress,
     binding: Option<Binding>,
     limits: Limits,
-    /// The physical function may hold it to `limits`.
-    is_limited: bool,
+    /// The note of `limits`, while the physical function may hold the VF to them.
+    pool_note: Note,
     /// The settings of its owner's client, to which the physical function may hold it.
     owned: Option<Limits>,
-    /// A file that says which settings an owner's client has. It outlives the daemon, as these do.
-    note: PathBuf,
+    /// The note of the settings that an owner's client has.
+    note: Note,
     /// The open device. An endpoint has clones while it exists.
     device: Option<Arc<Device>>,
 }
@@ -29,9 +30,10 @@ pub(super) struct Hardware {
 impl Hardware {
     /// Returns hardware that is closed. Files beside the sockets in `sockets` outlive the daemon.
     pub fn new(address: PciAddress, limits: Limits, sockets: &Path) -> Self {
-        let note = sockets.join(format!("{address}.settings"));
+        let note = |kind: &str| Note::new(sockets.join(format!("{address}.{kind}")));
+        let (pool_note, note) = (note("limits"), note("settings"));
         let (host, binding, device, owned) = (Host::default(), None, None, None);
-        Self { host, address, binding, limits, is_limited: false, owned, note, device }
+        Self { host, address, binding, limits, pool_note, owned, note, device }
     }
 
     pub fn address(&self) -> PciAddress {
@@ -86,28 +88,15 @@ impl Hardware {
     /// # Errors
     /// The note cannot be written. What was remembered before stays.
     fn keep(&mut self, settings: Limits) -> Result<(), Fault> {
-        // Whole or not at all: a note that is cut would name fewer settings than there are.
-        let part = self.part();
-        let written = std::fs::write(&part, settings.words());
-        written.and_then(|()| std::fs::rename(&part, &self.note)).map_err(|error| {
-            let _ = std::fs::remove_file(&part);
-            Fault(format!("cannot write {}: {error}", self.note.display()))
-        })?;
+        self.note.keep(settings)?;
         self.owned = Some(settings);
         Ok(())
-    }
-
-    /// Returns the file of a note that is being written.
-    fn part(&self) -> PathBuf {
-        self.note.with_extension("part")
     }
 
     /// Takes over the settings that the note of the last daemon names, unless the VF has an owner
     /// of this one's.
     fn recall(&mut self) {
-        let noted = std::fs::read_to_string(&self.note).unwrap_or_default();
-        let noted = Some(Limits::from_words(&noted)).filter(|settings| !settings.is_none());
-        self.owned = self.owned.or(noted);
+        self.owned = self.owned.or_else(|| self.note.recall());
     }
 
     /// Gives the settings of an owner's client the pool's values.
@@ -122,9 +111,7 @@ impl Hardware {
     /// Forgets the settings of an owner's client, which have ended.
     fn forget(&mut self) {
         self.owned = None;
-        // An error: no settings were set, or they are ended once more when the VF is opened.
-        let _ = std::fs::remove_file(&self.note);
-        let _ = std::fs::remove_file(self.part());
+        self.note.forget();
     }
 
     fn open(&mut self) -> Result<Device, Fault> {
@@ -136,7 +123,7 @@ impl Hardware {
         self.recall();
         self.release()?;
         if !self.limits.is_none() {
-            self.is_limited = true;
+            self.pool_note.keep(self.limits)?;
             self.limits.set(self.address).1?;
         }
         self.host.open(self.address).map_err(fault)
@@ -169,8 +156,9 @@ impl Hardware {
             settings.clear(self.address);
             self.forget();
         }
-        if std::mem::take(&mut self.is_limited) {
-            self.limits.clear(self.address);
+        if let Some(limits) = self.pool_note.recall() {
+            limits.clear(self.address);
+            self.pool_note.forget();
         }
         match self.binding.take() {
             Some(binding) => self.host.sysfs().give_back(binding).map_err(fault),
@@ -271,8 +259,10 @@ mod tests {
         // What the last daemon set ends with the pool also if the VF was never opened.
         std::fs::write(&note, "vlan").unwrap();
         let mut next = Hardware::new(address, Limits::default(), folder.path());
+        let limits = folder.path().join("0000:fe:1f.7.limits");
+        std::fs::write(&limits, "vlan rate").unwrap();
         next.close().unwrap();
-        assert!(!note.exists());
+        assert!(!note.exists() && !limits.exists());
         // Without a note nothing is set, and nothing is left to end.
         std::fs::create_dir(folder.path().join("0000:fe:1f.7.part")).unwrap();
         let Fault(why) = next.hold(&client).unwrap_err();

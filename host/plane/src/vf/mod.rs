@@ -20,6 +20,7 @@
 mod function;
 mod hardware;
 mod limits;
+mod note;
 mod service;
 mod template;
 

@@ -61,8 +61,9 @@ pub struct Guest {
     /// The pair, and the guest's end of it, by connection. Written by [`Guest::enter`],
     /// [`Guest::forget`] and [`Guest::end_channel`], as is `streams`.
     pub connections: HashMap<u32, (u32, usize)>,
-    /// The pair, by arena and stream.
-    pub streams: HashMap<(u32, u32), u32>,
+    /// The pair, by arena and stream. Sorted, so that the streams of one arena are found without a
+    /// look at those of the others, of which a guest may have thousands.
+    pub streams: BTreeMap<(u32, u32), u32>,
     /// Arenas that the guest wants back.
     leaving: HashSet<u32>,
     /// Requests to the guest that it has not answered.
@@ -83,7 +84,7 @@ impl Guest {
             greeted: false,
             suspended: false,
             connections: HashMap::new(),
-            streams: HashMap::new(),
+            streams: BTreeMap::new(),
             leaving: HashSet::new(),
             asked: InFlight::default(),
             asking: InFlight::default(),
@@ -252,7 +253,7 @@ impl Guest {
     /// Removes an arena that the guest wants back and that holds no stream any more. Returns
     /// whether there was such an arena.
     pub fn take_free(&mut self, arena: u32) -> bool {
-        let used = self.streams.keys().any(|(of, _)| *of == arena);
+        let used = self.streams.range((arena, 0)..=(arena, u32::MAX)).next().is_some();
         if used || !self.leaving.remove(&arena) {
             return false;
         }

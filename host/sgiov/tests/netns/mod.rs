@@ -42,3 +42,13 @@ pub fn add_address(address: IpAddr) {
     netlink.change(lo.index, LinkChange { up: Some(true), ..Default::default() }).unwrap();
     netlink.add_address(&Address { index: lo.index, address, prefix: 24 }).unwrap();
 }
+
+/// Adds so many addresses, from 10.80.0.0 on, to the loopback interface of this network namespace.
+pub fn add_many(count: u32) {
+    let mut netlink = Netlink::open().unwrap();
+    let index = netlink.link("lo").unwrap().unwrap().index;
+    for number in 0..count {
+        let address = std::net::Ipv4Addr::from(0x0a50_0000 + number).into();
+        netlink.add_address(&Address { index, address, prefix: 32 }).unwrap();
+    }
+}

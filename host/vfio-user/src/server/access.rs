@@ -22,8 +22,10 @@ const PIECE: usize = 4;
 /// The most pieces of one access that are passed on in a turn.
 const MOST_PIECES: usize = 256;
 
-/// The rest of a message's writes, for the next turn.
-pub(super) enum PendingWrites {
+/// The rest of a message's accesses, for the next turn.
+pub(super) enum PendingAccess {
+    /// A long read of a BAR, of which so many bytes of the reply's data are read.
+    Read { request: RegionAccess, data: Vec<u8>, done: usize },
     /// A long write to a BAR, of which so many bytes are done.
     Write { request: RegionAccess, data: Vec<u8>, done: usize },
     /// A multiple write, of which so many writes are done.
@@ -48,11 +50,7 @@ impl Session {
             device.function.config_read(request.offset.get() as u16, &mut data);
             return Ok(read_reply(&request, &data));
         }
-        for piece in pieces(request.offset.get(), 0, len) {
-            let at = request.offset.get() + piece.start as u64;
-            finished(device.function.read(request.region.get() as u8, at, &mut data[piece]))?;
-        }
-        Ok(read_reply(&request, &data))
+        read(device, request, data, 0)
     }
 
     pub(super) fn region_write(
@@ -133,27 +131,52 @@ impl Session {
         device.poll_after_write(now);
         if done < entries.len() {
             device.pace.kick();
-            return Ok(Answer::Later(Waiting::Turn(PendingWrites::Multi { entries, done })));
+            return Ok(Answer::Later(Waiting::Turn(PendingAccess::Multi { entries, done })));
         }
         let done = WriteMulti { count: U64::new(entries.len() as u64) };
         Ok(Answer::Reply(done.as_bytes().to_vec()))
     }
 
-    /// Goes on with a message's writes.
+    /// Goes on with a message's accesses.
     pub(super) fn go_on(
         &mut self,
         device: &mut Device,
-        rest: PendingWrites,
+        rest: PendingAccess,
         now: Instant,
     ) -> Result<Answer, Errno> {
+        if !matches!(rest, PendingAccess::Multi { .. }) {
+            self.cost += MOST_PIECES * PIECE / BYTES_PER_COST;
+        }
         match rest {
-            PendingWrites::Multi { entries, done } => self.multi(device, entries, done, now),
-            PendingWrites::Write { request, data, done } => {
+            PendingAccess::Multi { entries, done } => self.multi(device, entries, done, now),
+            PendingAccess::Read { request, data, done } => read(device, request, data, done),
+            PendingAccess::Write { request, data, done } => {
                 let done = write(device, &request, &data, done)?;
                 written(device, request, data, done, now)
             }
         }
     }
+}
+
+/// Reads the bytes of `data` from `done` on from a BAR, at most [`MOST_PIECES`] pieces of them.
+/// Answers the read once all are read, or leaves its rest for the next turn.
+fn read(
+    device: &mut Device,
+    request: RegionAccess,
+    mut data: Vec<u8>,
+    mut done: usize,
+) -> Result<Answer, Errno> {
+    let offset = request.offset.get();
+    for piece in pieces(offset, done, data.len()).take(MOST_PIECES) {
+        done = piece.end;
+        let at = offset + piece.start as u64;
+        finished(device.function.read(request.region.get() as u8, at, &mut data[piece]))?;
+    }
+    if done < data.len() {
+        device.pace.kick();
+        return Ok(Answer::Later(Waiting::Turn(PendingAccess::Read { request, data, done })));
+    }
+    Ok(read_reply(&request, &data))
 }
 
 /// Writes the bytes of `data` from `done` on to a BAR, at most [`MOST_PIECES`] pieces of them.
@@ -186,7 +209,7 @@ fn written(
     device.poll_after_write(now);
     if done < data.len() {
         device.pace.kick();
-        return Ok(Answer::Later(Waiting::Turn(PendingWrites::Write { request, data, done })));
+        return Ok(Answer::Later(Waiting::Turn(PendingAccess::Write { request, data, done })));
     }
     Ok(Answer::Reply(request.as_bytes().to_vec()))
 }

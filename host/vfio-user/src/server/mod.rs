@@ -69,8 +69,8 @@ enum Waiting {
     Quiet(migration::Transition),
     /// A log of writes to the client's memory begins, or is reported, without requests in flight.
     Log(log::Log),
-    /// The rest of a message's writes waits for the next turn.
-    Turn(access::PendingWrites),
+    /// The rest of a message's accesses waits for the next turn.
+    Turn(access::PendingAccess),
     /// The session waits to move to a thread of its own before message-only memory is mapped.
     Thread(dma::RemoteMap),
 }

@@ -97,6 +97,27 @@ fn a_long_write_has_the_function_polled_a_few_times() {
     assert_eq!(read[size_of_val(&request)..], table);
 }
 
+/// The function is polled between the turns of a message, so that a client that reads a whole BAR
+/// has no long turn.
+#[test]
+fn a_long_read_is_done_in_several_turns() {
+    const LEN: u32 = 0x3000;
+    let served = served_without_looking();
+    let mut raw = served.client();
+    let table: Vec<u8> = (0..0x1000u32 / 4).flat_map(u32::to_le_bytes).collect();
+    raw.call(Command::RegionWrite, &[access(0, 0x2000, 0x1000).as_bytes(), &table].concat()).ok();
+    let request = access(0, 0x1000, LEN);
+    let mut read = Vec::new();
+    let count = polls(&served, || {
+        read = raw.call(Command::RegionRead, request.as_bytes()).ok();
+    });
+    let data = &read[size_of_val(&request)..];
+    assert_eq!(data.len(), LEN as usize);
+    assert_eq!(data[0x1000..0x2000], table);
+    let turns = LEN / 4 / 256;
+    assert!(count + 1 >= turns, "{count} polls in {turns} turns");
+}
+
 #[test]
 fn many_writes_in_a_message_are_done_in_several_turns() {
     const WRITES: u64 = 8000;

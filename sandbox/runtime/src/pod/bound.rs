@@ -28,7 +28,7 @@ use crate::resize::{self, Follow};
 use crate::sandbox::{Sandbox, Waiting};
 use crate::target::Target;
 use crate::v1::RunSpec;
-use crate::{Error, Result};
+use crate::{Error, Result, cgroup};
 
 /// The most containers of a pod with memory of their own at a time: RunD-V's best number of
 /// containers in a sandbox, and the most regions that a machine has.
@@ -373,7 +373,7 @@ async fn follow(sandbox: &Sandbox, vm: &dyn Vm, device: usize, wanted: u64) -> R
         }
         let bytes = sandbox.look(Record::guest_bytes).saturating_sub(gone);
         // Version 1 of control groups refuses a limit while more is in use; the last one counts.
-        if let Err(error) = resize::limit_group(sandbox, bytes).await {
+        if let Err(error) = cgroup::limit_memory(sandbox, bytes).await {
             tracing::debug!(sandbox = sandbox.name, %error, "its limit follows later");
         }
     }
@@ -407,7 +407,7 @@ async fn record_granted(sandbox: &Sandbox, device: usize, bytes: u64) -> Result<
 
 /// Limits the VMM's control group to the memory that is recorded.
 async fn limit_group(sandbox: &Sandbox) -> Result<()> {
-    resize::limit_group(sandbox, sandbox.look(Record::guest_bytes)).await
+    cgroup::limit_memory(sandbox, sandbox.look(Record::guest_bytes)).await
 }
 
 #[cfg(test)]

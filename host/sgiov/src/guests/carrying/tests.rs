@@ -196,3 +196,28 @@ fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     assert!(lost.streams.is_empty() && lost.connections.is_empty());
     assert_eq!(rig.carrying.pairs.iter().count(), 0);
 }
+
+/// A guest with thousands of streams has requests refused in another arena. Each refusal looks
+/// whether that arena is free, on the thread that serves all guests.
+#[test]
+fn the_end_of_a_stream_takes_no_longer_for_a_guest_with_many() {
+    let mut rig = Rig::new();
+    let guest = rig.guest(1);
+    let _arena = guest.arena(&mut rig);
+    let there = rig.carrying.guests.get_mut(&1).unwrap();
+    let line = |arena, stream| function::Line { arena, stream, side: 1 };
+    (0..16_000).for_each(|stream| there.enter(stream, line(1, stream), stream, 0));
+    there.enter(u32::MAX, line(0, 3), 0, 0);
+    let begun = Instant::now();
+    for _ in 0..100_000 {
+        assert!(!there.take_free(0), "nobody wants it back");
+    }
+    there.leave_arena(0).unwrap();
+    for _ in 0..100_000 {
+        assert!(!there.take_free(0), "it has a stream");
+    }
+    // Looks at all streams take seconds.
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    there.forget(u32::MAX, line(0, 3));
+    assert!(there.take_free(0));
+}
