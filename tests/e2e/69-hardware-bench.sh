@@ -47,6 +47,8 @@ for run in report["runs"]:
     print(run["subject"], commands, "commands", end="; ")
 CHECK
 }
+# reasons: what the report says of turns that failed.
+reasons() { python3 -c 'import json, sys; print(*json.load(sys.stdin)["faults"], sep="\n")' <"$work/report" 2>/dev/null; }
 # given_back: nothing of a measurement is left.
 given_back() {
     [ "$("$slipway" ps --json)" = "[]" ] || fail "a guest is left: $("$slipway" ps)"
@@ -58,7 +60,7 @@ given_back() {
 owner=$(stat -c %u:%g "/dev/vfio/$(basename "$(readlink "$devices/$one/iommu_group")")")
 names=(passthrough qemu-passthrough qemu-viommu)
 timeout 1800 "$slipway" "${bench[@]}" --only "$(IFS=,; echo "${names[*]}")" --pci "$one" --json >"$work/report" 2>"$work/errors" ||
-    fail "passthrough: $(tail -3 "$work/errors") $(explain)"
+    fail "passthrough: $(tail -3 "$work/errors"; reasons) $(explain)"
 said=$(measured "${names[@]}") || fail "the report: $(cat "$work/report")"
 given_back
 ok "fio in a guest on $one in three ways: $said"
@@ -66,7 +68,7 @@ ok "fio in a guest on $one in three ways: $said"
 # A pool that somebody has made serves the first way alone.
 "$slipway" vf create hw --pci "$other" >/dev/null && wait_until 60 are hw ready || fail "a pool: $(explain)"
 timeout 900 "$slipway" "${bench[@]}" --only passthrough,qemu-passthrough --vf-pool hw --json >"$work/report" 2>"$work/errors" ||
-    fail "passthrough of a pool: $(tail -3 "$work/errors") $(explain)"
+    fail "passthrough of a pool: $(tail -3 "$work/errors"; reasons) $(explain)"
 grep -q '^SKIPPED: qemu-passthrough: .*--pci ADDRESS' "$work/errors" || fail "QEMU and a pool: $(cat "$work/errors")"
 measured passthrough >/dev/null || fail "the report: $(cat "$work/report")"
 given_back

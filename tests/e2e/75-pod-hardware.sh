@@ -21,22 +21,22 @@ start_daemon
 "$slipway" device-plugin --show | grep -q 'slipway.dev/hw' || fail "the device plugin: $("$slipway" device-plugin --show)"
 
 functions=$(realpath "$SLIPWAY_RUN_DIR")/functions
-mkdir -p "$functions"
+mkdir -p "$vfs"
 # given NUMBER: the option for the function of this number.
 given() {
-    : >"$functions/hw.$1"
-    echo "--mount=type=bind,src=$functions/hw.$1,dst=/proc/slipway/functions/hw.$1,options=rbind:ro"
+    : >"$vfs/hw.$1"
+    echo "--mount=type=bind,src=$vfs/hw.$1,dst=/proc/slipway/functions/hw.$1,options=rbind:ro"
 }
 pod web
 said=$(member web --rm "$(given 1)" "$image" writer sh -c 'echo marked | dd of=/dev/slipway/hw-0 bs=512 conv=sync 2>/dev/null
     sync; busybox stat -c %F /dev/slipway/hw-0' 2>"$work/err") || fail "a disk of hardware: $said $(cat "$work/err") $(explain)"
 [ "$said" = "block special file" ] || fail "a disk of hardware: $said"
 are hw ready,ready,ready,taken || fail "the pool: $(states hw)"
-read -r address owner < <(taken hw)
-[[ $owner = slipway-pod:* && $address = "$(virtual "$disk" 1)" ]] || fail "$address has the owner $owner"
+read -r vf owner < <(taken hw)
+[[ $owner = slipway-pod:* && $vf = "$(virtual "$disk" 1)" ]] || fail "$vf has the owner $owner"
 said=$(member web --rm "$(given 1)" "$image" reader sh -c 'busybox head -c 6 /dev/slipway/hw-0' 2>"$work/err")
 [ "$said" = marked ] || fail "a container that is started again: $said $(cat "$work/err") $(explain)"
-ok "containers of a pod have the function $address of hardware that kubelet names, one after the other"
+ok "containers of a pod have the function $vf of hardware that kubelet names, one after the other"
 
 read -r number _ < <("$slipway" vf take hw --owner test:other) || fail "take: $(explain)"
 member web --rm "$(given "$number")" "$image" other true 2>"$work/err" && fail "a container has a function that another owner has"
