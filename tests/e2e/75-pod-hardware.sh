@@ -21,11 +21,11 @@ start_daemon
 "$slipway" device-plugin --show | grep -q 'slipway.dev/hw' || fail "the device plugin: $("$slipway" device-plugin --show)"
 
 functions=$(realpath "$SLIPWAY_RUN_DIR")/functions
-mkdir -p "$vfs"
+mkdir -p "$functions"
 # given NUMBER: the option for the function of this number.
 given() {
-    : >"$vfs/hw.$1"
-    echo "--mount=type=bind,src=$vfs/hw.$1,dst=/proc/slipway/functions/hw.$1,options=rbind:ro"
+    : >"$functions/hw.$1"
+    echo "--mount=type=bind,src=$functions/hw.$1,dst=/proc/slipway/functions/hw.$1,options=rbind:ro"
 }
 pod web
 said=$(member web --rm "$(given 1)" "$image" writer sh -c 'echo marked | dd of=/dev/slipway/hw-0 bs=512 conv=sync 2>/dev/null
