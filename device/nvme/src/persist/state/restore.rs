@@ -104,7 +104,7 @@ impl CheckedParts {
         let now = home.engine.clock.now();
         home.powered_since = now;
         home.keep_alive_since = now;
-        home.features = state.features.started(now);
+        home.features = state.features.clone().started(now);
         home.engine.queues = self.queues;
         home.engine.shadow = self.shadow;
         if origin == Origin::Another {
