@@ -266,6 +266,75 @@ impl<P: Exchanged> Exchange<P> {
     }
 }
 
+/// The function's side of an exchange: the path while the function owns it, and else how far its
+/// return has come.
+pub enum PathHolder<P> {
+    /// The function owns the path. Without one (`None`) the function makes one before it runs.
+    Function(Option<Box<P>>),
+    /// The port owns the path.
+    Port {
+        /// The function has asked for the path.
+        recalled: bool,
+    },
+}
+
+impl<P> Default for PathHolder<P> {
+    fn default() -> Self {
+        Self::Function(None)
+    }
+}
+
+impl<P: Exchanged> PathHolder<P> {
+    /// Returns whether the port owns the path.
+    #[inline]
+    pub fn is_port(&self) -> bool {
+        matches!(self, Self::Port { .. })
+    }
+
+    /// Returns whether the port owns the path and was asked for it.
+    pub fn is_recalled(&self) -> bool {
+        matches!(self, Self::Port { recalled: true })
+    }
+
+    /// Returns the path. Returns `None` while the port owns it, and if there is none.
+    pub fn path_mut(&mut self) -> Option<&mut P> {
+        match self {
+            Self::Function(path) => path.as_deref_mut(),
+            Self::Port { .. } => None,
+        }
+    }
+
+    /// Takes the path off the function, which then has none. Returns `None` while the port owns
+    /// the path, and if there is none.
+    pub fn take(&mut self) -> Option<Box<P>> {
+        match self {
+            Self::Function(path) => path.take(),
+            Self::Port { .. } => None,
+        }
+    }
+
+    /// Gives `path` to the port of `exchange`.
+    pub fn send(&mut self, path: Box<P>, exchange: &Exchange<P>) {
+        *self = Self::Port { recalled: false };
+        exchange.send(path);
+        exchange.wake();
+    }
+
+    /// Asks the port for the path, once, if the port owns it and the function has `wanted` it.
+    /// Returns whether the path has come back now, which it also does when the port is gone.
+    pub fn fetch(&mut self, wanted: bool, exchange: &Exchange<P>) -> bool {
+        let Self::Port { recalled } = self else { return false };
+        if wanted && !*recalled {
+            *recalled = true;
+            exchange.recall();
+            exchange.wake();
+        }
+        let Some(path) = exchange.take_back() else { return false };
+        *self = Self::Function(Some(path));
+        true
+    }
+}
+
 /// The port's side of an exchange: the path while the port owns it, and the link that the host set.
 /// When this is dropped, the path goes back for good, and the link is down unless it was set to
 /// stay [`LinkSetting::Up`].
@@ -336,5 +405,41 @@ impl<P: Exchanged> Drop for ExchangePort<P> {
         if !self.stays_up {
             self.exchange.set_link(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Path;
+
+    impl Exchanged for Path {
+        type Rules = ();
+
+        fn set_rules(&mut self, (): ()) {}
+
+        fn rest(&mut self) {}
+    }
+
+    #[test]
+    fn a_path_comes_back_when_it_is_wanted_or_the_port_is_gone() {
+        let exchange = Exchange::<Path>::new();
+        let mut port = ExchangePort::new(Arc::clone(&exchange));
+        let mut holder = PathHolder::default();
+        assert!(holder.path_mut().is_none() && !holder.fetch(true, &exchange));
+        holder.send(Box::new(Path), &exchange);
+        port.serve();
+        assert!(holder.is_port() && holder.take().is_none());
+        assert!(!holder.fetch(false, &exchange) && !holder.is_recalled());
+        assert!(!holder.fetch(true, &exchange) && holder.is_recalled());
+        port.serve();
+        assert!(holder.fetch(false, &exchange) && !holder.is_port());
+        let path = holder.take().unwrap();
+        assert!(holder.path_mut().is_none());
+        holder.send(path, &exchange);
+        port.serve();
+        drop(port);
+        assert!(holder.fetch(false, &exchange) && holder.path_mut().is_some());
     }
 }

@@ -59,7 +59,7 @@ mod waker;
 pub use burst::{
     BURST, Builder, Burst, Frame, HEAD, MAX_FRAME, Offload, Pick, Reader, Segmentation,
 };
-pub use exchange::{Exchange, ExchangePort, Exchanged};
+pub use exchange::{Exchange, ExchangePort, Exchanged, PathHolder};
 pub use index::{MAX_PORTS, PortIndex};
 pub use inspect::{FilterView, PortView, QueuesView, RingView, SwitchView};
 pub use lookup::{Key, Lookup, Station, Target};

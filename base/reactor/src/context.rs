@@ -138,7 +138,7 @@ pub struct Context<'a> {
     pub(crate) poll_budget: Duration,
     pub(crate) shared: bool,
     pub(crate) alone: bool,
-    pub(crate) events: &'a [Event],
+    pub(crate) events: &'a mut Vec<Event>,
     pub(crate) watched: &'a mut Vec<(u32, u64)>,
     pub(crate) watches: &'a Watches,
 }

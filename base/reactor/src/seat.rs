@@ -22,7 +22,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::context::Watches;
 use crate::mailbox::Mailbox;
-use crate::run::Run;
+use crate::run::{Run, drive_alone};
 use crate::tasks::Body;
 use crate::{Settings, Step, TaskId};
 
@@ -173,27 +173,49 @@ pub(crate) fn register() -> std::io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
 }
 
+/// The future of a task that its reactor left behind during a call, by the call's result.
+#[derive(Clone, Copy)]
+pub(crate) enum Fate {
+    /// The task goes on, on this thread.
+    GoesOn,
+    /// The task leaves, as after [`Step::Leave`].
+    Leaves,
+    /// The task is done or has panicked: it is dropped.
+    Ends,
+}
+
+impl Fate {
+    /// Returns the fate of a task that requested `step`.
+    pub(crate) fn after(step: Step) -> Self {
+        match step {
+            Step::Done => Self::Ends,
+            Step::Leave => Self::Leaves,
+            _ => Self::GoesOn,
+        }
+    }
+}
+
 /// The remainder of a thread that lost its reactor: the task that slept, if there still is one.
 pub(crate) struct Lost(Option<Left>);
 
 struct Left {
     body: Box<Body>,
-    step: Option<Step>,
+    fate: Fate,
     mailbox: Arc<Mailbox>,
     settings: Arc<Settings>,
 }
 
 impl Lost {
-    /// Keeps `body`, whose task's call returned `step`, or `None` if it was no call of a step.
+    /// Keeps `body`, whose task meets `fate` on this thread.
     pub(crate) fn new(
         seat: Option<&Seat>,
         settings: &Arc<Settings>,
         body: Box<Body>,
-        step: Option<Step>,
+        fate: Fate,
     ) -> Self {
         let mailbox = seat.and_then(Seat::mailbox);
         let settings = settings.clone();
-        Self(mailbox.map(|mailbox| Left { body, step, mailbox, settings }))
+        Self(mailbox.map(|mailbox| Left { body, fate, mailbox, settings }))
     }
 
     /// Returns the remainder of a thread whose task is gone already.
@@ -206,18 +228,18 @@ impl Lost {
         // The stall is over, so making a thread does not block. The rescue used up the standby
         // thread.
         crate::watchdog::prepare();
-        let Some(Left { body, step, mailbox, settings }) = self.0 else { return };
+        let Some(Left { body, fate, mailbox, settings }) = self.0 else { return };
         // Removes descriptors that the call watched after the reactor was taken.
         watches.forget_task(body.id);
         let Body { id, task, .. } = *body;
-        match step {
-            Some(Step::Done) => drop(mailbox.close()),
-            Some(Step::Leave) => {
+        match fate {
+            Fate::Ends => drop(mailbox.close()),
+            Fate::Leaves => {
                 drop(mailbox.close());
                 task.leave();
             }
-            _ => match Run::new(settings.clone(), mailbox, None) {
-                Ok(run) => run.run_alone(id, task),
+            Fate::GoesOn => match Run::new(settings.clone(), mailbox, None) {
+                Ok(run) => drive_alone(run, id, task),
                 Err(error) => (settings.on_panic)(&format!("it could not go on: {error}")),
             },
         }

@@ -13,7 +13,7 @@ use slipway_pci::{
     Notifications, Progress, StateError,
 };
 use slipway_ram::Memory;
-use slipway_switch::{Exchange, Exchanged};
+use slipway_switch::{Exchange, Exchanged, PathHolder};
 
 use crate::access::dword;
 use crate::common::Shared;
@@ -55,13 +55,9 @@ pub struct Device {
     pub(crate) exchange: Arc<Exchange<DataPath>>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) cleared: Cleared,
-    /// The data path, while the port does not have it.
-    path: Option<Box<DataPath>>,
+    path: PathHolder<DataPath>,
     /// The transmitter's state that a new path begins with.
     pub(crate) transmit: TransmitState,
-    /// `true` while the port has the data path.
-    away: bool,
-    recalled: bool,
     /// `true` if nothing may touch guest memory.
     quiesced: bool,
     /// `true` if the device was reset and the port may still have the path.
@@ -149,10 +145,8 @@ impl Device {
             exchange: Arc::clone(&exchange),
             shared: Arc::clone(&shared),
             cleared: Cleared::default(),
-            path: None,
+            path: PathHolder::default(),
             transmit: TransmitState::default(),
-            away: false,
-            recalled: false,
             quiesced: false,
             resetting: false,
             changed: false,
@@ -231,8 +225,8 @@ impl Device {
         self.fetch_path();
         let runs = self.transmits() || self.receives();
         self.exchange.set_up(runs && self.link && !self.phy.loops());
-        if self.away {
-            if self.changed && !self.recalled {
+        if self.path.is_port() {
+            if self.changed && !self.path.is_recalled() {
                 self.changed = false;
                 self.exchange.update(self.rules());
                 self.exchange.wake();
@@ -240,7 +234,7 @@ impl Device {
             return;
         }
         if std::mem::take(&mut self.resetting) {
-            (self.path, self.transmit) = (None, TransmitState::default());
+            (self.path, self.transmit) = (PathHolder::default(), TransmitState::default());
             self.store_heads();
         }
         if runs && !self.quiesced {
@@ -250,20 +244,15 @@ impl Device {
 
     /// Asks the port for the data path if the function needs it, and takes it if it has come back.
     fn fetch_path(&mut self) {
-        if !self.away {
+        let wanted = self.quiesced || self.resetting;
+        if !self.path.fetch(wanted, &self.exchange) {
             return;
         }
-        if (self.quiesced || self.resetting) && !self.recalled {
-            self.recalled = true;
-            self.exchange.recall();
-            self.exchange.wake();
-        }
-        if let Some(mut path) = self.exchange.take_back() {
-            // The port may not have taken the latest rules, by which a ring may begin anew.
-            path.set_rules(self.rules());
+        // The port may not have taken the latest rules, by which a ring may begin anew.
+        let rules = self.rules();
+        if let Some(path) = self.path.path_mut() {
+            path.set_rules(rules);
             self.transmit = path.transmit_state();
-            self.path = Some(path);
-            (self.away, self.recalled) = (false, false);
         }
     }
 
@@ -280,9 +269,8 @@ impl Device {
                 Box::new(DataPath::new(memory, rules, shared, self.transmit))
             }
         };
-        (self.changed, self.away) = (false, true);
-        self.exchange.send(path);
-        self.exchange.wake();
+        self.changed = false;
+        self.path.send(path, &self.exchange);
     }
 
     /// Makes the shared heads those that the rings begin with.
@@ -435,7 +423,7 @@ impl Function for Device {
         self.quiesced = false;
         self.advance();
         self.shared.line.advance(self.now());
-        let recheck = (self.away && self.recalled).then(|| self.shared.clock.now() + RECHECK);
+        let recheck = self.path.is_recalled().then(|| self.shared.clock.now() + RECHECK);
         let deadline = self.deadline().map(Duration::from_nanos);
         Progress::Idle(recheck.into_iter().chain(deadline).min())
     }
@@ -451,7 +439,7 @@ impl Function for Device {
     fn quiesce(&mut self) -> bool {
         self.quiesced = true;
         self.advance();
-        !self.away
+        !self.path.is_port()
     }
 
     fn max_state(&self) -> usize {

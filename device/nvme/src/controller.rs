@@ -15,7 +15,7 @@ use crate::home::Home;
 use crate::limiter::Rates;
 use crate::mailbox::Inbox;
 use crate::namespace::{ChangeError, Done, Namespace};
-use crate::persist::state;
+use crate::persist::state::{self, Origin};
 use crate::phase::{Phase, Shutdown};
 use crate::registers::{DOORBELL_PAGE, MSIX_PENDING, MSIX_TABLE, PCI_IDENTITY, Registers};
 use crate::requests::{Mailbox, Request, Threads};
@@ -482,7 +482,7 @@ impl Function for Controller {
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
         // The last step of a reset may be due.
         self.advance();
-        let different = state::take_over(&mut self.home, state, false)?;
+        let different = state::take_over(&mut self.home, state, Origin::Another)?;
         self.home.deal_queues_quietly();
         different.into_iter().for_each(|nsid| self.home.namespace_changed(nsid));
         self.home.checkpoint(None);

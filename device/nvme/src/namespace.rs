@@ -1,4 +1,10 @@
 //! Namespaces: each has a disk and names.
+//!
+//! - [`Namespace`] is a host's description of one; [`Attached`] is one in use, with the requests
+//!   that its disk has and those that wait.
+//! - [`Alone`] has the disk carry out fused pairs, each with no other request beside it.
+//! - [`Namespaces`] is the table of an engine. A namespace that is detached stays in it until its
+//!   disk has no request left.
 
 use std::collections::VecDeque;
 
@@ -112,10 +118,23 @@ pub(crate) struct Attached {
 /// write. Other requests wait meanwhile; between two pairs they have a turn.
 #[derive(Default)]
 pub(crate) struct Alone {
+    /// The first requests of pairs that have not begun.
     waiting: VecDeque<Request>,
+    /// Requests of the running pair for the next `submit`.
     chosen: Vec<Request>,
-    running: bool,
-    others: bool,
+    turn: PairTurn,
+}
+
+/// The requests that the disk gets while pairs wait or one runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PairTurn {
+    /// The next pair begins once nothing is in flight.
+    #[default]
+    Next,
+    /// A pair runs.
+    Running,
+    /// A pair has just ended: other requests have a turn before the next one.
+    Others,
 }
 
 impl Alone {
@@ -126,17 +145,18 @@ impl Alone {
 
     /// Queues the second request of the running pair.
     pub fn then(&mut self, request: Request) {
-        debug_assert!(self.running);
+        debug_assert_eq!(self.turn, PairTurn::Running);
         self.chosen.push(request);
     }
 
     /// Ends the running pair.
     pub fn end(&mut self) {
-        (self.running, self.others) = (false, true);
+        self.turn = PairTurn::Others;
     }
 
+    /// Returns whether no pair runs or waits.
     fn is_idle(&self) -> bool {
-        !self.running && self.waiting.is_empty()
+        self.turn != PairTurn::Running && self.waiting.is_empty()
     }
 
     /// Returns the requests that the disk, which has `in_flight` requests, gets next.
@@ -145,12 +165,16 @@ impl Alone {
         others: &'a mut Vec<Request>,
         in_flight: usize,
     ) -> &'a mut Vec<Request> {
-        if !self.running && std::mem::take(&mut self.others) {
-            return others;
-        }
-        if !self.running && in_flight == 0 {
-            self.chosen.extend(self.waiting.pop_front());
-            self.running = true;
+        match self.turn {
+            PairTurn::Others => {
+                self.turn = PairTurn::Next;
+                return others;
+            }
+            PairTurn::Next if in_flight == 0 => {
+                self.chosen.extend(self.waiting.pop_front());
+                self.turn = PairTurn::Running;
+            }
+            PairTurn::Next | PairTurn::Running => {}
         }
         &mut self.chosen
     }

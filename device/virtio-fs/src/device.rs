@@ -1,4 +1,7 @@
-//! The device.
+//! The device as a PCI function: the driver's requests go to the file server, and replies back.
+//!
+//! A poll writes the replies that are ready (`answer`) and then begins new requests (`begin`), a
+//! bounded number of each. `flight` remembers where the reply to each request goes.
 
 use slipway_pci::{Access, Description, Function, Interrupt, Progress, StateError};
 use slipway_ram::Memory;

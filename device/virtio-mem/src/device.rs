@@ -1,4 +1,7 @@
-//! The device.
+//! The device as a PCI function: it answers the driver's requests to plug and unplug blocks.
+//!
+//! `region` decides each request. A request that gives memory back may take several polls, and the
+//! next one waits for it.
 
 use slipway_pci::{Function, Progress, StateError};
 use slipway_ram::Memory;

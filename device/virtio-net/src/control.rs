@@ -90,18 +90,7 @@ pub(crate) enum Change {
 /// negotiated: the driver is then told of an error.
 pub(crate) fn execute(bytes: &[u8], features: Features, driven: &mut Driven) -> Option<Change> {
     let [class, number, data @ ..] = bytes else { return None };
-    let negotiated = match (*class, *number) {
-        (command::RX, command::RX_PROMISC | command::RX_ALLMULTI) => Features::CTRL_RX,
-        (command::RX, _) => Features::CTRL_RX_EXTRA,
-        (command::MAC, command::MAC_TABLE_SET) => Features::CTRL_RX,
-        (command::MAC, _) => Features::CTRL_MAC_ADDR,
-        (command::VLAN, _) => Features::CTRL_VLAN,
-        (command::ANNOUNCE, _) => Features::GUEST_ANNOUNCE,
-        (command::MQ, _) => Features::MQ,
-        (command::GUEST_OFFLOADS, _) => Features::CTRL_GUEST_OFFLOADS,
-        _ => return None,
-    };
-    if !features.contains(negotiated) {
+    if !features.contains(required(*class, *number)?) {
         return None;
     }
     match (*class, *number) {
@@ -139,6 +128,22 @@ pub(crate) fn execute(bytes: &[u8], features: Features, driven: &mut Driven) -> 
     Some(Change::Rules)
 }
 
+/// Returns the feature that a command needs, or `None` if no command has this class.
+fn required(class: u8, number: u8) -> Option<Features> {
+    Some(match (class, number) {
+        (command::RX, command::RX_PROMISC | command::RX_ALLMULTI) => Features::CTRL_RX,
+        (command::RX, _) => Features::CTRL_RX_EXTRA,
+        (command::MAC, command::MAC_TABLE_SET) => Features::CTRL_RX,
+        (command::MAC, _) => Features::CTRL_MAC_ADDR,
+        (command::VLAN, _) => Features::CTRL_VLAN,
+        (command::ANNOUNCE, _) => Features::GUEST_ANNOUNCE,
+        (command::MQ, _) => Features::MQ,
+        (command::GUEST_OFFLOADS, _) => Features::CTRL_GUEST_OFFLOADS,
+        _ => return None,
+    })
+}
+
+/// Parses data that are a 16-bit number.
 fn half(data: &[u8]) -> Option<u16> {
     data.try_into().ok().map(u16::from_le_bytes)
 }

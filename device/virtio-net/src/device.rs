@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slipway_pci::{Access, Description, Function, Progress, StateError};
 use slipway_ram::{Memory, Snapshots};
-use slipway_switch::{Exchange, Exchanged};
+use slipway_switch::{Exchange, Exchanged, PathHolder};
 use slipway_telemetry::Clock;
 use slipway_virtio::layout::{COMMON, DeviceKind};
 use slipway_virtio::queue::Broken;
@@ -49,11 +49,7 @@ pub struct Device {
     pub(crate) driven: Driven,
     pub(crate) exchange: Arc<Exchange<DataPath>>,
     live: Arc<Live>,
-    /// The data path, while the port does not have it.
-    pub(crate) path: Option<Box<DataPath>>,
-    /// `true` while the port has the data path.
-    away: bool,
-    recalled: bool,
+    pub(crate) path: PathHolder<DataPath>,
     pub(crate) control: Option<ControlQueue>,
     /// `true` if nothing may touch guest memory.
     quiesced: bool,
@@ -89,9 +85,7 @@ impl Device {
             driven: Driven::new(parts.settings.mac, parts.settings.pairs),
             exchange: Arc::clone(&exchange),
             live: Arc::default(),
-            path: None,
-            away: false,
-            recalled: false,
+            path: PathHolder::default(),
             control: None,
             quiesced: false,
             resetting: false,
@@ -150,12 +144,12 @@ impl Device {
     /// port. Each of these needs the data path, so while the port has it, this only asks for it
     /// back if it is needed, and a later call goes on. Never waits.
     fn advance(&mut self) {
-        if self.away && self.live.is_broken() {
+        if self.path.is_port() && self.live.is_broken() {
             self.transport.need_reset();
         }
         self.fetch_path();
         self.exchange.set_up(self.runs());
-        if self.away {
+        if self.path.is_port() {
             return;
         }
         if self.resetting {
@@ -169,20 +163,9 @@ impl Device {
 
     /// Asks the port for the data path if the function needs it, and takes it if it has come back.
     fn fetch_path(&mut self) {
-        if !self.away {
-            return;
-        }
-        if self.wants_path() && !self.recalled {
-            self.recalled = true;
-            self.exchange.recall();
-            self.exchange.wake();
-        }
-        if let Some(path) = self.exchange.take_back() {
-            self.path = Some(path);
-            (self.away, self.recalled) = (false, false);
-            if self.live.is_broken() {
-                self.transport.need_reset();
-            }
+        let wanted = self.path.is_port() && self.wants_path();
+        if self.path.fetch(wanted, &self.exchange) && self.live.is_broken() {
+            self.transport.need_reset();
         }
     }
 
@@ -190,7 +173,7 @@ impl Device {
         self.resetting = false;
         self.transport.reset_device();
         self.driven = Driven::new(self.settings.mac, self.settings.pairs);
-        (self.path, self.control) = (None, None);
+        (self.path, self.control) = (PathHolder::default(), None);
         (self.queues_changed, self.resumes) = (false, false);
     }
 
@@ -213,15 +196,14 @@ impl Device {
         };
         path.set_rules(rules);
         if self.equip(&mut path).is_err() {
-            self.path = Some(path);
+            self.path = PathHolder::Function(Some(path));
             self.exchange.set_up(false);
             self.transport.need_reset();
             return;
         }
-        (self.queues_changed, self.away) = (false, true);
+        self.queues_changed = false;
         self.live.set_broken(false);
-        self.exchange.send(path);
-        self.exchange.wake();
+        self.path.send(path, &self.exchange);
     }
 
     /// Acts on a write to the common configuration.
@@ -259,7 +241,7 @@ impl Device {
     /// write serves the control queue.
     fn notify(&mut self, queue: u64) {
         self.live.notifications.add(1);
-        if self.away && queue < self.transport.registers.queues.len() as u64 {
+        if self.path.is_port() && queue < self.transport.registers.queues.len() as u64 {
             self.exchange.wake();
         }
     }
@@ -320,7 +302,7 @@ impl Device {
                     done.ack = slipway_virtio_spec::net::control::OK;
                 }
                 control.pending = Some(done);
-                if change == Some(Change::Rules) && self.away {
+                if change == Some(Change::Rules) && self.path.is_port() {
                     self.exchange.update(self.rules());
                     self.exchange.wake();
                     return Ok(true);
@@ -335,7 +317,7 @@ impl Device {
 
     fn is_waiting(&self) -> bool {
         let pending = self.control.as_ref().is_some_and(|control| control.pending.is_some());
-        (self.away && self.recalled) || pending
+        self.path.is_recalled() || pending
     }
 }
 
@@ -393,7 +375,7 @@ impl Function for Device {
 
     fn notified(&mut self, writes: u64) {
         self.live.notifications.add(writes);
-        if self.away {
+        if self.path.is_port() {
             self.exchange.wake();
         }
     }
@@ -422,7 +404,7 @@ impl Function for Device {
         if let Some(control) = &mut self.control {
             control.virtqueue.queue.release_memory();
         }
-        !self.away
+        !self.path.is_port()
     }
 
     fn max_state(&self) -> usize {

@@ -94,7 +94,7 @@ impl Device {
             let role = self.role(number);
             let place = &mut self.transport.registers.queues[usize::from(number)];
             *place = QueueRegisters::new(self.settings.queue_size);
-            match (role, &mut self.path) {
+            match (role, self.path.path_mut()) {
                 (Role::Receive(pair), Some(path)) => path.receivers[pair] = None,
                 (Role::Transmit(pair), Some(path)) => path.transmitters[pair] = None,
                 (Role::Control, _) => self.control = None,

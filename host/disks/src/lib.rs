@@ -7,8 +7,8 @@
 //! - [`Lasts`] holds the resources for opening a disk that is to outlive the process. [`DiskPlace`]
 //!   is the place where a keeper process has a named disk.
 //! - [`device`] tells whether a path leads to the device that was meant.
-//! - [`overlays`] bounds the memory of overlays, for each endpoint and for all; `reserve` bounds
-//!   what a file takes of its file system.
+//! - [`overlays`] bounds the memory of overlays, for each endpoint and for all.
+//! - `file_options` says how the file of a disk is opened, and what it leaves of its file system.
 //! - [`Source`] is the content of an overlay or a file, which is copied to a new file.
 //! - [`Wakes`] gathers the descriptors of an endpoint's disks in one.
 //! - [`uuid`] makes the UUIDs by which guests find their disks again.
@@ -25,12 +25,12 @@
 mod copy;
 pub mod device;
 mod error;
+mod file_options;
 mod id;
 mod named;
 mod open;
 pub mod overlays;
 mod place;
-mod reserve;
 mod wakes;
 
 pub use copy::Source;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use slipway_block::{FileOptions, SharedDisk};
+use slipway_block::SharedDisk;
 use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::device;
+use crate::file_options::file_options;
 use crate::id::uuid;
-use crate::place::DiskPlace;
-use crate::reserve::reserve;
+use crate::place::{DiskPlace, Lasts};
 
 /// The size of a logical block in bytes, unless the description has another: every guest supports
 /// it.
@@ -62,19 +62,7 @@ impl NamedDisk {
                 ("null", String::new(), SharedDisk::null(null.size_bytes, block_size)?)
             }
             Some(Kind::File(file)) => {
-                let (read_only, pin, reserve) = (file.read_only, file.pin, reserve(&file));
-                let direct = !read_only;
-                let kept = lasts.as_ref().and_then(|lasts| lasts.device);
-                let meant = kept.or(file.device);
-                let witness = lasts.map(|lasts| lasts.witness);
-                let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
-                let shared = SharedDisk::file(Path::new(&file.path), &options)?;
-                // If this host has no io_uring, that is better reported now than at the first
-                // attachment.
-                drop(shared.open(true)?);
-                if let (Some(meant), Some(disk)) = (meant, &request.disk) {
-                    device::check(meant, disk)?;
-                }
+                let shared = open_file(&file, block_size, lasts, request.disk.as_ref())?;
                 ("file", file.path, shared)
             }
             _ => {
@@ -160,6 +148,26 @@ impl NamedDisk {
             users,
         }
     }
+}
+
+/// Opens the file of a named disk. `described` is the disk's description, which may name the device
+/// that the file must be on.
+fn open_file(
+    file: &v1::FileDisk,
+    block_size: u32,
+    lasts: Option<Lasts>,
+    described: Option<&v1::Disk>,
+) -> Result<SharedDisk, Error> {
+    let kept = lasts.as_ref().and_then(|lasts| lasts.device);
+    let meant = kept.or(file.device);
+    let options = file_options(file, block_size, lasts.map(|lasts| lasts.witness));
+    let shared = SharedDisk::file(Path::new(&file.path), &options)?;
+    // If this host has no io_uring, that is better reported now than at the first attachment.
+    drop(shared.open(true)?);
+    if let (Some(meant), Some(disk)) = (meant, described) {
+        device::check(meant, disk)?;
+    }
+    Ok(shared)
 }
 
 /// Checks that a name is a valid id and not a number: a number names a namespace.

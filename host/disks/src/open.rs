@@ -17,9 +17,9 @@ use slipway_plane_api::v1;
 
 use crate::Error;
 use crate::device;
+use crate::file_options::file_options;
 use crate::named::{Disks, NamedDisk, block_size};
 use crate::place::Lasts;
-use crate::reserve::reserve;
 
 /// An open disk with the properties that a host needs.
 pub struct Opened {
@@ -35,6 +35,13 @@ pub struct Opened {
     pub content: Option<Content>,
     /// The content of a regular file, for copies.
     pub file: Option<FileContent>,
+}
+
+impl Opened {
+    /// Describes a disk without lanes, name, or content that a host could use.
+    fn new(kind: &'static str, disk: Box<dyn Disk>) -> Self {
+        Self { disk, lanes: Vec::new(), kind, named: None, content: None, file: None }
+    }
 }
 
 /// The content of a disk in memory.
@@ -113,23 +120,14 @@ fn spread(
     let mut content = None;
     let (kind, shared, read_only) = match kind {
         Kind::Ram(ram) => {
-            let shared = match lasts {
-                Some(lasts) => {
-                    let file = content.insert(ram_file(ram.size_bytes, lasts.content)?);
-                    let had = file.try_clone().map_err(|error| Error::Resources(error.to_string()));
-                    SharedDisk::ram(ram.size_bytes, block_size, Some(had?))?
-                }
-                None => SharedDisk::ram(ram.size_bytes, block_size, None)?,
-            };
+            let shared;
+            (shared, content) = share_ram(ram, block_size, lasts)?;
             ("ram", shared, false)
         }
         Kind::Null(null) => ("null", SharedDisk::null(null.size_bytes, block_size)?, false),
         Kind::File(file) => {
-            let (read_only, direct) = (file.read_only, !file.read_only);
-            let (pin, witness) = (file.pin, lasts.map(|lasts| lasts.witness));
-            let reserve = reserve(file);
-            let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
-            ("file", SharedDisk::file(Path::new(&file.path), &options)?, read_only)
+            let options = file_options(file, block_size, lasts.map(|lasts| lasts.witness));
+            ("file", SharedDisk::file(Path::new(&file.path), &options)?, file.read_only)
         }
         Kind::Overlay(_) => {
             let text = "an overlay is one thread's: its endpoint has one lane";
@@ -143,8 +141,23 @@ fn spread(
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
     };
     let (disk, lanes) = open_all(&shared, read_only, lanes)?;
-    let (content, file) = (content.map(Content::Ram), shared.content());
-    Ok(Opened { disk, lanes, kind, named: None, content, file })
+    Ok(Opened { lanes, content, file: shared.content(), ..Opened::new(kind, disk) })
+}
+
+/// Makes a RAM disk that the lanes of an endpoint share. Returns it with its content if that is to
+/// outlive the process.
+fn share_ram(
+    ram: &v1::RamDisk,
+    block_size: u32,
+    lasts: Option<Lasts>,
+) -> Result<(SharedDisk, Option<Content>), Error> {
+    let Some(lasts) = lasts else {
+        return Ok((SharedDisk::ram(ram.size_bytes, block_size, None)?, None));
+    };
+    let file = ram_file(ram.size_bytes, lasts.content)?;
+    let its = file.try_clone().map_err(|error| Error::Resources(error.to_string()))?;
+    let shared = SharedDisk::ram(ram.size_bytes, block_size, Some(its))?;
+    Ok((shared, Some(Content::Ram(file))))
 }
 
 /// Opens a disk that one endpoint has for itself.
@@ -155,44 +168,43 @@ fn of_kind(
     overlays: &Budget,
 ) -> Result<Opened, Error> {
     use v1::disk::Kind;
-    let (mut content, mut of_file) = (None, None);
-    let (kind, disk): (_, Box<dyn Disk>) = match kind {
+    Ok(match kind {
         Kind::Ram(ram) => {
-            let disk = match lasts {
-                Some(lasts) => {
-                    let file = ram_file(ram.size_bytes, lasts.content)?;
-                    let disk = RamDisk::of(&file, block_size)?;
-                    content = Some(Content::Ram(file));
-                    disk
-                }
-                None => RamDisk::new(ram.size_bytes, block_size)?,
-            };
-            ("ram", Box::new(disk))
+            let (disk, content) = open_ram(ram, block_size, lasts)?;
+            Opened { content, ..Opened::new("ram", Box::new(disk)) }
         }
-        Kind::Null(null) => ("null", Box::new(NullDisk::new(null_shape(null, block_size)?))),
+        Kind::Null(null) => {
+            Opened::new("null", Box::new(NullDisk::new(null_shape(null, block_size)?)))
+        }
         Kind::File(file) => {
-            // Read-only files are shared by many disks: the page cache holds them once for all.
-            let direct = !file.read_only;
-            let witness = lasts.map(|lasts| lasts.witness);
-            let (read_only, pin, reserve) = (file.read_only, file.pin, reserve(file));
-            let options = FileOptions { read_only, block_size, direct, pin, witness, reserve };
-            let (disk, its) = open_file(Path::new(&file.path), &options)?;
-            of_file = its;
-            ("file", disk)
+            let options = file_options(file, block_size, lasts.map(|lasts| lasts.witness));
+            let (disk, content) = open_file(Path::new(&file.path), &options)?;
+            Opened { file: content, ..Opened::new("file", disk) }
         }
         Kind::Overlay(overlay) => {
-            let (disk, memory) = open_overlay(overlay, block_size, lasts)?;
-            content = Some(Content::Overlay(memory));
-            ("overlay", Box::new(disk.counted_in(overlays)))
+            let (disk, content) = open_overlay(overlay, block_size, lasts)?;
+            let disk = Box::new(disk.counted_in(overlays));
+            Opened { content: Some(Content::Overlay(content)), ..Opened::new("overlay", disk) }
         }
         Kind::Lazy(lazy) => {
             let Lazy { path, digest, socket, options } = Lazy::check(lazy, block_size, lasts)?;
-            ("lazy", Box::new(LazyDisk::open(&path, digest, socket, &options)?))
+            Opened::new("lazy", Box::new(LazyDisk::open(&path, digest, socket, &options)?))
         }
         // Named disks are opened in [`open`], where their names are known.
         Kind::Named(named) => return Err(Error::UnknownDisk(named.name.clone())),
-    };
-    Ok(Opened { disk, lanes: Vec::new(), kind, named: None, content, file: of_file })
+    })
+}
+
+/// Makes a RAM disk. Returns it with its content if that is to outlive the process.
+fn open_ram(
+    ram: &v1::RamDisk,
+    block_size: u32,
+    lasts: Option<Lasts>,
+) -> Result<(RamDisk, Option<Content>), Error> {
+    let Some(lasts) = lasts else { return Ok((RamDisk::new(ram.size_bytes, block_size)?, None)) };
+    let file = ram_file(ram.size_bytes, lasts.content)?;
+    let disk = RamDisk::of(&file, block_size)?;
+    Ok((disk, Some(Content::Ram(file))))
 }
 
 /// Opens an overlay, in the memory file that it had under a predecessor or in a new one. Returns it

@@ -120,12 +120,9 @@ impl Spawn {
         }
     }
 
-    /// Makes the child, which begins in [`begin`].
-    ///
-    /// # Safety
-    /// `birth` is valid, and `stack` is used by nobody else.
-    unsafe fn clone_into(&self, stack: &Stack, birth: &mut Birth<'_>) -> io::Result<Child> {
-        let mut pidfd: c_int = -1;
+    /// Returns the arguments of clone3(2) for a child on `stack`. The kernel stores a descriptor of
+    /// the child's process at `pidfd`.
+    fn clone_arguments(&self, stack: &Stack, pidfd: &mut c_int) -> libc::clone_args {
         let flags = [
             libc::CLONE_VM as u64,
             libc::CLONE_VFORK as u64,
@@ -134,9 +131,9 @@ impl Spawn {
             if self.namespace { libc::CLONE_NEWPID as u64 } else { 0 },
             if self.group.is_some() { INTO_CGROUP } else { 0 },
         ];
-        let arguments = libc::clone_args {
+        libc::clone_args {
             flags: flags.into_iter().fold(0, |all, flag| all | flag),
-            pidfd: (&raw mut pidfd).expose_provenance() as u64,
+            pidfd: (&raw mut *pidfd).expose_provenance() as u64,
             child_tid: 0,
             parent_tid: 0,
             exit_signal: libc::SIGCHLD as u64,
@@ -146,7 +143,16 @@ impl Spawn {
             set_tid: 0,
             set_tid_size: 0,
             cgroup: self.group.as_ref().map_or(0, |group| group.as_raw_fd() as u64),
-        };
+        }
+    }
+
+    /// Makes the child, which begins in [`begin`].
+    ///
+    /// # Safety
+    /// `birth` is valid, and `stack` is used by nobody else.
+    unsafe fn clone_into(&self, stack: &Stack, birth: &mut Birth<'_>) -> io::Result<Child> {
+        let mut pidfd: c_int = -1;
+        let arguments = self.clone_arguments(stack, &mut pidfd);
         let birth: *mut c_void = (&raw mut *birth).cast();
         let result: i64;
         // SAFETY: clone3(2) returns twice. In the child, whose stack is the new one and empty, the

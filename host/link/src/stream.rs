@@ -1,4 +1,11 @@
 //! One stream: a local FIFO at one end, a connection at the other.
+//!
+//! - To the connection: [`Stream::look`] tells what the program has for it, and [`Stream::pull`]
+//!   takes bytes, within the credit that the other side has given.
+//! - From the connection: [`Stream::push`] takes bytes, [`Stream::pass`] those that found no room,
+//!   and [`Stream::grant`] gives the other side credit for more.
+//! - Before the engine sleeps: [`Stream::wish`] asks the program for a signal, and after a barrier
+//!   [`Stream::take_wishes`] looks once more.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -61,6 +68,18 @@ pub(crate) enum SourceState {
     Reset,
 }
 
+/// The progress of the other side's FIN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PeerFin {
+    #[default]
+    Awaited,
+    /// The FIN came, and bytes before it may still wait.
+    Came,
+    /// The FIN was passed on to the program.
+    Passed,
+}
+
+/// A stream of a connection, as this engine has it.
 pub(crate) struct Stream {
     pub(crate) phase: Phase,
     end: Option<End>,
@@ -80,10 +99,7 @@ pub(crate) struct Stream {
     waiting: Vec<u8>,
     /// This side's FIN was sent.
     pub(crate) finished: bool,
-    /// The other side's FIN came.
-    pub(crate) ended: bool,
-    /// The other side's FIN was passed on to the program.
-    passed: bool,
+    fin: PeerFin,
     /// The local program is gone.
     pub(crate) left: bool,
     /// The stream is polled in every turn.
@@ -118,8 +134,8 @@ impl StoredWishes {
 
 impl Stream {
     pub(crate) fn new(phase: Phase, credit: u32, granted: u32) -> Self {
-        let (end, words, waiting, finished, ended) = Default::default();
-        let (passed, left, hot, idle) = Default::default();
+        let (end, words, waiting, finished, fin) = Default::default();
+        let (left, hot, idle) = Default::default();
         let (credit, granted) = (credit.into(), granted.into());
         Self {
             phase,
@@ -132,8 +148,7 @@ impl Stream {
             grown: false,
             waiting,
             finished,
-            ended,
-            passed,
+            fin,
             left,
             hot,
             idle,
@@ -143,6 +158,7 @@ impl Stream {
         }
     }
 
+    /// Gives the stream its local end.
     pub(crate) fn attach(&mut self, end: End) {
         self.end = Some(end);
     }
@@ -151,6 +167,7 @@ impl Stream {
         self.end.is_some()
     }
 
+    /// Returns the FIFO with its regions and its end. Returns `None` without an end.
     fn fifo(&self) -> Option<(Fifo<'_>, Regions<'_>, &End)> {
         let end = self.end.as_ref()?;
         let [tail, head_seen, head, tail_seen] = &self.words;
@@ -228,6 +245,16 @@ impl Stream {
         Ok(())
     }
 
+    /// Notes that the other side's FIN came. [`Stream::pass`] passes it on.
+    pub(crate) fn take_fin(&mut self) {
+        self.fin = PeerFin::Came;
+    }
+
+    /// Returns whether the other side's FIN came: no byte follows it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.fin != PeerFin::Awaited
+    }
+
     /// Passes on waiting bytes, as far as there is room, and the FIN after them. Returns whether
     /// something was passed on.
     pub(crate) fn pass(&mut self, most: usize) -> Result<bool, Error> {
@@ -241,8 +268,8 @@ impl Stream {
                 self.waiting = Vec::new();
             }
         }
-        if self.ended && !self.passed && self.waiting.is_empty() && self.end.is_some() {
-            self.passed = true;
+        if self.fin == PeerFin::Came && self.waiting.is_empty() && self.end.is_some() {
+            self.fin = PeerFin::Passed;
             worked = true;
             if let Some((fifo, _, end)) = self.fifo()
                 && fifo.out.finish()
@@ -283,7 +310,7 @@ impl Stream {
 
     /// Returns whether [`Stream::grant`] has credit to give.
     fn owes(&self) -> Result<bool, Error> {
-        if self.ended || self.end.is_none() {
+        if self.has_ended() || self.end.is_none() {
             return Ok(false);
         }
         let (unread, size) = self.unread()?;
@@ -385,7 +412,7 @@ impl Stream {
 
     /// Returns whether both directions have ended, and all was passed on.
     pub(crate) fn is_over(&self) -> bool {
-        self.finished && self.passed
+        self.finished && self.fin == PeerFin::Passed
     }
 }
 

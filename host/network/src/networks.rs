@@ -97,7 +97,7 @@ impl Networks {
         let mut table = NetworkTable { networks, uplinks, ..NetworkTable::default() };
         let attachments = Store::open(&settings.dir)?;
         for (id, one) in attachments.load()? {
-            table.enter_attachment(&id, &one, one.lease.clone());
+            table.enter_attachment(&id, &one);
         }
         Ok(Self {
             settings,

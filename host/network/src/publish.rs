@@ -64,41 +64,29 @@ impl Published {
     /// # Errors
     /// [`Error::Invalid`].
     pub fn parse(text: &str) -> Result<Vec<Self>> {
-        let bad = |why: String| {
+        Self::parse_ports(text).map_err(|why| {
             Error::Invalid(format!(
                 "\"{text}\" is nothing to publish: {why}; [ADDRESS:]HOST:CONTAINER[/udp], as \
                  8080:80"
             ))
-        };
-        let (ports, protocol) = match text.rsplit_once('/') {
-            None => (text, Protocol::Tcp),
-            Some((ports, "tcp")) => (ports, Protocol::Tcp),
-            Some((ports, "udp")) => (ports, Protocol::Udp),
-            Some((_, other)) => return Err(bad(format!("\"{other}\" is neither tcp nor udp"))),
-        };
+        })
+    }
+
+    /// Parses `text` like [`Published::parse`]. An error is the reason alone.
+    fn parse_ports(text: &str) -> Result<Vec<Self>, String> {
+        let (ports, protocol) = split_protocol(text)?;
         let (rest, container) = match ports.rsplit_once(':') {
             Some((rest, container)) => (Some(rest), container),
             None => (None, ports),
         };
-        let container = range(container).map_err(bad)?;
-        let (address, host) = match rest {
-            None => (None, ""),
-            Some(rest) => match split_address(rest) {
-                Some((address, host)) => (Some(parse_address(address).map_err(bad)?), host),
-                None => (None, rest),
-            },
-        };
+        let container = range(container)?;
+        let (address, host) = rest.map_or(Ok((None, None)), parse_host)?;
         let count = container.1 - container.0;
-        let host = match host {
-            // No host ports: as many free ones as there are container ports.
-            "" => None,
-            host => Some(range(host).map_err(bad)?),
-        };
         if host.is_some_and(|(first, last)| last - first != count) {
-            return Err(bad("the two ranges are not of the same length".to_owned()));
+            return Err("the two ranges are not of the same length".to_owned());
         }
         if usize::from(count) >= MAX_PORTS {
-            return Err(bad(format!("more than {MAX_PORTS} ports")));
+            return Err(format!("more than {MAX_PORTS} ports"));
         }
         let one = |offset| Self {
             // The unspecified address of one family stands for all addresses.
@@ -141,6 +129,30 @@ impl fmt::Debug for Published {
     }
 }
 
+/// Splits `80:80/udp` into ports and protocol, which is TCP if none is named.
+fn split_protocol(text: &str) -> Result<(&str, Protocol), String> {
+    match text.rsplit_once('/') {
+        None => Ok((text, Protocol::Tcp)),
+        Some((ports, "tcp")) => Ok((ports, Protocol::Tcp)),
+        Some((ports, "udp")) => Ok((ports, Protocol::Udp)),
+        Some((_, other)) => Err(format!("\"{other}\" is neither tcp nor udp")),
+    }
+}
+
+/// The first and the last port of a range.
+type PortRange = (u16, u16);
+
+/// Parses the host's part, `[ADDRESS:]HOST[-HOST]`. The address is `None` if none is named; the
+/// ports are `None` for as many free ones as there are container ports.
+fn parse_host(text: &str) -> Result<(Option<IpAddr>, Option<PortRange>), String> {
+    let (address, ports) = match split_address(text) {
+        Some((address, ports)) => (Some(parse_address(address)?), ports),
+        None => (None, text),
+    };
+    let ports = if ports.is_empty() { None } else { Some(range(ports)?) };
+    Ok((address, ports))
+}
+
 /// Splits `127.0.0.1:80` and `[::1]:80` into address and port.
 fn split_address(text: &str) -> Option<(&str, &str)> {
     match text.strip_prefix('[') {
@@ -153,7 +165,8 @@ fn parse_address(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| format!("\"{text}\" is no address of a host"))
 }
 
-fn range(text: &str) -> Result<(u16, u16), String> {
+/// Parses `80` or `80-82`.
+fn range(text: &str) -> Result<PortRange, String> {
     let port = |text: &str| match text.parse::<u16>() {
         Ok(port) if port > 0 && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(port),
         _ => Err(format!("\"{text}\" is no port")),

@@ -140,6 +140,7 @@ impl Balance {
         spent.map(|spent| (spent.as_secs_f64() / period.as_secs_f64()).clamp(0.0, 1.0)).collect()
     }
 
+    /// Measures, and moves an endpoint if the last measurements agree that it should.
     fn look(&mut self, endpoints: &Endpoints, loads: &Loads) {
         self.looks += 1;
         let shares = self.shares();
@@ -152,10 +153,24 @@ impl Balance {
             return;
         }
         let mut all = endpoints.lock();
-        // An endpoint that was added since the last measurement counts as having had no work.
+        let candidates = self.candidates(&all);
+        let chosen = choose(&shares, &candidates);
+        let chosen = chosen.map(|(one, to)| (one.id.to_owned(), one.reactor, to));
+        let between = chosen.as_ref().map(|(_, from, to)| (*from, *to));
+        let Some((id, from, to)) = chosen.filter(|_| self.confirm(between)) else { return };
+        if let Some(Slot::Served(served)) = all.get_mut(&id) {
+            tracing::info!(id, from, to, "an endpoint moves to an idle thread");
+            served.relocate(to, &self.reactors[to]);
+        }
+        self.stays.insert(id, self.looks + STAYS);
+    }
+
+    /// Returns the endpoints with the work that each has had since the last measurement. An
+    /// endpoint that was added since counts as having had none.
+    fn candidates<'a>(&mut self, all: &'a BTreeMap<String, Slot>) -> Vec<Candidate<'a>> {
         let mut seen = BTreeMap::new();
         let mut candidates = Vec::new();
-        for (id, slot) in all.iter() {
+        for (id, slot) in all {
             let Slot::Served(served) = slot else { continue };
             // Hardware has a thread of its own.
             let Some(reactor) = served.reactors().first().copied() else { continue };
@@ -171,21 +186,8 @@ impl Balance {
                 moves: served.reactors().len() == 1 && !self.stays.contains_key(id),
             });
         }
-        let chosen = choose(&shares, &candidates);
-        let chosen = chosen.map(|(one, to)| (one.id.to_owned(), one.reactor, to));
         self.polls = seen;
-        let between = chosen.as_ref().map(|(_, from, to)| (*from, *to));
-        let Some((id, _, to)) = chosen.filter(|_| self.confirm(between)) else { return };
-        if let Some(Slot::Served(served)) = all.get_mut(&id) {
-            tracing::info!(
-                id,
-                from = served.reactors()[0],
-                to,
-                "an endpoint moves to an idle thread"
-            );
-            served.relocate(to, &self.reactors[to]);
-        }
-        self.stays.insert(id, self.looks + STAYS);
+        candidates
     }
 
     /// Returns whether a move between these two reactors, of whichever endpoint, was found good

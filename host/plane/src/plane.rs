@@ -104,21 +104,7 @@ impl Plane {
     ) -> std::io::Result<Self> {
         let late = LateFiles::default();
         let pool = pool(&settings, keep.as_ref(), &late, left)?;
-        let reactors = (0..settings.reactors.max(1)).map(|number| {
-            let name = format!("reactor-{number}");
-            let on_panic = Arc::new(|what: &str| tracing::error!(what, "a device was dropped"));
-            let on_stall =
-                Arc::new(|what: &str| tracing::warn!(what, "a reactor went on without it"));
-            let settings = slipway_reactor::Settings {
-                name,
-                poll_budget: settings.poll_budget,
-                on_panic,
-                on_stall,
-                ..Default::default()
-            };
-            Reactor::spawn(settings)
-        });
-        let reactors = reactors.collect::<Result<Vec<_>, _>>()?;
+        let reactors = spawn_reactors(&settings)?;
         let endpoints = Arc::<Endpoints>::default();
         let handles: Vec<Handle> = reactors.iter().map(Reactor::handle).collect();
         let loads = Arc::new(Loads::new(handles.len()));
@@ -443,6 +429,20 @@ impl Plane {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         self.shared.endpoints.lock()
     }
+}
+
+/// Starts the reactors of a plane: at least one.
+fn spawn_reactors(settings: &Settings) -> std::io::Result<Vec<Reactor>> {
+    let spawn = |number: u32| {
+        Reactor::spawn(slipway_reactor::Settings {
+            name: format!("reactor-{number}"),
+            poll_budget: settings.poll_budget,
+            on_panic: Arc::new(|what: &str| tracing::error!(what, "a device was dropped")),
+            on_stall: Arc::new(|what: &str| tracing::warn!(what, "a reactor went on without it")),
+            ..Default::default()
+        })
+    };
+    (0..settings.reactors.max(1)).map(spawn).collect()
 }
 
 /// Makes the pool, if there is to be one or a predecessor's sandboxes have memory of one, and goes

@@ -160,42 +160,56 @@ impl Engine {
     pub fn run(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(256);
         loop {
-            let wait = self.time_to_wait();
-            events.clear();
-            match epoll::wait(
-                &self.epoll,
-                rustix::buffer::spare_capacity(&mut events),
-                wait.as_ref(),
-            ) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+            self.wait(&mut events)?;
             for event in &events {
                 match event.data.u64() {
-                    PROGRAMS => self.take_arrivals(Door::Programs),
-                    ADMINISTRATOR => self.take_arrivals(Door::Administrator),
                     STOP => return self.end(),
-                    REMOTE => self.handle_remote_events(),
-                    RELOAD => self.renew(),
-                    PROOFS => self.handle_proofs(),
-                    client => self.attend(client as u32),
+                    key => self.handle(key),
                 }
             }
             self.broker.sweep();
-            while let Some(ticket) = self.broker.expired_ticket() {
-                self.hang_up(ticket);
-            }
-            while let Some(client) = self.broker.overdue() {
-                self.refuse(client, "it did not attach in time");
-            }
-            while let Some(client) = self.broker.unheard() {
-                self.refuse(client, "it cannot be told of what happens to its sockets");
-            }
+            self.dismiss();
             self.doors.resume(&self.epoll);
             let is_used = !self.clients.is_empty() || self.broker.has_guests();
             if self.idle.is_over(is_used, self.broker.families() > 0, Instant::now()) {
                 return self.end();
             }
+        }
+    }
+
+    /// Waits for events, or until there is something to do without one.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), Error> {
+        let wait = self.time_to_wait();
+        events.clear();
+        let room = rustix::buffer::spare_capacity(events);
+        match epoll::wait(&self.epoll, room, wait.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Handles an event by its data in the epoll, except [`STOP`].
+    fn handle(&mut self, key: u64) {
+        match key {
+            PROGRAMS => self.take_arrivals(Door::Programs),
+            ADMINISTRATOR => self.take_arrivals(Door::Administrator),
+            REMOTE => self.handle_remote_events(),
+            RELOAD => self.renew(),
+            PROOFS => self.handle_proofs(),
+            client => self.attend(client as u32),
+        }
+    }
+
+    /// Disconnects the clients whose time is over, or that cannot be served any more.
+    fn dismiss(&mut self) {
+        while let Some(ticket) = self.broker.expired_ticket() {
+            self.hang_up(ticket);
+        }
+        while let Some(client) = self.broker.overdue() {
+            self.refuse(client, "it did not attach in time");
+        }
+        while let Some(client) = self.broker.unheard() {
+            self.refuse(client, "it cannot be told of what happens to its sockets");
         }
     }
 
@@ -211,10 +225,9 @@ impl Engine {
     /// Returns the time until the engine has something to do without an event. Returns `None` if
     /// there is no such time.
     fn time_to_wait(&mut self) -> Option<Timespec> {
-        let (sweep, ticket) = (self.broker.next_sweep(), self.broker.next_ticket());
         let all = [
-            sweep,
-            ticket,
+            self.broker.next_sweep(),
+            self.broker.next_ticket(),
             self.broker.next_greeting(),
             self.doors.resumes_at(),
             self.idle.ends_at(),
@@ -223,12 +236,8 @@ impl Engine {
         // Rounded up, so that the time has come when the wait ends.
         let wait = next.saturating_duration_since(Instant::now()).as_micros() as i64 + 1;
         let (tv_sec, tv_nsec) = (wait / 1_000_000, wait % 1_000_000 * 1000);
-        let overdue = next <= Instant::now();
-        Some(if overdue {
-            Timespec { tv_sec: 0, tv_nsec: 0 }
-        } else {
-            Timespec { tv_sec, tv_nsec }
-        })
+        let is_due = next <= Instant::now();
+        Some(if is_due { Timespec { tv_sec: 0, tv_nsec: 0 } } else { Timespec { tv_sec, tv_nsec } })
     }
 
     /// Accepts waiting connections, up to a number.

@@ -1,4 +1,4 @@
-//! Streams.
+//! Streams: connections by a socket device or the kernel, behind tokio's traits.
 
 use std::fmt;
 use std::io::{self, IoSlice};

@@ -1,13 +1,21 @@
 //! One side of a connection.
 //!
-//! Over 500 lines: what a program and the engine do to one side of a connection, with its races.
+//! - This file has the endpoint: its words in the family's table, its eventfds, and its end.
+//! - `transfer` moves bytes: send, receive, peek.
+//! - `readiness` tells whether a transfer would do something, and asks to be woken when it would.
+//!
+//! Each half has a lock in the table, which a transfer and the arming of a wake-up take. What only
+//! looks takes none, and may be outdated when it returns.
+
+mod readiness;
+mod transfer;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use slipway_ring::cross::{Arena, Error, Own, Regions, Side, Stream, Tail, fetch};
+use slipway_ring::cross::{Arena, Own, Side, Stream, Tail};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Endpoint as Granted;
 use slipway_sgiov_spec::table::{Place, entry};
@@ -68,12 +76,8 @@ pub mod option {
     pub const FREE: u32 = 16;
 }
 
-/// Bytes that are prefetched when a connection is reported: a cache line. The rest is prefetched
-/// when the connection's turn comes next, or much of it would be evicted again.
-const FETCHED: usize = 64;
-
-/// The most bytes of a FIFO for which the program has not set a size.
-const MOST: usize = 1 << 20;
+/// The largest size of a FIFO in bytes.
+const LARGEST_FIFO: usize = 4 << 20;
 
 /// One side of a connection, as one process holds it. The state is in the family's table and in the
 /// arena.
@@ -114,15 +118,6 @@ impl PartialEq for Raises {
     fn eq(&self, other: &Self) -> bool {
         self.side == other.side && std::ptr::eq(self.arena.words(), other.arena.words())
     }
-}
-
-/// One in this many calls that can do nothing checks whether the connection was reset.
-const FRUITLESS: u32 = 64;
-
-#[inline]
-fn add(word: &AtomicU64, count: usize) {
-    // Only the holder of the half's lock writes this word.
-    word.store(word.load(Ordering::Relaxed).wrapping_add(count as u64), Ordering::Relaxed);
 }
 
 impl Endpoint {
@@ -181,38 +176,9 @@ impl Endpoint {
         &self.spin
     }
 
-    /// Returns two numbers that change when bytes arrive, or when the peer reads.
-    pub fn marks(&self) -> (u64, u64) {
-        let inbox = self.arena.inbox(self.place.stream, self.side);
-        (inbox.tail.load(Ordering::Acquire), inbox.head.load(Ordering::Acquire))
-    }
-
-    /// Asks the other side to note when bytes begin to wait here, from now on: [`Endpoint::since`].
-    pub fn want_times(&self) {
-        self.stream().into.want_times();
-    }
-
-    /// Returns the time, in nanoseconds of [`Deadline::now`](crate::Deadline::now), when the other
-    /// side sent the first bytes that wait here, or since when this side has read a part of them.
-    /// Returns `None` if the other side noted no time, as one on another machine does. A hostile
-    /// peer notes any time.
-    #[inline]
-    pub fn since(&self) -> Option<u64> {
-        self.stream().into.since()
-    }
-
     /// Returns the counter of wake-ups by the other side's program.
     pub fn raises(&self) -> Raises {
         Raises { arena: self.arena.clone(), side: self.side }
-    }
-
-    /// Returns whether bytes wait here, or the end. Looks at less than [`Endpoint::ready`] does.
-    #[inline]
-    pub fn is_readable(&self) -> bool {
-        let inbox = self.arena.inbox(self.place.stream, self.side);
-        let theirs = Tail(inbox.tail.load(Ordering::Acquire));
-        let head = Tail(self.words()[entry::RX_HEAD].load(Ordering::Relaxed));
-        theirs.position() != head.position() || theirs.is_end()
     }
 
     /// Returns the family.
@@ -254,6 +220,7 @@ impl Endpoint {
         (words[entry::SENT].load(Ordering::Relaxed), words[entry::RECEIVED].load(Ordering::Relaxed))
     }
 
+    /// Returns the FIFOs of both directions.
     #[inline]
     fn stream(&self) -> Stream<'_> {
         let words = self.words();
@@ -262,12 +229,14 @@ impl Endpoint {
         Stream::new(&self.arena, self.place.stream, self.side, out, into)
     }
 
+    /// Takes the lock of a half.
     #[inline]
     fn lock(&self, half: Half) -> Result<TableGuard<'_>, Errno> {
         let word = if half == Half::Sending { entry::TX_LOCK } else { entry::RX_LOCK };
         table::lock(&self.words()[word])
     }
 
+    /// Wakes the other side.
     #[cold]
     fn tell(&self) {
         if self.place.engine {
@@ -311,101 +280,6 @@ impl Endpoint {
         self.is_shared().then(|| (Arc::as_ptr(&self.family).addr(), self.group))
     }
 
-    /// Returns the most bytes that the sending FIFO grows to.
-    #[inline]
-    fn most(&self) -> usize {
-        let asked = self.option(option::BUFFERS).load(Ordering::Relaxed) >> 32;
-        if asked == 0 { MOST } else { (asked as usize).next_power_of_two().clamp(4096, 4 << 20) }
-    }
-
-    /// Has an empty FIFO grow for `wanted` bytes that several calls of [`Endpoint::send`] will
-    /// bring, as it grows for one call of so many. The next send returns any error.
-    pub fn expect(&self, wanted: usize) {
-        if let Ok(_held) = self.lock(Half::Sending) {
-            let _ = self.stream().expect(wanted, self.most(), self.regions());
-        }
-    }
-
-    fn regions(&self) -> Regions<'_> {
-        let bits = self.family.table().regions(usize::from(self.place.link));
-        Regions::new(bits, self.arena.shape())
-    }
-
-    /// Copies as many bytes into the FIFO as there is room for. Returns their number.
-    ///
-    /// # Errors
-    /// `EAGAIN`: there is no room. `EPIPE`: the peer reads no more, or this side has shut its
-    /// sending half. `ECONNRESET`, once after a reset; then `EPIPE`. `ENOBUFS`: there is no memory
-    /// for a FIFO.
-    #[inline]
-    pub fn send(&self, from: &[u8]) -> Result<usize, Errno> {
-        let _held = self.lock(Half::Sending)?;
-        if self.family.is_dead() {
-            return Err(self.reset_by(Errno::PIPE));
-        }
-        let words = self.words();
-        let sent = self.stream().write(from, self.most(), self.regions(), || self.tell());
-        match sent {
-            Ok(0) if !from.is_empty() && self.seems_reset() => Err(self.reset_by(Errno::PIPE)),
-            Ok(0) if !from.is_empty() => Err(Errno::AGAIN),
-            Ok(count) => {
-                add(&words[entry::SENT], count);
-                Ok(count)
-            }
-            Err(Error::Shut) => Err(Errno::PIPE),
-            Err(Error::NoMemory) => Err(Errno::NOBUFS),
-            Err(Error::Reset | Error::Spoiled) => Err(self.reset_by(Errno::PIPE)),
-        }
-    }
-
-    /// Reads bytes that have arrived. Returns their number, or 0 at the end of the stream.
-    ///
-    /// # Errors
-    /// `EAGAIN`: there is nothing yet. `ECONNRESET`, once after a reset; then the call returns 0.
-    #[inline]
-    pub fn recv(&self, into: &mut [u8]) -> Result<usize, Errno> {
-        let _held = self.lock(Half::Receiving)?;
-        let words = self.words();
-        match self.stream().read(into, || self.tell()) {
-            Ok(0) if !into.is_empty() => self.why_nothing(),
-            Ok(count) => {
-                add(&words[entry::RECEIVED], count);
-                Ok(count)
-            }
-            Err(_) => self.end_or_reset(),
-        }
-    }
-
-    /// Reads as [`Endpoint::recv`] does, but leaves the bytes in the FIFO.
-    ///
-    /// # Errors
-    /// The errors of [`Endpoint::recv`].
-    pub fn peek(&self, into: &mut [u8]) -> Result<usize, Errno> {
-        let _held = self.lock(Half::Receiving)?;
-        match self.stream().peek(0, into) {
-            Ok(0) if !into.is_empty() => self.why_nothing(),
-            Ok(count) => Ok(count),
-            Err(_) => self.end_or_reset(),
-        }
-    }
-
-    fn why_nothing(&self) -> Result<usize, Errno> {
-        match self.stream().available() {
-            Ok((_, true)) => Ok(0),
-            _ if self.has(option::NO_MORE) => Ok(0),
-            Ok(_) if self.seems_reset() => self.end_or_reset(),
-            Ok(_) => Err(Errno::AGAIN),
-            Err(_) => self.end_or_reset(),
-        }
-    }
-
-    fn end_or_reset(&self) -> Result<usize, Errno> {
-        match self.reset_by(Errno::PIPE) {
-            Errno::PIPE => Ok(0),
-            errno => Err(errno),
-        }
-    }
-
     /// Returns `ECONNRESET` the first time, then `later`.
     fn reset_by(&self, later: Errno) -> Errno {
         if self.set(option::TOLD, true) { later } else { Errno::CONNRESET }
@@ -418,141 +292,11 @@ impl Endpoint {
         reset.then_some(Errno::CONNRESET)
     }
 
+    /// Returns whether the connection was reset in either direction, or its engine is gone.
     fn is_reset(&self) -> bool {
         let stream = self.stream();
         let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire));
         self.family.is_dead() || theirs.is_reset() || stream.out.is_reset()
-    }
-
-    /// Returns whether a call that could do nothing ends the connection. A peer that spoils the
-    /// words of one direction alone resets the connection for poll(2), which looks at both
-    /// directions, and a program would call the other direction's function again and again. Looking
-    /// at both takes a cache line from the peer's processor, so only some calls do.
-    fn seems_reset(&self) -> bool {
-        let calls = self.fruitless.load(Ordering::Relaxed).wrapping_add(1);
-        self.fruitless.store(calls, Ordering::Relaxed);
-        self.family.is_dead() || (calls.is_multiple_of(FRUITLESS) && self.is_reset())
-    }
-
-    /// Returns the number of bytes that have arrived and were not read.
-    pub fn arrived(&self) -> usize {
-        let stream = self.stream();
-        let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire)).position();
-        let count = theirs.wrapping_sub(stream.into.position()) & ((1 << 36) - 1);
-        usize::try_from(count).unwrap_or(0).min(4 << 20)
-    }
-
-    /// Returns the number of bytes that were sent and that the peer has not read.
-    pub fn unread(&self) -> usize {
-        let stream = self.stream();
-        let head = stream.out.mine.head.load(Ordering::Acquire);
-        let count = stream.out.tail().position().wrapping_sub(head) & ((1 << 36) - 1);
-        usize::try_from(count).unwrap_or(0)
-    }
-
-    /// Prefetches the memory that [`Endpoint::ready`] and a transfer look at, for a caller of
-    /// either soon.
-    #[inline]
-    pub fn fetch(&self) {
-        fetch(self.words(), entry::WORDS * 8);
-        let inbox = self.arena.inbox(self.place.stream, self.side);
-        fetch(inbox.tail, 1);
-        fetch(inbox.data_wanted, 1);
-    }
-
-    /// Prefetches the first bytes that have arrived: one cache line.
-    #[inline]
-    pub fn fetch_data(&self) {
-        self.stream().fetch_data(FETCHED);
-    }
-
-    /// Returns the address of the bytes to read next: for [`crate::fetch`] only.
-    #[inline]
-    pub fn next_data(&self) -> *const u8 {
-        self.stream().next_data().map_or(std::ptr::null(), |(at, _)| at)
-    }
-
-    /// Returns the address where the bytes to send next will go: for [`crate::fetch_to_write`]
-    /// only.
-    #[inline]
-    pub fn next_room(&self) -> *const u8 {
-        self.stream().next_room()
-    }
-
-    /// Returns the bits of poll(2) that are set: IN, OUT, RDHUP, HUP, ERR. Takes no lock and raises
-    /// no eventfd.
-    #[inline]
-    pub fn ready(&self) -> i16 {
-        const IN: i16 = 1;
-        const OUT: i16 = 4;
-        const ERR: i16 = 8;
-        const HUP: i16 = 0x10;
-        const RDHUP: i16 = 0x2000;
-        let mut bits = 0;
-        let stream = self.stream();
-        let theirs = Tail(stream.into.mine.tail.load(Ordering::Acquire));
-        if theirs.position() != stream.into.position() {
-            bits |= IN;
-        }
-        let flags = self.option(option::FLAGS).load(Ordering::Relaxed);
-        let ended = theirs.is_end() || flags & option::NO_MORE != 0;
-        if ended {
-            bits |= IN | RDHUP;
-        }
-        let finished = stream.out.tail().is_end();
-        let shut = stream.out.is_shut();
-        if ended && finished {
-            bits |= HUP | OUT;
-        }
-        if finished || shut {
-            bits |= OUT;
-        } else {
-            let size = stream.out.tail().size();
-            let left = if stream.out.is_pinched() { 0 } else { size / 2 };
-            if size == 0 || self.unread() as u64 <= left {
-                bits |= OUT;
-            }
-        }
-        if self.is_reset() {
-            bits |= IN | OUT | RDHUP | HUP;
-            if flags & option::TOLD == 0 {
-                bits |= ERR;
-            }
-        }
-        bits
-    }
-
-    /// Asks for the eventfd to be raised when `least` bytes, at least one, can be read, or when
-    /// there is room to send. Returns `true` if that is so already: then the eventfd may not be
-    /// raised. Costs a barrier on all processors.
-    pub fn arm(&self, half: Half, least: usize) -> bool {
-        let Ok(_held) = self.lock(half) else { return true };
-        let stream = self.stream();
-        let done = match half {
-            Half::Receiving => stream.arm_data(least),
-            Half::Sending => stream.arm_space(),
-        };
-        done.unwrap_or(true) || self.is_reset()
-    }
-
-    /// The first part of [`Endpoint::arm`], for callers that arm many endpoints: [`crate::heavy`]
-    /// must follow, once for all, and then [`Endpoint::is_armed`] for each.
-    pub fn wish(&self, half: Half, least: usize) {
-        let Ok(_held) = self.lock(half) else { return };
-        match half {
-            Half::Receiving => self.stream().wish_data(least),
-            Half::Sending => self.stream().wish_space(),
-        }
-    }
-
-    /// The last part of [`Endpoint::arm`]. Returns whether the caller must wait for the eventfd.
-    pub fn is_armed(&self, half: Half, least: usize) -> bool {
-        let Ok(_held) = self.lock(half) else { return false };
-        let there = match half {
-            Half::Receiving => self.stream().is_data_there(least),
-            Half::Sending => self.stream().is_space_there(),
-        };
-        !there.unwrap_or(true) && !self.is_reset()
     }
 
     /// Ends the sending half: the peer reads the rest, and then the end.
@@ -592,6 +336,7 @@ impl Endpoint {
         self.family.close(self.entry, self.is_shared(), holders > 1);
     }
 
+    /// Ends the stream for the last process that held it.
     fn end(&self) {
         let (Ok(_receiving), Ok(_sending)) = (self.lock(Half::Receiving), self.lock(Half::Sending))
         else {

@@ -9,6 +9,14 @@
 //! the file system may not have taken yet, and grants some space between two looks. So all files
 //! together exceed the bound by little, however many they are. On a file system that never writes
 //! in place (btrfs), a write to blocks that the file has takes space until the old ones are freed.
+//!
+//! # Parts
+//! - [`Account`]: the space that the writes of all files may take.
+//! - [`AllocatedPages`] (`held`): the pages of one file that have space. Writes set its bits and
+//!   holes clear them.
+//! - [`Holes`]: whether a hole was made during a write, which must then set no bit.
+//! - [`Thin`]: the three for one file. [`Thin::begin`] admits an operation, and the [`Begun`] that
+//!   it returns ends it.
 
 mod held;
 
@@ -101,13 +109,50 @@ impl Account {
     }
 }
 
+/// The holes that operations make in a file, counted for its writes.
+///
+/// A write that runs at the same time as a hole may reach the file before it or after it, so the
+/// write must not claim that its pages have space. A hole counts itself as running before it counts
+/// itself as begun, and a write reads the two counts in the other order. So a write that finds no
+/// hole running has not counted one as begun that still runs.
+#[derive(Default)]
+struct Holes {
+    begun: AtomicU64,
+    running: AtomicU64,
+}
+
+/// The number of holes that were begun when none ran.
+#[derive(Clone, Copy)]
+struct HoleCount(u64);
+
+impl Holes {
+    fn begin(&self) {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.running.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Returns the count of holes, for [`Holes::none_since`]. Returns `None` while a hole runs.
+    fn count(&self) -> Option<HoleCount> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        (self.running.load(Ordering::SeqCst) == 0).then_some(HoleCount(begun))
+    }
+
+    /// Returns whether no hole was begun since `count` was taken.
+    fn none_since(&self, count: HoleCount) -> bool {
+        self.begun.load(Ordering::SeqCst) == count.0
+    }
+}
+
 /// The state of a file that keeps a reserve, for all disks on it.
 pub(crate) struct Thin {
     account: Arc<Account>,
     held: AllocatedPages,
-    /// The holes that were begun, and those of them that have not ended.
-    begun: AtomicU64,
-    running: AtomicU64,
+    holes: Holes,
+    /// The number of refused writes.
     refused: AtomicU64,
     report: Arc<dyn Fn() + Send + Sync>,
 }
@@ -122,8 +167,7 @@ impl Thin {
         Ok(Self {
             account: Account::of(file, reserve.bytes)?,
             held: AllocatedPages::of(file, bytes)?,
-            begun: AtomicU64::new(0),
-            running: AtomicU64::new(0),
+            holes: Holes::default(),
             refused: AtomicU64::new(0),
             report: Arc::clone(&reserve.report),
         })
@@ -152,12 +196,10 @@ impl Thin {
                 if !self.account.take(file.as_fd(), space(&bytes)) {
                     return Err(self.refuse());
                 }
-                let quiet = self.running.load(Ordering::SeqCst) == 0;
-                Change::Data { after: quiet.then(|| self.begun.load(Ordering::SeqCst)) }
+                Change::Data { holes: self.holes.count() }
             }
             Operation::WriteZeroes | Operation::Discard => {
-                self.running.fetch_add(1, Ordering::SeqCst);
-                self.begun.fetch_add(1, Ordering::SeqCst);
+                self.holes.begin();
                 self.held.clear(&bytes);
                 Change::Hole
             }
@@ -165,6 +207,7 @@ impl Thin {
         Ok(Some(Begun { thin: Arc::clone(self), change, bytes }))
     }
 
+    /// Counts a refused write, and reports the first one.
     fn refuse(&self) -> DiskError {
         if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
             (self.report)();
@@ -173,17 +216,15 @@ impl Thin {
     }
 }
 
-/// The change that an operation makes to what a file holds.
+/// The change that an operation makes to a file.
 enum Change {
-    /// The file gets data. `after` is the number of holes that had been begun, or `None` if one
-    /// of them had not ended.
-    Data {
-        after: Option<u64>,
-    },
+    /// The file gets data. `holes` is the count of holes before, or `None` if one ran.
+    Data { holes: Option<HoleCount> },
+    /// The file gets a hole.
     Hole,
 }
 
-/// An operation that changes what a file holds. Dropping it ends the operation.
+/// An operation that changes which pages of a file have space. Dropping it ends the operation.
 pub(crate) struct Begun {
     thin: Arc<Thin>,
     change: Change,
@@ -191,17 +232,23 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    /// Notes that the operation has succeeded: the file has the blocks of a write, unless a hole
+    /// Notes that the operation has succeeded: the pages of a write have space now, unless a hole
     /// was made meanwhile, which may be in the same place and later.
+    ///
+    /// A hole may begin between the first look at the holes and the setting of the bits. It counts
+    /// itself and then clears its bits. If it does both in between, the bits set here are wrong,
+    /// and the second look finds the hole and takes them back. If the second look finds no hole,
+    /// any later one clears the bits after they were set. Taking back bits that are right only
+    /// has a later write counted as one that takes space.
     pub fn succeed(&self) {
-        let Change::Data { after: Some(after) } = self.change else { return };
-        let is_last = || self.thin.begun.load(Ordering::SeqCst) == after;
-        if is_last() {
-            self.thin.held.set(&self.bytes);
-            // A hole that began in between may have cleared the map already.
-            if !is_last() {
-                self.thin.held.clear(&self.bytes);
-            }
+        let Change::Data { holes: Some(before) } = self.change else { return };
+        let Thin { holes, held, .. } = &*self.thin;
+        if !holes.none_since(before) {
+            return;
+        }
+        held.set(&self.bytes);
+        if !holes.none_since(before) {
+            held.clear(&self.bytes);
         }
     }
 }
@@ -211,9 +258,9 @@ impl Drop for Begun {
         match self.change {
             Change::Data { .. } => self.thin.account.end(space(&self.bytes)),
             Change::Hole => {
-                // A write that ended meanwhile may have been before the hole.
+                // A write that has set bits since the hole began may have reached the file first.
                 self.thin.held.clear(&self.bytes);
-                self.thin.running.fetch_sub(1, Ordering::SeqCst);
+                self.thin.holes.end();
             }
         }
     }

@@ -1,4 +1,9 @@
 //! The ends of requests and commands.
+//!
+//! A disk ends a request ([`IoEngine::drive_disks`]). The last request of a command leads to the
+//! command's next step (`steps`) or to its end ([`IoEngine::end`]): data that the host is to have
+//! is copied back, an error is logged, and the completion is posted ([`IoEngine::complete`]). Here
+//! are also the commands that end early: by Abort, or with their queue or namespace.
 
 use slipway_block::Completion;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};

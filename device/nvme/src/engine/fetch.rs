@@ -1,4 +1,9 @@
-//! Which commands start, and when.
+//! The start of commands: which queue is next, how much of it is fetched, and what holds it back.
+//!
+//! [`IoEngine::fetch_all`] goes round the I/O submission queues within the bounds of a turn. The
+//! entries of one queue are copied (`copy_in`), the journal notes them (`take`), and each is
+//! carried out ([`IoEngine::execute`]). A fused pair waits until no other command is in flight
+//! ([`Exclusive`]).
 
 use std::slice::Iter;
 

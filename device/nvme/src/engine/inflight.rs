@@ -1,4 +1,9 @@
 //! Commands that disks work on, by tag.
+//!
+//! - [`Command`] is a command in flight, with the work that follows when its requests have ended
+//!   ([`WorkArea`], [`NextStep`]).
+//! - [`Inflight`] is the table. A request's tag has the number of its command's slot, and the
+//!   request's own number within the command.
 
 use slipway_block::{Operation, Request};
 use slipway_nvme_spec::status::Status;

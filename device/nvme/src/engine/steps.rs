@@ -192,19 +192,7 @@ impl IoEngine {
     pub(super) fn after_step(&mut self, mut command: Command, mut work: Box<WorkArea>) {
         let goes_on = command.status.is_success() && command.owner.is_guest();
         match &mut work.step {
-            NextStep::Compare => {
-                if goes_on {
-                    command.status = compare(&self.memory, &work.runs, &work.buffer);
-                }
-                let (status, reported) = (command.status, command.owner.is_guest());
-                if let Some(write) = &work.write {
-                    // The decision is stored before the guest is told of an end, and before the
-                    // write.
-                    self.decide(write.command.owner.slot_number(), second_status(status));
-                }
-                self.end(command, 0);
-                self.after_compare(status, reported, work);
-            }
+            NextStep::Compare => self.end_compare(command, work, goes_on),
             NextStep::FusedWrite => {
                 self.end_pair(command.nsid);
                 self.spares.put(work);
@@ -235,6 +223,21 @@ impl IoEngine {
                 self.end(command, range);
             }
         }
+    }
+
+    /// Ends a Compare whose blocks are in the buffer, and compares them first if it `goes_on`. Then
+    /// runs or ends the other half of a fused pair.
+    fn end_compare(&mut self, mut command: Command, work: Box<WorkArea>, goes_on: bool) {
+        if goes_on {
+            command.status = compare(&self.memory, &work.runs, &work.buffer);
+        }
+        let (status, reported) = (command.status, command.owner.is_guest());
+        if let Some(write) = &work.write {
+            // The decision is stored before the guest is told of an end, and before the write.
+            self.decide(write.command.owner.slot_number(), second_status(status));
+        }
+        self.end(command, 0);
+        self.after_compare(status, reported, work);
     }
 
     /// Takes the next step of a Copy, or ends it.

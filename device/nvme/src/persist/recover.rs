@@ -7,7 +7,7 @@ use slipway_nvme_spec::event::Event;
 use slipway_nvme_spec::status::Status;
 use slipway_pci::StateError;
 
-use super::state;
+use super::state::{self, Origin};
 use crate::engine::restart::is_pair;
 use crate::events::Events;
 use crate::home::Home;
@@ -27,7 +27,7 @@ impl Home {
         let Some(journal) = &mut self.engine.journal else { return Ok(None) };
         let Some((last, state)) = journal.last_snapshot() else { return Ok(None) };
         let found = journal.recover();
-        let different = state::take_over(self, &state, true)?;
+        let different = state::take_over(self, &state, Origin::Journal)?;
         if self.shutdown == Shutdown::Flushing {
             // The predecessor's flush may not have ended.
             self.shutdown = Shutdown::Draining;

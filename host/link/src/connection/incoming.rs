@@ -203,7 +203,7 @@ impl Connection {
 
     fn flow(&mut self, frame: Frame, body: &[u8], around: &mut Around<'_>) -> Result<(), Broken> {
         let stream = self.streams.get_mut(&frame.stream).ok_or(Broken::Frame)?;
-        if stream.phase != Phase::Open || stream.ended && frame.kind != Kind::Credit {
+        if stream.phase != Phase::Open || stream.has_ended() && frame.kind != Kind::Credit {
             return Err(Broken::Frame);
         }
         match frame.kind {
@@ -213,7 +213,7 @@ impl Connection {
                     return Err(Broken::Frame);
                 }
             }
-            Kind::Fin => stream.ended = true,
+            Kind::Fin => stream.take_fin(),
             // As in TCP, data for a program that is gone is answered by a reset.
             _ if stream.left => {
                 self.break_off(frame.stream, around);

@@ -7,7 +7,7 @@ use slipway_rate::Bucket;
 use slipway_warp::share::Ticket;
 
 use super::{LISTENER, Links};
-use crate::connection::Connection;
+use crate::connection::{Around, Broken, Connection};
 use crate::shares::{Direction, Job, Served};
 
 /// The most events of epoll in a turn.
@@ -19,6 +19,38 @@ const QUANTUM: usize = 1;
 const FULL: u64 = 64 << 10;
 /// The most quanta before the kernel and the programs are polled again.
 const QUANTA: usize = 1024;
+
+/// The outcome of a quantum of a connection.
+struct Quantum {
+    /// The bytes that it moved.
+    bytes: u64,
+    /// There is more to send: the quantum was not enough, or received frames need answers.
+    sends: bool,
+    /// The socket has more to receive, most likely.
+    receives: bool,
+    /// `true` if there was anything to do; an error ends the connection.
+    done: Result<bool, Broken>,
+}
+
+impl Quantum {
+    /// Has `connection` move bytes in one direction.
+    fn run(connection: &mut Connection, direction: Direction, around: &mut Around<'_>) -> Self {
+        let moved = |connection: &Connection| match direction {
+            Direction::In => connection.received(),
+            Direction::Out => connection.sent(),
+        };
+        let before = moved(connection);
+        let done = match direction {
+            Direction::In => connection.receive(QUANTUM, around),
+            Direction::Out if connection.held.is_some() => Ok(false),
+            Direction::Out => connection.send(QUANTUM, around),
+        };
+        let bytes = moved(connection) - before;
+        let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
+        let receives = direction == Direction::In && bytes >= FULL && !connection.coalesces();
+        Self { bytes, sends, receives, done }
+    }
+}
 
 impl Links {
     /// Serves the connections that have something to do, as their tenants' shares say. Returns
@@ -121,8 +153,8 @@ impl Links {
         worked
     }
 
-    /// Serves one quantum, which begins at `began`. Returns whether there was anything to do, and
-    /// when the quantum ended.
+    /// Serves one quantum, which begins at `began`, and pays for it. Returns whether there was
+    /// anything to do, and when the quantum ended.
     fn serve(&mut self, turn: Ticket<Job>, began: Instant, now: Instant) -> (bool, Instant) {
         let Job { connection: key, direction } = turn.item;
         let (mut around, connections, _) = self.around(now);
@@ -131,25 +163,14 @@ impl Links {
             self.shares.done(turn, Served::default(), at);
             return (false, began);
         };
-        let moved = |connection: &Connection| match direction {
-            Direction::In => connection.received(),
-            Direction::Out => connection.sent(),
-        };
-        let before = moved(connection);
-        let done = match direction {
-            Direction::In => connection.receive(QUANTUM, &mut around),
-            Direction::Out if connection.held.is_some() => Ok(false),
-            Direction::Out => connection.send(QUANTUM, &mut around),
-        };
-        let (bytes, blocked) = (moved(connection) - before, connection.is_blocked());
+        let quantum = Quantum::run(connection, direction, &mut around);
+        let Quantum { bytes, sends, receives, done } = quantum;
+        let blocked = connection.is_blocked();
         let ended = Instant::now();
         let busy = ended.saturating_duration_since(began);
         if *done.as_ref().unwrap_or(&true) {
             connection.busy += busy;
         }
-        // Received frames may need answers, and sending may be unfinished: queue it again at once.
-        let sends = *done.as_ref().unwrap_or(&false) && connection.wants_to_send(false);
-        let more = direction == Direction::In && bytes >= FULL && !connection.coalesces();
         let at = self.since_begin(ended);
         self.shares.done(turn, Served { bytes, busy, blocked }, at);
         if direction == Direction::Out && bytes > 0 {
@@ -158,7 +179,7 @@ impl Links {
         if sends {
             self.shares.want(key, Direction::Out);
         }
-        if more {
+        if receives {
             self.shares.want(key, Direction::In);
         }
         let worked = match done {

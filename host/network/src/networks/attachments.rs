@@ -25,8 +25,9 @@ use crate::allocate::choose;
 use crate::attachment::Attachment;
 use crate::container;
 use crate::dns::Zone;
-use crate::ledger::Lease;
-use crate::{Error, Result, proxy};
+use crate::ledger::{Lease, Network};
+use crate::proxy::{self, Claimed};
+use crate::{Error, Result};
 
 impl Networks {
     /// Makes an interface of a network in a container's network namespace.
@@ -76,8 +77,14 @@ impl Networks {
     /// Checks that an attachment is not there yet, chooses its addresses, claims its published
     /// ports, brings its network up, and enters the attachment into the ledger.
     ///
+    /// A failure before the attachment is entered leaves nothing that must be taken back: claimed
+    /// ports and their servers end when they are dropped, [`Store::save`] leaves no file, and
+    /// the network stays up.
+    ///
     /// # Errors
     /// [`Error`]; the ledger has no such attachment then, or that of before.
+    ///
+    /// [`Store::save`]: crate::attachment::Store::save
     async fn admit(
         &self,
         request: &Request<'_>,
@@ -88,33 +95,31 @@ impl Networks {
         let name = request.network;
         self.make_default(&mut state, name)?;
         check_free(&state, request, id, identity)?;
-        let network = state.find(name)?;
-        check_publishable(network, &request.publish)?;
-        let called = if request.name.is_empty() { &request.key.container } else { request.name };
-        let mut lease = choose(network, called, &request.wish)?;
-        lease.attached = true;
-        lease.sequence = network.next_sequence();
-        let claimed = proxy::claim(&request.publish)?;
-        lease.published.clone_from(&claimed.published);
-        let attachment = request.attachment(network, identity, lease.clone());
+        let (attachment, claimed) = plan(state.find(name)?, request, identity)?;
         if !state.is_up(name) {
             self.bring_up(&mut state, name).await?;
         }
-        let served = claimed.serve(lease.ipv4, lease.ipv6, &self.serving.handle)?;
+        let Lease { ipv4, ipv6, .. } = attachment.lease;
+        let served = claimed.serve(ipv4, ipv6, &self.serving.handle)?;
         self.attachments.save(id, &attachment)?;
-        state.enter_attachment(id, &attachment, lease);
-        if let Some(up) = state.up.get_mut(name) {
-            up.ports.insert(id.to_owned(), served);
-            up.names.add(id, &attachment.lease);
-        }
-        if !attachment.lease.published.is_empty()
-            && let Err(error) = self.apply(&mut state).await
-        {
+        state.enter_attachment(id, &attachment);
+        state.serve_attachment(id, &attachment, served);
+        if let Err(error) = self.apply_published(&mut state, &attachment).await {
             state.forget_attachment(id, name);
             let _ = self.attachments.remove(id);
             return Err(error);
         }
         Ok(attachment)
+    }
+
+    /// Applies the rules for an attachment that has come or gone: they name its published ports
+    /// alone.
+    async fn apply_published(
+        &self,
+        state: &mut NetworkTable,
+        attachment: &Attachment,
+    ) -> Result<()> {
+        if attachment.lease.published.is_empty() { Ok(()) } else { self.apply(state).await }
     }
 
     /// Makes an attachment's interface with its settings and its port, or gives the interface that
@@ -189,7 +194,7 @@ impl Networks {
             // The sandbox's name comes before those of attachments.
             up.names.set(Zone::of(state.find(name)?));
         }
-        if attachment.lease.published.is_empty() { Ok(()) } else { self.apply(&mut state).await }
+        self.apply_published(&mut state, &attachment).await
     }
 
     /// Makes the addresses of an attachment a lease of the sandbox that has a port of the switch
@@ -380,11 +385,26 @@ fn check_free(
     found.map_or(Ok(()), |one| Err(Error::ExistingAttachment(one.key.to_string())))
 }
 
+/// Chooses the addresses of an attachment and claims its published ports. Changes nothing else.
+fn plan(
+    network: &Network,
+    request: &Request<'_>,
+    identity: Identity,
+) -> Result<(Attachment, Claimed)> {
+    check_publishable(network, &request.publish)?;
+    let called = if request.name.is_empty() { &request.key.container } else { request.name };
+    let mut lease = choose(network, called, &request.wish)?;
+    lease.attached = true;
+    lease.sequence = network.next_sequence();
+    let claimed = proxy::claim(&request.publish)?;
+    lease.published.clone_from(&claimed.published);
+    Ok((request.attachment(network, identity, lease), claimed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::allocate::AddressRequest;
-    use crate::ledger::Network;
 
     #[test]
     fn hardware_has_settings_and_no_gateway() {
@@ -445,8 +465,8 @@ mod tests {
             let mut lease = choose(network, "p1", &AddressRequest::default()).unwrap();
             lease.sequence = network.next_sequence();
             assert_eq!(lease.sequence, place);
-            let attachment = request.attachment(network, identity, lease.clone());
-            state.enter_attachment(&id, &attachment, lease);
+            let attachment = request.attachment(network, identity, lease);
+            state.enter_attachment(&id, &attachment);
             state.forget_attachment(&id, "blue");
         }
         assert!(state.networks["blue"].leases.is_empty() && state.attachments.is_empty());

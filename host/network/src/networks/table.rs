@@ -101,12 +101,27 @@ impl NetworkTable {
     }
 
     /// Enters an attachment, and its lease into its network.
-    pub(super) fn enter_attachment(&mut self, id: &str, attachment: &Attachment, lease: Lease) {
+    pub(super) fn enter_attachment(&mut self, id: &str, attachment: &Attachment) {
         if let Some(network) = self.networks.get_mut(&attachment.network) {
+            let lease = Lease { attached: true, ..attachment.lease.clone() };
             network.last_sequence = network.last_sequence.max(lease.sequence);
-            network.leases.insert(id.to_owned(), Lease { attached: true, ..lease });
+            network.leases.insert(id.to_owned(), lease);
         }
         self.attachments.insert(id.to_owned(), attachment.clone());
+    }
+
+    /// Adds an attachment's names to those of its network, which is up, and keeps the servers of
+    /// its published ports.
+    pub(super) fn serve_attachment(
+        &mut self,
+        id: &str,
+        attachment: &Attachment,
+        served: proxy::Proxy,
+    ) {
+        if let Some(up) = self.up.get_mut(&attachment.network) {
+            up.ports.insert(id.to_owned(), served);
+            up.names.add(id, &attachment.lease);
+        }
     }
 
     /// Removes an attachment and its lease, and takes its names out of the network's. The other

@@ -74,7 +74,56 @@ pub struct Inheritance {
     pub memory: Vec<Left>,
 }
 
+/// Descriptors by slot.
 type Files = BTreeMap<u32, OwnedFd>;
+
+/// The descriptors that a predecessor left, by the number of what they belong to.
+#[derive(Default)]
+struct LeftFiles {
+    endpoints: BTreeMap<u32, Files>,
+    disks: BTreeMap<u32, Files>,
+    memory: BTreeMap<u32, Files>,
+}
+
+impl LeftFiles {
+    /// Sorts what the keeper had in its slots.
+    fn sort(taken: Vec<(u32, OwnedFd)>) -> Self {
+        let mut left = Self::default();
+        for (slot, file) in taken {
+            let (shelf, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
+            let (all, number, slot) = match shelf {
+                DISKS => (&mut left.disks, slot / DiskPlace::SLOTS, slot % DiskPlace::SLOTS),
+                MEMORY.. => {
+                    let slot = (shelf - MEMORY) * KEPT_SLOTS + slot;
+                    (&mut left.memory, slot / slipway_pool::SLOTS, slot % slipway_pool::SLOTS)
+                }
+                _ => (&mut left.endpoints, shelf, slot),
+            };
+            all.entry(number).or_default().insert(slot, file);
+        }
+        left
+    }
+}
+
+/// Returns what was found on a shelf. Returns `None` if it is damaged, and adds its `shelf` to the
+/// useless ones.
+///
+/// # Errors
+/// Another layout than this build's.
+fn or_useless<T>(
+    found: Result<T, Unknown>,
+    shelf: impl FnOnce() -> Shelf,
+    useless: &mut Vec<Shelf>,
+) -> std::io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(Unknown::Layout(layout)) => Err(refuse(&layout)),
+        Err(Unknown::Damaged) => {
+            useless.push(shelf());
+            Ok(None)
+        }
+    }
+}
 
 impl PlaneKeeper {
     /// Waits for the predecessor to end and finds what it left. `witness` is the path of a file.
@@ -83,42 +132,21 @@ impl PlaneKeeper {
     /// The keeper is gone; the predecessor, or one of its requests, does not end; or the
     /// predecessor was a build with another layout: then everything that it left stays unchanged.
     pub fn open(keeper: Keeper, witness: &Path) -> std::io::Result<(Self, Inheritance)> {
-        let taken = keeper.take(PATIENCE)?;
+        let left = LeftFiles::sort(keeper.take(PATIENCE)?);
         let witness = Arc::new(lock(witness)?);
         let (endpoints, disks) = (Numbers::default(), Numbers::default());
         let keep = Self { keeper: Arc::new(keeper), witness, endpoints, disks };
-        // Files by shelf and slot; each named disk counts as a shelf of its own.
-        let (mut shelves, mut pairs) = (BTreeMap::new(), BTreeMap::new());
-        let mut memory = BTreeMap::new();
-        for (slot, file) in taken {
-            let (number, slot) = (slot / KEPT_SLOTS, slot % KEPT_SLOTS);
-            let (number, slot, all) = match number {
-                DISKS => (slot / DiskPlace::SLOTS, slot % DiskPlace::SLOTS, &mut pairs),
-                MEMORY.. => {
-                    let slot = (number - MEMORY) * KEPT_SLOTS + slot;
-                    (slot / slipway_pool::SLOTS, slot % slipway_pool::SLOTS, &mut memory)
-                }
-                _ => (number, slot, &mut shelves),
-            };
-            all.entry(number).or_insert_with(Files::new).insert(slot, file);
-        }
         let (mut found, mut useless) = (Inheritance::default(), Vec::new());
-        let left = memory.into_iter().map(|(number, files)| Left { number, files });
-        found.memory.extend(left);
-        for (number, files) in pairs {
-            match keep.find_disk(number, files) {
-                Ok(one) => found.disks.push(one),
-                Err(Unknown::Layout(layout)) => return Err(refuse(&layout)),
-                Err(Unknown::Damaged) => useless.push(keep.disk_shelf(number)),
-            }
+        for (number, files) in left.disks {
+            let disk = keep.find_disk(number, files);
+            found.disks.extend(or_useless(disk, || keep.disk_shelf(number), &mut useless)?);
         }
-        for (number, files) in shelves {
-            match keep.find(number, files) {
-                Ok(place) => found.endpoints.push(place),
-                Err(Unknown::Layout(layout)) => return Err(refuse(&layout)),
-                Err(Unknown::Damaged) => useless.push(keep.shelf(number)),
-            }
+        for (number, files) in left.endpoints {
+            let place = keep.find(number, files);
+            found.endpoints.extend(or_useless(place, || keep.shelf(number), &mut useless)?);
         }
+        let memory = left.memory.into_iter().map(|(number, files)| Left { number, files });
+        found.memory.extend(memory);
         for shelf in useless {
             tracing::error!("something was left with the keeper that is of no use");
             shelf.clear_all()?;
@@ -126,6 +154,7 @@ impl PlaneKeeper {
         Ok((keep, found))
     }
 
+    /// Returns the place of an endpoint whose shelf had `files`.
     fn find(&self, number: u32, mut files: Files) -> Result<KeptPlace, Unknown> {
         let memory = files.remove(&0).ok_or(Unknown::Damaged)?;
         let memory = Lasting::of(memory).map_err(|_| Unknown::Damaged)?;
@@ -139,6 +168,7 @@ impl PlaneKeeper {
         Ok(place)
     }
 
+    /// Returns a named disk whose slots had `files`: its description and its place.
     fn find_disk(
         &self,
         number: u32,

@@ -277,33 +277,14 @@ impl Broker {
         if let Some(link) = self.links.with_room(a, b) {
             return Ok(link);
         }
-        let free = |party: Party, but: Option<u16>| match party {
-            Party::Family(number) => self
-                .families
-                .get(number)
-                .and_then(|family| family.free_link(but))
-                .ok_or(Errno::NOBUFS),
-            Party::Engine | Party::Gone => Ok(0),
-        };
-        let first = free(a, None)?;
-        let second = free(b, (a == b).then_some(first))?;
+        let first = self.free_number(a, None)?;
+        let second = self.free_number(b, (a == b).then_some(first))?;
         let ends = [LinkEnd { party: a, number: first }, LinkEnd { party: b, number: second }];
         let held = [
             account.hold(Resource::Descriptors, DESCRIPTORS)?,
             account.hold(Resource::Mappings, 1)?,
         ];
-        let supplied = match &mut self.remote {
-            Some(remote) if a == Party::Engine || b == Party::Engine => remote.arena().transpose(),
-            _ => Ok(None),
-        };
-        let supplied = supplied.map_err(lack)?;
-        let link = self.links.add(ends, supplied.clone(), held).map_err(lack);
-        if link.is_err()
-            && let (Some(remote), Some(arena)) = (&mut self.remote, &supplied)
-        {
-            remote.arena_gone(arena);
-        }
-        let link = link?;
+        let link = self.add_link(ends, held)?;
         for (end, side) in ends.iter().zip([Side::Zero, Side::One]) {
             if let Party::Family(number) = end.party
                 && let Some(family) = self.families.get_mut(number)
@@ -312,5 +293,34 @@ impl Broker {
             }
         }
         Ok(link)
+    }
+
+    /// Returns a number of a link that a party has free, except `but`. The engine has no numbers,
+    /// and its links have 0.
+    fn free_number(&self, party: Party, but: Option<u16>) -> Result<u16, Errno> {
+        match party {
+            Party::Family(number) => self
+                .families
+                .get(number)
+                .and_then(|family| family.free_link(but))
+                .ok_or(Errno::NOBUFS),
+            Party::Engine | Party::Gone => Ok(0),
+        }
+    }
+
+    /// Adds a link with an arena. A carrier may supply the arena of a link with the engine.
+    fn add_link(&mut self, ends: [LinkEnd; 2], held: [ResourceHold; 2]) -> Result<u32, Errno> {
+        let has_engine = ends.iter().any(|end| end.party == Party::Engine);
+        let supplied = match &mut self.remote {
+            Some(remote) if has_engine => remote.arena().transpose().map_err(lack)?,
+            _ => None,
+        };
+        let link = self.links.add(ends, supplied.clone(), held).map_err(lack);
+        if link.is_err()
+            && let (Some(remote), Some(arena)) = (&mut self.remote, &supplied)
+        {
+            remote.arena_gone(arena);
+        }
+        link
     }
 }

@@ -82,39 +82,20 @@ impl Broker {
         events.into_iter().filter_map(|event| self.remote_event(event)).collect()
     }
 
+    /// Handles an event of the carrier. Returns the outcome for a client that waited for it.
     fn remote_event(&mut self, event: Event) -> Option<(u32, Outcome)> {
         match event {
-            Event::Connected { connection } => {
-                let client = self.pending.remove(&connection)?;
-                let there = self.connections.get(connection)?;
-                let side = there.connector;
-                let Party::Family(family) = there.end(side).party else { return None };
-                let outcome = self.introduce(client, family, connection, side);
-                Some((client, outcome.unwrap_or_else(Outcome::refused)))
-            }
-            Event::Refused { connection, errno } => {
-                let client = self.pending.remove(&connection);
-                self.finish_engine(connection, Tail::default());
-                let there = self.connections.get(connection)?;
-                let (entry, side) = (there.end(there.connector).entry, there.connector);
-                let client = client?;
-                if let Some(client) = self.clients.get_mut(client) {
-                    client.entries.remove(&entry);
-                }
-                self.finish(connection, side, EndReason::Refused);
-                Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
-            }
+            Event::Connected { connection } => self.remote_connected(connection),
+            Event::Refused { connection, errno } => self.remote_refused(connection, errno),
             Event::Incoming { incoming, into, from, to } => {
-                let answer = self.incoming(&into, from, to);
-                let answer = answer.map_err(super::told);
+                let answer = self.incoming(&into, from, to).map_err(super::told);
                 if let Some(remote) = &mut self.remote {
                     remote.answer(incoming, answer);
                 }
                 None
             }
             Event::FromGuest { incoming, tenant, from, to } => {
-                let answer = self.guest_asks(&tenant, from, to);
-                let answer = answer.map_err(super::told);
+                let answer = self.guest_asks(&tenant, from, to).map_err(super::told);
                 if let Some(remote) = &mut self.remote {
                     remote.answer(incoming, answer);
                 }
@@ -125,6 +106,30 @@ impl Broker {
                 None
             }
         }
+    }
+
+    /// Introduces the two ends of a connection that the other side has accepted.
+    fn remote_connected(&mut self, connection: u32) -> Option<(u32, Outcome)> {
+        let client = self.pending.remove(&connection)?;
+        let there = self.connections.get(connection)?;
+        let side = there.connector;
+        let Party::Family(family) = there.end(side).party else { return None };
+        let outcome = self.introduce(client, family, connection, side);
+        Some((client, outcome.unwrap_or_else(Outcome::refused)))
+    }
+
+    /// Ends a connection that the other side has refused.
+    fn remote_refused(&mut self, connection: u32, errno: u32) -> Option<(u32, Outcome)> {
+        let client = self.pending.remove(&connection);
+        self.finish_engine(connection, Tail::default());
+        let there = self.connections.get(connection)?;
+        let (entry, side) = (there.end(there.connector).entry, there.connector);
+        let client = client?;
+        if let Some(client) = self.clients.get_mut(client) {
+            client.entries.remove(&entry);
+        }
+        self.finish(connection, side, EndReason::Refused);
+        Some((client, Outcome::Answer(Reply::Refused(errno), Vec::new())))
     }
 
     /// Makes a connection from another node, which then waits to be accepted.

@@ -49,6 +49,14 @@ impl Default for Sweep {
     }
 }
 
+impl Sweep {
+    /// Returns the value of a new hold of a lock.
+    fn next_hold(&mut self) -> u64 {
+        self.holds = self.holds.wrapping_add(1);
+        ENGINE + (u64::from(self.holds) << 33)
+    }
+}
+
 #[cfg(any(test, feature = "fuzz"))]
 impl Sweep {
     /// Makes a round due.
@@ -57,8 +65,12 @@ impl Sweep {
     }
 }
 
+/// The lock of a sending half that the sweeper holds: the family's table, the number of the entry,
+/// and the value of the hold.
+type HeldHalf = (Table, u32, u64);
+
 /// Releases the lock of an entry's sending half, if this hold still has it.
-fn let_go((table, number, hold): &(Table, u32, u64)) {
+fn let_go((table, number, hold): &HeldHalf) {
     let lock = &table.entry(*number)[entry::TX_LOCK];
     let _ = lock.compare_exchange(*hold, 0, Ordering::Release, Ordering::Relaxed);
 }
@@ -111,6 +123,8 @@ impl Broker {
         self.sweep.next = Some(Instant::now() + self.sweep.pause);
     }
 
+    /// Looks at one end of a connection, and gives its region up if it has not moved since the last
+    /// look.
     fn look_at(&mut self, number: u32, side: Side) {
         let Some(connection) = self.connections.get(number) else { return };
         let end = connection.end(side);
@@ -123,24 +137,38 @@ impl Broker {
             return;
         }
         self.sweep.met += 1;
-        let still = self.sweep.seen.insert(key, tail) == Some(tail);
-        let Some(link) = self.links.get(connection.link).filter(|_| still) else { return };
-        self.sweep.holds = self.sweep.holds.wrapping_add(1);
-        let hold = ENGINE + (u64::from(self.sweep.holds) << 33);
+        let is_still = self.sweep.seen.insert(key, tail) == Some(tail);
+        if !is_still || self.links.get(connection.link).is_none() {
+            return;
+        }
+        let hold = self.sweep.next_hold();
         let lock = &family.table.entry(end.entry)[entry::TX_LOCK];
         // Acquire and release: this hold sees the writes of the last one, and the next one sees
         // the writes of this one.
         if lock.compare_exchange(0, hold, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return;
         }
-        let (out, into) = family.table.halves(end.entry);
+        let held = (family.table.clone(), end.entry, hold);
+        if self.give_up(connection, side, held) {
+            self.sweep.seen.remove(&key);
+        }
+    }
+
+    /// Gives up the region of an end whose sending half is `held`, and has the half released. The
+    /// end is a family's. Returns `false` if the end keeps its region.
+    fn give_up(&self, connection: &Connection, side: Side, held: HeldHalf) -> bool {
+        let Some(link) = self.links.get(connection.link) else {
+            let_go(&held);
+            return false;
+        };
+        let (table, number, _) = &held;
+        let (out, into) = table.halves(*number);
         let stream = Stream::new(&link.arena, connection.stream, side, out, into);
         // A family may name a region outside of its area.
         let own = Regions::own(connection.stream);
         let region = within(stream.out.tail(), &link.arena)
             .filter(|region| *region != own || self.is_among_friends(connection))
             .and_then(|_| stream.untie());
-        let place = (family.table.clone(), end.entry, hold);
         match region {
             Some(region) if region == own => {
                 // The next write goes to the same page, so it waits until the page is released.
@@ -148,17 +176,17 @@ impl Broker {
                 cleaning.begin(number, side);
                 link.arena.punch(side, region, move || {
                     cleaning.done(number, side);
-                    let_go(&place);
+                    let_go(&held);
                 });
             }
             Some(region) => {
-                let bits = (family.table.clone(), link.ends[side as usize].number);
+                let bits = (table.clone(), link.ends[side as usize].number);
                 link.cleaning.give(&link.arena, side, region, bits);
-                let_go(&place);
+                let_go(&held);
             }
-            None => return let_go(&place),
+            None => let_go(&held),
         }
-        self.sweep.seen.remove(&key);
+        region.is_some()
     }
 
     /// Returns whether both sides of a connection are of one tenant, user and container. A process

@@ -6,9 +6,11 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{Addresses, Message, event, stream_of};
 
 use super::FunctionError;
+use super::machine::Machine;
 use super::remote::FunctionRemote;
+use super::streams::Streams;
 use crate::error::errno_number;
-use crate::remote::{Destined, Event, StreamCarrier};
+use crate::remote::{Destined, Event, Family, StreamCarrier};
 
 /// The number of messages, and of signals, that are taken before the engine's programs have their
 /// turn.
@@ -108,26 +110,10 @@ impl FunctionRemote {
         }
         let (mut some, mut spoiled) = (false, None);
         for (number, family) in &mut self.families {
-            if family.overflowed() {
-                some = true;
-                for (arena, stream) in self.streams.places(*number) {
-                    self.machine.signal(event(arena, stream))?;
-                }
-            }
-            for _ in 0..TURN {
-                match family.take() {
-                    Ok(Some(entry)) => {
-                        some = true;
-                        if let Some((arena, stream)) = self.streams.place(*number, entry) {
-                            self.machine.signal(event(arena, stream))?;
-                        }
-                    }
-                    Ok(None) => break,
-                    Err(_) => {
-                        spoiled = Some(*number);
-                        break;
-                    }
-                }
+            let forwarded = forward(*number, family, &self.streams, &mut self.machine)?;
+            some |= forwarded.any;
+            if forwarded.is_spoiled {
+                spoiled = Some(*number);
             }
         }
         if some {
@@ -144,4 +130,40 @@ impl FunctionRemote {
         }
         Ok(some)
     }
+}
+
+/// The outcome of a look at the signals of a family.
+struct Forwarded {
+    any: bool,
+    /// The family's signals are invalid.
+    is_spoiled: bool,
+}
+
+/// Forwards some signals of a family to the machine.
+fn forward(
+    number: u32,
+    family: &mut Family,
+    streams: &Streams,
+    machine: &mut Machine,
+) -> Result<Forwarded, FunctionError> {
+    let mut any = false;
+    if family.overflowed() {
+        any = true;
+        for (arena, stream) in streams.places(number) {
+            machine.signal(event(arena, stream))?;
+        }
+    }
+    for _ in 0..TURN {
+        match family.take() {
+            Ok(Some(entry)) => {
+                any = true;
+                if let Some((arena, stream)) = streams.place(number, entry) {
+                    machine.signal(event(arena, stream))?;
+                }
+            }
+            Ok(None) => break,
+            Err(_) => return Ok(Forwarded { any, is_spoiled: true }),
+        }
+    }
+    Ok(Forwarded { any, is_spoiled: false })
 }

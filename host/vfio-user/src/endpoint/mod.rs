@@ -10,6 +10,9 @@
 //! | a backend wakes, a deadline passes | a poll | a poll, unless a request quiesces | |
 //! | [`Control::relocate`] | the endpoint moves | it moves, on its home | it moves, on its home |
 //! | [`Control::close`] | it ends, by way of `Ended` | `Draining` | it ends when it has drained |
+//!
+//! This file has the state, its changes, and the choice of the next step; `turn` has the order in
+//! which one step handles all that is ready. Each other module has one part of the endpoint.
 
 mod connected;
 mod construction;
@@ -19,8 +22,10 @@ mod facts;
 mod listening;
 mod ready;
 mod residence;
+mod turn;
 mod wakes;
 
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +41,7 @@ use crate::lane::Doors;
 use crate::server::{MAX_HELD, MAX_HELD_BYTES};
 use crate::stats::add;
 use crate::{Config, Control};
-use connected::{Connection, Outcome};
+use connected::Connection;
 use draining::Draining;
 use entrance::Entrance;
 use facts::{DoorbellPolling, Facts, Sleep};
@@ -47,10 +52,6 @@ use wakes::Wakes;
 
 /// The pause after an error, before accepting again or renewing the device.
 const RETRY: Duration = Duration::from_millis(100);
-/// The reason for which clients are disconnected if interrupts would have to be written to their
-/// eventfds, a write that may wait for ever.
-const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O \
-    context and no io_uring left";
 /// The duration above which a step has probably slept; otherwise the machine is very busy.
 const LONG_STEP: Duration = Duration::from_millis(15);
 /// The number of connections that are accepted or closed in one step.
@@ -156,30 +157,6 @@ impl Endpoint {
         self.state = EndpointState::Draining(draining);
     }
 
-    /// Serves the client. Returns false if the endpoint must move to a thread of its own for it.
-    fn serve(&mut self, ready: Ready, context: &mut Context<'_>) -> bool {
-        let EndpointState::Connected(connection) = &mut self.state else { return true };
-        match connection.step(&mut self.device, &self.config, (ready, context.now())) {
-            Outcome::Stays => {}
-            Outcome::Ends(why) => self.disconnect(&why, context),
-            Outcome::Moves if self.residence == Residence::OwnForGood => self.settle(true, context),
-            Outcome::Moves => {
-                self.residence = Residence::MovingForClient { slept: false };
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Takes the new home that the endpoint was told to move to, if any. Returns whether to move
-    /// there now.
-    fn relocates(&mut self) -> bool {
-        let Some(home) = self.shared.take_home() else { return false };
-        self.home = home;
-        // On a thread of its own, the endpoint moves when its client disconnects, or never.
-        self.residence == Residence::Home && !self.shared.is_closing()
-    }
-
     /// Answers the client that needs a thread of its own: this is that thread if `moved`, or it
     /// could not be started.
     fn settle(&mut self, moved: bool, context: &mut Context<'_>) {
@@ -205,42 +182,6 @@ impl Endpoint {
             && self.entrance.retry_at.is_none()
             && self.entrance.watched
             && self.device.runs()
-    }
-
-    /// Polls the function if there is a reason to.
-    fn poll_device(&mut self, ready: Ready, now: Instant) {
-        let wanted = match &self.state {
-            _ if !self.device.runs() => false,
-            EndpointState::Connected(connection) if connection.is_quiescing() => false,
-            EndpointState::Connected(_) => {
-                ready.wake || self.device.pace.is_unannounced() || self.device.pace.is_due(now)
-            }
-            EndpointState::Listening => ready.wake || self.device.pace.is_due(now),
-            EndpointState::Draining(_) | EndpointState::Ended => false,
-        };
-        if wanted {
-            self.device.pass_event();
-            self.device.poll(now);
-        }
-    }
-
-    /// Cleans up after the last client, if there was one. Returns whether that has just been done.
-    fn drain(&mut self, now: Instant) -> bool {
-        let EndpointState::Draining(draining) = &mut self.state else { return false };
-        if !draining.step(&mut self.device, now) {
-            return false;
-        }
-        self.shared.live.mapped(&self.device.map);
-        self.state = EndpointState::Listening;
-        true
-    }
-
-    /// Unmasks the pin for the client, after the poll that may have deasserted it.
-    fn unmask_pin(&mut self, context: &mut Context<'_>) {
-        if !self.device.unmask_pin() {
-            // Watching the eventfd further would only keep this thread busy.
-            context.unwatch(UNMASK);
-        }
     }
 
     /// Watches the descriptors that the state requires.
@@ -401,56 +342,10 @@ impl Task for Endpoint {
             self.device.poll(now);
             return self.next(context);
         }
-        let ready = Ready::new(context);
-        if ready.control {
-            self.shared.silence();
-            if self.shared.take_poke() {
-                self.device.pace.kick();
-            }
-            if self.relocates() {
-                return Step::Leave;
-            }
+        match self.turn(Ready::new(context), context) {
+            ControlFlow::Continue(()) => self.next(context),
+            ControlFlow::Break(last) => last,
         }
-        if self.device.sink.failure.take() {
-            self.disconnect(NO_INTERRUPTS, context);
-        }
-        if self.shared.is_closing() {
-            self.disconnect("the endpoint was closed", context);
-            if matches!(self.state, EndpointState::Listening) {
-                return self.end();
-            }
-        }
-        // The client comes first: a new connection is refused only if the old client is really
-        // still connected.
-        if !self.serve(ready, context) {
-            return Step::Leave;
-        }
-        // Before the poll that looks for the event's reason.
-        if ready.bell {
-            self.device.take_event();
-        }
-        self.poll_device(ready, now);
-        if ready.unmask {
-            self.unmask_pin(context);
-        }
-        if self.drain(now) {
-            if self.shared.is_closing() {
-                return self.end();
-            }
-            if self.residence == Residence::OwnForClient {
-                self.residence = Residence::Home;
-                return Step::Leave;
-            }
-        }
-        self.entrance.pause_ends(now);
-        self.open_entrance(context);
-        let accepts = self.admits() && self.entrance.retry_at.is_none();
-        if accepts && ready.listener && !self.client_leaves() && self.accept(context).is_err() {
-            self.entrance.retry_at = Some(now + RETRY);
-        }
-        self.watch(context);
-        self.shared.live.set_stage(self.stage());
-        self.next(context)
     }
 
     fn stirs(&mut self) -> bool {

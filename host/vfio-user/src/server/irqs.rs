@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::interrupts::{Line, adopt};
 use crate::stats::{Live, add};
 
+/// Describes a type of interrupts.
 pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     let request: IrqInfo = exactly(payload)?;
     let size = size_of::<IrqInfo>() as u32;
@@ -41,60 +42,96 @@ pub(super) fn info(device: &Device, payload: &[u8]) -> Result<Answer, Errno> {
     Ok(Answer::Reply(reply.as_bytes().to_vec()))
 }
 
+/// A request to set interrupts, whose flags are valid for the type of the interrupts.
+struct SetRequest<'a> {
+    index: u32,
+    /// One flag of [`F::DATA`]: the kind of data that came.
+    data: F,
+    /// One flag of [`F::ACTION`].
+    action: F,
+    start: usize,
+    count: usize,
+    /// The bytes behind the request.
+    booleans: &'a [u8],
+}
+
+impl<'a> SetRequest<'a> {
+    fn parse(payload: &'a [u8]) -> Result<Self, Errno> {
+        let (request, booleans): (IrqSet, _) = prefix(payload)?;
+        let flags = F::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
+        let (data, action) = (flags & F::DATA, flags & F::ACTION);
+        let index = request.index.get();
+        let is_maskable = matches!(index, irq::MSIX | irq::INTX);
+        let is_valid = request.argsz.get() as usize >= size_of::<IrqSet>()
+            && data.bits().count_ones() == 1
+            && action.bits().count_ones() == 1
+            && (is_maskable || action == F::TRIGGER);
+        if !is_valid {
+            return Err(Errno::INVAL);
+        }
+        let (start, count) = (request.start.get() as usize, request.count.get() as usize);
+        Ok(Self { index, data, action, start, count, booleans })
+    }
+
+    /// Returns the interrupts among `all` that the request is about. The data that came must be
+    /// what its kind of data needs for them.
+    fn range<'l>(&self, all: &'l [Line], files: &[Foreign]) -> Result<&'l [Line], Errno> {
+        let end = self.start.checked_add(self.count).ok_or(Errno::INVAL)?;
+        let range = all.get(self.start..end).ok_or(Errno::INVAL)?;
+        let booleans = if self.data == F::DATA_BOOL { self.count } else { 0 };
+        let takes_files = self.data == F::DATA_EVENTFD;
+        if self.booleans.len() != booleans || !(takes_files || files.is_empty()) {
+            return Err(Errno::INVAL);
+        }
+        Ok(range)
+    }
+}
+
+/// Routes, masks, unmasks or signals interrupts.
 pub(super) fn set(
     device: &Device,
     payload: &[u8],
     files: Vec<Foreign>,
     live: &Live,
 ) -> Result<Answer, Errno> {
-    let (request, booleans): (IrqSet, _) = prefix(payload)?;
-    let flags = F::from_bits(request.flags.get()).ok_or(Errno::INVAL)?;
-    let (data, action) = (flags & F::DATA, flags & F::ACTION);
-    let index = request.index.get();
-    let all = lines(device, index)?;
-    if (request.argsz.get() as usize) < size_of::<IrqSet>()
-        || data.bits().count_ones() != 1
-        || action.bits().count_ones() != 1
-        || (!matches!(index, irq::MSIX | irq::INTX) && action != F::TRIGGER)
-    {
-        return Err(Errno::INVAL);
-    }
-    if device.hardware.is_some() && index == irq::MSIX && action != F::TRIGGER {
+    let request = SetRequest::parse(payload)?;
+    let all = lines(device, request.index)?;
+    if device.hardware.is_some() && request.index == irq::MSIX && request.action != F::TRIGGER {
         // Its messages do not come by here, where they could be held back.
         return Err(Errno::NOTSUP);
     }
-    let (start, count) = (request.start.get() as usize, request.count.get() as usize);
-    if count == 0 {
-        let answer = tear_down(all, start, flags, booleans, &files)?;
-        if index == irq::INTX {
-            device.unmasking.clear();
-            device.note_unmasking();
-        }
-        return Ok(answer);
+    if request.count == 0 {
+        return tear_down(device, &request, all, &files);
     }
-    let end = start.checked_add(count).ok_or(Errno::INVAL)?;
-    let range = all.get(start..end).ok_or(Errno::INVAL)?;
-    let expected = if data == F::DATA_BOOL { count } else { 0 };
-    if booleans.len() != expected || (data != F::DATA_EVENTFD && !files.is_empty()) {
-        return Err(Errno::INVAL);
-    }
-    if data == F::DATA_EVENTFD {
-        return match (index, action) {
-            (_, F::TRIGGER) => route(range, files, live),
-            (irq::INTX, F::UNMASK) => {
-                device.note_unmasking();
-                route(std::slice::from_ref(&device.unmasking), files, live)
-            }
-            // The server masks nothing by itself, so it has nothing to report to an eventfd.
-            _ => Err(Errno::NOTSUP),
-        };
+    let range = request.range(all, &files)?;
+    if request.data == F::DATA_EVENTFD {
+        return set_eventfds(device, &request, range, files, live);
     }
     for (position, line) in range.iter().enumerate() {
-        if booleans.get(position).is_none_or(|wanted| *wanted != 0) {
-            act(line, action);
+        if request.booleans.get(position).is_none_or(|wanted| *wanted != 0) {
+            act(line, request.action);
         }
     }
     Ok(Answer::Reply(Vec::new()))
+}
+
+/// Routes interrupts to eventfds, or takes the eventfd by which the client unmasks the pin.
+fn set_eventfds(
+    device: &Device,
+    request: &SetRequest<'_>,
+    range: &[Line],
+    files: Vec<Foreign>,
+    live: &Live,
+) -> Result<Answer, Errno> {
+    match (request.index, request.action) {
+        (_, F::TRIGGER) => route(range, files, live),
+        (irq::INTX, F::UNMASK) => {
+            device.note_unmasking();
+            route(std::slice::from_ref(&device.unmasking), files, live)
+        }
+        // The server masks nothing by itself, so it has nothing to report to an eventfd.
+        _ => Err(Errno::NOTSUP),
+    }
 }
 
 /// Passes a request that was carried out here on to the hardware, if there is any.
@@ -131,17 +168,20 @@ fn lines(device: &Device, index: u32) -> Result<&[Line], Errno> {
 
 /// "A count (and start) of 0, with data flags of DATA_NONE disables all interrupts of the index."
 fn tear_down(
+    device: &Device,
+    request: &SetRequest<'_>,
     all: &[Line],
-    start: usize,
-    flags: F,
-    booleans: &[u8],
     files: &[Foreign],
 ) -> Result<Answer, Errno> {
-    if start != 0 || flags != F::DATA_NONE | F::TRIGGER || !booleans.is_empty() || !files.is_empty()
-    {
+    let is_bare = request.start == 0 && request.booleans.is_empty() && files.is_empty();
+    if !is_bare || (request.data, request.action) != (F::DATA_NONE, F::TRIGGER) {
         return Err(Errno::INVAL);
     }
     all.iter().for_each(Line::clear);
+    if request.index == irq::INTX {
+        device.unmasking.clear();
+        device.note_unmasking();
+    }
     Ok(Answer::Reply(Vec::new()))
 }
 

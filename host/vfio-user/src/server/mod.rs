@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use slipway_peer::Foreign;
 use slipway_vfio_user_spec::{Command, Header};
 use zerocopy::FromBytes;
 
@@ -75,6 +76,7 @@ enum Waiting {
     Thread(dma::RemoteMap),
 }
 
+/// A request that is not answered yet.
 struct Pending {
     header: Header,
     deadline: Instant,
@@ -94,6 +96,7 @@ pub(crate) enum SessionTurn {
     Move,
 }
 
+/// A client's session: what was negotiated, and the request at hand.
 pub(crate) struct Session {
     pub(crate) channel: Arc<Channel>,
     config: Arc<Config>,
@@ -238,6 +241,7 @@ impl Session {
         self.answer(&header, outcome.map(|()| Answer::Reply(Vec::new())), deadline)
     }
 
+    /// Carries out a message and answers it, or keeps it as pending.
     fn take(&mut self, device: &mut Device, message: Message, now: Instant) -> Result<(), End> {
         add(&self.live.messages, 1);
         let header = message.header;
@@ -289,20 +293,7 @@ impl Session {
             Command::DeviceGetRegionInfo => info::region_info(device, payload),
             Command::DeviceGetRegionIoFds => self.region_io_fds(device, payload),
             Command::DeviceGetIrqInfo => irqs::info(device, payload),
-            Command::DeviceSetIrqs => {
-                let routes = !message.files.is_empty() && irqs::is_msix(payload);
-                let answer = irqs::set(device, payload, message.files, &self.live)?;
-                irqs::pass_on(device, payload)?;
-                if let Some(kept) = &mut self.kept {
-                    // The kept state is written anew, including all regions.
-                    self.cost += device.map.regions().len() / REGIONS_PER_COST;
-                    kept.lines_changed(device.lines())?;
-                }
-                if routes {
-                    self.live.stamp_first(&self.live.first_route_at);
-                }
-                Ok(answer)
-            }
+            Command::DeviceSetIrqs => self.set_irqs(device, payload, message.files),
             Command::RegionRead => self.region_read(device, payload),
             Command::RegionWrite => self.region_write(device, payload, now),
             Command::RegionWriteMulti => self.region_write_multi(device, payload, now),
@@ -316,6 +307,28 @@ impl Session {
         }
     }
 
+    /// Sets interrupts, also of the hardware and in the kept state.
+    fn set_irqs(
+        &mut self,
+        device: &mut Device,
+        payload: &[u8],
+        files: Vec<Foreign>,
+    ) -> Result<Answer, Errno> {
+        let routes = !files.is_empty() && irqs::is_msix(payload);
+        let answer = irqs::set(device, payload, files, &self.live)?;
+        irqs::pass_on(device, payload)?;
+        if let Some(kept) = &mut self.kept {
+            // The kept state is written anew, including all regions.
+            self.cost += device.map.regions().len() / REGIONS_PER_COST;
+            kept.lines_changed(device.lines())?;
+        }
+        if routes {
+            self.live.stamp_first(&self.live.first_route_at);
+        }
+        Ok(answer)
+    }
+
+    /// Negotiates version and capabilities.
     fn version(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
         let has = Extensions {
             resume: self.is_resumable(device),
@@ -350,8 +363,8 @@ impl Session {
     }
 
     /// Does a function-level reset; memory and routes stay (section *VFIO_USER_DEVICE_RESET*). A
-    /// function that was stopped or has failed runs afterwards. The
-    /// reply is sent when no earlier request can reach the client's memory any more.
+    /// function that was stopped or has failed runs afterwards. The reply is sent when no earlier
+    /// request can reach the client's memory any more.
     fn device_reset(&mut self, device: &mut Device, payload: &[u8]) -> Result<Answer, Errno> {
         if !payload.is_empty() {
             return Err(Errno::INVAL);
@@ -360,6 +373,7 @@ impl Session {
         self.resume_reset(device, false)
     }
 
+    /// Ends a reset if the function is quiet, or its time is over.
     fn resume_reset(&mut self, device: &mut Device, expired: bool) -> Result<Answer, Errno> {
         let quiet = device.function.quiesce();
         if !quiet && !expired {
@@ -371,6 +385,7 @@ impl Session {
         if quiet { Ok(Answer::Reply(Vec::new())) } else { Err(Errno::BUSY) }
     }
 
+    /// Goes on with a pending request.
     fn resume(&mut self, device: &mut Device, pending: Pending, now: Instant) -> Result<(), End> {
         let Pending { header, deadline, waiting } = pending;
         let outcome = match waiting {
