@@ -7,9 +7,9 @@ use slipway_peer::{Foreign, Peer};
 use slipway_reactor::{Context, Interest};
 use slipway_vfio_user_wire::Wire;
 
-use super::NO_INTERRUPTS;
 use super::connected::Connection;
 use super::ready::CLIENT;
+use super::turn::NO_INTERRUPTS;
 use crate::Config;
 use crate::channel::Channel;
 use crate::device::Device;

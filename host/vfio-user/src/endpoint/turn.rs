@@ -15,7 +15,7 @@ use super::{Endpoint, EndpointState, RETRY};
 
 /// The reason for which clients are disconnected if interrupts would have to be written to their
 /// eventfds, a write that may wait for ever.
-const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O \
+pub(super) const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O \
     context and no io_uring left";
 
 impl Endpoint {
