@@ -37,34 +37,33 @@ pub(super) async fn begin(
     agent.check_process(request.spec.as_ref())?;
     let (input, input_end) = stdio::input_queue();
     let reference = process(&target.container.name, &exec_id);
-    let open = agent.clone();
     let (sender, receiver) = mpsc::channel(QUEUE);
     let prepares = spec.zygote.as_ref().is_some_and(|zygote| zygote.prepare);
     let opened = match agent.exec(request).await {
-        Ok(reply) if prepares => {
-            let exit = run_out::Kind::Exit(v1::Exit::default());
-            for kind in [started(reply), exit] {
-                let _ = sender.send(out(kind)).await;
-            }
-            return Ok(receiver);
-        }
+        Ok(reply) if prepares => Ok((None, started(reply))),
         Ok(reply) => {
-            let output = stdio::open(&open, reference.clone(), input_end, session).await;
-            output.map(|output| (output, started(reply)))
+            let output = stdio::open(&agent, reference.clone(), input_end, session).await;
+            output.map(|output| (Some(output), started(reply)))
         }
         Err(error) => Err(error),
     };
     let (output, started) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            let Error::Exec { status, ref reason } = error else { return Err(error.into()) };
-            let exit = v1::Exit { status, reason: reason.clone(), ..Default::default() };
+            let Some(exit) = exit_of(&error) else { return Err(error.into()) };
             traces::end(call, Some(&error));
-            let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
+            let _ = sender.send(out(exit)).await;
             return Ok(receiver);
         }
     };
-    let waiting = agent.clone();
+    let Some(output) = output else {
+        // A zygote was prepared, and no process runs.
+        for kind in [started, run_out::Kind::Exit(v1::Exit::default())] {
+            let _ = sender.send(out(kind)).await;
+        }
+        return Ok(receiver);
+    };
+    let (open, waiting) = (agent.clone(), agent.clone());
     let process = reference.clone();
     tokio::spawn(forward(messages, input, move || Some(open.clone()), reference));
     tokio::spawn(async move {
@@ -72,6 +71,13 @@ pub(super) async fn begin(
         carry_exec(output, waiting, process, sender).await;
     });
     Ok(receiver)
+}
+
+/// Returns the message that a program cannot be executed. Returns `None` for another error.
+fn exit_of(error: &Error) -> Option<run_out::Kind> {
+    let Error::Exec { status, reason } = error else { return None };
+    let (status, reason) = (*status, reason.clone());
+    Some(run_out::Kind::Exit(v1::Exit { status, reason, ..Default::default() }))
 }
 
 /// Returns the message that a process, or a zygote, was set up.
