@@ -1,7 +1,6 @@
 //! Requests of many owners at the same time: [`at_once`] has threads wait at a [`Gate`], opens it,
 //! and sums up what they measured ([`AllServed`]).
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,10 +9,9 @@ use anyhow::Result;
 use super::disk::{Disk, DiskUse};
 use super::{RootLoad, RootMeasured};
 use crate::cpu_time::own_time;
+use crate::gate::Gate;
 use crate::statistics::percentile;
 
-/// The time that threads have to fall asleep before the start.
-const SETTLE: Duration = Duration::from_millis(20);
 /// Bytes of a thread's stack.
 const STACK: usize = 256 << 10;
 
@@ -23,38 +21,6 @@ struct Served<K> {
     ended: Instant,
     /// The root, which its owner keeps until all are served.
     kept: K,
-}
-
-/// A start for which all threads wait, so that they begin together.
-struct Gate {
-    waiting: AtomicU32,
-    start: Barrier,
-    threads: u32,
-}
-
-impl Gate {
-    fn new(threads: u32) -> Self {
-        let start = Barrier::new(threads as usize + 1);
-        Self { waiting: AtomicU32::new(0), start, threads }
-    }
-
-    /// Waits for the start.
-    fn wait(&self) {
-        self.waiting.fetch_add(1, Ordering::Release);
-        self.start.wait();
-    }
-
-    /// Waits until all threads sleep at the gate.
-    fn settle(&self) {
-        while self.waiting.load(Ordering::Acquire) < self.threads {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(SETTLE);
-    }
-
-    fn open(&self) {
-        self.start.wait();
-    }
 }
 
 /// The requests of all owners, once they were served.
