@@ -161,11 +161,12 @@ fn decoder<'a>(
     compression: Compression,
     input: impl BufRead + 'a,
 ) -> io::Result<Box<dyn Read + 'a>> {
-    Ok(match compression {
+    let decoder: Box<dyn Read + 'a> = match compression {
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
         Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input)?),
         Compression::None => Box::new(input),
-    })
+    };
+    Ok(decoder)
 }
 
 /// Reads the first bytes of a blob, by which its compression is told. Returns them with their
