@@ -1,4 +1,8 @@
 //! Compares two reports: which differences are more than noise.
+//!
+//! There are two measures of noise. For tables of rates ([`compare_rates`]) it is the spread of the
+//! rounds. For the stages of starts ([`compare`]) and other times ([`time_row`]) it is Welch's
+//! confidence interval ([`welch_half_width`]). A [`Verdict`] is the conclusion about a stage.
 
 use std::fmt::Display;
 

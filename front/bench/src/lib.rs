@@ -53,6 +53,7 @@ pub mod density;
 mod duration;
 mod environment;
 pub mod function;
+mod gate;
 mod groups;
 mod json;
 mod keeping;

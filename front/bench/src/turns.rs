@@ -95,40 +95,45 @@ pub fn take_turns<S: Subjects>(
 ) -> Turns<S::Run> {
     let turns = loads.iter().map(|load| able(subjects, load).len()).sum::<usize>();
     let turns = turns * rounds as usize;
-    let (mut runs, mut faults, mut done) = (Vec::new(), Vec::new(), 0);
+    let (mut taken, mut done) = (Turns { runs: Vec::new(), faults: Vec::new() }, 0);
     for load in loads {
         let mut able = able(subjects, load);
         for round in 0..rounds {
             able.retain(|&one| {
-                let name = subjects.name(one);
-                before(Turn { subject: &name, load, round, done, turns });
+                before(Turn { subject: &subjects.name(one), load, round, done, turns });
                 done += 1;
-                let fault = |reason, failed| Fault {
-                    subject: name.clone(),
-                    load: load.to_string(),
-                    round,
-                    reason,
-                    failed,
-                };
-                let busy = busy_with_others();
-                let begun = Processors::read();
-                match subjects.run(one, load, round) {
-                    Ok(run) => {
-                        runs.push(run);
-                        let stolen =
-                            begun.zip(Processors::read()).map(|(a, b)| b.since(a).stolen());
-                        faults.extend(disturbance(busy, stolen).map(|reason| fault(reason, false)));
-                        true
-                    }
-                    Err(error) => {
-                        faults.push(fault(format!("{error:#}"), true));
-                        false
-                    }
-                }
+                take_turn(subjects, one, load, round, &mut taken)
             });
         }
     }
-    Turns { runs, faults }
+    taken
+}
+
+/// Runs a turn of the subject `one`, and adds what came of it to `taken`. Returns whether the
+/// subject may have further turns with the load.
+fn take_turn<S: Subjects>(
+    subjects: &mut S,
+    one: usize,
+    load: &S::Load,
+    round: u32,
+    taken: &mut Turns<S::Run>,
+) -> bool {
+    let (subject, text) = (subjects.name(one), load.to_string());
+    let fault = |reason, failed| Fault { subject, load: text, round, reason, failed };
+    let busy = busy_with_others();
+    let begun = Processors::read();
+    match subjects.run(one, load, round) {
+        Ok(run) => {
+            taken.runs.push(run);
+            let stolen = begun.zip(Processors::read()).map(|(a, b)| b.since(a).stolen());
+            taken.faults.extend(disturbance(busy, stolen).map(|reason| fault(reason, false)));
+            true
+        }
+        Err(error) => {
+            taken.faults.push(fault(format!("{error:#}"), true));
+            false
+        }
+    }
 }
 
 /// Returns the subjects that can run a load.

@@ -1,4 +1,8 @@
 //! `slipway run`, `exec` and `attach`.
+//!
+//! [`run`] starts one sandbox with this terminal ([`one`]), or many with their output behind their
+//! names ([`many`], [`Prefixed`]). Each start is a session (`session`) that goes on with the next
+//! daemon if it loses its own ([`start_with`], [`rejoin`]).
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex};

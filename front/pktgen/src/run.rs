@@ -1,4 +1,8 @@
 //! The runs: source, sink, ping and pong.
+//!
+//! Each run is a loop that asks its [`Course`] whether it goes on and whether a second is to be
+//! reported, and then sends or receives a few frames. A [`Plan`] is what a source or a ping sends,
+//! at the pace of a [`Pacer`]; [`ReceivedFrames`] is what a sink or a ping has seen.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -177,6 +181,14 @@ pub fn source(
             }
         }
     }
+    flush(wire)?;
+    let refused = Some(wire.refused()).filter(|refused| *refused > 0);
+    let frames = stream.made() - refused.unwrap_or(0);
+    Ok(Figures { refused, ..Figures::new(course.seconds(), frames, bytes) })
+}
+
+/// Waits until the frames that were made have gone out.
+fn flush(wire: &mut dyn Wire) -> Result<()> {
     let end = Instant::now();
     while !wire.flush()? {
         if end.elapsed() > FLUSH {
@@ -184,9 +196,7 @@ pub fn source(
         }
         std::thread::yield_now();
     }
-    let refused = Some(wire.refused()).filter(|refused| *refused > 0);
-    let frames = stream.made() - refused.unwrap_or(0);
-    Ok(Figures { refused, ..Figures::new(course.seconds(), frames, bytes) })
+    Ok(())
 }
 
 /// The frames that a run received.
@@ -309,11 +319,9 @@ pub fn pong(
     limits: Limits<'_>,
     report: &mut dyn FnMut(&Figures),
 ) -> Result<Figures> {
-    let mut reserved = 0;
     let mut course = Course::new(limits, report);
     let (mut frames, mut bytes) = (0_u64, 0_u64);
-    // The frames to send back: head and whole length.
-    let mut turned: Vec<([u8; crate::SHORTEST], usize)> = Vec::with_capacity(TAKE);
+    let mut turned = TurnedFrames::new();
     announce(wire, mac)?;
     loop {
         let now = Instant::now();
@@ -325,34 +333,59 @@ pub fn pong(
             wire.check()?;
             announce(wire, mac)?;
         }
-        turned.clear();
+        if !turned.receive(wire, mac)? {
+            wire.wait(course.left(now))?;
+            continue;
+        }
+        let sent = turned.send(wire)?;
+        (frames, bytes) = (frames + sent.0, bytes + sent.1);
+    }
+}
+
+/// The frames that are sent back.
+struct TurnedFrames {
+    /// The head and the whole length of each.
+    frames: Vec<([u8; crate::SHORTEST], usize)>,
+    /// The greatest length of which the wire knows.
+    reserved: usize,
+}
+
+impl TurnedFrames {
+    fn new() -> Self {
+        Self { frames: Vec::with_capacity(TAKE), reserved: 0 }
+    }
+
+    /// Receives frames to `mac`, and turns them round. Returns whether there are any.
+    fn receive(&mut self, wire: &mut dyn Wire, mac: Mac) -> Result<bool> {
+        self.frames.clear();
         wire.receive(TAKE, &mut |frame, len| {
             let ours = frame.get(..6) == Some(&mac.0) && Probe::read(frame).is_some();
             if let (true, Some(head)) = (ours, frame.first_chunk()) {
                 let mut head = *head;
                 turn_round(&mut head);
-                turned.push((head, len));
+                self.frames.push((head, len));
             }
         })?;
-        if turned.is_empty() {
-            wire.wait(course.left(now))?;
-            continue;
-        }
-        let longest = turned.iter().map(|(_, len)| *len).max().unwrap_or(0);
-        if longest > reserved {
+        Ok(!self.frames.is_empty())
+    }
+
+    /// Sends the frames back. A frame without room is lost, as on any wire. Returns the number of
+    /// frames and of bytes that were sent.
+    fn send(&mut self, wire: &mut dyn Wire) -> Result<(u64, u64)> {
+        let longest = self.frames.iter().map(|(_, len)| *len).max().unwrap_or(0);
+        if longest > self.reserved {
             wire.reserve(longest)?;
-            reserved = longest;
+            self.reserved = longest;
         }
-        let mut at = 0;
-        // A frame without room is lost, as on any wire.
-        let sent = wire.send(turned.len(), &mut |slot| {
-            let (head, len) = turned[at];
+        let (mut at, mut bytes) = (0, 0);
+        let sent = wire.send(self.frames.len(), &mut |slot| {
+            let (head, len) = self.frames[at];
             slot[..head.len()].copy_from_slice(&head);
             at += 1;
             bytes += len as u64;
             len
         })?;
-        frames += sent as u64;
+        Ok((sent as u64, bytes))
     }
 }
 
@@ -401,15 +434,27 @@ pub fn ping(
             continue;
         }
         pacer.went(1);
-        let sent = Instant::now();
-        while !take_replies(wire, (plan.id, number), &mut seen)? {
-            let left = patience.saturating_sub(sent.elapsed());
-            if left.is_zero() || limits.stop.load(Ordering::Relaxed) {
-                break;
-            }
-            wire.wait(left.min(LOOK))?;
-        }
+        wait_for_reply(wire, (plan.id, number), (patience, limits.stop), &mut seen)?;
     }
+}
+
+/// Counts the frames that come back until frame `number` of run `id` is among them, `patience` is
+/// over or `stop` is set.
+fn wait_for_reply(
+    wire: &mut dyn Wire,
+    (id, number): (u16, u64),
+    (patience, stop): (Duration, &AtomicBool),
+    seen: &mut ReceivedFrames,
+) -> Result<()> {
+    let sent = Instant::now();
+    while !take_replies(wire, (id, number), seen)? {
+        let left = patience.saturating_sub(sent.elapsed());
+        if left.is_zero() || stop.load(Ordering::Relaxed) {
+            break;
+        }
+        wire.wait(left.min(LOOK))?;
+    }
+    Ok(())
 }
 
 /// Counts the frames that came back. Returns whether frame `number` of run `id`, the last one sent,

@@ -1,9 +1,14 @@
 //! Socket options and names. An option without an effect is taken and not refused.
+//!
+//! On/off options are bits of the endpoint ([`SWITCHES`]); numbers without an effect always read as
+//! the same value ([`NUMBERS`]); the others are in [`read_option`] and [`write_option`], which keep
+//! two values of 32 bits in a word ([`Half`]). fcntl(2) and ioctl(2) are here for the flags and the
+//! counts that they share with options.
 
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
-use slipway_socket::{Endpoint, Errno, option};
+use slipway_socket::{Address, Endpoint, Errno, option};
 
 use crate::address::write_address;
 use crate::fds::{self, DescriptorKind, Stream};
@@ -57,19 +62,37 @@ fn switch_of(level: c_int, name: c_int) -> Option<u64> {
     found.map(|(_, _, bit)| 1 << (option::FREE + bit))
 }
 
-fn low(endpoint: &Endpoint, word: usize) -> u64 {
-    endpoint.option(word).load(Ordering::Relaxed) & 0xffff_ffff
+/// A half of an option's word, of 32 bits: most words hold the receiver's value and the sender's.
+#[derive(Clone, Copy)]
+enum Half {
+    Low,
+    High,
 }
 
-fn high(endpoint: &Endpoint, word: usize) -> u64 {
-    endpoint.option(word).load(Ordering::Relaxed) >> 32
+impl Half {
+    fn shift(self) -> u32 {
+        match self {
+            Self::Low => 0,
+            Self::High => 32,
+        }
+    }
+
+    fn of(self, endpoint: &Endpoint, word: usize) -> u64 {
+        endpoint.option(word).load(Ordering::Relaxed) >> self.shift() & 0xffff_ffff
+    }
+
+    fn store(self, endpoint: &Endpoint, word: usize, value: u64) {
+        let shift = self.shift();
+        let place = endpoint.option(word);
+        let changed =
+            |old: u64| Some(old & !(0xffff_ffff << shift) | (value & 0xffff_ffff) << shift);
+        let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+    }
 }
 
-fn store(endpoint: &Endpoint, word: usize, is_high: bool, value: u64) {
-    let shift = if is_high { 32 } else { 0 };
-    let place = endpoint.option(word);
-    let changed = |old: u64| Some(old & !(0xffff_ffff << shift) | (value & 0xffff_ffff) << shift);
-    let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+/// Returns the half of the word of timeouts that an option of either has.
+fn half_of_timeout(name: c_int) -> Half {
+    if name == libc::SO_SNDTIMEO { Half::High } else { Half::Low }
 }
 
 /// Returns a kernel socket's timeout in milliseconds; 0: none.
@@ -94,8 +117,8 @@ pub fn take_over(fd: c_int, endpoint: &Endpoint) {
             endpoint.set(bit, true);
         }
     }
-    store(endpoint, option::TIMEOUTS, false, timeout_of(fd, libc::SO_RCVTIMEO));
-    store(endpoint, option::TIMEOUTS, true, timeout_of(fd, libc::SO_SNDTIMEO));
+    Half::Low.store(endpoint, option::TIMEOUTS, timeout_of(fd, libc::SO_RCVTIMEO));
+    Half::High.store(endpoint, option::TIMEOUTS, timeout_of(fd, libc::SO_SNDTIMEO));
     let mut linger = [0 as c_int; 2];
     let mut length: socklen_t = 8;
     let at = linger.as_mut_ptr();
@@ -132,6 +155,10 @@ pub unsafe extern "C" fn getsockopt(
     }) as c_int
 }
 
+/// Writes the value of an option `into` the bytes that a program gets. Returns their number.
+///
+/// # Errors
+/// The errors of getsockopt(2).
 fn read_option(
     stream: &Stream,
     level: c_int,
@@ -139,33 +166,14 @@ fn read_option(
     into: &mut [u8; 256],
 ) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
-    let mut numbers = |values: &[c_int]| {
-        for (place, value) in into.chunks_mut(4).zip(values) {
-            place.copy_from_slice(&value.to_ne_bytes());
-        }
-        Ok(values.len() * 4)
-    };
-    if let Some(bit) = switch_of(level, name) {
-        return numbers(&[c_int::from(endpoint.has(bit))]);
-    }
-    let size = |asked: u64| (if asked == 0 { BUFFER } else { asked }) as c_int;
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            numbers(&[endpoint.take_error().map_or(0, Errno::raw_os_error)])
-        }
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => numbers(&[stream.domain]),
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => numbers(&[size(low(endpoint, option::BUFFERS))]),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => numbers(&[size(high(endpoint, option::BUFFERS))]),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            numbers(&[(high(endpoint, option::HOLDERS) as c_int).max(1)])
-        }
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            numbers(&[c_int::from(endpoint.has(option::ABORT)), 0])
+            put_number(into, c_int::from(endpoint.has(option::ABORT)));
+            into[4..8].fill(0);
+            Ok(8)
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let word = option::TIMEOUTS;
-            let time =
-                if name == libc::SO_RCVTIMEO { low(endpoint, word) } else { high(endpoint, word) };
+            let time = half_of_timeout(name).of(endpoint, option::TIMEOUTS);
             into[..8].copy_from_slice(&(time / 1000).to_ne_bytes());
             into[8..16].copy_from_slice(&(time % 1000 * 1000).to_ne_bytes());
             Ok(16)
@@ -181,8 +189,42 @@ fn read_option(
             Ok(232)
         }
         _ => {
+            put_number(into, read_number(stream, level, name)?);
+            Ok(4)
+        }
+    }
+}
+
+fn put_number(into: &mut [u8; 256], number: c_int) {
+    into[..4].copy_from_slice(&number.to_ne_bytes());
+}
+
+/// Returns the value of an option that is one number.
+///
+/// # Errors
+/// [`Errno::NOPROTOOPT`]: there is no such option.
+fn read_number(stream: &Stream, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    let endpoint = &stream.endpoint;
+    if let Some(bit) = switch_of(level, name) {
+        return Ok(c_int::from(endpoint.has(bit)));
+    }
+    let size = |half: Half| match half.of(endpoint, option::BUFFERS) {
+        0 => BUFFER as c_int,
+        asked => asked as c_int,
+    };
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            Ok(endpoint.take_error().map_or(0, Errno::raw_os_error))
+        }
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(stream.domain),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => Ok(size(Half::Low)),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Ok(size(Half::High)),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            Ok((Half::High.of(endpoint, option::HOLDERS) as c_int).max(1))
+        }
+        _ => {
             let found = NUMBERS.iter().find(|(at, what, _)| (*at, *what) == (level, name));
-            found.map_or(Err(Errno::NOPROTOOPT), |(_, _, value)| numbers(&[*value]))
+            found.map(|(_, _, value)| *value).ok_or(Errno::NOPROTOOPT)
         }
     }
 }
@@ -218,60 +260,76 @@ pub unsafe extern "C" fn setsockopt(
     }) as c_int
 }
 
+/// Sets an option to the value in `bytes`. Returns 0.
+///
+/// # Errors
+/// The errors of setsockopt(2).
 fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
-    let number = |at: usize| {
-        let bytes = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
-        Ok(c_int::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-    };
     if let Some(bit) = switch_of(level, name) {
-        endpoint.set(bit, number(0)? != 0);
+        endpoint.set(bit, number_at(bytes, 0)? != 0);
         return Ok(0);
     }
     // The kernel doubles what it is asked for (socket(7)).
     let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(1152, LARGEST / 2) * 2;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
-            store(endpoint, option::BUFFERS, false, buffer(number(0)?));
+            Half::Low.store(endpoint, option::BUFFERS, buffer(number_at(bytes, 0)?));
         }
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
-            store(endpoint, option::BUFFERS, true, buffer(number(0)?));
+            Half::High.store(endpoint, option::BUFFERS, buffer(number_at(bytes, 0)?));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            store(endpoint, option::HOLDERS, true, u64::try_from(number(0)?).unwrap_or(0).max(1));
+            let least = u64::try_from(number_at(bytes, 0)?).unwrap_or(0).max(1);
+            Half::High.store(endpoint, option::HOLDERS, least);
         }
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            endpoint.set(option::ABORT, number(0)? != 0 && number(4)? == 0);
+            endpoint.set(option::ABORT, number_at(bytes, 0)? != 0 && number_at(bytes, 4)? == 0);
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let half = |at: usize| {
-                let bytes = bytes.get(at..at + 8).ok_or(Errno::INVAL)?;
-                Ok::<_, Errno>(i64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-            };
-            let (tv_sec, tv_usec) = (half(0)?, half(8)?);
-            if !(0..1_000_000).contains(&tv_usec) {
-                return Err(Errno::DOM);
-            }
-            let time = milliseconds(libc::timeval { tv_sec, tv_usec });
-            store(endpoint, option::TIMEOUTS, name == libc::SO_SNDTIMEO, time);
+            half_of_timeout(name).store(endpoint, option::TIMEOUTS, timeout_in(bytes)?);
         }
-        (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
-        | (libc::IPPROTO_IPV6, _)
-        | (libc::IPPROTO_IP, _) => {}
-        (
-            libc::SOL_SOCKET,
-            libc::SO_TYPE
-            | libc::SO_PROTOCOL
-            | libc::SO_ACCEPTCONN
-            | libc::SO_DOMAIN
-            | libc::SO_ERROR,
-        ) => {
-            return Err(Errno::NOPROTOOPT);
-        }
-        _ if NUMBERS.iter().any(|(at, what, _)| (*at, *what) == (level, name)) => {}
+        _ if has_no_effect(level, name) => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
     Ok(0)
+}
+
+/// Returns whether an option is taken without an effect. Those that only tell something are not.
+fn has_no_effect(level: c_int, name: c_int) -> bool {
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
+        | (libc::IPPROTO_IPV6, _)
+        | (libc::IPPROTO_IP, _) => true,
+        (libc::SOL_SOCKET, libc::SO_TYPE | libc::SO_PROTOCOL | libc::SO_ACCEPTCONN) => false,
+        _ => NUMBERS.iter().any(|(at, what, _)| (*at, *what) == (level, name)),
+    }
+}
+
+/// Returns the number at byte `at` of an option's value.
+///
+/// # Errors
+/// [`Errno::INVAL`]: the value is too short.
+fn number_at(bytes: &[u8], at: usize) -> Result<c_int, Errno> {
+    let bytes = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
+    Ok(c_int::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
+}
+
+/// Returns the milliseconds of a timeout, a `struct timeval`.
+///
+/// # Errors
+/// [`Errno::INVAL`]: the value is too short. [`Errno::DOM`]: it has a second or more in its
+/// microseconds.
+fn timeout_in(bytes: &[u8]) -> Result<u64, Errno> {
+    let half = |at: usize| {
+        let bytes = bytes.get(at..at + 8).ok_or(Errno::INVAL)?;
+        Ok::<_, Errno>(i64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
+    };
+    let (tv_sec, tv_usec) = (half(0)?, half(8)?);
+    if !(0..1_000_000).contains(&tv_usec) {
+        return Err(Errno::DOM);
+    }
+    Ok(milliseconds(libc::timeval { tv_sec, tv_usec }))
 }
 
 #[unsafe(no_mangle)]
@@ -284,7 +342,7 @@ pub unsafe extern "C" fn getsockname(
         return sys!(SYS_getsockname, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, false, to, length) }
+    unsafe { name(&object, Endpoint::local, to, length) }
 }
 
 #[unsafe(no_mangle)]
@@ -297,16 +355,24 @@ pub unsafe extern "C" fn getpeername(
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, true, to, length) }
+    unsafe { name(&object, Endpoint::remote, to, length) }
 }
 
-unsafe fn name(object: &fds::Ref, peer: bool, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+/// Writes the address of one end of a connection.
+///
+/// # Safety
+/// The contract of getsockname(2).
+unsafe fn name(
+    object: &fds::Ref,
+    end: fn(&Endpoint) -> Address,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
     if to.is_null() || length.is_null() {
         return fail(Errno::FAULT) as c_int;
     }
     if let Some(stream) = object.stream() {
-        let endpoint = &stream.endpoint;
-        let address = if peer { endpoint.remote() } else { endpoint.local() };
+        let address = end(&stream.endpoint);
         // SAFETY: the caller guarantees valid pointers.
         unsafe { write_address(address, stream.domain, to, length) };
     }
@@ -378,27 +444,23 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c
             0
         }
         (DescriptorKind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
-        (DescriptorKind::Stream(stream), _) => {
-            let endpoint = &stream.endpoint;
-            match (request, number()) {
-                (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
-                    fail(Errno::FAULT) as c_int
-                }
-                (libc::FIONBIO, Some(number)) => {
-                    endpoint.set(option::NONBLOCK, *number != 0);
-                    0
-                }
-                (libc::FIONREAD, Some(number)) => {
-                    *number = endpoint.arrived() as c_int;
-                    0
-                }
-                (libc::TIOCOUTQ, Some(number)) => {
-                    *number = endpoint.unread() as c_int;
-                    0
-                }
-                _ => fail(Errno::NOTTY) as c_int,
-            }
-        }
+        (DescriptorKind::Stream(stream), _) => control(&stream.endpoint, request, number()),
         _ => kernel(),
     }
+}
+
+/// Carries out a request of ioctl(2) for a connection of ours.
+fn control(endpoint: &Endpoint, request: libc::Ioctl, number: Option<&mut c_int>) -> c_int {
+    match (request, number) {
+        (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
+            return fail(Errno::FAULT) as c_int;
+        }
+        (libc::FIONBIO, Some(number)) => {
+            endpoint.set(option::NONBLOCK, *number != 0);
+        }
+        (libc::FIONREAD, Some(number)) => *number = endpoint.arrived() as c_int,
+        (libc::TIOCOUTQ, Some(number)) => *number = endpoint.unread() as c_int,
+        _ => return fail(Errno::NOTTY) as c_int,
+    }
+    0
 }

@@ -1,4 +1,8 @@
 //! poll(2) with our descriptors and the kernel's in one set.
+//!
+//! [`poll_both`], which select(2) uses too, looks at our connections ([`look`]) and at the kernel's
+//! descriptors ([`poll_kernel`]), polls in a loop for a while ([`spin`]), arms our connections
+//! ([`arm`]) and sleeps ([`sleep`]). Nothing outlives a call: `epoll` has sets that do.
 
 use std::os::fd::{AsFd, AsRawFd};
 

@@ -32,6 +32,18 @@ pub fn wait(fd: c_int, endpoint: &Endpoint, half: Half, until: Deadline) -> Resu
     }
 }
 
+/// Waits for `half` up to the socket's timeout, which begins with the first wait of a call and is
+/// kept in `until`.
+fn wait_within(
+    fd: c_int,
+    endpoint: &Endpoint,
+    half: Half,
+    until: &mut Option<Deadline>,
+) -> Result<(), Errno> {
+    let until = *until.get_or_insert_with(|| deadline(endpoint, half));
+    wait(fd, endpoint, half, until)
+}
+
 /// Takes the address to prefetch for the next connection: once for each report.
 #[inline]
 fn once(next: &AtomicPtr<u8>) -> Option<*mut u8> {
@@ -52,45 +64,43 @@ pub fn send_all(fd: c_int, stream: &Stream, bytes: &[u8], flags: c_int) -> Resul
     }
     let mut done = 0;
     let mut until = None;
-    loop {
-        let failed = match endpoint.send(&bytes[done..]) {
+    let failed = loop {
+        match endpoint.send(&bytes[done..]) {
             Ok(count) => {
                 done += count;
                 if done == bytes.len() {
                     return Ok(done);
                 }
-                Errno::AGAIN
             }
-            Err(errno) => errno,
-        };
-        let failed = match failed {
-            Errno::AGAIN if may_wait(stream, flags) => {
-                let until = *until.get_or_insert_with(|| deadline(endpoint, Half::Sending));
-                match wait(fd, endpoint, Half::Sending, until) {
-                    Ok(()) => continue,
-                    Err(errno) => errno,
-                }
-            }
-            Errno::AGAIN => {
-                stream.blocked.store(true, Ordering::Relaxed);
-                // An armed poller must be told when there is room; if there is room by now, use it.
-                if endpoint.arm(Half::Sending, 1) && endpoint.ready() & libc::POLLOUT != 0 {
-                    continue;
-                }
-                Errno::AGAIN
-            }
-            errno => errno,
-        };
-        if done > 0 {
-            return Ok(done);
+            Err(Errno::AGAIN) => {}
+            Err(errno) => break errno,
         }
-        if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
-            sigpipe();
+        // There is no room for the rest.
+        if may_wait(stream, flags) {
+            match wait_within(fd, endpoint, Half::Sending, &mut until) {
+                Ok(()) => continue,
+                Err(errno) => break errno,
+            }
         }
-        return Err(failed);
+        stream.blocked.store(true, Ordering::Relaxed);
+        // An armed poller must be told when there is room; if there is room by now, use it.
+        let has_room = endpoint.arm(Half::Sending, 1) && endpoint.ready() & libc::POLLOUT != 0;
+        if !has_room {
+            break Errno::AGAIN;
+        }
+    };
+    if done > 0 {
+        return Ok(done);
     }
+    if failed == Errno::PIPE && flags & libc::MSG_NOSIGNAL == 0 {
+        sigpipe();
+    }
+    Err(failed)
 }
 
+/// Receives into `into` what has arrived, or with `MSG_WAITALL` until it is full. Waits for the
+/// first byte unless the socket or the call does not wait. Returns the number of bytes; 0 at the
+/// end of the stream.
 pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
     let (peek, whole) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
@@ -105,9 +115,9 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
     }
     let mut done = 0;
     let mut until = None;
-    loop {
+    let failed = loop {
         let got = if peek { endpoint.peek(into) } else { endpoint.recv(&mut into[done..]) };
-        let failed = match got {
+        match got {
             Ok(0) => return Ok(done),
             Ok(count) if peek => return Ok(count),
             Ok(count) => {
@@ -115,21 +125,19 @@ pub fn recv_all(fd: c_int, stream: &Stream, into: &mut [u8], flags: c_int) -> Re
                 if done == into.len() || !whole {
                     return Ok(done);
                 }
-                Errno::AGAIN
             }
-            Err(errno) => errno,
-        };
-        let failed = if failed == Errno::AGAIN && may_wait(stream, flags) {
-            let until = *until.get_or_insert_with(|| deadline(endpoint, Half::Receiving));
-            match wait(fd, endpoint, Half::Receiving, until) {
-                Ok(()) => continue,
-                Err(errno) => errno,
-            }
-        } else {
-            failed
-        };
-        return if done > 0 { Ok(done) } else { Err(failed) };
-    }
+            Err(Errno::AGAIN) => {}
+            Err(errno) => break errno,
+        }
+        // More is wanted than has arrived.
+        if !may_wait(stream, flags) {
+            break Errno::AGAIN;
+        }
+        if let Err(errno) = wait_within(fd, endpoint, Half::Receiving, &mut until) {
+            break errno;
+        }
+    };
+    if done > 0 { Ok(done) } else { Err(failed) }
 }
 
 /// `MSG_TRUNC`: receives bytes and discards them (tcp(7)).

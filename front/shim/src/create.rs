@@ -1,5 +1,12 @@
 //! Creation of tasks. [`TaskMaker`] translates a bundle and containerd's request to one for the
 //! daemon, makes the container's image, and has its files read. Nothing runs yet.
+//!
+//! Both ways to a task, [`TaskMaker::make_task`] and [`TaskMaker::make_sandbox`], lead through
+//! [`TaskMaker::assemble`]. `translate` there has a function for each role ([`role`]): `pod`,
+//! `member`, `alone`, `restored`. The module `content` adds what is made beside the configuration,
+//! such as the image. [`spec`] translates the configuration itself.
+
+mod content;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,15 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Mode, OFlags};
-use slipway_sandbox_api::copies::{MOST, MOST_BYTES, MOST_DIRS};
 use slipway_sandbox_api::v1::{self, run_in};
 use tokio::sync::Semaphore;
 use tonic::Code;
 
+use self::content::Content;
 use crate::args::{self, Args};
 use crate::containerd as cd;
-use crate::copies::{self, Copy, Room};
 use crate::daemon::{Daemon, failure};
 use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
@@ -31,7 +36,7 @@ use crate::spec::{self, Container, Oci, PodNamespaces};
 use crate::task::{RESOLVER, Sandbox, Task, TaskFiles, TaskKind};
 use crate::tasks::Tasks;
 use crate::ttrpc::Failure;
-use crate::{checkpoint, lazy, names, options, rootfs, target};
+use crate::{checkpoint, names, options, target};
 
 /// The environment variable with the annotations of pods of the Sandbox API that count, as
 /// [`spec::pod_of_sandbox`] takes them.
@@ -58,21 +63,6 @@ struct Translated {
     kind: TaskKind,
     run: v1::RunSpec,
     content: Content,
-}
-
-/// The parts of a container that are made beside its configuration.
-#[derive(Default)]
-struct Content {
-    /// The name of the image that is the container's alone, if there is one.
-    private: Option<String>,
-    /// The files of the host that it has copies of.
-    copies: Vec<Copy>,
-    /// The bytes of the guest's memory that all its copies take together.
-    copied: usize,
-    /// The host's file for its termination message.
-    message: Option<File>,
-    /// The name of the snapshot that was made of its checkpoint.
-    snapshot: Option<String>,
 }
 
 impl TaskMaker<'_> {
@@ -140,32 +130,61 @@ impl TaskMaker<'_> {
         // A container of a pod has the pod's.
         let has_sockets = !matches!(role, Role::Member(_))
             && spec::wants_sockets(oci, restores).map_err(Failure::invalid)?;
-        let Translated { kind, mut run, content } = match &role {
-            Role::Alone if restores => self.restored(request, oci, &name).await?,
-            Role::Pod | Role::Member(_) if restores => {
-                let message = "a pod and its containers cannot begin with a checkpoint";
-                return Err(Failure::new(Code::Unimplemented, message));
-            }
-            Role::Pod => self.pod(id, oci, sandbox).await?,
-            Role::Member(pod) => self.member(request, oci, pod, &name).await?,
-            Role::Alone => self.alone(request, oci, &name).await?,
-        };
+        let mut parts = self.translate(request, oci, &role, &name, sandbox).await?;
+        let run = &mut parts.run;
         if let Some(network) = &network {
-            network.give(&mut run);
+            network.give(run);
         }
         if has_sockets {
-            spec::add_sockets(&mut run, self.daemon.socket_engine()).map_err(Failure::invalid)?;
+            spec::add_sockets(run, self.daemon.socket_engine()).map_err(Failure::invalid)?;
         }
         let boots = run.pod.is_empty() && !restores;
         if let (Some(name), true) = (oci.annotations.get(spec::TEMPLATE), boots) {
-            self.begin_with(name, &mut run).await?;
+            self.begin_with(name, run).await?;
         }
         run.labels = spec::labels(&self.args.namespace, id, &oci.annotations);
         // A container of a pod has its name within the pod.
         run.name = if run.pod.is_empty() { name.clone() } else { id.to_owned() };
+        let task = self.task(request, name, events, parts);
+        task.kept.network.fill(network);
+        Ok(task)
+    }
+
+    /// Translates what depends on the role, and makes the container's image. `sandbox` is that of a
+    /// pod of the Sandbox API.
+    async fn translate(
+        &self,
+        request: &cd::CreateTaskRequest,
+        oci: &Oci,
+        role: &Role,
+        name: &str,
+        sandbox: Option<Sandbox>,
+    ) -> Result<Translated, Failure> {
+        let restores = !request.checkpoint.is_empty();
+        match role {
+            Role::Alone if restores => self.restored(request, oci, name).await,
+            Role::Pod | Role::Member(_) if restores => {
+                let message = "a pod and its containers cannot begin with a checkpoint";
+                Err(Failure::new(Code::Unimplemented, message))
+            }
+            Role::Pod => self.pod(&request.id, oci, sandbox).await,
+            Role::Member(pod) => self.member(request, oci, pod, name).await,
+            Role::Alone => self.alone(request, oci, name).await,
+        }
+    }
+
+    /// Puts the task together of its parts. Nothing of it runs yet.
+    fn task(
+        &self,
+        request: &cd::CreateTaskRequest,
+        name: String,
+        events: Arc<Events>,
+        parts: Translated,
+    ) -> Task {
+        let Translated { kind, run, content } = parts;
         let init = Process::new(String::new(), paths(request), run_in::Kind::Run(run));
-        let task = Task {
-            id: id.to_owned(),
+        Task {
+            id: request.id.clone(),
             bundle: PathBuf::from(&request.bundle),
             name,
             kind,
@@ -182,9 +201,7 @@ impl TaskMaker<'_> {
             message: content.message,
             kept: TaskFiles::default(),
             deleting: tokio::sync::Mutex::default(),
-        };
-        task.kept.network.fill(network);
-        Ok(task)
+        }
     }
 
     /// Has a sandbox begin with a template of the node's, or with the one that the node makes for
@@ -211,6 +228,7 @@ impl TaskMaker<'_> {
         )))
     }
 
+    /// Translates the configuration of a pod's sandbox.
     async fn pod(
         &self,
         id: &str,
@@ -226,6 +244,7 @@ impl TaskMaker<'_> {
         Ok(Translated { kind, run, content: Content::default() })
     }
 
+    /// Translates the configuration of a container of the pod `pod`, and makes its image.
     async fn member(
         &self,
         request: &cd::CreateTaskRequest,
@@ -233,17 +252,9 @@ impl TaskMaker<'_> {
         pod: &str,
         name: &str,
     ) -> Result<Translated, Failure> {
-        let task = self.tasks.find(pod).ok();
-        let Some((task, network, sandbox, empty_dirs)) =
-            task.as_ref().and_then(|task| match &task.kind {
-                TaskKind::Pod { network, sandbox, empty_dirs } => {
-                    Some((task, network, sandbox, empty_dirs))
-                }
-                _ => None,
-            })
-        else {
-            let message = format!("there is no pod {pod}: its sandbox comes first");
-            return Err(Failure::new(Code::NotFound, message));
+        let task = self.tasks.find(pod).map_err(|_| no_pod(pod))?;
+        let TaskKind::Pod { network, sandbox, empty_dirs } = &task.kind else {
+            return Err(no_pod(pod));
         };
         if matches!(task.init.phase(), Phase::Stopped(_)) {
             let message = format!("the pod {pod} has ended");
@@ -255,13 +266,7 @@ impl TaskMaker<'_> {
         let processes = [task.pid(), std::process::id()];
         let namespaces = PodNamespaces { network, processes };
         let mut run = spec::member_spec(oci, container, namespaces).map_err(Failure::invalid)?;
-        let has_sockets = spec::asks_for_sockets(&oci.mounts);
-        if has_sockets {
-            run.socket_engine = self.daemon.socket_engine().to_string_lossy().into_owned();
-        }
-        if has_sockets || !run.functions.is_empty() {
-            self.daemon.check_functions().await?;
-        }
+        self.give_functions(oci, &mut run).await?;
         self.keep_in_guest(oci, empty_dirs, &mut run).await?;
         self.check_huge_pages(&run).await?;
         run.pod = task.name.clone();
@@ -272,7 +277,20 @@ impl TaskMaker<'_> {
         if let Some(sandbox) = sandbox {
             sandbox.add_resolver(&mut run.files);
         }
-        Ok(Translated { kind: TaskKind::Member(Arc::clone(task)), run, content })
+        Ok(Translated { kind: TaskKind::Member(Arc::clone(&task)), run, content })
+    }
+
+    /// Gives a container of a pod the socket function if it asks for that. Refuses the container if
+    /// it needs functions and the daemon adds none to pods.
+    async fn give_functions(&self, oci: &Oci, run: &mut v1::RunSpec) -> Result<(), Failure> {
+        let has_sockets = spec::asks_for_sockets(&oci.mounts);
+        if has_sockets {
+            run.socket_engine = self.daemon.socket_engine().to_string_lossy().into_owned();
+        }
+        match has_sockets || !run.functions.is_empty() {
+            true => self.daemon.check_functions().await,
+            false => Ok(()),
+        }
     }
 
     /// Returns the id of the container of the pod whose processes a container shares; an empty one
@@ -325,6 +343,7 @@ impl TaskMaker<'_> {
         }
     }
 
+    /// Translates the configuration of a container with a sandbox of its own, and makes its image.
     async fn alone(
         &self,
         request: &cd::CreateTaskRequest,
@@ -374,74 +393,6 @@ impl TaskMaker<'_> {
         let content = Content { private, snapshot: Some(taken.name), ..Content::default() };
         Ok(Translated { kind: TaskKind::Alone, run, content })
     }
-
-    /// Adds to `run` what a container has beside its configuration: its streams, copies of files
-    /// of the host, and its root.
-    async fn content(
-        &self,
-        request: &cd::CreateTaskRequest,
-        oci: &Oci,
-        container: Container<'_>,
-        owner: &str,
-        run: &mut v1::RunSpec,
-    ) -> Result<Content, Failure> {
-        run.terminal = request.terminal;
-        run.stdin = !request.stdin.is_empty();
-        // The next serving process goes on with it.
-        run.keeps_input = run.stdin;
-        let message = spec::message_file(&oci.mounts).filter(|_| container.in_pod);
-        let mounts = spec::copied(&oci.mounts, container).map_err(Failure::invalid)?;
-        let room = self.room(&mounts, run).await?;
-        let shares = std::mem::take(&mut run.shares);
-        let read = on_a_thread(self.reads, move || {
-            let message = message.and_then(|path| open_message(&path));
-            copies::read(mounts, shares, room).map(|read| (read, message))
-        });
-        let (read, message) = read.await?.map_err(Failure::invalid)?;
-        let (copied, copies) = (read.bytes(), read.copies);
-        (run.files, run.file_dirs, run.shares) = (read.files, read.dirs, read.shares);
-        let root = self.root(request, oci, owner).await?;
-        run.image = root.image.clone();
-        run.image_digest = root.digest;
-        let private = root.is_private.then_some(root.image);
-        Ok(Content { private, copies, copied, message, snapshot: None })
-    }
-
-    /// Returns the room for copies of a container's mounts: what those of its pod's other
-    /// containers and the pod's resolver configuration leave. An earlier daemon gives containers no
-    /// directories of their own.
-    async fn room(&self, mounts: &[spec::Mount], run: &v1::RunSpec) -> Result<Room, Failure> {
-        let need_dirs = copies::need_dirs(mounts, &run.shares);
-        let has_dirs = need_dirs && self.daemon.makes_file_dirs().await?;
-        let taken = self.tasks.copied(&run.pod) + spec::MOST_RESOLVER;
-        let dirs = if has_dirs { MOST_DIRS } else { 0 };
-        Ok(Room { bytes: MOST_BYTES.saturating_sub(taken), files: MOST - 1, dirs })
-    }
-
-    /// Makes an image of a container's root, or finds it.
-    async fn root(
-        &self,
-        request: &cd::CreateTaskRequest,
-        oci: &Oci,
-        owner: &str,
-    ) -> Result<rootfs::Root, Failure> {
-        let root = rootfs::RootRequest {
-            mounts: &request.rootfs,
-            path: oci.root_path(),
-            bundle: Path::new(&request.bundle),
-            owner,
-            image_name: oci.annotations.get(lazy::IMAGE_NAME).map(String::as_str),
-        };
-        rootfs::prepare(self.daemon, &root).await
-    }
-}
-
-/// Opens the host's file for a termination message, once: its path may lead elsewhere when the
-/// container ends. Without one that is a regular file, no message is written.
-fn open_message(path: &Path) -> Option<File> {
-    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
-    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
 }
 
 /// Reads the host's resolver configuration. Without one that can be read, it is empty.
@@ -456,6 +407,10 @@ fn hosts_resolver() -> Vec<u8> {
 /// Returns a container with a sandbox of its own.
 fn alone<'a>(request: &'a cd::CreateTaskRequest, oci: &Oci, functions: &'a str) -> Container<'a> {
     Container { id: &request.id, in_pod: false, read_only: oci.root.readonly, functions }
+}
+
+fn no_pod(pod: &str) -> Failure {
+    Failure::new(Code::NotFound, format!("there is no pod {pod}: its sandbox comes first"))
 }
 
 fn check_id(id: &str) -> Result<(), Failure> {

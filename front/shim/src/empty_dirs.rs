@@ -230,13 +230,7 @@ fn of_guest(
         return Ok(None);
     };
     let directory = without_links(&named.directory);
-    let sub_path = match &named.below {
-        Below::Path(path) => Some(path.clone()),
-        Below::Bind => {
-            mountinfo::below(&without_links(Path::new(&share.source)), &directory, mounts)
-        }
-    };
-    let sub_path = sub_path.filter(|_| !share.later);
+    let sub_path = sub_path(share, &named, &directory, mounts);
     check_page_size(share, &directory, mounts)?;
     let beginning = match sub_path {
         // A directory that cannot be read is the share's trouble.
@@ -247,31 +241,55 @@ fn of_guest(
     // Another pod's directory of the same name.
     let is_other = volume.directory != named.directory;
     let Some(beginning) = volume.guest.filter(|_| !is_other) else { return Ok(None) };
-    let Some(sub_path) = sub_path else {
-        return Err(format!(
+    match sub_path {
+        Some(sub_path) => Ok(Some(beginning.directory(share, named.name, sub_path))),
+        None => Err(format!(
             "the host's {} cannot be mounted at {}: the emptyDir volume {} is the guest's, which \
              has no mounts of the host; the pod's annotation {ANNOTATION}=shared makes it the \
              host's",
             share.source, share.path, named.name
-        ));
-    };
-    let Beginning { in_memory, size_bytes, mode, uid, gid, huge_pages } = beginning;
-    let (source, path, read_only) = (share.source.clone(), share.path.clone(), share.read_only);
-    let name = named.name;
-    let dir = v1::EmptyDir {
-        name,
-        path,
-        sub_path,
-        read_only,
-        in_memory,
-        size_bytes,
-        mode,
-        uid,
-        gid,
-        source,
-        huge_pages,
-    };
-    Ok(Some(dir))
+        )),
+    }
+}
+
+/// Returns the path that a share has of the volume `named`, which is at `directory` of the host.
+/// Returns `None` if the guest cannot have it: it leads elsewhere, or comes later.
+fn sub_path(
+    share: &v1::Share,
+    named: &Named,
+    directory: &Path,
+    mounts: &[Mounted],
+) -> Option<String> {
+    if share.later {
+        return None;
+    }
+    match &named.below {
+        Below::Path(path) => Some(path.clone()),
+        Below::Bind => {
+            mountinfo::below(&without_links(Path::new(&share.source)), directory, mounts)
+        }
+    }
+}
+
+impl Beginning {
+    /// Returns the directory of the guest that begins so, in place of a share: `sub_path` of the
+    /// volume `name`.
+    fn directory(self, share: &v1::Share, name: String, sub_path: String) -> v1::EmptyDir {
+        let Self { in_memory, size_bytes, mode, uid, gid, huge_pages } = self;
+        v1::EmptyDir {
+            name,
+            path: share.path.clone(),
+            sub_path,
+            read_only: share.read_only,
+            in_memory,
+            size_bytes,
+            mode,
+            uid,
+            gid,
+            source: share.source.clone(),
+            huge_pages,
+        }
+    }
 }
 
 #[cfg(test)]

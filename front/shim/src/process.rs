@@ -1,4 +1,8 @@
 //! A process of a task as containerd sees it: created, running, stopped.
+//!
+//! A [`Process`] is the state that `service` and `session` share: the [`Phase`], which goes one way
+//! ([`Process::begin`], [`Process::step`], [`Process::stop`]), the channel for messages to the
+//! daemon while there is a session, and what is kept for the next serving process ([`Record`]).
 
 use std::io;
 use std::path::PathBuf;

@@ -76,36 +76,13 @@ impl Rebuilder<'_> {
         processes: Vec<process::Record>,
         before: &[Arc<Task>],
     ) -> Option<Task> {
-        let (mut init, mut execs) = (None, HashMap::new());
-        for process in processes {
-            let process = Arc::new(Process::left(process, self.keep));
-            match process.is_init() {
-                true => init = Some(process),
-                false => drop(execs.insert(process.exec_id.clone(), process)),
-            }
-        }
+        let (init, execs) = self.processes(processes);
         let Some(init) = init else {
             self.keep.store.remove(&name(task::RECORDS, &[&record.id]));
             execs.values().for_each(|process| process.forget());
             return None;
         };
-        let (kind, events) = match record.kind {
-            KindRecord::Alone => (TaskKind::Alone, Arc::clone(self.events)),
-            KindRecord::Pod(network, volumes, sandbox) => {
-                let events = match &sandbox {
-                    // containerd hears of a sandbox by the answers to its calls.
-                    Some(_) => Arc::new(Events::new(&self.args.namespace, None)),
-                    None => Arc::clone(self.events),
-                };
-                let empty_dirs = Arc::new(serde_json::from_value(volumes).unwrap_or_default());
-                (TaskKind::Pod { network, empty_dirs, sandbox }, events)
-            }
-            KindRecord::Member(pod) => {
-                let its = before.iter().find(|task| task.id == pod);
-                let its = its.map_or_else(|| Arc::new(self.gone(&pod, &record.name)), Arc::clone);
-                (TaskKind::Member(its), Arc::clone(self.events))
-            }
-        };
+        let (kind, events) = self.kind(record.kind, &record.name, before);
         let holder = self.keep.holder.as_ref();
         let message = holder.and_then(|holder| holder.take(&name("message", &[&record.id])));
         let task = Task {
@@ -125,6 +102,49 @@ impl Rebuilder<'_> {
         };
         task.kept.network.fill(Network::left(self.keep, &task.id));
         Some(task)
+    }
+
+    /// Makes the processes of a task, the first one apart from the others, which have ids.
+    fn processes(
+        &self,
+        records: Vec<process::Record>,
+    ) -> (Option<Arc<Process>>, HashMap<String, Arc<Process>>) {
+        let (mut init, mut execs) = (None, HashMap::new());
+        for record in records {
+            let process = Arc::new(Process::left(record, self.keep));
+            match process.is_init() {
+                true => init = Some(process),
+                false => drop(execs.insert(process.exec_id.clone(), process)),
+            }
+        }
+        (init, execs)
+    }
+
+    /// Returns the kind of the task `name`, whose pod is among the tasks `before`, and the events
+    /// that it tells.
+    fn kind(
+        &self,
+        record: KindRecord,
+        name: &str,
+        before: &[Arc<Task>],
+    ) -> (TaskKind, Arc<Events>) {
+        let events = match &record {
+            // containerd hears of a sandbox by the answers to its calls.
+            KindRecord::Pod(_, _, Some(_)) => Arc::new(Events::new(&self.args.namespace, None)),
+            _ => Arc::clone(self.events),
+        };
+        let kind = match record {
+            KindRecord::Alone => TaskKind::Alone,
+            KindRecord::Pod(network, volumes, sandbox) => {
+                let empty_dirs = Arc::new(serde_json::from_value(volumes).unwrap_or_default());
+                TaskKind::Pod { network, empty_dirs, sandbox }
+            }
+            KindRecord::Member(pod) => {
+                let its = before.iter().find(|task| task.id == pod);
+                TaskKind::Member(its.map_or_else(|| Arc::new(self.gone(&pod, name)), Arc::clone))
+            }
+        };
+        (kind, events)
     }
 
     /// Makes a task that has ended: a pod that was deleted before the last of its containers.

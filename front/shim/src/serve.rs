@@ -1,5 +1,8 @@
 //! The serving process: takes connections on the socket that it was given as standard input, or
 //! goes on in place of one that was killed.
+//!
+//! [`serve`] begins a shim, with a holder that starts the next process if this one is killed;
+//! [`resume`] is that next process. Both end in [`run`], which serves [`Connections`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -49,7 +52,7 @@ pub async fn serve(args: &Args) -> Result<(), String> {
     let signals = terminations()?;
     let keep = keep(args);
     let kept = keep.holder.as_ref().map(|holder| hold_on(holder, &keep.store, socket));
-    let served = run(args, listener, signals, &keep, false).await;
+    let served = run(args, listener, signals, &keep, Beginning::Fresh).await;
     drop(kept);
     served
 }
@@ -78,7 +81,7 @@ pub async fn resume(args: &Args) -> Result<(), String> {
         return Ok(());
     }
     let keep = RestartStore { store, holder: Some(holder) };
-    let served = run(args, listener, signals, &keep, true).await;
+    let served = run(args, listener, signals, &keep, Beginning::Resumed).await;
     drop((log, socket, kept));
     served
 }
@@ -106,13 +109,21 @@ fn hold_on(holder: &Arc<Holder>, store: &Store, socket: OwnedFd) -> Vec<KeptDesc
     log.into_iter().chain(store).chain([put(hold::LISTENER, socket)]).collect()
 }
 
-/// Serves; with `again` what an earlier process has left.
+/// The beginning of a serving process.
+enum Beginning {
+    /// It is the first one of the shim.
+    Fresh,
+    /// It goes on in place of one that was killed.
+    Resumed,
+}
+
+/// Serves until the shim is to end, and takes away what the next serving process would need.
 async fn run(
     args: &Args,
     listener: UnixListener,
     mut signals: Signal,
     keep: &RestartStore,
-    again: bool,
+    beginning: Beginning,
 ) -> Result<(), String> {
     // Fails for the leader of a process group, which a shell may have made this process.
     let _ = rustix::process::setsid();
@@ -122,21 +133,10 @@ async fn run(
     let events = Events::kept(&args.namespace, to, keep.store.clone());
     let service = Arc::new(Service::new(args.clone(), events, keep.clone()));
     let connections = Connections { service: Arc::clone(&service), keep, next: AtomicU64::new(0) };
-    let was_over = again && keep.store.get(OVER).is_some();
-    if again {
-        if let Some(holder) = &keep.holder {
-            // Before calls are answered that run others.
-            hooks::end_left(holder).await;
-        }
-        service.resume();
-        connections.resume();
-        if let Some(holder) = &keep.holder {
-            holder.close_rest();
-        }
-        if was_over {
-            service.end.notify_one();
-        }
-    }
+    let was_over = match beginning {
+        Beginning::Fresh => false,
+        Beginning::Resumed => go_on(&service, &connections, keep).await,
+    };
     let was_asked = tokio::select! {
         () = connections.accept(listener) => true,
         () = service.end.notified() => true,
@@ -162,6 +162,25 @@ async fn run(
     // Without the socket, the next shim of this name may have begun, with a store of its own.
     keep.store.delete();
     Ok(())
+}
+
+/// Goes on with what an earlier process has left. Returns whether the shim's work was done by then:
+/// the shim ends at once.
+async fn go_on(service: &Service, connections: &Connections<'_>, keep: &RestartStore) -> bool {
+    let was_over = keep.store.get(OVER).is_some();
+    if let Some(holder) = &keep.holder {
+        // Before calls are answered that run others.
+        hooks::end_left(holder).await;
+    }
+    service.resume();
+    connections.resume();
+    if let Some(holder) = &keep.holder {
+        holder.close_rest();
+    }
+    if was_over {
+        service.end.notify_one();
+    }
+    was_over
 }
 
 /// Takes SIGTERM from here on.

@@ -99,8 +99,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, String
             "slots" => args.slots = number(value()?, "--slots")?,
             "memory" => memory = Memory::parse(value()?)?,
             "hotplug-memory" => {
-                let number = args.hot_memory.len() + 1;
-                args.hot_memory.push(hot_region(value()?, number)?);
+                args.hot_memory.push(hot_region(value()?, args.hot_memory.len() + 1)?);
             }
             "lease" => args.lease = Some(lease(&value()?)?),
             "pmem" if args.pmem.is_some() => return Err("--pmem is given more than once".into()),
@@ -214,9 +213,8 @@ impl Memory {
         match self {
             Self::Given(file) => Ok(file),
             Self::Mib(mib) => {
-                let hot =
-                    regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.bytes));
-                make_memory(mib.saturating_add(hot >> 20))
+                let bytes = regions.iter().map(|region| region.bytes).fold(0, u64::saturating_add);
+                make_memory(mib.saturating_add(bytes >> 20))
             }
         }
     }
@@ -248,8 +246,7 @@ fn make_memory(mib: u64) -> Result<OwnedFd, String> {
         rustix::fs::fcntl_add_seals(&file, seals)?;
         Ok(file)
     };
-    let failed = |errno: rustix::io::Errno| format!("{mib} MiB of guest memory: {errno}");
-    make().map_err(failed)
+    make().map_err(|errno: rustix::io::Errno| format!("{mib} MiB of guest memory: {errno}"))
 }
 
 fn connect(value: &OsString) -> Result<OwnedFd, String> {

@@ -1,4 +1,10 @@
 //! The process: one loop serves the control socket, the guest's ports and the machine's end.
+//!
+//! [`run`] makes the machine ([`configure`], [`Process::new`]) and serves it ([`Process::serve`]):
+//! it waits for the descriptors of [`Process::wait`], each with a [`Token`], and has the owner of
+//! each do its part: the control socket's commands ([`Process::carry_out`]), the board's news
+//! ([`Process::look_at_board`]), functions, ports, memory. `saved` has the commands that save the
+//! machine, and lets it go on from a saved state.
 
 mod saved;
 
@@ -76,6 +82,36 @@ fn make_ahead(ahead: Ahead) -> Result<(), String> {
     builder.spawn(run).map(drop).map_err(|error| format!("starting a thread: {error}"))
 }
 
+/// Returns the configuration of the machine that the command line describes, and that goes on from
+/// `saved` if that is there. Takes the files for it out of `args`.
+fn configure(args: &mut Args, saved: Option<&Arc<Saved>>) -> Result<Config, String> {
+    let missing = "the command line is incomplete";
+    let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
+    let start = match saved {
+        Some(saved) => Start::Saved(Arc::clone(saved)),
+        None => Start::Kernel {
+            kernel: args.kernel.take().ok_or(missing)?,
+            initramfs: args.initramfs.take(),
+            command_line: std::mem::take(&mut args.command_line),
+        },
+    };
+    Ok(Config {
+        cpus: args.cpus,
+        max_cpus: args.max_cpus,
+        slots: args.slots,
+        template: args.template,
+        kvm: args.kvm.take().ok_or(missing)?,
+        memory: args.memory.take().ok_or(missing)?,
+        lease: args.lease.take(),
+        shared: args.pmem.take(),
+        hot_memory: std::mem::take(&mut args.hot_memory),
+        free_page_reporting: args.free_page_reporting,
+        start,
+        console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
+    })
+}
+
+/// The machine, what serves it, and the client of the control socket.
 struct Process {
     running: Running,
     functions: Functions,
@@ -94,33 +130,10 @@ struct Process {
 }
 
 impl Process {
-    fn new(args: Args) -> Result<Self, String> {
-        let missing = "the command line is incomplete";
-        let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3);
-        let saved = args.restore.map(|file| Saved::read(&file.into()).map(Arc::new)).transpose()?;
-        let start = match &saved {
-            Some(saved) => Start::Saved(Arc::clone(saved)),
-            None => Start::Kernel {
-                kernel: args.kernel.ok_or(missing)?,
-                initramfs: args.initramfs,
-                command_line: args.command_line,
-            },
-        };
-        let config = Config {
-            cpus: args.cpus,
-            max_cpus: args.max_cpus,
-            slots: args.slots,
-            template: args.template,
-            kvm: args.kvm.ok_or(missing)?,
-            memory: args.memory.ok_or(missing)?,
-            lease: args.lease,
-            shared: args.pmem,
-            hot_memory: args.hot_memory,
-            free_page_reporting: args.free_page_reporting,
-            start,
-            console: stdout.map_err(|errno| format!("standard output: {errno}"))?,
-        };
-        let machine = Machine::new(config)?;
+    fn new(mut args: Args) -> Result<Self, String> {
+        let saved = args.restore.take().map(|state| Saved::read(&state.into())).transpose()?;
+        let saved = saved.map(Arc::new);
+        let machine = Machine::new(configure(&mut args, saved.as_ref())?)?;
         let mut sockets = Vec::new();
         let mut listener = |socket: crate::args::Socket| {
             let listener = socket.listener.try_clone().map_err(|error| error.to_string());
@@ -132,10 +145,7 @@ impl Process {
         let ports = Ports::new(&machine, agent, args.free_page_reporting)?;
         let mut memory = HotMemory::new(&machine)?;
         let (functions, hot_cpus) = match &saved {
-            Some(saved) => {
-                memory.restore(&machine, &saved.machine.own.memory)?;
-                saved::restore(&machine, &ports, args.functions, saved)?
-            }
+            Some(saved) => saved::restore(&machine, &ports, &mut memory, args.functions, saved)?,
             None => (Functions::new(&machine, args.functions)?, HotCpus::default()),
         };
         machine.ahead().map(make_ahead).transpose()?;

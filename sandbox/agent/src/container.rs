@@ -1,4 +1,13 @@
 //! Containers and their processes.
+//!
+//! [`Container::create`] finds the container's block devices and describes its first process
+//! (`plan`), makes what the container has in the guest beside processes (`holdings`), makes its
+//! cgroup, and sets up the process, which waits to be started. A container that is there executes
+//! further processes ([`Container::exec`]), takes files ([`Container::put_files`]), and is killed
+//! and removed as one. `agent` holds containers by id and answers the host's requests with them.
+
+mod holdings;
+mod plan;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -7,26 +16,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::makedev;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use slipway_agent_protocol::v1::{
-    BlockDevice, CreateContainerRequest, ExecRequest, ProcessSpec, PutFilesRequest, RejoinRequest,
-    Volume,
+    CreateContainerRequest, ExecRequest, ProcessSpec, PutFilesRequest, RejoinRequest, Resources,
 };
 use tonic::Status;
 
+use self::holdings::Holdings;
+use self::plan::{Plan, utf8};
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::file_dirs::{self, FileDirs};
-use crate::huge_pages::HugePages;
-use crate::init::{ContainerSpec, Device, InitSpec, VolumeSpec};
+use crate::file_dirs;
+use crate::init::InitSpec;
 use crate::log;
 use crate::message::Message;
 use crate::process::{Failure, Process};
 use crate::reaper::Reaper;
-use crate::shares::{self, Held};
 use crate::sockets::Files;
 use crate::table::{Refused, Reservation, Table};
-use crate::{copies, empty_dirs, machine, name, nvme, pmem, rejoin, stdio};
+use crate::{copies, rejoin, stdio};
 
 /// The longest wait for other files that are being put into a container. The daemon waits for 30 s.
 const COPYING: Duration = Duration::from_secs(20);
@@ -75,16 +82,8 @@ pub struct Container {
     pub cgroup: Option<Cgroup>,
     /// Set if the container's sockets are devices.
     sockets: bool,
-    /// The host's files that the container has.
-    _shares: Held,
-    /// The container's directories for copies of the host's files.
-    file_dirs: FileDirs,
-    /// The huge pages that the kernel has for the container's limit.
-    huge_pages: HugePages,
-    /// The container's termination message.
-    message: Option<Message>,
-    /// The paths of the files that the host has given the container.
-    files: Vec<String>,
+    /// The files, directories and huge pages that it has in the guest.
+    holdings: Holdings,
     /// Held while files are put into the container: two requests would write the same ones.
     copying: tokio::sync::Mutex<()>,
     /// The other processes, by exec id.
@@ -119,39 +118,16 @@ impl Container {
         mut request: CreateContainerRequest,
         processes_of: Option<Pid>,
     ) -> Result<Container, Failure> {
-        let devices = find_devices(places, &request).await?;
-        let shares = shares::hold(&request.shares).await?;
-        make_empty_dirs(places, &request).await?;
-        let message = match request.termination_message_path.as_str() {
-            "" => None,
-            _ => Some(Message::make(&request.id)?),
-        };
+        let devices = plan::find_devices(places, &request).await?;
+        let holdings = Holdings::make(places, &mut request).await?;
         let (id, limits) = (request.id.clone(), request.resources.unwrap_or_default());
         let memory_node = request.memory_node;
-        let huge_pages = HugePages::add(&places.sysfs, limits.huge_page_bytes).await?;
-        let files = request.files.iter().map(|file| file.path.clone()).collect();
-        let file_dirs = FileDirs::make(&places.file_dirs, &request.file_dirs).await?;
-        request.files = file_dirs.fill(std::mem::take(&mut request.files)).await?;
-        let plan = Plan { request, devices, sysctls, processes_of, message: message.as_ref() };
-        let mut spec = plan.spec(places, &file_dirs)?;
+        let plan = Plan { request, devices, sysctls, processes_of };
+        let mut spec = plan.spec(places, &holdings)?;
         // Last, since it has to be removed if the container cannot be created.
-        let cgroup = places.hierarchy.as_ref();
-        let cgroup = cgroup.map(|hierarchy| hierarchy.create(&id, &limits)).transpose()?;
-        if let Some(cgroup) = cgroup.as_ref()
-            && limits.huge_page_bytes == 0
-            && !spec.privileged
-            && let Err(error) = cgroup.deny_huge_pages()
-        {
-            log!("{error:#}");
-        }
+        let cgroup = make_cgroup(places, &id, &limits, spec.privileged)?;
         spec.cgroup = cgroup_path(cgroup.as_ref());
-        let prepared = async {
-            if let (Some(cgroup), Some(node)) = (&cgroup, memory_node) {
-                cgroup.keep_to_node(node).await?;
-            }
-            Process::prepare(&places.program, reaper, &spec).await
-        }
-        .await;
+        let prepared = prepare(places, reaper, &spec, cgroup.as_ref().zip(memory_node)).await;
         let main = match prepared {
             Ok(main) => Arc::new(main),
             Err(failure) => {
@@ -163,11 +139,7 @@ impl Container {
             main,
             cgroup,
             sockets: spec.sockets,
-            _shares: shares,
-            file_dirs,
-            huge_pages,
-            message,
-            files,
+            holdings,
             copying: tokio::sync::Mutex::default(),
             execs: Table::default(),
             zygote: tokio::sync::Mutex::default(),
@@ -225,7 +197,7 @@ impl Container {
     /// Puts files into the container's directories for them and its root, and removes others.
     pub async fn put_files(&self, request: PutFilesRequest) -> Result<()> {
         let (_copying, process) = self.begin_copying().await?;
-        let (parts, rest) = self.file_dirs.divide(request);
+        let (parts, rest) = self.holdings.file_dirs.divide(request);
         let put = file_dirs::put(parts).await;
         let replaced = match file_dirs::is_empty(&rest) {
             true => Ok(()),
@@ -252,7 +224,7 @@ impl Container {
     /// Gives the container the host name and the names of another sandbox.
     pub async fn rename(&self, request: &RejoinRequest) -> Result<()> {
         let (_copying, process) = self.begin_copying().await?;
-        rejoin::rename(process, request.clone(), self.files.clone()).await
+        rejoin::rename(process, request.clone(), self.holdings.files.clone()).await
     }
 
     /// Forgets what is between the container's processes and a host that is gone: output that it
@@ -302,7 +274,7 @@ impl Container {
 
     /// Returns the container's termination message.
     pub fn message(&self) -> Vec<u8> {
-        self.message.as_ref().map(Message::read).unwrap_or_default()
+        self.holdings.message.as_ref().map(Message::read).unwrap_or_default()
     }
 
     /// Sends `signal` to every process.
@@ -344,99 +316,9 @@ impl Container {
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove().await?;
         }
-        self.huge_pages.give_back().await;
+        self.holdings.huge_pages.give_back().await;
         *removed = true;
         Ok(())
-    }
-}
-
-/// The block devices of a container.
-struct Devices {
-    /// The read-only image.
-    image: Device,
-    /// The overlay's upper layer; `None` for a tmpfs.
-    volatile: Option<Device>,
-    volumes: Vec<VolumeSpec>,
-}
-
-/// Finds the block devices that `request` names. Waits for those that are not there yet.
-async fn find_devices(places: &AgentPaths, request: &CreateContainerRequest) -> Result<Devices> {
-    let root = request.root.as_ref().context("no root file system given")?;
-    let volumes = volumes(places, &request.volumes).await?;
-    let volatile = match &root.volatile_layer {
-        Some(device) => Some(nvme::find(&places.sysfs, device).await?),
-        None => None,
-    };
-    let image = match &root.image {
-        Some(device) => nvme::find(&places.sysfs, device).await?,
-        None if root.shared_image => pmem::find(&places.sysfs).await?,
-        None => bail!("no image given"),
-    };
-    Ok(Devices { image, volatile, volumes })
-}
-
-/// Makes the directories of the sandbox that the container shares with others, as far as they are
-/// not there yet. Waits for their disk.
-async fn make_empty_dirs(places: &AgentPaths, request: &CreateContainerRequest) -> Result<()> {
-    let disk = match &request.empty_dirs_disk {
-        Some(device) => Some(nvme::find(&places.sysfs, device).await?),
-        None => None,
-    };
-    let disk = disk.map(|Device { major, minor }| makedev(major, minor));
-    empty_dirs::make(&places.empty_dirs, disk, &request.empty_dirs).await
-}
-
-/// The parts of a container that is to be created.
-struct Plan<'a> {
-    request: CreateContainerRequest,
-    devices: Devices,
-    /// The kernel settings of the container's IPC namespace.
-    sysctls: BTreeMap<String, String>,
-    /// The process whose PID namespace the container shares; `None`: it has its own.
-    processes_of: Option<Pid>,
-    /// The container's termination message.
-    message: Option<&'a Message>,
-}
-
-impl Plan<'_> {
-    /// Returns the description of the container and its first process for that process. It has no
-    /// cgroup yet.
-    fn spec(self, places: &AgentPaths, file_dirs: &FileDirs) -> Result<InitSpec> {
-        let Self { request, devices, sysctls, processes_of, message } = self;
-        let root = request.root.unwrap_or_default();
-        let shared_memory = if request.in_pod { machine::shared_memory()? } else { "" };
-        let message = message.map(|one| utf8(one.path())).transpose()?;
-        let container = ContainerSpec {
-            base: utf8(&places.base)?,
-            image: Some(devices.image),
-            shared_image: root.image.is_none(),
-            volatile: devices.volatile,
-            read_only: root.read_only,
-            volumes: devices.volumes,
-            hostname: request.hostname,
-            names: request.names,
-            sockets: request.sockets.then(|| places.sockets.spec()).transpose()?,
-            files: request.files,
-            shared_memory: shared_memory.to_owned(),
-            processes_of: processes_of.map_or(0, |pid| pid.as_raw_nonzero().get()),
-            masked: request.masked,
-            read_only_paths: request.read_only_paths,
-            sysctls,
-            shares: request.shares,
-            empty_dirs: request.empty_dirs,
-            empty_dirs_at: utf8(&places.empty_dirs)?,
-            file_dirs: file_dirs.specs()?,
-            message: message.unwrap_or_default(),
-            message_path: request.termination_message_path,
-        };
-        Ok(InitSpec {
-            process: Some(request.process.context("no process given")?),
-            privileged: request.privileged,
-            drop_mknod: !places.restricts_devices(),
-            container: Some(container),
-            sockets: request.sockets,
-            ..InitSpec::default()
-        })
     }
 }
 
@@ -446,6 +328,39 @@ pub async fn hold_processes(places: &AgentPaths, reaper: &Arc<Reaper>) -> Result
     let holder = Process::prepare(&places.program, reaper, &spec).await?;
     holder.start().await?;
     Ok(holder)
+}
+
+/// Makes the cgroup of a container that has these limits. Returns `None` if the kernel has no
+/// cgroup2.
+fn make_cgroup(
+    places: &AgentPaths,
+    id: &str,
+    limits: &Resources,
+    privileged: bool,
+) -> Result<Option<Cgroup>> {
+    let Some(hierarchy) = &places.hierarchy else { return Ok(None) };
+    let cgroup = hierarchy.create(id, limits)?;
+    if limits.huge_page_bytes == 0
+        && !privileged
+        && let Err(error) = cgroup.deny_huge_pages()
+    {
+        log!("{error:#}");
+    }
+    Ok(Some(cgroup))
+}
+
+/// Sets up the first process of a container, whose memory comes from a NUMA node if one is given
+/// with the cgroup.
+async fn prepare(
+    places: &AgentPaths,
+    reaper: &Arc<Reaper>,
+    spec: &InitSpec,
+    node: Option<(&Cgroup, u32)>,
+) -> Result<Process, Failure> {
+    if let Some((cgroup, node)) = node {
+        cgroup.keep_to_node(node).await?;
+    }
+    Process::prepare(&places.program, reaper, spec).await
 }
 
 /// Removes the cgroup of a container that could not be created.
@@ -460,35 +375,6 @@ async fn discard(cgroup: Option<Cgroup>) {
 
 fn cgroup_path(cgroup: Option<&Cgroup>) -> String {
     cgroup.map(|cgroup| cgroup.path().display().to_string()).unwrap_or_default()
-}
-
-fn utf8(path: &std::path::Path) -> Result<String> {
-    Ok(path.to_str().context("a path that is not UTF-8")?.to_owned())
-}
-
-async fn volumes(places: &AgentPaths, volumes: &[Volume]) -> Result<Vec<VolumeSpec>> {
-    let mut specs: Vec<VolumeSpec> = Vec::with_capacity(volumes.len());
-    for volume in volumes {
-        name::check(&volume.name).context("volume")?;
-        if specs.iter().any(|other| other.name == volume.name) {
-            bail!("two volumes are named {}", volume.name);
-        }
-        let device: &BlockDevice = volume
-            .device
-            .as_ref()
-            .with_context(|| format!("volume {}: no device given", volume.name))?;
-        let device = nvme::find(&places.sysfs, device)
-            .await
-            .with_context(|| format!("volume {}", volume.name))?;
-        specs.push(VolumeSpec {
-            name: volume.name.clone(),
-            device: Some(device),
-            read_only: volume.read_only,
-            mount_point: volume.mount_point.clone(),
-            device_path: volume.device_path.clone(),
-        });
-    }
-    Ok(specs)
 }
 
 /// Checks the parts of a process's description that can be refused before anything is created.

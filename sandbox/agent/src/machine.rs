@@ -1,4 +1,9 @@
 //! The sandbox as a machine: the tasks of PID 1 in an initramfs besides containers.
+//!
+//! In the order of a start: the log and panics, the kernel's file systems ([`mount_all`]), modules
+//! ([`load_modules`], and those of each kind of device when a sandbox has it), directories that are
+//! mounted for the first container that needs them ([`mount_once`]), the loopback interface, the
+//! host's settings ([`configure`]), and the end ([`power_off`]).
 
 use std::ffi::CStr;
 use std::io::{self, Write};

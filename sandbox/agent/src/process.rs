@@ -1,4 +1,9 @@
 //! A process of a container, seen from the agent.
+//!
+//! [`Process::prepare`] starts this program in the role of `init` with the process's streams
+//! ([`launch`]) and waits for its reports ([`receive_pid`], [`receive_ready`]); [`Process::start`]
+//! has it go on to the container's program. From then on a [`Process`] has its streams, signals and
+//! end, for which `stdio` and `service` ask.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,4 +1,8 @@
 //! Files of the host that a container gets copies of.
+//!
+//! [`Copies`] reads a file or a directory ([`Copies::add`]), or a volume of Kubernetes' with the
+//! links by which it is replaced ([`Copies::add_volume`]), and counts all against the bounds below.
+//! No link in a directory leads out of it.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};

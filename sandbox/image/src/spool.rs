@@ -2,14 +2,14 @@
 //! and every limit enforced on the way. A part of the disk stays free for others.
 //!
 //! A new compression is a variant of `Compression`, found by its first bytes, with a decoder for
-//! layers and one for whole archives (`Spooler::decompress`, `uncompress_archive`); how much memory
+//! layers and one for whole archives (`decoder`, `uncompress_archive`); how much memory
 //! it takes must not be the layer's choice. `check_layer_type` (`manifest`) has the media types.
 //! Its crate is in the root `Cargo.toml` and the head of this crate, and its licence among those of
 //! `make check`. Of the tests, `support` makes blobs, and `fetch` and `registry` read them. A lazy
 //! pull is of eStargz alone, which is gzip (`lazy`).
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,21 +71,10 @@ impl Spooler<'_> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(File, crate::Digest)> {
         let unreadable = |e: io::Error| Error::bad_layer(layer.digest, e);
-        let mut magic = [0; 4];
-        let mut have = 0;
-        while have < magic.len() {
-            match blob.read(&mut magic[have..]).map_err(unreadable)? {
-                0 => break,
-                n => have += n,
-            }
-        }
+        let (magic, have) = first_bytes(blob).map_err(unreadable)?;
         let meter = Meter { inner: blob, progress };
         let input = BufReader::with_capacity(CHUNK, magic[..have].chain(meter));
-        let mut decoder: Box<dyn Read + '_> = match compression(&magic) {
-            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
-            Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input).map_err(unreadable)?),
-            Compression::None => Box::new(input),
-        };
+        let mut decoder = decoder(compression(&magic), input).map_err(unreadable)?;
         let file =
             tempfile::tempfile_in(self.dir).map_err(|e| Error::io("write to", self.dir, e))?;
         let unwritten = |e: io::Error| Error::io("write to", self.dir, e);
@@ -167,6 +156,32 @@ fn compression(magic: &[u8; 4]) -> Compression {
     }
 }
 
+/// Returns a reader of what was compressed into `input`.
+fn decoder<'a>(
+    compression: Compression,
+    input: impl BufRead + 'a,
+) -> io::Result<Box<dyn Read + 'a>> {
+    let decoder: Box<dyn Read + 'a> = match compression {
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+        Compression::Zstd => Box::new(zstd::Decoder::with_buffer(input)?),
+        Compression::None => Box::new(input),
+    };
+    Ok(decoder)
+}
+
+/// Reads the first bytes of a blob, by which its compression is told. Returns them with their
+/// number, which is less than four at the end of a short blob.
+fn first_bytes(blob: &mut impl Read) -> io::Result<([u8; 4], usize)> {
+    let (mut magic, mut have) = ([0; 4], 0);
+    while have < magic.len() {
+        match blob.read(&mut magic[have..])? {
+            0 => break,
+            n => have += n,
+        }
+    }
+    Ok((magic, have))
+}
+
 /// Uncompresses an archive of images that was compressed as a whole into an unnamed file in `dir`,
 /// of at most `max` bytes. Returns `None` if `input` is not compressed.
 pub(crate) fn uncompress_archive(
@@ -183,11 +198,11 @@ pub(crate) fn uncompress_archive(
     }
     let buffered = BufReader::with_capacity(CHUNK, input);
     let unreadable = |e: io::Error| Error::source(name, format!("cannot be uncompressed: {e}"));
-    let decoder: Box<dyn Read + '_> = match compression(&magic) {
-        Compression::None => return Ok(None),
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(buffered)),
-        Compression::Zstd => Box::new(zstd::Decoder::with_buffer(buffered).map_err(unreadable)?),
-    };
+    let compression = compression(&magic);
+    if matches!(compression, Compression::None) {
+        return Ok(None);
+    }
+    let decoder = decoder(compression, buffered).map_err(unreadable)?;
     let mut decoder = decoder.take(max.saturating_add(1));
     let mut out = tempfile::tempfile_in(dir).map_err(|e| Error::io("write to", dir, e))?;
     let mut buffer = vec![0; CHUNK];

@@ -1,9 +1,14 @@
 //! Creation of a sandbox: its record is checked and saved, and its network is joined.
 //!
+//! [`Node::create`] takes these steps, each of which is a function here: it completes the request
+//! (`complete`), makes the record (`record_of_new`) and checks it (`check_new`), makes the sandbox
+//! (`sandbox_of_new`), and saves it and joins its network (`keep`). Up to there nothing of the
+//! sandbox is left if a step fails; afterwards `abandon` removes it.
+//!
 //! A new setting of a sandbox is a field of `RunSpec` (`sandbox.proto`) and of [`Record`] with
 //! `#[serde(default)]`, which [`Node::create`] checks and fills in. `refuse_machine` of
-//! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `asked_too_much` of
-//! `snapshot/begin.rs` says whether a fork may have another value. It comes from `front/cli`
+//! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `first_refused` of
+//! `snapshot/asked.rs` says whether a fork may have another value. It comes from `front/cli`
 //! (`args/run.rs`, `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose), and by an
 //! annotation from `front/shim` (`spec`).
 //!
@@ -21,6 +26,7 @@
 //! those of `pod/request.rs` and `snapshot/begin.rs`, and a script of `tests/e2e`.
 //! `docs/sandboxes.md` or the page of its subject has it, and `docs/pods.md` if pods have it.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,8 +36,8 @@ use crate::files::Lane;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, EmptyDirs, MemoryBounds, Needs, Placement, Process, Record, SandboxState, Settings,
-    ShareServer, Volume,
+    self, EmptyDirs, MemoryBounds, Needs, OwnFunction, Placement, Process, Record, SandboxState,
+    Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -50,6 +56,25 @@ const LEAST_MEMORY: u64 = slipway_hypervisor::VmSpec::MIN_MEMORY;
 /// The part of the memory of all layers that the volumes of one sandbox that begins with a snapshot
 /// have unless more is asked for: one of so many.
 const FORKED_VOLUMES: u64 = 4;
+
+/// A request for a new sandbox, completed by what the node and a snapshot give.
+struct NewSandbox<'a> {
+    /// The request, without the hardware function and with the snapshot's machine.
+    spec: Cow<'a, RunSpec>,
+    /// The hardware function that the sandbox asks for.
+    own_function: Option<OwnFunction>,
+    /// The snapshot with which the sandbox begins, or `None` if its guest boots or it is a fork.
+    begins: Option<Arc<Template>>,
+    /// The template that is made of the sandbox's machine.
+    saves: Option<Saves>,
+}
+
+impl NewSandbox<'_> {
+    /// Returns the snapshot's part of the template with which the sandbox begins.
+    fn snapshot(&self) -> Option<&Snapshot> {
+        self.begins.as_ref()?.manifest.snapshot.as_ref()
+    }
+}
 
 impl Node {
     /// Records a new sandbox.
@@ -70,52 +95,101 @@ impl Node {
         spec: &RunSpec,
         saves: Option<Saves>,
     ) -> Result<Arc<Sandbox>> {
-        let own_function = pod_functions::own::chosen(self, spec, saves.is_some()).await?;
-        let rest = own_function.as_ref().map(|_| pod_functions::own::without(spec));
-        let spec = rest.as_ref().unwrap_or(spec);
-        let chosen = begin::chosen(self, spec).await?;
-        let begins = chosen.as_deref();
-        let most = || layers::of_node(&self.config) / FORKED_VOLUMES;
-        let complete = |one: &Template| begin::complete(spec, &one.manifest, most());
-        let completed = begins.map(complete).transpose()?;
-        let spec = completed.as_ref().unwrap_or(spec);
-        pod_functions::refuse(spec)?;
-        empty_dirs::refuse(spec)?;
-        let lane = self.lane();
-        let snapshot = begins.and_then(|one| one.manifest.snapshot.as_ref());
-        let settings = self.settings_of_new(spec, snapshot, &lane).await?;
-        let id = name::new_id();
+        let new = self.complete(spec, saves).await?;
+        let (lane, id) = (self.lane(), name::new_id());
         let store = self.store(&id);
-        let (volumes, its) = (spec.volumes.clone(), store.clone());
-        let volumes = lane.run(move || volume::check(&volumes, &its)).await?;
-        if let Some(own) = &own_function {
-            pod_functions::own::check(own, &volumes)?;
-        }
-        let shares = shares::check(&self.looks, &spec.shares).await?;
-        let mtu = saves.as_ref().map_or(0, |saves| saves.mtu);
-        let saves = saves.map(|saves| saves.name);
-        let record = self.record(spec, settings, id.clone(), volumes)?;
-        let record = Record { shares, saves, own_function, ..record };
-        let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
-        let record = Record { max_cpus, ..record };
-        let record = match snapshot {
-            Some(snapshot) => begin::record(record, snapshot, &store),
-            None => record,
-        };
+        let record = self.record_of_new(&new, id, &store, &lane).await?;
         self.check_new(&record).await?;
-        let copies = copies::check(spec)?;
-        let sandbox = Sandbox::new(record, store, lane);
-        if automatic::is_asked(&self.config, spec)? {
-            sandbox.set_automatic(spec.at_once.max(1));
-        }
-        sandbox.set_begins(chosen.clone());
-        sandbox.own.set_copies(copies);
+        let sandbox = self.sandbox_of_new(&new, record, store, lane)?;
         self.enter(&sandbox)?;
-        if let Err(error) = self.keep(&sandbox, begins, spec, mtu).await {
+        if let Err(error) = self.keep(&sandbox, &new).await {
             self.abandon(&sandbox).await;
             return Err(error);
         }
         self.settled();
+        Ok(sandbox)
+    }
+
+    /// Completes a request for a sandbox: chooses the snapshot with which the sandbox begins, and
+    /// parts the request from the hardware function that it asks for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the parts of the request exclude each other, and errors of the
+    /// snapshot and of the function's pool.
+    async fn complete<'a>(
+        &self,
+        spec: &'a RunSpec,
+        saves: Option<Saves>,
+    ) -> Result<NewSandbox<'a>> {
+        let own_function = pod_functions::own::chosen(self, spec, saves.is_some()).await?;
+        let spec = match own_function {
+            Some(_) => Cow::Owned(pod_functions::own::without(spec)),
+            None => Cow::Borrowed(spec),
+        };
+        let begins = begin::chosen(self, &spec).await?;
+        let spec = match &begins {
+            Some(template) => {
+                let most = layers::of_node(&self.config) / FORKED_VOLUMES;
+                Cow::Owned(begin::complete(&spec, &template.manifest, most)?)
+            }
+            None => spec,
+        };
+        pod_functions::refuse(&spec)?;
+        empty_dirs::refuse(&spec)?;
+        Ok(NewSandbox { spec, own_function, begins, saves })
+    }
+
+    /// Returns the record of a new sandbox, whose files are to be in `store`. Looks at the files of
+    /// the host that the sandbox names, on `lane` where that may last.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], and errors of the image, the volumes and the host's files.
+    async fn record_of_new(
+        &self,
+        new: &NewSandbox<'_>,
+        id: String,
+        store: &Store,
+        lane: &Lane,
+    ) -> Result<Record> {
+        let spec = &*new.spec;
+        let settings = self.settings_of_new(spec, new.snapshot(), lane).await?;
+        let (asked, files) = (spec.volumes.clone(), store.clone());
+        let volumes = lane.run(move || volume::check(&asked, &files)).await?;
+        let own_function = new.own_function.clone();
+        if let Some(own) = &own_function {
+            pod_functions::own::check(own, &volumes)?;
+        }
+        let shares = shares::check(&self.looks, &spec.shares).await?;
+        let saves = new.saves.as_ref().map(|saves| saves.name.clone());
+        let record = self.record(spec, settings, id, volumes)?;
+        let record = Record { shares, saves, own_function, ..record };
+        let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
+        let record = Record { max_cpus, ..record };
+        Ok(match new.snapshot() {
+            Some(snapshot) => begin::record(record, snapshot, store),
+            None => record,
+        })
+    }
+
+    /// Returns a new sandbox with what its record does not have: the template to begin with, and
+    /// the files of the host that its container gets copies of.
+    ///
+    /// # Errors
+    /// The errors of [`copies::check`] and [`automatic::is_asked`].
+    fn sandbox_of_new(
+        &self,
+        new: &NewSandbox<'_>,
+        record: Record,
+        store: Store,
+        lane: Lane,
+    ) -> Result<Arc<Sandbox>> {
+        let copies = copies::check(&new.spec)?;
+        let sandbox = Sandbox::new(record, store, lane);
+        if automatic::is_asked(&self.config, &new.spec)? {
+            sandbox.set_automatic(new.spec.at_once.max(1));
+        }
+        sandbox.set_begins(new.begins.clone());
+        sandbox.own.set_copies(copies);
         Ok(sandbox)
     }
 
@@ -181,24 +255,21 @@ impl Node {
     }
 
     /// Saves a new sandbox's record and links the disks of the snapshot that it begins with. Then
-    /// joins its network, or gives it an interface of its own with this MTU unless that is 0.
-    async fn keep(
-        &self,
-        sandbox: &Sandbox,
-        begins: Option<&Template>,
-        spec: &RunSpec,
-        mtu: u32,
-    ) -> Result<()> {
+    /// joins its network, or gives an interface of its own to a machine that is saved without one
+    /// in a network.
+    async fn keep(&self, sandbox: &Sandbox, new: &NewSandbox<'_>) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
         sandbox.update(|_| {}).await?;
-        if let Some(snapshot) = begins {
+        if let Some(snapshot) = &new.begins {
             begin::link(self, sandbox, snapshot).await?;
         }
-        if mtu > 0 {
-            return network::isolate(self, sandbox, spec, mtu).await;
+        match &new.saves {
+            Some(saves) if saves.mtu > 0 => {
+                network::isolate(self, sandbox, &new.spec, saves.mtu).await
+            }
+            _ => network::join(self, sandbox, &new.spec).await,
         }
-        network::join(self, sandbox, spec).await
     }
 
     /// Returns the path below which the node's own control groups are.
@@ -206,6 +277,12 @@ impl Node {
         PathBuf::from(self.cgroups.hierarchies().path_of(""))
     }
 
+    /// Returns the record of a sandbox as `spec` asks for it. Every field is named here: the first
+    /// group is what the request says, the second what it leaves to the caller, and the third what
+    /// happens to a sandbox later.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and errors of the control group.
     fn record(
         &self,
         spec: &RunSpec,
@@ -220,67 +297,65 @@ impl Node {
         let (cpus, max_cpus) = cpus::of_new(asked, spec.max_cpus)?;
         let limits = pod::limits_of_new(spec.resources.as_ref())?;
         let otherwise = self.config.memory_bytes.saturating_add(limits.huge_bytes());
-        let memory_bytes = memory(spec.memory_bytes, otherwise)?;
-        let max_memory_bytes = resize::of_new(memory_bytes, spec.max_memory_bytes, of_host())?;
+        let (memory_bytes, memory) = memory_of_new(spec, otherwise)?;
         Ok(Record {
             settings,
             pod: spec.makes_pod,
             max_containers: pod::max_containers(spec)?,
             template: Some(spec.template.clone()).filter(|name| !["", AUTO].contains(&&**name)),
-            origin: None,
-            booted: None,
-            saving: false,
-            in_file: false,
-            saves: None,
-            added: Vec::new(),
-            attached: 0,
-            empty_dirs: EmptyDirs::default(),
-            state: SandboxState::Created,
-            created_ns: realtime_ns(),
-            version: VERSION.to_owned(),
-            exit_status: None,
-            paused: false,
-            reason: String::new(),
-            out_of_memory: false,
             memory_bytes,
-            memory: MemoryBounds {
-                is_named: spec.max_memory_bytes > 0,
-                ..MemoryBounds::new(memory_bytes, max_memory_bytes)
-            },
+            memory,
             bound: pod::bound_of_new(spec, of_host())?,
             layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
             cpus,
             boot_cpus: cpus,
             max_cpus,
-            chosen_cpus: 0,
             limits,
-            changing_limits: false,
             hostname: process::or(&spec.hostname, &name),
             volumes,
             kernel: (!spec.kernel.is_empty()).then(|| PathBuf::from(&spec.kernel)),
             accelerator: process::or(&spec.accelerator, &self.config.accelerator),
             labels: spec.labels.clone().into_iter().collect(),
             remove: spec.remove,
-            network: None,
             emulated_nic: emulated::nic(spec)?,
             assigned_function: emulated::function(spec)?,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
-            shares: Vec::new(),
-            trees: 0,
-            share_server: ShareServer::None,
             function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
             socket_slot: spec.makes_pod && self.config.pod_sockets > 0,
+            control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
+            least_memory_bytes: spec.least_memory_bytes,
+
+            origin: None,
+            saves: None,
+            shares: Vec::new(),
+            own_function: None,
+
+            state: SandboxState::Created,
+            created_ns: realtime_ns(),
+            version: VERSION.to_owned(),
+            booted: None,
+            saving: false,
+            in_file: false,
+            added: Vec::new(),
+            attached: 0,
+            empty_dirs: EmptyDirs::default(),
+            exit_status: None,
+            paused: false,
+            reason: String::new(),
+            out_of_memory: false,
+            chosen_cpus: 0,
+            changing_limits: false,
+            network: None,
+            trees: 0,
+            share_server: ShareServer::None,
             given_sockets: None,
             functions: Vec::new(),
-            own_function: None,
             plugs: 0,
             client_memory: None,
             shared_root: None,
             free_page_reporting_asked: spec.free_page_reporting,
             free_page_reporting: false,
             free_page_reporting_why_not: String::new(),
-            control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
-            least_memory_bytes: spec.least_memory_bytes,
             cgroup: None,
             confined: Placement::default(),
             launch_cpus: String::new(),
@@ -312,6 +387,23 @@ fn of_pod(spec: &RunSpec) -> Result<Settings> {
     Ok(Settings { process, ..Settings::default() })
 }
 
+/// Returns the bytes of memory with which a sandbox begins, and the memory that it can be given.
+/// `otherwise` are the bytes for a request that names none.
+///
+/// # Errors
+/// [`Error::Invalid`].
+fn memory_of_new(spec: &RunSpec, otherwise: u64) -> Result<(u64, MemoryBounds)> {
+    let bytes = memory(spec.memory_bytes, otherwise)?;
+    let most = resize::of_new(bytes, spec.max_memory_bytes, of_host())?;
+    let is_named = spec.max_memory_bytes > 0;
+    Ok((bytes, MemoryBounds { is_named, ..MemoryBounds::new(bytes, most) }))
+}
+
+/// Returns the bytes of memory of a sandbox that asks for `asked`, or for 0 if it names none: whole
+/// MiB.
+///
+/// # Errors
+/// [`Error::Invalid`] if no guest could boot with as little, or the host does not have as much.
 fn memory(asked: u64, otherwise: u64) -> Result<u64> {
     let bytes = if asked == 0 { otherwise } else { asked };
     if bytes < LEAST_MEMORY {

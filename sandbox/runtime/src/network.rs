@@ -90,7 +90,13 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         publish: spec.publish.clone(),
     };
     let place = node.networks.clone().join(request).await.map_err(refusal)?.into_inner();
-    let place = Network {
+    let place = Network { pool: pooled::chosen(node, spec, nic), ..attached(place, spec, nic) };
+    enter(node, sandbox, place).await
+}
+
+/// Returns the interface for the place that a sandbox has in a network.
+fn attached(place: network_v1::Attachment, spec: &RunSpec, nic: Nic) -> Network {
+    Network {
         name: place.network,
         switch: place.switch,
         mac: place.mac,
@@ -108,10 +114,9 @@ pub async fn join(node: &Node, sandbox: &Sandbox, spec: &RunSpec) -> Result<()> 
         nic,
         interrupt_interval_ns: spec.interrupt_interval_ns,
         namespace: None,
-        pool: pooled::chosen(node, spec, nic),
+        pool: None,
         further: Vec::new(),
-    };
-    enter(node, sandbox, place).await
+    }
 }
 
 /// Returns whether `spec` asks for anything that only a sandbox in a network has.

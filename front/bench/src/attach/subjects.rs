@@ -1,7 +1,7 @@
 //! The ways to a VF that are compared.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -11,11 +11,14 @@ use tempfile::TempDir;
 use super::hollow::{Hollow, Memory};
 use super::{AttachLoad, AttachMeasured};
 use crate::cpu_time::own_time;
+use crate::gate::Gate;
 use crate::measurement::Subject;
 use crate::statistics::percentile;
 
 /// The number of VFs that a pool resets at once.
 const WORKERS: u32 = 16;
+/// Bytes of a thread's stack.
+const STACK: usize = 256 << 10;
 /// The longest time for one VF's reset, and for those of all.
 const RESET: Duration = Duration::from_secs(60);
 const ALL: Duration = Duration::from_secs(600);
@@ -145,9 +148,6 @@ fn prepare(device: &mut Hollow) -> Result<Memory, Fault> {
     Ok(device.access())
 }
 
-/// The time that owners have to fall asleep before the start.
-const SETTLE: Duration = Duration::from_millis(20);
-
 /// Attaches a VF for each owner, all at once, each on a thread of its own. `attach` gets the
 /// owner's number. Checks that no owner sees another one's bytes.
 fn at_once<E: Into<anyhow::Error> + Send>(
@@ -155,30 +155,24 @@ fn at_once<E: Into<anyhow::Error> + Send>(
     resets: &Arc<AtomicU64>,
     attach: impl Fn(u32) -> Result<Memory, E> + Sync,
 ) -> Result<AttachMeasured> {
-    let (start, waiting) = (Barrier::new(load.owners as usize + 1), AtomicU32::new(0));
+    let gate = Gate::new(load.owners);
     let (begun, used, ends) = std::thread::scope(|scope| {
         let owner = |number: u32| {
-            let (start, waiting, attach) = (&start, &waiting, &attach);
+            let (gate, attach) = (&gate, &attach);
             let run = move || -> Result<(Instant, Memory)> {
-                waiting.fetch_add(1, Ordering::Release);
-                start.wait();
+                gate.wait();
                 let memory = attach(number).map_err(Into::into)?;
                 Ok((Instant::now(), memory))
             };
-            std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, run)
+            let builder = std::thread::Builder::new().stack_size(STACK);
+            // A thread that is missing at the gate would have the others wait for ever.
+            builder.spawn_scoped(scope, run).expect("a thread for each owner")
         };
-        let mut owners = Vec::new();
-        for number in 0..load.owners {
-            // A thread that is missing at the barrier would have the others wait for ever.
-            owners.push(owner(number).expect("a thread for each owner"));
-        }
-        while waiting.load(Ordering::Acquire) < load.owners {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(SETTLE);
+        let owners: Vec<_> = (0..load.owners).map(owner).collect();
+        gate.settle();
         // Before the owners are woken: this thread may be the last one to run again.
         let (begun, used) = (Instant::now(), own_time());
-        start.wait();
+        gate.open();
         let ends = owners.into_iter().map(|owner| owner.join().expect("an owner panicked"));
         (begun, used, ends.collect::<Result<Vec<_>>>())
     });
@@ -188,19 +182,23 @@ fn at_once<E: Into<anyhow::Error> + Send>(
     for (number, (_, memory)) in ends.iter().enumerate() {
         ensure!(memory.is_clean_and_used(), "owner {number} got bytes of another one");
     }
-    let since =
-        |(end, _): &(Instant, Memory)| end.saturating_duration_since(begun).as_nanos() as u64;
-    let mut times: Vec<u64> = ends.iter().map(since).collect();
+    let took = |end: Instant| end.saturating_duration_since(begun).as_nanos() as u64;
+    let times = ends.iter().map(|(end, _)| took(*end)).collect();
+    Ok(AttachMeasured { cpu_ns, resets, ..of_times(times) })
+}
+
+/// Returns the percentiles of the times until owners had their VFs, ns.
+fn of_times(mut times: Vec<u64>) -> AttachMeasured {
     times.sort_unstable();
-    Ok(AttachMeasured {
+    AttachMeasured {
         all_ns: times.last().copied().unwrap_or(0),
         p50_ns: percentile(&times, 50),
         p99_ns: percentile(&times, 99),
-        cpu_ns,
-        resets,
+        cpu_ns: 0,
+        resets: 0,
         refill_ns: None,
         refill_cpu_ns: None,
-    })
+    }
 }
 
 #[cfg(test)]

@@ -216,6 +216,20 @@ pub fn rocks_script(plan: &RocksPlan, job: RocksJob, place: RocksPlace<'_>) -> S
     } else if fresh {
         _ = writeln!(script, "rm -rf {dir}/db");
     }
+    let options = options(plan, job, dir);
+    _ = write!(
+        script,
+        "db_bench {options} 2>{dir}/errors || {{ tail -n 3 {dir}/errors >&2; exit 1; }}\n\
+         echo '{MARK}'\ncat {dir}/over-time.csv\n"
+    );
+    if let RocksPlace::Device(..) = place {
+        _ = writeln!(script, "trap - EXIT\numount {dir}");
+    }
+    script
+}
+
+/// Returns the options of `db_bench` for `job` in the directory `dir`.
+fn options(plan: &RocksPlan, job: RocksJob, dir: &str) -> String {
     let threads = job.compaction_threads;
     let options = [
         format!("--benchmarks={}", job.load),
@@ -239,16 +253,7 @@ pub fn rocks_script(plan: &RocksPlan, job: RocksJob, place: RocksPlace<'_>) -> S
         "--report_interval_seconds=1".to_owned(),
         format!("--report_file={dir}/over-time.csv"),
     ];
-    let options = options.join(" ");
-    _ = write!(
-        script,
-        "db_bench {options} 2>{dir}/errors || {{ tail -n 3 {dir}/errors >&2; exit 1; }}\n\
-         echo '{MARK}'\ncat {dir}/over-time.csv\n"
-    );
-    if let RocksPlace::Device(..) = place {
-        _ = writeln!(script, "trap - EXIT\numount {dir}");
-    }
-    script
+    options.join(" ")
 }
 
 fn seconds(time: Duration) -> u64 {

@@ -67,19 +67,8 @@ impl Bridge {
 
     fn carry(&self, load: &PacketLoad, Times { warm_up, time }: Times) -> Result<PacketMeasured> {
         let [mut source, mut sink] = self.make()?;
-        // The first frames teach the bridge where the sink is, and show that the path is open.
-        let hello = Frames::new(1, 0, load.bytes, 1)?;
+        open_path(&mut *source, &mut *sink, load.bytes)?;
         let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-        let until = Instant::now() + Duration::from_secs(10);
-        let mut burst = Burst::new();
-        loop {
-            hello.send(&mut *sink);
-            if receive(&mut *source, &mut burst) > 0 {
-                break;
-            }
-            anyhow::ensure!(Instant::now() < until, "the bridge forwards nothing");
-            std::thread::sleep(Duration::from_millis(1));
-        }
         let frames = Frames::new(0, 1, load.bytes, BATCH)?;
         let drain = || -> Result<()> {
             pin(&self.cpus.client)?;
@@ -92,16 +81,9 @@ impl Bridge {
         std::thread::scope(|scope| {
             let drained = scope.spawn(drain);
             let measured = pin(&self.cpus.target).map(|()| {
-                let mut run = |time: Duration| {
-                    let (begin, mut sent) = (Instant::now(), 0);
-                    while begin.elapsed() < time {
-                        sent += frames.send(&mut *source);
-                    }
-                    (sent, begin.elapsed())
-                };
-                run(warm_up);
+                send_for(&frames, &mut *source, warm_up);
                 let before = received.load(Ordering::Relaxed);
-                let (sent, elapsed) = run(time);
+                let (sent, elapsed) = send_for(&frames, &mut *source, time);
                 let delivered = received.load(Ordering::Relaxed) - before;
                 let elapsed_ns = elapsed.as_nanos() as u64;
                 PacketMeasured { sent, delivered, elapsed_ns, ..PacketMeasured::default() }
@@ -111,6 +93,31 @@ impl Bridge {
             measured
         })
     }
+}
+
+/// Sends frames from the sink until one arrives at the source: the first ones teach the bridge
+/// where the sink is, and show that the path is open.
+fn open_path(source: &mut dyn Port, sink: &mut dyn Port, bytes: u32) -> Result<()> {
+    let hello = Frames::new(1, 0, bytes, 1)?;
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut burst = Burst::new();
+    loop {
+        hello.send(sink);
+        if receive(source, &mut burst) > 0 {
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < until, "the bridge forwards nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sends frames for `time`. Returns how many the kernel took, and the time until the last one.
+fn send_for(frames: &Frames, source: &mut dyn Port, time: Duration) -> (u64, Duration) {
+    let (begin, mut sent) = (Instant::now(), 0);
+    while begin.elapsed() < time {
+        sent += frames.send(source);
+    }
+    (sent, begin.elapsed())
 }
 
 /// Frames that are sent repeatedly.

@@ -1,4 +1,8 @@
 //! Subjects in this machine's memory alone: packet rings, and the switch between them.
+//!
+//! A `Source` sends, a `Quiet` is its neighbour that sends little, and `Sinks` receive on a thread
+//! of their own. [`RawLink`] connects them by rings alone, and [`Switched`] by a switch. `timed`
+//! measures either.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

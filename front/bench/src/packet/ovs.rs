@@ -92,6 +92,19 @@ impl OvsDpdk {
         let mut database = Running::start(database.arg(remote).arg(&file))?;
         wait_for(&socket, &mut database, deadline)?;
         let remote = format!("unix:{}", socket.display());
+        self.configure(folder, &remote)?;
+        let mut switch = self.command(&self.vswitchd, folder);
+        let mut switch = Running::start(switch.arg(&remote))?;
+        self.add_ports(folder, &remote)?;
+        for port in 0..2 {
+            wait_for(&folder.join(format!("memif{port}")), &mut switch, deadline)?;
+        }
+        Ok((switch, database))
+    }
+
+    /// Has the switch, which is about to start, use DPDK on the target's processors. `remote` is
+    /// the address of its database.
+    fn configure(&self, folder: &Path, remote: &str) -> Result<()> {
         let mask = |cpus: &[usize]| {
             format!("{:#x}", cpus.iter().fold(0_u64, |mask, cpu| mask | 1 << (cpu & 63)))
         };
@@ -103,14 +116,14 @@ impl OvsDpdk {
             format!("other_config:pmd-cpu-mask={}", mask(&self.cpus.target)),
             format!("other_config:dpdk-lcore-mask={}", mask(&self.cpus.client)),
         ];
-        let mut control = self.command(&programs.control, folder);
+        let mut control = self.command(&self.programs.control, folder);
         control.arg(format!("--db={remote}")).args(["--no-wait", "--timeout=20", "init", "--"]);
         control.args(set.join(" ").split(' ')).arg(format!("other_config:dpdk-extra={extra}"));
-        run(&mut control)?;
-        let mut switch = self.command(&self.vswitchd, folder);
-        let mut switch = Running::start(switch.arg(&remote))?;
-        let mut control = self.command(&programs.control, folder);
-        control.arg(format!("--db={remote}")).arg("--timeout=50");
+        run(&mut control)
+    }
+
+    /// Adds a bridge with two memif links, whose sockets are in `folder`.
+    fn add_ports(&self, folder: &Path, remote: &str) -> Result<()> {
         let mut bridge = "add-br br0 -- set bridge br0 datapath_type=netdev".to_owned();
         for port in 0..2 {
             let device = format!(
@@ -122,11 +135,9 @@ impl OvsDpdk {
                  options:n_rxq={QUEUES} options:dpdk-devargs=\"{device}\""
             );
         }
-        run(control.args(bridge.split(' ')))?;
-        for port in 0..2 {
-            wait_for(&folder.join(format!("memif{port}")), &mut switch, deadline)?;
-        }
-        Ok((switch, database))
+        let mut control = self.command(&self.programs.control, folder);
+        control.arg(format!("--db={remote}")).arg("--timeout=50");
+        run(control.args(bridge.split(' ')))
     }
 
     fn start_testpmd(&self, folder: &Path, load: &PacketLoad) -> Result<Running> {

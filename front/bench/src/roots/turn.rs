@@ -1,18 +1,17 @@
-//! Requests of many owners at the same time.
+//! Requests of many owners at the same time: [`at_once`] has threads wait at a [`Gate`], opens it,
+//! and sums up what they measured ([`AllServed`]).
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::disk::Disk;
+use super::disk::{Disk, DiskUse};
 use super::{RootLoad, RootMeasured};
 use crate::cpu_time::own_time;
+use crate::gate::Gate;
 use crate::statistics::percentile;
 
-/// The time that threads have to fall asleep before the start.
-const SETTLE: Duration = Duration::from_millis(20);
 /// Bytes of a thread's stack.
 const STACK: usize = 256 << 10;
 
@@ -24,6 +23,15 @@ struct Served<K> {
     kept: K,
 }
 
+/// The requests of all owners, once they were served.
+struct AllServed<K> {
+    /// The start, which was the same for all.
+    begun: Instant,
+    requests: Vec<Served<K>>,
+    cpu_ns: u64,
+    disk: Option<DiskUse>,
+}
+
 /// Calls `request` with the number of each owner, all of which ask at the same time: on a thread
 /// for each, or, in the order of the numbers, on as many threads as requests are served at once.
 ///
@@ -33,21 +41,29 @@ pub(super) fn at_once<K: Send>(
     disk: &Disk,
     request: impl Fn(u32) -> Result<K> + Sync,
 ) -> Result<(RootMeasured, Vec<K>)> {
-    let load = *load;
+    let served = serve_all(*load, disk, request)?;
+    let measured = served.sum_up();
+    Ok((measured, served.requests.into_iter().map(|one| one.kept).collect()))
+}
+
+/// Starts the threads, has them begin together, and waits for them.
+fn serve_all<K: Send>(
+    load: RootLoad,
+    disk: &Disk,
+    request: impl Fn(u32) -> Result<K> + Sync,
+) -> Result<AllServed<K>> {
     let (threads, each) = match load.at_once {
         0 => (load.owners, 1),
         some => (some.min(load.owners), usize::MAX),
     };
-    let (next, waiting) = (AtomicU32::new(0), AtomicU32::new(0));
-    let start = Barrier::new(threads as usize + 1);
+    let (next, gate) = (AtomicU32::new(0), Gate::new(threads));
     let serve = |number: u32| -> Result<Served<K>> {
         let begun = Instant::now();
         let kept = request(number)?;
         Ok(Served { begun, ended: Instant::now(), kept })
     };
     let work = || -> Result<Vec<Served<K>>> {
-        waiting.fetch_add(1, Ordering::Release);
-        start.wait();
+        gate.wait();
         let number = || Some(next.fetch_add(1, Ordering::Relaxed));
         let numbers = std::iter::from_fn(number).take_while(|number| *number < load.owners);
         numbers.take(each).map(&serve).collect()
@@ -59,38 +75,44 @@ pub(super) fn at_once<K: Send>(
             builder.spawn_scoped(scope, work).expect("a thread for each owner")
         };
         let threads: Vec<_> = (0..threads).map(thread).collect();
-        while waiting.load(Ordering::Acquire) < threads.len() as u32 {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(SETTLE);
+        gate.settle();
         let counts = disk.counts();
         // Before the threads are woken: this thread may be the last one to run again.
         let (begun, used) = (Instant::now(), own_time());
-        start.wait();
+        gate.open();
         let ended = threads.into_iter().map(|one| one.join().expect("an owner panicked"));
         (begun, used, counts, ended.collect::<Result<Vec<_>>>())
     });
     let cpu_ns = own_time().saturating_sub(used).as_nanos() as u64;
     let disk = disk.counts().zip(counts).map(|(now, before)| now.since(before));
-    let served: Vec<Served<K>> = ended?.into_iter().flatten().collect();
-    let sorted = |time: &dyn Fn(&Served<K>) -> Duration| {
-        let mut times: Vec<u64> = served.iter().map(|one| time(one).as_nanos() as u64).collect();
+    let requests = ended?.into_iter().flatten().collect();
+    Ok(AllServed { begun, requests, cpu_ns, disk })
+}
+
+impl<K> AllServed<K> {
+    /// Returns the percentiles of the times since the common start, and of those since a thread
+    /// began with a request.
+    fn sum_up(&self) -> RootMeasured {
+        let all = self.sorted(|one| one.ended.saturating_duration_since(self.begun));
+        let alone = self.sorted(|one| one.ended.saturating_duration_since(one.begun));
+        RootMeasured {
+            p50_ns: percentile(&all, 50),
+            p99_ns: percentile(&all, 99),
+            most_ns: percentile(&all, 100),
+            service_p50_ns: percentile(&alone, 50),
+            service_p99_ns: percentile(&alone, 99),
+            cpu_ns: self.cpu_ns,
+            other_cpu_ns: 0,
+            disk: self.disk,
+        }
+    }
+
+    fn sorted(&self, time: impl Fn(&Served<K>) -> Duration) -> Vec<u64> {
+        let times = self.requests.iter().map(|one| time(one).as_nanos() as u64);
+        let mut times: Vec<u64> = times.collect();
         times.sort_unstable();
         times
-    };
-    let all = sorted(&|one| one.ended.saturating_duration_since(begun));
-    let alone = sorted(&|one| one.ended.saturating_duration_since(one.begun));
-    let measured = RootMeasured {
-        p50_ns: percentile(&all, 50),
-        p99_ns: percentile(&all, 99),
-        most_ns: percentile(&all, 100),
-        service_p50_ns: percentile(&alone, 50),
-        service_p99_ns: percentile(&alone, 99),
-        cpu_ns,
-        other_cpu_ns: 0,
-        disk,
-    };
-    Ok((measured, served.into_iter().map(|one| one.kept).collect()))
+    }
 }
 
 #[cfg(test)]

@@ -274,53 +274,77 @@ impl SocketReport {
         if turns.is_empty() {
             return None;
         }
-        let middle = |of: &dyn Fn(&SocketMeasured) -> f64| {
-            median(turns.iter().map(|turn| of(turn)).collect())
-        };
-        let programs = |turn: &SocketMeasured| turn.client.plus(turn.server);
-        let all = |turn: &SocketMeasured| programs(turn).plus(turn.engine).plus(turn.kernel);
-        let rate = |turn: &SocketMeasured| turn.bytes as f64 * 1e9 / turn.elapsed_ns.max(1) as f64;
-        let size = f64::from(load.bytes.max(1));
-        let latency = turns.iter().all(|turn| turn.latency.is_some()).then(|| {
-            [50.0, 99.0, 99.9].map(|percent| {
-                let of = |turn: &SocketMeasured| {
-                    turn.latency.as_ref().map_or(0, |latency| latency.percentile(percent)) as f64
-                };
-                middle(&of)
-            })
-        });
-        let cores = |turn: &SocketMeasured| all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64;
-        let first = |turn: &SocketMeasured| match &turn.latency {
-            _ if load.traffic == Traffic::Idle => cores(turn),
-            Some(latency) => latency.percentile(50.0) as f64,
-            None => rate(turn),
-        };
-        let main: Vec<f64> = turns.iter().map(|turn| first(turn)).collect();
+        let middle = |of: &dyn Fn(&SocketMeasured) -> f64| middle(&turns, of);
+        let (size, is_idle) = (f64::from(load.bytes.max(1)), load.traffic == Traffic::Idle);
+        let main: Vec<f64> = turns.iter().map(|turn| main_figure(turn, is_idle)).collect();
         let (least, most) = main.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| {
             (least.min(*value), most.max(*value))
         });
+        let messages = |turn: &SocketMeasured| match is_idle {
+            true => turn.elapsed_ns as f64 / 1e9,
+            false => turn.bytes as f64 / size,
+        };
         let memory = |turn: &SocketMeasured| turn.memory_bytes.unwrap_or(0) as f64;
         Some(SocketFigures {
             bytes: middle(&rate),
             messages: middle(&|turn| rate(turn) / size),
-            latency,
+            latency: latency(&turns),
             cores: middle(&cores),
-            cpu_per_byte: middle(&|turn| per_byte(all(turn), turn)),
-            programs_per_byte: middle(&|turn| per_byte(programs(turn), turn)),
+            cpu_per_byte: middle(&|turn| per_byte(of_all(turn), turn)),
+            programs_per_byte: middle(&|turn| per_byte(of_programs(turn), turn)),
             engines_per_byte: middle(&|turn| per_byte(turn.engine, turn)),
-            switches: middle(&|turn| {
-                let messages = match load.traffic {
-                    Traffic::Idle => turn.elapsed_ns as f64 / 1e9,
-                    _ => turn.bytes as f64 / size,
-                };
-                all(turn).switches as f64 / messages
-            }),
-            memory: (load.traffic == Traffic::Idle)
-                .then(|| middle(&memory) / f64::from(load.sockets)),
+            switches: middle(&|turn| of_all(turn).switches as f64 / messages(turn)),
+            memory: is_idle.then(|| middle(&memory) / f64::from(load.sockets)),
             range: (least, most),
             spread: (most - least) / median(main).max(f64::MIN_POSITIVE),
         })
     }
+}
+
+/// Returns the median of `of` over the turns.
+fn middle(turns: &[&SocketMeasured], of: &dyn Fn(&SocketMeasured) -> f64) -> f64 {
+    median(turns.iter().map(|turn| of(turn)).collect())
+}
+
+/// Returns what the two programs of a turn cost.
+fn of_programs(turn: &SocketMeasured) -> Cost {
+    turn.client.plus(turn.server)
+}
+
+/// Returns what programs, engines and the kernel cost in a turn.
+fn of_all(turn: &SocketMeasured) -> Cost {
+    of_programs(turn).plus(turn.engine).plus(turn.kernel)
+}
+
+/// Returns the bytes per second of a turn.
+fn rate(turn: &SocketMeasured) -> f64 {
+    turn.bytes as f64 * 1e9 / turn.elapsed_ns.max(1) as f64
+}
+
+/// Returns the processors that were kept busy in a turn.
+fn cores(turn: &SocketMeasured) -> f64 {
+    of_all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64
+}
+
+/// Returns the figure whose range over the rounds is shown: as [`SocketFigures::range`].
+fn main_figure(turn: &SocketMeasured, is_idle: bool) -> f64 {
+    match &turn.latency {
+        _ if is_idle => cores(turn),
+        Some(latency) => latency.percentile(50.0) as f64,
+        None => rate(turn),
+    }
+}
+
+/// Returns medians of the percentiles of round trips, as [`SocketFigures::latency`]. Returns `None`
+/// if a turn measured none.
+fn latency(turns: &[&SocketMeasured]) -> Option<[f64; 3]> {
+    turns.iter().all(|turn| turn.latency.is_some()).then(|| {
+        [50.0, 99.0, 99.9].map(|percent| {
+            middle(turns, &|turn| {
+                turn.latency.as_ref().map_or(0, |latency| latency.percentile(percent)) as f64
+            })
+        })
+    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! functions on one switch, and that the measuring process ends.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +20,7 @@ const READY: &str = "ready";
 const COUNT: &str = "count";
 /// The switch's name.
 const SWITCH: &str = "bench";
+
 /// A running target. Dropping it ends it.
 struct Target {
     child: Child,
@@ -89,24 +91,8 @@ pub fn serve(args: &PacketTargetArgs) -> Result<i32> {
         ..Default::default()
     })?;
     let directory = std::path::absolute(&args.directory)?;
-    for number in 1..=2_u64 {
-        plane.create(&v1::CreateEndpointRequest {
-            id: number.to_string(),
-            socket_path: directory.join(number.to_string()).to_string_lossy().into_owned(),
-            virtio_net: Some(v1::VirtioNet {
-                switch: SWITCH.to_owned(),
-                mac: Devices::mac(number),
-                spoof_check: true,
-                model: match args.model {
-                    PacketModelArg::Virtio => v1::NetworkModel::Virtio,
-                    PacketModelArg::E1000 => v1::NetworkModel::E1000,
-                    PacketModelArg::E1000Csb => v1::NetworkModel::E1000Csb,
-                }
-                .into(),
-                ..Default::default()
-            }),
-            ..Default::default()
-        })?;
+    for number in 1..=2 {
+        plane.create(&endpoint(number, &directory, args.model))?;
     }
     if let Some(rate) = args.offered {
         let switch = plane.fabric().switch(SWITCH)?;
@@ -121,6 +107,27 @@ pub fn serve(args: &PacketTargetArgs) -> Result<i32> {
         std::io::stdout().flush()?;
     }
     Ok(0)
+}
+
+/// Returns the request for the function `number`, whose socket is in `directory`.
+fn endpoint(number: u64, directory: &Path, model: PacketModelArg) -> v1::CreateEndpointRequest {
+    let model = match model {
+        PacketModelArg::Virtio => v1::NetworkModel::Virtio,
+        PacketModelArg::E1000 => v1::NetworkModel::E1000,
+        PacketModelArg::E1000Csb => v1::NetworkModel::E1000Csb,
+    };
+    v1::CreateEndpointRequest {
+        id: number.to_string(),
+        socket_path: directory.join(number.to_string()).to_string_lossy().into_owned(),
+        virtio_net: Some(v1::VirtioNet {
+            switch: SWITCH.to_owned(),
+            mac: Devices::mac(number),
+            spoof_check: true,
+            model: model.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
 }
 
 fn counts(plane: &Plane) -> TargetCounts {

@@ -111,40 +111,55 @@ async fn rounds(
 ) -> Result<Vec<Load>> {
     let workloads = LOADS.map(|name| name.parse::<Workload>().map_err(anyhow::Error::msg));
     let workloads: Vec<Workload> = workloads.into_iter().collect::<Result<_>>()?;
-    let all = workloads.clone();
-    let mut session = blocking(move || {
-        let mut session = Session::connect("overhead", &socket, cpus, &all)?;
-        session.fill()?;
-        Ok(session)
-    })
-    .await?;
+    let mut session = connect(socket, cpus, workloads.clone()).await?;
     let mut loads = Vec::new();
     for (name, workload) in LOADS.into_iter().zip(workloads) {
         let figures = Figures::default();
         let mut load = Load { name, without: Vec::new(), with: Vec::new(), figures };
         for _ in 0..ROUNDS {
-            let measured;
-            (session, measured) = turn(session, workload).await?;
+            let (next, measured) = turn(session, workload).await?;
             load.without.push(measured);
-            let request = v1::SnoopRequest { id: ID.to_owned(), interval_ms: 100, every };
-            let mut reports = start(plane, request).await?;
-            let running = turn(session, workload);
-            tokio::pin!(running);
-            let measured = loop {
-                tokio::select! {
-                    done = &mut running => break done?,
-                    report = reports.message() => {
-                        let report = report.map_err(refused)?;
-                        load.figures.add(&report.context("the daemon stopped reporting")?);
-                    }
-                }
-            };
-            session = measured.0;
-            load.with.push(measured.1);
+            let (next, measured) =
+                traced_turn(plane, next, workload, every, &mut load.figures).await?;
+            load.with.push(measured);
+            session = next;
         }
         loads.push(load);
     }
     Ok(loads)
+}
+
+/// Connects the driver, and fills the disk.
+async fn connect(socket: PathBuf, cpus: Cpus, workloads: Vec<Workload>) -> Result<Session> {
+    blocking(move || {
+        let mut session = Session::connect("overhead", &socket, cpus, &workloads)?;
+        session.fill()?;
+        Ok(session)
+    })
+    .await
+}
+
+/// Takes a turn with tracing. Adds the controller's reports to `figures`.
+async fn traced_turn(
+    plane: &mut PlaneClient,
+    session: Session,
+    workload: Workload,
+    every: u32,
+    figures: &mut Figures,
+) -> Result<(Session, Measured)> {
+    let request = v1::SnoopRequest { id: ID.to_owned(), interval_ms: 100, every };
+    let mut reports = start(plane, request).await?;
+    let running = turn(session, workload);
+    tokio::pin!(running);
+    loop {
+        tokio::select! {
+            done = &mut running => return done,
+            report = reports.message() => {
+                let report = report.map_err(refused)?;
+                figures.add(&report.context("the daemon stopped reporting")?);
+            }
+        }
+    }
 }
 
 /// Starts tracing, and retries until the last turn's tracing has ended.

@@ -1,16 +1,23 @@
 //! epoll_ctl(2), and changes to a set's members: closed, connected, listening.
+//!
+//! epoll_ctl(2) goes three ways. The kernel's descriptors go to the kernel alone, but for sockets
+//! that may become ours ([`note_unconnected`]). A listener is the kernel's and ours: the kernel
+//! goes first, and [`follow`] does the same with the listener's second queue. A connection is ours,
+//! and [`change`] keeps its eventfd in the kernel's set, or that of its group ([`watch`]). All of
+//! them end in [`admit`] or [`leave`], which keep the set's members and each object's list of its
+//! sets together. Afterwards [`forget`], [`became_ours`] and [`became_listener`] follow what
+//! happens to a descriptor outside of epoll_ctl(2).
 
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, epoll_event};
-use slipway_socket::{Deadline, Errno};
+use slipway_socket::Errno;
 
 use super::active::activate;
 use super::groups::Key;
-use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Item, Set};
-use crate::fds::{self, DescriptorKind, Object, Ref};
+use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Set};
+use crate::fds::{self, DescriptorKind, Ref};
 use crate::guard::guard;
 use crate::listener::Listener;
 use crate::real::{self, sys};
@@ -43,19 +50,9 @@ pub unsafe extern "C" fn epoll_ctl(
     let member = Member { set, fd };
     let Some(object) = fds::get(fd) else {
         let done = kernel();
-        // The socket is added before connect(2), as nginx does, or before listen(2). The kernel
-        // adds nothing without an interest.
-        if done == 0
-            && how == libc::EPOLL_CTL_ADD
-            && let Some(interest) = interest
-            && is_unconnected(fd)
-        {
-            guard(|| {
-                let plain = fds::make(DescriptorKind::Plain);
-                fds::put(fd, &plain);
-                admit(member, &plain, interest, None);
-                Ok(0)
-            });
+        // The kernel adds nothing without an interest.
+        if let (0, libc::EPOLL_CTL_ADD, Some(interest)) = (done, how, interest) {
+            note_unconnected(member, interest);
         }
         return done;
     };
@@ -72,6 +69,20 @@ pub unsafe extern "C" fn epoll_ctl(
         }
         _ => kernel(),
     }
+}
+
+/// Notes a socket that was added before connect(2), as nginx does, or before listen(2): it may
+/// become ours.
+fn note_unconnected(member: Member, interest: Interest) {
+    if !is_unconnected(member.fd) {
+        return;
+    }
+    guard(|| {
+        let plain = fds::make(DescriptorKind::Plain);
+        fds::put(member.fd, &plain);
+        admit(member, &plain, interest, None);
+        Ok(0)
+    });
 }
 
 /// Follows a change that the kernel made to a descriptor of its own in its set: a listener's second
@@ -301,71 +312,10 @@ fn admit(Member { set, fd }: Member, object: &Ref, interest: Interest, ours: Opt
     let known = get_or_make(set);
     let DescriptorKind::Epoll(own) = known.kind() else { return };
     let Ok(at) = usize::try_from(fd) else { return };
-    let mut inner = own.inner.hold();
-    if inner.items.len() <= at {
-        inner.items.resize_with(at + 1, || None);
-    }
-    let now = Deadline::now();
-    let before = inner.items[at].take();
-    let was = before.as_ref();
-    let was_active = was.is_some_and(|item| item.active);
-    let was_ours = was.is_some_and(|item| item.object.is_some());
-    inner.spent -= usize::from(was.is_some_and(|item| item.spent));
-    inner.count += usize::from(was.is_none());
-    let same = was.filter(|item| item.object.map(ptr::from_ref) == ours.map(address));
-    inner.items[at] = Some(Item {
-        interest,
-        object: ours.map(Ref::object),
-        active: ours.is_some(),
-        spent: false,
-        busy: now,
-        turn: same.map_or(now, |item| item.turn),
-        found: 0,
-        // Nothing was reported yet, so the present state is an edge.
-        marks: (u64::MAX, u64::MAX),
-        reported: 0,
-    });
-    if ours.is_some() && !was_active {
-        let room = inner.count;
-        inner.active.reserve(room);
-        inner.found.reserve(room);
-        inner.active.push_back(fd);
-    }
-    if ours.is_some() && !was_ours {
-        inner.ours.push(fd);
-    }
-    if same.is_none() {
-        if let Some(stream) = was.and_then(|item| item.object?.stream()) {
-            inner.peers.leave(&stream.endpoint);
-        }
-        if let Some(stream) = ours.and_then(|object| object.stream()) {
-            inner.peers.join(&stream.endpoint);
-        }
-    }
-    want_times(&inner, fd);
-    drop(inner);
+    own.inner.hold().put(at, interest, ours.map(Ref::object));
     let mut sets = object.sets.hold();
     if !sets.contains(&(set, fd)) {
         sets.push((set, fd));
-    }
-}
-
-fn address(object: &Ref) -> *const Object {
-    ptr::from_ref(object.object())
-}
-
-/// Has the other side of `fd`, which joined the set, note the times by which the set is ordered. A
-/// connection that is alone needs no order, so its time is wanted when the second one joins.
-fn want_times(inner: &Inner, fd: c_int) {
-    let want = |fd: &c_int| {
-        if let Some(stream) = inner.object(*fd).and_then(Object::stream) {
-            stream.endpoint.want_times();
-        }
-    };
-    match inner.ours.len() {
-        0 | 1 => {}
-        2 => inner.ours.iter().for_each(want),
-        _ => want(&fd),
     }
 }
 
@@ -381,18 +331,10 @@ fn leave(Member { set, fd }: Member, object: &Ref) -> Option<Interest> {
     if let Some((number, next)) = group.and_then(|group| inner.groups.leave(group, fd)) {
         own.pass_on(set, is_its.then_some(fd), number, next);
     }
-    let place = inner.items.get_mut(usize::try_from(fd).ok()?).filter(|_| is_its)?;
-    let item = place.take()?;
-    inner.count -= 1;
-    inner.spent -= usize::from(item.spent);
-    inner.active.retain(|one| *one != fd);
-    if let Some(at) = inner.ours.iter().position(|one| *one == fd) {
-        inner.ours.swap_remove(at);
+    if !is_its {
+        return None;
     }
-    if let Some(stream) = item.object.and_then(Object::stream) {
-        inner.peers.leave(&stream.endpoint);
-    }
-    Some(item.interest)
+    inner.take(fd).map(|item| item.interest)
 }
 
 /// Takes `object`, whose last number is being closed, out of all sets.

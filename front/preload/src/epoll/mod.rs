@@ -37,6 +37,7 @@ mod control;
 mod forking;
 mod groups;
 mod kernels;
+mod members;
 mod peers;
 mod ready;
 mod wait;

@@ -1,4 +1,9 @@
 //! epoll_wait(2) and its relatives.
+//!
+//! A call looks at the set ([`Waited::look`]), looks again for a while if that is worth it
+//! ([`Waited::look_and_spin`]), arms the connections, and sleeps on the kernel's set
+//! ([`Waited::sleep`]); [`wait_both`] has the order of these. Each look ends in
+//! [`Waited::collect`], which puts connections and the kernel's events in order.
 
 use std::sync::atomic::Ordering;
 
@@ -106,6 +111,53 @@ impl Waited<'_> {
         self.collect(into, kernels, pass, now)
     }
 
+    /// Reports as [`look`](Self::look) does. If the first look of a call finds nothing, looks again
+    /// for as long as connections that are active are worth it, up to `until`.
+    fn look_and_spin(
+        &self,
+        into: &mut [epoll_event],
+        kernels: &mut Kernels,
+        pass: Pass,
+        until: Deadline,
+    ) -> usize {
+        let mut found = self.look(into, kernels, pass);
+        let worth = pass == Pass::First && !self.own.inner.hold().active.is_empty();
+        if found == 0 && worth && !until.has_passed() {
+            self.own.spin.until(until.left().unwrap_or(u64::MAX), || {
+                found = self.look(into, kernels, Pass::Later);
+                found > 0
+            });
+        }
+        found
+    }
+
+    /// Sleeps until `until` on the kernel's set, for a report of `most` events, and activates the
+    /// connections whose eventfds were raised. Returns the number of events that came.
+    ///
+    /// # Errors
+    /// The errors of epoll_wait(2).
+    fn sleep(&self, kernels: &mut Kernels, most: usize, until: Deadline) -> Result<usize, Errno> {
+        let own = self.own;
+        own.spin.sleeps();
+        let left = if is_told_surely() {
+            until.left()
+        } else {
+            Some(until.left().unwrap_or(A_BIT).min(A_BIT))
+        };
+        let looked = own.inner.hold().looked;
+        own.sleepers.fetch_add(1, Ordering::Relaxed);
+        let got = self.ask_kernel(kernels, most, left, looked);
+        own.sleepers.fetch_sub(1, Ordering::Relaxed);
+        let got = got?;
+        if kernels.count() < got {
+            own.spin.woke();
+        }
+        if !is_told_surely() {
+            activate_all(&mut own.inner.hold());
+        }
+        Ok(got)
+    }
+
     /// Reports ready connections and the events in `kernels`, in the order in which they came.
     /// `now` is a time before this call. Returns the number of events in `into`.
     fn collect(
@@ -180,50 +232,25 @@ fn wait_both(
     let Waited { set, own, .. } = waited;
     let mut kernels = Kernels::new();
     let mut pass = Pass::First;
-    loop {
-        let mut found = waited.look(into, &mut kernels, pass);
-        let worth = pass == Pass::First && !own.inner.hold().active.is_empty();
-        if found == 0 && worth && !until.has_passed() {
-            own.spin.until(until.left().unwrap_or(u64::MAX), || {
-                found = waited.look(into, &mut kernels, Pass::Later);
-                found > 0
-            });
-        }
+    let count = loop {
+        let found = waited.look_and_spin(into, &mut kernels, pass, until);
         if found > 0 {
-            if found == into.len() {
-                wake_another(set, own);
-            }
-            return Ok(found);
+            break found;
         }
         pass = Pass::Later;
         if !until.has_passed() && !arm_all(&mut own.inner.hold()) {
             continue;
         }
-        own.spin.sleeps();
-        let left = if is_told_surely() {
-            until.left()
-        } else {
-            Some(until.left().unwrap_or(A_BIT).min(A_BIT))
-        };
-        let looked = own.inner.hold().looked;
-        own.sleepers.fetch_add(1, Ordering::Relaxed);
-        let got = waited.ask_kernel(&mut kernels, into.len(), left, looked);
-        own.sleepers.fetch_sub(1, Ordering::Relaxed);
-        let got = got?;
-        if kernels.count() < got {
-            own.spin.woke();
-        }
-        if !is_told_surely() {
-            activate_all(&mut own.inner.hold());
-        }
+        let got = waited.sleep(&mut kernels, into.len(), until)?;
         let count = waited.collect(into, &mut kernels, Pass::Woken, Deadline::now());
         if count > 0 || (got == 0 && until.has_passed()) {
-            if count == into.len() {
-                wake_another(set, own);
-            }
-            return Ok(count);
+            break count;
         }
+    };
+    if count == into.len() {
+        wake_another(set, own);
     }
+    Ok(count)
 }
 
 /// Wakes another sleeping thread if active connections remain, for a thread whose report is full.

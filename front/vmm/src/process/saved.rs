@@ -9,6 +9,7 @@ use slipway_vmm::{Machine, Parts};
 use super::Process;
 use crate::cpus::HotCpus;
 use crate::functions::Functions;
+use crate::memory::HotMemory;
 use crate::ports::Ports;
 use crate::qmp::{self, Command};
 use crate::save::{self, Finished, SaveRequest};
@@ -17,9 +18,11 @@ use crate::save::{self, Finished, SaveRequest};
 pub(super) fn restore(
     machine: &Machine,
     ports: &Ports,
+    memory: &mut HotMemory,
     sockets: Vec<OwnedFd>,
     saved: &Saved,
 ) -> Result<(Functions, HotCpus), String> {
+    memory.restore(machine, &saved.machine.own.memory)?;
     ports.restore(machine, &saved.machine.own)?;
     let hot_cpus = HotCpus::restore(&saved.machine.plugged_cpus, machine.board())?;
     Ok((Functions::restore(machine, sockets, &saved.machine.functions)?, hot_cpus))

@@ -370,6 +370,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
+/// Sets the process up, reports that, waits for the agent's "go", and executes the program.
 fn prepare_and_execute(
     channel: &Channel,
     spec: &InitSpec,
@@ -385,21 +386,10 @@ fn prepare_and_execute(
     let rights = Rights::new(security, spec.privileged, spec.drop_mknod)?;
     let groups = security.map_or(&[][..], |security| &security.groups);
     let user = user::resolve(Path::new("/"), &process.user)?.with_groups(groups);
-    let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
-    files::create_directory(cwd).with_context(|| format!("working directory {cwd:?}"))?;
-    if spec.container.as_ref().is_some_and(|container| container.read_only) {
-        root::make_read_only()?;
-    }
-    rustix::process::chdir(cwd).with_context(|| format!("working directory {cwd:?}"))?;
+    enter_directory(process, spec.container.as_ref())?;
     limits::apply(&process.limits)?;
     rustix::process::setsid().context("setsid")?;
-    let master = if process.terminal {
-        let size = terminal::size(process.rows, process.columns);
-        Some(terminal::open_terminal(size, user.uid, spec.container.is_some())?)
-    } else {
-        terminal::give_streams(&user)?;
-        None
-    };
+    let master = open_streams(process, &user, spec.container.is_some())?;
     let mut environment = environment::complete(process, &user.home);
     if spec.sockets {
         sockets::add_environment(&mut environment);
@@ -420,4 +410,30 @@ fn prepare_and_execute(
     let path = program.find(&user)?;
     credentials::drop_to(&user, &rights)?;
     Err(program.execute(&path, rights.filter.as_ref()))
+}
+
+/// Enters the working directory, which is made if it is missing. The root of a container that is
+/// read-only becomes so in between.
+fn enter_directory(process: &ProcessSpec, container: Option<&ContainerSpec>) -> Result<()> {
+    let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
+    files::create_directory(cwd).with_context(|| format!("working directory {cwd:?}"))?;
+    if container.is_some_and(|container| container.read_only) {
+        root::make_read_only()?;
+    }
+    rustix::process::chdir(cwd).with_context(|| format!("working directory {cwd:?}"))
+}
+
+/// Opens the terminal of a process that has one, which is the container's console if the process
+/// `is_first`; otherwise the user gets the streams. Returns the terminal's master side.
+fn open_streams(
+    process: &ProcessSpec,
+    user: &user::User,
+    is_first: bool,
+) -> Result<Option<OwnedFd>> {
+    if process.terminal {
+        let size = terminal::size(process.rows, process.columns);
+        return terminal::open_terminal(size, user.uid, is_first).map(Some);
+    }
+    terminal::give_streams(user)?;
+    Ok(None)
 }

@@ -45,37 +45,56 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
         .context("making mounts private")?;
     let devices = if privileged { devices_beside(&spec.volumes)? } else { Vec::new() };
     let sockets = spec.sockets.as_ref().map(sockets::Detached::take).transpose()?;
-    let shared_memory = match spec.shared_memory.as_str() {
-        "" => None,
-        path => Some(tree::clone(Path::new(path))?),
-    };
-    let message = match spec.message.as_str() {
-        "" => None,
-        path => Some(tree::clone(Path::new(path))?),
-    };
+    let shared_memory = clone_tree(&spec.shared_memory)?;
+    let message = clone_tree(&spec.message)?;
     let root = assemble(spec)?;
     let mounts = open_mounts(spec)?;
     pivot(&root)?;
-    files::write_etc(spec.names.as_ref())?;
-    files::write_machine_id()?;
-    // Before anything is mounted on the root: a link of the image leads into the image only.
-    let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    spec.files.iter().try_for_each(|file| copies::put(root.as_fd(), file))?;
-    drop(root);
+    write_files(spec)?;
     mount_system(privileged)?;
     mount_shared_memory(shared_memory.as_ref())?;
     dev::populate(&devices)?;
     // Before the mounts that an orchestrator asks for: one may be put on it.
     let null = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    for spec in &spec.volumes {
-        volume::publish(spec)?;
+    spec.volumes.iter().try_for_each(volume::publish)?;
+    attach(spec, &mounts, message.as_ref(), sockets)?;
+    hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    Ok(())
+}
+
+/// Clones the mount at `path`, which is out of reach once the root is another one. Returns `None`
+/// if the path is empty.
+fn clone_tree(path: &str) -> Result<Option<OwnedFd>> {
+    match path {
+        "" => Ok(None),
+        path => tree::clone(Path::new(path)).map(Some),
     }
-    for Detached { share, tree, .. } in &mounts {
+}
+
+/// Writes the files that the root has in place of the image's.
+fn write_files(spec: &ContainerSpec) -> Result<()> {
+    files::write_etc(spec.names.as_ref())?;
+    files::write_machine_id()?;
+    // Before anything is mounted on the root: a link of the image leads into the image only.
+    let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    spec.files.iter().try_for_each(|file| copies::put(root.as_fd(), file))
+}
+
+/// Attaches the mounts that come from outside of the container, and protects those that it may not
+/// write to once all are there.
+fn attach(
+    spec: &ContainerSpec,
+    mounts: &[Detached],
+    message: Option<&OwnedFd>,
+    sockets: Option<sockets::Detached>,
+) -> Result<()> {
+    for Detached { share, tree, .. } in mounts {
         shares::attach(share, tree)?;
     }
     if let Some(message) = message {
         let (path, file) = (spec.message_path.clone(), true);
-        shares::attach(&Share { path, file, ..Share::default() }, &message)?;
+        shares::attach(&Share { path, file, ..Share::default() }, message)?;
     }
     if let Some(sockets) = sockets {
         sockets.attach()?;
@@ -83,8 +102,6 @@ pub fn enter(spec: &ContainerSpec, privileged: bool) -> Result<()> {
     for Detached { share, tree, .. } in mounts.iter().filter(|mount| mount.protected) {
         file_dirs::protect(tree, &share.path)?;
     }
-    hidden::hide(spec.masked.as_ref(), spec.read_only_paths.as_ref(), privileged, &null)?;
-    rustix::process::umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
 

@@ -1,4 +1,9 @@
 //! Fetches what is wanted of an image, and ahead of that the rest of it.
+//!
+//! [`Filling::fill`] is the task of one image: it has requests for what disks wait for
+//! ([`Urgency::Wanted`]) and fewer for the rest ([`Urgency::Ahead`], [`Filling::step_ahead`]) in
+//! flight until the image is whole, and pauses after failures of the latter. An [`ImageUse`] is a
+//! connection that needs the image.
 
 use std::io;
 use std::path::Path;
@@ -80,6 +85,18 @@ enum FillCheck {
     Whole,
     /// The image was removed.
     Gone,
+}
+
+/// The next step for what nobody waits for.
+enum AheadStep {
+    /// These members are fetched.
+    Fetch(Vec<u32>),
+    /// There is nothing to fetch from here to the end of the layers.
+    Nothing,
+    /// The image's files could not be looked at; a pause has begun.
+    Failed,
+    /// The image is whole, or was removed: nothing is fetched any more.
+    Over,
 }
 
 /// The state of requests for what nobody waits for.
@@ -169,24 +186,19 @@ impl Filling {
                 flights.push(self.flight(members, Urgency::Wanted));
             }
             if self.starts_ahead(&ahead) && flights.len() < MOST_REQUESTS {
-                match self.look().await {
-                    Ok(FillCheck::Same) => {}
-                    Ok(FillCheck::Whole) => return self.tell_whole(),
-                    Ok(FillCheck::Gone) => return self.partial.close(),
-                    Err(error) => {
-                        self.ahead_failed(&mut ahead, &error);
+                match self.step_ahead(&mut ahead).await {
+                    AheadStep::Fetch(members) => {
+                        flights.push(self.flight(members, Urgency::Ahead));
                         continue;
                     }
-                }
-                // At the end of the layers, what was left out is looked for from the beginning.
-                if let Some(members) = self.partial.next_ahead() {
-                    ahead.requests += 1;
-                    flights.push(self.flight(members, Urgency::Ahead));
-                    continue;
-                }
-                if flights.is_empty() {
-                    tokio::task::yield_now().await;
-                    continue;
+                    // At the end of the layers, what was left out is looked for from the beginning.
+                    AheadStep::Nothing if flights.is_empty() => {
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
+                    AheadStep::Nothing => {}
+                    AheadStep::Failed => continue,
+                    AheadStep::Over => return,
                 }
             }
             match ahead.pause.is_zero() {
@@ -212,6 +224,28 @@ impl Filling {
                 self.partial.close();
             }
         }
+    }
+
+    /// Finds out what of the rest is fetched next, and counts that as a request.
+    async fn step_ahead(self: &Arc<Self>, ahead: &mut AheadRequests) -> AheadStep {
+        match self.look().await {
+            Ok(FillCheck::Same) => {}
+            Ok(FillCheck::Whole) => {
+                self.tell_whole();
+                return AheadStep::Over;
+            }
+            Ok(FillCheck::Gone) => {
+                self.partial.close();
+                return AheadStep::Over;
+            }
+            Err(error) => {
+                self.ahead_failed(ahead, &error);
+                return AheadStep::Failed;
+            }
+        }
+        let Some(members) = self.partial.next_ahead() else { return AheadStep::Nothing };
+        ahead.requests += 1;
+        AheadStep::Fetch(members)
     }
 
     async fn flight(&self, members: Vec<u32>, urgency: Urgency) -> (Urgency, Result<()>) {

@@ -1,4 +1,8 @@
 //! The index of an eStargz layer: where it is in the layer, and what it says.
+//!
+//! A [`Footer`] at the end of the layer says where the index is ([`footer`]). [`Index::read`]
+//! checks and parses the index, entry by entry ([`Maker`]): files for the merged tree
+//! ([`Merger::apply_index`]), and a [`Chunk`] for each piece of data that can be fetched alone.
 
 use std::io::{self, Read};
 

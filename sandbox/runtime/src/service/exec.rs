@@ -1,15 +1,18 @@
 //! Further processes in a sandbox: `slipway exec`.
+//!
+//! [`begin`] checks the target, has the agent start the process ([`open`]), and leaves the streams
+//! to two tasks: `forward` for the client's messages, and [`carry_exec`] for the process's.
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_telemetry::trace::Call;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::{Status, Streaming};
 
 use super::{QUEUE, Sender, first, forward, out};
 use crate::agent::{Agent, Ended, process};
 use crate::node::Node;
 use crate::record::{Process, Settings};
-use crate::stdio::{self, Pieces};
+use crate::stdio::{self, Input, Pieces};
 use crate::target::Target;
 use crate::v1::{self, run_in, run_out};
 use crate::{Error, log, name, pause, process, traces};
@@ -37,34 +40,24 @@ pub(super) async fn begin(
     agent.check_process(request.spec.as_ref())?;
     let (input, input_end) = stdio::input_queue();
     let reference = process(&target.container.name, &exec_id);
-    let open = agent.clone();
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let prepares = spec.zygote.as_ref().is_some_and(|zygote| zygote.prepare);
-    let opened = match agent.exec(request).await {
-        Ok(reply) if prepares => {
-            let exit = run_out::Kind::Exit(v1::Exit::default());
-            for kind in [started(reply), exit] {
-                let _ = sender.send(out(kind)).await;
-            }
-            return Ok(receiver);
-        }
-        Ok(reply) => {
-            let output = stdio::open(&open, reference.clone(), input_end, session).await;
-            output.map(|output| (output, started(reply)))
-        }
-        Err(error) => Err(error),
-    };
+    let opened = open(&agent, request, reference.clone(), (input_end, session)).await;
     let (output, started) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            let Error::Exec { status, ref reason } = error else { return Err(error.into()) };
-            let exit = v1::Exit { status, reason: reason.clone(), ..Default::default() };
+            let Some(exit) = exit_of(&error) else { return Err(error.into()) };
             traces::end(call, Some(&error));
-            let _ = sender.send(out(run_out::Kind::Exit(exit))).await;
+            let _ = sender.send(out(exit)).await;
             return Ok(receiver);
         }
     };
-    let waiting = agent.clone();
+    let Some(output) = output else {
+        for kind in [started, run_out::Kind::Exit(v1::Exit::default())] {
+            let _ = sender.send(out(kind)).await;
+        }
+        return Ok(receiver);
+    };
+    let (open, waiting) = (agent.clone(), agent.clone());
     let process = reference.clone();
     tokio::spawn(forward(messages, input, move || Some(open.clone()), reference));
     tokio::spawn(async move {
@@ -72,6 +65,33 @@ pub(super) async fn begin(
         carry_exec(output, waiting, process, sender).await;
     });
     Ok(receiver)
+}
+
+/// Has the agent set a process up, and opens its streams. Returns its output, which is `None` if a
+/// zygote was prepared and no process runs, and the message that this was done.
+///
+/// # Errors
+/// [`Error::Exec`] if the program cannot be executed; [`Error::Agent`].
+async fn open(
+    agent: &Agent,
+    request: agent_v1::ExecRequest,
+    reference: Option<agent_v1::ProcessRef>,
+    (input, session): (mpsc::Receiver<Input>, OwnedSemaphorePermit),
+) -> crate::Result<(Option<Pieces>, run_out::Kind)> {
+    let prepares = request.zygote.as_ref().is_some_and(|zygote| zygote.prepare);
+    let reply = agent.exec(request).await?;
+    if prepares {
+        return Ok((None, started(reply)));
+    }
+    let output = stdio::open(agent, reference, input, session).await?;
+    Ok((Some(output), started(reply)))
+}
+
+/// Returns the message that a program cannot be executed. Returns `None` for another error.
+fn exit_of(error: &Error) -> Option<run_out::Kind> {
+    let Error::Exec { status, reason } = error else { return None };
+    let (status, reason) = (*status, reason.clone());
+    Some(run_out::Kind::Exit(v1::Exit { status, reason, ..Default::default() }))
 }
 
 /// Returns the message that a process, or a zygote, was set up.

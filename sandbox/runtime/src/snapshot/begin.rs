@@ -1,9 +1,14 @@
 //! A sandbox that begins with a snapshot: its machine, its container and its disks are those of the
 //! snapshot, and its names and addresses are its own.
+//!
+//! `Node::create` calls these in turn: [`chosen`] finds the snapshot. [`complete`] gives the
+//! request the snapshot's machine, and refuses what it cannot have (`asked.rs`). [`settings`] and
+//! [`record`] fill in the record, and [`link`] gives the sandbox the disks.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use super::asked::first_refused;
 use super::disks::copy_now;
 use crate::node::Node;
 use crate::record::{LAYER, Placement, Record, Settings, Store, Volume};
@@ -49,7 +54,7 @@ fn needs_image(name: &str) -> Error {
 /// [`Error::Invalid`] if it asks for what the snapshot has already, or for what cannot be added.
 pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Result<RunSpec> {
     let Some(snapshot) = &manifest.snapshot else { return Ok(asked.clone()) };
-    if let Some(what) = asked_too_much(asked) {
+    if let Some(what) = first_refused(asked) {
         return Err(Error::Invalid(format!(
             "{} is a snapshot, whose container goes on: leave out {what}",
             manifest.name
@@ -83,111 +88,6 @@ pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Resul
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
-}
-
-/// Returns the first part of a request that a sandbox which begins with a snapshot cannot have.
-/// Every field is named here: it is used, or refused if it is set.
-fn asked_too_much(asked: &RunSpec) -> Option<&'static str> {
-    let RunSpec {
-        // The sandbox has these.
-        template: _,
-        name: _,
-        hostname: _,
-        detach: _,
-        remove: _,
-        labels: _,
-        network: _,
-        mac: _,
-        addresses: _,
-        publish: _,
-        wait_network: _,
-        network_namespace: _,
-        layers_bytes: _,
-        placement: _,
-        control_group: _,
-        least_memory_bytes: _,
-        // How many there are says nothing of one of them.
-        at_once: _,
-        // A size alone asks for no terminal: clients always tell theirs.
-        rows: _,
-        columns: _,
-        // Without standard input it means nothing.
-        keeps_input: _,
-        // The snapshot has the others.
-        pod,
-        makes_pod,
-        max_containers,
-        bound_memory_bytes,
-        shares_processes,
-        processes_of,
-        termination_message_path,
-        resources,
-        image,
-        image_digest,
-        command,
-        entrypoint,
-        env,
-        cwd,
-        user,
-        limits,
-        oom_score_adj,
-        security,
-        terminal,
-        stdin,
-        privileged,
-        read_only,
-        memory_bytes,
-        max_memory_bytes,
-        cpus,
-        max_cpus,
-        kernel,
-        accelerator,
-        nic,
-        queues,
-        interrupt_interval_ns,
-        emulated_nic,
-        assigned_function,
-        vf_pool,
-        vf_addresses,
-        socket_engine,
-        volumes,
-        shares,
-        files,
-        file_dirs,
-        functions,
-        empty_dirs,
-        free_page_reporting,
-    } = asked;
-    let has_message = !termination_message_path.is_empty();
-    let joins = *shares_processes || !processes_of.is_empty();
-    let of_pod = joins || has_message || !empty_dirs.is_empty();
-    let process = !(env.is_empty() && cwd.is_empty() && user.is_empty() && limits.is_empty());
-    let process = process || security.is_some() || oom_score_adj.is_some();
-    let sizes = *memory_bytes > 0 || *max_memory_bytes > 0 || *cpus > 0 || *max_cpus > 0;
-    let kind = !nic.is_empty() || *queues > 0 || *interrupt_interval_ns > 0;
-    let parts = [
-        (*makes_pod || *max_containers > 0 || !pod.is_empty(), "the pod"),
-        (*bound_memory_bytes > 0, "bound memory"),
-        (of_pod, "what only containers of pods have"),
-        (!image.is_empty() || !image_digest.is_empty(), "the image"),
-        (!command.is_empty() || entrypoint.is_some(), "the command"),
-        (process, "the settings of its process"),
-        (resources.is_some(), "its limits"),
-        (*terminal || *stdin, "the terminal and standard input"),
-        (*privileged || *read_only, "--privileged and --read-only"),
-        (sizes || !kernel.is_empty(), "memory, CPUs and kernel"),
-        (!accelerator.is_empty(), "the accelerator"),
-        (kind || emulated_nic.is_some(), "the kind of its interface"),
-        (free_page_reporting.is_some(), "--free-page-reporting"),
-        (!volumes.is_empty(), "volumes"),
-        (!shares.is_empty(), "directories of the host"),
-        (!files.is_empty() || !file_dirs.is_empty(), "files"),
-        (!functions.is_empty(), "functions of pools"),
-        (assigned_function.is_some(), "a function of the host"),
-        (!socket_engine.is_empty(), "--sockets"),
-        (!vf_pool.is_empty() || !vf_addresses.is_empty(), "the pool of functions"),
-    ];
-    parts.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }
 
 /// Returns the settings of the container.

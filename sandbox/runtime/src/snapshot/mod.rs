@@ -9,6 +9,7 @@
 //! has the sandbox's names, addresses and random numbers. A snapshot can be [moved] to another
 //! node, as a directory of the host (`folder`).
 
+mod asked;
 pub(crate) mod begin;
 mod disks;
 mod folder;

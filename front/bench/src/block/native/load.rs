@@ -1,4 +1,11 @@
 //! The load itself: threads that keep commands in flight.
+//!
+//! A [`Lane`] is a queue pair with its commands, a [`Flow`] a lane while it runs, and
+//! [`Flow::step`] one poll of it: it takes completions and writes as many commands anew, at the
+//! next of the [`Places`]. [`run`] has a thread for each lane ([`drive`]). [`run_beside`] has one
+//! thread for the lanes of two clients. A [`Window`] is the time that counts.
+
+mod beside;
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +18,13 @@ use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::opcode::NvmOpcode;
 use slipway_telemetry::{Clock, Histogram, stamp_clock};
 
+pub(super) use self::beside::{Part, run_beside};
 use super::bell::Bell;
 use super::cpus::{self, Cpus};
 use crate::block::{Measured, Pattern, Workload};
 
 /// A target that completes nothing for this time has failed.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// The most completions of a noisy client that are taken between two polls of a quiet one.
-const LOUD: usize = 4;
 /// Polls without a completion between two looks at the clock.
 const POLLS: u32 = 1 << 14;
 
@@ -134,15 +140,17 @@ pub(super) fn run(
         let after = (cpu(), clock.nanos());
         let (lanes, mut measured) = join(threads)?;
         measured.bytes = measured.latency.count() * u64::from(workload.block_size);
-        // This thread wakes a little late, so the target's CPU time is scaled to the measured time.
-        let slept = after.1.saturating_sub(before.1).max(1) as f64;
-        let elapsed = measured.elapsed_ns as f64;
-        measured.target_cpu_ns = before
-            .0
-            .zip(after.0)
-            .map(|(before, after)| (after.saturating_sub(before) as f64 * elapsed / slept) as u64);
+        measured.target_cpu_ns = scaled(before, after, measured.elapsed_ns);
         Ok((lanes, measured))
     })
+}
+
+/// Returns the CPU time between two looks, each with the time of the look, scaled to `elapsed_ns`:
+/// the thread that looks wakes a little late. Returns `None` if it could not be read.
+fn scaled(before: (Option<u64>, u64), after: (Option<u64>, u64), elapsed_ns: u64) -> Option<u64> {
+    let slept = after.1.saturating_sub(before.1).max(1) as f64;
+    let spent = after.0?.saturating_sub(before.0?);
+    Some((spent as f64 * elapsed_ns as f64 / slept) as u64)
 }
 
 /// Waits for the threads of a load. Returns their lanes, and all latencies with the longest time.
@@ -285,101 +293,6 @@ fn drive(
         }
     }
     Ok((flow.lane, flow.latency, window.until - window.from))
-}
-
-/// One client's part of a load by two clients.
-pub(super) struct Part<'a> {
-    pub lanes: Vec<Lane>,
-    pub taker: Taker<'a>,
-    pub workload: &'a Workload,
-}
-
-impl Part<'_> {
-    fn start(self, now: u64) -> Result<Vec<Flow>> {
-        let per_command = u64::from(self.workload.block_size / self.taker.block_size).max(1);
-        let (pattern, blocks) = (self.workload.pattern, self.taker.blocks);
-        let flows = self.lanes.into_iter().zip(0..).map(|(lane, number)| {
-            Flow::start(lane, Places::new(pattern, per_command, blocks, number)?, now)
-        });
-        flows.collect()
-    }
-}
-
-/// Runs two loads from one thread, which polls the lanes of both in turn: on a machine with two
-/// processors both clients share the one that the target leaves. The noisy client's turns take only
-/// a few completions, so that the quiet one waits little. The greatest delay of the quiet one's
-/// polls is measured, too. Returns the lanes of both, and the quiet client's result.
-pub(super) fn run_beside(
-    quiet: Part<'_>,
-    loud: Option<Part<'_>>,
-    (warm_up, time): (Duration, Duration),
-) -> Result<([Vec<Lane>; 2], Measured)> {
-    let (clock, stop) = (stamp_clock(), AtomicBool::new(false));
-    let pid = quiet.taker.pid;
-    let (block_size, cpu) = (u64::from(quiet.workload.block_size), quiet.taker.cpus.client[0]);
-    let work = move || {
-        cpus::pin(&[cpu])?;
-        let mut last = clock.nanos();
-        let from = last + warm_up.as_nanos() as u64;
-        let mut window = Window { from, until: from + time.as_nanos() as u64 };
-        let mut before = None;
-        let mut quiet = quiet.start(last)?;
-        let mut loud = loud.map_or(Ok(Vec::new()), |loud| loud.start(last))?;
-        loud.iter_mut().for_each(|flow| flow.most = LOUD);
-        let (mut polls, mut spent) = (0_u32, None);
-        loop {
-            let mut left = 0;
-            for flow in &mut quiet {
-                last = flow.step::<true>(&*clock, &mut window, &stop)?.unwrap_or(last);
-                left += flow.in_flight;
-            }
-            for flow in &mut loud {
-                last = flow.step::<false>(&*clock, &mut window, &stop)?.unwrap_or(last);
-                left += flow.in_flight;
-            }
-            if left == 0 {
-                break;
-            }
-            if before.is_none() && last >= from {
-                before = Some(pid.and_then(cpus::cpu_ns));
-            }
-            if spent.is_none() && last >= window.until {
-                spent = Some(pid.and_then(cpus::cpu_ns));
-            }
-            polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(POLLS) {
-                give_up(clock.nanos().saturating_sub(last), &stop)?;
-            }
-        }
-        let spent = spent.flatten().zip(before.flatten());
-        let target_cpu_ns = spent.map(|(after, before)| after.saturating_sub(before));
-        let measured = Measured { target_cpu_ns, ..sum_up(&quiet, &loud, window, block_size) };
-        let lanes = |flows: Vec<Flow>| flows.into_iter().map(|flow| flow.lane).collect();
-        Ok(([lanes(quiet), lanes(loud)], measured))
-    };
-    // A thread of its own, so that the caller's affinity stays.
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("load".into()).spawn_scoped(scope, work)?;
-        thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
-    })
-}
-
-/// Sums up what the quiet client's lanes measured, and counts the commands of the noisy one.
-fn sum_up(quiet: &[Flow], loud: &[Flow], window: Window, block_size: u64) -> Measured {
-    let (mut latency, mut at_least) = (Histogram::new(), Histogram::new());
-    for flow in quiet {
-        latency.merge(&flow.latency);
-        at_least.merge(&flow.at_least);
-    }
-    let ended = loud.iter().map(|flow| flow.latency.count()).sum();
-    Measured {
-        elapsed_ns: window.until - window.from,
-        bytes: latency.count() * block_size,
-        latency,
-        at_least: Some(at_least),
-        neighbour_commands: (!loud.is_empty()).then_some(ended),
-        ..Measured::default()
-    }
 }
 
 /// Takes completions, `most` at most.

@@ -75,12 +75,7 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
     ensure!(network != "none", "--network none is the way none: --arms none");
-    let runc = arms.contains(&Arm::Runc).then(|| Runc::make(&image)).transpose();
-    let runc = runc.unwrap_or_else(|error| {
-        eprintln!("SKIPPED: the way runc: {error:#}");
-        arms.retain(|arm| *arm != Arm::Runc);
-        None
-    });
+    let runc = runc_or_skip(&mut arms, || Runc::make(&image));
     ensure!(!arms.is_empty(), "no way is left to measure");
     let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
         true => Some(Arc::new(Wires::make(most)?)),
@@ -109,22 +104,45 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     };
     let rounds = measured?;
     closed?;
+    Ok(report(args, arms, points, volumes as u32, rounds))
+}
+
+/// Makes what the way runc needs. Without that, says so, and takes the way out of `arms`.
+fn runc_or_skip(arms: &mut Vec<Arm>, make: impl FnOnce() -> Result<Runc>) -> Option<Runc> {
+    if !arms.contains(&Arm::Runc) {
+        return None;
+    }
+    let made = make().inspect_err(|error| eprintln!("SKIPPED: the way runc: {error:#}")).ok();
+    if made.is_none() {
+        arms.retain(|arm| *arm != Arm::Runc);
+    }
+    made
+}
+
+/// Returns the report of the rounds, of sandboxes with this number of volumes and shares.
+fn report(
+    args: &StartupArgs,
+    arms: Vec<Arm>,
+    points: Vec<Point>,
+    volumes: u32,
+    rounds: Vec<ArmRound>,
+) -> ArmsReport {
     let accelerator = match args.engine {
         Engine::Hollow => "hollow".to_owned(),
         Engine::Guests => super::accelerator(args.accel.as_deref()),
     };
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    Ok(ArmsReport {
+    ArmsReport {
         format: ArmsReport::FORMAT,
         environment: super::environment(accelerator),
         command: super::command_line(),
         points,
         processors: super::processors(&info),
-        volumes: volumes as u32,
+        volumes,
         waits: args.wait_network,
         arms,
         rounds,
-    })
+    }
 }
 
 /// Returns the ways that the user named, or those that need no pool.

@@ -69,6 +69,46 @@ pub(crate) fn pick(
     Ok(picker.picked)
 }
 
+/// The way along a path, and what is left of the path.
+struct Walk {
+    rest: VecDeque<Vec<u8>>,
+    /// The names from the root to the current file.
+    way: PathNames,
+    root: u64,
+    /// The folders from the root to the current one.
+    numbers: Vec<u64>,
+}
+
+impl Walk {
+    /// Begins at the root, whose number is `root`.
+    fn begin(path: &[u8], root: u64) -> Self {
+        Self { rest: names(path).collect(), way: Vec::new(), root, numbers: vec![root] }
+    }
+
+    /// Returns the number of the current folder.
+    fn folder(&self) -> u64 {
+        self.numbers.last().copied().unwrap_or(self.root)
+    }
+
+    fn go_up(&mut self) {
+        if self.way.pop().is_some() {
+            self.numbers.pop();
+        }
+    }
+
+    /// Goes on along `target` in place of the link at which the way ends.
+    fn follow(&mut self, target: &[u8]) {
+        self.way.pop();
+        if target.starts_with(b"/") {
+            self.way.clear();
+            self.numbers.truncate(1);
+        }
+        for name in names(target).collect::<Vec<_>>().into_iter().rev() {
+            self.rest.push_front(name);
+        }
+    }
+}
+
 struct Picker<'a> {
     volume: Volume<'a>,
     bounds: Bounds,
@@ -82,53 +122,41 @@ struct Picker<'a> {
 impl Picker<'_> {
     /// Follows one path, and chooses what it meets.
     fn path(&mut self, path: &[u8]) -> Result<(), String> {
-        let mut rest: VecDeque<Vec<u8>> = names(path).collect();
-        // The folders from the root to the current one.
-        let mut way: PathNames = Vec::new();
-        let mut numbers = vec![self.volume.root];
+        let mut walk = Walk::begin(path, self.volume.root);
         let mut links = 0;
-        while let Some(name) = rest.pop_front() {
+        while let Some(name) = walk.rest.pop_front() {
             if name == b".." {
-                if way.pop().is_some() {
-                    numbers.pop();
-                }
+                walk.go_up();
                 continue;
             }
-            let folder = numbers.last().copied().unwrap_or(self.volume.root);
-            let Some(number) = self.find(folder, &name)? else { return Ok(()) };
+            let Some(number) = self.find(walk.folder(), &name)? else { return Ok(()) };
             let inode = self.volume.inode(number)?;
-            way.push(name);
+            walk.way.push(name);
             match inode.kind {
-                FileKind::Directory if rest.is_empty() => return self.all(way, number, inode),
+                FileKind::Directory if walk.rest.is_empty() => {
+                    return self.all(walk.way, number, inode);
+                }
                 FileKind::Directory => {
-                    self.take(&way, &inode)?;
-                    numbers.push(number);
+                    self.take(&walk.way, &inode)?;
+                    walk.numbers.push(number);
                 }
                 FileKind::Symlink => {
-                    self.take(&way, &inode)?;
+                    self.take(&walk.way, &inode)?;
                     links += 1;
                     if links > MAX_SYMLINKS {
                         return Ok(());
                     }
-                    way.pop();
-                    let target = self.volume.content(&inode, MAX_LINK)?;
-                    if target.starts_with(b"/") {
-                        way.clear();
-                        numbers.truncate(1);
-                    }
-                    for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
-                        rest.push_front(name);
-                    }
+                    walk.follow(&self.volume.content(&inode, MAX_LINK)?);
                 }
                 // A file in the place of a folder: the path is missing.
-                _ if !rest.is_empty() => return Ok(()),
-                _ => return self.take(&way, &inode),
+                _ if !walk.rest.is_empty() => return Ok(()),
+                _ => return self.take(&walk.way, &inode),
             }
         }
         // The path ends at a folder by `..`, or at the root.
-        let number = numbers.last().copied().unwrap_or(self.volume.root);
+        let number = walk.folder();
         let inode = self.volume.inode(number)?;
-        self.all(way, number, inode)
+        self.all(walk.way, number, inode)
     }
 
     /// Chooses a folder and all that is in it. Links are not followed.
