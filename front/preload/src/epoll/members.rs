@@ -58,7 +58,7 @@ impl Inner {
             self.found.reserve(self.count);
             self.active.push_back(fd);
         }
-        if !was.is_some_and(|item| item.object.is_some()) {
+        if was.is_none_or(|item| item.object.is_none()) {
             self.ours.push(fd);
         }
     }
