@@ -1,13 +1,17 @@
 //! Socket options and names. An option without an effect is taken and not refused.
 
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
-use slipway_socket::{Endpoint, Errno, option};
+use slipway_socket::{Address, Endpoint, Errno, option};
 
 use crate::address::write_address;
 use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
+use crate::halves::{
+    HalfWord, RECEIVE_BUFFER, RECEIVE_LOW_WATER, RECEIVE_TIMEOUT, SEND_BUFFER, SEND_TIMEOUT,
+};
 use crate::real::{self, fail, sys};
 
 /// On/off options that are stored but have no effect, each with the bit that stores it.
@@ -36,7 +40,7 @@ const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::SOL_SOCKET, libc::SO_INCOMING_CPU, 0),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0),
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1),
-    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 65_483),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, SEGMENT),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
@@ -48,28 +52,38 @@ const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::IPPROTO_IP, libc::IP_TOS, 0),
     (libc::IPPROTO_IP, libc::IP_TTL, 64),
 ];
-/// The default size of a buffer, and the largest one, in bytes.
+/// The size in bytes of a buffer for which the program set none.
 const BUFFER: u64 = 1 << 20;
-const LARGEST: u64 = 4 << 20;
+/// The least size in bytes of a buffer that a program may set. As the kernel does, we report twice
+/// what was set (socket(7)).
+const SMALLEST: u64 = 1152;
+/// The largest size in bytes of a buffer that a program may set.
+const LARGEST: u64 = 2 << 20;
 
+/// The segment size in bytes that the kernel reports for TCP over its loopback interface.
+const SEGMENT: c_int = 65_483;
+
+/// The bytes of the kernel's `struct tcp_info` up to and with `tcpi_snd_wnd` (`linux/tcp.h`).
+/// libc's `tcp_info` is a beginning of it.
+const TCP_INFO_LEN: usize = 232;
+/// `tcpi_state` of a connection whose peer may still send (`net/tcp_states.h`).
+const TCP_ESTABLISHED: u8 = 1;
+/// `tcpi_state` of a connection whose peer sends no more.
+const TCP_CLOSE_WAIT: u8 = 8;
+
+/// The bytes of a name of TCP's congestion control: `TCP_CA_NAME_MAX` (`net/tcp.h`).
+const CONGESTION_LEN: usize = 16;
+
+/// The most bytes of an option's value: those of [`TCP_INFO_LEN`], and room.
+const VALUE_LEN: usize = 256;
+
+const _: () = assert!(TCP_INFO_LEN <= VALUE_LEN && size_of::<libc::tcp_info>() <= TCP_INFO_LEN);
+
+/// Returns the bit of `FLAGS` that stores an on/off option, or `None` if the option is no row of
+/// [`SWITCHES`].
 fn switch_of(level: c_int, name: c_int) -> Option<u64> {
     let found = SWITCHES.iter().find(|(at, what, _)| (*at, *what) == (level, name));
     found.map(|(_, _, bit)| 1 << (option::FREE + bit))
-}
-
-fn low(endpoint: &Endpoint, word: usize) -> u64 {
-    endpoint.option(word).load(Ordering::Relaxed) & 0xffff_ffff
-}
-
-fn high(endpoint: &Endpoint, word: usize) -> u64 {
-    endpoint.option(word).load(Ordering::Relaxed) >> 32
-}
-
-fn store(endpoint: &Endpoint, word: usize, is_high: bool, value: u64) {
-    let shift = if is_high { 32 } else { 0 };
-    let place = endpoint.option(word);
-    let changed = |old: u64| Some(old & !(0xffff_ffff << shift) | (value & 0xffff_ffff) << shift);
-    let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
 }
 
 /// Returns a kernel socket's timeout in milliseconds; 0: none.
@@ -80,6 +94,8 @@ pub fn timeout_of(fd: c_int, name: c_int) -> u64 {
     milliseconds(time)
 }
 
+/// Converts a timeout to milliseconds, rounded up, and at most 4,000,000 s and a second, so that it
+/// fits 32 bits.
 fn milliseconds(time: libc::timeval) -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(4_000_000);
     seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
@@ -94,13 +110,18 @@ pub fn take_over(fd: c_int, endpoint: &Endpoint) {
             endpoint.set(bit, true);
         }
     }
-    store(endpoint, option::TIMEOUTS, false, timeout_of(fd, libc::SO_RCVTIMEO));
-    store(endpoint, option::TIMEOUTS, true, timeout_of(fd, libc::SO_SNDTIMEO));
-    let mut linger = [0 as c_int; 2];
-    let mut length: socklen_t = 8;
-    let at = linger.as_mut_ptr();
-    sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, at, &raw mut length);
-    endpoint.set(option::ABORT, linger[0] != 0 && linger[1] == 0);
+    RECEIVE_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_RCVTIMEO));
+    SEND_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_SNDTIMEO));
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let mut length = size_of::<libc::linger>() as socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    sys!(SYS_getsockopt, fd, level, name, &raw mut linger, &raw mut length);
+    endpoint.set(option::ABORT, aborts(linger.l_onoff, linger.l_linger));
+}
+
+/// Returns whether a `struct linger` with these fields makes close(2) a reset.
+fn aborts(l_onoff: c_int, l_linger: c_int) -> bool {
+    l_onoff != 0 && l_linger == 0
 }
 
 #[unsafe(no_mangle)]
@@ -120,7 +141,7 @@ pub unsafe extern "C" fn getsockopt(
         if value.is_null() || length.is_null() {
             return Err(Errno::FAULT);
         }
-        let mut bytes = [0; 256];
+        let mut bytes = [0; VALUE_LEN];
         let size = read_option(stream, level, name, &mut bytes)?;
         // SAFETY: the caller guarantees valid pointers.
         unsafe {
@@ -132,11 +153,13 @@ pub unsafe extern "C" fn getsockopt(
     }) as c_int
 }
 
+/// Writes an option's value to the beginning of `into`, and returns its length in bytes; the bytes
+/// after what is written are 0. The error is ENOPROTOOPT for an unknown option.
 fn read_option(
     stream: &Stream,
     level: c_int,
     name: c_int,
-    into: &mut [u8; 256],
+    into: &mut [u8; VALUE_LEN],
 ) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
     let mut numbers = |values: &[c_int]| {
@@ -154,37 +177,48 @@ fn read_option(
             numbers(&[endpoint.take_error().map_or(0, Errno::raw_os_error)])
         }
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => numbers(&[stream.domain]),
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => numbers(&[size(low(endpoint, option::BUFFERS))]),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => numbers(&[size(high(endpoint, option::BUFFERS))]),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => numbers(&[size(RECEIVE_BUFFER.get(endpoint))]),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => numbers(&[size(SEND_BUFFER.get(endpoint))]),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            numbers(&[(high(endpoint, option::HOLDERS) as c_int).max(1)])
+            numbers(&[(RECEIVE_LOW_WATER.get(endpoint) as c_int).max(1)])
         }
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            // The fields of `struct linger`. A time other than 0 has no effect and is not kept.
             numbers(&[c_int::from(endpoint.has(option::ABORT)), 0])
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let word = option::TIMEOUTS;
-            let time =
-                if name == libc::SO_RCVTIMEO { low(endpoint, word) } else { high(endpoint, word) };
-            into[..8].copy_from_slice(&(time / 1000).to_ne_bytes());
-            into[8..16].copy_from_slice(&(time % 1000 * 1000).to_ne_bytes());
-            Ok(16)
+            let time = timeout_named(name).get(endpoint);
+            put(into, offset_of!(libc::timeval, tv_sec), &(time / 1000).to_ne_bytes());
+            put(into, offset_of!(libc::timeval, tv_usec), &(time % 1000 * 1000).to_ne_bytes());
+            Ok(size_of::<libc::timeval>())
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
-            into[..6].copy_from_slice(b"cubic\0");
-            Ok(16)
+            put(into, 0, b"cubic\0");
+            Ok(CONGESTION_LEN)
         }
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            // The state is ESTABLISHED or CLOSE_WAIT; TCP's other states do not exist here.
-            into[0] = if endpoint.ready() & 0x2000 == 0 { 1 } else { 8 };
-            into[16..20].copy_from_slice(&65_483u32.to_ne_bytes());
-            Ok(232)
+            // TCP's other states do not exist here.
+            let ended = endpoint.ready() & libc::POLLRDHUP != 0;
+            let state = if ended { TCP_CLOSE_WAIT } else { TCP_ESTABLISHED };
+            put(into, offset_of!(libc::tcp_info, tcpi_state), &[state]);
+            put(into, offset_of!(libc::tcp_info, tcpi_snd_mss), &SEGMENT.to_ne_bytes());
+            Ok(TCP_INFO_LEN)
         }
         _ => {
             let found = NUMBERS.iter().find(|(at, what, _)| (*at, *what) == (level, name));
             found.map_or(Err(Errno::NOPROTOOPT), |(_, _, value)| numbers(&[*value]))
         }
     }
+}
+
+/// Copies the bytes of a field to offset `at` of a value; both are constants, and within it.
+fn put(value: &mut [u8; VALUE_LEN], at: usize, field: &[u8]) {
+    value[at..at + field.len()].copy_from_slice(field);
+}
+
+/// Returns where the timeout of `SO_RCVTIMEO` or `SO_SNDTIMEO` lies.
+fn timeout_named(name: c_int) -> HalfWord {
+    if name == libc::SO_SNDTIMEO { SEND_TIMEOUT } else { RECEIVE_TIMEOUT }
 }
 
 #[unsafe(no_mangle)]
@@ -210,7 +244,7 @@ pub unsafe extern "C" fn setsockopt(
         if value.is_null() {
             return Err(Errno::FAULT);
         }
-        let mut bytes = [0; 16];
+        let mut bytes = [0; size_of::<libc::timeval>()];
         let size = bytes.len().min(length as usize);
         // SAFETY: the caller guarantees valid pointers.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), size) };
@@ -218,42 +252,42 @@ pub unsafe extern "C" fn setsockopt(
     }) as c_int
 }
 
+/// Sets an option to the value in `bytes`. Returns 0, which is the call's result. The error is
+/// EINVAL for a value that is too short, EDOM for a timeout with an invalid `tv_usec`, and
+/// ENOPROTOOPT for an option that is unknown or only read.
 fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
-    let number = |at: usize| {
-        let bytes = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
-        Ok(c_int::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-    };
+    let number = |at| field(bytes, at).map(c_int::from_ne_bytes);
     if let Some(bit) = switch_of(level, name) {
         endpoint.set(bit, number(0)? != 0);
         return Ok(0);
     }
-    // The kernel doubles what it is asked for (socket(7)).
-    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(1152, LARGEST / 2) * 2;
+    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(SMALLEST, LARGEST) * 2;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
-            store(endpoint, option::BUFFERS, false, buffer(number(0)?));
+            RECEIVE_BUFFER.set(endpoint, buffer(number(0)?));
         }
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
-            store(endpoint, option::BUFFERS, true, buffer(number(0)?));
+            SEND_BUFFER.set(endpoint, buffer(number(0)?));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            store(endpoint, option::HOLDERS, true, u64::try_from(number(0)?).unwrap_or(0).max(1));
+            let bytes = u64::try_from(number(0)?).unwrap_or(0).max(1);
+            RECEIVE_LOW_WATER.set(endpoint, bytes);
         }
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            endpoint.set(option::ABORT, number(0)? != 0 && number(4)? == 0);
+            let l_onoff = number(offset_of!(libc::linger, l_onoff))?;
+            let l_linger = number(offset_of!(libc::linger, l_linger))?;
+            endpoint.set(option::ABORT, aborts(l_onoff, l_linger));
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let half = |at: usize| {
-                let bytes = bytes.get(at..at + 8).ok_or(Errno::INVAL)?;
-                Ok::<_, Errno>(i64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-            };
-            let (tv_sec, tv_usec) = (half(0)?, half(8)?);
+            let word = |at| field(bytes, at).map(i64::from_ne_bytes);
+            let tv_sec = word(offset_of!(libc::timeval, tv_sec))?;
+            let tv_usec = word(offset_of!(libc::timeval, tv_usec))?;
             if !(0..1_000_000).contains(&tv_usec) {
                 return Err(Errno::DOM);
             }
             let time = milliseconds(libc::timeval { tv_sec, tv_usec });
-            store(endpoint, option::TIMEOUTS, name == libc::SO_SNDTIMEO, time);
+            timeout_named(name).set(endpoint, time);
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
         | (libc::IPPROTO_IPV6, _)
@@ -274,6 +308,11 @@ fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Res
     Ok(0)
 }
 
+/// Returns the `N` bytes of a field at offset `at` of a value, or EINVAL if the value is shorter.
+fn field<const N: usize>(value: &[u8], at: usize) -> Result<[u8; N], Errno> {
+    value.get(at..).and_then(<[u8]>::first_chunk).copied().ok_or(Errno::INVAL)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(
     fd: c_int,
@@ -284,7 +323,7 @@ pub unsafe extern "C" fn getsockname(
         return sys!(SYS_getsockname, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, false, to, length) }
+    unsafe { write_name(&object, Endpoint::local, to, length) }
 }
 
 #[unsafe(no_mangle)]
@@ -297,16 +336,21 @@ pub unsafe extern "C" fn getpeername(
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, true, to, length) }
+    unsafe { write_name(&object, Endpoint::remote, to, length) }
 }
 
-unsafe fn name(object: &fds::Ref, peer: bool, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+/// Writes one of a connection's two addresses, in the format of getsockname(2).
+unsafe fn write_name(
+    object: &fds::Ref,
+    address: fn(&Endpoint) -> Address,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
     if to.is_null() || length.is_null() {
         return fail(Errno::FAULT) as c_int;
     }
     if let Some(stream) = object.stream() {
-        let endpoint = &stream.endpoint;
-        let address = if peer { endpoint.remote() } else { endpoint.local() };
+        let address = address(&stream.endpoint);
         // SAFETY: the caller guarantees valid pointers.
         unsafe { write_address(address, stream.domain, to, length) };
     }
@@ -352,6 +396,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     }
 }
 
+/// Returns the result of fcntl(2)'s `F_GETFL` for a socket.
 fn status(nonblock: bool) -> c_int {
     libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 }
 }
