@@ -7,8 +7,9 @@
 //! `port_read` and `port_write`; one at an address in `memory_read` and `memory_write`. What it
 //! keeps is in `BoardState` (`board/state.rs`), whose fields are all required: `state::VERSION` is
 //! raised. The guest learns of it by the tables of `acpi`, unless its kernel looks there anyway.
-//! The fuzz target `vmm-registers` reaches it as it is; tests are in `tests/guests`, and
-//! `docs/vmm.md`, "The machine", has a row. The crate's lines count: `deploy/check/vmm_lines.py`.
+//! Its registers are an object of their own, as `power` has them, which `registers` of `fuzz`
+//! accesses (target `vmm-registers`); tests are in `tests/guests`, and `docs/vmm.md`, "The
+//! machine", has a row. The crate's lines count: `deploy/check/vmm_lines.py`.
 
 mod state;
 
