@@ -1,4 +1,10 @@
 //! The contract between a device and a disk.
+//!
+//! A new error of requests is a variant of `DiskError`. `disk_status` of `device/nvme`
+//! (`engine::io`) gives it an NVMe status (`spec/nvme-spec`, `status`), which decides what the
+//! guest's programs see: `tests/io.rs` there has a row for each. A new operation is a variant of
+//! `Operation`: each disk refuses or carries it out, `model` and the fuzz target `block-disks`
+//! check it, and a command of the controller asks for it.
 
 use std::ops::DerefMut;
 use std::os::fd::BorrowedFd;

@@ -4,6 +4,10 @@
 //! table holds. A full set forgets the station that was silent for longest. The hash has a secret,
 //! so that a guest cannot choose addresses that fall into one set. Each port has a limit, so that
 //! one guest cannot make the switch forget other guests' stations.
+//!
+//! The sizes are `LearningOptions`: `Fabric::switch_or_new` (`host/fabric`, `fabric`) takes the
+//! defaults, and no user can change them. The most ports of a switch are `MAX_PORTS` (`index`).
+//! `docs/networks.md` names these limits if users meet them; tests are below, and `forwarding`.
 
 use crate::lookup::{Key, Lookup, Station, Target};
 use crate::{MAX_PORTS, PortIndex};

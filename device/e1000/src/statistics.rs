@@ -1,5 +1,14 @@
 //! The statistics registers (section 13.7). The data path counts, and never clears; the function
 //! remembers the count at which a register was last read, and gives the difference.
+//!
+//! All offsets of the section are registers that read 0 if nothing counts them. So a further one
+//! has its offset in `spec/e1000-spec` (`statistic`) and is counted by `Statistics::received` or
+//! `sent`, or by `add` where its event is found (`receive`, `transmit`); it needs no new version of
+//! the saved state. One of 64 bits is in `WIDE`. Tests: below, and `tests/traffic.rs`. What
+//! `slipway port inspect` shows of an e1000 is in `counters`: a register whose accesses are counted
+//! by name is a row of `COUNTED`, and another figure a field of `E1000Counters` (`plane.proto`),
+//! which `e1000_counters` of `host/plane` (`network.rs`) fills in and `e1000_json` of the CLI's
+//! `port.rs` prints.
 
 use slipway_e1000_spec::statistic::{self, length_class};
 use slipway_ethernet_spec::{MIN_FRAME, Mac};

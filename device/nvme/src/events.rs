@@ -1,4 +1,11 @@
 //! Asynchronous events (section 5.2).
+//!
+//! A new event is a constant of `Event` (`spec/nvme-spec`, `event`) and an element of
+//! `Events::KNOWN`, without which a saved state that has it is refused. `Events::raise` reports it;
+//! on a lane `Report::raise` does (`engine::report`). Its type is masked until the host reads its
+//! log page: `event_type` of `admin::logs`. A notice that a host has to ask for has a bit of OAES,
+//! which `admin::identify` sets, and a question to `Features` (`crate::features`), as Namespace
+//! Attribute Changed has. Tests: `admin`, `attachment` and `saved` of `src/tests`.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,4 +1,11 @@
 //! The parts of a controller.
+//!
+//! A new bound of a controller is a field of `Limits` with its default and its range in
+//! `Limits::check`. One that Identify or CAP tells the host is in `Shape` of `persist::state` as
+//! well: a successor with another one is refused. One that changes the length of the journal
+//! (`journal`) changes what the next daemon finds with the keeper: `JOURNAL_VERSION`. The plane
+//! decides in `bounds` (`host/plane`, `controller.rs`). Tests: `parts` and `saved` of `src/tests`.
+//! A limit of commands or bytes per second is none of these: `limiter` has it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

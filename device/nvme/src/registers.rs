@@ -1,4 +1,11 @@
 //! The register file (section 3.1), and what lies where in BAR0.
+//!
+//! A new register has its offset in `slipway_nvme_spec::registers`, a field of `Registers`, and its
+//! place in `image`, for reads, and in `write_dword`; `FILE` ends behind the last one. An effect of
+//! a write is the affair of `home::lifecycle`. A value that a driver has set is a field of
+//! `RegisterState` too (`persist::state`), with the check of what no driver can have reached.
+//! Tests: `init`, `lifecycle` and `saved` of `src/tests`; the fuzz target `nvme-controller` reaches
+//! it as it is.
 
 use slipway_nvme_spec::registers::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, VERSION_1_4, offset,

@@ -1,4 +1,10 @@
 //! Counters of frames and rings, and a device's need of a reset: any thread may read them.
+//!
+//! A new counter is a field of `Live`, which the thread of its object counts, and one of
+//! `Counters`, which `Live::snapshot` fills in; `tests/traffic.rs` and `hostile.rs` read them.
+//! Users see frames that got lost here as causes of the switch's port: `take_malformed` of
+//! `transmit` counts those from the driver, and what `receive` delivers those for it. A figure of
+//! the device for users is one of `SwitchPort` besides: the head of `port.rs` in `host/fabric`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

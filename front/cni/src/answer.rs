@@ -1,4 +1,10 @@
 //! Results, in the form of each version of CNI.
+//!
+//! A new key of a result is added in `added`, for the versions that have it. What the daemon knows
+//! comes in `Attachment` of `network.proto`, which `describe_attachment` of `host/network`
+//! (`networks/attachments.rs`) fills in. CHECK compares what the daemon has, not this text. Tests
+//! are below; `docs/cni.md` has it, and `tests/e2e/76-cni.sh` reads results. A further version of
+//! CNI is one of `VERSIONS` (`configuration`), with its form here.
 
 use serde_json::{Map, Value, json};
 use slipway_plane_api::network_v1::Attachment;

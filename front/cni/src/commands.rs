@@ -1,4 +1,10 @@
 //! The operations of CNI.
+//!
+//! A new operation is a variant of `Command` (`environment`), an arm in `run`, and a method of
+//! `Operation` with a call of the daemon's: `network.proto`, `host/network` (`service`,
+//! `networks/attachments.rs`), counted by `operations` for `slipway_cni_operations_total`. It must
+//! be safe to repeat, since a runtime calls it again after an error. Tests: below, the fuzz target
+//! `cni-operations`, `tests/e2e/76-cni.sh`, and `lab/cni` with kills; `docs/cni.md`, "Operations".
 
 use std::time::Duration;
 

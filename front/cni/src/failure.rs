@@ -1,4 +1,9 @@
 //! Errors as CNI defines them: a code, one line that says what is wrong, and the next step.
+//!
+//! A new code of this plugin is a variant of `Code` from 105 on, with a word in `docs/cni.md`,
+//! "Operations". `daemon` makes codes of the daemon's gRPC codes, so an error that the daemon finds
+//! has one there. `Outcome` decides what ADD undoes (`Operation::undo`). Tests: those of `daemon`
+//! and `commands`, and `tests/e2e/76-cni.sh`.
 
 use serde_json::{Value, json};
 

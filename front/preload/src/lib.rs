@@ -7,7 +7,8 @@
 //! - [`open`]: socket calls that make and end connections; [`listener`]: a kernel's listener with a
 //!   second queue at the engine;
 //! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
-//! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names; [`copies`]: close(2), dup(2);
+//! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names, with values that share a
+//!   word in [`halves`]; [`copies`]: close(2), dup(2);
 //! - [`polling`]: poll(2); [`select`]: select(2), which is a poll(2); [`polled`]: the descriptors
 //!   that the kernel polls for them; [`epoll`]: epoll(7);
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
@@ -35,8 +36,9 @@
 //!
 //! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
 //! Another one is an arm of `read_option` and of `write_option` there. If it is on or off, it is a
-//! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a part of another
-//! word of the entry, and no whole word is left: the head of that module says what is. Programs set
+//! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a half of another
+//! word of the entry, and gets a row of [`halves`]. No whole word is left: the head of
+//! `slipway_socket::option` says what is. Programs set
 //! many options before connect(2): `take_over` of [`options`] copies those that matter from the
 //! kernel's socket. Accepted connections begin with none of their listener's.
 //!
@@ -69,6 +71,7 @@ mod exec;
 mod fds;
 mod files;
 mod guard;
+mod halves;
 mod inherit;
 mod libcs;
 mod listener;

@@ -1,10 +1,6 @@
 //! Socket options and names. An option without an effect is taken and not refused.
-//!
-//! On/off options are bits of the endpoint ([`SWITCHES`]); numbers without an effect always read as
-//! the same value ([`NUMBERS`]); the others are in [`read_option`] and [`write_option`], which keep
-//! two values of 32 bits in a word ([`Half`]). fcntl(2) and ioctl(2) are here for the flags and the
-//! counts that they share with options.
 
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
@@ -13,6 +9,9 @@ use slipway_socket::{Address, Endpoint, Errno, option};
 use crate::address::write_address;
 use crate::fds::{self, DescriptorKind, Stream};
 use crate::guard::guard;
+use crate::halves::{
+    HalfWord, RECEIVE_BUFFER, RECEIVE_LOW_WATER, RECEIVE_TIMEOUT, SEND_BUFFER, SEND_TIMEOUT,
+};
 use crate::real::{self, fail, sys};
 
 /// On/off options that are stored but have no effect, each with the bit that stores it.
@@ -41,7 +40,7 @@ const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::SOL_SOCKET, libc::SO_INCOMING_CPU, 0),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0),
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, -1),
-    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 65_483),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, SEGMENT),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
     (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
@@ -53,46 +52,38 @@ const NUMBERS: [(c_int, c_int, c_int); 20] = [
     (libc::IPPROTO_IP, libc::IP_TOS, 0),
     (libc::IPPROTO_IP, libc::IP_TTL, 64),
 ];
-/// The default size of a buffer, and the largest one, in bytes.
+/// The size in bytes of a buffer for which the program set none.
 const BUFFER: u64 = 1 << 20;
-const LARGEST: u64 = 4 << 20;
+/// The least size in bytes of a buffer that a program may set. As the kernel does, we report twice
+/// what was set (socket(7)).
+const SMALLEST: u64 = 1152;
+/// The largest size in bytes of a buffer that a program may set.
+const LARGEST: u64 = 2 << 20;
 
+/// The segment size in bytes that the kernel reports for TCP over its loopback interface.
+const SEGMENT: c_int = 65_483;
+
+/// The bytes of the kernel's `struct tcp_info` up to and with `tcpi_snd_wnd` (`linux/tcp.h`).
+/// libc's `tcp_info` is a beginning of it.
+const TCP_INFO_LEN: usize = 232;
+/// `tcpi_state` of a connection whose peer may still send (`net/tcp_states.h`).
+const TCP_ESTABLISHED: u8 = 1;
+/// `tcpi_state` of a connection whose peer sends no more.
+const TCP_CLOSE_WAIT: u8 = 8;
+
+/// The bytes of a name of TCP's congestion control: `TCP_CA_NAME_MAX` (`net/tcp.h`).
+const CONGESTION_LEN: usize = 16;
+
+/// The most bytes of an option's value: those of [`TCP_INFO_LEN`], and room.
+const VALUE_LEN: usize = 256;
+
+const _: () = assert!(TCP_INFO_LEN <= VALUE_LEN && size_of::<libc::tcp_info>() <= TCP_INFO_LEN);
+
+/// Returns the bit of `FLAGS` that stores an on/off option, or `None` if the option is no row of
+/// [`SWITCHES`].
 fn switch_of(level: c_int, name: c_int) -> Option<u64> {
     let found = SWITCHES.iter().find(|(at, what, _)| (*at, *what) == (level, name));
     found.map(|(_, _, bit)| 1 << (option::FREE + bit))
-}
-
-/// A half of an option's word, of 32 bits: most words hold the receiver's value and the sender's.
-#[derive(Clone, Copy)]
-enum Half {
-    Low,
-    High,
-}
-
-impl Half {
-    fn shift(self) -> u32 {
-        match self {
-            Self::Low => 0,
-            Self::High => 32,
-        }
-    }
-
-    fn of(self, endpoint: &Endpoint, word: usize) -> u64 {
-        endpoint.option(word).load(Ordering::Relaxed) >> self.shift() & 0xffff_ffff
-    }
-
-    fn store(self, endpoint: &Endpoint, word: usize, value: u64) {
-        let shift = self.shift();
-        let place = endpoint.option(word);
-        let changed =
-            |old: u64| Some(old & !(0xffff_ffff << shift) | (value & 0xffff_ffff) << shift);
-        let _ = place.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
-    }
-}
-
-/// Returns the half of the word of timeouts that an option of either has.
-fn half_of_timeout(name: c_int) -> Half {
-    if name == libc::SO_SNDTIMEO { Half::High } else { Half::Low }
 }
 
 /// Returns a kernel socket's timeout in milliseconds; 0: none.
@@ -103,6 +94,8 @@ pub fn timeout_of(fd: c_int, name: c_int) -> u64 {
     milliseconds(time)
 }
 
+/// Converts a timeout to milliseconds, rounded up, and at most 4,000,000 s and a second, so that it
+/// fits 32 bits.
 fn milliseconds(time: libc::timeval) -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0).min(4_000_000);
     seconds * 1000 + u64::try_from(time.tv_usec).unwrap_or(0).div_ceil(1000)
@@ -117,13 +110,18 @@ pub fn take_over(fd: c_int, endpoint: &Endpoint) {
             endpoint.set(bit, true);
         }
     }
-    Half::Low.store(endpoint, option::TIMEOUTS, timeout_of(fd, libc::SO_RCVTIMEO));
-    Half::High.store(endpoint, option::TIMEOUTS, timeout_of(fd, libc::SO_SNDTIMEO));
-    let mut linger = [0 as c_int; 2];
-    let mut length: socklen_t = 8;
-    let at = linger.as_mut_ptr();
-    sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, at, &raw mut length);
-    endpoint.set(option::ABORT, linger[0] != 0 && linger[1] == 0);
+    RECEIVE_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_RCVTIMEO));
+    SEND_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_SNDTIMEO));
+    let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let mut length = size_of::<libc::linger>() as socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    sys!(SYS_getsockopt, fd, level, name, &raw mut linger, &raw mut length);
+    endpoint.set(option::ABORT, aborts(linger.l_onoff, linger.l_linger));
+}
+
+/// Returns whether a `struct linger` with these fields makes close(2) a reset.
+fn aborts(l_onoff: c_int, l_linger: c_int) -> bool {
+    l_onoff != 0 && l_linger == 0
 }
 
 #[unsafe(no_mangle)]
@@ -143,7 +141,7 @@ pub unsafe extern "C" fn getsockopt(
         if value.is_null() || length.is_null() {
             return Err(Errno::FAULT);
         }
-        let mut bytes = [0; 256];
+        let mut bytes = [0; VALUE_LEN];
         let size = read_option(stream, level, name, &mut bytes)?;
         // SAFETY: the caller guarantees valid pointers.
         unsafe {
@@ -155,78 +153,72 @@ pub unsafe extern "C" fn getsockopt(
     }) as c_int
 }
 
-/// Writes the value of an option `into` the bytes that a program gets. Returns their number.
-///
-/// # Errors
-/// The errors of getsockopt(2).
+/// Writes an option's value to the beginning of `into`, and returns its length in bytes; the bytes
+/// after what is written are 0. The error is ENOPROTOOPT for an unknown option.
 fn read_option(
     stream: &Stream,
     level: c_int,
     name: c_int,
-    into: &mut [u8; 256],
+    into: &mut [u8; VALUE_LEN],
 ) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
-    match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            put_number(into, c_int::from(endpoint.has(option::ABORT)));
-            into[4..8].fill(0);
-            Ok(8)
+    let mut numbers = |values: &[c_int]| {
+        for (place, value) in into.chunks_mut(4).zip(values) {
+            place.copy_from_slice(&value.to_ne_bytes());
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let time = half_of_timeout(name).of(endpoint, option::TIMEOUTS);
-            into[..8].copy_from_slice(&(time / 1000).to_ne_bytes());
-            into[8..16].copy_from_slice(&(time % 1000 * 1000).to_ne_bytes());
-            Ok(16)
-        }
-        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
-            into[..6].copy_from_slice(b"cubic\0");
-            Ok(16)
-        }
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-            // The state is ESTABLISHED or CLOSE_WAIT; TCP's other states do not exist here.
-            into[0] = if endpoint.ready() & 0x2000 == 0 { 1 } else { 8 };
-            into[16..20].copy_from_slice(&65_483u32.to_ne_bytes());
-            Ok(232)
-        }
-        _ => {
-            put_number(into, read_number(stream, level, name)?);
-            Ok(4)
-        }
-    }
-}
-
-fn put_number(into: &mut [u8; 256], number: c_int) {
-    into[..4].copy_from_slice(&number.to_ne_bytes());
-}
-
-/// Returns the value of an option that is one number.
-///
-/// # Errors
-/// [`Errno::NOPROTOOPT`]: there is no such option.
-fn read_number(stream: &Stream, level: c_int, name: c_int) -> Result<c_int, Errno> {
-    let endpoint = &stream.endpoint;
-    if let Some(bit) = switch_of(level, name) {
-        return Ok(c_int::from(endpoint.has(bit)));
-    }
-    let size = |half: Half| match half.of(endpoint, option::BUFFERS) {
-        0 => BUFFER as c_int,
-        asked => asked as c_int,
+        Ok(values.len() * 4)
     };
+    if let Some(bit) = switch_of(level, name) {
+        return numbers(&[c_int::from(endpoint.has(bit))]);
+    }
+    let size = |asked: u64| (if asked == 0 { BUFFER } else { asked }) as c_int;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            Ok(endpoint.take_error().map_or(0, Errno::raw_os_error))
+            numbers(&[endpoint.take_error().map_or(0, Errno::raw_os_error)])
         }
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(stream.domain),
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => Ok(size(Half::Low)),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Ok(size(Half::High)),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => numbers(&[stream.domain]),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => numbers(&[size(RECEIVE_BUFFER.get(endpoint))]),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => numbers(&[size(SEND_BUFFER.get(endpoint))]),
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            Ok((Half::High.of(endpoint, option::HOLDERS) as c_int).max(1))
+            numbers(&[(RECEIVE_LOW_WATER.get(endpoint) as c_int).max(1)])
+        }
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            // The fields of `struct linger`. A time other than 0 has no effect and is not kept.
+            numbers(&[c_int::from(endpoint.has(option::ABORT)), 0])
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+            let time = timeout_named(name).get(endpoint);
+            put(into, offset_of!(libc::timeval, tv_sec), &(time / 1000).to_ne_bytes());
+            put(into, offset_of!(libc::timeval, tv_usec), &(time % 1000 * 1000).to_ne_bytes());
+            Ok(size_of::<libc::timeval>())
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            put(into, 0, b"cubic\0");
+            Ok(CONGESTION_LEN)
+        }
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            // TCP's other states do not exist here.
+            let ended = endpoint.ready() & libc::POLLRDHUP != 0;
+            let state = if ended { TCP_CLOSE_WAIT } else { TCP_ESTABLISHED };
+            put(into, offset_of!(libc::tcp_info, tcpi_state), &[state]);
+            put(into, offset_of!(libc::tcp_info, tcpi_snd_mss), &SEGMENT.to_ne_bytes());
+            Ok(TCP_INFO_LEN)
         }
         _ => {
             let found = NUMBERS.iter().find(|(at, what, _)| (*at, *what) == (level, name));
-            found.map(|(_, _, value)| *value).ok_or(Errno::NOPROTOOPT)
+            found.map_or(Err(Errno::NOPROTOOPT), |(_, _, value)| numbers(&[*value]))
         }
     }
+}
+
+/// Copies the bytes of a field to offset `at` of a value; both are constants, and within it.
+fn put(value: &mut [u8; VALUE_LEN], at: usize, field: &[u8]) {
+    value[at..at + field.len()].copy_from_slice(field);
+}
+
+/// Returns where the timeout of `SO_RCVTIMEO` or `SO_SNDTIMEO` lies.
+fn timeout_named(name: c_int) -> HalfWord {
+    if name == libc::SO_SNDTIMEO { SEND_TIMEOUT } else { RECEIVE_TIMEOUT }
 }
 
 #[unsafe(no_mangle)]
@@ -252,7 +244,7 @@ pub unsafe extern "C" fn setsockopt(
         if value.is_null() {
             return Err(Errno::FAULT);
         }
-        let mut bytes = [0; 16];
+        let mut bytes = [0; size_of::<libc::timeval>()];
         let size = bytes.len().min(length as usize);
         // SAFETY: the caller guarantees valid pointers.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), size) };
@@ -260,76 +252,65 @@ pub unsafe extern "C" fn setsockopt(
     }) as c_int
 }
 
-/// Sets an option to the value in `bytes`. Returns 0.
-///
-/// # Errors
-/// The errors of setsockopt(2).
+/// Sets an option to the value in `bytes`. Returns 0, which is the call's result. The error is
+/// EINVAL for a value that is too short, EDOM for a timeout with an invalid `tv_usec`, and
+/// ENOPROTOOPT for an option that is unknown or only read.
 fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
+    let number = |at| field(bytes, at).map(c_int::from_ne_bytes);
     if let Some(bit) = switch_of(level, name) {
-        endpoint.set(bit, number_at(bytes, 0)? != 0);
+        endpoint.set(bit, number(0)? != 0);
         return Ok(0);
     }
-    // The kernel doubles what it is asked for (socket(7)).
-    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(1152, LARGEST / 2) * 2;
+    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(SMALLEST, LARGEST) * 2;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
-            Half::Low.store(endpoint, option::BUFFERS, buffer(number_at(bytes, 0)?));
+            RECEIVE_BUFFER.set(endpoint, buffer(number(0)?));
         }
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
-            Half::High.store(endpoint, option::BUFFERS, buffer(number_at(bytes, 0)?));
+            SEND_BUFFER.set(endpoint, buffer(number(0)?));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-            let least = u64::try_from(number_at(bytes, 0)?).unwrap_or(0).max(1);
-            Half::High.store(endpoint, option::HOLDERS, least);
+            let bytes = u64::try_from(number(0)?).unwrap_or(0).max(1);
+            RECEIVE_LOW_WATER.set(endpoint, bytes);
         }
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            endpoint.set(option::ABORT, number_at(bytes, 0)? != 0 && number_at(bytes, 4)? == 0);
+            let l_onoff = number(offset_of!(libc::linger, l_onoff))?;
+            let l_linger = number(offset_of!(libc::linger, l_linger))?;
+            endpoint.set(option::ABORT, aborts(l_onoff, l_linger));
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            half_of_timeout(name).store(endpoint, option::TIMEOUTS, timeout_in(bytes)?);
+            let word = |at| field(bytes, at).map(i64::from_ne_bytes);
+            let tv_sec = word(offset_of!(libc::timeval, tv_sec))?;
+            let tv_usec = word(offset_of!(libc::timeval, tv_usec))?;
+            if !(0..1_000_000).contains(&tv_usec) {
+                return Err(Errno::DOM);
+            }
+            let time = milliseconds(libc::timeval { tv_sec, tv_usec });
+            timeout_named(name).set(endpoint, time);
         }
-        _ if has_no_effect(level, name) => {}
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
+        | (libc::IPPROTO_IPV6, _)
+        | (libc::IPPROTO_IP, _) => {}
+        (
+            libc::SOL_SOCKET,
+            libc::SO_TYPE
+            | libc::SO_PROTOCOL
+            | libc::SO_ACCEPTCONN
+            | libc::SO_DOMAIN
+            | libc::SO_ERROR,
+        ) => {
+            return Err(Errno::NOPROTOOPT);
+        }
+        _ if NUMBERS.iter().any(|(at, what, _)| (*at, *what) == (level, name)) => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
     Ok(0)
 }
 
-/// Returns whether an option is taken without an effect. Those that only tell something are not.
-fn has_no_effect(level: c_int, name: c_int) -> bool {
-    match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
-        | (libc::IPPROTO_IPV6, _)
-        | (libc::IPPROTO_IP, _) => true,
-        (libc::SOL_SOCKET, libc::SO_TYPE | libc::SO_PROTOCOL | libc::SO_ACCEPTCONN) => false,
-        _ => NUMBERS.iter().any(|(at, what, _)| (*at, *what) == (level, name)),
-    }
-}
-
-/// Returns the number at byte `at` of an option's value.
-///
-/// # Errors
-/// [`Errno::INVAL`]: the value is too short.
-fn number_at(bytes: &[u8], at: usize) -> Result<c_int, Errno> {
-    let bytes = bytes.get(at..at + 4).ok_or(Errno::INVAL)?;
-    Ok(c_int::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-}
-
-/// Returns the milliseconds of a timeout, a `struct timeval`.
-///
-/// # Errors
-/// [`Errno::INVAL`]: the value is too short. [`Errno::DOM`]: it has a second or more in its
-/// microseconds.
-fn timeout_in(bytes: &[u8]) -> Result<u64, Errno> {
-    let half = |at: usize| {
-        let bytes = bytes.get(at..at + 8).ok_or(Errno::INVAL)?;
-        Ok::<_, Errno>(i64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
-    };
-    let (tv_sec, tv_usec) = (half(0)?, half(8)?);
-    if !(0..1_000_000).contains(&tv_usec) {
-        return Err(Errno::DOM);
-    }
-    Ok(milliseconds(libc::timeval { tv_sec, tv_usec }))
+/// Returns the `N` bytes of a field at offset `at` of a value, or EINVAL if the value is shorter.
+fn field<const N: usize>(value: &[u8], at: usize) -> Result<[u8; N], Errno> {
+    value.get(at..).and_then(<[u8]>::first_chunk).copied().ok_or(Errno::INVAL)
 }
 
 #[unsafe(no_mangle)]
@@ -342,7 +323,7 @@ pub unsafe extern "C" fn getsockname(
         return sys!(SYS_getsockname, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, Endpoint::local, to, length) }
+    unsafe { write_name(&object, Endpoint::local, to, length) }
 }
 
 #[unsafe(no_mangle)]
@@ -355,16 +336,13 @@ pub unsafe extern "C" fn getpeername(
         return sys!(SYS_getpeername, fd, to, length) as c_int;
     };
     // SAFETY: the caller guarantees valid pointers.
-    unsafe { name(&object, Endpoint::remote, to, length) }
+    unsafe { write_name(&object, Endpoint::remote, to, length) }
 }
 
-/// Writes the address of one end of a connection.
-///
-/// # Safety
-/// The contract of getsockname(2).
-unsafe fn name(
+/// Writes one of a connection's two addresses, in the format of getsockname(2).
+unsafe fn write_name(
     object: &fds::Ref,
-    end: fn(&Endpoint) -> Address,
+    address: fn(&Endpoint) -> Address,
     to: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
@@ -372,7 +350,7 @@ unsafe fn name(
         return fail(Errno::FAULT) as c_int;
     }
     if let Some(stream) = object.stream() {
-        let address = end(&stream.endpoint);
+        let address = address(&stream.endpoint);
         // SAFETY: the caller guarantees valid pointers.
         unsafe { write_address(address, stream.domain, to, length) };
     }
@@ -418,6 +396,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     }
 }
 
+/// Returns the result of fcntl(2)'s `F_GETFL` for a socket.
 fn status(nonblock: bool) -> c_int {
     libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 }
 }
@@ -444,23 +423,27 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c
             0
         }
         (DescriptorKind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
-        (DescriptorKind::Stream(stream), _) => control(&stream.endpoint, request, number()),
+        (DescriptorKind::Stream(stream), _) => {
+            let endpoint = &stream.endpoint;
+            match (request, number()) {
+                (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
+                    fail(Errno::FAULT) as c_int
+                }
+                (libc::FIONBIO, Some(number)) => {
+                    endpoint.set(option::NONBLOCK, *number != 0);
+                    0
+                }
+                (libc::FIONREAD, Some(number)) => {
+                    *number = endpoint.arrived() as c_int;
+                    0
+                }
+                (libc::TIOCOUTQ, Some(number)) => {
+                    *number = endpoint.unread() as c_int;
+                    0
+                }
+                _ => fail(Errno::NOTTY) as c_int,
+            }
+        }
         _ => kernel(),
     }
-}
-
-/// Carries out a request of ioctl(2) for a connection of ours.
-fn control(endpoint: &Endpoint, request: libc::Ioctl, number: Option<&mut c_int>) -> c_int {
-    match (request, number) {
-        (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
-            return fail(Errno::FAULT) as c_int;
-        }
-        (libc::FIONBIO, Some(number)) => {
-            endpoint.set(option::NONBLOCK, *number != 0);
-        }
-        (libc::FIONREAD, Some(number)) => *number = endpoint.arrived() as c_int,
-        (libc::TIOCOUTQ, Some(number)) => *number = endpoint.unread() as c_int,
-        _ => return fail(Errno::NOTTY) as c_int,
-    }
-    0
 }

@@ -6,6 +6,7 @@ use libc::{c_int, c_void, size_t};
 use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch, fetch_to_write, option};
 
 use crate::fds::Stream;
+use crate::halves::{RECEIVE_TIMEOUT, SEND_TIMEOUT};
 use crate::real::borrowed;
 use crate::signals::{restarts, sigpipe};
 
@@ -14,13 +15,15 @@ const AHEAD: usize = 4 << 10;
 /// Bytes that are copied at a time where an intermediate copy is needed.
 pub const PIECE: usize = 16 << 10;
 
+/// Returns whether a call with these flags may wait on the stream.
 pub fn may_wait(stream: &Stream, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !stream.endpoint.has(option::NONBLOCK)
 }
 
+/// Returns when a call that waits for this half gives up: after the program's timeout, or never.
 pub fn deadline(endpoint: &Endpoint, half: Half) -> Deadline {
-    let both = endpoint.option(option::TIMEOUTS).load(Ordering::Relaxed);
-    let milliseconds = if half == Half::Receiving { both & 0xffff_ffff } else { both >> 32 };
+    let timeout = if half == Half::Receiving { RECEIVE_TIMEOUT } else { SEND_TIMEOUT };
+    let milliseconds = timeout.get(endpoint);
     if milliseconds == 0 { Deadline::NEVER } else { Deadline::after(milliseconds * 1_000_000) }
 }
 

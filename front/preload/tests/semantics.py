@@ -182,12 +182,18 @@ def nonblocking():
 
 
 def timeouts():
-    a, _b = pair()
+    a, b = pair()
     a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
     began = time.monotonic()
     print(attempt(a.recv, 1), 0.04 < time.monotonic() - began)
     print(a.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == struct.pack("ll", 0, 52_000)
           or a.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == struct.pack("ll", 0, 50_000))
+    # Each of the two timeouts keeps its value when the other one changes.
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3, 0))
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+    for name in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        print(struct.unpack("ll", b.getsockopt(socket.SOL_SOCKET, name, 16)))
+    print(attempt(b.setsockopt, socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1_000_000)))
     print(select.select([a], [], [], 0.05), select.select([], [a], [], 100)[1] == [a])
 
 
@@ -227,6 +233,10 @@ def options():
     number = array.array("i", [0])
     fcntl.ioctl(a, termios.FIONREAD, number)
     print(number[0], a.recv(10))
+    print(a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[0])
+    b.close()
+    settle(a, select.POLLRDHUP, select.POLLRDHUP)
+    print(a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[0])
 
 
 def copies():

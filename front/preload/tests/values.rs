@@ -6,6 +6,8 @@
 mod address;
 #[path = "../src/epoll/groups.rs"]
 mod groups;
+#[path = "../src/halves.rs"]
+mod halves;
 #[path = "../src/epoll/ready.rs"]
 mod ready;
 #[path = "../src/time.rs"]

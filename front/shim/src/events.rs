@@ -3,6 +3,12 @@
 //! While containerd restarts, events wait; a queue that is full drops the newest ones. Events that
 //! wait when the shim's process is killed are in its [`store`](crate::store), and the next process
 //! sends them. An event that containerd was just taking is sent again.
+//!
+//! A new event is a variant of `Event` with its topic in `parts`, and a message with containerd's
+//! own numbers in `proto/containerd.proto`. The task sends it once what it tells has happened and
+//! is recorded (`task`, `service`), and after the events that came before it. Tests: `src/tests`
+//! (`pods`, `running`, `sandbox`), which read topics; `docs/containerd.md` if it differs from
+//! runc's.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

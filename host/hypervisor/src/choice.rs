@@ -1,4 +1,12 @@
 //! Chooses the VMM of each VM.
+//!
+//! Another VMM is a module as `native` or `qemu` is, with its `Program` (`launch`): its command
+//! line, its descriptors and its `Capabilities`. It speaks QMP, or `qmp` gets a second dialect.
+//! Here it has a variant of `VmmChoice` with its word, and a field of `Vmms`, which chooses it and
+//! takes over what a record names. It needs a client for vfio-user. The setting `vmm` is parsed
+//! here and documented in `docs/operation.md`, "The VMM"; `slipway doctor` shows `Preview`. Tests:
+//! a folder as `tests/native`, and `slipway bench vmm` if it is to be compared (`front/bench`,
+//! `vmm`).
 
 use std::collections::BTreeSet;
 use std::fmt;

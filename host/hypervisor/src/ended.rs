@@ -1,4 +1,8 @@
 //! The end of a VM: its cause, and that of the VMM's process.
+//!
+//! A new cause is a variant of `ShutdownReason`, which `qmp::message` makes of the event's word.
+//! The words are QEMU's; `slipway-vmm` says them in its `qmp`, by `End` of `host/vmm` (`board`).
+//! Tests: those of `qmp/message.rs`, and `qmp` of `front/vmm`.
 
 /// The cause of a VM's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -158,6 +158,11 @@ pub struct VmSpec {
 /// - `initcall_blacklist`: work at every start that a sandbox has no use for: a search of all
 ///   traced functions for those that the linker has replaced, numbers for names in the formats of
 ///   trace events, and a source of random numbers for machines without another.
+///
+/// A word for every guest is added here, one for a VMM's machine where its own are (`MACHINE_WORDS`
+/// of `host/vmm`, `machine::make`; `qemu::args`), and one that depends on the sandbox in
+/// `resize::kernel_words` of `sandbox/runtime`. Guests that begin with a template or a snapshot
+/// have the words with which that machine booted. Tests: below, and those of both `args`.
 const COMMON_WORDS: &str = "console=ttyS0 loglevel=3 panic=-1 cryptomgr.notests tsc=reliable \
      no_timer_check random.trust_cpu=on maxcpus=1 \
      initcall_blacklist=ftrace_check_for_weak_functions,trace_eval_init,jent_mod_init";

@@ -3,6 +3,12 @@
 //! All rules are in one table of our own. Its whole content follows from the ledger and is replaced
 //! in one transaction: no outdated rule stays, and tables of others are not touched. An `accept`
 //! here is no promise: another table may still drop a packet.
+//!
+//! A new rule is a function here that makes text of the networks, in a chain of `ruleset`. What it
+//! needs to know is in the ledger (the head of `ledger`), so that the next daemon writes it again.
+//! `nft` refuses the whole table for one wrong line. Tests: below, each with the text;
+//! `tests/networks_as_root.rs` and `tests/e2e/45-network.sh` send packets. `docs/networks.md`,
+//! "Within a network, and the host" and "Beyond the host", says what passes.
 
 use std::fmt::Write;
 use std::net::IpAddr;

@@ -14,6 +14,12 @@
 //!
 //! The free amount shrinks while accounts take their share, so a newcomer's program always finds
 //! some. The policy may set lower limits ([`Limits`]).
+//!
+//! A further resource is a variant of `Resource` (`RESOURCES` counts them), with the amount that
+//! the engine has in `Accounts`, a field of `Limits` and its arm in `Limits::of`. Each place that
+//! makes a thing of it holds a `ResourceHold` beside the thing (`broker`), and refuses with the
+//! error of `hold`. The tables of `docs/sockets.md`, "Limits", say what counts against whom. Tests:
+//! below, `tests/hostile_as_root.rs`, and those of `policy` for the key.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

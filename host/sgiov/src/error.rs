@@ -1,4 +1,10 @@
 //! Errors of an engine as a whole.
+//!
+//! A program is told a number of errno(3) in its reply (`Reply::Refused` of `spec/sgiov-spec`,
+//! `control`), as the `broker` returns it: `connect`, `listen`, `route`. The library decides what
+//! the program sees of it (`front/preload`, `open`): the kernel's own answer, where it asks the
+//! kernel then, or the error. A new one has a line in `docs/sockets.md` and a test in
+//! `tests/engine.rs`.
 
 use std::path::PathBuf;
 

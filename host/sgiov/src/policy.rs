@@ -35,7 +35,8 @@
 //! [`Tenant`] or a rule, or one of `AllLimits` (`accounts`). A key that an engine does not know is
 //! an error there, so files with it are for later engines. The broker asks the policy in
 //! `broker/route.rs` (who may reach whom) and `broker/tenant_limits.rs`; a reload gives it the next
-//! one (`Broker::renew`), and guests' engines get it by `Guests::renew_policy`. Tests are below, in
+//! one (`Broker::renew`), and guests' engines get it by `Guests::renew_policy`. A key about streams
+//! to other nodes, as `weight`, goes to `slipway_link` by `node_carrier`. Tests are below, in
 //! `broker/tenant_limits.rs` and in `tests/namespaces_as_root.rs`; `docs/sockets.md`, "Tenants and
 //! policy", has each key.
 

@@ -1,4 +1,10 @@
 //! The figures that an endpoint publishes for other threads.
+//!
+//! A new figure is a field of `Stats` and of what the endpoint's thread counts below. For users it
+//! is a field of `EndpointCounters` or `Endpoint` in `plane.proto`, which `Endpoint::describe` of
+//! `host/plane` (`endpoint`) fills in; the CLI's `endpoint.rs` has it in `as_json`, and
+//! `metrics/figures.rs` as a metric `slipway_endpoint_…`, with a row in `docs/observe.md`. Tests:
+//! `tests/server` of this crate, and `tests/e2e/96-metrics.sh`.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

@@ -2,6 +2,14 @@
 //!
 //! Every access may be hostile. An access that nothing answers reads as all ones and writes
 //! nothing, as on a real bus.
+//!
+//! A new device at a port has its range in `layout`, a field of `Board` and its branches in
+//! `port_read` and `port_write`; one at an address in `memory_read` and `memory_write`. What it
+//! keeps is in `BoardState` (`board/state.rs`), whose fields are all required: `state::VERSION` is
+//! raised. The guest learns of it by the tables of `acpi`, unless its kernel looks there anyway.
+//! Its registers are an object of their own, as `power` has them, which `registers` of `fuzz`
+//! accesses (target `vmm-registers`); tests are in `tests/guests`, and `docs/vmm.md`, "The
+//! machine", has a row. The crate's lines count: `deploy/check/vmm_lines.py`.
 
 mod state;
 

@@ -10,6 +10,12 @@
 //! | 4 | slots that were taken since the last read; reading clears |
 //! | 8 | slots that the guest has been asked to give up since the last read; reading clears |
 //! | 12 | written: slots that the guest gives up. Only those count that it was asked for. |
+//!
+//! PCI functions and CPUs have a bank each; memory comes by virtio-mem (`hot_memory`). Another kind
+//! of part has a range of ports in `layout`, its slots in `board::Slots`, its bank in `Board` and
+//! `BoardState`, a bit of the events of `power`, and byte code in `acpi/plug.rs`. `front/vmm` has a
+//! command for it (`qmp`), and `host/hypervisor` a method of `Vm` (`interface`). Tests: `events.rs`
+//! of `tests/guests`, `tests/e2e/71-plug.sh`, `42-plug-kills.sh`; `docs/vmm.md`, "Hot plug".
 
 use std::ops::Range;
 

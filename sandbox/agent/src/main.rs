@@ -39,9 +39,9 @@
 //!
 //! # Not implemented
 //!
-//! A network namespace for each container (all share the sandbox's), user namespaces, limits
-//! by cgroup, volumes with a file system other than ext4, resuming input that was
-//! in flight to a process when the host's connection broke.
+//! A network namespace for each container (all share the sandbox's), user namespaces, volumes with
+//! a file system other than ext4, resuming input that was in flight to a process when the host's
+//! connection broke.
 //!
 //! # Dependencies
 //!

@@ -1,4 +1,13 @@
 //! The limits of a group, and the files that set them.
+//!
+//! A new limit of VMMs is a field of `Limits`, written by `set` under its names in both versions of
+//! control groups. `sandbox/runtime` (`cgroup`) chooses it, for a sandbox and for the groups that
+//! the pool makes ahead; `front/bench` measures the same limits (`cgroups/subjects.rs`). What a
+//! group keeps of its last owner beside limits is reset in `reset`. A controller that no group uses
+//! yet is one of `V1_CONTROLLERS`, and `hierarchy` enables it. Tests: below,
+//! `tests/pool_as_root.rs`, `tests/e2e/65-cgroup-limits.sh`; `docs/operation.md`, "Control groups".
+//! A limit of a container within its guest is none of these: `record/container.rs` of
+//! `sandbox/runtime`.
 
 use std::fs;
 use std::path::Path;

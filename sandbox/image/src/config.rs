@@ -1,4 +1,11 @@
 //! The part of an image's configuration that a container runtime needs.
+//!
+//! A new setting is a field of `ImageConfig`, which `convert` fills in; the cache's index has it
+//! (`cache/index.rs`), and images that were made before lack it until they are pulled anew.
+//! `process::process` of `sandbox/runtime` makes a container's process of it, together with the
+//! user's request, and `pod/request.rs` reads the rest. The shim does not: containerd gives it the
+//! finished configuration. The settings of one image are bounded together (`MOST`). Tests: below,
+//! and those of `process`; `docs/images.md` or `docs/sandboxes.md` has it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,8 @@
 //! Limits on the size of an image and on the time of a registry.
+//!
+//! A new limit is a field of `Limits` with its default. Where it is reached the error is
+//! `Error::too_large`, before anything is allocated. No setting changes limits: callers take the
+//! defaults, and tests smaller ones (`src/tests/hostile.rs`, `hostile_registry.rs`).
 
 use std::time::Duration;
 

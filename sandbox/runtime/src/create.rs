@@ -8,9 +8,11 @@
 //! A new setting of a sandbox is a field of `RunSpec` (`sandbox.proto`) and of [`Record`] with
 //! `#[serde(default)]`, which [`Node::create`] checks and fills in. `refuse_machine` of
 //! `pod/request.rs` refuses it for a container of a pod, or `Added` has it too. `first_refused` of
-//! `snapshot/asked.rs` says whether a fork may have another value. It comes from `front/cli`
-//! (`args/run.rs`, `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose), and by an
-//! annotation from `front/shim` (`spec`).
+//! `snapshot/asked.rs` says whether a fork may have another value. What a fork of a template cannot
+//! have otherwise than its machine is in `Shape` too (`templates/manifest.rs`), by which templates
+//! of `--from auto` are chosen (`automatic`). The setting comes from `front/cli` (`args/run.rs`,
+//! `spec.rs`; `fixed` in `snapshot.rs` names what forks cannot choose), and by an annotation from
+//! `front/shim` (`spec`).
 //!
 //! From the record it goes on to who carries it out:
 //! - the guest as a whole: `ConfigureRequest` of `agent.proto` (`configure.rs`, and

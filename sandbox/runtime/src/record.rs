@@ -47,6 +47,14 @@ pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
 
 /// A sandbox's state in its life cycle.
+///
+/// A new state has its word in `as_str` and its place in `is_live`, which says whether `release`
+/// and the next daemon (`recover`, `adopt`) have something to end. Records on disk have it: an
+/// earlier build passes over a record with a word that it does not know. Clients get the word: the
+/// comments at `state` in `sandbox.proto`, `STATES` of the CLI's `metrics/figures.rs` with the row
+/// of `sandboxes` in `docs/observe.md`, `has_ended` and `state_text` in `manage/listing.rs`,
+/// `lives` in `manage.rs`. A word that only replaces another one in lists, as `PAUSED` does, is no
+/// state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {

@@ -5,6 +5,13 @@
 //! nearest to the peer and see what it sends and gets. The queue of a receive rate ([`Queued`]) is
 //! in front of them, and impairments ([`Loss`], [`Queued`]) are in front of that. No decorator
 //! waits, makes system calls, or allocates once warm.
+//!
+//! A new observer is an `Observer`, which `Owner::observe` puts in front of a port: `Observed`
+//! needs no change. `host/fabric` attaches it (`capture`), and `plane.proto` has the call. A new
+//! decorator of another kind has a variant of `Layer`, by which the switch finds it again: `strip`
+//! of `switch` removes it with what waits in it. If frames wait in it, it is a `Timed`. An
+//! impairment is `impairment`'s affair. Tests: `tests/decorators.rs` of this crate; the order
+//! above, `docs/walks/frame.md`, "Decorators", and `docs/networks.md` name it.
 
 /// The methods that every decorator forwards to the port behind it, its field `inner`.
 macro_rules! forward_to_inner {

@@ -1,4 +1,14 @@
 //! Kinds of ports other than those of devices.
+//!
+//! A new kind implements `Port`, whose documentation has the duties; its buffers stay its own. If a
+//! call on it may last as long as its peer wants, `ThreadedPort` serves it by a thread of its own.
+//! `host/fabric` opens it, in a module as `uplink` is, and gives it a name with the kind before a
+//! colon (`SwitchPort.name` in `plane.proto`). A call of the plane attaches it (the head of
+//! `service.rs` in `host/plane`). The next daemon attaches it again if a ledger says so, as that of
+//! `host/network` does of TAP interfaces and uplinks; a memory port ends with its daemon. Tests: a
+//! file of `backend/switch/tests`, `slipway-plane --test network`, and
+//! `tests/e2e/47-network-restart.sh`. `docs/networks.md`, "Ports", has it, and
+//! `docs/walks/frame.md`, "Ports that are no device's".
 
 mod memory;
 mod packet;

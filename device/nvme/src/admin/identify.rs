@@ -1,4 +1,12 @@
 //! Identify (section 5.15).
+//!
+//! A new field is one of `IdentifyController` or `IdentifyNamespace`, in place of reserved bytes
+//! (`spec/nvme-spec/src/identify.rs`, where assertions hold its offset). `identify_controller` or
+//! `fill_namespace` fills it in; a new data structure is a `Cns` there and an arm of
+//! `Home::identify`. What the program that hosts the controller decides is a field of `Parts`
+//! (`parts`), which `host/plane` fills in (`controller.rs`). If drivers rely on a value for as long
+//! as they run, it is in `Shape` of `persist::state`, so that no successor has another. Tests:
+//! `parts` and `bad_commands` of `src/tests`; the fuzz target `nvme-admin` reaches it as it is.
 
 use slipway_nvme_spec::command::SubmissionEntry;
 use slipway_nvme_spec::identify::{

@@ -1,4 +1,15 @@
 //! Selects subjects and loads: those that the user named, or all.
+//!
+//! A further subject of a benchmark has its name and what it is in `SUBJECTS` of the benchmark's
+//! file beside this one, where `subjects` makes it, or says what it needs; without that it is left
+//! out with one line. The subject itself is a module of `front/bench`: an implementation of the
+//! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
+//! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
+//! are lists. A further figure is a field of the turn's result (with `#[serde(default)]`, since
+//! `--compare` reads older reports) and of the figures in `report.rs`, a column in `table.rs`, and
+//! a row in `compare.rs`, which says which way is better. `docs/bench-NAME.md` has tables of
+//! subjects, loads and columns; `tests/e2e/85-bench.sh` to `89-bench-cgroups.sh` run some. `vm`
+//! (disks in guests), `arms` and `density` list theirs in their own modules.
 
 use std::fmt::Display;
 use std::str::FromStr;

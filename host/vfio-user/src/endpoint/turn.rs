@@ -15,8 +15,8 @@ use super::{Endpoint, EndpointState, RETRY};
 
 /// The reason for which clients are disconnected if interrupts would have to be written to their
 /// eventfds, a write that may wait for ever.
-pub(super) const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no asynchronous I/O \
-    context and no io_uring left";
+pub(super) const NO_INTERRUPTS: &str = "interrupts cannot be delivered: the kernel has no \
+    asynchronous I/O context and no io_uring left";
 
 impl Endpoint {
     /// Does the work of one step. Breaks with the step that ends the endpoint here, or has it move.

@@ -18,31 +18,52 @@ use slipway_vfio_user_wire::{End, MAX_MESSAGE, Message};
 
 /// The largest number of calls that send a reply; each sends some bytes of it.
 const SENDS: usize = 60;
-/// The offset of the headers that the kernel writes to, after the words of state; a page in all.
+/// The offset in bytes of the message headers that the kernel writes to; the words lie before them.
 const HEADERS: usize = 128;
+/// The size in bytes of words and headers: a page, which is locked in memory. The reply follows it.
 const HEAD: usize = 4096;
+/// The most bytes of a reply: as much as a message may have, and a page more.
 const REPLY: usize = (MAX_MESSAGE + 4096).next_multiple_of(4096);
+/// The size in bytes of the journal's lasting memory: words and headers, then the reply.
 pub(super) const LEN: usize = HEAD + REPLY;
 
+const _: () = assert!(ATTACHMENTS < HEADERS / size_of::<u64>());
 const _: () = assert!(HEADERS + (SENDS + 1) * HEADER <= HEAD);
 
-/// The words of state, by index.
+/// The index of the word with the [`Stage`] of the current message.
 const STAGE: usize = 0;
-/// Word: the number of the current message, which is the number of messages that have ended.
+/// The index of the word with the number of the current message: of the messages that have ended.
 const NUMBER: usize = 1;
-/// Word: the length of the current message in the socket.
+/// The index of the word with the length of the current message in the socket, in bytes.
 const SIZE: usize = 2;
+/// The index of the word with the length of the recorded reply in bytes; 0 for no reply.
 const REPLY_LEN: usize = 3;
-/// Word: the number of writes done of a multiple write.
+/// The index of the word with the number of writes done of a multiple write.
 const DONE: usize = 4;
-
-/// Word: the [`Attachments`] that are sent with the reply's first byte.
+/// The index of the word with the [`Attachments`] that are sent with the reply's first byte.
 const ATTACHMENTS: usize = 5;
 
-/// Values of [`STAGE`].
-const FRESH: u64 = 0;
-const REPLYING: u64 = 1;
-const MULTI: u64 = 2;
+/// The record of the current message. The numbers are those in lasting memory: another meaning of
+/// one raises `LAYOUT` of [`super`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is recorded: a successor applies the message from its beginning.
+    Fresh = 0,
+    /// The message was applied, and its reply is recorded: it is sent, and the message consumed.
+    Replying = 1,
+    /// A multiple write has begun: the word [`DONE`] counts the writes that are not repeated.
+    MultipleWrite = 2,
+}
+
+impl Stage {
+    /// Returns the stage of a word. An unknown word, which no version wrote, is as fresh memory.
+    fn from_word(word: u64) -> Self {
+        [Self::Replying, Self::MultipleWrite]
+            .into_iter()
+            .find(|stage| *stage as u64 == word)
+            .unwrap_or(Self::Fresh)
+    }
+}
 
 /// The result of continuing with the current message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +98,7 @@ pub(crate) struct MessageJournal {
     memory: Lasting,
     /// The beginning of a message that does not fit the socket.
     inbox: Inbox,
+    /// The buffer for messages that are read from the socket to consume them.
     scratch: Vec<u8>,
     /// The doorbell page that clients map.
     page: Option<Arc<SharedPage>>,
@@ -87,6 +109,8 @@ pub(crate) struct MessageJournal {
 }
 
 impl MessageJournal {
+    /// Opens the journal in `memory`, of [`LEN`] bytes: a new one if they are zero, and otherwise a
+    /// predecessor's. The same holds for `inbox`.
     pub fn new(memory: Lasting, inbox: Lasting, bin: &Bin) -> Self {
         // The kernel stores to this page within a call; with the page resident the store cannot
         // fault.
@@ -109,10 +133,11 @@ impl MessageJournal {
     /// Ends the current message without a trace, for a new client.
     pub fn clear(&mut self) {
         self.bell = None;
-        self.set(NUMBER, self.number() + 1);
-        self.set(STAGE, FRESH);
+        self.over();
     }
 
+    /// Returns the number of the current message: how many messages have ended before it, over all
+    /// clients of the endpoint.
     pub fn number(&self) -> u64 {
         self.get(NUMBER)
     }
@@ -135,7 +160,7 @@ impl MessageJournal {
     /// Returns whether the end of the current message is recorded, so that it must not be applied
     /// again.
     pub fn is_replying(&self) -> bool {
-        self.get(STAGE) == REPLYING
+        self.stage() == Stage::Replying
     }
 
     /// Records the end of the current message, which has `size` bytes (step 4). An empty `reply`
@@ -160,7 +185,7 @@ impl MessageJournal {
         self.set(SIZE, size as u64);
         self.set(REPLY_LEN, len as u64);
         self.set(ATTACHMENTS, attachments.word());
-        self.set(STAGE, REPLYING);
+        self.set_stage(Stage::Replying);
         fault::point("recorded");
         Ok(())
     }
@@ -168,11 +193,11 @@ impl MessageJournal {
     /// Begins or continues the multiple write in a message of `size` bytes. Returns the number of
     /// writes that are done.
     pub fn begin_multi(&self, size: usize) -> usize {
-        if self.get(STAGE) != MULTI {
+        if self.stage() != Stage::MultipleWrite {
             self.clear_counts();
             self.set(SIZE, size as u64);
             self.set(DONE, 0);
-            self.set(STAGE, MULTI);
+            self.set_stage(Stage::MultipleWrite);
         }
         self.get(DONE) as usize
     }
@@ -185,23 +210,23 @@ impl MessageJournal {
 
     /// Continues with the recorded reply: steps 5 and 6. A successor begins with this, too.
     pub fn go_on(&mut self, socket: BorrowedFd<'_>) -> Result<Progress, End> {
-        match self.get(STAGE) {
-            REPLYING => {
+        match self.stage() {
+            Stage::Replying => {
                 if !self.is_consumed() && !self.send(socket)? {
                     return Ok(Progress::Blocked);
                 }
                 fault::point("replied");
                 self.consume(socket)?;
             }
-            MULTI if self.is_consumed() => self.over(),
-            _ => {}
+            Stage::MultipleWrite if self.is_consumed() => self.over(),
+            Stage::MultipleWrite | Stage::Fresh => {}
         }
         Ok(Progress::Done)
     }
 
     /// Ends a message that needs no record and has no reply.
     pub fn end_quietly(&mut self, socket: BorrowedFd<'_>, size: usize) -> Result<(), End> {
-        if self.get(STAGE) == MULTI {
+        if self.stage() == Stage::MultipleWrite {
             return self.consume(socket);
         }
         if self.holds() {
@@ -258,11 +283,12 @@ impl MessageJournal {
         Ok(())
     }
 
+    /// Ends the current message; the next one begins.
     fn over(&self) {
         // The number changes first: a snapshot with this number's effect must not count for the
         // next message.
         self.set(NUMBER, self.number() + 1);
-        self.set(STAGE, FRESH);
+        self.set_stage(Stage::Fresh);
     }
 
     /// Sends the rest of the reply. Returns whether all of it was sent.
@@ -315,6 +341,8 @@ impl MessageJournal {
         unsafe { prepare(self.header(at), part) }
     }
 
+    /// Returns the address of header `at`: each below [`SENDS`] is of a call that sends the reply,
+    /// and that one is of the call that consumes the message.
     fn header(&self, at: usize) -> *mut libc::mmsghdr {
         self.memory.as_ptr().wrapping_add(HEADERS + at * HEADER).cast()
     }
@@ -326,6 +354,7 @@ impl MessageJournal {
         unsafe { (&raw const (*self.header(at)).msg_len).read_volatile() as usize }
     }
 
+    /// Clears what the kernel stored for the message before.
     fn clear_counts(&self) {
         for at in 0..=SENDS {
             // SAFETY: within our mapping, aligned; the kernel writes there only in calls of this
@@ -334,8 +363,17 @@ impl MessageJournal {
         }
     }
 
+    /// Returns whether the current message was read from the socket.
     fn is_consumed(&self) -> bool {
         self.count(SENDS) as u64 == self.get(SIZE)
+    }
+
+    fn stage(&self) -> Stage {
+        Stage::from_word(self.get(STAGE))
+    }
+
+    fn set_stage(&self, stage: Stage) {
+        self.set(STAGE, stage as u64);
     }
 
     fn get(&self, word: usize) -> u64 {
@@ -344,5 +382,66 @@ impl MessageJournal {
 
     fn set(&self, word: usize, value: u64) {
         self.memory.words()[word].store(value, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn journal(memory: &Lasting, inbox: &Lasting) -> MessageJournal {
+        MessageJournal::new(memory.clone(), inbox.clone(), &Bin::new())
+    }
+
+    fn fresh() -> (Lasting, Lasting) {
+        (Lasting::heap(LEN), Lasting::heap(super::super::inbox::LEN))
+    }
+
+    #[test]
+    fn a_stage_is_read_as_it_was_written_and_an_unknown_one_as_fresh() {
+        for stage in [Stage::Fresh, Stage::Replying, Stage::MultipleWrite] {
+            assert_eq!(Stage::from_word(stage as u64), stage);
+        }
+        assert_eq!(Stage::from_word(3), Stage::Fresh);
+        assert_eq!(Stage::from_word(u64::MAX), Stage::Fresh);
+    }
+
+    #[test]
+    fn a_successor_sends_the_recorded_reply_and_consumes_the_message() {
+        let (ours, mut clients) = UnixStream::pair().unwrap();
+        let (memory, inbox) = fresh();
+        clients.write_all(b"request").unwrap();
+        let first = journal(&memory, &inbox);
+        first.record(7, &[b"re", b"ply"], Attachments::default()).unwrap();
+        drop(first);
+        let mut successor = journal(&memory, &inbox);
+        assert!(successor.is_replying() && successor.number() == 0);
+        assert_eq!(successor.go_on(ours.as_fd()).unwrap(), Progress::Done);
+        assert!(!successor.is_replying() && successor.number() == 1);
+        // Nothing is left to do: the reply is sent once.
+        assert_eq!(successor.go_on(ours.as_fd()).unwrap(), Progress::Done);
+        drop(ours);
+        let mut reply = Vec::new();
+        clients.read_to_end(&mut reply).unwrap();
+        assert_eq!(reply, b"reply");
+    }
+
+    #[test]
+    fn a_successor_continues_a_multiple_write_where_it_was() {
+        let (ours, mut clients) = UnixStream::pair().unwrap();
+        let (memory, inbox) = fresh();
+        clients.write_all(b"writes").unwrap();
+        let first = journal(&memory, &inbox);
+        assert_eq!(first.begin_multi(6), 0);
+        first.set_done(2);
+        let mut successor = journal(&memory, &inbox);
+        assert_eq!(successor.go_on(ours.as_fd()).unwrap(), Progress::Done);
+        assert_eq!((successor.begin_multi(6), successor.number()), (2, 0));
+        successor.end_quietly(ours.as_fd(), 6).unwrap();
+        assert_eq!((successor.begin_multi(6), successor.number()), (0, 1));
     }
 }
