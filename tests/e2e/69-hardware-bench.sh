@@ -7,6 +7,8 @@
 # shellcheck source=tests/e2e/hardware.sh
 . "$here/hardware.sh"
 need_root
+# Slipway's own VMM where it can be, and QEMU for what is QEMU's.
+export SLIPWAY_VMM=auto
 need_hardware
 need_node
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
@@ -18,8 +20,6 @@ make_disks "$disk"
 one=$(virtual "$disk" 0) other=$(virtual "$disk" 1)
 start_keeper
 start_daemon
-# Slipway's own VMM where it can be, and QEMU for what is QEMU's.
-export SLIPWAY_VMM=auto
 bench=(bench block --quick --rounds 1 --workload randrw-4k-d4 --image "$image" --memory 192M)
 
 echo 0 >"$devices/$disk/sriov_drivers_autoprobe"

@@ -141,8 +141,8 @@ impl<D: Device> Pool<D> {
     /// its next [`Device::admit`] alone; it must neither block nor panic.
     ///
     /// # Errors
-    /// The errors of [`take`](Self::take), with [`Error::NoVf`] and [`Error::Unready`] in place of
-    /// [`Error::Empty`] for a VF that is named.
+    /// The errors of [`take`](Self::take), with [`Error::NoVf`], [`Error::Taken`] and
+    /// [`Error::Unready`] in place of [`Error::Empty`] for a VF that is named.
     pub fn take_prepared(
         &self,
         owner: &Owner,
@@ -171,7 +171,9 @@ impl<D: Device> Pool<D> {
         };
         match taken {
             Ok((vf, access)) => Ok(Lease { vf, access }),
-            Err(NotTaken::Refused(refusal)) => Err(self.error(0, owner, refusal)),
+            Err(NotTaken::Refused(refusal)) => {
+                Err(self.error(number.unwrap_or(0), owner, refusal))
+            }
             Err(NotTaken::Unwritten(error, job)) => {
                 inner.queue.push(job);
                 inner.settled.notify_all();

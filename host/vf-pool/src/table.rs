@@ -203,7 +203,10 @@ impl Table {
             return Err(Refusal::Held(*vf));
         }
         let Some(place) = self.ready.iter().position(|one| *one == vf) else {
-            return Err(Refusal::Unready(vf, self.vf(vf).state.word()));
+            return Err(match &self.vf(vf).state {
+                VfState::Taken { owner, .. } => Refusal::Other(owner.clone()),
+                state => Refusal::Unready(vf, state.word()),
+            });
         };
         self.ready.remove(place);
         self.begin_take(vf, owner, since_ns);

@@ -63,7 +63,7 @@ fn a_vf_is_taken_by_its_number_if_that_one_is_ready() {
     let take = |vf, id| pool.take_prepared(&owner(id), Some(vf), |_| {});
     assert_eq!(take(1, "a").unwrap().vf, 1);
     let taken = take(1, "b").unwrap_err().to_string();
-    assert_eq!(taken, "VF 1 of pool test is not ready: it is taken");
+    assert_eq!(taken, "VF 1 of pool test is in use by test:a");
     assert!(matches!(take(2, "a"), Err(Error::Held { vf: 1, .. })));
     assert!(matches!(take(3, "b"), Err(Error::NoVf { vf: 3, count: 3, .. })));
     let held = bench.hold("reset");
