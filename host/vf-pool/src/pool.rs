@@ -171,9 +171,7 @@ impl<D: Device> Pool<D> {
         };
         match taken {
             Ok((vf, access)) => Ok(Lease { vf, access }),
-            Err(NotTaken::Refused(refusal)) => {
-                Err(self.error(number.unwrap_or(0), owner, refusal))
-            }
+            Err(NotTaken::Refused(refusal)) => Err(self.error(number.unwrap_or(0), owner, refusal)),
             Err(NotTaken::Unwritten(error, job)) => {
                 inner.queue.push(job);
                 inner.settled.notify_all();
