@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The pause before the kernel is asked again, as a multiple of the time that its answer took, and
 /// at most [`FRESH`]: the engine's thread, which serves all programs, waits for the answer.
 const PAUSE: u32 = 16;
-/// The pause before the kernel is asked again after it could not be asked, or had too much to say.
+/// The pause before the kernel is asked again after it did not answer, or had too much to say.
 const LATER: Duration = Duration::from_secs(10);
 /// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
 /// any number.
@@ -57,11 +57,12 @@ impl KnownAddresses {
         if self.asked.is_some_and(|asked| now - asked < than.max(self.pause)) {
             return;
         }
-        (self.asked, self.pause) = (Some(now), LATER);
+        (self.asked, self.pause) = (Some(now), FRESH);
         if self.netlink.is_none() {
             self.netlink = inside(namespace);
         }
         let Some(netlink) = &mut self.netlink else { return };
+        self.pause = LATER;
         let begun = Instant::now();
         match netlink.addresses_within(MOST) {
             Ok(Some(all)) => {

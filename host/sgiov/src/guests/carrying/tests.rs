@@ -197,8 +197,8 @@ fn a_guest_that_breaks_by_what_it_is_told_leaves_no_stream() {
     assert_eq!(rig.carrying.pairs.iter().count(), 0);
 }
 
-/// A guest with thousands of streams has requests refused in another arena. Each refusal looks
-/// whether that arena is free, on the thread that serves all guests, by the arena's own count.
+/// An arena is given back when it has no stream, and not before, whatever streams other arenas
+/// have.
 #[test]
 fn an_arena_is_free_when_it_has_no_stream_whatever_others_have() {
     let mut rig = Rig::new();
