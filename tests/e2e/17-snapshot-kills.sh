@@ -225,20 +225,20 @@ for ((number = 0; number < kills; number++)); do
 done
 
 # A sandbox that gives its memory to a file and comes back: after a kill of the daemon it is in the file, or it has a VMM.
-leave() { timeout 300 "$slipway" pause --to-file parent; }
+put_away() { timeout 300 "$slipway" pause --to-file parent; }
 back() { timeout 300 "$slipway" resume parent; }
 is_one() { is_state parent running || is_state parent paused; }
 stands() { local at; at=$(last parent); sleep 1; [ "$(last parent)" = "$at" ]; }
-timed leave
-leave_ms=$took
+timed put_away
+put_away_ms=$took
 timed back
 back_ms=$took
 for ((number = 0; number < kills; number++)); do
-    what=$([ $((number % 2)) = 0 ] && echo leave || echo back)
-    most_ms=$([ "$what" = leave ] && echo "$leave_ms" || echo "$back_ms")
+    what=$([ $((number % 2)) = 0 ] && echo put_away || echo back)
+    most_ms=$([ "$what" = put_away ] && echo "$put_away_ms" || echo "$back_ms")
     delay=$((reach_ms + (RANDOM * 32768 + RANDOM) % (most_ms > reach_ms ? most_ms - reach_ms : 1)))
     told="$what, daemon killed after $delay ms"
-    [ "$what" = leave ] || leave >/dev/null || fail "pause: $(explain)"
+    [ "$what" = put_away ] || put_away >/dev/null || fail "pause: $(explain)"
     $what >"$work/said" 2>&1 & client=$!
     sleep_ms "$delay"
     restart_daemon

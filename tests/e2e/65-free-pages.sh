@@ -71,11 +71,11 @@ for round in 1 2 3; do
     before=$(held web)
     timeout 120 "$slipway" exec web python3 -c "$uses" </dev/null &
     program=$!
-    is_full() { [ "$(held web)" -ge $((before + 200)) ]; }
+    is_full() { [ "$(held web)" -ge $((before + 150)) ]; }
     wait_until 60 is_full || fail "round $round: the program did not use its memory: $(held web) MiB, $before before"
     full=$(held web)
     wait "$program" || fail "round $round: the program: $(explain)"
-    is_back() { [ "$(held web)" -le $((full - 180)) ]; }
+    is_back() { [ "$(held web)" -le $((before + 60)) ]; }
     wait_until 60 is_back || fail "round $round: $(held web) MiB of $full are held, $before before"
     for name in web other; do is_right "$name" "round $round"; done
     ok "round $round: $before MiB before, $full MiB in use, $(held web) MiB after the program; others' memory is as it was"

@@ -460,7 +460,7 @@ impl<D: Device> OperationHandler for Inner<D> {
     fn give_up(&self, job: DeviceOperation) {
         let limit = self.settings.deadline;
         for vf in self.shelf.vfs_of(job) {
-            let why = format!("{} did not end within {limit:?}", operation(job));
+            let why = format!("{} did not end within {limit:?}", job.name());
             self.fault(vf, &why);
             self.shelf.table().stuck(vf, why);
         }
@@ -470,7 +470,11 @@ impl<D: Device> OperationHandler for Inner<D> {
     fn late(&self, job: DeviceOperation) {
         for vf in self.shelf.vfs_of(job) {
             self.shelf.table().late(vf);
-            self.plan_try(vf);
+            // A VF that was adopted late may be in use, and its record names the owner: no try
+            // cuts that owner off. The next daemon adopts it, or somebody resumes it.
+            if !matches!(job, DeviceOperation::Adopt(_)) {
+                self.plan_try(vf);
+            }
         }
     }
 
@@ -478,16 +482,6 @@ impl<D: Device> OperationHandler for Inner<D> {
         let job = self.shelf.table().begin_try(vf, Instant::now());
         self.counters.retries.fetch_add(job.is_some().into(), Ordering::Relaxed);
         job
-    }
-}
-
-fn operation(job: DeviceOperation) -> &'static str {
-    match job {
-        DeviceOperation::Open(_) | DeviceOperation::Retry(_) => "its opening and reset",
-        DeviceOperation::Adopt(_) => "taking it over",
-        DeviceOperation::Return(_) => "its reset",
-        DeviceOperation::Close(_) => "closing it",
-        DeviceOperation::ResetSet(_) => "the reset of its devset",
     }
 }
 

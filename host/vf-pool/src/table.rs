@@ -124,6 +124,19 @@ pub(crate) enum DeviceOperation {
     ResetSet(u32),
 }
 
+impl DeviceOperation {
+    /// Returns what the operation does, for messages to users.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Open(_) | Self::Retry(_) => "its opening and reset",
+            Self::Adopt(_) => "taking it over",
+            Self::Return(_) => "its reset",
+            Self::Close(_) => "closing it",
+            Self::ResetSet(_) => "the reset of its devset",
+        }
+    }
+}
+
 struct Vf {
     state: VfState,
     is_draining: bool,

@@ -374,7 +374,11 @@ impl Change {
         let before = self.sandbox.look(|record| record.memory.granted_bytes);
         if granted > before {
             self.sandbox.update(|record| record.memory.granted_bytes = granted).await?;
-            cgroup::limit_memory(&self.sandbox, granted).await?;
+        }
+        // Also if the record has the room: a lower limit that nobody waited for to its end may be
+        // in force, and the record has the one before.
+        cgroup::limit_memory(&self.sandbox, granted.max(before)).await?;
+        if granted > before {
             cgroup::look_above(&self.sandbox, granted).await;
         }
         let plugged = follow(&*self.vm, DEVICE, target).await?;

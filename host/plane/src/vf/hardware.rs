@@ -122,11 +122,22 @@ impl Hardware {
         }
         self.recall();
         self.release()?;
-        if !self.limits.is_none() {
-            self.pool_note.keep(self.limits)?;
-            self.limits.set(self.address).1?;
-        }
+        self.limit()?;
         self.host.open(self.address).map_err(fault)
+    }
+
+    /// Has the physical function hold the VF to the pool's limits, in place of those of a pool
+    /// whose ledger was lost.
+    fn limit(&self) -> Result<(), Fault> {
+        if let Some(had) = self.pool_note.recall() {
+            had.replace(self.address, self.limits)?;
+        }
+        if self.limits.is_none() {
+            self.pool_note.forget();
+            return Ok(());
+        }
+        self.pool_note.keep(self.limits)?;
+        self.limits.set(self.address).1
     }
 
     /// Checks that no endpoint has the device.
@@ -140,9 +151,12 @@ impl Hardware {
     }
 
     /// Closes the device, which stays with vfio-pci and keeps its settings until it is opened once
-    /// more or closed for good.
+    /// more or closed for good. A device that an endpoint still has stays open: the next reset and
+    /// the next close have to find that its client is not cut off.
     pub fn shut(&mut self) {
-        self.device = None;
+        if self.check_alone().is_ok() {
+            self.device = None;
+        }
     }
 
     /// Closes the device, takes its limits from it and gives it back to the driver that it had.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use slipway_reactor::{Context, Interest};
+use slipway_reactor::{Context, Interest, Step};
 
 use super::facts::Facts;
 use super::ready::{CLIENT, Ready};
@@ -129,6 +129,7 @@ impl Connection {
         facts.pending = self.session.is_pending();
         facts.quiescing |= self.session.is_quiescing();
         facts.more = self.more;
+        facts.busy = self.session.is_accessing().then_some(Step::Busy);
     }
 
     /// Returns the time at which a client that has not negotiated is disconnected, or `None` if it

@@ -272,7 +272,7 @@ impl Endpoint {
             EndpointState::Draining(draining) => return draining.next(now),
         }
         let pace = &self.device.pace;
-        facts.busy = pace.is_busy().then(|| pace.busy_step());
+        facts.busy = facts.busy.or_else(|| pace.is_busy().then(|| pace.busy_step()));
         facts.hot = connected && pace.is_hot(now, context.poll_budget());
         if let Some(step) = facts.at_once() {
             return step;

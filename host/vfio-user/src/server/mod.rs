@@ -177,6 +177,12 @@ impl Session {
         )
     }
 
+    /// Returns whether the rest of a message's accesses waits for the next turn, and for nothing
+    /// else.
+    pub(crate) fn is_accessing(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| matches!(pending.waiting, Waiting::Turn(_)))
+    }
+
     /// Processes the messages that have arrived, up to [`COST_PER_TURN`].
     pub(crate) fn turn(&mut self, device: &mut Device, now: Instant) -> Result<SessionTurn, End> {
         if self.kept.is_some() {

@@ -50,8 +50,10 @@ pub(super) async fn join(target: &Target) -> Result<()> {
 
 /// Has a task give the memory of a pod back that its containers' limits do not need any more.
 pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
-    let has_spare = sandbox.look(|record| spare(record).is_some());
-    if !has_spare || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
+    // A growth that is under way may count the container that has just ended, and is recorded at
+    // its end only: with room, the task looks when it has the turn.
+    let may_have = sandbox.look(|record| spare(record).is_some() || record.memory.room() > 0);
+    if !may_have || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
     let Some(waiting) = sandbox.returns.wait() else { return };

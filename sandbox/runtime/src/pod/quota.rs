@@ -51,8 +51,10 @@ pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
 /// Has a task take the CPUs away, unless one waits for its turn, which sees to this end, too: a
 /// guest that does not answer would have as many tasks wait as its containers end.
 fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
-    let has_spare = sandbox.look(|record| spare(record).is_some());
-    if !has_spare || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
+    // CPUs that are coming are recorded at the end, and may be for the container that has ended.
+    let may_have =
+        sandbox.look(|record| spare(record).is_some() || record.max_cpus > record.boot_cpus);
+    if !may_have || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
     let Some(waiting) = sandbox.cpu_returns.wait() else { return };

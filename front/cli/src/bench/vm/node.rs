@@ -16,7 +16,7 @@ use tonic::Streaming;
 
 use super::host::package;
 use super::image;
-use crate::args::{MachineArgs, NodeArgs};
+use crate::args::{MachineArgs, NodeArgs, Switched};
 use crate::client::{config, connect, connect_functions, connect_networks, connect_plane, refused};
 use crate::session::requests;
 
@@ -74,6 +74,7 @@ impl Node {
             memory_bytes: machine.memory.unwrap_or(wishes.memory),
             cpus: machine.cpus.unwrap_or(wishes.cpus),
             max_cpus: machine.max_cpus.unwrap_or(0),
+            free_page_reporting: machine.free_page_reporting.map(Switched::is_on),
             kernel: kernel.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
             accelerator: machine.accel.clone().unwrap_or_default(),
             // `cat` ends with its input, which ends with this process, in whatever way that ends.
