@@ -4,7 +4,8 @@
 //! (`engine::io`) gives it an NVMe status (`spec/nvme-spec`, `status`), which decides what the
 //! guest's programs see: `tests/io.rs` there has a row for each. A new operation is a variant of
 //! `Operation`: each disk refuses or carries it out, `model` and the fuzz target `block-disks`
-//! check it, and a command of the controller asks for it.
+//! check it, and a command of the controller asks for it (the head of `engine::io`). `turn` of
+//! `device/nvme` says what its work costs, and `decorate::trace` here counts it.
 
 use std::ops::DerefMut;
 use std::os::fd::BorrowedFd;

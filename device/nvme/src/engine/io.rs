@@ -14,6 +14,9 @@
 //! - `effects` (`admin::logs`), and in `admin::identify` its bit of ONCS (`nvm_commands`), if any;
 //! - `IO` in `fuzz`; of the tests `io` or `steps`, `bad_commands`, and `admin` for the two logs.
 //!
+//! If no `Operation` of disks does its work, it needs a new one: see the head of
+//! `backend/block/src/disk.rs`.
+//!
 //! A command that was fetched is carried out again after a kill (`journal`): twice must do no harm.
 //! `docs/disks.md` names the commands of the controller, and `docs/measurements/suites.md` the
 //! tests of others that need what it lacks.
