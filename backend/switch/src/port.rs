@@ -102,7 +102,8 @@ pub trait Port: Send {
     fn release(&mut self);
 
     /// Gives the peer frames of `burst`, in order, as many as it has room for. The first frame
-    /// without room, and all after it, are left out.
+    /// without room, and all after it, are left out; a port with several queues leaves out those
+    /// of the full queue.
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered;
 
     /// Notifies the peer of deliveries if it wants that. A full barrier lies between: in `deliver`

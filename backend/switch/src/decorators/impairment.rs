@@ -5,7 +5,9 @@
 //! in front of the port. The decorator names its `Layer::Impairment`, so that `Switch::impair` can
 //! remove it. [`Loss`] is the model of one that only omits frames. One that changes bytes copies
 //! the frames first, as [`Queued`] does: [`Port::deliver`] lends the burst read-only, and beyond 96
-//! bytes a frame lies in its sender's memory. What the decorator does inward precedes the switch's
+//! bytes a frame lies in its sender's memory. One that adds frames copies them too, into a `Line`
+//! as [`Queued`] does: [`Port::take`] appends at most `limit` frames, and the line keeps the rest
+//! for the next turn. What the decorator does inward precedes the switch's
 //! checks of addresses. The other places are in `docs/where.md`. In the CLI's `port_tools.rs`
 //! `impair` refuses a command that asks for nothing, so it knows each option, and `describe` is
 //! what `slipway port ls`, `inspect` and `impair` show.
