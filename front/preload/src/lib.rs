@@ -37,10 +37,11 @@
 //! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
 //! Another one is an arm of `read_option` and of `write_option` there. If it is on or off, it is a
 //! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a half of another
-//! word of the entry, and gets a row of [`halves`]. No whole word is left: the head of
-//! `slipway_socket::option` says what is. Programs set
-//! many options before connect(2): `take_over` of [`options`] copies those that matter from the
-//! kernel's socket. Accepted connections begin with none of their listener's.
+//! word of the entry, and gets a row of [`halves`]. The doc comment of `slipway_socket::option`
+//! (`host/socket/src/endpoint.rs`) says which halves and words are left. `setsockopt` hands
+//! `write_option` the first 16 bytes of a value, as many as a timeout has. Programs set many
+//! options before connect(2): `take_over` of [`options`] copies those that matter from the kernel's
+//! socket. Accepted connections begin with none of their listener's.
 //!
 //! `tests/semantics.py` gets a case of each function, and of each option that has an effect, which
 //! has to come out as with the kernel. `docs/sockets.md` names functions and such options under
