@@ -6,8 +6,8 @@
 //! it is attached (`begin`, `fork::attach`). What a VM itself tells its guest, as the generation
 //! ID, is the VMM's: `host/vmm`. Tests: `tests/snapshots.rs`, `rejoin_as_root.rs` of
 //! `sandbox/agent`, `tests/e2e/14-forks.sh` and `16-snapshots.sh`. The table of
-//! `docs/snapshots.md`, "What a fork is given, and what it has", has a row, and
-//! `docs/decisions/identity.md` the reasons.
+//! `docs/snapshots.md`, "What a fork is given, and what it has", has a row; the sections below the
+//! table say what programs notice.
 
 use std::sync::Arc;
 
