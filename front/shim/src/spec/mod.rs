@@ -15,8 +15,9 @@
 //! `sandbox/runtime`.
 //!
 //! The authors of pods write annotations. One that they may use without the node's administrator is
-//! in [`ALLOWED`], the default of `SLIPWAY_POD_ANNOTATIONS`, and in the lists of `pod_annotations`
-//! of `deploy/kubernetes/node/options.sh`, `docs/containerd.md` and `docs/kubernetes.md`.
+//! in [`ALLOWED`], the default of `SLIPWAY_POD_ANNOTATIONS`, which is also `usual_annotations` of
+//! `deploy/kubernetes/node/options.sh`, and in `install.yaml` beside it, `docs/containerd.md` and
+//! `docs/kubernetes.md`.
 
 mod confinement;
 mod control_group;
