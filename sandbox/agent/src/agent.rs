@@ -21,7 +21,7 @@ use crate::reaper::Reaper;
 use crate::stages::Stages;
 use crate::statuses::{internal, invalid, precondition, refusal, status};
 use crate::table::{Missing, Refused, Table};
-use crate::zygote::ContainerContext;
+use crate::zygote::{ContainerContext, PreparedProcess};
 use crate::{log, name};
 
 /// The time that containers have to end when the sandbox does: half of the time that the daemon
@@ -195,17 +195,18 @@ impl Agent {
             return Err(Status::invalid_argument("a fork has no terminal"));
         }
         let (places, reaper) = (&self.places, &self.reaper);
-        let place = ContainerContext { container: &container, places, reaper };
+        let context = ContainerContext { container: &container, places, reaper };
         if let Some(asked) = request.zygote.as_ref().filter(|asked| asked.prepare) {
-            let refused = place.prepare(&request, asked).await.unwrap_or_default();
+            let refused = context.ensure_zygote(&request, asked).await.unwrap_or_default();
             return Ok(ExecReply { refused, ..ExecReply::default() });
         }
         let reserved = container.reserve_exec(&process.exec_id);
         let reserved = reserved.map_err(|refused| refusal(refused, "exec", &process.exec_id))?;
-        let begun = place.begin(request).await.map_err(|failure| status(&failure))?;
-        let reply =
-            ExecReply { pid: pid(&begun.process), forked: begun.forked, refused: begun.refused };
-        if let Err(exec) = reserved.fill(begun.process) {
+        let prepared = context.prepare_process(request).await;
+        let prepared = prepared.map_err(|failure| status(&failure))?;
+        let PreparedProcess { process: exec, forked, not_forked } = prepared;
+        let reply = ExecReply { pid: pid(&exec), forked, refused: not_forked };
+        if let Err(exec) = reserved.fill(exec) {
             let _ = exec.signal(libc::SIGKILL as u32);
             return Err(refusal(Refused::Closed, "exec", &process.exec_id));
         }

@@ -88,22 +88,28 @@ pub struct Container {
     copying: tokio::sync::Mutex<()>,
     /// The other processes, by exec id.
     execs: Table<Process>,
-    /// The process of which others are forks.
-    pub zygote: tokio::sync::Mutex<Zygote>,
+    /// The state of the container's zygote. Held while the zygote is started or forked.
+    pub zygote: tokio::sync::Mutex<ZygoteState>,
     /// Set once the container was removed. Held while it is being removed: the second of two
     /// requests must not remove the cgroup of a container that has the same id by then.
     removed: tokio::sync::Mutex<bool>,
 }
 
-/// The process of a container of which others are forks.
+/// The state of a container's zygote, the process whose forks serve requests
+/// ([`crate::zygote`] has its life).
 #[derive(Default)]
-pub enum Zygote {
-    /// It was not asked for.
+pub enum ZygoteState {
+    /// No request has asked for the zygote yet.
     #[default]
-    Absent,
-    /// It has stopped itself. Requests for forks are as this one was.
-    Stands(Arc<Process>, Box<ExecRequest>),
-    /// The container has none, for this reason.
+    NotStarted,
+    /// The zygote has stopped itself, and can be forked.
+    Ready {
+        /// The zygote.
+        zygote: Arc<Process>,
+        /// The command, environment and rights that a request for a fork must have.
+        key: Box<ExecRequest>,
+    },
+    /// The container's program cannot be forked, for this reason. No later request tries again.
     Refused(String),
 }
 

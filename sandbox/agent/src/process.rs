@@ -106,7 +106,8 @@ impl Process {
             pid,
             exit,
             begin: Mutex::new(Some(begin)),
-            // Those that are begun for a container's zygote share the container.
+            // A request with `zygote` shares its container with other requests: its process must
+            // not outlive the request's stream.
             ends_with_stream: spec.variables.is_some(),
             stdin: Mutex::new(pipes.stdin),
             terminal,

@@ -175,7 +175,7 @@ async fn all_that_comes_of_a_fork_ends_with_it() {
     sandbox.signal(&reference("stillborn"), libc::SIGKILL, false).await;
     assert_eq!(sandbox.wait(&reference("stillborn")).await.exit_status, 137);
     processes(&mut sandbox, STANDING).await;
-    // Nor does the container wait for one that has not begun.
+    // Removing the container does not wait for a fork that was not started, either.
     sandbox.client.exec(request("waits", &spec)).await.unwrap();
     sandbox.remove("a").await;
 }

@@ -123,7 +123,7 @@ impl Fleet {
         zygote
     }
 
-    /// Makes the container with a sandbox's zygote, and returns when the zygote stands, or cannot
+    /// Makes the container with a sandbox's zygote, and returns when the zygote is ready, or cannot
     /// be forked. Does nothing if invocations are no forks.
     async fn make_zygote(&self, id: SandboxId) -> Result<()> {
         let Some(zygotes) = &self.zygotes else { return Ok(()) };

@@ -24,7 +24,7 @@ pub struct Zygotes {
     timeout: Duration,
     /// Invocations that were forks.
     forked: AtomicU64,
-    /// The first reason why an invocation was none.
+    /// The first reason why an invocation was not a fork.
     refused: OnceLock<String>,
 }
 
@@ -44,10 +44,11 @@ impl Zygotes {
         }
     }
 
-    /// Has the container `name` start its zygote, and returns when that stands, or cannot.
+    /// Has the container `name` start its zygote, and returns when the zygote is ready, or the
+    /// command cannot be forked.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The errors of the daemon.
     pub async fn prepare(
         &self,
         mut client: SandboxClient,
