@@ -43,7 +43,7 @@ pub fn frames(data: &[u8]) {
     let (mut payload, mut ended) = (data, false);
     while let (Some((frame, body, rest)), false) = (Frame::decode(payload), ended) {
         assert!(frame.encode() == payload[..16] && body.len() + rest.len() + 16 == payload.len());
-        ended = connection.frame(frame, body, &mut around).is_err();
+        ended = connection.handle_frame(frame, body, &mut around).is_err();
         payload = rest;
         while let Some(event) = around.events.pop_front() {
             if let Event::Asked { stream, .. } = event

@@ -246,7 +246,7 @@ impl Links {
     #[inline]
     pub fn stir(&mut self, stream: StreamId) {
         if let Some(connection) = self.connections.get_mut(&stream.connection()) {
-            connection.heat(stream.number());
+            connection.mark_hot(stream.number());
         }
     }
 

@@ -47,10 +47,10 @@ impl End {
 /// The progress of a stream's opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// This side asks the other one, now or once the connection is up.
-    Asking,
-    /// The other side asks, and the owner has not answered.
-    Asked,
+    /// This side opens the stream, now or once the connection is up; the peer has not answered.
+    OpenSent,
+    /// The peer opens the stream, and the owner has not answered.
+    OpenReceived,
     /// Both sides have agreed.
     Open,
 }

@@ -1,4 +1,8 @@
 //! The receiving half of a connection: the handshake, then the peer's frames.
+//!
+//! [`Connection::handle_frame`] passes each frame on by its kind: `Open` to `receive_open`,
+//! `Accepted` and `Refused` to `receive_answer`, and `Data`, `Credit` and `Fin` to
+//! `receive_on_open`. A frame that the protocol forbids is an error, which ends the connection.
 
 use std::os::fd::AsFd;
 
@@ -12,15 +16,21 @@ use crate::receiver::{Received, Receiver};
 use crate::sender::Sender;
 use crate::stream::{Phase, Stream};
 
-/// Frames that may wait to be sent: a peer that asks and does not read the answers gets no further.
-const WAITING: usize = 1 << 18;
-/// Streams that a peer may have asked for and the owner has not answered, including those that the
-/// peer has reset meanwhile: each is an event in the owner's queue.
-const UNANSWERED: usize = 1024;
-/// The most unused credit that a peer may grant to a stream.
-const CREDIT: u64 = 1 << 40;
+/// The most frames that may wait to be sent. A peer that sends requests and does not read the
+/// answers loses its connection beyond this number.
+const MAX_QUEUED_FRAMES: usize = 1 << 18;
+/// The most streams that a peer may have opened and the owner has not answered. Streams that the
+/// peer has reset meanwhile count too: each is an event in the owner's queue.
+const MAX_UNANSWERED: usize = 1024;
+/// The most unused credit that a peer may grant to a stream, bytes.
+const MAX_CREDIT: u64 = 1 << 40;
 
 impl Connection {
+    /// Takes the handshake as far as the bytes that have arrived allow. Returns `false` if the
+    /// handshake is done already.
+    ///
+    /// # Errors
+    /// The errors of connecting and of the handshake.
     pub(crate) fn shake_hands(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {
         let settings = around.settings;
         let (ConnectionState::Connecting(handshake) | ConnectionState::Handshake(handshake)) =
@@ -35,14 +45,14 @@ impl Connection {
             peer.is_some_and(|peer| peer.serves(hello.tenant.as_str()))
         };
         match handshake.step(self.socket.as_fd(), &judge)? {
-            Some(session) => self.begin(session, around)?,
+            Some(session) => self.start_records(session, around)?,
             None => self.state.connected(),
         }
         Ok(true)
     }
 
     /// Makes the connection ready for records after the handshake.
-    fn begin(&mut self, session: Session, around: &mut Around<'_>) -> Result<(), Broken> {
+    fn start_records(&mut self, session: Session, around: &mut Around<'_>) -> Result<(), Broken> {
         let Session { hello, sealer, opener, rest } = session;
         let engine = around.settings.engine_named(hello.engine.as_str());
         if self.engine.is_some() && self.engine != engine {
@@ -96,12 +106,13 @@ impl Connection {
     fn dispatch(&mut self, around: &mut Around<'_>) -> Result<(), Broken> {
         // The receiver is taken out so that its bytes can be lent while streams and frames change.
         let Some(mut receiver) = self.receiver.take() else { return Ok(()) };
-        let done = self.dispatch_all(&mut receiver, around);
+        let done = self.dispatch_records(&mut receiver, around);
         self.receiver = Some(receiver);
         done
     }
 
-    fn dispatch_all(
+    /// Handles the frames of all complete records of `receiver`.
+    fn dispatch_records(
         &mut self,
         receiver: &mut Receiver,
         around: &mut Around<'_>,
@@ -109,10 +120,10 @@ impl Connection {
         while let Some(mut payload) = receiver.next()? {
             while !payload.is_empty() {
                 let (frame, body, rest) = Frame::decode(payload).ok_or(Broken::Frame)?;
-                self.frame(frame, body, around)?;
+                self.handle_frame(frame, body, around)?;
                 payload = rest;
             }
-            if self.frames.len() > WAITING {
+            if self.frames.len() > MAX_QUEUED_FRAMES {
                 return Err(Broken::Flood);
             }
         }
@@ -120,7 +131,7 @@ impl Connection {
     }
 
     /// Handles one frame of the peer.
-    pub(crate) fn frame(
+    pub(crate) fn handle_frame(
         &mut self,
         frame: Frame,
         body: &[u8],
@@ -130,37 +141,49 @@ impl Connection {
             Kind::Ping => self.frames.put(Kind::Pong, 0, frame.value),
             Kind::Pong => {}
             Kind::GoAway => self.away = true,
-            Kind::Open => self.asked(frame.stream, body, around)?,
-            _ if !self.streams.contains_key(&frame.stream) => return self.late(frame.stream),
-            Kind::Accepted | Kind::Refused => self.answered(frame, around)?,
+            Kind::Open => self.receive_open(frame.stream, body, around)?,
+            _ if !self.streams.contains_key(&frame.stream) => {
+                return self.check_existed(frame.stream);
+            }
+            Kind::Accepted | Kind::Refused => self.receive_answer(frame, around)?,
             Kind::Reset => {
-                let asking =
-                    self.streams.get(&frame.stream).is_some_and(|s| s.phase == Phase::Asking);
+                let stream = self.streams.get(&frame.stream);
+                let open_sent = stream.is_some_and(|stream| stream.phase == Phase::OpenSent);
                 let errno = Errno::CONNRESET.raw_os_error().unsigned_abs();
-                let ended = if asking { Ended::Refused(errno) } else { Ended::Reset };
+                let ended = if open_sent { Ended::Refused(errno) } else { Ended::Reset };
                 self.drop_stream(frame.stream, ended, around);
             }
-            Kind::Data | Kind::Credit | Kind::Fin => self.flow(frame, body, around)?,
+            Kind::Data | Kind::Credit | Kind::Fin => self.receive_on_open(frame, body, around)?,
         }
         Ok(())
     }
 
-    /// Accepts a frame for an unknown stream if that stream existed once. Any other number is a
-    /// violation.
-    fn late(&self, number: u32) -> Result<(), Broken> {
+    /// Checks that the stream `number`, which does not exist, existed once: the peer may have sent
+    /// a frame before it heard of the stream's end.
+    ///
+    /// # Errors
+    /// [`Broken::Frame`] if neither side has used the number.
+    fn check_existed(&self, number: u32) -> Result<(), Broken> {
         let own = number % 2 == self.next % 2;
-        let was = if own { number < self.next } else { number <= self.last };
-        if was { Ok(()) } else { Err(Broken::Frame) }
+        let existed = if own { number < self.next } else { number <= self.last };
+        if existed { Ok(()) } else { Err(Broken::Frame) }
     }
 
-    fn asked(&mut self, number: u32, body: &[u8], around: &mut Around<'_>) -> Result<(), Broken> {
+    /// Receives the peer's request for a stream: tells the owner of it ([`Event::Asked`]), or
+    /// refuses it at once.
+    fn receive_open(
+        &mut self,
+        number: u32,
+        body: &[u8],
+        around: &mut Around<'_>,
+    ) -> Result<(), Broken> {
         let theirs = number % 2 != self.next % 2 && number > self.last;
         let open = Open::decode(body).filter(|_| theirs).ok_or(Broken::Frame)?;
         self.last = number;
         let full = self.streams.len() >= around.settings.streams;
         // An engine may name only addresses of its own programs as a source.
         let forged = around.settings.engine_of(&self.tenant, open.source.ip) != self.engine;
-        let refused = match (forged, full || self.unanswered.len() >= UNANSWERED) {
+        let refused = match (forged, full || self.unanswered.len() >= MAX_UNANSWERED) {
             (true, _) => Some(Errno::ADDRNOTAVAIL),
             (_, true) => Some(Errno::NOBUFS),
             _ => None,
@@ -171,8 +194,8 @@ impl Connection {
             return Ok(());
         }
         self.unanswered.insert(number);
-        self.occupy(around.now);
-        let stream = Stream::new(Phase::Asked, self.window, around.settings.window);
+        self.restart_silence_timers(around.now);
+        let stream = Stream::new(Phase::OpenReceived, self.window, around.settings.window);
         self.streams.insert(number, stream);
         let engine = self.engine.and_then(|engine| around.settings.engine.get(engine));
         around.events.push_back(Event::Asked {
@@ -185,9 +208,10 @@ impl Connection {
         Ok(())
     }
 
-    fn answered(&mut self, frame: Frame, around: &mut Around<'_>) -> Result<(), Broken> {
+    /// Receives the peer's answer to a stream that this side opened.
+    fn receive_answer(&mut self, frame: Frame, around: &mut Around<'_>) -> Result<(), Broken> {
         let stream = self.streams.get_mut(&frame.stream).ok_or(Broken::Frame)?;
-        if stream.phase != Phase::Asking {
+        if stream.phase != Phase::OpenSent {
             return Err(Broken::Frame);
         }
         if frame.kind == Kind::Refused {
@@ -196,12 +220,18 @@ impl Connection {
         } else {
             stream.phase = Phase::Open;
             around.events.push_back(Event::Opened(self.id(frame.stream)));
-            self.heat(frame.stream);
+            self.mark_hot(frame.stream);
         }
         Ok(())
     }
 
-    fn flow(&mut self, frame: Frame, body: &[u8], around: &mut Around<'_>) -> Result<(), Broken> {
+    /// Receives data, credit or the end of the peer's data on a stream that both sides have opened.
+    fn receive_on_open(
+        &mut self,
+        frame: Frame,
+        body: &[u8],
+        around: &mut Around<'_>,
+    ) -> Result<(), Broken> {
         let stream = self.streams.get_mut(&frame.stream).ok_or(Broken::Frame)?;
         if stream.phase != Phase::Open || stream.has_ended() && frame.kind != Kind::Credit {
             return Err(Broken::Frame);
@@ -209,7 +239,7 @@ impl Connection {
         match frame.kind {
             Kind::Credit => {
                 stream.credit += frame.value;
-                if stream.credit > CREDIT {
+                if stream.credit > MAX_CREDIT {
                     return Err(Broken::Frame);
                 }
             }
@@ -225,7 +255,7 @@ impl Connection {
                 Err(error) => self.fail(frame.stream, error, around),
             },
         }
-        self.heat(frame.stream);
+        self.mark_hot(frame.stream);
         Ok(())
     }
 }
@@ -243,7 +273,7 @@ mod tests {
     /// Streams that are opened and reset at once, or opened with another engine's address, do not
     /// pile up as work for the owner.
     #[test]
-    fn an_engine_asks_for_so_much_before_it_is_answered_and_for_its_own_programs() {
+    fn an_engine_opens_a_limited_number_of_unanswered_streams_and_for_its_own_programs() {
         let mut settings = Settings::for_tests();
         let now = Instant::now();
         let (mut events, mut logs) = (VecDeque::new(), Logs::new(now));
@@ -254,17 +284,17 @@ mod tests {
         let frame = |kind, stream| Frame { kind, stream, value: 0 };
         let mut ask = |connection: &mut Connection, settings: &Settings, stream| {
             let mut around = Around { now, settings, events: &mut events, logs: &mut logs };
-            connection.frame(frame(Kind::Open, stream), &open, &mut around).unwrap();
-            connection.frame(frame(Kind::Reset, stream), &[], &mut around).unwrap();
+            connection.handle_frame(frame(Kind::Open, stream), &open, &mut around).unwrap();
+            connection.handle_frame(frame(Kind::Reset, stream), &[], &mut around).unwrap();
             events.iter().filter(|event| matches!(event, Event::Asked { .. })).count()
         };
         let mut asked = 0;
         for number in 0..2000 {
             asked = ask(&mut connection, &settings, 2 * number + 1);
         }
-        assert_eq!(asked, UNANSWERED);
+        assert_eq!(asked, MAX_UNANSWERED);
         connection.refuse(1, 111, now);
-        assert_eq!(ask(&mut connection, &settings, 4001), UNANSWERED + 1);
+        assert_eq!(ask(&mut connection, &settings, 4001), MAX_UNANSWERED + 1);
         // An open with another engine's address as its source.
         connection.refuse(3, 111, now);
         settings.engine = toml::from_str::<HashMap<String, Vec<Peer>>>(
@@ -273,9 +303,9 @@ mod tests {
         .unwrap()
         .remove("engine")
         .unwrap();
-        assert_eq!(ask(&mut connection, &settings, 4003), UNANSWERED + 1);
+        assert_eq!(ask(&mut connection, &settings, 4003), MAX_UNANSWERED + 1);
         connection.engine = Some(0);
-        assert_eq!(ask(&mut connection, &settings, 4005), UNANSWERED + 2);
+        assert_eq!(ask(&mut connection, &settings, 4005), MAX_UNANSWERED + 2);
     }
 
     /// Plays `frames` of a hostile engine after a valid beginning. Returns the bytes held beside
@@ -290,11 +320,11 @@ mod tests {
         let nobody = slipway_sgiov_spec::Address::ANY;
         let open = Open { source: nobody, destination: nobody }.encode();
         let frame = |kind, stream, value| Frame { kind, stream, value };
-        connection.frame(frame(Kind::Open, 5, 0), &open, &mut around).unwrap();
+        connection.handle_frame(frame(Kind::Open, 5, 0), &open, &mut around).unwrap();
         connection.open(Open { source: nobody, destination: nobody }, &around).unwrap();
-        connection.frame(frame(Kind::Accepted, 2, 0), &[], &mut around).unwrap();
+        connection.handle_frame(frame(Kind::Accepted, 2, 0), &[], &mut around).unwrap();
         for (kind, stream, value, body) in frames {
-            connection.frame(frame(*kind, *stream, *value), body, &mut around)?;
+            connection.handle_frame(frame(*kind, *stream, *value), body, &mut around)?;
         }
         Ok(connection.held())
     }

@@ -99,6 +99,7 @@ pub(crate) struct Connection {
     last: u32,
     /// Initial credit of a stream: bytes that the peer accepts before it grants more.
     window: u32,
+    /// Streams that are polled in each turn.
     hot: VecDeque<u32>,
     /// Streams that had nothing to do for a while and are about to stop being polled.
     cooling: Vec<u32>,

@@ -19,17 +19,17 @@ impl Connection {
             return None;
         }
         self.next = number.checked_add(2)?;
-        self.occupy(around.now);
-        let stream = Stream::new(Phase::Asking, self.window, around.settings.window);
+        self.restart_silence_timers(around.now);
+        let stream = Stream::new(Phase::OpenSent, self.window, around.settings.window);
         self.streams.insert(number, stream);
         self.asking.push_back((around.now + ANSWER, number));
         self.frames.open(number, open);
         Some(self.id(number))
     }
 
-    /// Restarts the silence timers when the first stream comes to a connection that may have been
-    /// silent for long.
-    pub(super) fn occupy(&mut self, now: Instant) {
+    /// Restarts the timers of the peer's silence if the connection has no streams: it may have been
+    /// silent for long, and gets its first stream.
+    pub(super) fn restart_silence_timers(&mut self, now: Instant) {
         if self.streams.is_empty() {
             (self.heard, self.pinged) = (now, now);
         }
@@ -41,24 +41,26 @@ impl Connection {
         self.unanswered.remove(&number);
         let Some(stream) = self.streams.get_mut(&number) else { return Err(end) };
         stream.attach(end);
-        if stream.phase == Phase::Asked {
+        if stream.phase == Phase::OpenReceived {
             stream.phase = Phase::Open;
             self.frames.put(Kind::Accepted, number, 0);
         }
-        self.heat(number);
+        self.mark_hot(number);
         Ok(())
     }
 
+    /// Refuses a stream that the peer opened, unless it has ended meanwhile. `errno` is a number of
+    /// errno(3).
     pub(crate) fn refuse(&mut self, number: u32, errno: u32, now: Instant) {
         self.unanswered.remove(&number);
-        if self.streams.get(&number).is_some_and(|stream| stream.phase == Phase::Asked) {
+        if self.streams.get(&number).is_some_and(|stream| stream.phase == Phase::OpenReceived) {
             self.frames.put(Kind::Refused, number, errno.clamp(1, 4095).into());
             self.forget(number, now);
         }
     }
 
-    /// Marks the stream for polling in the next turns.
-    pub(crate) fn heat(&mut self, number: u32) {
+    /// Makes a stream hot: it is polled in the next turns.
+    pub(crate) fn mark_hot(&mut self, number: u32) {
         let Some(stream) = self.streams.get_mut(&number) else { return };
         stream.idle = 0;
         if !stream.hot {
@@ -75,7 +77,7 @@ impl Connection {
         if stream.phase != Phase::Open || stream.is_unread() {
             self.break_off(number, around);
         } else {
-            self.heat(number);
+            self.mark_hot(number);
         }
     }
 
@@ -83,7 +85,7 @@ impl Connection {
     pub(crate) fn break_off(&mut self, number: u32, around: &mut Around<'_>) {
         let Some(stream) = self.streams.get(&number) else { return };
         match stream.phase {
-            Phase::Asked => {
+            Phase::OpenReceived => {
                 let errno = Errno::CONNREFUSED.raw_os_error().unsigned_abs();
                 self.frames.put(Kind::Refused, number, errno.into());
             }
@@ -116,7 +118,7 @@ impl Connection {
     pub(crate) fn end(&mut self, broken: &Broken, around: &mut Around<'_>) {
         let numbers: Vec<u32> = self.streams.keys().copied().collect();
         for number in numbers {
-            let asking = self.streams.get(&number).is_some_and(|s| s.phase == Phase::Asking);
+            let asking = self.streams.get(&number).is_some_and(|s| s.phase == Phase::OpenSent);
             let ended = if asking { Ended::Refused(broken.errno()) } else { Ended::Reset };
             self.drop_stream(number, ended, around);
         }

@@ -55,7 +55,7 @@ impl Connection {
     /// Gives up streams that the other side has not answered in time.
     fn give_up(&mut self, around: &mut Around<'_>) {
         while let Some((when, number)) = self.asking.front().copied() {
-            let asks = self.streams.get(&number).is_some_and(|s| s.phase == Phase::Asking);
+            let asks = self.streams.get(&number).is_some_and(|s| s.phase == Phase::OpenSent);
             if asks && when > around.now {
                 return;
             }
