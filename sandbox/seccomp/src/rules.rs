@@ -13,22 +13,27 @@ use crate::profile::{Arg, Operator, Profile, Rule};
 /// The errors of [`Profile::compile`].
 pub fn resolve(profile: &Profile, capabilities: &[String]) -> Result<Rules, Error> {
     let mut rules = Rules::new(action(&profile.default_action, profile.default_errno_ret)?);
-    let (mut comparisons, mut last) = (0, None);
+    let (mut comparisons, mut largest) = (0, None);
     for rule in &profile.syscalls {
         if rule.counts(capabilities)? {
-            add(&mut rules, rule, &mut comparisons)?;
-            last = last.max(rule.all_names().filter_map(number).max());
+            add_rule(&mut rules, rule, &mut comparisons)?;
+            largest = largest.max(rule.all_names().filter_map(number).max());
         }
     }
-    if let Some(last) = last
+    // As in runc, calls newer than the profile are missing, so that programs try older ones.
+    if let Some(largest) = largest
         && !is_permissive(rules.default)
     {
-        rules.above = (last + 1, Action::MISSING);
+        rules.above = (largest + 1, Action::MISSING);
     }
     check_execve(&rules)?;
     Ok(rules)
 }
 
+/// Returns the action that a profile calls `name`. `errno` is the profile's error number for it.
+///
+/// # Errors
+/// [`Error::Notify`] and [`Error::Action`].
 fn action(name: &str, errno: Option<u32>) -> Result<Action, Error> {
     Ok(match name {
         "SCMP_ACT_ALLOW" => Action::ALLOW,
@@ -37,7 +42,7 @@ fn action(name: &str, errno: Option<u32>) -> Result<Action, Error> {
         "SCMP_ACT_KILL_PROCESS" => Action::KILL_PROCESS,
         "SCMP_ACT_TRAP" => Action::TRAP,
         "SCMP_ACT_LOG" => Action::LOG,
-        // Without a tracer the kernel answers so.
+        // A tracer would decide on the call. Without one, as here, the kernel fails it (ENOSYS).
         "SCMP_ACT_TRACE" => Action::MISSING,
         "SCMP_ACT_NOTIFY" => return Err(Error::Notify),
         other => return Err(Error::Action(other.chars().take(32).collect())),
@@ -48,36 +53,49 @@ fn is_permissive(action: Action) -> bool {
     [Action::ALLOW, Action::LOG].contains(&action)
 }
 
-/// Adds a rule. `comparisons` counts those of all rules: each is at least one instruction.
-fn add(rules: &mut Rules, rule: &Rule, comparisons: &mut usize) -> Result<(), Error> {
+/// Adds a rule to the decisions of all calls that it names. `comparisons` counts the comparisons
+/// of all rules, each of which takes at least one instruction.
+///
+/// # Errors
+/// The errors of [`action`] and [`cases`], and [`Error::TooLarge`].
+fn add_rule(rules: &mut Rules, rule: &Rule, comparisons: &mut usize) -> Result<(), Error> {
     let action = action(&rule.action, rule.errno_ret)?;
     let cases = cases(rule, action)?;
+    // A rule with the default action changes nothing, whatever it compares.
+    if action == rules.default {
+        return Ok(());
+    }
+    let per_call: usize = cases.iter().map(|(all, _)| all.len()).sum();
     for number in rule.all_names().filter_map(number) {
-        if action == rules.default {
+        // Such a decision is of an earlier rule without comparisons, which no later rule changes.
+        if matches!(rules.calls.get(&number), Some(Decision::Always(_))) {
             continue;
         }
-        match (rules.calls.get_mut(&number), cases.as_slice()) {
-            (Some(Decision::Always(_)), _) => {}
-            (_, []) => {
-                rules.calls.insert(number, Decision::Always(action));
-            }
-            (known, cases) => {
-                *comparisons += cases.iter().map(|(all, _)| all.len()).sum::<usize>();
-                if *comparisons > MOST_INSTRUCTIONS {
-                    return Err(Error::TooLarge);
-                }
-                match known {
-                    Some(Decision::Cases(known)) => known.extend_from_slice(cases),
-                    _ => {
-                        rules.calls.insert(number, Decision::Cases(cases.to_vec()));
-                    }
-                }
-            }
+        *comparisons += per_call;
+        if *comparisons > MOST_INSTRUCTIONS {
+            return Err(Error::TooLarge);
         }
+        add_cases(rules, number, &cases, action);
     }
     Ok(())
 }
 
+/// Adds a rule's cases behind those that the call `number` has. A rule without cases has no
+/// comparisons: its action replaces what the call has.
+fn add_cases(rules: &mut Rules, number: u32, cases: &[Case], action: Action) {
+    if cases.is_empty() {
+        rules.calls.insert(number, Decision::Always(action));
+    } else if let Some(Decision::Cases(earlier)) = rules.calls.get_mut(&number) {
+        earlier.extend_from_slice(cases);
+    } else {
+        rules.calls.insert(number, Decision::Cases(cases.to_vec()));
+    }
+}
+
+/// Checks that the filter lets a process execute its program.
+///
+/// # Errors
+/// [`Error::Execve`].
 fn check_execve(rules: &Rules) -> Result<(), Error> {
     let always = match rules.calls.get(&(Sysno::execve as u32)) {
         Some(Decision::Always(action)) => *action,
@@ -87,8 +105,11 @@ fn check_execve(rules: &Rules) -> Result<(), Error> {
     if is_permissive(always) { Ok(()) } else { Err(Error::Execve) }
 }
 
-/// Returns the cases of a rule; none if it has no comparisons. Several comparisons of one argument
+/// Returns the cases of a rule, empty if it has no comparisons. Several comparisons of one argument
 /// make each comparison a case of its own, as in runc.
+///
+/// # Errors
+/// [`Error::Argument`].
 fn cases(rule: &Rule, action: Action) -> Result<Vec<Case>, Error> {
     let mut compared = [0; 6];
     for arg in &rule.args {
