@@ -14,8 +14,8 @@ use tonic::Streaming;
 
 /// The time within which what the kernel does at once is seen.
 const SOON: Duration = Duration::from_secs(100);
-/// The processes of a container that has a zygote and nothing else: its first one sleeps.
-const STANDING: usize = 2;
+/// The number of processes of a container with a zygote and no forks: its first one, the zygote.
+const WITH_ZYGOTE: usize = 2;
 
 /// Starts the container "a", which sleeps.
 async fn sleeper(test: &str) -> Option<Sandbox> {
@@ -69,15 +69,15 @@ async fn processes(sandbox: &mut Sandbox, count: usize) -> Vec<u32> {
     }
 }
 
-/// Returns the process that has stopped itself, once there is one.
-async fn standing(sandbox: &mut Sandbox) -> u32 {
+/// Waits for a zygote that has stopped itself, and returns its process id.
+async fn ready_zygote(sandbox: &mut Sandbox) -> u32 {
     let deadline = Instant::now() + SOON;
     loop {
         let is_stopped = |pid: &u32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
             status.is_ok_and(|status| status.contains("\nState:\tT"))
         };
-        if let Some(pid) = processes(sandbox, STANDING).await.into_iter().find(is_stopped) {
+        if let Some(pid) = processes(sandbox, WITH_ZYGOTE).await.into_iter().find(is_stopped) {
             return pid;
         }
         assert!(Instant::now() < deadline, "nothing has stopped itself");
@@ -130,7 +130,7 @@ async fn a_hundred_forks_leave_their_zygote_as_it_was() {
         assert!(reply.forked && reply.pid > 0 && reply.refused.is_empty(), "{reply:?}");
         let stdout = format!("N={name}\nonce input {number}\n");
         assert_eq!(output, Output { status: 7, stdout, stderr: "err\n".into() });
-        let pid = standing(&mut sandbox).await;
+        let pid = ready_zygote(&mut sandbox).await;
         let now = (pid, stands_at(pid));
         assert!(*before.get_or_insert_with(|| now.clone()) == now, "after {number} forks");
     }
@@ -154,7 +154,7 @@ async fn all_that_comes_of_a_fork_ends_with_it() {
     let (reply, output) = fork(&mut sandbox, "ends", &spec, "true\n").await;
     assert!(reply.forked, "{reply:?}");
     assert_eq!((output.status, output.stdout.as_str()), (0, "true\n"));
-    processes(&mut sandbox, STANDING).await;
+    processes(&mut sandbox, WITH_ZYGOTE).await;
     // Its host leaves.
     sandbox.client.exec(request("left", &spec)).await.unwrap();
     let process = reference("left");
@@ -163,18 +163,18 @@ async fn all_that_comes_of_a_fork_ends_with_it() {
     sender.send(StdioIn { kind: input }).await.unwrap();
     assert_eq!(first(&mut stream).await, "cat\n");
     drop((sender, stream));
-    processes(&mut sandbox, STANDING).await;
+    processes(&mut sandbox, WITH_ZYGOTE).await;
     // It lasts too long, and nobody takes part in it.
     let mut short = request("lasts", &spec);
     short.zygote.as_mut().unwrap().longest_ms = 1;
     sandbox.client.exec(short).await.unwrap();
     assert_eq!(sandbox.wait(&reference("lasts")).await.exit_status, 137);
-    processes(&mut sandbox, STANDING).await;
+    processes(&mut sandbox, WITH_ZYGOTE).await;
     // It is killed before it begins.
     sandbox.client.exec(request("stillborn", &spec)).await.unwrap();
     sandbox.signal(&reference("stillborn"), libc::SIGKILL, false).await;
     assert_eq!(sandbox.wait(&reference("stillborn")).await.exit_status, 137);
-    processes(&mut sandbox, STANDING).await;
+    processes(&mut sandbox, WITH_ZYGOTE).await;
     // Removing the container does not wait for a fork that was not started, either.
     sandbox.client.exec(request("waits", &spec)).await.unwrap();
     sandbox.remove("a").await;
@@ -225,8 +225,8 @@ async fn a_program_that_cannot_be_forked_is_started_anew() {
         assert_eq!((reply.forked, output.status), (false, 0));
         assert_eq!(reply.refused, "it ended with status 0 before it stopped itself");
         assert_eq!(output.stdout, format!("{name}\nN={name}\ninput"));
-        // Nor is anything left of what was to be the zygote.
-        processes(&mut sandbox, STANDING - 1).await;
+        // The zygote and the process that it left in the background are gone, too.
+        processes(&mut sandbox, WITH_ZYGOTE - 1).await;
     }
     sandbox.remove("a").await;
 }
@@ -243,11 +243,11 @@ async fn a_zygote_that_has_gone_is_not_waited_for() {
     };
     let reply = sandbox.client.exec(prepare("prepare")).await.unwrap().into_inner();
     assert_eq!(reply, ExecReply::default());
-    let zygote = standing(&mut sandbox).await;
+    let zygote = ready_zygote(&mut sandbox).await;
     assert_eq!(sandbox.client.exec(prepare("again")).await.unwrap().into_inner().refused, "");
-    assert_eq!(standing(&mut sandbox).await, zygote);
+    assert_eq!(ready_zygote(&mut sandbox).await, zygote);
     kill_process(Pid::from_raw(zygote as i32).unwrap(), Signal::KILL).unwrap();
-    processes(&mut sandbox, STANDING - 1).await;
+    processes(&mut sandbox, WITH_ZYGOTE - 1).await;
     // The program stops itself here too, and is told to go on.
     let (reply, output) = fork(&mut sandbox, "anew", &spec, "input").await;
     assert!(!reply.forked && reply.refused.contains("it has ended"), "{reply:?}");
@@ -273,6 +273,6 @@ async fn a_filter_of_system_calls_can_forbid_forks() {
     assert!(!reply.forked && reply.refused.contains("Operation not permitted"), "{reply:?}");
     assert_eq!((output.status, output.stdout.as_str()), (0, "input"));
     // Neither the child of that attempt nor its zygote is left.
-    processes(&mut sandbox, STANDING - 1).await;
+    processes(&mut sandbox, WITH_ZYGOTE - 1).await;
     sandbox.remove("a").await;
 }
