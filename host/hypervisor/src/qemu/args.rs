@@ -64,6 +64,11 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     }
     boot(&mut arguments, spec);
     channels(&mut arguments, &passed.common);
+    // Before functions over vfio-user: QEMU 11 takes the first of those for a container of VFIO's,
+    // and crashes, when a function of the host comes into the same address space later.
+    if let Some(function) = &spec.assigned {
+        assigned(&mut arguments, spec, function);
+    }
     for (index, function) in passed.functions.iter().enumerate() {
         let socket = json!({ "type": "unix", "path": format!("/proc/self/fd/{function}") });
         let addr = slot(index);
@@ -75,9 +80,6 @@ pub(super) fn build(spec: &VmSpec, accel: Accel, passed: &Passed) -> Vec<OsStrin
     }
     if let Some((own, tap)) = spec.nic.as_ref().zip(passed.tap) {
         nic(&mut arguments, spec, own, tap);
-    }
-    if let Some(function) = &spec.assigned {
-        assigned(&mut arguments, spec, function);
     }
     for index in 0..spec.plug_slots {
         port(&mut arguments, spec, index);
@@ -358,6 +360,8 @@ mod tests {
         let plain = with(false);
         assert!(plain.contains(&format!("-device {device}")), "{plain}");
         assert!(plain.contains(r#"-device {"addr":"7","chassis":1,"#), "{plain}");
+        let (own, served) = (plain.find("\"vfio-pci\""), plain.find("\"vfio-user-pci\""));
+        assert!(own.is_some() && own < served, "{plain}");
         assert!(!plain.contains("iommu"), "{plain}");
         let behind = with(true);
         let first = behind.find("-device ").unwrap();
