@@ -56,7 +56,7 @@ impl Doors {
     /// Accepts a connection.
     ///
     /// # Errors
-    /// Those of accept(2), and AGAIN if no connection waits.
+    /// The errors of accept(2), and AGAIN if no connection waits.
     pub fn accept(&self, door: Door) -> rustix::io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         accept_with(&self.all[door as usize].socket, flags)

@@ -35,7 +35,7 @@ use crate::{Error, Result};
 /// The most blocks of a region.
 pub const MAX_BLOCKS: u64 = 4096;
 
-// What a device gives back at a time is what the filters of system calls allow.
+// A device gives back pieces of the size that the filters of system calls allow.
 const _: () = assert!(slipway_virtio_mem::PIECE == slipway_machine::MAX_HOLE);
 const _: () = assert!(slipway_virtio_balloon::PIECE == slipway_machine::MAX_HOLE);
 const _: () = assert!(layout::HUGE_PAGE == slipway_machine::MAX_HOLE);

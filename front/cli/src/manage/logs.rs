@@ -53,7 +53,7 @@ impl LogPrinter {
     /// The daemon's refusal, or [`Lost`] if the daemon went away.
     async fn print_rest(&mut self, client: &mut SandboxClient) -> Result<()> {
         if self.request.position > 0 {
-            // What follows the position is printed, however many lines it has.
+            // All lines behind the position are printed, however many there are.
             self.request.tail = None;
         }
         let reply = client.logs(self.request.clone()).await.map_err(refused)?;

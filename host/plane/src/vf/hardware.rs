@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&note).unwrap(), "vlan");
         hardware.close().unwrap();
         assert!(!note.exists() && hardware.owned.is_none());
-        // What the last daemon set ends with the pool also if the VF was never opened.
+        // The settings of the last daemon end with the pool, although the VF was never opened.
         std::fs::write(&note, "vlan").unwrap();
         let mut next = Hardware::new(address, Limits::default(), folder.path());
         let limits = folder.path().join("0000:fe:1f.7.limits");
