@@ -24,7 +24,6 @@ use crate::{Error, Result};
 
 pub(crate) use rest::Back;
 use returns::Returns;
-pub(crate) use returns::Waiting;
 
 /// The most clients that read one sandbox's kept output at once.
 const MOST_READERS: usize = 32;

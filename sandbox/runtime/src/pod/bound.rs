@@ -25,7 +25,7 @@ use crate::memory::of_host;
 use crate::node::Node;
 use crate::record::{BoundMemory, Limits, Record, SandboxState};
 use crate::resize::{self, Follow};
-use crate::sandbox::{Sandbox, Waiting};
+use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::v1::RunSpec;
 use crate::{Error, Result, cgroup};
@@ -144,10 +144,8 @@ pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
 /// Has a task give the regions back, unless one waits for its first turn, which sees to this end,
 /// too: a guest that does not answer would have as many tasks wait as its containers end.
 fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
-    if !due(sandbox).is_empty()
-        && let Some(waiting) = sandbox.region_returns.wait()
-    {
-        guests.spawn(give_back(Arc::clone(sandbox), waiting));
+    if !due(sandbox).is_empty() {
+        sandbox.region_returns.spawn(guests, give_back(Arc::clone(sandbox)));
     }
 }
 
@@ -290,8 +288,7 @@ fn is_returning(sandbox: &Sandbox, region: u32) -> bool {
 
 /// Gives the regions back that no live container has. The guest may count pages as used for a
 /// moment after the container's end, so it is asked again.
-async fn give_back(sandbox: Arc<Sandbox>, waiting: Waiting) {
-    let _at_work = waiting.begin().await;
+async fn give_back(sandbox: Arc<Sandbox>) {
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         let _turn = sandbox.wait_to_change_size().await;

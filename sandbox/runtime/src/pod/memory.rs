@@ -56,11 +56,9 @@ pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
     if !may_have || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
-    let Some(waiting) = sandbox.returns.wait() else { return };
-    let sandbox = Arc::clone(sandbox);
-    node.guests.spawn(async move {
-        let _turn = waiting.begin().await;
-        give_back_memory(&sandbox, None).await;
+    let of_task = Arc::clone(sandbox);
+    sandbox.returns.spawn(&node.guests, async move {
+        give_back_memory(&of_task, None).await;
     });
 }
 

@@ -57,12 +57,8 @@ fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
     if !may_have || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
-    let Some(waiting) = sandbox.cpu_returns.wait() else { return };
-    let sandbox = Arc::clone(sandbox);
-    guests.spawn(async move {
-        let _at_work = waiting.begin().await;
-        give_back(&sandbox).await;
-    });
+    let of_task = Arc::clone(sandbox);
+    sandbox.cpu_returns.spawn(guests, async move { give_back(&of_task).await });
 }
 
 /// Takes the CPUs of a pod away that its containers' limits do not need. Waits until no other call

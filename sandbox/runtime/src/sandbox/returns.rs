@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
+use crate::guests::Guests;
+
 /// The order of a pod's tasks that give back memory, regions or CPUs: one is at work, and at most
 /// one more waits to look again. However often containers end, a guest that gives nothing back
 /// makes the daemon hold two tasks.
@@ -20,9 +22,19 @@ impl Default for Returns {
 }
 
 impl Returns {
-    /// Takes the place of the task that waits. Returns `None` if another task has it: that one has
-    /// not looked at the pod yet, and so sees what the caller has set free.
-    pub fn wait(&self) -> Option<Waiting> {
+    /// Runs `work` on the guests' thread once no other task is at work. Drops it if another task
+    /// waits already: that one has not looked at the pod yet, and so sees what the caller has set
+    /// free. `work` looks at the pod, too, when it begins.
+    pub fn spawn(&self, guests: &Guests, work: impl Future<Output = ()> + Send + 'static) {
+        let Some(waiting) = self.wait() else { return };
+        guests.spawn(async move {
+            let _turn = waiting.begin().await;
+            work.await;
+        });
+    }
+
+    /// Takes the place of the task that waits. Returns `None` if another task has it.
+    fn wait(&self) -> Option<Waiting> {
         let place = Arc::clone(&self.waiting).try_acquire_owned().ok()?;
         Some(Waiting { place, at_work: Arc::clone(&self.at_work) })
     }
@@ -30,7 +42,7 @@ impl Returns {
 
 /// The place of the task that waits.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+struct Waiting {
     place: OwnedSemaphorePermit,
     at_work: Arc<Mutex<()>>,
 }
@@ -38,7 +50,7 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// Waits until no other task is at work. Returns the turn to work, to be held until that is
     /// done. The caller looks at the pod only then: from then on another task may wait.
-    pub async fn begin(self) -> OwnedMutexGuard<()> {
+    async fn begin(self) -> OwnedMutexGuard<()> {
         let turn = self.at_work.lock_owned().await;
         drop(self.place);
         turn
