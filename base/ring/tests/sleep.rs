@@ -1,6 +1,6 @@
 //! Loom goes through every interleaving of sides that fall asleep and sides that wake them:
 //! `src/sleep.rs`, as it is, on loom's atomics. Each test is one shape in which the protocol is
-//! used.
+//! used; `docs/decisions/waiting.md` lists the users.
 #![allow(clippy::unwrap_used)] // helpers of tests state facts as tests do
 
 #[path = "../src/sleep.rs"]
