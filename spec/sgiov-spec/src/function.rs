@@ -165,7 +165,8 @@ pub mod asleep {
     /// Both.
     pub const FOR_WORK_AND_ROOM: u64 = FOR_WORK | FOR_ROOM;
 
-    /// Returns the events of a side that does `work`, or makes `room`.
+    /// Returns the bits for new `work`, and for `room`: what a sleeper waits for, or what the other
+    /// side has just made.
     pub const fn events(work: bool, room: bool) -> u64 {
         (if work { FOR_WORK } else { 0 }) | (if room { FOR_ROOM } else { 0 })
     }
