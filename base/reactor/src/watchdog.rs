@@ -12,7 +12,9 @@
 //! sleeps in may hold the lock of the process's mappings for reading, and making a thread takes
 //! that lock for writing.
 //!
-//! The watchdog sleeps while all reactors do; the first reactor that wakes up wakes it.
+//! The watchdog sleeps while all reactors do; the first reactor that wakes up wakes it. The flag
+//! that it sleeps is set and read in the order of `slipway_ring::sleep`. It is not the word from
+//! there, since it is also the condition of the condition variable that the watchdog sleeps on.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Sender, channel};

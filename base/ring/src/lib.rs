@@ -71,8 +71,9 @@
 //! `include/slipway_port.h` of `host/port` has the same in C.
 //!
 //! # Sleeping
-//! `sleep.rs` has the argument that no wake-up is lost, and `tests/sleep.rs` checks every
-//! interleaving with loom. The users of a ring choose how a sleeper is woken (an eventfd).
+//! [`sleep`] has the protocol, for rings and for any other word of shared memory, and the argument
+//! that no wake-up is lost; `tests/sleep.rs` checks every interleaving with loom. The users of a
+//! ring choose how a sleeper is woken (an eventfd).
 //!
 //! Dependencies: `thiserror` for errors, `rustix` for fallocate(2).
 
@@ -87,16 +88,11 @@ pub mod layout;
 mod link;
 mod outside;
 mod ring;
-mod sleep;
+pub mod sleep;
 
 pub use descriptor::{Descriptor, Segmentation};
 pub use hello::{Hello, PROTOCOL, Takes, Welcome};
 pub use layout::Geometry;
 pub use link::Link;
 pub use ring::{Broken, Consumer, Producer};
-
-/// The full barrier between [`Producer::publish`] and [`Producer::must_tell`].
-#[inline]
-pub fn barrier() {
-    sleep::barrier();
-}
+pub use sleep::barrier;

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_ram::{Lasting, Span, fetch, fetch_to_write};
 
+use crate::Descriptor;
 use crate::layout::{self, Geometry};
-use crate::{Descriptor, sleep};
+use crate::sleep::{ANY, SleepWord};
 
 /// The head's index in the words of a ring, of 8 bytes each.
 const HEAD: usize = layout::HEAD / 8;
@@ -73,6 +74,12 @@ impl Ring {
         // SAFETY: `new` has checked that there are as many words as a ring of this geometry has.
         // They live as long as `memory`. An index is that of a counter, or made with `mask`.
         unsafe { self.words.add(index).as_ref() }
+    }
+
+    /// Returns the consumer's word of sleep.
+    #[inline]
+    fn asleep(&self) -> SleepWord<'_> {
+        SleepWord::new(self.word(ASLEEP))
     }
 
     #[inline]
@@ -212,14 +219,15 @@ impl Producer {
     #[inline]
     pub fn publish(&mut self, count: usize) {
         self.head += count as u64;
-        sleep::publish(self.ring.word(HEAD), self.head);
+        // Release: a consumer that sees the head sees what was written to the slots before it.
+        self.ring.word(HEAD).store(self.head, Ordering::Release);
     }
 
     /// Returns whether the consumer sleeps and must be woken for what was published. To be called
     /// after a [`barrier`](crate::barrier), of which one serves any number of rings.
     #[inline]
     pub fn must_tell(&self) -> bool {
-        sleep::is_asleep(self.ring.word(ASLEEP))
+        self.ring.asleep().take(ANY)
     }
 }
 
@@ -247,7 +255,7 @@ impl Consumer {
     #[inline]
     pub fn available(&mut self, wanted: usize) -> Result<usize, Broken> {
         if ((self.head - self.tail) as usize) < wanted {
-            // Pairs with the release in `sleep::publish`: slots were filled before they are read.
+            // Pairs with the release in `Producer::publish`: slots are filled before they are read.
             let head = self.ring.word(HEAD).load(Ordering::Acquire);
             self.ring.distance(head, self.tail)?;
             // A head that went back is as wrong.
@@ -324,6 +332,7 @@ impl Consumer {
     /// Asks to be woken when there is more than [`Consumer::available`] returned last. Returns
     /// `true` if there is more already, and then no wake-up may come.
     pub fn arm(&mut self) -> bool {
-        sleep::arm(self.ring.word(HEAD), self.ring.word(ASLEEP), self.head)
+        let has_moved = || self.ring.word(HEAD).load(Ordering::Acquire) != self.head;
+        self.ring.asleep().arm(ANY, has_moved)
     }
 }

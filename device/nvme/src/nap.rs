@@ -9,7 +9,9 @@
 //! full barrier, look for the nap. Of two such stores with a full barrier before the looks, at
 //! least one is seen by the other side. Either the lane's last look finds C, and the lane ends its
 //! nap by itself; or the function's thread finds N, and wakes the lane. The nap stays set between
-//! the wake-up and its end, so more doorbells wake again: a surplus wake-up is harmless.
+//! the wake-up and its end, so more doorbells wake again: a surplus wake-up is harmless. So a nap
+//! is not the word of `slipway_ring::sleep`, which a waker takes: a lane may poll several times in
+//! one nap.
 //! `tests/nap.rs` has loom go through the interleavings.
 
 use super::outside::{AtomicBool, Ordering, fence};

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_ram::{Lasting, Memory};
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
+use slipway_ring::sleep::SleepWord;
 use slipway_sgiov_spec::function::{
     Broken, CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP,
     HOST_OVERFLOW, MESSAGE, Message, SIGNALS, TO_GUEST, TO_HOST, asleep, event, stream_of,
@@ -39,6 +40,14 @@ impl Control {
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         &self.words.words()[offset / 8]
+    }
+
+    fn host_asleep(&self) -> SleepWord<'_> {
+        SleepWord::new(self.word(HOST_ASLEEP))
+    }
+
+    fn guest_asleep(&self) -> SleepWord<'_> {
+        SleepWord::new(self.word(GUEST_ASLEEP))
     }
 }
 
@@ -296,12 +305,7 @@ impl Channel {
         if !wrote && !read {
             return;
         }
-        fence(Ordering::SeqCst);
-        let word = control.word(GUEST_ASLEEP);
-        let wants = word.load(Ordering::Relaxed);
-        let room = asleep::FOR_WORK_AND_ROOM & !asleep::FOR_WORK;
-        if (wrote && wants & asleep::FOR_WORK != 0) || (read && wants & room != 0) {
-            word.store(asleep::AWAKE, Ordering::Relaxed);
+        if control.guest_asleep().barrier_and_take(asleep::events(wrote, read)) {
             self.exchange.attention.raise();
         }
     }
@@ -311,28 +315,24 @@ impl Channel {
     /// messages than the guest reads will read again when there is room.
     pub fn sleep(&mut self, hears: bool) -> bool {
         let Some(control) = &self.control else { return true };
-        let wish =
-            if self.unsaid.is_empty() { asleep::FOR_WORK } else { asleep::FOR_WORK_AND_ROOM };
-        control.word(HOST_ASLEEP).store(wish, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let stream = Self::stream(&self.own, &control.arena);
-        // An error counts as work: the caller finds it when it looks.
-        let heard = hears && (stream.into.refresh() != Ok(0) || stream.into.tail().is_end());
-        let room = !self.unsaid.is_empty() && stream.space() != Ok(0);
-        let work = heard
-            || room
-            || control.to_host.is_raised()
-            || control.word(HOST_OVERFLOW).load(Ordering::Relaxed) != 0;
-        if work {
-            self.awake();
-        }
-        !work
+        let wants_room = !self.unsaid.is_empty();
+        let has_work = || {
+            let stream = Self::stream(&self.own, &control.arena);
+            // An error counts as work: the caller finds it when it looks.
+            let heard = hears && (stream.into.refresh() != Ok(0) || stream.into.tail().is_end());
+            let room = wants_room && stream.space() != Ok(0);
+            heard
+                || room
+                || control.to_host.is_raised()
+                || control.word(HOST_OVERFLOW).load(Ordering::Relaxed) != 0
+        };
+        !control.host_asleep().arm(asleep::events(true, wants_room), has_work)
     }
 
     /// Withdraws the request to be woken.
     pub fn awake(&self) {
         if let Some(control) = &self.control {
-            control.word(HOST_ASLEEP).store(asleep::AWAKE, Ordering::Relaxed);
+            control.host_asleep().withdraw();
         }
     }
 }

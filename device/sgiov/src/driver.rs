@@ -1,10 +1,11 @@
 //! The guest's side of the function: a small real driver, for tests of this and other crates.
 //! [`start`] uses the registers, [`Driver`] the control memory.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
+use slipway_ring::sleep::{self, SleepWord};
 use slipway_sgiov_spec::function::{
     CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP, MESSAGE, Message,
     SIGNALS, TO_GUEST, TO_HOST, asleep, event, register, stream_of,
@@ -99,15 +100,13 @@ impl Driver {
 
     /// Returns whether the bell is to be rung after a write.
     pub fn is_to_ring(&self) -> bool {
-        fence(Ordering::SeqCst);
-        let word = self.word(HOST_ASLEEP);
-        word.load(Ordering::Relaxed) != 0 && word.swap(asleep::AWAKE, Ordering::Relaxed) != 0
+        SleepWord::new(self.word(HOST_ASLEEP)).barrier_and_take(asleep::FOR_WORK_AND_ROOM)
     }
 
     /// Asks to be interrupted.
     pub fn sleep(&self) {
-        self.word(GUEST_ASLEEP).store(asleep::FOR_WORK, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        SleepWord::new(self.word(GUEST_ASLEEP)).announce(asleep::FOR_WORK);
+        sleep::barrier();
     }
 
     /// A word of the control memory, by its offset.

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Signals, Spoiled};
+use slipway_ring::sleep::{ANY, SleepWord};
 use slipway_sgiov_spec::table;
 
 /// The engine's end of a family's signals: the table, and the bell that is raised when the engine
@@ -59,11 +60,12 @@ impl Family {
         Self { beside: Some(beside), ..self }
     }
 
-    /// Sets whether the bell must be raised after a signal. A thread that is about to sleep passes
-    /// a full barrier after this call and then looks for signals once more; a program that signals
-    /// passes one as well before it reads this flag.
+    /// Sets whether the bell must be raised after a signal ([`SleepWord`]). A thread that is about
+    /// to sleep passes a full barrier after this call and then looks for signals once more; one
+    /// barrier serves any number of families.
     pub fn set_asleep(&self, asleep: bool) {
-        self.table.words()[table::ASLEEP / 8].store(asleep.into(), Ordering::Relaxed);
+        let word = SleepWord::new(&self.table.words()[table::ASLEEP / 8]);
+        if asleep { word.announce(ANY) } else { word.withdraw() }
     }
 
     /// Takes the next signal: the number of an entry, as the family says. Returns `None` if there

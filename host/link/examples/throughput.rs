@@ -14,7 +14,6 @@ use std::hint::black_box;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{DESTINATION, Memory, Program, SOURCE, certificates, left, right};
@@ -24,6 +23,7 @@ use slipway_family::Family;
 use slipway_link::{Carrier, Command, End, Event, Links, News, Settings, StreamId};
 use slipway_ram::Lasting;
 use slipway_ring::cross::Signals;
+use slipway_ring::sleep::{ANY, SleepWord};
 use slipway_sgiov_spec::table;
 use slipway_warp::record::{self, HEADER, TAG};
 use slipway_warp::{Cipher, Opener, Sealer, Secret};
@@ -48,9 +48,8 @@ struct Teller {
 impl Teller {
     fn tell(&mut self, entry: u64) {
         let _ = self.signals.raise(entry);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let asleep = &self.table.words()[table::ASLEEP / 8];
-        if asleep.load(Ordering::Relaxed) == 1 && asleep.swap(0, Ordering::Relaxed) == 1 {
+        let asleep = SleepWord::new(&self.table.words()[table::ASLEEP / 8]);
+        if asleep.barrier_and_take(ANY) {
             assert!(slipway_peer::eventfd::raise(self.bell.as_fd()));
         }
     }

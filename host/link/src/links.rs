@@ -10,7 +10,6 @@ use std::collections::{HashMap, VecDeque};
 use std::io::Error;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -293,7 +292,7 @@ impl Links {
         if due {
             cross::heavy();
         } else {
-            fence(Ordering::SeqCst);
+            slipway_ring::barrier();
         }
         let mut asleep = true;
         for connection in connections.values_mut() {
@@ -309,7 +308,7 @@ impl Links {
     pub fn doze(&mut self, now: Instant) -> bool {
         let (mut around, connections, _) = self.around(now);
         connections.values_mut().for_each(|connection| connection.doze(&mut around));
-        fence(Ordering::SeqCst);
+        slipway_ring::barrier();
         // A write of a program before it could see the wish is visible by now.
         (0..PAUSES).for_each(|_| std::hint::spin_loop());
         let mut asleep = true;

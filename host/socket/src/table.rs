@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::io::Errno;
 use slipway_ram::Lasting;
 use slipway_ring::cross::Regions;
+use slipway_ring::sleep::{ANY, SleepWord};
 use slipway_sgiov_spec::table::{self as layout, entry};
 
 thread_local! {
@@ -106,10 +107,8 @@ impl Table {
         } else {
             words[layout::OVERFLOW / 8].store(1, Ordering::Release);
         }
-        // Pairs with the engine, which stores ASLEEP and then looks at the signals once more.
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let asleep = &words[layout::ASLEEP / 8];
-        asleep.load(Ordering::Relaxed) == 1 && asleep.swap(0, Ordering::Relaxed) == 1
+        // Pairs with the engine, which announces its sleep and then looks at the signals once more.
+        SleepWord::new(&words[layout::ASLEEP / 8]).barrier_and_take(ANY)
     }
 }
 

@@ -5,6 +5,9 @@
 //! the eventfd changes the futex's word (the turn) and wakes the others, and each checks for itself
 //! whether its condition holds. The order is: read the turn, then arm, then sleep. A wake-up in
 //! between shows as another turn. If a leader was killed, another thread notices within a second.
+//! Sleepers here are many, and their number is needed to wake all of them, so turn and number are
+//! not the word of `slipway_ring::sleep`, which one sleeper has to itself. futex(2) compares the
+//! turn under the kernel's lock, which takes the place of the sleeper's look.
 //!
 //! An eventfd that several endpoints share is never drained: each thread that sleeps on it waits
 //! for its edge ([`Edge`]).

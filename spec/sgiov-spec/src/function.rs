@@ -39,7 +39,8 @@
 //!
 //! A side that is about to sleep writes its word, passes a full barrier, and looks for work once
 //! more. The other side passes a full barrier between its own stores and its look at that word. If
-//! the word asks for a wake-up, it writes 0 and wakes the sleeper. Wishes of stream 0 are not used.
+//! the word asks for a wake-up, it writes 0, provided that the word has not changed since, and
+//! wakes the sleeper (`slipway_ring::sleep`). Wishes of stream 0 are not used.
 //!
 //! A signal ([`event`]) names a stream of one of the guest's arenas. To the machine it means that
 //! the stream was written to, read from, shut or ended, and that the machine may have asked for a
@@ -155,15 +156,20 @@ pub const HOST_OVERFLOW: usize = HOST_ASLEEP + 128;
 /// Offset of the word that has the guest look at every stream.
 pub const GUEST_OVERFLOW: usize = HOST_ASLEEP + 192;
 
-/// The events that a sleeper wants to be woken for.
+/// The events that a sleeper wants to be woken for, as bits; 0 while the side is awake.
 pub mod asleep {
-    /// No events: the side is awake.
-    pub const AWAKE: u64 = 0;
     /// New messages and signals.
     pub const FOR_WORK: u64 = 1;
-    /// New messages and signals, and messages that were read: the side has more messages than there
-    /// was room for.
-    pub const FOR_WORK_AND_ROOM: u64 = 3;
+    /// Messages that were read: the side has more messages than there was room for.
+    pub const FOR_ROOM: u64 = 2;
+    /// Both.
+    pub const FOR_WORK_AND_ROOM: u64 = FOR_WORK | FOR_ROOM;
+
+    /// Returns the bits for new `work`, and for `room`: what a sleeper waits for, or what the other
+    /// side has just made.
+    pub const fn events(work: bool, room: bool) -> u64 {
+        (if work { FOR_WORK } else { 0 }) | (if room { FOR_ROOM } else { 0 })
+    }
 }
 
 /// Arenas that a function can have at a time: their numbers are below this.

@@ -20,7 +20,7 @@
 pub const MAGIC: u64 = u64::from_le_bytes(*b"sliptabl");
 /// Version of the layout.
 pub const VERSION: u64 = 1;
-/// Offset of the word that says that the engine sleeps.
+/// Offset of the word that says that the engine sleeps (`slipway_ring::sleep`).
 pub const ASLEEP: usize = 64;
 /// Offset of the word that says that a signal found no room.
 pub const OVERFLOW: usize = 128;

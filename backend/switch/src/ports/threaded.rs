@@ -18,15 +18,15 @@
 //!
 //! # Sleeping
 //! The thread sleeps in poll(2), without a timeout, on the port's descriptor and on an eventfd, the
-//! *bell*. The switch rings the bell if the thread has armed its ring, or has asked for room. Each
-//! request is a store that a full barrier separates from a load: see `starved` and
-//! `slipway_ring`'s `sleep.rs`.
+//! *bell*. The switch rings the bell if the thread has armed its ring, or has asked for room. Both
+//! requests follow the protocol of [`slipway_ring::sleep`].
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slipway_ring::sleep::{ANY, SleepWord};
 use slipway_ring::{Geometry, Link};
 
 use super::rings::Rings;
@@ -68,10 +68,8 @@ struct Shared {
     waker: OnceLock<Waker>,
     /// The switch's side was dropped.
     ended: AtomicBool,
-    /// The thread waits for room in the ring to the switch. The thread stores `true`, then reads
-    /// the ring's tail; the switch moves the tail, then reads this; with a full barrier between on
-    /// both sides. So either the thread sees the room, or the switch rings the bell.
-    starved: AtomicBool,
+    /// The word of [`Shared::room_wanted`].
+    room_wanted: AtomicU64,
     /// The port's peer may take frames.
     is_up: AtomicBool,
     /// The wanted link setting, as [`code`] makes it.
@@ -105,6 +103,11 @@ fn add(count: &AtomicU64, more: u64) {
 }
 
 impl Shared {
+    /// Returns the word by which the thread asks for room in the ring to the switch.
+    fn room_wanted(&self) -> SleepWord<'_> {
+        SleepWord::new(&self.room_wanted)
+    }
+
     fn ring(&self) {
         // Fails only if the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
@@ -124,7 +127,7 @@ impl ThreadedPort {
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             waker: OnceLock::new(),
             ended: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
+            room_wanted: AtomicU64::new(0),
             is_up: AtomicBool::new(true),
             link: AtomicU8::new(code(LinkSetting::Auto)),
             counts: Counts::default(),
@@ -162,12 +165,7 @@ impl Port for ThreadedPort {
     }
 
     fn release(&mut self) {
-        if !self.rings.release() {
-            return;
-        }
-        fence(Ordering::SeqCst);
-        let starved = &self.shared.starved;
-        if starved.load(Ordering::Relaxed) && starved.swap(false, Ordering::Relaxed) {
+        if self.rings.release() && self.shared.room_wanted().barrier_and_take(ANY) {
             self.shared.ring();
         }
     }
@@ -267,7 +265,7 @@ impl PortThread {
             self.shared.counts.add(&done);
         }
         if count > 0 {
-            fence(Ordering::SeqCst);
+            slipway_ring::barrier();
             port.notify();
         }
         self.rings.release();
@@ -307,9 +305,12 @@ impl PortThread {
         let room = |rings: &mut Rings| rings.output.free(usize::MAX).unwrap_or(0) / LONGEST;
         match room(&mut self.rings) {
             0 => {
-                self.shared.starved.store(true, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-                room(&mut self.rings)
+                let mut frames = 0;
+                self.shared.room_wanted().arm(ANY, || {
+                    frames = room(&mut self.rings);
+                    frames > 0
+                });
+                frames
             }
             frames => frames,
         }

@@ -10,7 +10,9 @@
 //! loads the wish in its own inbox. At least one of the two loads sees the other side's store, so
 //! no wake-up is lost (`tests/cross.rs` has loom try every interleaving). The side that wakes the
 //! sleeper takes the wish away, so it wakes once. `outside.rs` explains how the barrier that each
-//! message has to pass is made cheap.
+//! message has to pass is made cheap. A wish is not the word of `sleep.rs`: it says where to wake
+//! the sleeper, so that the other side's counter can pass it, and its place is part of version 1 of
+//! arenas.
 
 use super::outside::{AtomicU64, Ordering, heavy, light, now};
 

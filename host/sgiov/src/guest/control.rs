@@ -1,9 +1,10 @@
 //! The control memory: messages and signals both ways, and the sleepers' words.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Signals, Stream};
+use slipway_ring::sleep::SleepWord;
 use slipway_sgiov_spec::function::{
     CONTROL_PAGES, CONTROL_STREAMS, GUEST_ASLEEP, GUEST_OVERFLOW, HOST_ASLEEP, HOST_OVERFLOW,
     MESSAGE, Message, SIGNALS, TO_GUEST, TO_HOST, asleep,
@@ -13,8 +14,6 @@ use super::{FunctionError, Piece};
 
 /// The number of bytes of messages that may be in flight to the machine.
 const MOST: usize = 64 << 10;
-/// The bit of the machine's word that is set while it waits for room for its messages.
-const ROOM: u64 = asleep::FOR_WORK_AND_ROOM & !asleep::FOR_WORK;
 
 const SPOILED: FunctionError = FunctionError::Protocol("a counter that cannot be");
 
@@ -105,25 +104,16 @@ impl Control {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Acquire) != 0
     }
 
-    /// Sets the events for which the machine interrupts from now on. A full barrier and a look for
-    /// all of them must follow.
-    pub fn sleep(&self, word: u64) {
-        self.word(GUEST_ASLEEP).store(word, Ordering::Relaxed);
+    /// Returns the word with the events for which the machine interrupts this side.
+    pub fn asleep(&self) -> SleepWord<'_> {
+        SleepWord::new(self.word(GUEST_ASLEEP))
     }
 
     /// Returns whether the machine's engine sleeps and wants to be woken for `work`, or for `room`
     /// for its messages.
     pub fn is_to_be_told(&self, work: bool, room: bool) -> bool {
-        let what = if work { asleep::FOR_WORK } else { 0 } | if room { ROOM } else { 0 };
-        // The machine stores the word and then looks for work; this side stores work and then looks
-        // at the word.
-        fence(Ordering::SeqCst);
-        let word = self.word(HOST_ASLEEP);
-        let wanted = word.load(Ordering::Relaxed) & what != 0;
-        if wanted {
-            word.store(asleep::AWAKE, Ordering::Relaxed);
-        }
-        wanted
+        let word = SleepWord::new(self.word(HOST_ASLEEP));
+        word.barrier_and_take(asleep::events(work, room))
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use slipway_sgiov_spec::function::{BROKEN, MAGIC, Message, RUNNING, VERSION, register};
+use slipway_sgiov_spec::function::{BROKEN, MAGIC, Message, RUNNING, VERSION, asleep, register};
 
 use super::control::Control;
 use super::streams::Arenas;
@@ -171,12 +171,18 @@ impl Machine {
         }
     }
 
-    /// Sets the events for which the machine interrupts from now on
-    /// (`slipway_sgiov_spec::function::asleep`). A full barrier and a look for all of them must
-    /// follow.
-    pub fn set_asleep(&self, word: u64) {
+    /// Has the machine interrupt from now on, for work, and for room if messages wait for it. A
+    /// full barrier and a look for both must follow.
+    pub fn announce_sleep(&self) {
         if let Some(control) = &self.control {
-            control.sleep(word);
+            control.asleep().announce(asleep::events(true, self.has_waiting()));
+        }
+    }
+
+    /// Has the machine interrupt no more.
+    pub fn withdraw_sleep(&self) {
+        if let Some(control) = &self.control {
+            control.asleep().withdraw();
         }
     }
 }

@@ -1,10 +1,8 @@
 //! Waking, polling and sleeping of [`FunctionRemote`].
 
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::time::Timespec;
-use slipway_sgiov_spec::function::asleep;
 
 use super::FunctionError;
 use super::remote::FunctionRemote;
@@ -88,13 +86,11 @@ impl FunctionRemote {
         if !self.machine.is_running() {
             return Ok(true);
         }
-        let full = self.machine.has_waiting();
-        let word = if full { asleep::FOR_WORK_AND_ROOM } else { asleep::FOR_WORK };
-        self.machine.set_asleep(word);
+        self.machine.announce_sleep();
         self.families.values().for_each(|family| family.set_asleep(true));
         // Pairs with the barrier of the machine and of families, between their stores and their
         // look at these words.
-        fence(Ordering::SeqCst);
+        slipway_ring::barrier();
         if !self.turn()? {
             return Ok(true);
         }
@@ -104,7 +100,7 @@ impl FunctionRemote {
 
     /// Announces that this side is awake.
     fn rise(&self) {
-        self.machine.set_asleep(asleep::AWAKE);
+        self.machine.withdraw_sleep();
         self.families.values().for_each(|family| family.set_asleep(false));
     }
 
