@@ -148,7 +148,15 @@ timeout 60 "$slipway" exec two ping -q -c 2 -W 20 10.77.0.1 >/dev/null || fail "
 "$slipway" rm --force two >/dev/null && wait_until 60 are nics ready,ready || fail "the interface: $(states nics)"
 ok "a sandbox reaches the host through an interface of hardware"
 
+# The notes of the drivers outlive the daemon, as vfio-pci does.
+end_daemon KILL
+start_daemon
+wait_until 60 are hw ready,ready,ready,ready || fail "after kill -9 of the daemon: $(states hw)"
+wait_until 60 are nics ready,ready || fail "after kill -9 of the daemon: $(states nics)"
 "$slipway" vf rm hw nics >/dev/null || fail "vf rm"
 [ "$(driver_of "$other")" = virtio-pci ] || fail "$other has the driver $(driver_of "$other"), and had virtio-pci"
-[ -z "$(driver_of "$one")" ] || fail "$one has the driver $(driver_of "$one"), and had none"
-ok "rm: the VFs are their drivers' again"
+for none in "$one" "$first"; do
+    [ -z "$(driver_of "$none")" ] || fail "$none has the driver $(driver_of "$none"), and had none"
+done
+! compgen -G "$SLIPWAY_RUN_DIR/vf/*.driver" || fail "notes of drivers are left"
+ok "kill -9 of the daemon, rm: the VFs are their drivers' again"

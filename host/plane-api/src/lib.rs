@@ -54,9 +54,13 @@ pub type VfClient = vf_v1::virtual_functions_client::VirtualFunctionsClient<Chan
 
 /// The time between two attempts to connect to a daemon whose queue of connections is full.
 const AGAIN: Duration = Duration::from_millis(20);
+/// The longest time that a connection waits for room in the daemon's queue. Programs give up their
+/// first connection sooner, and say why; a channel that connects again has no deadline but this.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Opens a gRPC channel to the daemon's socket. Waits while the daemon's queue of connections is
-/// full: the daemon serves then.
+/// full, for at most 60 s: the daemon serves then, or was stopped. A channel whose connection broke
+/// connects again with its next call, and waits as long for that.
 ///
 /// # Errors
 /// Nothing answers at `socket`.
@@ -73,7 +77,21 @@ pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> 
 }
 
 /// Connects to the socket at `path` once its listener's queue has room.
+///
+/// # Errors
+/// Those of connect(2); `TimedOut` if the queue has no room for [`LONGEST_WAIT`].
 async fn stream(path: &Path) -> io::Result<UnixStream> {
+    let waited = tokio::time::timeout(LONGEST_WAIT, stream_with_room(path)).await;
+    waited.map_err(|_| {
+        let seconds = LONGEST_WAIT.as_secs();
+        let text = format!("its queue of connections was full for {seconds} s; is it stopped?");
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    })?
+}
+
+/// Connects to the socket at `path` once its listener's queue has room, for which it waits without
+/// a bound.
+async fn stream_with_room(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
             // EAGAIN: the queue is full (unix(7)).
@@ -124,5 +142,29 @@ mod id_tests {
         for bad in ["", "a/b", "ä", &"x".repeat(65)] {
             assert!(check_id(bad).is_err(), "{bad:?}");
         }
+    }
+}
+
+#[cfg(test)]
+mod connection_tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// The clock stands still but for what is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn a_queue_that_stays_full_is_waited_for_until_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        // A queue has room for one connection more than its backlog.
+        rustix::net::listen(&listener, 0).unwrap();
+        let first = stream(&path).await.unwrap();
+        let begin = tokio::time::Instant::now();
+        let late = stream(&path).await.unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut, "{late}");
+        assert!(begin.elapsed() >= LONGEST_WAIT);
+        assert!(connect(&path).await.is_err());
+        drop((first, listener));
     }
 }

@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (address, host) = (address.parse()?, Host::default());
     host.sysfs().check(address)?;
-    let binding = host.sysfs().bind(address)?;
+    let prior = host.sysfs().driver_state(address)?;
+    let binding = host.sysfs().bind(address, prior)?;
     let outcome = serve(&host, address, &socket);
     host.sysfs().give_back(binding)?;
     outcome

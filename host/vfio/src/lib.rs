@@ -6,7 +6,8 @@
 //! vfio-user socket, as for every other function.
 //!
 //! The pieces:
-//! - [`Sysfs`] tells whether a function can be had, and binds it to the driver `vfio-pci`.
+//! - [`Sysfs`] tells whether a function can be had, and binds it to the driver `vfio-pci`. A caller
+//!   that keeps its [`DriverState`] from before in a file can give it back after a crash too.
 //! - [`Host`] opens a function that is bound: by iommufd where the kernel has that, else by its
 //!   IOMMU group. The result is a [`Device`], with an address space of its own in the IOMMU.
 //! - [`HardwareFunction`] is the device as a [`slipway_pci::Function`]: its registers.
@@ -37,6 +38,7 @@
 mod address;
 mod device;
 mod driver;
+mod driver_state;
 mod error;
 mod function;
 mod host;
@@ -49,6 +51,7 @@ mod sysfs;
 pub use address::{BadAddress, PciAddress};
 pub use device::Device;
 pub use driver::Driver;
+pub use driver_state::{BadDriver, DriverState};
 pub use error::Error;
 pub use function::HardwareFunction;
 pub use host::Host;

@@ -5,10 +5,9 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, PciAddress};
+use crate::driver_state::VFIO_PCI;
+use crate::{DriverState, Error, PciAddress};
 
-/// The driver that keeps functions for this process.
-const VFIO_PCI: &str = "vfio-pci";
 /// The upper 16 bits of a PCI-to-PCI bridge's class code. Bridges stay with their driver.
 const BRIDGE: &str = "0x0604";
 /// `IFF_UP` of an interface's flags.
@@ -31,17 +30,16 @@ impl Default for Sysfs {
 #[must_use = "the function is to be given back to its driver"]
 pub struct Binding {
     address: PciAddress,
-    /// The state from before, or `None` if the function was bound to vfio-pci then.
-    earlier: Option<PriorBinding>,
+    /// The state from before. A function that had vfio-pci then keeps it.
+    prior: DriverState,
 }
 
-/// The state of a function before it was bound to vfio-pci.
-#[derive(Debug)]
-struct PriorBinding {
-    /// Its driver, if it had one.
-    driver: Option<String>,
-    /// Its override: the name of the only driver that may have it; empty if any may.
-    only: String,
+impl Binding {
+    /// Returns the binding that an earlier process made, or had begun to make or to end, of a
+    /// function whose state before that was `prior`.
+    pub fn of_earlier(address: PciAddress, prior: DriverState) -> Self {
+        Self { address, prior }
+    }
 }
 
 impl Sysfs {
@@ -141,19 +139,30 @@ impl Sysfs {
         Some(disk.file_name()?.to_str()?.to_owned())
     }
 
+    /// Returns the driver and the override of a function.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn driver_state(&self, address: PciAddress) -> Result<DriverState, Error> {
+        if !self.device(address).exists() {
+            return Err(Error::Unknown(address));
+        }
+        let driver = self.driver(address).unwrap_or_default();
+        Ok(DriverState { driver, only: self.only(address) })
+    }
+
     /// Binds a function that was checked to vfio-pci, unless it is bound already. May wait for the
-    /// driver that it has.
+    /// driver that it has. `prior` is the state to which [`Sysfs::give_back`] returns it: its
+    /// [`Sysfs::driver_state`], or the one from before an earlier process bound it.
     ///
     /// # Errors
     /// [`Error::Sysfs`], [`Error::NotBound`]; the function is with its driver again then, as far as
     /// that takes it.
-    pub fn bind(&self, address: PciAddress) -> Result<Binding, Error> {
-        let driver = self.driver(address);
-        if driver.as_deref() == Some(VFIO_PCI) {
-            return Ok(Binding { address, earlier: None });
+    pub fn bind(&self, address: PciAddress, prior: DriverState) -> Result<Binding, Error> {
+        let binding = Binding { address, prior };
+        if self.driver(address).as_deref() == Some(VFIO_PCI) {
+            return Ok(binding);
         }
-        let earlier = PriorBinding { driver, only: self.only(address) };
-        let binding = Binding { address, earlier: Some(earlier) };
         match self.hand_over(address) {
             Ok(()) => Ok(binding),
             Err(error) => {
@@ -193,15 +202,17 @@ impl Sysfs {
         }
     }
 
-    /// Gives a function back to the driver that it had before it was bound.
+    /// Gives a function back to the driver that it had before it was bound, and its override. May
+    /// wait for a program that has it open.
     ///
     /// # Errors
     /// [`Error::Sysfs`].
     pub fn give_back(&self, binding: Binding) -> Result<(), Error> {
-        let Binding { address, earlier } = binding;
-        let Some(PriorBinding { driver, only }) = earlier else { return Ok(()) };
+        let Binding { address, prior: DriverState { driver, only } } = binding;
+        if driver == VFIO_PCI {
+            return Ok(());
+        }
         let file = self.device(address).join("driver_override");
-        let driver = driver.unwrap_or_default();
         // An empty line takes the override away.
         write(&file, &format!("{driver}\n"))?;
         self.part(address)?;
@@ -337,6 +348,16 @@ mod tests {
             write(self.path(name), text).unwrap();
         }
 
+        fn state(&self) -> DriverState {
+            self.sysfs().driver_state(address()).unwrap()
+        }
+
+        /// Binds a function that is bound already, and gives it back to `prior`.
+        fn give_back_bound(&self, prior: DriverState) {
+            let binding = self.sysfs().bind(address(), prior).unwrap();
+            self.sysfs().give_back(binding).unwrap();
+        }
+
         fn refusal(&self) -> String {
             self.sysfs().check(address()).unwrap_err().to_string()
         }
@@ -402,9 +423,21 @@ mod tests {
     fn a_function_that_is_bound_already_stays_so() {
         let tree = Tree::new();
         tree.set_driver("vfio-pci");
-        let binding = tree.sysfs().bind(address()).unwrap();
-        tree.sysfs().give_back(binding).unwrap();
+        tree.give_back_bound(tree.state());
         assert_eq!(read_to_string(tree.path("driver_override")).unwrap(), "");
+    }
+
+    #[test]
+    fn a_function_that_an_earlier_process_bound_goes_back_to_its_driver() {
+        let tree = Tree::new();
+        tree.set_driver("vfio-pci");
+        tree.give_back_bound(DriverState::new("igbvf", "igbvf").unwrap());
+        assert_eq!(read_to_string(tree.path("driver_override")).unwrap(), "igbvf\n");
+        let drivers = tree.0.path().join("bus/pci/drivers");
+        assert_eq!(read_to_string(drivers.join("vfio-pci/unbind")).unwrap(), ADDRESS);
+        assert_eq!(read_to_string(tree.0.path().join("bus/pci/drivers_probe")).unwrap(), ADDRESS);
+        let other = "0000:02:00.0".parse().unwrap();
+        assert!(matches!(tree.sysfs().driver_state(other), Err(Error::Unknown(_))));
     }
 
     /// No kernel answers what is written here, so the function keeps its driver.
@@ -412,7 +445,7 @@ mod tests {
     fn a_function_that_vfio_does_not_take_goes_back() {
         let tree = Tree::new();
         tree.set_driver("igbvf");
-        let refused = tree.sysfs().bind(address()).unwrap_err();
+        let refused = tree.sysfs().bind(address(), tree.state()).unwrap_err();
         assert!(matches!(refused, Error::NotBound(_)), "{refused}");
         let drivers = tree.0.path().join("bus/pci/drivers");
         assert_eq!(read_to_string(drivers.join("igbvf/unbind")).unwrap(), ADDRESS);

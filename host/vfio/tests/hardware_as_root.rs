@@ -34,9 +34,9 @@ fn a_real_controller_serves_one_client_after_the_other() {
     };
     let address: PciAddress = address.parse().unwrap();
     let host = Host::default();
-    let earlier = host.sysfs().driver(address);
+    let prior = host.sysfs().driver_state(address).unwrap();
     host.sysfs().check(address).unwrap();
-    let binding = host.sysfs().bind(address).unwrap();
+    let binding = host.sysfs().bind(address, prior.clone()).unwrap();
     let device = Arc::new(host.open(address).unwrap());
     device.reset().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -52,7 +52,7 @@ fn a_real_controller_serves_one_client_after_the_other() {
     device.reset().unwrap();
     drop(device);
     host.sysfs().give_back(binding).unwrap();
-    assert_eq!(host.sysfs().driver(address), earlier);
+    assert_eq!(host.sysfs().driver_state(address).unwrap(), prior);
 }
 
 fn serve(device: &Arc<Device>, socket: &Path, home: &Reactor) -> Control {

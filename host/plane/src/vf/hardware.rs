@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use slipway_plane_api::vf_v1;
 use slipway_vf_pool::Fault;
-use slipway_vfio::{Binding, Device, Error, Host, PciAddress};
+use slipway_vfio::{Device, Error, Host, PciAddress};
 
+use super::binding::{NotedBinding, fault};
 use super::limits::Limits;
 use super::note::Note;
 use super::{VfError, template};
@@ -15,7 +16,7 @@ use super::{VfError, template};
 pub(super) struct Hardware {
     host: Host,
     address: PciAddress,
-    binding: Option<Binding>,
+    binding: NotedBinding,
     limits: Limits,
     /// The note of `limits`, while the physical function may hold the VF to them.
     pool_note: Note,
@@ -31,8 +32,9 @@ impl Hardware {
     /// Returns hardware that is closed. Files beside the sockets in `sockets` outlive the daemon.
     pub fn new(address: PciAddress, limits: Limits, sockets: &Path) -> Self {
         let note = |kind: &str| Note::new(sockets.join(format!("{address}.{kind}")));
+        let binding = NotedBinding::new(address, note("driver"));
         let (pool_note, note) = (note("limits"), note("settings"));
-        let (host, binding, device, owned) = (Host::default(), None, None, None);
+        let (host, device, owned) = (Host::default(), None, None);
         Self { host, address, binding, limits, pool_note, owned, note, device }
     }
 
@@ -117,9 +119,7 @@ impl Hardware {
     fn open(&mut self) -> Result<Device, Fault> {
         let sysfs = self.host.sysfs();
         sysfs.check(self.address).map_err(fault)?;
-        if self.binding.is_none() {
-            self.binding = Some(sysfs.bind(self.address).map_err(fault)?);
-        }
+        self.binding.bind(sysfs)?;
         self.recall();
         self.release()?;
         self.limit()?;
@@ -174,10 +174,7 @@ impl Hardware {
             limits.clear(self.address);
             self.pool_note.forget();
         }
-        match self.binding.take() {
-            Some(binding) => self.host.sysfs().give_back(binding).map_err(fault),
-            None => Ok(()),
-        }
+        self.binding.give_back(self.host.sysfs())
     }
 }
 
@@ -235,10 +232,6 @@ pub(super) fn check_client(
         }
         _ => Ok(()),
     }
-}
-
-fn fault(error: Error) -> Fault {
-    Fault(error.to_string())
 }
 
 #[cfg(test)]

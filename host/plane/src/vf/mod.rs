@@ -3,8 +3,8 @@
 //! A VF is an endpoint, called POOL.NUMBER, that exists before anybody asks for it: its controller
 //! is reset, its disk is empty. Its socket refuses clients until an owner has taken the VF.
 //! `function` is such an endpoint as a device of `slipway-vf-pool`, which has the states, the locks
-//! and the ledger. `hardware` is a real VF behind one, and `limits` its MAC address, VLAN and rate.
-//! `service` answers the calls of `vf.proto`.
+//! and the ledger. `hardware` is a real VF behind one, `binding` its binding to vfio-pci, and
+//! `limits` its MAC address, VLAN and rate. `service` answers the calls of `vf.proto`.
 //!
 //! The ledger has the pools' templates too, so the next daemon makes the pools again. Endpoints
 //! that outlived the last daemon by the keeper go on where they were; their owners are in the
@@ -17,6 +17,7 @@
 //! kinds that it does not know. `docs/virtual-functions.md`; `tests/e2e/66-vf.sh`,
 //! `66-vf-guest.sh`.
 
+mod binding;
 mod function;
 mod hardware;
 mod limits;

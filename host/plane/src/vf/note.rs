@@ -1,12 +1,18 @@
-//! Notes of the settings to which a physical function may hold a VF.
+//! Notes of what outlives the daemon at a VF: the settings to which its physical function may hold
+//! it, and its driver from before vfio-pci.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use slipway_vf_pool::Fault;
 
 use super::limits::Limits;
 
-/// A file that names settings, without their values. It outlives the daemon, as the settings do.
+/// The most bytes of a note that are read.
+const LONGEST: u64 = 4096;
+
+/// A file about a VF. It outlives the daemon, as what it tells of does.
 pub(super) struct Note(PathBuf);
 
 impl Note {
@@ -15,30 +21,57 @@ impl Note {
         Self(path)
     }
 
-    /// Writes the note. The caller does so before it sets anything: a daemon that is killed leaves
-    /// no setting without a note.
+    /// Returns the path of the note's file.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a text of at most 4096 bytes. The caller does so before it changes anything: a daemon
+    /// that is killed leaves no change without a note.
     ///
     /// # Errors
     /// The file cannot be written. The note stays as it was.
-    pub fn keep(&self, settings: Limits) -> Result<(), Fault> {
-        // Whole or not at all: a note that is cut would name fewer settings than there are.
+    pub fn write(&self, text: &str) -> Result<(), Fault> {
+        // Whole or not at all: a note that is cut would tell of less than there is.
         let part = self.part();
-        let written = std::fs::write(&part, settings.words());
+        let written = std::fs::write(&part, text);
         written.and_then(|()| std::fs::rename(&part, &self.0)).map_err(|error| {
             let _ = std::fs::remove_file(&part);
             Fault(format!("cannot write {}: {error}", self.0.display()))
         })
     }
 
+    /// Reads the first 4096 bytes of the note. Returns `None` if there is no note.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no text.
+    pub fn read(&self) -> io::Result<Option<String>> {
+        let file = match File::open(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut text = String::new();
+        file.take(LONGEST).read_to_string(&mut text)?;
+        Ok(Some(text))
+    }
+
+    /// Notes settings, without their values.
+    ///
+    /// # Errors
+    /// Those of [`Note::write`].
+    pub fn keep(&self, settings: Limits) -> Result<(), Fault> {
+        self.write(&settings.words())
+    }
+
     /// Returns the settings that the note names, or `None` if it names none.
     pub fn recall(&self) -> Option<Limits> {
-        let noted = std::fs::read_to_string(&self.0).unwrap_or_default();
+        let noted = self.read().ok().flatten().unwrap_or_default();
         Some(Limits::from_words(&noted)).filter(|settings| !settings.is_none())
     }
 
-    /// Removes the note of settings that have ended.
+    /// Removes the note of something that has ended.
     pub fn forget(&self) {
-        // An error: no settings were set, or they are ended once more when the VF is opened.
+        // An error: there was no note, or what it names is ended once more when the VF is opened.
         let _ = std::fs::remove_file(&self.0);
         let _ = std::fs::remove_file(self.part());
     }
