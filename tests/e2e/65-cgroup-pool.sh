@@ -47,6 +47,9 @@ esac
 vmm=$(vmm_of one)
 grep -q "$one\$" "/proc/$vmm/cgroup" || fail "the VMM is in $(cat "/proc/$vmm/cgroup")"
 [[ " $(inside "$one") " == *" $vmm "* ]] || fail "in the group: $(inside "$one")"
+for root in "${roots[@]}"; do
+    grep -qx "$vmm" "$root$one/cgroup.procs" || fail "the VMM is not in $root$one"
+done
 quota=$(cut -d ' ' -f 1 "/sys/fs/cgroup$one/cpu.max" 2>/dev/null || cat "/sys/fs/cgroup/cpu$one/cpu.cfs_quota_us" 2>/dev/null)
 [ -z "$quota" ] || [ "$quota" = 200000 ] || fail "the limit of CPU time is $quota"
 threads=$(cat "/sys/fs/cgroup$one/pids.max" 2>/dev/null || cat "/sys/fs/cgroup/pids$one/pids.max" 2>/dev/null)

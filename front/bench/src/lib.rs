@@ -38,9 +38,9 @@
 //! `libc` for loads on sockets: their calls must be the C library's, as any program's are.
 //!
 //! `unsafe`: the advice to use huge pages for the floor's disk; peers that end with this process,
-//! and network namespaces for them; for sockets a page shared with their load, epoll, the clocks of
-//! other processes, and OpenSSL; a guest's memory; VMMs that end with this process; memory that is
-//! touched as a guest does.
+//! and network namespaces for them; processes that are forks of this one; for sockets a page shared
+//! with their load, epoll, the clocks of other processes, and OpenSSL; a guest's memory; VMMs that
+//! end with this process; memory that is touched as a guest does.
 
 pub mod arms;
 pub mod attach;

@@ -3,9 +3,10 @@
 //! fork(2) copies the page tables of a process, and exec(3) takes the copy apart: milliseconds for
 //! a daemon that has the memory of many guests mapped. A child of [`Spawn::run`] is made as by
 //! vfork(2) instead: it runs in the launcher's memory, on a stack of its own, while the calling
-//! thread waits (clone(2), `CLONE_VM` and `CLONE_VFORK`). It is made in its control group and in
-//! its process namespace: a process that moves to a group later waits for all CPUs of the host,
-//! for 7 ms where one is idle (Linux, `cgroup_attach_lock` and *kernel/rcu/sync.c*).
+//! thread waits (clone(2), `CLONE_VM` and `CLONE_VFORK`). It is made in its control group of v2 and
+//! in its process namespace: a process that is moved to a group later waits for all CPUs of the
+//! host, for 7 ms where one is idle (Linux, `cgroup_attach_lock` and *kernel/rcu/sync.c*). It moves
+//! its one thread to groups of v1, which has no such wait.
 //!
 //! Until it runs its program a child makes system calls on prepared data, and nothing else: other
 //! threads of the launcher go on, and may have any lock. Signals are blocked meanwhile, and those

@@ -11,7 +11,7 @@
 //!   resets what can be reset, checks the result and lists the group again. A group that does not
 //!   come clean is removed;
 //! - the thread makes groups until the pool has as many as its setting says. It makes none while
-//!   requests wait for their turn and groups are ready.
+//!   requests are served and groups are ready.
 //!
 //! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as
 //! there are CPUs: the kernel's locks of control groups let some wait far longer than others.

@@ -10,7 +10,7 @@ use crate::turns::SlotQueue;
 use crate::{Counters, Group, Hierarchies, Limits, Result, Slot};
 
 /// Time between two attempts to reset a group that a process has not left yet, and between two
-/// looks at requests that wait.
+/// looks at requests that are served.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The number of attempts after which the log has a line about such a group. Attempts become rare
 /// then, and do not end: the process may be one that the kernel cannot end yet.
@@ -281,8 +281,9 @@ impl Shared {
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
-                if !state.ready.is_empty() && self.turns.has_waiting() {
-                    // Requests would wait for the group that is made now, and need none yet.
+                if !state.ready.is_empty() && self.turns.is_busy() {
+                    // A request would wait for the group that is made now, and needs none yet: the
+                    // kernel makes groups and moves processes under one lock.
                     drop(state);
                     std::thread::sleep(AGAIN);
                     state = self.lock();
@@ -380,4 +381,39 @@ impl Shared {
 fn lower_priority() {
     const LOWEST: i32 = 19;
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { memory_bytes: 1 << 30, cpus: 1, threads: 8 };
+
+    fn wait_for(pool: &Pool, ready: u64) {
+        while pool.counts().ready != ready {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Directories of a file system stand for groups.
+    #[test]
+    fn no_group_is_made_while_a_request_is_served() {
+        let root = tempfile::tempdir().unwrap();
+        let all = Hierarchies::at(vec![root.path().into()], "p");
+        let settings = Settings { tag: "pool".into(), size: 2, limits: LIMITS };
+        let pool = Pool::new(all, settings).unwrap();
+        pool.open(Some(&BTreeSet::new()));
+        wait_for(&pool, 2);
+        let turn = pool.turn();
+        let first = pool.take().unwrap();
+        // Long enough for several looks of the pool's thread.
+        std::thread::sleep(AGAIN * 5);
+        assert_eq!((pool.counts().ready, pool.counts().made), (1, 2));
+        // Without a group that is ready, the next request would have to make one.
+        let second = pool.take().unwrap();
+        wait_for(&pool, 1);
+        drop(turn);
+        wait_for(&pool, 2);
+        assert_ne!(first.name(), second.name());
+    }
 }

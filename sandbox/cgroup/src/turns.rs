@@ -67,9 +67,9 @@ impl SlotQueue {
         self.wait(ticket)
     }
 
-    /// Returns whether a thread waits for a turn.
-    pub(crate) fn has_waiting(&self) -> bool {
-        !self.lock().waiting.is_empty()
+    /// Returns whether a thread has a turn with a place. None waits for a turn otherwise.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lock().taken > 0
     }
 
     /// Waits until no thread waits with `ticket`: then its place is the calling thread's.
@@ -130,7 +130,9 @@ mod tests {
     fn turns_come_in_the_order_of_arrival() {
         let turns = SlotQueue::new(1, LONG);
         let seen = Mutex::new(Vec::new());
+        assert!(!turns.is_busy());
         let held = turns.take();
+        assert!(turns.is_busy(), "nobody waits, and a turn is held");
         std::thread::scope(|scope| {
             for number in 0..20 {
                 let (turns, seen) = (&turns, &seen);
@@ -141,10 +143,9 @@ mod tests {
                 wait_for(turns, number + 1);
             }
             assert!(seen.lock().unwrap().is_empty(), "the one place is taken");
-            assert!(turns.has_waiting());
             drop(held);
         });
-        assert!(!turns.has_waiting());
+        assert!(!turns.is_busy());
         assert_eq!(*seen.lock().unwrap(), (0..20).collect::<Vec<_>>());
         assert_eq!(turns.lock().taken, 0);
     }

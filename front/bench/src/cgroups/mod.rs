@@ -6,6 +6,7 @@
 //!   the group, sets its limits and moves a process in, as a runtime does without preparation;
 //!   [`Way::Pool`] takes a group of Slipway's pool instead of making one, in the order of
 //!   arrival. [`Way::CreateFifo`] and [`Way::PoolNoFifo`] show what that order does to each alone.
+//!   In [`Way::CreateSelf`] and [`Way::PoolSelf`] the process moves itself, as Slipway's VMMs do.
 //!   [`Way::Mkdir`] and [`Way::Take`] are the first step of each alone: what RunD-V's figures of
 //!   creation compare;
 //! - [`Version`] says where the groups are: [`Joint`] is RunD-V's one hierarchy of all controllers;
@@ -21,6 +22,7 @@ mod compare;
 pub mod idle;
 mod joint;
 mod load;
+mod mover;
 mod paper;
 mod plot;
 mod report;

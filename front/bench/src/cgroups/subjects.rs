@@ -46,6 +46,10 @@ pub enum Way {
     Pool,
     /// The same in no order.
     PoolNoFifo,
+    /// As [`Create`](Self::Create), but the process moves itself, which version 1 alone has.
+    CreateSelf,
+    /// As [`Pool`](Self::Pool), but the process moves itself, as VMMs do, on version 1 alone.
+    PoolSelf,
     /// The group is made.
     Mkdir,
     /// The group is taken from the pool.
@@ -143,7 +147,7 @@ impl CgroupWay {
     }
 
     fn request(&self, pool: &Pool, number: usize) -> Result<()> {
-        let ordered = matches!(self.way, Way::CreateFifo | Way::Pool);
+        let ordered = matches!(self.way, Way::CreateFifo | Way::Pool | Way::PoolSelf);
         // The wait for the turn is a part of the request's time.
         let _turn = ordered.then(|| pool.turn());
         let mut group = self.group(pool, number)?;
@@ -151,14 +155,21 @@ impl CgroupWay {
             return Ok(());
         }
         group.limit(LIMITS)?;
+        if matches!(self.way, Way::CreateSelf | Way::PoolSelf) {
+            let procs = group.procs_files();
+            let tasks: Vec<_> = procs.iter().map(|file| file.with_file_name("tasks")).collect();
+            return self.sleepers.enter(number, &tasks);
+        }
         let pid = self.sleepers.pid(number).ok_or_else(|| anyhow!("too few processes"))?;
         Ok(group.join(pid)?)
     }
 
     fn group(&self, pool: &Pool, number: usize) -> Result<Group> {
         match self.way {
-            Way::Create | Way::CreateFifo | Way::Mkdir => Ok(pool.make(&format!("made-{number}"))?),
-            Way::Pool | Way::PoolNoFifo | Way::Take => {
+            Way::Create | Way::CreateFifo | Way::CreateSelf | Way::Mkdir => {
+                Ok(pool.make(&format!("made-{number}"))?)
+            }
+            Way::Pool | Way::PoolNoFifo | Way::PoolSelf | Way::Take => {
                 pool.take().ok_or_else(|| anyhow!("the pool is empty at group {number}"))
             }
         }
@@ -201,8 +212,8 @@ impl Subject for CgroupWay {
     /// Asks for every group of the load, and afterwards removes them.
     fn run(&mut self, load: &CgroupLoad) -> Result<CgroupMeasured> {
         let size = match self.way {
-            Way::Pool | Way::PoolNoFifo | Way::Take => load.groups as usize,
-            Way::Create | Way::CreateFifo | Way::Mkdir => 0,
+            Way::Pool | Way::PoolNoFifo | Way::PoolSelf | Way::Take => load.groups as usize,
+            Way::Create | Way::CreateFifo | Way::CreateSelf | Way::Mkdir => 0,
         };
         let settings = Settings { tag: "pool".into(), size, limits: LIMITS };
         let begun = cpu_time();

@@ -13,13 +13,16 @@ use slipway_bench::cgroups::{
 use super::reports::{self, View};
 use super::subjects;
 use crate::args::CgroupsArgs;
+use crate::daemon::raise_descriptor_limit;
 
 /// The subjects to measure, with descriptions.
-const SUBJECTS: [(&str, &str); 14] = [
+const SUBJECTS: [(&str, &str); 16] = [
     ("create", "version 1: the group is made, its limits are set, a process moves in"),
     ("pool", "the same with a group of the pool, in the order of arrival"),
     ("create-fifo", "as create, in the order of arrival"),
     ("pool-no-fifo", "as pool, in no order"),
+    ("create-self", "as create, but the process moves itself"),
+    ("pool-self", "as pool, but the process moves itself, as Slipway's VMMs do"),
     ("mkdir", "version 1: the group is made, and nothing else"),
     ("take", "the same with a group of the pool"),
     ("create-v2", "version 2: the group is made, its limits are set, a process moves in"),
@@ -68,6 +71,8 @@ fn way(name: &str) -> Way {
         "create-fifo" => Way::CreateFifo,
         "pool" => Way::Pool,
         "pool-no-fifo" => Way::PoolNoFifo,
+        "create-self" => Way::CreateSelf,
+        "pool-self" => Way::PoolSelf,
         "mkdir" => Way::Mkdir,
         _ => Way::Take,
     }
@@ -133,6 +138,8 @@ fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
     let plan = CgroupPlan { loads: loads(args)?, rounds };
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
+    // A socket to each process.
+    raise_descriptor_limit();
     let sleepers = Arc::new(Sleepers::start(most)?);
     subjects::report(subjects(args, &sleepers)?, plan, "none".to_owned())
 }
