@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use slipway_peer::Bin;
 
 use crate::{Access, DmaMap, GRANULE, LateMemory, Permissions, Region, Span, Template};
@@ -18,9 +18,9 @@ struct Model {
     bytes: Vec<u8>,
 }
 
-/// Reads `data` as a list of accesses, of zeroing ahead, of faults and of changes of user, and
-/// compares every byte that is read with the model. The first byte tells whether the memory is
-/// recycled or begins as a template.
+/// Reads `data` as a list of accesses, of zeroing ahead, of faults, of pages that are given back,
+/// and of changes of user, and compares every byte that is read with the model. The first byte
+/// tells whether the memory is recycled or begins as a template.
 pub fn late_memory(data: &[u8]) {
     let model = match data.first() {
         Some(first) if first % 2 == 1 => template().and_then(|template| Model::fork(&template)),
@@ -30,7 +30,7 @@ pub fn late_memory(data: &[u8]) {
     for step in data.chunks_exact(6) {
         let at = (usize::from(u16::from_le_bytes([step[1], step[2]])) * 4) % LEN;
         let len = usize::from(u16::from_le_bytes([step[3], step[4]])).min(LEN - at);
-        match step[0] % 9 {
+        match step[0] % 10 {
             0 | 1 => model.write(at, len, step[5]),
             2 => model.read(at, len),
             3 => model.pin(at, len),
@@ -38,6 +38,7 @@ pub fn late_memory(data: &[u8]) {
             5 => drop(model.memory.zero_ahead(usize::from(step[5]) % GRANULES)),
             6 => model.fault(at, step[5]),
             7 => assert_eq!(model.memory.take_all(), Ok(())),
+            8 => model.give_back(at, len),
             _ => match model.next() {
                 Some(next) => model = next,
                 None => return,
@@ -121,6 +122,22 @@ impl Model {
         assert_eq!(memory.load_u32(at as u64), Ok(u32::from_le_bytes(held)));
         self.bytes[at..at + 4].fill(value);
         assert_eq!(memory.store_u32(at as u64, u32::from_ne_bytes([value; 4])), Ok(()));
+    }
+
+    /// The user's process gives the whole pages of a range back, if they are its own and no pool's:
+    /// those that were taken are zeros from then on, and the others are the template's still.
+    fn give_back(&mut self, at: usize, len: usize) {
+        let unit = Template::GRANULE;
+        let range = at.next_multiple_of(unit)..(at + len) / unit * unit;
+        if self.memory.template().is_none() || range.is_empty() {
+            return;
+        }
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, bytes) = (range.start as u64, range.len() as u64);
+        assert_eq!(rustix::fs::fallocate(self.memory.file(), hole, start, bytes), Ok(()));
+        for page in range.step_by(unit).filter(|page| self.memory.is_taken(*page, unit)) {
+            self.bytes[page..page + unit].fill(0);
+        }
     }
 
     /// The user's process touches a byte: its fault is served, and it writes.

@@ -341,6 +341,13 @@ impl Span {
         if self.allows(Access::Write) {
             self.mapping.wrote(self.offset, self.len);
         }
+        self.extent()
+    }
+
+    /// Returns address and length for advice to the kernel (madvise(2)), under which nobody writes
+    /// to the memory. The memory does not count as written to, unlike that of
+    /// [`Span::io_vector`].
+    pub fn extent(&self) -> (*mut u8, usize) {
         (self.mapping.address(self.offset, self.len), self.len)
     }
 

@@ -23,8 +23,8 @@ use rustix::fs::MemfdFlags;
 use slipway_bench::vmm::stub;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Cage, CpuTemplate, Credentials, GuestMemory, Hypervisor, Page, PageSink,
-    Topology, Vm, VmSpec,
+    Accel, AccelChoice, Cage, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, Page,
+    PageSink, Topology, Vm, VmSpec,
 };
 use slipway_pool::{Pool, Settings};
 
@@ -184,7 +184,7 @@ fn spec(place: &Path, memory: GuestMemory) -> VmSpec {
         cpus: 1,
         cpu_template: CpuTemplate::Host,
         hot_memory: Vec::new(),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         kernel: place.join("kernel"),
         initramfs: place.join("initramfs"),
         cmdline: Vec::new(),

@@ -174,7 +174,11 @@ fn rules(role: Role) -> Rules {
     rules.set(EVERYWHERE.iter().chain(calls), &Decision::Always(Action::ALLOW));
     rules.set(&[libc::SYS_ioctl], &one_of(1, &requests));
     rules.set(&[libc::SYS_fcntl], &one_of(1, &DESCRIPTORS));
-    rules.set(&[libc::SYS_madvise], &one_of(2, &advice));
+    let mut advised = one_of(2, &advice);
+    if let (Role::Events, Decision::Cases(cases)) = (role, &mut advised) {
+        cases.push(gives_back());
+    }
+    rules.set(&[libc::SYS_madvise], &advised);
     // A new thread shares all memory.
     let thread = Comparison::bits(0, libc::CLONE_VM, libc::CLONE_VM);
     rules.set(&[libc::SYS_clone], &Decision::allow_if([thread]));
@@ -183,9 +187,6 @@ fn rules(role: Role) -> Rules {
     // Memory may be readable and writable, and nothing else.
     let plain = Decision::allow_if([Comparison::bits(2, libc::PROT_EXEC, 0)]);
     rules.set(&[libc::SYS_mmap, libc::SYS_mprotect], &plain);
-    if role == Role::Events {
-        rules.set(&[libc::SYS_fallocate], &gives_back());
-    }
     rules
 }
 
@@ -194,13 +195,11 @@ fn one_of(index: u32, values: &[i32]) -> Decision {
     Decision::allow_if(values.iter().map(|value| Comparison::word(index, *value)))
 }
 
-/// Returns the rule for fallocate(2): it gives back at most a piece of the guest's memory. Others
+/// Returns the case of madvise(2) that gives back at most a piece of the guest's memory. Others
 /// that copy from the memory wait while a hole is made there.
-fn gives_back() -> Decision {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let mode = Comparison::word(1, mode);
-    let len = Comparison::new(3, Operator::LessOrEqual, PIECE);
-    Decision::Cases(vec![(vec![mode, len], Action::ALLOW)])
+fn gives_back() -> (Vec<Comparison>, Action) {
+    let len = Comparison::new(1, Operator::LessOrEqual, PIECE);
+    (vec![Comparison::word(2, libc::MADV_REMOVE), len], Action::ALLOW)
 }
 
 #[cfg(test)]
@@ -260,18 +259,30 @@ mod tests {
         }
     }
 
-    /// Returns which of four calls of fallocate(2) the calling thread can do.
+    /// Returns which of four holes the calling thread can make in a file of two pieces: by its
+    /// mapping of one piece and of two, by its descriptor, or a page in place of a hole.
     fn makes_holes(file: &std::os::fd::OwnedFd) -> [bool; 4] {
         use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        let (piece, any) = (PIECE as usize, std::ptr::null_mut());
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which nobody unmaps.
+        let base = unsafe { mmap(any, 2 * piece, both, MapFlags::SHARED, file, 0) }.unwrap();
+        // SAFETY: the range is the mapping's, and nobody uses its bytes.
+        let remove = |len| unsafe { madvise(base, len, Advice::LinuxRemove) }.is_ok();
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let calls =
-            [(punch, PIECE), (punch, PIECE + 1), (punch, 1 << 33), (FallocateFlags::empty(), 1)];
-        calls.map(|(flags, len)| fallocate(file, flags, 0, len).is_ok())
+        let allocate = |flags, len| fallocate(file, flags, 0, len).is_ok();
+        let by_file = [allocate(punch, PIECE), allocate(FallocateFlags::empty(), 1)];
+        [remove(piece), remove(2 * piece), by_file[0], by_file[1]]
     }
 
     #[test]
     fn holes_are_small_and_made_by_the_event_loop_alone() {
-        let file = || rustix::fs::memfd_create(c"file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = || {
+            let file = rustix::fs::memfd_create(c"file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 2 * PIECE).unwrap();
+            file
+        };
         assert_eq!(makes_holes(&file()), [true; 4]);
         for (role, expected) in
             [(Role::Events, [true, false, false, false]), (Role::Cpu, [false; 4])]

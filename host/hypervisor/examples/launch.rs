@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec,
+    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, VmSpec,
 };
 
 #[tokio::main(flavor = "current_thread")]
@@ -45,7 +45,7 @@ async fn launch(qemu: &Qemu, kernel: &Path, run_dir: PathBuf) -> Duration {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: Vec::new(),
         hot_memory: Vec::new(),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
         plug_slots: 0,

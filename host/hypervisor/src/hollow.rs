@@ -15,7 +15,8 @@ use crate::identity::SLIPWAY_HOLLOW;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
 use crate::{
-    Accel, BoxFuture, Capabilities, Error, Hypervisor, LeftVm, Result, Vm, VmSpec, launch,
+    Accel, BoxFuture, Capabilities, Error, FreePages, Hypervisor, LeftVm, Result, Vm, VmSpec,
+    launch,
 };
 
 /// Host memory in bytes that a `slipway-hollow` needs beside its guest's memory.
@@ -40,7 +41,7 @@ pub(crate) fn refused(spec: &VmSpec, accel: Accel) -> Option<&'static str> {
     if spec.emulates_devices() {
         return Some("slipway-hollow emulates no devices");
     }
-    if spec.free_page_reporting {
+    if spec.free_pages != FreePages::Unreported {
         return Some("slipway-hollow has no guest that reports free pages");
     }
     if spec.restore.is_some() || spec.shared.is_some() || !spec.hot_memory.is_empty() {

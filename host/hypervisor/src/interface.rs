@@ -34,7 +34,7 @@ pub struct Capabilities {
     /// A guest can be given memory, and give it back, while it runs ([`VmSpec::hot_memory`]).
     pub plugs_memory: bool,
     /// A guest can report pages that it does not use, and the host has them back
-    /// ([`VmSpec::free_page_reporting`]).
+    /// ([`VmSpec::free_pages`]).
     pub reports_free_pages: bool,
 }
 

@@ -116,6 +116,7 @@ pub use slipway_machine::{HotRegion, MAX_STATE_BYTES, Template as CpuTemplate};
 pub use slipway_numa::Topology;
 pub use slipway_pool_wire::{Page, TemplateName, WireError};
 pub use spec::{
-    AssignedFunction, Credentials, DiskModel, EmulatedDisk, EmulatedNic, LeftVm, NicModel, VmSpec,
+    AssignedFunction, Credentials, DiskModel, EmulatedDisk, EmulatedNic, FreePages, LeftVm,
+    NicModel, VmSpec,
 };
 pub use tree::{Access, ENTRY, HelperFiles, Tree};

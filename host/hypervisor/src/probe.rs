@@ -10,8 +10,8 @@ use tokio::sync::OnceCell;
 use crate::cache::{file_identity, read_cached, write_cached};
 use crate::launch::{Program, launch};
 use crate::{
-    Accel, AccelChoice, AccelReport, CpuTemplate, GuestMemory, ShutdownReason, Vm, VmSpec, accel,
-    identity,
+    Accel, AccelChoice, AccelReport, CpuTemplate, FreePages, GuestMemory, ShutdownReason, Vm,
+    VmSpec, accel, identity,
 };
 
 /// The time that the boot may take, unless `SLIPWAY_PROBE_TIMEOUT_S` gives another in seconds. A
@@ -123,7 +123,7 @@ async fn boot_once<P: Program>(program: &P, kernel: &Path, directory: &Path) -> 
         name: "probe".into(),
         memory: GuestMemory::new(256 << 20).map_err(|error| error.to_string())?,
         hot_memory: Vec::new(),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
         cpus: 1,

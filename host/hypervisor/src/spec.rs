@@ -17,6 +17,19 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+/// The pages that a guest does not use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FreePages {
+    /// The guest has no device to report them to.
+    #[default]
+    Unreported,
+    /// The guest may report them, and keeps them.
+    Kept,
+    /// The guest reports them, and the VMM gives them back to the host, but not those of a pool's
+    /// recycled memory. Nothing pins the guest's memory.
+    GivenBack,
+}
+
 /// A disk whose device the VMM emulates itself: the reference that Slipway's devices are measured
 /// against.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +98,10 @@ pub struct VmSpec {
     /// ones of [`VmSpec::memory`], which no pool has given; the bytes before are the guest's from
     /// the start. Only `slipway-vmm` runs a VM with regions.
     pub hot_memory: Vec<HotRegion>,
-    /// The guest reports pages that it does not use, and the VMM gives them back to the host, but
-    /// not those of a pool. Nothing pins the guest's memory. Only `slipway-vmm` runs such a VM.
-    pub free_page_reporting: bool,
+    /// The treatment of pages that the guest does not use. A machine that goes on from a saved
+    /// state has the device for reports exactly if the saved one had it. Only `slipway-vmm` runs a
+    /// VM whose guest reports.
+    pub free_pages: FreePages,
     /// Pages that the guest reads in place and shares with others, as the persistent memory
     /// `/dev/pmem0`. Only a VMM that [can be given them](crate::Capabilities::shares_pages) runs
     /// such a VM.
@@ -275,7 +289,7 @@ pub(crate) mod tests {
             name: "web-1".into(),
             memory: GuestMemory::new(256 << 20).unwrap(),
             hot_memory: Vec::new(),
-            free_page_reporting: false,
+            free_pages: FreePages::Unreported,
             shared: None,
             restore: None,
             cpus: 2,

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, DiskModel, EmulatedDisk, Error, GuestMemory,
-    Hypervisor, LeftVm, ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
+    Accel, AccelChoice, CpuTemplate, Credentials, DiskModel, EmulatedDisk, Error, FreePages,
+    GuestMemory, Hypervisor, LeftVm, ShutdownReason, Vm, VmEvent, VmSpec, reap_leftover,
 };
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ impl Machine {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: Vec::new(),
             hot_memory: Vec::new(),
-            free_page_reporting: false,
+            free_pages: FreePages::Unreported,
             shared: None,
             restore: None,
             plug_slots: 0,

@@ -13,7 +13,8 @@ use crate::userfault::Userfault;
 pub struct HandOver {
     connection: OwnedFd,
     token: OwnedFd,
-    traits: Traits,
+    /// The traits of the memory.
+    pub traits: Traits,
     faults: Userfault,
 }
 

@@ -211,7 +211,7 @@ impl Machine {
     pub fn ahead(&self) -> Option<Ahead> {
         let ram = self.chassis.ram();
         let end = self.kernel.as_ref()?.end;
-        let known = end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_leased();
+        let known = end > layout::HIGH_MEMORY + layout::HUGE_PAGE && !ram.is_recycled();
         known.then(|| Ahead::new(Arc::clone(ram), end))
     }
 

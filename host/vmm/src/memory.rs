@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use kvm_ioctls::VmFd;
-use rustix::fs::FallocateFlags;
+use rustix::mm::Advice;
 use rustix::thread::MembarrierCommand;
 use slipway_machine::HotRegion;
 use slipway_pool_wire::{HandOver, Range};
@@ -34,6 +34,8 @@ pub struct GuestRam {
     /// The connection to the pool that gave the memory and serves its faults. Its end tells the
     /// pool to look whether this process is gone.
     lease: Option<OwnedFd>,
+    /// Set for memory of a pool that did not begin as a template: its pages are the pool's.
+    recycled: bool,
 }
 
 impl GuestRam {
@@ -89,7 +91,8 @@ impl GuestRam {
             let part = Part::new(&mut map, file.as_fd(), place, Permissions::READ_WRITE);
             parts.push(part.map_err(failed)?);
         }
-        Ok(Self { file, map, bytes, parts, shared: None, hot: Vec::new(), lease: None })
+        let (lease, recycled) = (None, false);
+        Ok(Self { file, map, bytes, parts, shared: None, hot: Vec::new(), lease, recycled })
     }
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
@@ -109,8 +112,9 @@ impl GuestRam {
             offset: part.offset,
         };
         let ranges: Vec<Range> = ram.parts.iter().map(range).collect();
+        let recycled = !hand_over.traits.fork;
         let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
-        Ok(Self { file: token, lease: Some(connection), ..ram })
+        Ok(Self { file: token, lease: Some(connection), recycled, ..ram })
     }
 
     /// Returns the size of the guest's RAM in bytes, which is there from the start.
@@ -155,9 +159,10 @@ impl GuestRam {
         self.file.as_fd()
     }
 
-    /// Returns whether a pool gave the memory.
-    pub fn is_leased(&self) -> bool {
-        self.lease.is_some()
+    /// Returns whether a pool gave the memory and its pages are the pool's to give back, since an
+    /// earlier guest may have had them. Memory that began as a template has pages of its own.
+    pub fn is_recycled(&self) -> bool {
+        self.recycled
     }
 
     /// Gives each part, shared pages, and each region of hot-plug memory to KVM as a memory slot of
@@ -249,14 +254,17 @@ impl GuestRam {
 
     /// Makes a hole in the file where the [`layout::HUGE_PAGE`] bytes from the guest-physical
     /// address `start` on are, in RAM or hot-plug memory: the host has their pages back, and they
-    /// read as zeros. Returns `None` if they are not all such memory.
+    /// read as zeros. Bytes of a template that were not copied yet have no page, and stay as they
+    /// are. The hole is made by the mapping, since no descriptor of a pool's memory can be written
+    /// to. Returns `None` if they are not all such memory.
     pub(crate) fn discard(&self, start: u64) -> Option<io::Result<()>> {
         let hot = self.hot.iter().map(HotMemory::devices);
         let part = self.parts.iter().chain(hot).find(|part| part.holds(start, HUGE))?;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let offset = part.offset + (start - part.start);
-        let punch = || rustix::fs::fallocate(&self.file, flags, offset, HUGE);
-        Some(rustix::io::retry_on_intr(punch).map_err(io::Error::from))
+        let (base, len) = part.span.slice((start - part.start) as usize, HUGE as usize).extent();
+        // SAFETY: the range is pinned and of whole pages. The guest has given up its bytes, and no
+        // Rust reference points into guest memory.
+        let removed = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxRemove) };
+        Some(removed.map_err(io::Error::from))
     }
 
     /// Reads `len` bytes at `offset` of `file` to the guest-physical address `start`, without a

@@ -110,9 +110,10 @@ pub fn pmem(machine: &Chassis) -> Result<Option<Local<Pmem>>> {
     Local::new(machine, Polling::Anywhere, place, make).map(Some)
 }
 
-/// Adds the device by which the guest reports free pages, which the host then has back. Memory of a
-/// pool stays as it is, as that of a machine that was saved and goes on in such memory: a report is
-/// answered, and gives back nothing.
+/// Adds the device by which the guest reports free pages, which the host then has back, also those
+/// of memory that began as a template. A pool's recycled memory stays as it is, and so does all
+/// memory that the launcher's filter lets nobody make holes in: a report is answered, and gives
+/// back nothing.
 ///
 /// # Errors
 /// [`crate::Error`].
@@ -121,7 +122,7 @@ pub fn balloon(machine: &Chassis) -> Result<Local<Balloon>> {
     let place = (layout::hot_memory_device(regions), slipway_virtio_balloon::VECTORS);
     let ram = Arc::clone(machine.ram());
     // A page that the kernel does not give back now stays the guest's.
-    let discard = Box::new(move |start| ram.is_leased() || ram.discard(start).is_some());
+    let discard = Box::new(move |start| ram.is_recycled() || ram.discard(start).is_some());
     Local::new(machine, Polling::InSteps, place, |memory, interrupts| {
         Balloon::new(slipway_virtio_balloon::Parts { memory, interrupts, discard })
     })

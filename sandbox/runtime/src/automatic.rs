@@ -21,8 +21,7 @@ use crate::{Config, Error, Result, fork};
 const DIGITS: usize = 12;
 
 /// Returns whether the node is to choose the template of a new sandbox. On a node that shares roots
-/// a sandbox has to ask for that by name, since a fork shares no root, and so has one whose guest
-/// is to report free pages, since that of a fork does not.
+/// a sandbox has to ask for that by name, since a fork shares no root.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
@@ -31,13 +30,21 @@ pub(crate) fn is_asked(config: &Config, spec: &RunSpec) -> Result<bool> {
         return Ok(true);
     }
     let is_one_of_many = spec.at_once > 1 && spec.template.is_empty() && !spec.makes_pod;
-    let reports = spec.free_page_reporting == Some(true);
+    let reports = boots_to_report(config, spec.free_page_reporting);
     Ok(is_one_of_many && !reports && config.forks_many()? && !config.shares_roots()?)
 }
 
+/// Returns whether the guest of a sandbox is `asked` to report free pages, and those of the
+/// templates that the node makes are not: they do as the node's settings say.
+fn boots_to_report(config: &Config, asked: Option<bool>) -> bool {
+    asked == Some(true) && !config.free_page_reporting
+}
+
 /// Returns whether a sandbox can begin with a template that the node makes.
-fn may_fork(record: &Record) -> bool {
-    fork::cannot_fork(record).is_none() && record.memory.room() == 0
+fn may_fork(config: &Config, record: &Record) -> bool {
+    fork::cannot_fork(record).is_none()
+        && record.memory.room() == 0
+        && !boots_to_report(config, record.free_page_reporting_asked)
 }
 
 /// Returns the name of the template with which a sandbox could begin and which is not there yet.
@@ -47,7 +54,7 @@ fn may_fork(record: &Record) -> bool {
 /// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<String>> {
     let record = sandbox.record();
-    if !may_fork(&record) {
+    if !may_fork(&node.config, &record) {
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
@@ -63,7 +70,7 @@ pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<Str
 /// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<Template>>> {
     let record = sandbox.record();
-    if !may_fork(&record) {
+    if !may_fork(&node.config, &record) {
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
@@ -123,7 +130,10 @@ async fn name_of(node: &Node, record: &Record) -> Result<String> {
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let cpu_template = node.config.cpu_template()?;
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
-    let shape = Shape::of(record, &boots);
+    let mut shape = Shape::of(record, &boots);
+    // The template's guest is asked to report by the settings that the node has then. Its kernel
+    // may be unable to, for which the template is not made again and again.
+    shape.needs.reporting = node.config.free_page_reporting;
     // The kernel may be replaced by another one under the same path.
     let kernel = boot.kernel.clone();
     let status =
@@ -169,6 +179,8 @@ mod tests {
         assert!(!is_asked(&shared, &spec("", 2, false)).unwrap());
         let reports = RunSpec { free_page_reporting: Some(true), ..spec("", 2, false) };
         assert!(!is_asked(&on, &reports).unwrap());
+        let all = Config { free_page_reporting: true, ..Config::default() };
+        assert!(is_asked(&all, &reports).unwrap(), "and so do its templates");
         let wrong = Config { templates: "yes".to_owned(), ..Config::default() };
         assert!(is_asked(&wrong, &spec("", 2, false)).is_err());
     }
@@ -187,13 +199,14 @@ mod tests {
             name(|shape| shape.cpus = 2),
             name(|shape| shape.interface.as_mut().unwrap().mtu = 1450),
             name(|shape| shape.interface = None),
+            name(|shape| shape.needs.reporting = true),
             name(|shape| shape.initramfs = "/j".into()),
             name_of_shape(&shape(), 2, None),
             same,
         ];
         others.sort();
         others.dedup();
-        assert_eq!(others.len(), 7, "{others:?}");
+        assert_eq!(others.len(), 8, "{others:?}");
         assert!(crate::name::check_template(&others[0]).is_ok());
     }
 }

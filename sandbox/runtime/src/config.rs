@@ -66,9 +66,9 @@ pub struct Config {
     /// log has the reason.
     pub shared_root: String,
     /// Set if guests report pages that they do not use, and the host has them back while they run,
-    /// unless a sandbox says otherwise.
-    /// A sandbox whose guest cannot, or whose memory is a pool's, a template's, or pinned for
-    /// hardware, keeps what it has touched, and the log has the reason.
+    /// unless a sandbox says otherwise. Forks do as the machine that was saved.
+    /// A sandbox whose guest cannot, or whose memory is a pool's or pinned for hardware, keeps what
+    /// it has touched, and the log has the reason.
     pub free_page_reporting: bool,
     /// The most bytes of memory that shared roots have together.
     pub shared_root_bytes: u64,

@@ -228,15 +228,18 @@ impl Node {
             let why = "--max-memory cannot be had with a template, whose memory has one size";
             return Err(Error::Invalid(why.to_owned()));
         }
-        if is_or_begins && record.free_page_reporting_asked == Some(true) {
-            let why = "--free-page-reporting cannot be had with a template, whose guest does not \
-                       report: leave one of them out";
-            return Err(Error::Invalid(why.to_owned()));
-        }
         record::check_size(record)?;
         self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
-        if let Some(template) = &record.template {
-            self.templates.get(template).await?;
+        if let Some(name) = &record.template {
+            let template = self.templates.get(name).await?;
+            if record.free_page_reporting_asked == Some(true) && !template.manifest.shape.reports()
+            {
+                let why = format!(
+                    "--free-page-reporting cannot be had with {name}, whose guest does not report: \
+                     leave it out, or make the template with it"
+                );
+                return Err(Error::Invalid(why));
+            }
         }
         if let Some(engine) = &record.sockets {
             sockets::check(engine).await?;

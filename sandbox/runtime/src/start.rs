@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_cgroup::{Group, Limits};
-use slipway_hypervisor::{GuestMemory, Vm, VmSpec};
+use slipway_hypervisor::{FreePages, GuestMemory, Vm, VmSpec};
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
@@ -181,13 +181,16 @@ impl Boot<'_> {
             return Err(Error::Template { name: name.clone(), why: why.to_owned() });
         }
         spec.restore = template.map(|template| Arc::clone(&template.machine));
-        spec.free_page_reporting = record.begins_with_reporting();
+        if template.is_some_and(|template| template.manifest.shape.reports()) {
+            spec.free_pages = FreePages::Kept;
+        }
         Ok(spec)
     }
 
     /// Gives a VM that boots its shared root, if the node shares roots, and the device that free
-    /// pages are reported to, if they are wanted back, and notes the machine in the sandbox's
-    /// record. Returns the guest's memory as the servers of its functions know it.
+    /// pages are reported to, if they are wanted back. A fork has that device if its template has
+    /// it. Notes the machine in the sandbox's record. Returns the guest's memory as the servers of
+    /// its functions know it.
     async fn note_machine(
         &self,
         spec: &mut VmSpec,
@@ -196,7 +199,8 @@ impl Boot<'_> {
         let &Self { node, sandbox, stages, .. } = self;
         let record = sandbox.record();
         let boots = record.saves.is_none() && record.template.is_none();
-        match reporting::not_wanted(&record, node.config.free_page_reporting) {
+        let begins = template.map(|template| template.manifest.shape.reports());
+        match reporting::not_wanted(&record, begins, node.config.free_page_reporting) {
             Some(why) => reporting::note(sandbox, why),
             None => stages.run("reporting", reporting::offer(node, sandbox, spec)).await?,
         }
@@ -321,6 +325,7 @@ fn boot_record(spec: &VmSpec, template: Option<&Template>) -> BootRecord {
             kernel: spec.kernel.clone(),
             initramfs: spec.initramfs.clone(),
             cpu_template: spec.cpu_template.to_string(),
+            reporting: spec.free_pages != FreePages::Unreported,
         },
     }
 }

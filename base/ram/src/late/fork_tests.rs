@@ -221,6 +221,30 @@ fn what_its_process_wrote_in_a_hole_is_seen() {
 }
 
 #[test]
+fn what_its_process_gives_back_is_zeros_for_all_and_the_rest_the_template() {
+    let template = template();
+    let fork = fork(&template);
+    let (_map, memory) = mapped(&fork);
+    memory.write(0, &[1]).unwrap();
+    fork.take(PAGE, 1).unwrap();
+    let (copied, len) = (fork.copied(), 5 * PAGE as u64);
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(fork.file(), hole, 0, len).unwrap();
+    assert_eq!((held(&fork), fork.count(), fork.copied()), (0, count(2, 2), copied));
+    let mut expected = template_bytes();
+    expected[..2 * PAGE].fill(0);
+    let saved = fork.freeze().unwrap();
+    let (mut bytes, mut kept) = (vec![9; 5 * PAGE], vec![9; 5 * PAGE]);
+    memory.read(0, &mut bytes).unwrap();
+    assert!(saved.read(0, &mut kept) && kept == expected && bytes == expected);
+    memory.write(PAGE as u64 + 1, &[7]).unwrap();
+    memory.write(4 * PAGE as u64, &[8]).unwrap();
+    (expected[PAGE + 1], expected[4 * PAGE]) = (7, 8);
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes == expected && template.read(0, &mut kept) && kept == template_bytes());
+}
+
+#[test]
 fn a_fork_of_a_fork_begins_with_its_bytes() {
     let fork = fork(&template());
     let (_map, memory) = mapped(&fork);

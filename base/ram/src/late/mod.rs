@@ -23,6 +23,9 @@
 //! well. Threads that zero ahead must therefore not do so at idle priority, at which they may wait
 //! for a CPU.
 //!
+//! The user of a fork may give pages that it does not need back to the kernel. For that no state
+//! changes (see `states`).
+//!
 //! The table lies in a memfd, so that it can outlive this process together with the file. A granule
 //! that was busy when its process ended is dirty, or shared ([`LateMemory::of_predecessor`]): a
 //! user has no page of it before it is clean, so its bytes can be written again.

@@ -21,6 +21,12 @@
 //! A dirty granule that has no page when its memory is recycled is `Absent` again ([`forget`]), so
 //! that a dirty one has all of its pages: those that the file lacks are no fault to this process.
 //!
+//! The process of a fork may give pages of the file back (madvise(2), `MADV_REMOVE`), and this
+//! module is not told. A `Clean` or `Absent` granule stays so, and its bytes are zeros for all, as
+//! those of any hole of the file are. A `Shared` one has no page, and is still the template's. The
+//! page of a `Busy` one is written and removed under the file's lock: it is zeros, or the
+//! template's, when the granule is `Clean`.
+//!
 //! Every change is a compare-and-swap of one byte, except those of the thread that made the granule
 //! `Busy`: it alone may write the granule's bytes, and it stores the next state. Pairs: the release
 //! in [`finish`] and the acquires in [`is_clean`] and [`take`], so that a thread that finds a
@@ -37,7 +43,8 @@ pub(crate) const DIRTY: u8 = 1;
 pub(crate) const BUSY: u8 = 2;
 /// All bytes are zero and nobody has been given the granule.
 pub(crate) const UNTOUCHED: u8 = 3;
-/// The granule had the bytes with which its present user begins when it was given.
+/// The granule had the bytes with which its present user begins when it was given. It is zeros
+/// where its user has given pages back since.
 pub(crate) const CLEAN: u8 = 4;
 /// The bytes with which the user begins are in the template only, and nobody has been given the
 /// granule.

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, Cage, CpuTemplate, Credentials, GuestMemory, Hypervisor, TemplateName,
-    Topology, Vm, VmSpec,
+    Accel, AccelChoice, Cage, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor,
+    TemplateName, Topology, Vm, VmSpec,
 };
 use slipway_pool::{Pool, Server, Settings, Template};
 use tempfile::TempDir;
@@ -112,7 +112,7 @@ impl Fork {
             cpus: 1,
             cpu_template: CpuTemplate::Host,
             hot_memory: Vec::new(),
-            free_page_reporting: false,
+            free_pages: FreePages::Unreported,
             kernel: folder.join("kernel"),
             initramfs: folder.join("initramfs"),
             cmdline: Vec::new(),

@@ -109,7 +109,7 @@ pub struct FunctionServeArgs {
     #[arg(long, value_name = "COMMAND", default_value = "sleep 2147483647")]
     pub hold_with: String,
     /// Template that sandboxes begin with; "auto": one that the node makes after the first start,
-    /// but none with --bind-memory or --free-page-reporting; "none": they boot
+    /// but none with --bind-memory; "none": they boot
     #[arg(long, value_name = "TEMPLATE|auto|none", default_value = "auto")]
     pub from: String,
     /// Network that the sandboxes join, or "none" [default: default, on a host that has nft and

@@ -137,9 +137,9 @@ pub struct MachineArgs {
     /// give it [default: --cpus]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub max_cpus: Option<u32>,
-    /// Have the guest report pages that it does not use, which the host then has back, or not; not
-    /// with --from, and on slipway-vmm only: `slipway inspect` says whether it does [default:
-    /// free_page_reporting of the settings, off]
+    /// Have the guest report pages that it does not use, which the host then has back, or not; with
+    /// --from only if the template was made so, and on slipway-vmm only: `slipway inspect` says
+    /// whether it does [default: as the template does, or free_page_reporting of the settings, off]
     #[arg(long, value_enum, value_name = "on|off", num_args = 0..=1, require_equals = true,
           default_missing_value = "on")]
     pub free_page_reporting: Option<Switched>,

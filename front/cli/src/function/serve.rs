@@ -14,7 +14,7 @@ use super::http::{Bounds, Front};
 use super::place::{self, Place};
 use super::scheduler::Limits;
 use super::status::About;
-use crate::args::{FunctionServeArgs, NetworkArgs, NodeArgs, Switched};
+use crate::args::{FunctionServeArgs, NetworkArgs, NodeArgs};
 use crate::client::connect;
 use crate::daemon::raise_descriptor_limit;
 use crate::{image, spec};
@@ -147,10 +147,7 @@ fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
 /// An argument is malformed.
 fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan> {
     let network = NetworkArgs { network: args.network.clone(), ..NetworkArgs::default() };
-    // The guest of a fork does not report free pages.
-    let reports = args.machine.free_page_reporting.is_some_and(Switched::is_on);
-    let is_bound = args.bind_memory.is_some();
-    let boots = args.from == "none" || is_bound || (args.from == "auto" && reports);
+    let boots = args.from == "none" || args.bind_memory.is_some();
     let template = if boots { "" } else { args.from.as_str() };
     let mut holder = args.hold_with.split_whitespace().map(str::to_owned);
     let sandbox = v1::RunSpec {

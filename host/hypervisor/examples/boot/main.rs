@@ -18,7 +18,7 @@ use std::time::Duration;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec,
+    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, VmSpec,
 };
 
 /// The time that a guest may take for each of its CPUs: twice what QEMU's takes, in virtual time. A
@@ -82,7 +82,7 @@ fn spec(run_dir: &Path, kernel: &Path, initramfs: &Path, cpus: u32) -> VmSpec {
         cpu_template: CpuTemplate::Host,
         plug_cpus: 0,
         hot_memory: Vec::new(),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
         plug_slots: 0,

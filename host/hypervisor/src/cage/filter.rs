@@ -7,8 +7,9 @@
 //!
 //! io_uring makes sockets that no filter sees, so only a VMM that emulates disks may use it. Only
 //! such a VMM may punch holes into files as it likes: a hole in guest memory makes a process that
-//! copies from it wait until the kernel has made the hole. A VMM that gives hot-plug memory back
-//! may punch holes that are made soon, of [`MAX_HOLE`] bytes at most.
+//! copies from it wait until the kernel has made the hole. A VMM that gives its guest's memory back
+//! may punch holes that are made soon, of [`MAX_HOLE`] bytes at most, and by its mappings alone: a
+//! descriptor of memory that a pool serves cannot be written to.
 //!
 //! This filter belongs to the cage, independently of any filter that a VMM adds itself: the kernel
 //! takes the stricter answer of the two.
@@ -57,9 +58,6 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 const TAKES_PAGES: libc::c_int =
     libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_ZERO_RANGE;
 
-/// The mode of fallocate(2) that gives pages back.
-const GIVES_BACK: libc::c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-
 /// The holes that a VMM may punch into files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Holes {
@@ -78,8 +76,10 @@ pub(crate) fn filter(own_disks: bool, holes: Holes) -> Program {
     rules.set(&DENIED, &Decision::Always(Action::REFUSE));
     if !own_disks {
         rules.set(&[libc::SYS_io_uring_setup], &Decision::Always(Action::MISSING));
-        rules.set(&[libc::SYS_fallocate], &holes_of(holes));
-        rules.set(&[libc::SYS_madvise], &advice());
+        let refuse = Action::errno(libc::EOPNOTSUPP as u32);
+        let taken = any_bit(1, TAKES_PAGES, refuse).collect();
+        rules.set(&[libc::SYS_fallocate], &Decision::Cases(taken));
+        rules.set(&[libc::SYS_madvise], &advice(holes));
     }
     // The flags of clone3 lie in memory, which a filter cannot read. After ENOSYS the C library
     // uses clone.
@@ -90,22 +90,17 @@ pub(crate) fn filter(own_disks: bool, holes: Holes) -> Program {
     rules.assemble()
 }
 
-/// Returns the decision about fallocate(2).
-fn holes_of(holes: Holes) -> Decision {
-    let refuse = Action::errno(libc::EOPNOTSUPP as u32);
-    let small =
-        vec![Comparison::word(1, GIVES_BACK), Comparison::new(3, Operator::LessOrEqual, MAX_HOLE)];
-    let small = (holes == Holes::Small).then_some((small, Action::ALLOW));
-    let taken = any_bit(1, TAKES_PAGES, refuse);
-    Decision::Cases(small.into_iter().chain(taken).collect())
-}
-
 /// Returns the decision about madvise(2), of which advice can take pages away.
-fn advice() -> Decision {
+fn advice(holes: Holes) -> Decision {
+    let small = vec![
+        Comparison::word(2, libc::MADV_REMOVE),
+        Comparison::new(1, Operator::LessOrEqual, MAX_HOLE),
+    ];
+    let small = (holes == Holes::Small).then_some((small, Action::ALLOW));
     let refused = [libc::MADV_REMOVE, libc::MADV_COLD, libc::MADV_PAGEOUT];
     let refuse = Action::errno(libc::EINVAL as u32);
     let case = |advice| (vec![Comparison::word(2, advice)], refuse);
-    Decision::Cases(refused.map(case).to_vec())
+    Decision::Cases(small.into_iter().chain(refused.map(case)).collect())
 }
 
 /// Returns the decision about sockets: they are of the family `AF_UNIX`.
@@ -117,23 +112,31 @@ fn families() -> Decision {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 
     use super::*;
 
     /// Returns which of these lengths can be made holes of by a thread with the filter, and whether
-    /// the thread can collapse a range.
+    /// the thread can make a hole by a descriptor.
     fn holes(allowed: Holes) -> (Vec<bool>, bool) {
         let run = move || {
             rustix::thread::set_no_new_privs(true).unwrap();
             filter(false, allowed).apply().unwrap();
             let file = memfd_create(c"file", MemfdFlags::CLOEXEC).unwrap();
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let lengths = [1, 2 << 20, (2 << 20) + 1, 1 << 32];
+            let (len, any) = (8 << 20, std::ptr::null_mut());
+            ftruncate(&file, len as u64).unwrap();
+            let both = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a fresh mapping at an address of the kernel's choice, which ends with the
+            // process.
+            let base = unsafe { mmap(any, len, both, MapFlags::SHARED, &file, 0) }.unwrap();
+            // SAFETY: the range is the mapping's, and nobody uses its bytes.
+            let remove = |len| unsafe { madvise(base, len, Advice::LinuxRemove) }.is_ok();
+            let done = [1, 2 << 20, (2 << 20) + 1, len].map(remove).to_vec();
             assert!(fallocate(&file, FallocateFlags::empty(), 0, 4096).is_ok(), "takes no page");
-            let done = lengths.map(|len| fallocate(&file, punch, 0, len).is_ok()).to_vec();
-            let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-            (done, fallocate(&file, zero, 0, 4096).is_ok())
+            let modes = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE];
+            let punch = |mode| fallocate(&file, mode | FallocateFlags::KEEP_SIZE, 0, 4096).is_ok();
+            (done, modes.into_iter().any(punch))
         };
         std::thread::spawn(run).join().unwrap()
     }

@@ -15,7 +15,7 @@ use crate::files::connect;
 use crate::identity::SLIPWAY_VMM;
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, CpuTemplate, Error, HotRegion, Result, SharedPages, VmSpec};
+use crate::{Accel, CpuTemplate, Error, FreePages, HotRegion, Result, SharedPages, VmSpec};
 
 /// A program `slipway-vmm`.
 #[derive(Clone, Debug)]
@@ -74,10 +74,7 @@ impl Program for Binary {
         common: Common,
         launch: &mut Launch,
     ) -> Result<Vec<OsString>> {
-        let gives_back = spec.free_page_reporting && !spec.memory.is_of_pool();
-        if gives_back || !spec.hot_memory.is_empty() {
-            launch.allow_holes(Holes::Small);
-        }
+        launch.allow_holes(holes(spec));
         let functions = spec.vfio_user_sockets.iter().map(|path| connect(path));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let shared = spec.shared.as_ref().map(SharedPages::descriptor).transpose()?;
@@ -101,6 +98,12 @@ impl Program for Binary {
         };
         Ok(arguments(spec, &passed))
     }
+}
+
+/// Returns the holes that the VMM may make in its guest's memory.
+fn holes(spec: &VmSpec) -> Holes {
+    let gives_back = spec.free_pages == FreePages::GivenBack || !spec.hot_memory.is_empty();
+    if gives_back { Holes::Small } else { Holes::None }
 }
 
 fn open(path: &Path) -> Result<OwnedFd> {
@@ -135,7 +138,7 @@ fn arguments(spec: &VmSpec, passed: &Passed) -> Vec<OsString> {
         let region = format!("{},{node}", bytes >> 20);
         arguments.extend(["--hotplug-memory".into(), region.into()]);
     }
-    if spec.free_page_reporting {
+    if spec.free_pages != FreePages::Unreported {
         arguments.push("--free-page-reporting".into());
     }
     arguments.extend(["--cpus".into(), spec.cpus.to_string().into()]);
@@ -193,9 +196,8 @@ mod tests {
         assert!(!words.iter().any(|word| word.contains('/')), "{words:?}");
         assert_eq!(value("--slots"), None);
         let hot_memory = vec![HotRegion { bytes: 128 << 20, node: 2 }];
-        let free_page_reporting = true;
-        let plugs =
-            VmSpec { plug_slots: 3, plug_cpus: 1, hot_memory, free_page_reporting, ..spec() };
+        let free_pages = FreePages::Kept;
+        let plugs = VmSpec { plug_slots: 3, plug_cpus: 1, hot_memory, free_pages, ..spec() };
         let plugs = super::arguments(&plugs, &passed);
         assert!(plugs.iter().any(|word| word == "--free-page-reporting"), "{plugs:?}");
         assert!(!words.contains(&"--free-page-reporting"), "{words:?}");
@@ -212,6 +214,15 @@ mod tests {
         for option in ["--kernel", "--initramfs", "--cmdline"] {
             assert!(!fork.iter().any(|word| word == option), "{fork:?}");
         }
+    }
+
+    #[test]
+    fn only_a_vmm_that_gives_memory_back_makes_holes() {
+        let of = |free_pages| holes(&VmSpec { free_pages, ..spec() });
+        assert_eq!([of(FreePages::Unreported), of(FreePages::Kept)], [Holes::None; 2]);
+        assert_eq!(of(FreePages::GivenBack), Holes::Small);
+        let hot_memory = vec![HotRegion { bytes: 128 << 20, node: 2 }];
+        assert_eq!(holes(&VmSpec { hot_memory, ..spec() }), Holes::Small);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::find::Binary;
 use crate::files::{open_disk, open_socket, open_tap};
 use crate::launch::{Common, Program};
 use crate::process::Launch;
-use crate::{Accel, CpuTemplate, Error, Result, VmSpec};
+use crate::{Accel, CpuTemplate, Error, FreePages, Result, VmSpec};
 
 impl Program for Binary {
     const NAME: &'static str = "qemu";
@@ -68,7 +68,7 @@ fn unsupported(spec: &VmSpec) -> Option<&'static str> {
     if !spec.hot_memory.is_empty() {
         return Some("hot-plug memory needs slipway-vmm: QEMU's is not driven");
     }
-    if spec.free_page_reporting {
+    if spec.free_pages != FreePages::Unreported {
         return Some(
             "free page reporting needs slipway-vmm: QEMU's holes are larger than its cage allows",
         );
@@ -91,7 +91,7 @@ mod tests {
         let hot_memory = vec![crate::HotRegion { bytes: 128 << 20, node: 1 }];
         let hot = VmSpec { hot_memory, ..spec() };
         assert!(unsupported(&hot).is_some_and(|what| what.contains("needs slipway-vmm")));
-        let reports = VmSpec { free_page_reporting: true, ..spec() };
+        let reports = VmSpec { free_pages: FreePages::GivenBack, ..spec() };
         assert!(unsupported(&reports).is_some_and(|what| what.contains("needs slipway-vmm")));
         let fork =
             VmSpec { restore: Some(std::sync::Arc::new(tempfile::tempfile().unwrap())), ..spec() };

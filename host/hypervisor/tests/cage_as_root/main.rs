@@ -23,7 +23,8 @@ use std::time::Duration;
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::qemu::Qemu;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, VmSpec, reap_leftover,
+    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, VmSpec,
+    reap_leftover,
 };
 
 use attacks::Targets;
@@ -113,7 +114,7 @@ impl Host {
             agent_socket: run_dir.join("agent"),
             vfio_user_sockets: vec![self.targets.socket.clone()],
             hot_memory: Vec::new(),
-            free_page_reporting: false,
+            free_pages: FreePages::Unreported,
             shared: None,
             restore: None,
             plug_slots: 0,

@@ -16,8 +16,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slipway_hypervisor::native::SlipwayVmm;
 use slipway_hypervisor::{
-    Accel, AccelChoice, CpuTemplate, Credentials, GuestMemory, Hypervisor, LeftVm, ShutdownReason,
-    VmEvent, VmRecord, VmSpec, Vmms,
+    Accel, AccelChoice, CpuTemplate, Credentials, FreePages, GuestMemory, Hypervisor, LeftVm,
+    ShutdownReason, VmEvent, VmRecord, VmSpec, Vmms,
 };
 use tempfile::TempDir;
 
@@ -69,7 +69,7 @@ fn spec(directory: &Path, functions: &[PathBuf]) -> VmSpec {
         agent_socket: run_dir.join("agent"),
         vfio_user_sockets: functions.to_vec(),
         hot_memory: Vec::new(),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
         plug_slots: 0,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_pool_wire::{HandOver, Lease, Range, Request};
 
 use crate::node::{BYTES, Node};
@@ -44,5 +44,14 @@ impl Own {
         assert!(at < BYTES as usize);
         // SAFETY: as above.
         unsafe { self.base.add(at).write_volatile(value) };
+    }
+
+    /// Gives the host whole pages back, as a VMM does.
+    #[allow(dead_code)] // not in every test
+    pub fn give_back(&self, at: usize, len: usize) {
+        assert!(at + len <= BYTES as usize);
+        let start = self.base.wrapping_add(at).cast();
+        // SAFETY: the range is the mapping's, whose bytes are accessed by volatile accesses only.
+        unsafe { rustix::mm::madvise(start, len, Advice::LinuxRemove) }.unwrap();
     }
 }

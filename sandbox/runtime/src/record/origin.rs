@@ -24,16 +24,13 @@ impl Record {
 
     /// Returns the parts of the initramfs that the guest booted.
     pub fn booted_needs(&self) -> Needs {
+        let reporting = || self.booted.as_ref().is_some_and(|booted| booted.reporting);
         match &self.origin {
             Some(origin) => origin.needs,
-            None if self.template.is_some() => Needs::of_template(),
+            None if self.template.is_some() => {
+                Needs { reporting: reporting(), ..Needs::of_template() }
+            }
             None => Needs::of(self),
         }
-    }
-
-    /// Returns whether the saved machine with which the sandbox began has the device that free
-    /// pages are reported to.
-    pub fn begins_with_reporting(&self) -> bool {
-        self.origin.as_ref().is_some_and(|origin| origin.needs.reporting)
     }
 }

@@ -489,6 +489,11 @@ mod tests {
         let needs = Needs { bridge: true, ..Default::default() };
         record.template = Some("web".to_owned());
         assert_eq!(record.booted_needs(), Needs::of_template());
+        let mut booted = crate::templates::manifest::tests::shape().booted();
+        booted.reporting = true;
+        record.booted = Some(booted);
+        let reports = Needs { reporting: true, ..Needs::of_template() };
+        assert_eq!(record.booted_needs(), reports, "its state has the device");
         record.origin = Some(Origin { disks: "ffffffffffff".to_owned(), slots: 1, needs });
         assert_eq!((record.disks_id(), record.booted_needs()), ("ffffffffffff", needs));
     }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use slipway_hypervisor::{
-    AccelChoice, Capabilities, Credentials, Error as HypervisorError, GuestMemory, Page, Topology,
-    VmSpec, WireError,
+    AccelChoice, Capabilities, Credentials, Error as HypervisorError, FreePages, GuestMemory, Page,
+    Topology, VmSpec, WireError,
 };
 
 use crate::memory::of_host;
@@ -151,7 +151,7 @@ pub(super) async fn vm_spec(
         name: record.name.clone(),
         memory,
         hot_memory: resize::hot_regions(record),
-        free_page_reporting: false,
+        free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
         cpus: record.boot_cpus,

@@ -262,9 +262,14 @@ impl Shape {
 
     /// Returns the files that the guest booted.
     pub(crate) fn booted(&self) -> BootRecord {
-        let Self { kernel, initramfs, cpu_template, .. } = self;
-        let (kernel, initramfs) = (kernel.clone(), initramfs.clone());
-        BootRecord { kernel, initramfs, cpu_template: cpu_template.clone() }
+        let (kernel, initramfs) = (self.kernel.clone(), self.initramfs.clone());
+        let cpu_template = self.cpu_template.clone();
+        BootRecord { kernel, initramfs, cpu_template, reporting: self.needs.reporting }
+    }
+
+    /// Returns whether the machine has the device that free pages are reported to.
+    pub(crate) fn reports(&self) -> bool {
+        self.needs.reporting
     }
 
     /// Checks that a sandbox of shape `wanted` can be a fork of a template of this shape. A fork
