@@ -26,7 +26,7 @@ impl Record {
     pub fn booted_needs(&self) -> Needs {
         match &self.origin {
             Some(origin) => origin.needs,
-            None if self.template.is_some() => Needs::of_template(),
+            None if self.template.is_some() => Needs::of_template(self.socket_slot),
             None => Needs::of(self),
         }
     }
