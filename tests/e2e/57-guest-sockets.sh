@@ -46,40 +46,7 @@ said=$("$slipway" run --sockets --network none "$image" true 2>&1) && fail "with
 case $said in *"needs a network"*) ;; *) fail "without a network: $said" ;; esac
 ok "without an engine, or without a network, no sandbox with sockets starts, and nothing is left"
 
-cat >"$work/echo.py" <<'PYTHON'
-import hashlib, os, socket, sys, time
-if sys.argv[1] == "serve":
-    server = socket.create_server(("0.0.0.0", 7001))
-    print("serves", flush=True)
-    while True:
-        peer, _ = server.accept()
-        if os.fork() == 0:
-            while data := peer.recv(65536):
-                peer.sendall(data)
-            os._exit(0)
-        peer.close()
-sock = socket.create_connection((sys.argv[2], 7001))
-sock.settimeout(120)
-if sys.argv[1] == "hold":
-    sock.sendall(b"here")
-    assert sock.recv(4) == b"here"
-    print("holds", flush=True)
-    try:
-        print("end" if sock.recv(1) == b"" else "more")
-    except ConnectionResetError:
-        print("reset")
-    sys.exit()
-for size in 1, 1000, 65536, 300000:
-    data = os.urandom(size)
-    sent, got = 0, b""
-    while len(got) < size:
-        if sent < size:
-            sent += sock.send(data[sent:sent + 50000])
-        got += sock.recv(65536)
-    assert got == data, size
-print("whole")
-PYTHON
-echo_py=$(cat "$work/echo.py")
+echo_py=$(cat "$here/echo.py")
 # shellcheck disable=SC2016 # the guest's
 serve='redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --save "" --appendonly no >/dev/null &
     iperf3 -s >/dev/null &
@@ -127,10 +94,10 @@ grep -q '^"GET"' "$work/out" || fail "redis-benchmark: $(cat "$work/out")"
 ok "redis-benchmark: $(grep -E '^"(SET|GET)"' "$work/out" | cut -d , -f 1,2 | tr '\n' ' ')"
 
 was=$(carried a)
-timeout 120 "$slipway" socket run -- python3 "$work/echo.py" check "$a4" >"$work/out" 2>&1 || fail "a program of the host: $(cat "$work/out")"
+timeout 120 "$slipway" socket run -- python3 "$here/echo.py" check "$a4" >"$work/out" 2>&1 || fail "a program of the host: $(cat "$work/out")"
 moved=$(($(carried a) - was))
 [ "$moved" -lt 100000 ] || fail "between the host and a sandbox its interface carried $moved bytes of 700000"
-timeout 120 python3 "$work/echo.py" check "$a4" >"$work/out" 2>&1 || fail "a peer that uses the kernel: $(cat "$work/out")"
+timeout 120 python3 "$here/echo.py" check "$a4" >"$work/out" 2>&1 || fail "a peer that uses the kernel: $(cat "$work/out")"
 ok "programs of the host reach a sandbox by its function where policy lets them, and by its interface without the library"
 
 # shellcheck disable=SC2016 # the guest's
@@ -145,7 +112,7 @@ wait_until 30 is_state a failed || wait_until 1 is_state a exited || fail "the V
 ok "when a VM is killed the other end is told ($(tail -n 1 "$work/hold")), and its process has ended, after $took ms"
 
 gateway=$("$slipway" network inspect pods | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])')
-"$slipway" socket run -- python3 "$work/echo.py" serve >"$work/server" 2>&1 & background+=("$!")
+"$slipway" socket run -- python3 "$here/echo.py" serve >"$work/server" 2>&1 & background+=("$!")
 wait_until 20 grep -q serves "$work/server" || fail "no server on the host: $(cat "$work/server")"
 was=$(carried b)
 in_guest b python3 -c "$echo_py" check "$gateway" >"$work/out" 2>&1 || fail "from a sandbox to the host: $(cat "$work/out" "$work/engine.log")"

@@ -82,5 +82,6 @@ fn as_json(template: &v1::Template) -> serde_json::Value {
         "nic": template.nic,
         "queues": template.queues,
         "mtu": template.mtu,
+        "sockets": template.sockets,
     })
 }

@@ -65,6 +65,10 @@ pub fn report(path: &Path) -> std::io::Result<Report> {
 /// Has the engine at `path` serve a guest's socket function. The VMM connects to `listener`, a Unix
 /// socket that listens. Only the administrator may call this.
 ///
+/// `memory` is the file that [`Function::memory`] names, for a VMM whose own descriptor of it can
+/// be neither read nor mapped, as of a pool's memory. All of it must have the bytes that the guest
+/// sees. The engine keeps the file for as long as it serves the function.
+///
 /// The caller keeps the returned connection until the VMM has connected. The function ends if the
 /// connection is closed before.
 ///
@@ -74,10 +78,11 @@ pub fn serve_function(
     path: &Path,
     listener: BorrowedFd<'_>,
     function: &Function,
+    memory: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<OwnedFd> {
     let socket = administer(path)?;
     let (file, bytes) = function.to_file()?;
-    let files = [listener, file.as_fd()];
+    let files: Vec<_> = [listener, file.as_fd()].into_iter().chain(memory).collect();
     match ask(&socket, Request::Function { bytes }, &files)? {
         (Reply::Done, _) => Ok(socket),
         _ => Err(no_engine()),

@@ -83,7 +83,7 @@ impl Running {
             addresses: vec![ip.into()],
             memory: None,
         };
-        let asked = serve_function(&machine.socket(), listener.as_fd(), &function).unwrap();
+        let asked = serve_function(&machine.socket(), listener.as_fd(), &function, None).unwrap();
         let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
         drop(asked);
         let pin = eventfd(0, EventfdFlags::NONBLOCK).unwrap();

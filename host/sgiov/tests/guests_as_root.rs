@@ -47,7 +47,8 @@ fn inside() {
     let (listener, _eventfd) = host.listen(HOST, 16);
     let _unheard = host.listen(UNHEARD, 16);
 
-    let mut a = Guest::start(&dir, &socket, "a", "network:one", [10, 9, 0, 1]);
+    // As a fork, whose memory is of a pool.
+    let mut a = Guest::start_named(&dir, &socket, "a", "network:one", [10, 9, 0, 1]);
     let mut b = Guest::start(&dir, &socket, "b", "network:one", [10, 9, 0, 2]);
     let mut c = Guest::start(&dir, &socket, "c", "network:two", [10, 9, 1, 3]);
     let at = Address::v4([10, 9, 0, 1], 80);

@@ -126,7 +126,7 @@ async fn remove(node: &Node, name: &str, why: &Error) {
 
 /// Returns the name of the template of the sandbox's machine.
 async fn name_of(node: &Node, record: &Record) -> Result<String> {
-    let needs = Needs::of_template();
+    let needs = Needs::of_template(record.sockets.is_some());
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let cpu_template = node.config.cpu_template()?;
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };

@@ -164,6 +164,10 @@ impl Node {
         let shares = shares::check(&self.looks, &spec.shares).await?;
         let saves = new.saves.as_ref().map(|saves| saves.name.clone());
         let record = self.record(spec, settings, id, volumes)?;
+        let record = match new.saves {
+            Some(_) => record.saved_without_sockets(),
+            None => record,
+        };
         let record = Record { shares, saves, own_function, ..record };
         let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
         let record = Record { max_cpus, ..record };
@@ -282,6 +286,13 @@ impl Node {
         PathBuf::from(self.cgroups.hierarchies().path_of(""))
     }
 
+    /// Returns whether a pod has room for a socket function that its containers may ask for, if it
+    /// boots. One with the template that it names has the template's room.
+    fn has_socket_slot(&self, spec: &RunSpec) -> bool {
+        let may_boot = ["", AUTO].contains(&spec.template.as_str());
+        spec.makes_pod && may_boot && self.config.pod_sockets > 0
+    }
+
     /// Returns the record of a sandbox as `spec` asks for it. Every field is named here: the first
     /// group is what the request says, the second what it leaves to the caller, and the third what
     /// happens to a sandbox later.
@@ -326,7 +337,7 @@ impl Node {
             assigned_function: emulated::function(spec)?,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
-            socket_slot: spec.makes_pod && self.config.pod_sockets > 0,
+            socket_slot: self.has_socket_slot(spec),
             control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
             least_memory_bytes: spec.least_memory_bytes,
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use slipway_plane_api::v1 as plane_v1;
 
 use crate::node::Node;
-use crate::record::{Device, Network, Record};
+use crate::record::{Device, Needs, Network, Record};
 use crate::sandbox::Sandbox;
 use crate::templates::{Boots, Manifest, Shape, Template, working_set};
 use crate::{Error, Result, network};
@@ -38,11 +38,27 @@ pub(crate) async fn template(node: &Node, sandbox: &Sandbox) -> Result<Option<Ar
 /// [`Error::Template`] with what differs; those of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn check(node: &Node, record: &Record, template: &Manifest) -> Result<()> {
     let Manifest { name, shape: has, .. } = template;
+    let differs = |why| Error::Template { name: name.clone(), why };
+    if let Some(why) = lacks_room(record, has.needs) {
+        return Err(differs(why.to_owned()));
+    }
     let boot = node.boot.files(record.kernel.as_deref(), has.needs).await?;
     let (needs, cpu_template) = (has.needs, node.config.cpu_template()?);
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
-    let differs = |why| Error::Template { name: name.clone(), why };
     has.check(&Shape::of(record, &boots)).map_err(differs)
+}
+
+/// Returns why a sandbox with this record cannot be a fork of a template with these needs, whose
+/// machine has no room for a function that the sandbox is to be given.
+fn lacks_room(record: &Record, needs: Needs) -> Option<&'static str> {
+    let why = "it has no room for a socket function: make it with --sockets, or leave that out";
+    (record.sockets.is_some() && !needs.sockets).then_some(why)
+}
+
+/// Notes in the record of a fork that is about to start the room that its template's machine has
+/// for functions.
+pub(crate) fn note_room(sandbox: &Sandbox, template: &Manifest) {
+    sandbox.note(|record| record.socket_slot = template.shape.needs.sockets);
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
@@ -71,7 +87,6 @@ pub(crate) async fn learn(node: &Node, template: &Template, file: (u64, u64)) {
 pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
     let own = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let reasons = [
-        (record.sockets.is_some(), "a sandbox with a socket function boots: leave --sockets out"),
         (
             !network::further::of(record).is_empty(),
             "a sandbox with several network interfaces boots: leave the template out",
@@ -103,4 +118,52 @@ pub(crate) async fn attach(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adopt::tests::record_of;
+    use crate::pod_functions::plug_slots;
+    use crate::record::SandboxState;
+
+    #[test]
+    fn a_fork_has_sockets_if_its_template_has_room_for_them() {
+        let plain = record_of(SandboxState::Starting);
+        let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
+        let template = Record { pod: true, saves: Some("web".into()), ..asks.clone() };
+        let template = template.saved_without_sockets();
+        assert_eq!((template.sockets.is_some(), plug_slots(&template)), (false, 2));
+        let needs = Needs::of(&template);
+        assert_eq!(needs, Needs::of_template(true));
+        let without = Needs::of_template(false);
+        assert!(lacks_room(&asks, without).unwrap().contains("--sockets"));
+        for (record, needs) in [(&asks, needs), (&plain, needs), (&plain, without)] {
+            assert_eq!((cannot_fork(record), lacks_room(record, needs)), (None, None));
+            let fork = Record {
+                template: Some("web".into()),
+                socket_slot: needs.sockets,
+                ..record.clone()
+            };
+            // The bus of a fork is its template's, also if the fork asks for no sockets.
+            assert_eq!(plug_slots(&fork), 1 + usize::from(needs.sockets));
+            assert_eq!(fork.booted_needs(), needs);
+            assert!(!fork.begins_with_sockets());
+            assert_eq!(fork.forks_with_sockets(), record.sockets.is_some());
+        }
+        assert!(asks.begins_with_sockets() && !asks.forks_with_sockets());
+    }
+
+    #[test]
+    fn a_template_has_room_for_sockets_only_if_they_are_asked_for() {
+        // Of a node whose settings give pods the room.
+        let pod = Record {
+            pod: true,
+            socket_slot: true,
+            saves: Some("web".into()),
+            ..record_of(SandboxState::Starting)
+        };
+        let saved = pod.saved_without_sockets();
+        assert_eq!((Needs::of(&saved), plug_slots(&saved)), (Needs::of_template(false), 1));
+    }
 }

@@ -285,7 +285,8 @@ fn block_device(function: usize, nsid: u32) -> agent_v1::BlockDevice {
 
 fn volumes(record: &Record) -> Vec<agent_v1::Volume> {
     let (mut nsids, mut own) = (FIRST_VOLUME_NSID.., 1..);
-    let served = [record.network.is_some(), record.sockets.is_some(), record.begins_with_shares()];
+    let (sockets, shares) = (record.begins_with_sockets(), record.begins_with_shares());
+    let served = [record.network.is_some(), sockets, shares];
     let served = served.iter().filter(|served| **served).count();
     let served = served + network::further::of(record).len();
     let mut emulated = ids(record).count() + served..;

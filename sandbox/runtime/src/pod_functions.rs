@@ -8,7 +8,8 @@
 //! leaves a device with its pod. It goes back when the VMM has ended, and what a killed daemon has
 //! left, the next one takes back ([`reconcile`]).
 //!
-//! A [socket function](socket_function), which is of no pool, is added to a machine likewise.
+//! A [socket function](socket_function), which is of no pool, is added to a machine likewise, a
+//! fork's among them.
 //!
 //! It is in the pod's record before it is taken, so nothing of it is lost if the daemon is killed.
 
@@ -30,7 +31,9 @@ use tokio::sync::broadcast::error::RecvError;
 
 pub use self::nics::members;
 pub use self::pools::{endpoints, holds, reconcile, sockets};
-pub use self::socket_function::{check as check_sockets, join as join_sockets};
+pub use self::socket_function::{
+    begin as begin_sockets, check as check_sockets, join as join_sockets,
+};
 use crate::node::Node;
 use crate::record::{Added, Given, GivenNic, Record, Volume, Wish};
 use crate::sandbox::Sandbox;

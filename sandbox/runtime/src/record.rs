@@ -245,8 +245,8 @@ pub struct Record {
     /// A PCI function of the host that the VMM has by VFIO, for comparisons.
     #[serde(default)]
     pub assigned_function: Option<AssignedFunction>,
-    /// The socket of the engine that serves the sandbox's socket function, or `None` if the sandbox
-    /// has no such function.
+    /// The socket of the engine that serves the sandbox's socket function, which a fork is given
+    /// once its guest goes on. `None`: the sandbox has no such function.
     #[serde(default)]
     pub sockets: Option<PathBuf>,
     /// Directories and files of the host in the sandbox's own container.
@@ -261,10 +261,12 @@ pub struct Record {
     /// The number of functions of pools that a pod's machine has room for.
     #[serde(default)]
     pub function_slots: u32,
-    /// Set if a pod's machine has room for a socket function that its containers may ask for.
+    /// Set if the machine has room for a socket function that it does not begin with: a pod's, for
+    /// its containers, a template's and those of its forks. A fork's is known when it starts.
     #[serde(default)]
     pub socket_slot: bool,
-    /// The socket function that the containers of a pod were given, from before it is added.
+    /// The socket function that a fork or the containers of a pod were given, from before it is
+    /// added.
     #[serde(default)]
     pub given_sockets: Option<GivenSockets>,
     /// The functions of pools that the containers of a pod were given, from before they are taken.

@@ -3,6 +3,9 @@
 //!
 //! The engine serves the function as long as the VMM is connected, whatever happens to the daemon.
 //!
+//! No template has such a function: each fork is given one of its own once its guest goes on, as a
+//! pod is for a container that asks later (`pod_functions::socket_function`).
+//!
 //! Not implemented: recovery of a sandbox whose engine died. The next engine knows nothing of the
 //! function, so the sandbox must be started anew to have its sockets back.
 
@@ -52,10 +55,10 @@ pub struct ServedFunction {
     _connection: OwnedFd,
 }
 
-/// Returns the socket of the sandbox's function, or `None` if the sandbox has no socket engine or
-/// no network.
+/// Returns the socket of the function that the sandbox begins with. Returns `None` if the sandbox
+/// has no socket engine or no network, or is a fork, which is given its function later.
 pub fn socket(node: &Node, record: &Record) -> Option<PathBuf> {
-    let served = record.sockets.is_some() && record.network.is_some();
+    let served = record.begins_with_sockets() && record.network.is_some();
     served.then(|| path(node, &record.id))
 }
 
@@ -64,8 +67,8 @@ pub(crate) fn path(node: &Node, sandbox_id: &str) -> PathBuf {
     node.run_dir(sandbox_id).join("sockets.sock")
 }
 
-/// Makes the engine serve the sandbox's function. When this returns, its socket accepts the VMM.
-/// Returns `None` if the sandbox has no socket engine or no network.
+/// Makes the engine serve the function that the sandbox begins with. When this returns, its socket
+/// accepts the VMM. Returns `None` if the sandbox begins with none ([`socket`]).
 ///
 /// # Errors
 /// [`Error::Sockets`], [`Error::File`].
@@ -75,11 +78,10 @@ pub async fn serve(
     uid: u32,
     memory: &plane_v1::ClientMemory,
 ) -> Result<Option<ServedFunction>> {
-    let parts = (&record.sockets, &record.network, socket(node, record));
-    let (Some(engine), Some(network), Some(socket)) = parts else { return Ok(None) };
-    let place = Place { network: network.name.clone(), addresses: network.addresses() };
+    let parts = (&record.sockets, place(record), socket(node, record));
+    let (Some(engine), Some(place), Some(socket)) = parts else { return Ok(None) };
     let function = function(engine, &record.name, &place, memory)?;
-    serve_at(engine, socket, uid, function).await.map(Some)
+    serve_at(engine, socket, uid, function, None).await.map(Some)
 }
 
 /// A sandbox's place in a network of Slipway's, which its sockets have.
@@ -89,6 +91,13 @@ pub(crate) struct Place {
     pub network: String,
     /// The sandbox's addresses, at most four.
     pub addresses: Vec<String>,
+}
+
+/// Returns the place of a sandbox that asks for sockets by itself: in the network that it names.
+/// Returns `None` if it has no network.
+pub(crate) fn place(record: &Record) -> Option<Place> {
+    let network = record.network.as_ref()?;
+    Some(Place { network: network.name.clone(), addresses: network.addresses() })
 }
 
 /// Describes the function of a guest to the engine that is to serve it.
@@ -110,7 +119,8 @@ pub(crate) fn function(
 }
 
 /// Makes the engine serve a function at `socket` for the VMM of user `uid`. A socket that an
-/// earlier attempt left there is removed. When this returns, the socket accepts the VMM.
+/// earlier attempt left there is removed. `memory` is the file of the guest's memory, if the VMM's
+/// own descriptor only names it. When this returns, the socket accepts the VMM.
 ///
 /// # Errors
 /// [`Error::Sockets`], [`Error::File`].
@@ -119,13 +129,15 @@ pub(crate) async fn serve_at(
     socket: PathBuf,
     uid: u32,
     function: Function,
+    memory: Option<OwnedFd>,
 ) -> Result<ServedFunction> {
     let (at, path) = (engine.to_owned(), socket.clone());
     // The call waits for the engine, so it runs on a thread of its own.
     let asked = tokio::task::spawn_blocking(move || {
         let _ = std::fs::remove_file(&path);
         let listener = listen(&path, uid).map_err(Error::file("cannot listen at", &path))?;
-        slipway_sgiov::serve_function(&at, listener.as_fd(), &function)
+        let memory = memory.as_ref().map(AsFd::as_fd);
+        slipway_sgiov::serve_function(&at, listener.as_fd(), &function, memory)
             .map_err(|error| failed(&at, refusal(&error)))
     });
     let connection = asked.await.unwrap_or_else(|error| Err(failed(engine, error)))?;

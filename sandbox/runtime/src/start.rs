@@ -62,7 +62,8 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
     let saved_mac = template.as_ref().and_then(|template| template.manifest.mac.clone());
     let network = network::begin(sandbox, &agent, &record, saved_mac);
     if record.sockets.is_some() {
-        stages.run(sockets::STAGE, or_end(&*vm, sockets::start(&agent))).await?;
+        let begun = pod_functions::begin_sockets(node, sandbox, &agent);
+        stages.run(sockets::STAGE, or_end(&*vm, begun)).await?;
     }
     let record = if record.own_function.is_some() {
         let joined = pod_functions::own::join(node, sandbox, &agent);
@@ -86,8 +87,8 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         carried => trusted(node, sandbox, &template, carried).await?,
     };
     match &template {
-        // All of its memory was copied for the server of its shares.
-        Some(_) if record.forks_with_shares() => {}
+        // All of its memory was copied for the server of its shares, or the socket engine.
+        Some(_) if record.forks_with_shares() || record.forks_with_sockets() => {}
         Some(template) => fork::learn(node, template, memory).await,
         // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
         None => guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns),
@@ -112,6 +113,9 @@ pub(crate) async fn boot_guest(
     let (taken, group) = cgroup::choose(node, sandbox);
     record_start(sandbox, uid, group).await?;
     let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
+    if let Some(template) = &template {
+        fork::note_room(sandbox, &template.manifest);
+    }
     let boot = Boot { node, sandbox, stages, uid };
     let mut spec = boot.describe(memory, template.as_deref()).await?;
     let client = boot.note_machine(&mut spec, template.as_deref()).await?;

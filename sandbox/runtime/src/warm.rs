@@ -102,12 +102,14 @@ fn mtu(record: &Record) -> u32 {
 /// Describes the machine that a sandbox has.
 fn machine(record: &Record) -> v1::RunSpec {
     let kernel = record.kernel.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let sockets = record.sockets.as_ref();
     let machine = v1::RunSpec {
         memory_bytes: record.memory_bytes,
         cpus: record.cpus,
         max_cpus: record.max_cpus,
         kernel: kernel.unwrap_or_default(),
         accelerator: record.accelerator.clone(),
+        socket_engine: sockets.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         ..v1::RunSpec::default()
     };
     match &record.network {

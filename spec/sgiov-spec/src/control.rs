@@ -180,12 +180,14 @@ pub enum Request {
     /// the administrator's socket, and the own user in the own tenant over the programs' socket.
     Report,
     /// Serves a guest's socket function ([`crate::function`]). Allowed over the administrator's
-    /// socket only, otherwise `EPERM`. Two descriptors come with it: a Unix socket that listens for
-    /// the guest's VMM (vfio-user), and a memfd of JSON, sealed against any change
+    /// socket only, otherwise `EPERM`. Two or three descriptors come with it: a Unix socket that
+    /// listens for the guest's VMM (vfio-user), and a memfd of JSON, sealed against any change
     /// (`F_SEAL_SHRINK`, `F_SEAL_GROW`, `F_SEAL_WRITE`), with the function's name, its tenant and
-    /// its addresses. After [`Reply::Done`] the VMM may connect. The function exists until the VMM
-    /// has connected and gone or, if none connects, until the connection ends over which it was
-    /// asked for.
+    /// its addresses. A third one is the file of the guest's memory, which the JSON names then, for
+    /// a VMM whose own descriptor of that file only names it: all of it has the bytes that the
+    /// guest sees. After [`Reply::Done`] the VMM may connect. The function exists until the VMM has
+    /// connected and gone or, if none connects, until the connection ends over which it was asked
+    /// for.
     Function {
         /// Length of the JSON in bytes.
         bytes: u64,

@@ -59,7 +59,8 @@ pub struct NetworkArgs {
     pub vf_addresses: Vec<String>,
     /// Make the TCP sockets of the sandbox's containers devices: among sandboxes of its network and
     /// programs of the host that policy lets it reach, bytes go past both kernels, by the node's
-    /// socket engine (`slipway socket engine`; SLIPWAY_SOCKET says where it is)
+    /// socket engine (`slipway socket engine`; SLIPWAY_SOCKET says where it is). A template has
+    /// room for them, and each of its forks that asks has its own
     #[arg(long)]
     pub sockets: bool,
 }

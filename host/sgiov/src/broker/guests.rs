@@ -27,8 +27,11 @@ impl Broker {
         }
         let guests = self.remote.as_mut().and_then(|remote| remote.guests.as_mut());
         let guests = guests.ok_or(Errno::OPNOTSUPP)?;
-        let Ok([listener, file]) = <[Foreign; 2]>::try_from(files) else {
-            return Ok(Outcome::HangUp("it asked for a function without its two descriptors"));
+        let mut files = files.into_iter();
+        let (Some(listener), Some(file), memory, None) =
+            (files.next(), files.next(), files.next(), files.next())
+        else {
+            return Ok(Outcome::HangUp("it asked for a function without its descriptors"));
         };
         let function = match Function::from_file(file, bytes) {
             Ok(function) if (1..=ADDRESSES).contains(&function.addresses.len()) => function,
@@ -42,9 +45,11 @@ impl Broker {
         };
         let name = function.name.clone();
         // The client has the socket as well, so the copy here is never the last one that is closed
-        // unless it goes through the bin.
-        let listener = listener.as_fd().try_clone_to_owned().map_err(super::lack)?;
-        match guests.add(client, listener, function) {
+        // unless it goes through the bin. Likewise the memory, which is mapped, too, once it is
+        // taken: its pages go with the mapping.
+        let copy = |file: &Foreign| file.as_fd().try_clone_to_owned().map_err(super::lack);
+        let (listener, copied) = (copy(&listener)?, memory.as_ref().map(copy).transpose()?);
+        match guests.add(client, listener, copied, function) {
             Ok(()) => Ok(Outcome::Answer(Reply::Done, Vec::new())),
             Err(error) => {
                 let text = format_args!("guest {name} has no socket function: {error}");

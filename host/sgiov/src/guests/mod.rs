@@ -109,14 +109,17 @@ impl Guests {
     }
 
     /// Serves a function to the VMM that connects to `listener`, for as long as the crate's
-    /// protocol says. `asker` is the client that requested it.
+    /// protocol says. `asker` is the client that requested it, and `file` the guest's memory, if
+    /// the VMM has no descriptor of it to map.
     ///
     /// # Errors
-    /// `listener` is no listening Unix socket; no descriptors or threads are left.
+    /// `listener` is no listening Unix socket; `file` is not the function's memory; no descriptors
+    /// or threads are left.
     pub fn add(
         &mut self,
         asker: u32,
         listener: OwnedFd,
+        file: Option<OwnedFd>,
         function: Function,
     ) -> std::io::Result<()> {
         let reactor = match self.reactor.take() {
@@ -124,7 +127,7 @@ impl Guests {
             None => Reactor::spawn(slipway_reactor::Settings::default())?,
         };
         let reactor = self.reactor.insert(reactor);
-        let (waker, memory) = (self.commands.waker(), function.memory);
+        let (waker, memory) = (self.commands.waker(), (function.memory, file));
         let (served, peer) = serve::serve(asker, listener, memory, waker, &reactor.handle())?;
         let guest = self.next;
         self.next = self.next.wrapping_add(1);

@@ -1,7 +1,7 @@
 //! A fake guest: a client of the function's socket that acts as the engine in a guest does.
 #![allow(dead_code)] // not every test needs all of it
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_ram::Lasting;
 use slipway_ring::cross::{Arena, Error, Own, Regions, Shape, Side, Stream};
-use slipway_sgiov::{Function, serve_function};
+use slipway_sgiov::{Function, Memory, serve_function};
 use slipway_sgiov_function::driver::{Driver, RegisterAccess, start};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::Request;
@@ -60,21 +60,48 @@ fn make(ram: &Lasting) -> (Driver, Arena) {
     (Driver::new(control).unwrap(), Arena::within(arena, shape).unwrap())
 }
 
+/// Opens a file for no access (access mode 3 of open(2)).
+fn token(file: BorrowedFd<'_>) -> OwnedFd {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let neither = rustix::fs::OFlags::from_bits_retain(3) | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(path, neither, rustix::fs::Mode::empty()).unwrap()
+}
+
 impl Guest {
     /// Starts a guest whose channel runs, with one arena.
     pub fn start(dir: &Path, engine: &Path, name: &str, tenant: &str, ip: [u8; 4]) -> Self {
+        Self::start_with(dir, engine, (name, tenant, ip), false)
+    }
+
+    /// Starts a guest whose VMM has a descriptor of its memory that only names it.
+    pub fn start_named(dir: &Path, engine: &Path, name: &str, tenant: &str, ip: [u8; 4]) -> Self {
+        Self::start_with(dir, engine, (name, tenant, ip), true)
+    }
+
+    fn start_with(
+        dir: &Path,
+        engine: &Path,
+        (name, tenant, ip): (&str, &str, [u8; 4]),
+        names: bool,
+    ) -> Self {
         let path = dir.join(format!("{name}.sock"));
         let listener = UnixListener::bind(&path).unwrap();
+        let ram = Lasting::new("guest", 3 * PIECE).unwrap();
+        let file = ram.file().unwrap();
+        let status = rustix::fs::fstat(file).unwrap();
+        let (device, inode) = (status.st_dev, status.st_ino);
         let function = Function {
             name: name.into(),
             tenant: tenant.into(),
             addresses: vec![ip.into()],
-            memory: None,
+            memory: names.then_some(Memory { bytes: 3 * PIECE as u64, device, inode }),
         };
-        let _asked = serve_function(engine, listener.as_fd(), &function).unwrap();
+        let passed = names.then_some(file);
+        let _asked = serve_function(engine, listener.as_fd(), &function, passed).unwrap();
         let mut vmm = Vmm::connect(&path, PATIENCE).unwrap();
-        let ram = Lasting::new("guest", 3 * PIECE).unwrap();
-        vmm.map(0, 3 * PIECE as u64, ram.file().unwrap(), 0, true).unwrap();
+        let token = names.then(|| token(file));
+        let own = token.as_ref().map_or(file, |token| token.as_fd());
+        vmm.map(0, 3 * PIECE as u64, own, 0, true).unwrap();
         let interrupt = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         vmm.route_irqs(0, 0, 1, &[interrupt.as_fd()]).unwrap();
         let (driver, arena) = make(&ram);

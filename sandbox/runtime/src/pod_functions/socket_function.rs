@@ -1,11 +1,16 @@
-//! The socket function of a pod that is added once a container asks for it. One that a pod begins
-//! with is that of the module `sockets`.
+//! Socket functions that machines are given while they run: a fork's, before its container runs,
+//! and a pod's, once a container asks for it. A function that a sandbox or pod begins with is that
+//! of the module `sockets`.
 //!
 //! Its sockets have addresses of one of Slipway's networks: those that the pod has itself, or else
 //! those of the first network interface of a pool that has some. An interface that another plugin
 //! of CNI made has none: nobody on this node knows that no other pod has them.
 //!
 //! The pod has the function until its VMM ends. Containers that ask later have it too.
+//!
+//! The engine is a process of the host's without the pool: it would find zeros in a fork's memory
+//! where the template's bytes were not copied yet. So all of the template is copied first, and the
+//! engine gets the file, which a fork's VMM can only name.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,12 +19,13 @@ use slipway_plane_api::{network_v1, v1 as plane_v1};
 use tonic::Code;
 
 use super::{free, vm};
+use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{GivenSockets, Network, Record};
 use crate::sandbox::Sandbox;
 use crate::sockets::{self, Place};
 use crate::target::Target;
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// The longest time in which the guest's engine is started again, since the guest's kernel has not
 /// found the function yet. A guest under emulation on a busy host takes seconds.
@@ -42,14 +48,32 @@ pub fn check(engine: &str, record: &Record) -> Result<Option<PathBuf>> {
     let name = &record.name;
     Err(Error::Invalid(match record.template {
         Some(_) => format!(
-            "pod {name} began with a template, and has no room for a socket function: make it \
-             without (the annotation dev.slipway.template, --from)"
+            "pod {name} began with a template that has no room for a socket function: make the \
+             template with --sockets, or the pod without one (the annotation dev.slipway.template, \
+             --from)"
         ),
         None => format!(
             "pod {name} has no room for a socket function: set `pod_sockets` in the node's \
              settings, start the daemon again, and make the pod again"
         ),
     }))
+}
+
+/// Has the guest of a sandbox that asks for sockets serve them, before its container runs: on the
+/// function that it began with or, in a fork, on one that it is given now. When this returns,
+/// programs can attach to the guest's engine.
+///
+/// # Errors
+/// As [`join`]; the pool cannot complete the fork's memory.
+pub async fn begin(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
+    let engine = sandbox.look(|record| {
+        let engine = record.sockets.clone();
+        engine.filter(|_| record.forks_with_sockets())
+    });
+    let Some(engine) = engine else { return sockets::start(agent).await };
+    let _turn = sandbox.functions.lock().await;
+    give(node, sandbox, &engine).await?;
+    start(sandbox, agent).await
 }
 
 /// Gives a pod the socket function that a container of it asks for, unless it has one. When this
@@ -77,18 +101,24 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
     if !is_there {
         give(node, sandbox, &engine).await?;
     }
-    start(sandbox).await
+    start(sandbox, &sandbox.agent()?).await
 }
 
-/// Has the engine serve a function, and the VMM give it to the guest.
+/// Has the engine serve a function, and the VMM give it to the guest. All of a fork's memory is
+/// copied before.
 async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     sockets::check(engine).await?;
     let record = sandbox.record();
     let place = place(node, &record).await?;
     let gone = || sandbox.wrong_state("it has no microVM");
     let uid = record.vmm_uid.ok_or_else(gone)?;
-    let memory = plane_v1::ClientMemory::from(record.client_memory.ok_or_else(gone)?);
-    let function = sockets::function(engine, &record.name, &place, &memory)?;
+    let client = record.client_memory.ok_or_else(gone)?;
+    let file = match &record.template {
+        Some(_) => Some(memory::complete(node, client).await?),
+        None => None,
+    };
+    let client = plane_v1::ClientMemory::from(client);
+    let function = sockets::function(engine, &record.name, &place, &client)?;
     let vm = vm(sandbox)?;
     let mut device = String::new();
     let recorded = sandbox.update(|record| {
@@ -102,7 +132,7 @@ async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     let plugged = async {
         let socket = sockets::path(node, &sandbox.id);
         // Held until the VMM is connected; its connection keeps the function then.
-        let served = sockets::serve_at(engine, socket, uid, function).await?;
+        let served = sockets::serve_at(engine, socket, uid, function, file).await?;
         let address = vm.plug(&device, &served.socket).await?;
         Ok::<_, Error>(address)
     };
@@ -133,7 +163,7 @@ async fn withdraw(sandbox: &Sandbox, device: &str) {
 }
 
 /// Has the guest run its engine on the function, unless it does.
-async fn start(sandbox: &Sandbox) -> Result<()> {
+async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
     let serves = |record: &Record| record.given_sockets.as_ref().is_some_and(|one| one.serves);
     if sandbox.look(serves) {
         return Ok(());
@@ -141,7 +171,7 @@ async fn start(sandbox: &Sandbox) -> Result<()> {
     let begun = Instant::now();
     loop {
         vm(sandbox)?;
-        match sockets::start(&sandbox.agent()?).await {
+        match sockets::start(agent).await {
             Ok(()) => break,
             // The guest's engine ends where its kernel has not found the function.
             Err(Error::Agent(_)) if begun.elapsed() < PATIENCE => {}
@@ -157,11 +187,16 @@ async fn start(sandbox: &Sandbox) -> Result<()> {
     saved.await
 }
 
-/// Returns the place of a pod in one of Slipway's networks.
+/// Returns the place of a fork or of a pod in one of Slipway's networks.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it has none; [`Error::Network`].
 async fn place(node: &Node, record: &Record) -> Result<Place> {
+    if record.forks_with_sockets()
+        && let Some(place) = sockets::place(record)
+    {
+        return Ok(place);
+    }
     if let Some(place) = record.network.as_ref().and_then(own)
         && is_network(node, &place.network).await?
     {
@@ -220,6 +255,8 @@ mod tests {
         assert_eq!((super::super::plug_slots(&roomy()), Needs::of(&roomy()).sockets), (2, true));
         assert!(why(&pod(8)).unwrap_err().contains("`pod_sockets`"));
         let fork = Record { template: Some("web".into()), ..roomy() };
+        assert_eq!(why(&fork).unwrap(), Some(PathBuf::from("/e")));
+        let fork = Record { socket_slot: false, ..fork };
         assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
         assert!(!Needs::of(&fork).sockets);
         // A socket function that a pod begins with is for all of its containers.

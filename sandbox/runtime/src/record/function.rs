@@ -82,7 +82,7 @@ pub struct Given {
     pub host_address: String,
 }
 
-/// The socket function that a pod was given for its containers.
+/// The socket function that a fork, or a pod for its containers, was given while its guest ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenSockets {
     /// The socket of the engine that serves it.
@@ -110,11 +110,27 @@ impl Record {
         self.functions.iter().any(|given| !given.host_address.is_empty())
     }
 
-    /// Returns whether the machine of a pod has room for a socket function that it does not begin
-    /// with. The machine of a template has none, and neither has a fork's.
+    /// Returns whether the machine has room for a socket function that it does not begin with.
     pub fn has_socket_slot(&self) -> bool {
-        let boots = self.pod && self.template.is_none() && self.saves.is_none();
-        boots && self.socket_slot && self.sockets.is_none()
+        self.socket_slot && !self.begins_with_sockets()
+    }
+
+    /// Returns whether the sandbox's socket function is there from its start.
+    pub fn begins_with_sockets(&self) -> bool {
+        self.sockets.is_some() && self.template.is_none()
+    }
+
+    /// Returns whether the sandbox is given its socket function once its guest goes on, as its
+    /// template has no such function.
+    pub fn forks_with_sockets(&self) -> bool {
+        self.sockets.is_some() && self.template.is_some()
+    }
+
+    /// Returns the record of a machine that is saved as a template: in place of a socket function
+    /// it has room for one, since each fork has a function of its own. Without `sockets` it has
+    /// neither.
+    pub fn saved_without_sockets(self) -> Self {
+        Self { socket_slot: self.sockets.is_some(), sockets: None, ..self }
     }
 }
 

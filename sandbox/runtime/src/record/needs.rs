@@ -36,9 +36,10 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Returns the needs of a template, which is a pod without containers.
-    pub(crate) fn of_template() -> Self {
-        Self { shares: true, bridge: true, ..Self::default() }
+    /// Returns the needs of a template, which is a pod without containers. `sockets` is set if it
+    /// has room for socket functions of its forks.
+    pub(crate) fn of_template(sockets: bool) -> Self {
+        Self { sockets, shares: true, bridge: true, ..Self::default() }
     }
 
     /// Returns the needs of a sandbox whose root is a disk.

@@ -58,9 +58,8 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
     check_chosen(&name)?;
     let machine = machine.unwrap_or_default();
     let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));
-    if !machine.template.is_empty() || !machine.pod.is_empty() || !machine.socket_engine.is_empty()
-    {
-        return invalid("a template boots by itself, without a socket function");
+    if !machine.template.is_empty() || !machine.pod.is_empty() {
+        return invalid("a template boots by itself");
     }
     if mtu > 0 && asks_for_network(&machine) {
         return invalid("an interface with an MTU of its own is in no network: leave that out");
@@ -97,5 +96,6 @@ fn describe(manifest: &Manifest) -> v1::Template {
         nic: nic.unwrap_or_default(),
         queues: interface.map_or(0, |interface| interface.queues),
         mtu: interface.map_or(0, |interface| interface.mtu),
+        sockets: shape.needs.sockets,
     }
 }

@@ -193,7 +193,10 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let reasons = [
         (record.pod, "it is a pod"),
         (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
-        (record.sockets.is_some(), "it has a socket function"),
+        (
+            record.sockets.is_some(),
+            "it has a socket function, to which its guest's connections belong (--sockets)",
+        ),
         (record.own_function.is_some(), "it has a function of hardware"),
         (shares, "it has directories of the host"),
         (own_device, "a volume of its has a device of its own"),
@@ -488,11 +491,11 @@ mod tests {
         assert_eq!(record.disks_id(), record.id);
         let needs = Needs { bridge: true, ..Default::default() };
         record.template = Some("web".to_owned());
-        assert_eq!(record.booted_needs(), Needs::of_template());
+        assert_eq!(record.booted_needs(), Needs::of_template(false));
         let mut booted = crate::templates::manifest::tests::shape().booted();
         booted.reporting = true;
         record.booted = Some(booted);
-        let reports = Needs { reporting: true, ..Needs::of_template() };
+        let reports = Needs { reporting: true, ..Needs::of_template(false) };
         assert_eq!(record.booted_needs(), reports, "its state has the device");
         record.origin = Some(Origin { disks: "ffffffffffff".to_owned(), slots: 1, needs });
         assert_eq!((record.disks_id(), record.booted_needs()), ("ffffffffffff", needs));

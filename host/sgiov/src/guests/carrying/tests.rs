@@ -49,7 +49,8 @@ impl Rig {
     fn guest(&mut self, number: u32) -> Hostile {
         let listener = UnixListener::bind(self.dir.path().join(number.to_string())).unwrap();
         let handle = self.reactor.handle();
-        let (served, _) = serve(0, listener.into(), None, Waker::noop().clone(), &handle).unwrap();
+        let (memory, waker) = ((None, None), Waker::noop().clone());
+        let (served, _) = serve(0, listener.into(), memory, waker, &handle).unwrap();
         let memory = Memory::heap(3 * PIECE);
         let interrupt = Interrupt::new(FifoSink::new(), 0);
         let parts = Parts { memory: memory.clone(), interrupt, peer: Waker::noop().clone() };
