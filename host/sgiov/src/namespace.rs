@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -25,12 +25,43 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: u32 = 16;
 /// The pause before the kernel is asked again after it did not answer, or had too much to say.
 const LATER: Duration = Duration::from_secs(10);
+/// The part of the engine's time that questions about the namespaces of one user may take: one of
+/// so many. A user can make namespaces, each with as many addresses as the kernel lists slowly.
+const SHARE: u32 = 16;
+/// The time by which these questions may be ahead of their share: 250 ms of the engine's time at
+/// once, which suffice for the first questions about a thousand namespaces with few addresses.
+const AHEAD: Duration = Duration::from_secs(4);
 /// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
 /// any number.
 const MOST: usize = 16_384;
 
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
+
+/// The time that questions about the namespaces of one user take: the time at which they are paid
+/// for, each [`SHARE`] times what it took. `None` before the first question.
+#[derive(Default)]
+struct AskTime(Mutex<Option<Instant>>);
+
+impl AskTime {
+    /// Returns the time by which the questions are ahead of their share.
+    fn ahead(&self, now: Instant) -> Duration {
+        let paid = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(now))
+    }
+
+    /// Returns whether the kernel may be asked once more.
+    fn is_left(&self, now: Instant) -> bool {
+        self.ahead(now) < AHEAD
+    }
+
+    /// Counts a question that began at `now` and took so long.
+    fn spend(&self, now: Instant, took: Duration) {
+        let ahead = self.ahead(now);
+        let paid = now + ahead + took * SHARE;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(paid);
+    }
+}
 
 /// The addresses of a network namespace other than loopback's, as the kernel reported them last.
 #[derive(Default)]
@@ -43,6 +74,8 @@ struct KnownAddresses {
     asked: Option<Instant>,
     /// The shortest pause from then on.
     pause: Duration,
+    /// The time for questions about all namespaces of the user who was the first in this one.
+    time: Arc<AskTime>,
 }
 
 impl KnownAddresses {
@@ -50,14 +83,22 @@ impl KnownAddresses {
         self.all.iter().any(|(own, _)| own == ip)
     }
 
-    /// Asks the kernel again if its last answer is older than `than`. `namespace` is the
-    /// namespace's file.
+    /// Asks the kernel again if its last answer is older than `than`, and the namespace's user has
+    /// time left for a question. `namespace` is the namespace's file.
     fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
         let now = Instant::now();
-        if self.asked.is_some_and(|asked| now - asked < than.max(self.pause)) {
+        let is_fresh = self.asked.is_some_and(|asked| now - asked < than.max(self.pause));
+        if is_fresh || !self.time.is_left(now) {
             return;
         }
-        (self.asked, self.pause) = (Some(now), FRESH);
+        self.asked = Some(now);
+        self.ask(namespace);
+        self.time.spend(now, now.elapsed());
+    }
+
+    /// Asks the kernel, and sets the pause until the next question.
+    fn ask(&mut self, namespace: &Arc<OwnedFd>) {
+        self.pause = FRESH;
         if self.netlink.is_none() {
             self.netlink = inside(namespace);
         }
@@ -192,17 +233,20 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
+    /// The time for questions, by the user who was the first in a namespace.
+    times: HashMap<u32, Arc<AskTime>>,
 }
 
 impl Namespaces {
     /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
+            let time = self.times.entry(peer.uid).or_default().clone();
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
                 tenant: policy.tenant_of(peer.namespace).cloned(),
-                addresses: KnownAddresses::default(),
+                addresses: KnownAddresses { time, ..KnownAddresses::default() },
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
@@ -232,6 +276,9 @@ impl Namespaces {
         if namespace.families == 0 {
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
+            // Time that is spent stays so: a user can leave a namespace and come again.
+            let now = Instant::now();
+            self.times.retain(|_, time| Arc::strong_count(time) > 1 || !time.ahead(now).is_zero());
         }
     }
 
@@ -280,5 +327,42 @@ mod tests {
         let name = namespaces.get(number).unwrap().name();
         assert!(name.starts_with("net:["), "{name}");
         assert_eq!(namespaces.named(&name), None);
+    }
+
+    /// A user's namespaces, of which each has many addresses, take a part of the engine's time
+    /// together, and other users' namespaces are asked about all the same.
+    #[test]
+    fn questions_about_the_namespaces_of_one_user_share_their_time() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = crate::peer::peer(here.as_fd()).unwrap();
+        let peer =
+            |namespace, uid| Peer { namespace: NamespaceId(0, namespace), uid, ..own.clone() };
+        let mut namespaces = Namespaces::default();
+        let mut is_asked = |peer: &Peer, took: Duration| {
+            let number = namespaces.enter(peer, &Policy::default());
+            let space = namespaces.get_mut(number).unwrap();
+            assert!(!space.has(&[1; 16]));
+            let is_asked = space.addresses.asked.is_some();
+            // As if the kernel had needed so long for its answer.
+            space.addresses.time.spend(Instant::now(), took);
+            namespaces.leave(number);
+            is_asked
+        };
+        assert!(is_asked(&peer(1, 1000), Duration::from_secs(3600)));
+        assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
+        assert!(is_asked(&peer(3, 1001), Duration::ZERO));
+    }
+
+    #[test]
+    fn time_for_questions_comes_back() {
+        let (time, now) = (AskTime::default(), Instant::now());
+        for _ in 0..16 {
+            assert!(time.is_left(now));
+            time.spend(now, AHEAD / SHARE / 16);
+        }
+        assert!(!time.is_left(now) && time.ahead(now) == AHEAD);
+        assert!(time.is_left(now + AHEAD / 16));
+        time.spend(now + AHEAD * 2, AHEAD / SHARE);
+        assert!(!time.is_left(now + AHEAD * 2) && time.ahead(now + AHEAD * 3).is_zero());
     }
 }
