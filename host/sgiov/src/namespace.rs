@@ -1,7 +1,7 @@
 //! Network namespaces, which are the tenants. The kernel is asked for a namespace's addresses from
 //! inside that namespace.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,7 +69,11 @@ struct KnownAddresses {
     /// The socket by which the kernel is asked, opened in the namespace. `None` before the first
     /// use, and if it could not be opened.
     netlink: Option<Netlink>,
+    /// In the kernel's order, of which the first is the source of connections.
     all: Vec<Prefixed>,
+    /// The same without prefixes: a connection to another namespace looks for its address in each
+    /// one with a listener, and a namespace may have thousands.
+    ips: HashSet<[u8; 16]>,
     /// The time at which the kernel was asked last.
     asked: Option<Instant>,
     /// The shortest pause from then on.
@@ -80,7 +84,7 @@ struct KnownAddresses {
 
 impl KnownAddresses {
     fn has(&self, ip: &[u8; 16]) -> bool {
-        self.all.iter().any(|(own, _)| own == ip)
+        self.ips.contains(ip)
     }
 
     /// Asks the kernel again if its last answer is older than `than`, and the namespace's user has
@@ -107,11 +111,11 @@ impl KnownAddresses {
         let begun = Instant::now();
         match netlink.addresses_within(MOST) {
             Ok(Some(all)) => {
-                self.set(&all);
+                self.set(all.iter().filter_map(prefixed).collect());
                 self.pause = (begun.elapsed() * PAUSE).min(FRESH);
             }
             Ok(None) => {
-                self.all.clear();
+                self.set(Vec::new());
                 self.netlink = None;
                 let what = "a network namespace has too many addresses: of it only loopback is \
                             served";
@@ -123,14 +127,18 @@ impl KnownAddresses {
         }
     }
 
-    /// Replaces the addresses by those of `all` that are not loopback's.
-    fn set(&mut self, all: &[slipway_netlink::Address]) {
-        self.all.clear();
-        for own in all.iter().filter(|own| !own.address.is_loopback()) {
-            let above = if own.address.is_ipv4() { 96 } else { 0 };
-            self.all.push((octets(own.address), own.prefix.saturating_add(above)));
-        }
+    /// Replaces the addresses.
+    fn set(&mut self, all: Vec<Prefixed>) {
+        self.ips = all.iter().map(|(ip, _)| *ip).collect();
+        self.all = all;
     }
+}
+
+/// Returns an address as it is compared, or `None` for one of loopback's.
+fn prefixed(own: &slipway_netlink::Address) -> Option<Prefixed> {
+    let above = if own.address.is_ipv4() { 96 } else { 0 };
+    let known = (octets(own.address), own.prefix.saturating_add(above));
+    (!own.address.is_loopback()).then_some(known)
 }
 
 /// A network namespace that has families.
@@ -193,7 +201,7 @@ impl Namespace {
     /// Gives the namespace these addresses, whatever the kernel says.
     #[cfg(test)]
     pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
-        self.addresses.all = all.iter().map(|ip| (*ip, 128)).collect();
+        self.addresses.set(all.iter().map(|ip| (*ip, 128)).collect());
         // As if the kernel had been asked in an hour.
         self.addresses.asked = Some(Instant::now() + Duration::from_secs(3600));
     }
