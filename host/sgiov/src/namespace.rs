@@ -31,6 +31,9 @@ const SHARE: u32 = 16;
 /// The time by which these questions may be ahead of their share: 250 ms of the engine's time at
 /// once, which suffice for the first questions about a thousand namespaces with few addresses.
 const AHEAD: Duration = Duration::from_secs(4);
+/// The age from which on the kernel's answer does not tell any more which addresses a namespace
+/// has: longer than any pause, but not than the wait of a user whose questions have taken long.
+const STALE: Duration = Duration::from_secs(20);
 /// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
 /// any number.
 const MOST: usize = 16_384;
@@ -180,6 +183,13 @@ impl Namespace {
         self.addresses.has(ip)
     }
 
+    /// Returns whether it is known which addresses the namespace has. It is not while the
+    /// namespace's user has no time left for questions.
+    pub fn is_known(&mut self) -> bool {
+        self.addresses.refresh(&self.file, FRESH);
+        self.addresses.asked.is_some_and(|asked| asked.elapsed() < STALE)
+    }
+
     /// Returns the source address for a connection to `to` in another namespace: the first own
     /// address whose network contains `to`, else the first of the same IP version, if there is one.
     pub fn source(&mut self, to: &Address) -> Option<[u8; 16]> {
@@ -196,6 +206,14 @@ impl Namespace {
     pub fn addresses(&mut self) -> Vec<[u8; 16]> {
         self.addresses.refresh(&self.file, FRESH);
         self.addresses.all.iter().map(|own| own.0).collect()
+    }
+
+    /// Forgets the addresses, and leaves the user no time for questions.
+    #[cfg(test)]
+    pub fn overspend(&mut self) {
+        (self.addresses.asked, self.addresses.pause) = (None, Duration::ZERO);
+        self.addresses.set(Vec::new());
+        self.addresses.time.spend(Instant::now(), AHEAD);
     }
 
     /// Gives the namespace these addresses, whatever the kernel says.
