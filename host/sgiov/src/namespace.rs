@@ -1,9 +1,9 @@
 //! Network namespaces, which are the tenants. The kernel is asked for a namespace's addresses from
 //! inside that namespace.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -25,6 +25,15 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: u32 = 16;
 /// The pause before the kernel is asked again after it did not answer, or had too much to say.
 const LATER: Duration = Duration::from_secs(10);
+/// The part of the engine's time that questions about the namespaces of one user may take: one of
+/// so many. A user can make namespaces, each with as many addresses as the kernel lists slowly.
+const SHARE: u32 = 16;
+/// The time by which these questions may be ahead of their share: 250 ms of the engine's time at
+/// once, which suffice for the first questions about a thousand namespaces with few addresses.
+const AHEAD: Duration = Duration::from_secs(4);
+/// The age from which on the kernel's answer does not tell any more which addresses a namespace
+/// has: longer than any pause, but not than the wait of a user whose questions have taken long.
+const STALE: Duration = Duration::from_secs(20);
 /// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
 /// any number.
 const MOST: usize = 16_384;
@@ -32,32 +41,71 @@ const MOST: usize = 16_384;
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
+/// The time that questions about the namespaces of one user take: the time at which they are paid
+/// for, each [`SHARE`] times what it took. `None` before the first question.
+#[derive(Default)]
+struct AskTime(Mutex<Option<Instant>>);
+
+impl AskTime {
+    /// Returns the time by which the questions are ahead of their share.
+    fn ahead(&self, now: Instant) -> Duration {
+        let paid = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(now))
+    }
+
+    /// Returns whether the kernel may be asked once more.
+    fn is_left(&self, now: Instant) -> bool {
+        self.ahead(now) < AHEAD
+    }
+
+    /// Counts a question that began at `now` and took so long.
+    fn spend(&self, now: Instant, took: Duration) {
+        let ahead = self.ahead(now);
+        let paid = now + ahead + took * SHARE;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(paid);
+    }
+}
+
 /// The addresses of a network namespace other than loopback's, as the kernel reported them last.
 #[derive(Default)]
 struct KnownAddresses {
     /// The socket by which the kernel is asked, opened in the namespace. `None` before the first
     /// use, and if it could not be opened.
     netlink: Option<Netlink>,
+    /// In the kernel's order, of which the first is the source of connections.
     all: Vec<Prefixed>,
+    /// The same without prefixes: a connection to another namespace looks for its address in each
+    /// one with a listener, and a namespace may have thousands.
+    ips: HashSet<[u8; 16]>,
     /// The time at which the kernel was asked last.
     asked: Option<Instant>,
     /// The shortest pause from then on.
     pause: Duration,
+    /// The time for questions about all namespaces of the user who was the first in this one.
+    time: Arc<AskTime>,
 }
 
 impl KnownAddresses {
     fn has(&self, ip: &[u8; 16]) -> bool {
-        self.all.iter().any(|(own, _)| own == ip)
+        self.ips.contains(ip)
     }
 
-    /// Asks the kernel again if its last answer is older than `than`. `namespace` is the
-    /// namespace's file.
+    /// Asks the kernel again if its last answer is older than `than`, and the namespace's user has
+    /// time left for a question. `namespace` is the namespace's file.
     fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
         let now = Instant::now();
-        if self.asked.is_some_and(|asked| now - asked < than.max(self.pause)) {
+        let is_fresh = self.asked.is_some_and(|asked| now - asked < than.max(self.pause));
+        if is_fresh || !self.time.is_left(now) {
             return;
         }
-        (self.asked, self.pause) = (Some(now), FRESH);
+        self.asked = Some(now);
+        self.ask(namespace);
+        self.time.spend(now, now.elapsed());
+    }
+
+    /// Asks the kernel, and sets the pause until the next question.
+    fn ask(&mut self, namespace: &Arc<OwnedFd>) {
+        self.pause = FRESH;
         if self.netlink.is_none() {
             self.netlink = inside(namespace);
         }
@@ -66,11 +114,11 @@ impl KnownAddresses {
         let begun = Instant::now();
         match netlink.addresses_within(MOST) {
             Ok(Some(all)) => {
-                self.set(&all);
+                self.set(all.iter().filter_map(prefixed).collect());
                 self.pause = (begun.elapsed() * PAUSE).min(FRESH);
             }
             Ok(None) => {
-                self.all.clear();
+                self.set(Vec::new());
                 self.netlink = None;
                 let what = "a network namespace has too many addresses: of it only loopback is \
                             served";
@@ -82,14 +130,18 @@ impl KnownAddresses {
         }
     }
 
-    /// Replaces the addresses by those of `all` that are not loopback's.
-    fn set(&mut self, all: &[slipway_netlink::Address]) {
-        self.all.clear();
-        for own in all.iter().filter(|own| !own.address.is_loopback()) {
-            let above = if own.address.is_ipv4() { 96 } else { 0 };
-            self.all.push((octets(own.address), own.prefix.saturating_add(above)));
-        }
+    /// Replaces the addresses.
+    fn set(&mut self, all: Vec<Prefixed>) {
+        self.ips = all.iter().map(|(ip, _)| *ip).collect();
+        self.all = all;
     }
+}
+
+/// Returns an address as it is compared, or `None` for one of loopback's.
+fn prefixed(own: &slipway_netlink::Address) -> Option<Prefixed> {
+    let above = if own.address.is_ipv4() { 96 } else { 0 };
+    let known = (octets(own.address), own.prefix.saturating_add(above));
+    (!own.address.is_loopback()).then_some(known)
 }
 
 /// A network namespace that has families.
@@ -131,6 +183,13 @@ impl Namespace {
         self.addresses.has(ip)
     }
 
+    /// Returns whether it is known which addresses the namespace has. It is not while the
+    /// namespace's user has no time left for questions.
+    pub fn is_known(&mut self) -> bool {
+        self.addresses.refresh(&self.file, FRESH);
+        self.addresses.asked.is_some_and(|asked| asked.elapsed() < STALE)
+    }
+
     /// Returns the source address for a connection to `to` in another namespace: the first own
     /// address whose network contains `to`, else the first of the same IP version, if there is one.
     pub fn source(&mut self, to: &Address) -> Option<[u8; 16]> {
@@ -149,10 +208,18 @@ impl Namespace {
         self.addresses.all.iter().map(|own| own.0).collect()
     }
 
+    /// Forgets the addresses, and leaves the user no time for questions.
+    #[cfg(test)]
+    pub fn overspend(&mut self) {
+        (self.addresses.asked, self.addresses.pause) = (None, Duration::ZERO);
+        self.addresses.set(Vec::new());
+        self.addresses.time.spend(Instant::now(), AHEAD);
+    }
+
     /// Gives the namespace these addresses, whatever the kernel says.
     #[cfg(test)]
     pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
-        self.addresses.all = all.iter().map(|ip| (*ip, 128)).collect();
+        self.addresses.set(all.iter().map(|ip| (*ip, 128)).collect());
         // As if the kernel had been asked in an hour.
         self.addresses.asked = Some(Instant::now() + Duration::from_secs(3600));
     }
@@ -192,17 +259,20 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
+    /// The time for questions, by the user who was the first in a namespace.
+    times: HashMap<u32, Arc<AskTime>>,
 }
 
 impl Namespaces {
     /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
+            let time = self.times.entry(peer.uid).or_default().clone();
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
                 tenant: policy.tenant_of(peer.namespace).cloned(),
-                addresses: KnownAddresses::default(),
+                addresses: KnownAddresses { time, ..KnownAddresses::default() },
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
@@ -232,6 +302,9 @@ impl Namespaces {
         if namespace.families == 0 {
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
+            // Time that is spent stays so: a user can leave a namespace and come again.
+            let now = Instant::now();
+            self.times.retain(|_, time| Arc::strong_count(time) > 1 || !time.ahead(now).is_zero());
         }
     }
 
@@ -280,5 +353,42 @@ mod tests {
         let name = namespaces.get(number).unwrap().name();
         assert!(name.starts_with("net:["), "{name}");
         assert_eq!(namespaces.named(&name), None);
+    }
+
+    /// A user's namespaces, of which each has many addresses, take a part of the engine's time
+    /// together, and other users' namespaces are asked about all the same.
+    #[test]
+    fn questions_about_the_namespaces_of_one_user_share_their_time() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = crate::peer::peer(here.as_fd()).unwrap();
+        let peer =
+            |namespace, uid| Peer { namespace: NamespaceId(0, namespace), uid, ..own.clone() };
+        let mut namespaces = Namespaces::default();
+        let mut is_asked = |peer: &Peer, took: Duration| {
+            let number = namespaces.enter(peer, &Policy::default());
+            let space = namespaces.get_mut(number).unwrap();
+            assert!(!space.has(&[1; 16]));
+            let is_asked = space.addresses.asked.is_some();
+            // As if the kernel had needed so long for its answer.
+            space.addresses.time.spend(Instant::now(), took);
+            namespaces.leave(number);
+            is_asked
+        };
+        assert!(is_asked(&peer(1, 1000), Duration::from_secs(3600)));
+        assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
+        assert!(is_asked(&peer(3, 1001), Duration::ZERO));
+    }
+
+    #[test]
+    fn time_for_questions_comes_back() {
+        let (time, now) = (AskTime::default(), Instant::now());
+        for _ in 0..16 {
+            assert!(time.is_left(now));
+            time.spend(now, AHEAD / SHARE / 16);
+        }
+        assert!(!time.is_left(now) && time.ahead(now) == AHEAD);
+        assert!(time.is_left(now + AHEAD / 16));
+        time.spend(now + AHEAD * 2, AHEAD / SHARE);
+        assert!(!time.is_left(now + AHEAD * 2) && time.ahead(now + AHEAD * 3).is_zero());
     }
 }

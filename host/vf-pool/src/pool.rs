@@ -230,6 +230,7 @@ impl<D: Device> Pool<D> {
     /// [`Error::NoVf`].
     pub fn drain(&self, vf: u32) -> Result<(), Error> {
         self.check(vf)?;
+        self.inner.end_adoption(vf);
         let job = self.inner.shelf.table().drain(vf);
         self.inner.queue.push(job);
         Ok(())
@@ -242,6 +243,7 @@ impl<D: Device> Pool<D> {
     /// [`Error::NoVf`].
     pub fn resume(&self, vf: u32) -> Result<(), Error> {
         self.check(vf)?;
+        self.inner.end_adoption(vf);
         let job = self.inner.shelf.table().resume(vf);
         self.inner.queue.push(job);
         Ok(())

@@ -140,7 +140,8 @@ impl DeviceOperation {
 struct Vf {
     state: VfState,
     is_draining: bool,
-    /// A worker takes over what an owner has from an earlier process.
+    /// A worker takes over what an owner has from an earlier process, or did so too late: then the
+    /// VF has failed, and the owner may have it still.
     is_adopting: bool,
     /// A thread is handing it over to its owner.
     is_taking: bool,
@@ -380,7 +381,7 @@ impl Table {
     /// Notes that an operation has not ended in time.
     pub(crate) fn stuck(&mut self, vf: u32, why: String) {
         self.vacate(vf);
-        (self.vf(vf).is_adopting, self.vf(vf).before) = (false, None);
+        self.vf(vf).before = None;
         self.vf(vf).state = VfState::Stuck(why);
     }
 
@@ -390,6 +391,13 @@ impl Table {
             let why = format!("{why}, and answered later");
             self.vf(vf).state = VfState::Failed(why);
         }
+    }
+
+    /// Takes a VF off its owner if it has failed since that one was adopted too late. Returns
+    /// `false` for any other VF.
+    pub(crate) fn end_adoption(&mut self, vf: u32) -> bool {
+        let entry = self.vf(vf);
+        matches!(entry.state, VfState::Failed(_)) && std::mem::take(&mut entry.is_adopting)
     }
 
     /// Wants the VF closed as soon as nobody has it. Returns the job, if it can begin now.
@@ -421,10 +429,10 @@ impl Table {
     /// Takes all VFs of a set out of the pool for a reset of the set.
     pub(crate) fn claim_set(&mut self, set: u32) -> Result<DeviceOperation, Refusal> {
         let vfs = self.vfs_of(set);
-        let is_free = |state: &VfState| {
-            matches!(state, VfState::Ready | VfState::Failed(_) | VfState::Drained)
+        let is_free = |Vf { state, is_adopting, .. }: &Vf| {
+            !is_adopting && matches!(state, VfState::Ready | VfState::Failed(_) | VfState::Drained)
         };
-        if let Some(vf) = vfs.clone().find(|vf| !is_free(&self.vf(*vf).state)) {
+        if let Some(vf) = vfs.clone().find(|vf| !self.vfs.get(*vf as usize).is_some_and(is_free)) {
             return Err(Refusal::InUse(vf, self.vf(vf).state.word()));
         }
         self.ready.retain(|vf| !vfs.contains(vf));

@@ -6,7 +6,7 @@ mod devices;
 use std::time::{Duration, Instant};
 
 use devices::{Bench, Scripted, owner};
-use slipway_vf_pool::{Pool, Retries, Settings, VfState};
+use slipway_vf_pool::{Error, Pool, Retries, Settings, VfState};
 
 /// Longer than any test takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -120,4 +120,27 @@ fn one_vf_is_tried_at_a_time() {
     assert_eq!((pool.health().retries, pool.counts().failed), (1, 1));
     drop(held);
     wait(|| pool.counts().ready == 2);
+}
+
+#[test]
+fn a_vf_that_was_adopted_late_is_its_owners_until_it_is_resumed() {
+    let bench = Bench::new();
+    let first = pool(&bench, 1, QUICK);
+    first.take(&owner("a")).unwrap();
+    drop(first);
+    let held = bench.hold("adopt");
+    let (name, deadline) = ("test".into(), Duration::from_secs(1));
+    let retries = Retries { most: 50, ..QUICK };
+    let next = bench.pool_of(1, Settings { name, set_size: 1, workers: 1, deadline, retries });
+    let state = || next.status()[0].state.clone();
+    wait(|| matches!(state(), VfState::Stuck(_)));
+    drop(held);
+    wait(|| matches!(state(), VfState::Failed(_)));
+    // A reset of its set, whose other VFs would be tried again with it, cuts the owner off.
+    assert!(matches!(next.reset_set(0), Err(Error::SetInUse { vf: 0, .. })));
+    assert_eq!(bench.calls(0).last().unwrap(), "adopt");
+    next.resume(0).unwrap();
+    wait(|| next.counts().ready == 1);
+    assert!(bench.calls(0).contains(&"expel".to_owned()));
+    assert_eq!(next.take(&owner("b")).unwrap().vf, 0);
 }

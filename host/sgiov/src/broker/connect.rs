@@ -63,7 +63,7 @@ impl Broker {
         let (namespace, id) = (connector.namespace, connector.peer.namespace);
         // The address that the kernel's socket is bound to may be newer than the addresses known
         // here. The connection is left to the kernel, which knows it.
-        if !self.may_come_from(namespace, &to, &from) {
+        if !self.may_come_from(namespace, &to, &from) || !self.knows(namespace, &to) {
             return Ok(not_ours());
         }
         let Some(number) = self.route(namespace, &to) else {

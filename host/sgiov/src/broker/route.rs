@@ -23,6 +23,13 @@ impl Broker {
         self.listeners.find(owner, to)
     }
 
+    /// Returns whether it is known if `to` is an address of a network namespace. If not, only the
+    /// kernel knows whom a connection from there means: another namespace may have the same
+    /// address.
+    pub(super) fn knows(&mut self, namespace: u32, to: &Address) -> bool {
+        to.is_loopback() || self.namespaces.get_mut(namespace).is_some_and(Namespace::is_known)
+    }
+
     /// Returns the one network namespace that has the address and a listener that `to` could mean.
     /// Returns `None` if there are several: only the kernel knows which one is meant, and policy,
     /// which is asked afterwards, must not decide it by permitting one of them alone.
@@ -134,6 +141,17 @@ to = "db"
         assert!(own[0].is_some() && own[1].is_some() && own[0] != own[1]);
         broker.namespaces.get_mut(1).unwrap().set_addresses(&[]);
         assert_eq!((broker.owner(&to), broker.route(2, &to)), (Some(0), own[0]));
+    }
+
+    /// The address may be the namespace's own, which belongs to no other then.
+    #[test]
+    fn a_namespace_whose_addresses_are_not_known_has_the_kernel_connect() {
+        let to = Address::v4([10, 1, 0, 1], 9000);
+        let mut broker = two_that_listen(to);
+        broker.namespaces.get_mut(1).unwrap().set_addresses(&[]);
+        assert!(broker.knows(2, &to) && broker.route(2, &to).is_some());
+        broker.namespaces.get_mut(2).unwrap().overspend();
+        assert!(!broker.knows(2, &to) && broker.knows(2, &Address::v4([127, 0, 0, 1], 9000)));
     }
 
     #[test]

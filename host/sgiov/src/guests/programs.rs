@@ -1,6 +1,6 @@
 //! The programs of this node whose streams end at guests: their pairs, and their families' signals.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -15,8 +15,9 @@ use crate::remote::Line;
 pub struct Programs {
     /// The pair, by connection.
     connections: HashMap<u32, u32>,
-    /// The pair, by family and entry.
-    entries: HashMap<(u32, u32), u32>,
+    /// The pair, by family and entry. Sorted, so that those of one family are found without a look
+    /// at the others': a program may say without end that any of its entries may have changed.
+    entries: BTreeMap<(u32, u32), u32>,
     /// Families whose signals this thread takes.
     families: HashMap<u32, Family>,
     /// Families whose signals the links' thread takes.
@@ -74,7 +75,7 @@ impl Programs {
             }
             if family.overflowed() {
                 signals.any = true;
-                let all = self.entries.iter().filter(|((of, _), _)| of == number);
+                let all = self.entries.range((*number, 0)..=(*number, u32::MAX));
                 signals.pairs.extend(all.map(|(_, pair)| *pair));
             }
         }
@@ -96,7 +97,7 @@ impl Programs {
 
     /// Returns the pairs with programs of a family.
     pub fn of_family(&self, number: u32) -> Vec<u32> {
-        let all = self.entries.iter().filter(|((of, _), _)| *of == number);
+        let all = self.entries.range((number, 0)..=(number, u32::MAX));
         all.map(|(_, pair)| *pair).collect()
     }
 

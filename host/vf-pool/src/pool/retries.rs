@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Inner;
-use crate::Device;
+use crate::{Device, Standing};
 
 /// The tries of a VF that has failed: it is opened, reset and scrubbed once more in the background,
 /// and returns to the pool when that succeeds.
@@ -38,6 +38,14 @@ impl<D: Device> Inner<D> {
         let planned = self.shelf.table().plan_try(vf, Instant::now(), pause);
         if let Some(at) = planned {
             self.queue.plan_try(vf, at);
+        }
+    }
+
+    /// Takes a VF off the owner that has it from an earlier process, if it was adopted too late.
+    pub(super) fn end_adoption(&self, vf: u32) {
+        if self.shelf.table().end_adoption(vf) {
+            self.shelf.detach(vf);
+            self.note(vf, Some(Standing::Returning));
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The memories that the pool has of templates. Templates can have the same one: copies of a
-//! snapshot that was moved. Of one place, one memory is loaded or removed at a time.
+//! snapshot that was moved. One memory is loaded or removed by one call at a time. Calls about
+//! other memories do not wait for it: a snapshot may have terabytes to check.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use slipway_hypervisor::TemplateName;
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 
 use super::threads::apart;
+use crate::lock::lock;
 use crate::{Error, Result};
 
 /// The most letters of a name that the pool has for a memory: those of a digest.
@@ -21,17 +23,20 @@ pub(super) fn memory_name(prefix: &str, digest: &str) -> Option<TemplateName> {
     TemplateName::new(&format!("{prefix}{digest:.room$}"))
 }
 
+/// The number of templates that have a memory. Locked while the pool loads or removes the memory.
+type Users = Arc<tokio::sync::Mutex<usize>>;
+
 /// The memories that the pool has of the templates of one place.
 pub(super) struct Memories {
     plane: PlaneClient,
-    /// Locked while the pool loads or removes a memory.
-    users: tokio::sync::Mutex<Users>,
+    /// By name: the memories that templates have, or that calls are about.
+    users: Mutex<BTreeMap<String, Users>>,
 }
 
 impl Memories {
     /// Returns the memories of a place whose templates are not loaded yet.
     pub(super) fn new(plane: PlaneClient) -> Self {
-        Self { plane, users: tokio::sync::Mutex::default() }
+        Self { plane, users: Mutex::default() }
     }
 
     /// Has the pool load the memory `name` from the file at `path`, unless it has it of another
@@ -49,35 +54,61 @@ impl Memories {
         check: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let memories = Arc::clone(self);
-        let added = tokio::spawn(async move { memories.add_now(name, &path, check).await });
+        let added = tokio::spawn(async move {
+            let added = memories.add_now(&name, &path, check).await;
+            memories.forget_unused(&name);
+            added
+        });
         added.await.unwrap_or(Err(Error::Closed))
     }
 
     async fn add_now(
         &self,
-        name: String,
+        name: &str,
         path: &Path,
         check: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let mut users = self.users.lock().await;
-        if users.has(&name) {
+        let users = self.users_of(name);
+        let mut count = users.lock().await;
+        if *count > 0 {
             apart(check).await?;
         } else {
-            let (checked, loaded) = tokio::join!(apart(check), self.load(&name, path));
+            let (checked, loaded) = tokio::join!(apart(check), self.load(name, path));
             if checked.is_err() {
-                self.unload(&name).await;
+                self.unload(name).await;
             }
             checked.and(loaded)?;
         }
-        users.add(name);
+        *count += 1;
         Ok(())
     }
 
     /// Notes that one template less has a memory. The pool removes it with the last of them.
     pub(super) async fn remove(&self, name: &str) {
-        let mut users = self.users.lock().await;
-        if users.remove(name) {
+        self.remove_now(name).await;
+        self.forget_unused(name);
+    }
+
+    async fn remove_now(&self, name: &str) {
+        let users = self.users_of(name);
+        let mut count = users.lock().await;
+        *count = count.saturating_sub(1);
+        if *count == 0 {
             self.unload(name).await;
+        }
+    }
+
+    fn users_of(&self, name: &str) -> Users {
+        Arc::clone(lock(&self.users).entry(name.to_owned()).or_default())
+    }
+
+    /// Forgets a memory that no template has, unless another call is about it.
+    fn forget_unused(&self, name: &str) {
+        let mut all = lock(&self.users);
+        let is_unused =
+            |users: &mut Users| Arc::get_mut(users).is_some_and(|count| *count.get_mut() == 0);
+        if all.get_mut(name).is_some_and(is_unused) {
+            all.remove(name);
         }
     }
 
@@ -96,47 +127,71 @@ impl Memories {
     }
 }
 
-/// The memories by their names, each with the number of templates that have it.
-#[derive(Default)]
-struct Users(BTreeMap<String, usize>);
-
-impl Users {
-    /// Returns whether a template has this memory.
-    fn has(&self, memory: &str) -> bool {
-        self.0.contains_key(memory)
-    }
-
-    /// Notes that one more template has this memory.
-    fn add(&mut self, memory: String) {
-        *self.0.entry(memory).or_default() += 1;
-    }
-
-    /// Notes that one template less has this memory. Returns `true` if none has it any more.
-    fn remove(&mut self, memory: &str) -> bool {
-        if let Some(count) = self.0.get_mut(memory).filter(|count| **count > 1) {
-            *count -= 1;
-            return false;
-        }
-        self.0.remove(memory);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tonic::transport::Endpoint;
 
     use super::*;
 
-    #[test]
-    fn a_memory_goes_with_the_last_template_that_has_it() {
-        let mut memories = Users::default();
-        memories.add("a".to_owned());
-        memories.add("a".to_owned());
-        memories.add("b".to_owned());
-        assert!(!memories.remove("a") && memories.has("a"));
-        assert!(memories.remove("a") && !memories.has("a"));
-        assert!(memories.has("b"));
+    /// Returns the memories of a place whose plane is not there.
+    fn memories() -> Arc<Memories> {
+        let nobody = Endpoint::from_static("http://[::1]:1").connect_lazy();
+        Arc::new(Memories::new(PlaneClient::new(nobody)))
+    }
+
+    /// Notes that the pool has a memory of one more template.
+    async fn give(memories: &Memories, name: &str) {
+        *memories.users_of(name).lock().await += 1;
+    }
+
+    /// Returns whether a template has a memory, or a call is about it.
+    fn is_known(memories: &Memories, name: &str) -> bool {
+        lock(&memories.users).contains_key(name)
+    }
+
+    #[tokio::test]
+    async fn a_memory_goes_with_the_last_template_that_has_it() {
+        let memories = memories();
+        for name in ["a", "a", "b"] {
+            give(&memories, name).await;
+        }
+        memories.remove("a").await;
+        assert!(is_known(&memories, "a"));
+        memories.remove("a").await;
+        assert!(!is_known(&memories, "a") && is_known(&memories, "b"));
+        memories.remove("missing").await;
+        assert!(!is_known(&memories, "missing"));
+    }
+
+    /// The check of a snapshot with much on its disks takes as long as they are read.
+    #[tokio::test]
+    async fn a_check_that_lasts_holds_up_no_other_memory() {
+        let memories = memories();
+        give(&memories, "a").await;
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let slow = tokio::spawn({
+            let memories = Arc::clone(&memories);
+            let check = move || {
+                let _ = begin.send(());
+                let _ = ends.recv();
+                Err(Error::Stopped)
+            };
+            async move { memories.add("slow".to_owned(), "/memory".into(), check).await }
+        });
+        begun.await.unwrap();
+        let others = async {
+            memories.add("a".to_owned(), "/memory".into(), || Ok(())).await.unwrap();
+            memories.remove("a").await;
+            memories.remove("a").await;
+        };
+        let done = tokio::time::timeout(Duration::from_secs(60), others).await;
+        drop(end);
+        done.unwrap();
+        assert!(matches!(slow.await.unwrap(), Err(Error::Stopped)));
+        assert!(!is_known(&memories, "slow") && !is_known(&memories, "a"));
     }
 
     /// The bytes of a sandbox that a VMM has saved may be those of a template of the node.
@@ -153,19 +208,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_memory_has_a_user_once_it_is_checked_and_loaded() {
-        let nobody = Endpoint::from_static("http://[::1]:1").connect_lazy();
-        let memories = Arc::new(Memories::new(PlaneClient::new(nobody)));
+        let memories = memories();
         let add = |check: fn() -> Result<()>| memories.add("a".to_owned(), "/memory".into(), check);
         assert!(matches!(add(|| Err(Error::Stopped)).await, Err(Error::Stopped)));
         assert!(matches!(add(|| Ok(())).await, Err(Error::Plane(_))));
-        assert!(!memories.users.lock().await.has("a"));
+        assert!(!is_known(&memories, "a"));
         // The pool has it of another template: nothing is loaded, and its file is checked still.
-        memories.users.lock().await.add("a".to_owned());
+        give(&memories, "a").await;
         assert!(matches!(add(|| Err(Error::Stopped)).await, Err(Error::Stopped)));
         add(|| Ok(())).await.unwrap();
         memories.remove("a").await;
-        assert!(memories.users.lock().await.has("a"), "the other one's");
+        assert!(is_known(&memories, "a"), "the other one's");
         memories.remove("a").await;
-        assert!(!memories.users.lock().await.has("a"));
+        assert!(!is_known(&memories, "a"));
     }
 }

@@ -220,18 +220,41 @@ fn for_each_page(
     while let Some(data) = next_data(file.as_fd(), at, chunk.end)? {
         at = data.start / PAGE * PAGE;
         let most = (chunk.end - at).min(piece.len());
-        let read = file.read_at(&mut piece[..most], at as u64)?;
-        if read == 0 {
-            break;
-        }
+        let read = read_full(|into, at| file.read_at(into, at), &mut piece[..most], at as u64)?;
         for page in piece[..read].chunks(PAGE) {
             if page.iter().any(|byte| *byte != 0) {
                 each(at as u64, page)?;
             }
             at += page.len();
         }
+        if read < most {
+            break;
+        }
     }
     Ok(())
+}
+
+/// Reads with `read` from the place `at` on until `into` is full or the file has ended. Returns the
+/// number of bytes. A network's file system, or one in user space, may answer each call with some
+/// bytes alone, which are not to be taken for a page.
+///
+/// # Errors
+/// The errors of `read`, except interruptions.
+fn read_full(
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+    into: &mut [u8],
+    at: u64,
+) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match read(&mut into[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 #[cfg(test)]
@@ -284,6 +307,29 @@ mod tests {
             starts.push(chunk.start);
         }
         assert_eq!((places, starts), (vec![0, 511, 512, 513, 514], vec![0, CHUNK]));
+    }
+
+    #[test]
+    fn a_read_of_some_bytes_is_no_page() {
+        let mut calls = 0;
+        let mut some = |into: &mut [u8], at: u64| -> io::Result<usize> {
+            calls += 1;
+            match at {
+                _ if calls % 3 == 0 => Err(io::ErrorKind::Interrupted.into()),
+                ..5000 => {
+                    let count = into.len().min(700).min((5000 - at) as usize);
+                    into[..count].fill(at.to_le_bytes()[0] | 1);
+                    Ok(count)
+                }
+                _ => Ok(0),
+            }
+        };
+        let mut piece = [0; 2 * PAGE];
+        assert_eq!(read_full(&mut some, &mut piece, 0).unwrap(), 5000, "up to the end");
+        assert!(piece[..5000].iter().all(|byte| *byte != 0) && piece[5000..] == [0; 3192]);
+        assert_eq!(read_full(&mut some, &mut piece[..PAGE], 100).unwrap(), PAGE);
+        let failed = read_full(|_, _| Err(io::ErrorKind::Other.into()), &mut piece, 0);
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::Other);
     }
 
     #[test]
