@@ -158,8 +158,12 @@ impl Agent for Hollow {
         };
         self.drive(configure).await?;
         let network = stage("network", (begun, monotonic_ns()));
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(network);
-        Ok(Response::new(ConfigureNetworkReply { interface: "hollow".to_owned() }))
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(network.clone());
+        Ok(Response::new(ConfigureNetworkReply {
+            interface: "hollow".to_owned(),
+            stage: Some(network),
+            boottime_ns: monotonic_ns(),
+        }))
     }
 
     async fn restart_interface(
