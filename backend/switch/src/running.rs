@@ -2,7 +2,9 @@
 //!
 //! A port is *awake*, that is, it has turns, or *armed*, that is, it wakes the switch when frames
 //! come. A port that has found nothing for the reactor's poll budget is armed on its own, so a
-//! thousand silent ports cost a busy one nothing. When no port is awake the task is idle.
+//! thousand silent ports cost a busy one nothing. A port that was woken for something else than
+//! frames, as one that was just attached, is armed at once: the reactor would poll it in vain. When
+//! no port is awake the task is idle.
 //!
 //! # No wake-up is lost
 //! [`Port::arm`] looks once more after it has asked for a wake-up, and a port in which it found
@@ -308,12 +310,12 @@ impl Running {
         }
     }
 
-    /// Keeps a port that found nothing awake for a while, then arms it.
+    /// Keeps a port that found nothing awake for a while if it had frames since it was woken, and
+    /// arms it then.
     fn rest(&mut self, index: PortIndex, context: &mut Context<'_>) {
         self.unwatch_removed(index, context);
-        let state = &mut self.states[usize::from(index)];
-        let last = *state.last.get_or_insert(context.now());
-        if context.now() - last < context.poll_budget()
+        let last = self.states[usize::from(index)].last;
+        if last.is_some_and(|last| context.now() - last < context.poll_budget())
             || self.is_unheard(index, context)
             || self.switch.arm(index)
         {

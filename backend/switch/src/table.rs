@@ -9,6 +9,8 @@
 //! defaults, and no user can change them. The most ports of a switch are `MAX_PORTS` (`index`).
 //! `docs/networks.md` names these limits if users meet them; tests are below, and `forwarding`.
 
+use std::collections::HashMap;
+
 use crate::lookup::{Key, Lookup, Station, Target};
 use crate::{MAX_PORTS, PortIndex};
 
@@ -53,6 +55,9 @@ pub struct Learning {
     options: LearningOptions,
     /// The number of stations learned, by port.
     learned: Box<[u32]>,
+    /// The fixed stations, by port: a port that goes takes them along without a look at the whole
+    /// table.
+    fixed: HashMap<PortIndex, Vec<Station>>,
     /// The second of the last removal of old stations.
     swept: u32,
 }
@@ -66,6 +71,7 @@ impl Learning {
             secret: spread(secret) | 1,
             options,
             learned: vec![0; MAX_PORTS].into_boxed_slice(),
+            fixed: HashMap::new(),
             swept: 0,
         }
     }
@@ -158,16 +164,25 @@ impl Learning {
         true
     }
 
-    /// Empties the entries for which `gone` returns `true`.
+    /// Empties the entries of learned stations for which `gone` returns `true`.
     fn forget(&mut self, gone: impl Fn(&StationEntry) -> bool) {
         for entry in self.sets.iter_mut().flat_map(|set| &mut set.0) {
-            if entry.station != Station::NONE && gone(entry) {
-                if !entry.fixed {
-                    self.learned[usize::from(entry.port)] -= 1;
-                }
+            if entry.station != Station::NONE && !entry.fixed && gone(entry) {
+                self.learned[usize::from(entry.port)] -= 1;
                 *entry = StationEntry::default();
             }
         }
+    }
+
+    /// Empties the entry of a station, which is in the station's set or nowhere.
+    fn clear(&mut self, station: Station) {
+        let at = self.set(station);
+        let set = &mut self.sets[at].0;
+        let Some(entry) = set.iter_mut().find(|entry| entry.station == station) else { return };
+        if !entry.fixed {
+            self.learned[usize::from(entry.port)] -= 1;
+        }
+        *entry = StationEntry::default();
     }
 }
 
@@ -189,23 +204,28 @@ impl Lookup for Learning {
     }
 
     fn fix(&mut self, station: Station, port: PortIndex) -> bool {
-        let at = self.set(station);
-        let held =
-            |entry: &StationEntry| entry.station == station && (entry.fixed && entry.port != port);
-        if self.sets[at].0.iter().any(held) {
-            return false;
+        let set = &self.sets[self.set(station)].0;
+        if let Some(entry) = set.iter().find(|entry| entry.station == station && entry.fixed) {
+            return entry.port == port;
         }
-        self.forget(|entry| entry.station == station);
+        self.clear(station);
         while !self.put(StationEntry { station, port, fixed: true, seen: 0 }) {
             if !self.grow() {
                 return false;
             }
         }
+        self.fixed.entry(port).or_default().push(station);
         true
     }
 
     fn remove(&mut self, port: PortIndex) {
-        self.forget(|entry| entry.port == port);
+        for station in self.fixed.remove(&port).unwrap_or_default() {
+            self.clear(station);
+        }
+        // Learned stations may be in any set.
+        if self.learned[usize::from(port)] > 0 {
+            self.forget(|entry| entry.port == port);
+        }
     }
 
     fn age(&mut self, now: u32) {
@@ -214,7 +234,7 @@ impl Lookup for Learning {
         }
         self.swept = now;
         let age = self.options.age;
-        self.forget(|entry| !entry.fixed && now.wrapping_sub(entry.seen) > age);
+        self.forget(|entry| now.wrapping_sub(entry.seen) > age);
     }
 
     fn stations(&self) -> Vec<(Station, PortIndex, Option<u32>)> {
@@ -439,8 +459,19 @@ mod tests {
             }
         }
         for port in 0..16 {
-            let learned = table.stations().iter().filter(|s| s.1 == port && s.2.is_some()).count();
-            assert_eq!(learned as u32, table.learned[usize::from(port)]);
+            let of_port = |fixed| {
+                let of = |one: &&(Station, PortIndex, Option<u32>)| {
+                    one.1 == port && one.2.is_none() == fixed
+                };
+                table.stations().iter().filter(of).count()
+            };
+            assert_eq!(of_port(false) as u32, table.learned[usize::from(port)]);
+            assert_eq!(of_port(true), table.fixed.get(&port).map_or(0, Vec::len));
         }
+        for port in 0..16 {
+            table.remove(port);
+            assert!(table.stations().iter().all(|station| station.1 != port), "{port}");
+        }
+        assert!(table.fixed.is_empty());
     }
 }

@@ -248,6 +248,19 @@ fn a_port_that_a_switch_had_before_it_was_spawned_has_turns_and_can_be_replaced_
 }
 
 #[test]
+fn a_port_that_had_no_frames_is_armed_at_once() {
+    let settings = Settings { poll_budget: 10 * PATIENCE, ..Settings::default() };
+    let reactor = Reactor::spawn(settings).unwrap();
+    let table = Learning::new(LearningOptions::default(), 1);
+    let handle = spawn(&reactor.handle(), Switch::new(Box::new(table))).unwrap();
+    let (armed, is_armed) = channel();
+    let port = Box::new(Clocked { asked: Arc::default(), armed });
+    handle.call(move |owner| owner.attach(port, PortConfig::default())).unwrap().unwrap();
+    is_armed.recv_timeout(PATIENCE).unwrap();
+    handle.stop();
+}
+
+#[test]
 fn a_port_that_the_task_was_not_told_of_can_be_detached() {
     let reactor = Reactor::spawn(Settings::default()).unwrap();
     let table = Learning::new(LearningOptions::default(), 1);

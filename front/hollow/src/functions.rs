@@ -44,8 +44,8 @@ pub struct Functions {
     pub disks: BTreeMap<usize, Disks>,
     /// The network interface.
     pub nic: Option<Nic>,
-    /// The drivers' view of the memory.
-    map: DmaMap,
+    /// The drivers' view of the memory, which they have as long as this lives.
+    pub map: DmaMap,
 }
 
 impl Functions {

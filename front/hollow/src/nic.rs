@@ -16,9 +16,9 @@ use crate::place::DriverMemory;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between the first two looks at whether the switch has taken a frame. Each further one
 /// is twice the last, up to [`LONGEST_PAUSE`]: looks of hundreds of sandboxes would leave the
-/// switch no processor.
+/// switch no processor, and a start would count the rest of a long pause as its own time.
 const PAUSE: Duration = Duration::from_micros(200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
 /// The network interface, before or after its driver is in place.
 pub enum Nic {

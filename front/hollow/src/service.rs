@@ -3,6 +3,7 @@
 //! The container that a host creates has no process: it begins, and ends with the first signal. So
 //! a measurement decides for how long hollow sandboxes live.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -17,8 +18,9 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::disks::Content;
+use crate::disks::{Content, Disks};
 use crate::functions::{Functions, number_of};
+use crate::nic::Nic;
 
 /// The process identifier that a host is told; there is no process.
 const PID: u32 = 2;
@@ -34,6 +36,7 @@ type Answer<T> = Result<Response<T>, Status>;
 /// # Errors
 /// The socket cannot be served.
 pub fn serve(functions: Functions, agent: OwnedFd, driven: (u64, u64)) -> Result<()> {
+    let Functions { disks, nic, map: _map } = functions;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     runtime.block_on(async {
@@ -43,7 +46,8 @@ pub fn serve(functions: Functions, agent: OwnedFd, driven: (u64, u64)) -> Result
         let (exit, exits) = watch::channel(None);
         let (end, mut ends) = watch::channel(false);
         let hollow = Hollow {
-            functions: Arc::new(Mutex::new(functions)),
+            disks: Arc::new(Mutex::new(disks)),
+            nic: Arc::new(Mutex::new(nic)),
             stages: Arc::new(Mutex::new(vec![stage("vf-driver", driven)])),
             exit,
             exits,
@@ -65,7 +69,9 @@ fn stage(name: &str, (start_ns, end_ns): (u64, u64)) -> GuestStage {
 
 /// The agent of a guest that there is not.
 struct Hollow {
-    functions: Arc<Mutex<Functions>>,
+    disks: Arc<Mutex<BTreeMap<usize, Disks>>>,
+    /// Apart from the disks: a guest's container does not wait for its network.
+    nic: Arc<Mutex<Option<Nic>>>,
     /// The stages so far, CLOCK_MONOTONIC in ns.
     stages: Arc<Mutex<Vec<GuestStage>>>,
     /// The container's exit status; `None` until it has ended.
@@ -76,19 +82,6 @@ struct Hollow {
 }
 
 impl Hollow {
-    /// Runs `drive` on a thread that may wait for a function.
-    async fn drive<T: Send + 'static>(
-        &self,
-        drive: impl FnOnce(&mut Functions) -> Result<T> + Send + 'static,
-    ) -> Result<T, Status> {
-        let functions = Arc::clone(&self.functions);
-        let driven = tokio::task::spawn_blocking(move || {
-            drive(&mut functions.lock().unwrap_or_else(PoisonError::into_inner))
-        });
-        let driven = driven.await.map_err(|error| Status::internal(error.to_string()))?;
-        driven.map_err(|error| Status::internal(format!("{error:#}")))
-    }
-
     /// Waits for the container's end.
     fn ended(&self) -> impl Future<Output = u32> + Send + use<> {
         let mut exits = self.exits.clone();
@@ -99,12 +92,25 @@ impl Hollow {
     }
 }
 
+/// Runs `drive` on `driven`, on a thread that may wait for a function.
+async fn drive<D: Send + 'static, T: Send + 'static>(
+    driven: &Arc<Mutex<D>>,
+    drive: impl FnOnce(&mut D) -> Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let driven = Arc::clone(driven);
+    let done = tokio::task::spawn_blocking(move || {
+        drive(&mut driven.lock().unwrap_or_else(PoisonError::into_inner))
+    });
+    let done = done.await.map_err(|error| Status::internal(error.to_string()))?;
+    done.map_err(|error| Status::internal(format!("{error:#}")))
+}
+
 /// Reads the first blocks of a container's root.
-fn check_root(functions: &mut Functions, root: &RootFilesystem) -> Result<()> {
+fn check_root(all: &mut BTreeMap<usize, Disks>, root: &RootFilesystem) -> Result<()> {
     let parts = [(&root.image, Content::Image), (&root.volatile_layer, Content::Volatile)];
     for (device, content) in parts {
         let Some(device) = device else { continue };
-        let disks = functions.disks.get_mut(&number_of(&device.pci_address)?);
+        let disks = all.get_mut(&number_of(&device.pci_address)?);
         let disks = disks.with_context(|| format!("no controller at {}", device.pci_address))?;
         disks.check(device.nsid, content)?;
     }
@@ -153,13 +159,17 @@ impl Agent for Hollow {
         request: Request<ConfigureNetworkRequest>,
     ) -> Answer<ConfigureNetworkReply> {
         let (request, begun) = (request.into_inner(), monotonic_ns());
-        let configure = move |functions: &mut Functions| {
-            functions.nic.as_mut().context("there is no interface")?.configure(&request)
+        let configure = move |nic: &mut Option<Nic>| {
+            nic.as_mut().context("there is no interface")?.configure(&request)
         };
-        self.drive(configure).await?;
+        drive(&self.nic, configure).await?;
         let network = stage("network", (begun, monotonic_ns()));
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(network);
-        Ok(Response::new(ConfigureNetworkReply { interface: "hollow".to_owned() }))
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(network.clone());
+        Ok(Response::new(ConfigureNetworkReply {
+            interface: "hollow".to_owned(),
+            stage: Some(network),
+            boottime_ns: monotonic_ns(),
+        }))
     }
 
     async fn restart_interface(
@@ -178,7 +188,7 @@ impl Agent for Hollow {
         request: Request<CreateContainerRequest>,
     ) -> Answer<CreateContainerReply> {
         let root = request.into_inner().root.unwrap_or_default();
-        self.drive(move |functions| check_root(functions, &root)).await?;
+        drive(&self.disks, move |disks| check_root(disks, &root)).await?;
         Ok(Response::new(CreateContainerReply {}))
     }
 

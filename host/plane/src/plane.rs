@@ -234,14 +234,16 @@ impl Plane {
         if endpoints.contains_key(id) {
             return Err(Error::Exists(id.to_owned()));
         }
-        let mut counts = vec![0; self.shared.reactors.len()];
-        let placed = endpoints.values().flat_map(|slot| slot.reactors());
-        placed.for_each(|number| counts[*number] += 1);
-        let bound = self.shared.keep.as_ref().map_or(usize::MAX, |_| MOST_LANES.into());
-        let most = counts.len().min(bound);
         let reactors = match at {
             Some(reactor) => vec![reactor],
-            None => self.shared.loads.choose(counts, lanes.min(most)),
+            None => {
+                let mut counts = vec![0; self.shared.reactors.len()];
+                let placed = endpoints.values().flat_map(|slot| slot.reactors());
+                placed.for_each(|number| counts[*number] += 1);
+                let bound = self.shared.keep.as_ref().map_or(usize::MAX, |_| MOST_LANES.into());
+                let most = counts.len().min(bound);
+                self.shared.loads.choose(counts, lanes.min(most))
+            }
         };
         endpoints.insert(id.to_owned(), Slot::Reserved(reactors.clone()));
         Ok(reactors)

@@ -98,7 +98,8 @@ impl AgentService for Service {
         let request = request.into_inner();
         let wanted = crate::network::InterfaceSettings::parse(&request).map_err(invalid)?;
         let interface = self.complete(|agent| async move { agent.network(wanted).await }).await?;
-        Ok(Response::new(ConfigureNetworkReply { interface }))
+        let (stage, boottime_ns) = (self.0.stages.network(), crate::stages::now());
+        Ok(Response::new(ConfigureNetworkReply { interface, stage, boottime_ns }))
     }
 
     async fn restart_interface(

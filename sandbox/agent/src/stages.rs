@@ -86,6 +86,11 @@ impl Stages {
         lock(&self.network).1 = Some(now());
     }
 
+    /// Returns the stage of the network interface, or `None` if the interface is not usable yet.
+    pub fn network(&self) -> Option<GuestStage> {
+        self.list().into_iter().find(|stage| stage.name == "network")
+    }
+
     /// Records the time of the first NVMe namespace, or that there was none in time.
     pub fn driver_ends(&self, at: Option<u64>) {
         *lock(&self.namespaces_at) = at;
@@ -125,8 +130,10 @@ mod tests {
         assert_eq!(stages.list().len(), 3);
         stages.network_ends();
         assert_eq!(names(&stages), ["kernel", "vf-driver", "agent", "network"]);
+        assert_eq!(stages.network(), stages.list().pop());
         stages.network_begins();
         assert_eq!(stages.list().len(), 3, "it is configured anew, in a fork");
+        assert_eq!(stages.network(), None);
         let list = stages.list();
         assert_eq!((list[0].start_ns, list[0].end_ns), (0, 7));
         assert_eq!((list[1].start_ns, list[1].end_ns), (7, 9));

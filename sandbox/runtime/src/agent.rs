@@ -162,7 +162,7 @@ impl Agent {
         }
         let at_ns = monotonic_ns();
         let abilities = Abilities::of(&reply);
-        Ok(Hello { stages: stages(&reply, at_ns), at_ns, abilities })
+        Ok(Hello { stages: stages(&reply.stages, reply.boottime_ns, at_ns), at_ns, abilities })
     }
 
     /// Makes one call, with a deadline of 30 seconds.
@@ -398,14 +398,15 @@ fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
     }
 }
 
-/// Returns the known stages of a reply, each at most once, on the host's clock.
-fn stages(reply: &v1::HelloReply, at_ns: u64) -> Vec<GuestStage> {
+/// Returns the known ones of the stages in a reply, each at most once, on the host's clock.
+/// `boottime_ns` is the guest's clock when it replied, `at_ns` the host's when the reply came.
+pub(crate) fn stages(told: &[v1::GuestStage], boottime_ns: u64, at_ns: u64) -> Vec<GuestStage> {
     // The error of this conversion is the reply's travel time: well under a millisecond when the
     // guest is awake.
-    let guest_zero = at_ns.saturating_sub(reply.boottime_ns);
+    let guest_zero = at_ns.saturating_sub(boottime_ns);
     let host = |ns: u64| guest_zero.saturating_add(ns);
     let known = STAGES.iter().filter_map(|name| {
-        let stage = reply.stages.iter().find(|stage| stage.name == *name)?;
+        let stage = told.iter().find(|stage| stage.name == *name)?;
         Some(GuestStage { name, start_ns: host(stage.start_ns), end_ns: host(stage.end_ns) })
     });
     known.collect()
@@ -468,8 +469,7 @@ mod tests {
     fn known_stages_count_once() {
         let mut told = vec![stage(""); 1000];
         told.extend(["kernel", "kernel", "container", "network", "vmm"].map(stage));
-        let reply = v1::HelloReply { stages: told, boottime_ns: 5, ..Default::default() };
-        let found = stages(&reply, 100);
+        let found = stages(&told, 5, 100);
         let kernel = GuestStage { name: "kernel", start_ns: 96, end_ns: u64::MAX };
         assert_eq!(found, [kernel, GuestStage { name: "network", ..kernel }]);
     }

@@ -266,19 +266,28 @@ impl Node {
     /// Saves a new sandbox's record and links the disks of the snapshot that it begins with. Then
     /// joins its network, or gives an interface of its own to a machine that is saved without one
     /// in a network.
+    ///
+    /// Where a network's lease is all that there is beside the record, the record is saved once,
+    /// with the lease: a daemon that is killed between the two leaves a lease of no sandbox, which
+    /// the next one frees.
     async fn keep(&self, sandbox: &Sandbox, new: &NewSandbox<'_>) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;
-        sandbox.update(|_| {}).await?;
+        let version = sandbox.note(|_| {});
+        let leaves_more = new.begins.is_some() || new.saves.is_some();
+        if leaves_more || !new.spec.network_namespace.is_empty() {
+            sandbox.save(version).await?;
+        }
         if let Some(snapshot) = &new.begins {
             begin::link(self, sandbox, snapshot).await?;
         }
         match &new.saves {
             Some(saves) if saves.mtu > 0 => {
-                network::isolate(self, sandbox, &new.spec, saves.mtu).await
+                network::isolate(self, sandbox, &new.spec, saves.mtu).await?;
             }
-            _ => network::join(self, sandbox, &new.spec).await,
+            _ => network::join(self, sandbox, &new.spec).await?,
         }
+        sandbox.save(version).await
     }
 
     /// Returns the path below which the node's own control groups are.

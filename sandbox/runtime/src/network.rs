@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_plane_api::{network_v1, v1 as plane_v1};
+use slipway_telemetry::monotonic_ns;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, stages};
 use crate::node::Node;
 use crate::record::{Network, Nic, Record};
 use crate::sandbox::Sandbox;
@@ -421,17 +422,20 @@ fn wanted(record: &Record) -> Option<agent_v1::ConfigureNetworkRequest> {
     })
 }
 
-/// Configures interfaces one after the other: the agent tells how long the last one took. The stage
-/// of the timeline is that of the first.
+/// Configures interfaces one after the other. The stage of the timeline is that of the first.
 async fn configure_all(
     sandbox: &Sandbox,
     agent: &Agent,
     first: agent_v1::ConfigureNetworkRequest,
     further: Vec<agent_v1::ConfigureNetworkRequest>,
 ) -> Result<()> {
-    configure(agent, first).await?;
-    let hello = agent.hello().await?;
-    if let Some(stage) = hello.stages.iter().find(|stage| stage.name == STAGE) {
+    let reply = configure(agent, first).await?;
+    let stages = match reply.stage {
+        Some(stage) => stages(&[stage], reply.boottime_ns, monotonic_ns()),
+        // An agent of an earlier version.
+        None => agent.hello().await?.stages,
+    };
+    if let Some(stage) = stages.iter().find(|stage| stage.name == STAGE) {
         sandbox.record_stage(stage.name, (stage.start_ns, stage.end_ns), None);
     }
     for request in further {
@@ -440,10 +444,13 @@ async fn configure_all(
     Ok(())
 }
 
-async fn configure(agent: &Agent, request: agent_v1::ConfigureNetworkRequest) -> Result<()> {
+async fn configure(
+    agent: &Agent,
+    request: agent_v1::ConfigureNetworkRequest,
+) -> Result<agent_v1::ConfigureNetworkReply> {
     let configure =
         |mut client: AgentClient<_>| async move { client.configure_network(request).await };
-    agent.call_within(Some(PATIENCE), configure).await.map(drop)
+    agent.call_within(Some(PATIENCE), configure).await
 }
 
 /// Has an adopted sandbox's driver start its interface anew, if the plane has reset it: an e1000

@@ -221,7 +221,15 @@ impl Sandbox {
     /// # Errors
     /// [`Error::File`], [`Error::TooLarge`]. The change holds in memory even so.
     pub async fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
-        let version = self.note(change);
+        self.save(self.note(change)).await
+    }
+
+    /// Saves the record, as [`update`](Self::update) does, unless `version` of it or a later one is
+    /// on disk.
+    ///
+    /// # Errors
+    /// The errors of [`update`](Self::update).
+    pub(crate) async fn save(&self, version: u64) -> Result<()> {
         let mut saved = self.saved.lock().await;
         if *saved >= version {
             return Ok(());

@@ -19,6 +19,10 @@ pub use slipway_virtio::driver::{
     AccessError, Arena, Buffer, Direct, DriverError, RegisterAccess, Ring, Used, notification,
 };
 
+/// The looks at the control queue between two looks at the device status, which may be a message to
+/// a server. Linux looks at the queue alone.
+const LOOKS: usize = 64;
+
 /// The features and sizes that a driver asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -238,12 +242,14 @@ impl<R: RegisterAccess> Driver<R> {
         if notify {
             self.notify(queue)?;
         }
-        loop {
+        for look in (1..=LOOKS).cycle() {
             let used = self.control.as_mut().map_or(Ok(None), |(_, ring)| ring.pop())?;
             if used.is_some() {
                 break;
             }
-            self.needs_no_reset()?;
+            if look == LOOKS {
+                self.needs_no_reset()?;
+            }
             self.registers.idle()?;
         }
         let mut ack = [0];

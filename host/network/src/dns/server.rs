@@ -89,6 +89,11 @@ impl Server {
         self.zone.write().unwrap_or_else(PoisonError::into_inner).add(id, lease);
     }
 
+    /// Adds the names of a lease if no other lease has one of them. Returns whether it did.
+    pub fn add_new(&self, id: &str, lease: &Lease) -> bool {
+        self.zone.write().unwrap_or_else(PoisonError::into_inner).add_new(id, lease)
+    }
+
     /// Removes the names of a lease that was added with the id.
     pub fn remove(&self, id: &str, lease: &Lease) {
         self.zone.write().unwrap_or_else(PoisonError::into_inner).remove(id, lease);

@@ -65,8 +65,8 @@ impl Networks {
         self.settle(state, &name).await
     }
 
-    /// Updates the names, the rules and the ledger after a change of a network's leases. Others may
-    /// have the table of networks while the ledger is written.
+    /// Updates the rules and the ledger after a change of a network's leases. Others may have the
+    /// table of networks while the ledger is written.
     async fn settle(&self, mut state: MutexGuard<'_, NetworkTable>, name: &str) -> Result<()> {
         let change = state.note_change(name)?;
         let applied = self.apply(&mut state).await;

@@ -50,7 +50,9 @@ impl NetworkTable {
         self.networks.values().filter(|network| self.is_up(&network.name)).collect()
     }
 
-    /// Enters a sandbox's lease of a network, and the servers of its published ports.
+    /// Enters a sandbox's lease of a network, with its name and the servers of its published ports.
+    /// The other names stay as they are, since a network may have thousands. If another lease has
+    /// the name, all names are made anew, by which it is decided who has it.
     pub(super) fn insert_lease(
         &mut self,
         network: &str,
@@ -58,21 +60,29 @@ impl NetworkTable {
         lease: Lease,
         served: proxy::Proxy,
     ) {
-        if let Some(network) = self.networks.get_mut(network) {
-            network.leases.insert(id.to_owned(), lease);
-        }
-        if let Some(up) = self.up.get_mut(network) {
+        let Some(entry) = self.networks.get_mut(network) else { return };
+        let up = self.up.get_mut(network);
+        let is_new = up.as_ref().is_some_and(|up| up.names.add_new(id, &lease));
+        let former = entry.leases.insert(id.to_owned(), lease);
+        if let Some(up) = up {
             up.ports.insert(id.to_owned(), served);
+            if !is_new || former.is_some() {
+                up.names.set(Zone::of(entry));
+            }
         }
     }
 
-    /// Removes a lease of a network, and ends the servers of its published ports. Returns the
-    /// lease, or `None` if there is none.
+    /// Removes a lease of a network with its names, and ends the servers of its published ports.
+    /// Returns the lease, or `None` if there is none.
     pub(super) fn remove_lease(&mut self, network: &str, id: &str) -> Option<Lease> {
+        let lease = self.networks.get_mut(network)?.leases.remove(id);
         if let Some(up) = self.up.get_mut(network) {
             up.ports.remove(id);
+            if let Some(lease) = &lease {
+                up.names.remove(id, lease);
+            }
         }
-        self.networks.get_mut(network)?.leases.remove(id)
+        lease
     }
 
     /// Frees the leases of all sandboxes of a network but `live`. Returns the number of the change;
@@ -81,12 +91,17 @@ impl NetworkTable {
         let network = self.networks.get_mut(name)?;
         let before = network.leases.len();
         network.leases.retain(|id, lease| lease.attached || live.contains(id));
-        let freed = network.leases.len() < before;
-        freed.then(|| self.note_change(name).ok()).flatten()
+        if network.leases.len() == before {
+            return None;
+        }
+        if let Some(up) = self.up.get(name) {
+            up.names.set(Zone::of(network));
+        }
+        self.note_change(name).ok()
     }
 
-    /// Counts a change of a network's leases, and has the network's names follow it. Returns the
-    /// number of the change, for [`Networks::save_leases`](super::Networks::save_leases).
+    /// Counts a change of a network's leases. Returns the number of the change, for
+    /// [`Networks::save_leases`](super::Networks::save_leases).
     ///
     /// # Errors
     /// [`Error::Unknown`].
@@ -94,9 +109,6 @@ impl NetworkTable {
         let unknown = || Error::Unknown(name.to_owned());
         let network = self.networks.get_mut(name).ok_or_else(unknown)?;
         network.changes += 1;
-        if let Some(up) = self.up.get(name) {
-            up.names.set(Zone::of(network));
-        }
         Ok(network.changes)
     }
 
@@ -124,13 +136,9 @@ impl NetworkTable {
         }
     }
 
-    /// Removes an attachment and its lease, and takes its names out of the network's. The other
-    /// names stay as they are, since a network may have thousands.
+    /// Removes an attachment and its lease with its names.
     pub(super) fn forget_attachment(&mut self, id: &str, network: &str) {
         self.attachments.remove(id);
-        let lease = self.remove_lease(network, id);
-        if let Some((up, lease)) = self.up.get_mut(network).zip(lease) {
-            up.names.remove(id, &lease);
-        }
+        self.remove_lease(network, id);
     }
 }

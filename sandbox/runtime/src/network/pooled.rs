@@ -76,14 +76,14 @@ pub async fn take(
         }
     };
     let socket = taken.socket.clone();
-    // Saved before the VMM has the function: with its record, a later daemon finds it there.
-    let recorded = sandbox.update(|record| {
+    // Saved with the record of the VMM, without which no later daemon takes the sandbox over. The
+    // function goes back by the pool's name and the owner, which the record on disk has.
+    sandbox.note(|record| {
         let pool = record.network.as_mut().and_then(|network| network.pool.as_mut());
         if let Some(pool) = pool {
             pool.taken = Some(taken);
         }
     });
-    recorded.await?;
     Ok(Some(socket))
 }
 
