@@ -1,61 +1,58 @@
 //! Socket addresses in the formats of C.
 
-use libc::{c_int, sockaddr, sockaddr_in, socklen_t};
+use libc::{c_int, sockaddr_in, sockaddr_in6, socklen_t};
 use slipway_socket::Address;
 
-/// Reads the IP address in `address`, or returns `None` if it is of another family.
-///
-/// # Safety
-/// `length` bytes can be read at `address`.
-pub unsafe fn read_address(address: *const sockaddr, length: socklen_t) -> Option<Address> {
-    if address.is_null() || length < 2 {
-        return None;
+/// The bytes of the longest address that is read or written.
+pub const LONGEST: usize = size_of::<sockaddr_in6>();
+/// The bytes of RFC 2133's structure for IPv6, which is 4 bytes shorter than `sockaddr_in6`.
+const SHORT_V6: usize = 24;
+
+/// Reads the IP address in `bytes`. Returns `None` if it is of another family, or cut.
+pub fn read(bytes: &[u8]) -> Option<Address> {
+    let family = c_int::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+    if family == libc::AF_INET && bytes.len() >= size_of::<sockaddr_in>() {
+        let ip = std::array::from_fn(|at| bytes[4 + at]);
+        return Some(Address::v4(ip, u16::from_be_bytes([bytes[2], bytes[3]])));
     }
-    // SAFETY: the caller guarantees `length` readable bytes, at least 2.
-    let family = c_int::from(unsafe { address.cast::<libc::sa_family_t>().read_unaligned() });
-    if family == libc::AF_INET && length as usize >= size_of::<sockaddr_in>() {
-        // SAFETY: the caller guarantees `length` bytes, and that is enough.
-        let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
-        return Some(Address::v4(v4.sin_addr.s_addr.to_ne_bytes(), u16::from_be(v4.sin_port)));
-    }
-    // RFC 2133's structure is 4 bytes shorter and suffices.
-    if family == libc::AF_INET6 && length as usize >= 24 {
-        // SAFETY: the 24 bytes that are read are there.
-        let bytes = unsafe { address.cast::<[u8; 24]>().read_unaligned() };
+    if family == libc::AF_INET6 && bytes.len() >= SHORT_V6 {
         let ip = std::array::from_fn(|at| bytes[8 + at]);
         return Some(Address { ip, port: u16::from_be_bytes([bytes[2], bytes[3]]) });
     }
     None
 }
 
-/// Writes `address` in the format of `domain`, cut to the room that the caller has.
-///
-/// # Safety
-/// The contract of getsockname(2).
-pub unsafe fn write_address(
-    address: Address,
-    domain: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) {
-    if to.is_null() || length.is_null() {
-        return;
+/// The name of a socket: its address in the format of its domain.
+#[derive(Clone, Copy)]
+pub struct Name {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Name {
+    /// Writes `address` in the format of `domain`.
+    pub fn new(address: Address, domain: c_int) -> Self {
+        let mut bytes = [0; LONGEST];
+        bytes[..2].copy_from_slice(&(domain as libc::sa_family_t).to_ne_bytes());
+        bytes[2..4].copy_from_slice(&address.port.to_be_bytes());
+        let length = if domain == libc::AF_INET {
+            bytes[4..8].copy_from_slice(&address.as_v4().unwrap_or_default());
+            size_of::<sockaddr_in>()
+        } else {
+            bytes[8..24].copy_from_slice(&address.ip);
+            LONGEST
+        };
+        Self { bytes, length }
     }
-    let mut bytes = [0; 28];
-    bytes[..2].copy_from_slice(&(domain as libc::sa_family_t).to_ne_bytes());
-    bytes[2..4].copy_from_slice(&address.port.to_be_bytes());
-    let size = if domain == libc::AF_INET {
-        bytes[4..8].copy_from_slice(&address.as_v4().unwrap_or_default());
-        16
-    } else {
-        bytes[8..24].copy_from_slice(&address.ip);
-        28
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe {
-        let room = (*length as usize).min(size);
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), room);
-        *length = size as socklen_t;
+
+    /// Returns the beginning of the name for which there is room.
+    pub fn cut(&self, room: socklen_t) -> &[u8] {
+        &self.bytes[..self.length.min(room as usize)]
+    }
+
+    /// Returns the length of the whole name in bytes.
+    pub fn length(&self) -> socklen_t {
+        self.length as socklen_t
     }
 }
 
@@ -63,51 +60,51 @@ pub unsafe fn write_address(
 mod tests {
     use super::*;
 
-    /// Writes `address` into `room` bytes. Returns the bytes and the length that is reported.
-    fn written(address: Address, domain: c_int, room: usize) -> (Vec<u8>, socklen_t) {
-        let (mut bytes, mut length) = (vec![0xff; 28], room as socklen_t);
-        // SAFETY: 28 bytes can be written, and the length says that there are at most as many.
-        unsafe { write_address(address, domain, bytes.as_mut_ptr().cast(), &raw mut length) };
-        (bytes, length)
-    }
-
-    /// Reads an address from the first `length` of `bytes`.
-    fn read(bytes: &[u8], length: usize) -> Option<Address> {
-        assert!(length <= bytes.len());
-        // SAFETY: `length` bytes can be read.
-        unsafe { read_address(bytes.as_ptr().cast(), length as socklen_t) }
-    }
-
     #[test]
     fn an_address_that_is_written_reads_back() {
         let ip = std::array::from_fn(|at| at as u8);
         for (address, domain, size) in [
             (Address::v4([192, 0, 2, 7], 4080), libc::AF_INET, 16),
             (Address { ip, port: 80 }, libc::AF_INET6, 28),
+            (Address { ip: [0xff; 16], port: u16::MAX }, libc::AF_INET6, 28),
+            (Address::v4([0; 4], 0), libc::AF_INET, 16),
         ] {
-            let (bytes, length) = written(address, domain, 28);
-            assert_eq!(length, size);
-            assert_eq!(read(&bytes, size as usize), Some(address));
+            let name = Name::new(address, domain);
+            assert_eq!(name.length(), size);
+            assert_eq!(read(name.cut(size)), Some(address));
         }
     }
 
     #[test]
-    fn no_byte_is_written_beyond_the_room_and_the_whole_length_is_reported() {
+    fn a_name_is_cut_to_the_room_and_the_whole_length_is_reported() {
+        let name = Name::new(Address::v4([192, 0, 2, 7], 4080), libc::AF_INET);
         for room in 0..28 {
-            let (bytes, length) = written(Address::v4([192, 0, 2, 7], 4080), libc::AF_INET, room);
-            assert_eq!(length, 16);
-            assert!(bytes[room.min(16)..].iter().all(|byte| *byte == 0xff), "{room}");
+            assert_eq!(name.cut(room).len(), room.min(16) as usize);
+            assert_eq!(name.length(), 16);
         }
+        assert_eq!(name.cut(socklen_t::MAX).len(), 16);
     }
 
     #[test]
     fn what_is_no_ip_address_is_none() {
-        let (bytes, _) = written(Address::v4([192, 0, 2, 7], 4080), libc::AF_INET, 28);
-        assert_eq!((read(&bytes, 1), read(&bytes, 15)), (None, None));
+        let name = Name::new(Address::v4([192, 0, 2, 7], 4080), libc::AF_INET);
+        for cut in 0..16 {
+            assert_eq!(read(name.cut(cut)), None, "{cut}");
+        }
         let unix = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes();
-        assert_eq!(read(&[unix.as_slice(), &[0; 26]].concat(), 28), None);
+        assert_eq!(read(&[unix.as_slice(), &[0; 26]].concat()), None);
         // RFC 2133's structure has 24 bytes.
-        let (bytes, _) = written(Address { ip: [1; 16], port: 1 }, libc::AF_INET6, 28);
-        assert_eq!((read(&bytes, 23), read(&bytes, 24).is_some()), (None, true));
+        let name = Name::new(Address { ip: [1; 16], port: 1 }, libc::AF_INET6);
+        assert_eq!((read(name.cut(23)), read(name.cut(24)).is_some()), (None, true));
+    }
+
+    #[test]
+    fn the_bytes_of_a_name_are_those_of_cs_structures() {
+        let bytes = *Name::new(Address::v4([192, 0, 2, 7], 0x1234), libc::AF_INET)
+            .cut(16)
+            .first_chunk::<8>()
+            .unwrap();
+        let family = (libc::AF_INET as libc::sa_family_t).to_ne_bytes();
+        assert_eq!(bytes, [family[0], family[1], 0x12, 0x34, 192, 0, 2, 7]);
     }
 }

@@ -1,118 +1,158 @@
-//! Closing and copying descriptors: close(2), dup(2) and their relatives.
+//! Closed and copied descriptors: what close(2), dup(2) and their relatives change in the table.
 
 use libc::{c_int, c_uint};
 use slipway_socket::{Errno, hidden};
 
 use crate::fds;
-use crate::guard::guard;
 use crate::numbers;
-use crate::real::{self, fail, sys};
 
 /// The highest number that loops which close all descriptors visit.
 const LAST: c_int = hidden::NUMBERS as c_int - 1;
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+/// Takes `fd`, which is about to be closed, out of the table.
+///
+/// # Errors
+/// `EBADF` for a hidden descriptor, which a program cannot close.
+pub fn closing(fd: c_int) -> Result<(), Errno> {
     if fds::is_known(fd) && !fds::in_vfork_child() {
-        let closed = guard(|| {
-            fds::remove(fd);
-            Ok(0)
-        });
-        if closed < 0 {
-            return -1;
-        }
+        fds::remove(fd);
     } else if hidden::is_hidden(fd) {
-        return fail(Errno::BADF) as c_int;
+        return Err(Errno::BADF);
     }
-    real::close(fd)
+    Ok(())
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let begin = c_int::try_from(first).unwrap_or(LAST).min(LAST);
-    let end = c_int::try_from(last).unwrap_or(LAST).min(LAST);
-    let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
-    if !only_marks && first <= last && !fds::in_vfork_child() {
-        let closed = guard(|| {
-            fds::all(begin, end).for_each(|(fd, _)| fds::remove(fd));
-            Ok(0)
-        });
-        if closed < 0 {
-            return -1;
-        }
+/// Takes the descriptors from `first` to `last`, which are about to be closed, out of the table.
+pub fn closing_range(first: c_uint, last: c_uint) {
+    if first <= last && !fds::in_vfork_child() {
+        let number = |bound| c_int::try_from(bound).unwrap_or(LAST).min(LAST);
+        fds::all(number(first), number(last)).for_each(|(fd, _)| fds::remove(fd));
     }
-    if only_marks {
-        return sys!(SYS_close_range, first, last, flags) as c_int;
-    }
-    between_hidden(first, last, flags)
 }
 
-/// Closes a range of descriptors, except for the hidden ones.
-fn between_hidden(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+/// Calls `close` with each range of numbers from `first` to `last` without a number that
+/// `is_hidden`. Returns the result of the last call; 0 without one.
+pub fn between_hidden(
+    first: c_uint,
+    last: c_uint,
+    is_hidden: impl Fn(c_int) -> bool,
+    mut close: impl FnMut(c_uint, c_uint) -> c_int,
+) -> c_int {
     let mut from = first;
     let mut done = 0;
     let end = last.min(LAST as c_uint);
     for fd in first..=end {
-        if hidden::is_hidden(fd as c_int) {
+        if is_hidden(fd as c_int) {
             if fd > from {
-                done = sys!(SYS_close_range, from, fd - 1, flags) as c_int;
+                done = close(from, fd - 1);
             }
             from = fd + 1;
         }
     }
-    if from <= last { sys!(SYS_close_range, from, last, flags) as c_int } else { done }
+    if from <= last { close(from, last) } else { done }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the caller vouches for the descriptors that are closed.
-    unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    let new = sys!(SYS_dup, fd) as c_int;
-    copied(fd, new);
-    new
-}
-
-/// Records that `new` is a copy of `fd` now, unless the call failed.
+/// Records that `new` is a copy of `fd` now, unless the call failed and `new` is less than 0.
 pub fn copied(fd: c_int, new: c_int) {
     if new >= 0 && fds::in_vfork_child() {
         return numbers::copied(fd, new);
     }
     if new >= 0 && (fds::is_known(fd) || fds::is_known(new)) {
-        guard(|| {
-            match fds::get(fd) {
-                Some(object) => fds::put(new, &object),
-                None => fds::remove(new),
-            }
-            Ok(0)
-        });
+        match fds::get(fd) {
+            Some(object) => fds::put(new, &object),
+            None => fds::remove(new),
+        }
     }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    if fd == to {
-        return sys!(SYS_dup2, fd, to) as c_int;
+/// Handles a new kernel descriptor: if its number was ours, that one was closed without this
+/// library.
+pub fn fresh(fd: c_int) {
+    if fds::is_known(fd) && !fds::in_vfork_child() {
+        fds::remove(fd);
     }
-    replace(fd, to, || sys!(SYS_dup2, fd, to) as c_int)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    if fd == to {
-        return fail(Errno::INVAL) as c_int;
-    }
-    replace(fd, to, || sys!(SYS_dup3, fd, to, flags) as c_int)
+/// Returns whether a program may replace the descriptor `to`.
+///
+/// # Errors
+/// `EBUSY` for a hidden descriptor.
+pub fn may_replace(to: c_int) -> Result<(), Errno> {
+    if hidden::is_hidden(to) && !fds::in_vfork_child() { Err(Errno::BUSY) } else { Ok(()) }
 }
 
-fn replace(fd: c_int, to: c_int, kernel: impl FnOnce() -> c_int) -> c_int {
-    if hidden::is_hidden(to) && !fds::in_vfork_child() {
-        return fail(Errno::BUSY) as c_int;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fds::{DescriptorKind, make};
+
+    fn closed(first: c_uint, last: c_uint, hidden: &[c_int]) -> Vec<(c_uint, c_uint)> {
+        let mut ranges = Vec::new();
+        between_hidden(
+            first,
+            last,
+            |fd| hidden.contains(&fd),
+            |from, to| {
+                ranges.push((from, to));
+                0
+            },
+        );
+        ranges
     }
-    let new = kernel();
-    copied(fd, new);
-    new
+
+    #[test]
+    fn hidden_descriptors_stay_open() {
+        assert_eq!(closed(3, c_uint::MAX, &[]), [(3, c_uint::MAX)]);
+        assert_eq!(closed(3, 9, &[5, 6]), [(3, 4), (7, 9)]);
+        assert_eq!(closed(3, 9, &[3, 9]), [(4, 8)]);
+        assert!(closed(5, 5, &[5]).is_empty());
+        assert!(closed(6, 5, &[]).is_empty());
+        let last = LAST as c_uint;
+        assert_eq!(
+            closed(last - 1, c_uint::MAX, &[LAST]),
+            [(last - 1, last - 1), (last + 1, c_uint::MAX)]
+        );
+    }
+
+    #[test]
+    fn the_result_is_that_of_the_last_range() {
+        let mut results = [7, 8].into_iter();
+        let close = |_, _| results.next().unwrap();
+        assert_eq!(between_hidden(0, 4, |fd| fd == 2, close), 8);
+        assert_eq!(between_hidden(2, 2, |fd| fd == 2, |_, _| 9), 0);
+    }
+
+    // The numbers of these tests are beyond those that a test program has open.
+    #[test]
+    fn a_copy_has_the_object_and_a_copy_of_the_kernels_has_none() {
+        let first = 700_000;
+        fds::put(first, &make(DescriptorKind::Plain));
+        copied(first, first + 1);
+        copied(first, -1);
+        let same = |a: c_int, b: c_int| {
+            let address = |fd| fds::get(fd).map(|object| std::ptr::from_ref(object.object()));
+            address(a).is_some() && address(a) == address(b)
+        };
+        assert!(same(first, first + 1));
+        assert_eq!(closing(first), Ok(()));
+        assert!(!fds::is_known(first) && fds::is_known(first + 1));
+        copied(first + 2, first + 1);
+        assert!(!fds::is_known(first + 1), "the number is the kernel's now");
+    }
+
+    #[test]
+    fn a_range_is_taken_out_of_the_table() {
+        let first = 710_000;
+        for fd in first..first + 4 {
+            fds::put(fd, &make(DescriptorKind::Plain));
+        }
+        let number = |fd: c_int| c_uint::try_from(fd).unwrap();
+        closing_range(number(first + 1), number(first + 2));
+        closing_range(number(first + 3), number(first));
+        let known: Vec<_> = (first..first + 4).filter(|fd| fds::is_known(*fd)).collect();
+        assert_eq!(known, [first, first + 3]);
+        fresh(first);
+        fresh(first + 3);
+        assert!(!fds::is_known(first) && !fds::is_known(first + 3));
+    }
 }

@@ -142,3 +142,100 @@ pub fn is_ticket(fd: c_int) -> bool {
         && real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX)
         && real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a directory entry of getdents64(2) whose length is said to be `length`.
+    fn entry(name: &[u8], length: u16) -> Vec<u8> {
+        let mut bytes = vec![0xee; 16];
+        bytes.extend_from_slice(&length.to_ne_bytes());
+        bytes.push(libc::DT_LNK);
+        bytes.extend_from_slice(name);
+        bytes
+    }
+
+    fn numbers_in(entries: &[Vec<u8>]) -> Vec<c_int> {
+        let mut found = Vec::new();
+        numbers(&entries.concat(), |number| found.push(number));
+        found
+    }
+
+    #[test]
+    fn numbers_are_read_from_the_names_of_a_folder() {
+        let entries = [
+            entry(b".\0\0\0\0", 24),
+            entry(b"..\0\0\0", 24),
+            entry(b"7\0\0\0\0", 24),
+            entry(b"1048575\0\0\0\0\0\0", 32),
+            entry(b"12x\0\0", 24),
+            entry(b"99999999999\0\0", 32),
+        ];
+        assert_eq!(numbers_in(&entries), [7, 1_048_575]);
+    }
+
+    #[test]
+    fn an_entry_that_is_cut_or_lies_about_its_length_is_no_number() {
+        let whole = entry(b"7\0\0\0\0", 24);
+        for cut in 0..whole.len() {
+            assert!(numbers_in(&[whole[..cut].to_vec()]).is_empty(), "{cut}");
+        }
+        assert!(numbers_in(&[entry(b"7\0\0\0\0", u16::MAX)]).is_empty());
+        // A length below that of an entry's head is the head's, so a reader goes on.
+        numbers_in(&[entry(b"7\0\0\0\0", 0), whole]);
+        // A name without its zero ends with its entry.
+        assert_eq!(numbers_in(&[entry(b"12345", 24)]), [12_345]);
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_ends_with_a_zero() {
+        let path = Path::of(format_args!("/proc/{}/fdinfo/1", "9".repeat(80)));
+        assert_eq!((path.0[62], path.0[63]), (b'9', 0));
+        assert_eq!(path.read(&mut [0; 8]), 0);
+    }
+
+    fn eventfd(flags: c_int) -> c_int {
+        sys!(SYS_eventfd2, 0, flags) as c_int
+    }
+
+    #[test]
+    fn an_eventfd_has_an_id_which_its_copies_have_too() {
+        let (first, other) = (eventfd(libc::EFD_CLOEXEC), eventfd(libc::EFD_CLOEXEC));
+        let copy = sys!(SYS_fcntl, first, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+        let id = eventfd_of("self", first);
+        assert!(id.is_some());
+        assert_eq!(eventfd_of("self", copy), id);
+        assert_ne!(eventfd_of("self", other), id);
+        let file = sys!(SYS_memfd_create, c"test".as_ptr(), libc::MFD_CLOEXEC) as c_int;
+        assert_eq!((eventfd_of("self", file), eventfd_of("self", -1)), (None, None));
+        for fd in [first, other, copy, file] {
+            real::close(fd);
+        }
+    }
+
+    #[test]
+    fn what_is_closed_by_execve_does_not_survive() {
+        let (stays, goes) = (eventfd(0), eventfd(libc::EFD_CLOEXEC));
+        let mut found = Vec::new();
+        surviving(|fd, what| found.push((fd, what)));
+        assert!(found.contains(&(stays, What::Eventfd)));
+        assert!(!found.iter().any(|(fd, _)| *fd == goes));
+        for fd in [stays, goes] {
+            real::close(fd);
+        }
+    }
+
+    #[test]
+    fn a_ticket_is_a_socket_of_its_kind_that_survives() {
+        let socket = |kind| sys!(SYS_socket, libc::AF_UNIX, kind, 0) as c_int;
+        let ticket = socket(libc::SOCK_SEQPACKET);
+        let closed = socket(libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC);
+        let stream = socket(libc::SOCK_STREAM);
+        assert_eq!([ticket, closed, stream, -1].map(is_ticket), [true, false, false, false]);
+        assert!(![ticket, -1].into_iter().any(are_numbers));
+        for fd in [ticket, closed, stream] {
+            real::close(fd);
+        }
+    }
+}

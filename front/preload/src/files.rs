@@ -1,51 +1,25 @@
 //! sendfile(2) and splice(2): move bytes between a FIFO and another descriptor.
 
-use libc::{c_int, c_uint, off_t, size_t, ssize_t};
+use libc::{c_int, c_uint, off_t};
 use slipway_socket::{Errno, Half};
 
 use crate::fds;
-use crate::guard::guard;
-use crate::real::{self, fail, sys};
+use crate::real::{self, sys};
 use crate::transfer::{PIECE, deadline, may_wait, recv_all, send_all, wait};
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile(
-    to: c_int,
-    file: c_int,
-    offset: *mut off_t,
-    count: size_t,
-) -> ssize_t {
-    if fds::stream(file).is_some() {
-        return fail(Errno::INVAL);
-    }
-    let Some(object) = fds::stream(to) else {
-        return sys!(SYS_sendfile, to, file, offset, count) as ssize_t;
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { send_file(to, &object, file, offset, count) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile64(
-    to: c_int,
-    file: c_int,
-    offset: *mut off_t,
-    count: size_t,
-) -> ssize_t {
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { sendfile(to, file, offset, count) }
-}
-
-unsafe fn send_file(
+/// Sends `count` bytes of `file` from the offset `given` on, or else from the file's position,
+/// either of which is moved by what was sent.
+///
+/// # Errors
+/// Those of sendfile(2).
+pub fn send_file(
     to: c_int,
     object: &fds::Ref,
     file: c_int,
-    offset: *mut off_t,
-    count: size_t,
+    given: Option<&mut off_t>,
+    count: usize,
 ) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: the caller guarantees valid pointers.
-    let given = unsafe { offset.as_mut() };
     let here = given.as_ref().map_or_else(|| sys!(SYS_lseek, file, 0, libc::SEEK_CUR), |at| **at);
     if here < 0 {
         return Err(Errno::INVAL);
@@ -58,7 +32,7 @@ unsafe fn send_file(
         let got = sys!(SYS_pread64, file, piece.as_mut_ptr(), room, at);
         if got <= 0 {
             if got < 0 && done == 0 {
-                return Err(Errno::from_raw_os_error(real::errno()));
+                return Err(real::last_error());
             }
             break;
         }
@@ -81,27 +55,23 @@ unsafe fn send_file(
     Ok(done)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn splice(
-    from: c_int,
-    from_offset: *mut off_t,
-    to: c_int,
-    to_offset: *mut off_t,
-    count: size_t,
+/// Carries out splice(2) between `from` and `to`, of which at least one is a connection of ours.
+///
+/// # Errors
+/// Those of splice(2): `EINVAL` if both are connections.
+pub fn splice(
+    (from, source): (c_int, Option<fds::Ref>),
+    (to, sink): (c_int, Option<fds::Ref>),
+    count: usize,
     flags: c_uint,
-) -> ssize_t {
-    let source = fds::stream(from);
-    let sink = fds::stream(to);
-    if source.is_none() && sink.is_none() {
-        return sys!(SYS_splice, from, from_offset, to, to_offset, count, flags) as ssize_t;
-    }
+) -> Result<usize, Errno> {
     let how = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
-    guard(|| match (source, sink) {
+    match (source, sink) {
         (Some(source), None) => splice_out(from, &source, to, count, how),
         (None, Some(sink)) => splice_in(from, to, &sink, count, how),
         // One of the two must be a pipe.
         _ => Err(Errno::INVAL),
-    })
+    }
 }
 
 /// Moves bytes from the socket to a pipe. Takes as many out of the socket as the pipe accepted.
@@ -117,7 +87,7 @@ fn splice_out(
     let room = count.min(PIECE);
     let got = recv_all(from, stream, &mut piece[..room], how | libc::MSG_PEEK)?;
     let written = sys!(SYS_write, pipe, piece.as_ptr(), got);
-    let taken = usize::try_from(written).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
+    let taken = real::outcome(written)?;
     recv_all(from, stream, &mut piece[..taken], libc::MSG_DONTWAIT)
 }
 
@@ -141,6 +111,6 @@ fn splice_in(
     }
     // A writable FIFO has room for 2048 bytes: it has at least a page and is at least half empty.
     let got = sys!(SYS_read, pipe, piece.as_mut_ptr(), count.min(2048));
-    let got = usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
+    let got = real::outcome(got)?;
     send_all(to, stream, &piece[..got], how)
 }

@@ -1,7 +1,7 @@
 //! Resumes, in a new image of a process, the connections that survived execve(2). See
 //! [`exec`](crate::exec).
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
@@ -11,32 +11,18 @@ use slipway_socket::{Address, Family, Listening, Opened, option};
 
 use crate::descriptors::{self, What};
 use crate::fds::{self, DescriptorKind, Stream};
-use crate::guard::guard;
 use crate::listener::Listener;
 use crate::numbers::Numbers;
 use crate::open::own_address;
 use crate::real::{self, sys};
-use crate::{attach, libcs, program, session};
+use crate::{attach, session};
 
-/// The loader calls `begin` before the program's main function.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = begin;
-
-extern "C" fn begin() {
-    let saved = real::errno();
-    guard(|| {
-        program::begin();
-        libcs::begin();
-        let (_, places) = Survivor::Ticket.places();
-        if let Some(number) = places.into_iter().find(|number| descriptors::is_ticket(*number)) {
-            // SAFETY: the previous image left the descriptor to this one, where nothing else knows
-            // it yet.
-            go_on(unsafe { OwnedFd::from_raw_fd(number) });
-        }
-        Ok(0)
-    });
-    real::set_errno(saved);
+/// Resumes the connections of the previous image, if it left a ticket.
+pub fn begin() {
+    let (_, places) = Survivor::Ticket.places();
+    if let Some(number) = places.into_iter().find(|number| descriptors::is_ticket(*number)) {
+        go_on(real::inherited(number));
+    }
 }
 
 /// The surviving descriptors: eventfds with their kernel ids, and listening sockets.
@@ -138,5 +124,31 @@ fn is_same(a: &Address, b: &Address) -> bool {
 }
 
 fn inode(fd: c_int) -> u64 {
-    rustix::fs::fstat(crate::real::borrowed(fd)).map_or(0, |stat| stat.st_ino)
+    rustix::fs::fstat(real::borrowed(fd)).map_or(0, |stat| stat.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_of_all_addresses_is_itself_in_both_domains() {
+        let v6 = Address { ip: [0; 16], port: 80 };
+        let v4 = Address::v4([0; 4], 80);
+        assert!(is_same(&v6, &v4) && is_same(&v4, &v6));
+        assert!(!is_same(&v6, &Address { port: 81, ..v6 }));
+        let one = Address::v4([127, 0, 0, 1], 80);
+        assert!(is_same(&one, &one));
+        assert!(!is_same(&one, &v4) && !is_same(&one, &Address::v4([127, 0, 0, 2], 80)));
+    }
+
+    #[test]
+    fn copies_of_a_socket_have_its_inode() {
+        let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let (copy, other) =
+            (socket.try_clone().unwrap(), std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
+        assert_eq!(inode(socket.as_raw_fd()), inode(copy.as_raw_fd()));
+        assert_ne!(inode(socket.as_raw_fd()), inode(other.as_raw_fd()));
+        assert_ne!(inode(socket.as_raw_fd()), 0);
+    }
 }

@@ -1,23 +1,28 @@
 //! `libslipway.so`: gives unmodified programs the sockets of the socket plane. The library exports
 //! libc's socket functions. Loaded by `LD_PRELOAD`, its functions are found before libc's.
 //!
-//! - [`fds`]: the table of our descriptors, by number;
+//! Two parts meet here. `c` is C's interface: all exported functions, which turn pointers into
+//! slices, references and values, call the other part, and return its results as C does. The other
+//! part is a plain library, which knows no caller's pointer:
+//!
+//! - [`fds`]: the table of our descriptors, by number, and the objects that they stand for;
 //! - [`attach`]: attaches this process to the engine when a call first needs it
 //!   (`attach::family`); [`session`]: the family that the process belongs to then;
-//! - [`open`]: socket calls that make and end connections; [`listener`]: a kernel's listener with a
-//!   second queue at the engine;
-//! - [`transfer`]: how bytes move; [`data`], [`vectors`], [`files`]: the calls that move them;
-//! - [`options`]: getsockopt(2), fcntl(2), ioctl(2) and names, with values that share a
-//!   word in [`halves`]; [`copies`]: close(2), dup(2);
+//! - [`open`]: how connections begin and end; [`listener`]: a kernel's listener with a second queue
+//!   at the engine;
+//! - [`transfer`]: how bytes move; [`vectors`]: pieces and messages of one call; [`files`]: between
+//!   a FIFO and another descriptor;
+//! - [`options`]: options of sockets, with values that share a word in [`halves`]; [`copies`]:
+//!   closed and copied descriptors;
 //! - [`polling`]: poll(2); [`select`]: select(2), which is a poll(2); [`polled`]: the descriptors
 //!   that the kernel polls for them; [`epoll`]: epoll(7);
 //! - [`process`]: fork(2); [`exec`], [`spawn`], [`numbers`] and [`inherit`]: execve(2) and
 //!   posix_spawn(3); [`program`]: whether a program will load the library; [`descriptors`]: what
 //!   the kernel reports about descriptors in `/proc`;
-//! - [`real`]: the system calls themselves; [`syscall`]: calls by syscall(2); [`libcs`]: libc's
-//!   functions of names that are exported;
-//! - [`guard`]: the limits of calls from C; [`signals`]: what calls need of them; [`address`],
-//!   [`time`]: C's formats.
+//! - [`real`]: the system calls themselves; [`libcs`]: libc's functions of names that are exported;
+//! - [`signals`]: what calls need of them; [`address`], [`time`], [`strings`]: C's formats.
+//!
+//! `unsafe` is allowed in `c`, and in each module of the library whose head says why.
 //!
 //! # What is ours
 //! A TCP socket begins as a kernel socket. connect(2) asks the engine. If the engine knows a
@@ -29,23 +34,25 @@
 //! price of a look into the table. Without an engine everything goes to the kernel.
 //!
 //! # A function, an option
-//! A further function of libc is exported by the module of its kind. It asks [`fds`] for the
-//! descriptor. If that is not ours it makes the system call ([`real`]), and otherwise it works
-//! within [`guard`]. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is beside it, and its number in
-//! [`syscall`] if programs call it so.
+//! A further function of libc is exported by the module of its kind in `c`. It asks [`fds`] for the
+//! descriptor. If that is not ours it makes the system call ([`real`]), and otherwise it calls a
+//! function of the library within `c::guard`. Its name of `_FORTIFY_SOURCE` (`__read_chk`) is
+//! beside it, and its number in `c::syscall` if programs call it so.
 //!
 //! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
 //! Another one is an arm of `read_option` and of `write_option` there. If it is on or off, it is a
 //! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a half of another
 //! word of the entry, and gets a row of [`halves`]. The doc comment of `slipway_socket::option`
-//! (`host/socket/src/endpoint.rs`) says which halves and words are left. `setsockopt` hands
+//! (`host/socket/src/endpoint.rs`) says which halves and words are left. `c::options` hands
 //! `write_option` the first 16 bytes of a value, as many as a timeout has. Programs set many
 //! options before connect(2): `take_over` of [`options`] copies those that matter from the kernel's
 //! socket. Accepted connections begin with none of their listener's.
 //!
-//! `tests/semantics.py` gets a case of each function, and of each option that has an effect, which
-//! has to come out as with the kernel. `docs/sockets.md` names functions and such options under
-//! "What works", and options without an effect under "What does not".
+//! Unit tests are beside what they test, and compiled without `c`: its names are libc's, and a test
+//! program that had them would be its own subject. `tests/semantics.py` gets a case of each
+//! function, and of each option that has an effect, which has to come out as with the kernel.
+//! `docs/sockets.md` names functions and such options under "What works", and options without an
+//! effect under "What does not".
 //!
 //! # What it must not do
 //! Take a lock or allocate memory while bytes move; unwind into C (a panic becomes `EIO`); call
@@ -58,20 +65,20 @@
 //! polled by poll(2) or epoll(7). `docs/sockets.md` has the list for users.
 //!
 //! Dependencies: `libc` for the types of the interface, `rustix` for descriptors' types.
-#![allow(unsafe_code)] // C's interface: the caller vouches for pointers and descriptors
-#![allow(clippy::missing_safety_doc)] // the manual page of each function is the contract
-#![allow(missing_docs)] // the manual page of each function is the documentation
+#![cfg_attr(test, allow(dead_code, unused_imports))] // what only `c` uses
 
 mod address;
 mod attach;
+#[cfg(not(test))]
+#[allow(unsafe_code)] // C's interface: the caller vouches for pointers and descriptors
+#[allow(clippy::missing_safety_doc, missing_docs)] // the manual page of each function has both
+mod c;
 mod copies;
-mod data;
 mod descriptors;
 mod epoll;
 mod exec;
 mod fds;
 mod files;
-mod guard;
 mod halves;
 mod inherit;
 mod libcs;
@@ -88,7 +95,7 @@ mod select;
 mod session;
 mod signals;
 mod spawn;
-mod syscall;
+mod strings;
 mod time;
 mod transfer;
 mod vectors;

@@ -2,6 +2,7 @@
 //!
 //! They are looked up when the library is loaded ([`begin`]). A child of vfork(2) must not look
 //! them up: dlsym(3) takes the loader's locks, and another thread of the parent may have them.
+#![allow(unsafe_code)] // an address that dlsym(3) found becomes a function
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -11,9 +12,8 @@ use libc::{c_char, c_int, c_void};
 use slipway_socket::Errno;
 
 use crate::real::fail;
+use crate::strings::Strings;
 
-/// Arguments or an environment: pointers to strings, and a null pointer at the end.
-pub type Strings = *const *const c_char;
 /// The list of actions of a posix_spawn(3).
 pub type Actions = *mut libc::posix_spawn_file_actions_t;
 

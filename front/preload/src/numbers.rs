@@ -143,3 +143,69 @@ impl Numbers {
         latest_first.find(|[number, _]| *number == fd as u64).map(|[_, entry]| *entry)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what is read of a memfd with these bytes.
+    fn read(bytes: &[u8]) -> Numbers {
+        let flags = libc::MFD_CLOEXEC;
+        let file = sys!(SYS_memfd_create, c"test".as_ptr(), flags) as c_int;
+        assert!(file >= 0);
+        let written = sys!(SYS_pwrite64, file, bytes.as_ptr(), bytes.len(), 0);
+        assert_eq!(written as usize, bytes.len());
+        let numbers = Numbers::read(file);
+        real::close(file);
+        numbers
+    }
+
+    fn pairs(pairs: &[[u64; 2]]) -> Vec<u8> {
+        pairs.as_flattened().iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn the_latest_entry_of_a_number_counts() {
+        let numbers = read(&pairs(&[[3, 30], [4, 40], [3, 31]]));
+        assert_eq!([3, 4, 5, -1].map(|fd| numbers.entry(fd)), [Some(31), Some(40), None, None]);
+    }
+
+    #[test]
+    fn a_list_that_is_cut_has_its_whole_pairs() {
+        let bytes = pairs(&[[3, 30], [4, 40]]);
+        for cut in 0..bytes.len() {
+            let numbers = read(&bytes[..cut]);
+            assert_eq!(numbers.entry(3), (cut >= 16).then_some(30), "{cut}");
+            assert_eq!(numbers.entry(4), None, "{cut}");
+        }
+        assert_eq!(Numbers::read(-1).entry(0), None, "a file that cannot be read");
+    }
+
+    #[test]
+    fn a_list_has_a_bound_which_a_longer_file_does_not_move() {
+        let all: Vec<_> = (0..MOST as u64 + 8).map(|at| [at, at + 1]).collect();
+        let mut numbers = read(&pairs(&all));
+        let last = MOST as c_int - 1;
+        assert_eq!((numbers.entry(last), numbers.entry(last + 1)), (Some(MOST as u64), None));
+        numbers.push(last + 1, 7);
+        assert_eq!(numbers.entry(last + 1), None);
+    }
+
+    #[test]
+    fn actions_are_forgotten_list_by_list() {
+        // Addresses that no list of actions has.
+        let copies = |list: usize| {
+            let all = ACTIONS.hold();
+            all.iter().filter(|one| one.0 == list).map(|one| (one.1, one.2)).collect::<Vec<_>>()
+        };
+        will_copy(1, 3, 4);
+        will_copy(2, 5, 6);
+        will_copy(1, 4, 7);
+        assert_eq!(copies(1), [(3, 4), (4, 7)]);
+        forget(1);
+        assert_eq!((copies(1), copies(2)), (vec![], vec![(5, 6)]));
+        forget(2);
+        // Copies of descriptors that are not ours have no entry.
+        assert_eq!(Numbers::of([800_000].into_iter(), 2).leave(), None);
+    }
+}

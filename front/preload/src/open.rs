@@ -1,61 +1,44 @@
-//! Makes and ends connections: connect(2), listen(2), accept(2), shutdown(2).
+//! Connections and listeners begin and end: connect(2), listen(2), accept(2), shutdown(2).
 
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use libc::{c_int, sockaddr, socklen_t};
+use libc::{c_int, c_long, socklen_t};
 use slipway_socket::hidden::{self, Hidden};
 use slipway_socket::{Address, Deadline, Errno, NotConnected, Opened, option};
 
-use crate::address::{read_address, write_address};
+use crate::address::{self, Name};
+use crate::copies::fresh;
 use crate::fds::{self, DescriptorKind, Ref, Stream};
-use crate::guard::guard;
 use crate::listener::Listener;
-use crate::real::{self, fail, sys};
+use crate::real::{self, sys};
 use crate::signals::{interrupted, restarts};
 use crate::time::timespec_of;
 use crate::{attach, epoll, session};
 
 /// Returns the local address of a kernel socket.
 pub fn own_address(fd: c_int) -> Option<Address> {
-    let mut bytes = [0u64; 4];
+    let mut bytes = [0u8; 32];
     let mut length: socklen_t = 32;
-    let at = bytes.as_mut_ptr().cast::<sockaddr>();
-    let got = sys!(SYS_getsockname, fd, at, &raw mut length);
-    // SAFETY: the kernel wrote `length` bytes, at most 32.
-    if got == 0 { unsafe { read_address(at, length.min(32)) } } else { None }
+    let got = sys!(SYS_getsockname, fd, bytes.as_mut_ptr(), &raw mut length);
+    if got == 0 { address::read(bytes.get(..length as usize)?) } else { None }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
-    if let Some(object) = fds::get(fd)
-        && object.stream().is_some()
-    {
-        return fail(Errno::ISCONN) as c_int;
+/// Connects the socket `fd` through the engine, if `to` is an address with a listener that the
+/// engine knows. Returns `false` if the socket is left to the kernel.
+///
+/// # Errors
+/// Those of connect(2): `EINPROGRESS` if the socket is connected now and non-blocking, as programs
+/// expect.
+pub fn connect(fd: c_int, to: Option<Address>) -> Result<bool, Errno> {
+    let Some(to) = to.filter(|to| to.port != 0) else { return Ok(false) };
+    let Some(domain) = real::tcp_domain(fd) else { return Ok(false) };
+    match try_connect(fd, to, domain) {
+        Ok(true) => Err(Errno::INPROGRESS),
+        Ok(false) => Ok(true),
+        Err(NotConnected::NotOurs) => Ok(false),
+        Err(NotConnected::Failed(errno)) => Err(errno),
     }
-    // SAFETY: the caller guarantees valid pointers.
-    let ours = unsafe { read_address(to, length) }
-        .filter(|to| to.port != 0)
-        .and_then(|to| Some((to, real::tcp_domain(fd)?)));
-    if let Some((to, domain)) = ours {
-        let saved = real::errno();
-        let tried = guard(|| match try_connect(fd, to, domain) {
-            Ok(nonblock) => {
-                if nonblock {
-                    Err(Errno::INPROGRESS)
-                } else {
-                    Ok(1)
-                }
-            }
-            Err(NotConnected::NotOurs) => Ok(0),
-            Err(NotConnected::Failed(errno)) => Err(errno),
-        });
-        if tried != 0 {
-            return if tried < 0 { -1 } else { 0 };
-        }
-        real::set_errno(saved);
-    }
-    sys!(SYS_connect, fd, to, length) as c_int
 }
 
 /// Connects through the engine. Returns whether the socket is non-blocking; the program then
@@ -65,15 +48,7 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
         return Err(NotConnected::NotOurs);
     }
     let family = attach::family().ok_or(NotConnected::NotOurs)?;
-    let to = if !to.is_unspecified() {
-        to
-    } else if domain == libc::AF_INET {
-        Address::v4([127, 0, 0, 1], to.port)
-    } else {
-        let mut ip = [0; 16];
-        ip[15] = 1;
-        Address { ip, port: to.port }
-    };
+    let to = if to.is_unspecified() { loopback(domain, to.port) } else { to };
     let from = own_address(fd).filter(|from| from.port != 0);
     let Opened { endpoint, eventfd } = family.connect(to, from.unwrap_or(Address::ANY))?;
     let flags = sys!(SYS_fcntl, fd, libc::F_GETFL, 0) as c_int;
@@ -102,6 +77,16 @@ fn try_connect(fd: c_int, to: Address, domain: c_int) -> Result<bool, NotConnect
     Ok(nonblock)
 }
 
+/// Returns the address that connect(2) takes for an unspecified one of this domain.
+fn loopback(domain: c_int, port: u16) -> Address {
+    if domain == libc::AF_INET {
+        return Address::v4([127, 0, 0, 1], port);
+    }
+    let mut ip = [0; 16];
+    ip[15] = 1;
+    Address { ip, port }
+}
+
 /// Keeps the kernel's socket `fd`, whose number a connection takes over, and takes it out of the
 /// sets that it waits in. Returns `None` if no descriptors are left: the port is free then.
 fn keep(fd: c_int, waiting: &[(c_int, c_int)]) -> Option<Hidden> {
@@ -114,30 +99,21 @@ fn keep(fd: c_int, waiting: &[(c_int, c_int)]) -> Option<Hidden> {
     Some(kept)
 }
 
+/// Returns whether a kernel socket has a peer.
 fn is_connected(fd: c_int) -> bool {
     let mut bytes = [0u64; 4];
     let mut length: socklen_t = 32;
     sys!(SYS_getpeername, fd, bytes.as_mut_ptr(), &raw mut length) == 0
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if fds::stream(fd).is_some() {
-        return fail(Errno::INVAL) as c_int;
-    }
-    let done = sys!(SYS_listen, fd, backlog) as c_int;
-    if done == 0
-        && !fds::get(fd).is_some_and(|object| matches!(object.kind(), DescriptorKind::Listener(_)))
+/// Gives the kernel's listener `fd`, for which the program called listen(2), a second queue at the
+/// engine, if there is one.
+pub fn listen(fd: c_int, backlog: c_int) {
+    if !fds::get(fd).is_some_and(|object| matches!(object.kind(), DescriptorKind::Listener(_)))
         && let Some(domain) = real::tcp_domain(fd)
     {
-        let saved = real::errno();
-        guard(|| {
-            try_listen(fd, backlog, domain);
-            Ok(0)
-        });
-        real::set_errno(saved);
+        try_listen(fd, backlog, domain);
     }
-    done
 }
 
 fn try_listen(fd: c_int, backlog: c_int, domain: c_int) {
@@ -197,8 +173,7 @@ fn register(
     let option = |level, name| real::option(fd, level, name).unwrap_or(0);
     let shared = option(libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let v6_only = domain == libc::AF_INET6 && option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
-    // SAFETY: the caller's descriptor, which is open during the call.
-    let proof = unsafe { BorrowedFd::borrow_raw(fd) };
+    let proof = real::borrowed(fd);
     let waiting = u32::try_from(backlog).unwrap_or(4096);
     let listening = match family.listen(at, waiting, shared, v6_only, Some(proof)) {
         Ok(listening) => listening,
@@ -224,54 +199,25 @@ fn register(
     Some(listener)
 }
 
-/// Handles a new kernel descriptor: if its number was ours, that one was closed without this
-/// library.
-fn fresh(fd: c_int) {
-    if fds::is_known(fd) && !fds::in_vfork_child() {
-        fds::remove(fd);
-    }
+/// A connection that accept(2) returns.
+pub struct Accepted {
+    pub fd: c_int,
+    /// The peer's name, or `None` if `kernel` of [`accept`] wrote it.
+    pub name: Option<Name>,
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let fd = sys!(SYS_socket, domain, kind, protocol) as c_int;
-    fresh(fd);
-    fd
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { accept4(fd, from, length, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept4(
-    fd: c_int,
-    from: *mut sockaddr,
-    length: *mut socklen_t,
-    flags: c_int,
-) -> c_int {
-    let Some(object) = fds::get(fd) else {
-        return sys!(SYS_accept4, fd, from, length, flags) as c_int;
-    };
-    match object.kind() {
-        DescriptorKind::Listener(listener) => {
-            guard(|| accept_either(fd, &object, listener, from, length, flags)) as c_int
-        }
-        DescriptorKind::Stream(_) => fail(Errno::INVAL) as c_int,
-        _ => sys!(SYS_accept4, fd, from, length, flags) as c_int,
-    }
-}
-
-fn accept_either(
+/// Accepts a connection from either queue of a listener. `kernel` calls the kernel's accept4(2),
+/// and `flags` are that call's. The object of `fd` is `object`, which has `listener`.
+///
+/// # Errors
+/// Those of accept4(2).
+pub fn accept(
     fd: c_int,
     object: &Ref,
     listener: &Listener,
-    from: *mut sockaddr,
-    length: *mut socklen_t,
     flags: c_int,
-) -> Result<usize, Errno> {
+    mut kernel: impl FnMut() -> c_long,
+) -> Result<Accepted, Errno> {
     let milliseconds = listener.timeout.load(Ordering::Relaxed);
     let until = match milliseconds {
         0 => Deadline::NEVER,
@@ -280,21 +226,19 @@ fn accept_either(
     loop {
         if let Some(new) = take_ours(listener, flags)? {
             let object = fds::get(new).ok_or(Errno::BADF)?;
-            if let Some(stream) = object.stream() {
-                // SAFETY: the caller's pointers, under the contract of accept(2).
-                unsafe { write_address(stream.endpoint.remote(), stream.domain, from, length) };
-            }
-            return Ok(new as usize);
+            let name =
+                object.stream().map(|stream| Name::new(stream.endpoint.remote(), stream.domain));
+            return Ok(Accepted { fd: new, name });
         }
-        let new = sys!(SYS_accept4, fd, from, length, flags);
+        let new = kernel() as c_int;
         if new >= 0 {
-            fresh(new as c_int);
+            fresh(new);
             if listener.family.look() && !fds::in_vfork_child() {
                 register_again(fd, object);
             }
-            return Ok(new as usize);
+            return Ok(Accepted { fd: new, name: None });
         }
-        let errno = Errno::from_raw_os_error(real::errno());
+        let errno = real::last_error();
         if errno != Errno::AGAIN || listener.nonblock.load(Ordering::Relaxed) {
             return Err(errno);
         }
@@ -315,7 +259,7 @@ fn wait_for_either(fd: c_int, listener: &Listener, until: Deadline) -> Result<()
     } else if interrupted() && until == Deadline::NEVER && restarts() {
         Ok(())
     } else {
-        Err(Errno::from_raw_os_error(real::errno()))
+        Err(real::last_error())
     }
 }
 
@@ -367,15 +311,11 @@ fn admit(opened: Opened, domain: c_int, flags: c_int) -> c_int {
     fd
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_shutdown, fd, how) as c_int;
-    };
-    guard(|| shut(&object, how)) as c_int
-}
-
-fn shut(object: &Ref, how: c_int) -> Result<usize, Errno> {
+/// Carries out shutdown(2) for a connection of ours. Returns 0, which is the call's result.
+///
+/// # Errors
+/// `EINVAL` if `how` is none of the three.
+pub fn shutdown(object: &Ref, how: c_int) -> Result<usize, Errno> {
     let stream = object.stream().ok_or(Errno::NOTSOCK)?;
     if ![libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR].contains(&how) {
         return Err(Errno::INVAL);
@@ -388,4 +328,41 @@ fn shut(object: &Ref, how: c_int) -> Result<usize, Errno> {
     }
     epoll::touch(object);
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unspecified_address_is_the_loopback_of_its_domain() {
+        assert_eq!(loopback(libc::AF_INET, 80), Address::v4([127, 0, 0, 1], 80));
+        let v6 = loopback(libc::AF_INET6, 80);
+        assert_eq!((v6.ip[15], v6.ip[..15].iter().sum::<u8>(), v6.port), (1, 0, 80));
+        assert!(!v6.is_unspecified());
+    }
+
+    #[test]
+    fn what_is_no_tcp_socket_or_has_no_address_is_the_kernels() {
+        assert_eq!(connect(-1, None), Ok(false));
+        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 0))), Ok(false));
+        assert_eq!(connect(-1, Some(Address::v4([127, 0, 0, 1], 80))), Ok(false));
+        assert_eq!((own_address(-1), is_connected(-1)), (None, false));
+    }
+
+    #[test]
+    fn an_eventfd_counts_the_connections_that_wait() {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let eventfd = Hidden::new(rustix::event::eventfd(2, flags).unwrap()).unwrap();
+        assert!(take_one(&eventfd) && take_one(&eventfd));
+        assert!(!take_one(&eventfd), "it is empty, and this does not wait");
+    }
+
+    #[test]
+    fn a_sockets_own_address_is_the_kernels() {
+        let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert_eq!(own_address(socket.as_raw_fd()), Some(Address::v4([127, 0, 0, 1], port)));
+        assert!(!is_connected(socket.as_raw_fd()));
+    }
 }

@@ -1,18 +1,18 @@
-//! Socket options and names. An option without an effect is taken and not refused.
+//! Socket options: getsockopt(2), setsockopt(2), and what fcntl(2) and ioctl(2) set and read of a
+//! socket. An option without an effect is taken and not refused.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 
-use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
-use slipway_socket::{Address, Endpoint, Errno, option};
+use libc::{c_int, socklen_t};
+use slipway_socket::{Endpoint, Errno, option};
 
-use crate::address::write_address;
-use crate::fds::{self, DescriptorKind, Stream};
-use crate::guard::guard;
+use crate::fds::{DescriptorKind, Stream};
 use crate::halves::{
     HalfWord, RECEIVE_BUFFER, RECEIVE_LOW_WATER, RECEIVE_TIMEOUT, SEND_BUFFER, SEND_TIMEOUT,
 };
-use crate::real::{self, fail, sys};
+use crate::listener::Listener;
+use crate::real::{self, sys};
 
 /// On/off options that are stored but have no effect, each with the bit that stores it.
 const SWITCHES: [(c_int, c_int, u32); 11] = [
@@ -73,10 +73,13 @@ const TCP_CLOSE_WAIT: u8 = 8;
 /// The bytes of a name of TCP's congestion control: `TCP_CA_NAME_MAX` (`net/tcp.h`).
 const CONGESTION_LEN: usize = 16;
 
-/// The most bytes of an option's value: those of [`TCP_INFO_LEN`], and room.
-const VALUE_LEN: usize = 256;
+/// The most bytes of an option's value that is read: those of [`TCP_INFO_LEN`], and room.
+pub const VALUE_LEN: usize = 256;
 
 const _: () = assert!(TCP_INFO_LEN <= VALUE_LEN);
+
+/// The most bytes of an option's value that is set: those of a timeout. The rest is ignored.
+pub const SET_LEN: usize = size_of::<libc::timeval>();
 
 /// Returns the bit of `FLAGS` that stores an on/off option, or `None` if the option is no row of
 /// [`SWITCHES`].
@@ -123,38 +126,9 @@ fn aborts(l_onoff: c_int, l_linger: c_int) -> bool {
     l_onoff != 0 && l_linger == 0
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    length: *mut socklen_t,
-) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        let got = sys!(SYS_getsockopt, fd, level, name, value, length) as c_int;
-        return got;
-    };
-    guard(|| {
-        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-        if value.is_null() || length.is_null() {
-            return Err(Errno::FAULT);
-        }
-        let mut bytes = [0; VALUE_LEN];
-        let size = read_option(stream, level, name, &mut bytes)?;
-        // SAFETY: the caller guarantees valid pointers.
-        unsafe {
-            let room = (*length as usize).min(size);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), room);
-            *length = room as socklen_t;
-        }
-        Ok(0)
-    }) as c_int
-}
-
 /// Writes an option's value to the beginning of `into`, and returns its length in bytes; the bytes
 /// after what is written are 0. The error is ENOPROTOOPT for an unknown option.
-fn read_option(
+pub fn read_option(
     stream: &Stream,
     level: c_int,
     name: c_int,
@@ -186,10 +160,8 @@ fn read_option(
             numbers(&[c_int::from(endpoint.has(option::ABORT)), 0])
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let time = timeout_named(name).get(endpoint);
-            put(into, offset_of!(libc::timeval, tv_sec), &(time / 1000).to_ne_bytes());
-            put(into, offset_of!(libc::timeval, tv_usec), &(time % 1000 * 1000).to_ne_bytes());
-            Ok(size_of::<libc::timeval>())
+            put_timeout(into, timeout_named(name).get(endpoint));
+            Ok(SET_LEN)
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
             put(into, 0, b"cubic\0");
@@ -210,6 +182,29 @@ fn read_option(
     }
 }
 
+/// Writes a timeout of `time` milliseconds as a `struct timeval`.
+fn put_timeout(into: &mut [u8; VALUE_LEN], time: u64) {
+    put(into, offset_of!(libc::timeval, tv_sec), &(time / 1000).to_ne_bytes());
+    put(into, offset_of!(libc::timeval, tv_usec), &(time % 1000 * 1000).to_ne_bytes());
+}
+
+/// Returns the milliseconds of the `struct timeval` in `bytes`. The error is EINVAL if it is cut,
+/// and EDOM for an invalid `tv_usec`.
+fn timeout_in(bytes: &[u8]) -> Result<u64, Errno> {
+    let word = |at| field(bytes, at).map(i64::from_ne_bytes);
+    let tv_sec = word(offset_of!(libc::timeval, tv_sec))?;
+    let tv_usec = word(offset_of!(libc::timeval, tv_usec))?;
+    if !(0..1_000_000).contains(&tv_usec) {
+        return Err(Errno::DOM);
+    }
+    Ok(milliseconds(libc::timeval { tv_sec, tv_usec }))
+}
+
+/// Returns the size in bytes that is reported of a buffer that a program set to `value`.
+fn buffer(value: c_int) -> u64 {
+    u64::try_from(value).unwrap_or(0).clamp(SMALLEST, LARGEST) * 2
+}
+
 /// Copies the bytes of a field to offset `at` of a value; both are constants, and within it.
 fn put(value: &mut [u8; VALUE_LEN], at: usize, field: &[u8]) {
     value[at..at + field.len()].copy_from_slice(field);
@@ -220,48 +215,21 @@ fn timeout_named(name: c_int) -> HalfWord {
     if name == libc::SO_SNDTIMEO { SEND_TIMEOUT } else { RECEIVE_TIMEOUT }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    length: socklen_t,
-) -> c_int {
-    let Some(object) = fds::get(fd) else {
-        return sys!(SYS_setsockopt, fd, level, name, value, length) as c_int;
-    };
-    let Some(stream) = object.stream() else {
-        let done = sys!(SYS_setsockopt, fd, level, name, value, length) as c_int;
-        if let DescriptorKind::Listener(listener) = object.kind() {
-            let time = timeout_of(fd, libc::SO_RCVTIMEO);
-            listener.timeout.store(time as i32, Ordering::Relaxed);
-        }
-        return done;
-    };
-    guard(|| {
-        if value.is_null() {
-            return Err(Errno::FAULT);
-        }
-        let mut bytes = [0; size_of::<libc::timeval>()];
-        let size = bytes.len().min(length as usize);
-        // SAFETY: the caller guarantees valid pointers.
-        unsafe { std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), size) };
-        write_option(stream, level, name, &bytes[..size])
-    }) as c_int
-}
-
 /// Sets an option to the value in `bytes`. Returns 0, which is the call's result. The error is
 /// EINVAL for a value that is too short, EDOM for a timeout with an invalid `tv_usec`, and
 /// ENOPROTOOPT for an option that is unknown or only read.
-fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Result<usize, Errno> {
+pub fn write_option(
+    stream: &Stream,
+    level: c_int,
+    name: c_int,
+    bytes: &[u8],
+) -> Result<usize, Errno> {
     let endpoint = &stream.endpoint;
     let number = |at| field(bytes, at).map(c_int::from_ne_bytes);
     if let Some(bit) = switch_of(level, name) {
         endpoint.set(bit, number(0)? != 0);
         return Ok(0);
     }
-    let buffer = |value: c_int| u64::try_from(value).unwrap_or(0).clamp(SMALLEST, LARGEST) * 2;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
             RECEIVE_BUFFER.set(endpoint, buffer(number(0)?));
@@ -279,14 +247,7 @@ fn write_option(stream: &Stream, level: c_int, name: c_int, bytes: &[u8]) -> Res
             endpoint.set(option::ABORT, aborts(l_onoff, l_linger));
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
-            let word = |at| field(bytes, at).map(i64::from_ne_bytes);
-            let tv_sec = word(offset_of!(libc::timeval, tv_sec))?;
-            let tv_usec = word(offset_of!(libc::timeval, tv_usec))?;
-            if !(0..1_000_000).contains(&tv_usec) {
-                return Err(Errno::DOM);
-            }
-            let time = milliseconds(libc::timeval { tv_sec, tv_usec });
-            timeout_named(name).set(endpoint, time);
+            timeout_named(name).set(endpoint, timeout_in(bytes)?);
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
         | (libc::IPPROTO_IPV6, _)
@@ -312,86 +273,21 @@ fn field<const N: usize>(value: &[u8], at: usize) -> Result<[u8; N], Errno> {
     value.get(at..).and_then(<[u8]>::first_chunk).copied().ok_or(Errno::INVAL)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getsockname(
-    fd: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_getsockname, fd, to, length) as c_int;
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { write_name(&object, Endpoint::local, to, length) }
+/// Follows a setsockopt(2) that the kernel made for a listener.
+pub fn follow(listener: &Listener, fd: c_int) {
+    let time = timeout_of(fd, libc::SO_RCVTIMEO);
+    listener.timeout.store(time as i32, Ordering::Relaxed);
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn getpeername(
-    fd: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_getpeername, fd, to, length) as c_int;
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { write_name(&object, Endpoint::remote, to, length) }
-}
-
-/// Writes one of a connection's two addresses, in the format of getsockname(2).
-unsafe fn write_name(
-    object: &fds::Ref,
-    address: fn(&Endpoint) -> Address,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
-    if to.is_null() || length.is_null() {
-        return fail(Errno::FAULT) as c_int;
-    }
-    if let Some(stream) = object.stream() {
-        let address = address(&stream.endpoint);
-        // SAFETY: the caller guarantees valid pointers.
-        unsafe { write_address(address, stream.domain, to, length) };
-    }
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, length: socklen_t) -> c_int {
-    match fds::stream(fd) {
-        Some(_) => fail(Errno::INVAL) as c_int,
-        None => sys!(SYS_bind, fd, at, length) as c_int,
-    }
-}
-
-/// fcntl(2). In C it is variadic; one integer argument is passed the same way.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    let Some(object) = fds::get(fd) else {
-        return sys!(SYS_fcntl, fd, command, argument) as c_int;
-    };
-    let flags = argument as c_int;
-    match (command, object.kind()) {
-        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
-            let new = sys!(SYS_fcntl, fd, command, argument) as c_int;
-            crate::copies::copied(fd, new);
-            new
+/// Returns the result of fcntl(2)'s `F_GETFL`. Returns `None` for a descriptor whose flags are the
+/// kernel's.
+pub fn status_of(kind: &DescriptorKind) -> Option<c_int> {
+    match kind {
+        DescriptorKind::Stream(stream) => Some(status(stream.endpoint.has(option::NONBLOCK))),
+        DescriptorKind::Listener(listener) => {
+            Some(status(listener.nonblock.load(Ordering::Relaxed)))
         }
-        (libc::F_GETFL, DescriptorKind::Stream(stream)) => {
-            status(stream.endpoint.has(option::NONBLOCK))
-        }
-        (libc::F_SETFL, DescriptorKind::Stream(stream)) => {
-            stream.endpoint.set(option::NONBLOCK, flags & libc::O_NONBLOCK != 0);
-            0
-        }
-        (libc::F_GETFL, DescriptorKind::Listener(listener)) => {
-            status(listener.nonblock.load(Ordering::Relaxed))
-        }
-        (libc::F_SETFL, DescriptorKind::Listener(listener)) => {
-            listener.set_nonblock(flags & libc::O_NONBLOCK != 0);
-            0
-        }
-        _ => sys!(SYS_fcntl, fd, command, argument) as c_int,
+        _ => None,
     }
 }
 
@@ -400,49 +296,144 @@ fn status(nonblock: bool) -> c_int {
     libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { fcntl(fd, command, argument) }
+/// Sets `O_NONBLOCK`, by fcntl(2) or ioctl(2). Returns `false` for a descriptor whose flags are the
+/// kernel's.
+pub fn set_nonblock(kind: &DescriptorKind, nonblock: bool) -> bool {
+    match kind {
+        DescriptorKind::Stream(stream) => _ = stream.endpoint.set(option::NONBLOCK, nonblock),
+        DescriptorKind::Listener(listener) => listener.set_nonblock(nonblock),
+        _ => return false,
+    }
+    true
 }
 
-/// ioctl(2). In C it is variadic; one pointer argument is passed the same way.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c_int) -> c_int {
-    let Some(object) = fds::get(fd) else {
-        return sys!(SYS_ioctl, fd, request, argument) as c_int;
+/// Returns whether the argument of the ioctl(2) points to a number that is read or written here.
+pub fn has_number(request: libc::Ioctl) -> bool {
+    matches!(request, libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ)
+}
+
+/// Carries out ioctl(2) for a descriptor of this kind. `number` is what the argument points to, if
+/// the request has one ([`has_number`]). Returns `None` if the kernel carries it out.
+pub fn ioctl(
+    kind: &DescriptorKind,
+    request: libc::Ioctl,
+    number: Option<&mut c_int>,
+) -> Option<Result<usize, Errno>> {
+    let stream = match kind {
+        DescriptorKind::Stream(stream) => Some(stream),
+        DescriptorKind::Listener(_) if request == libc::FIONBIO => None,
+        _ => return None,
     };
-    let kernel = || sys!(SYS_ioctl, fd, request, argument) as c_int;
-    // SAFETY: the argument of the requests below points to an int.
-    let number = || unsafe { argument.as_mut() };
-    match (object.kind(), request) {
-        (DescriptorKind::Listener(listener), libc::FIONBIO) => {
-            let Some(number) = number() else { return fail(Errno::FAULT) as c_int };
-            listener.set_nonblock(*number != 0);
-            0
+    if matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
+        return None;
+    }
+    if !has_number(request) {
+        return Some(Err(Errno::NOTTY));
+    }
+    let Some(number) = number else { return Some(Err(Errno::FAULT)) };
+    match (request, stream) {
+        (libc::FIONREAD, Some(stream)) => *number = stream.endpoint.arrived() as c_int,
+        (libc::TIOCOUTQ, Some(stream)) => *number = stream.endpoint.unread() as c_int,
+        _ => _ = set_nonblock(kind, *number != 0),
+    }
+    Some(Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_switch_has_a_bit_of_its_own_and_others_have_none() {
+        let mut seen = 0;
+        for (level, name, _) in SWITCHES {
+            let bit = switch_of(level, name).unwrap();
+            assert_eq!((bit.count_ones(), seen & bit), (1, 0));
+            seen |= bit;
         }
-        (DescriptorKind::Stream(_), libc::FIOCLEX | libc::FIONCLEX) => kernel(),
-        (DescriptorKind::Stream(stream), _) => {
-            let endpoint = &stream.endpoint;
-            match (request, number()) {
-                (libc::FIONBIO | libc::FIONREAD | libc::TIOCOUTQ, None) => {
-                    fail(Errno::FAULT) as c_int
-                }
-                (libc::FIONBIO, Some(number)) => {
-                    endpoint.set(option::NONBLOCK, *number != 0);
-                    0
-                }
-                (libc::FIONREAD, Some(number)) => {
-                    *number = endpoint.arrived() as c_int;
-                    0
-                }
-                (libc::TIOCOUTQ, Some(number)) => {
-                    *number = endpoint.unread() as c_int;
-                    0
-                }
-                _ => fail(Errno::NOTTY) as c_int,
-            }
+        for own in [option::NONBLOCK, option::SIX, option::ABORT] {
+            assert_eq!(seen & own, 0);
         }
-        _ => kernel(),
+        // The same number at another level is another option.
+        assert_eq!(switch_of(libc::IPPROTO_TCP, libc::SO_KEEPALIVE), None);
+        assert_eq!(switch_of(libc::SOL_SOCKET, -1), None);
+    }
+
+    #[test]
+    fn no_option_is_a_switch_and_a_number() {
+        for (level, name, _) in NUMBERS {
+            assert_eq!(switch_of(level, name), None);
+            let same = NUMBERS.iter().filter(|(at, what, _)| (*at, *what) == (level, name));
+            assert_eq!(same.count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_timeout_is_rounded_up_and_fits_its_half_of_a_word() {
+        let time = |tv_sec, tv_usec| milliseconds(libc::timeval { tv_sec, tv_usec });
+        assert_eq!((time(0, 0), time(0, 1), time(0, 1000), time(1, 1001)), (0, 1, 1, 1002));
+        assert_eq!((time(-1, 0), time(-5, 20)), (0, 1), "the kernel's of a past time is none");
+        assert!(time(i64::MAX, 999_999) <= u64::from(u32::MAX));
+        assert_eq!(time(i64::MAX, 999_999), 4_000_001_000);
+    }
+
+    #[test]
+    fn a_timeout_that_is_written_reads_back() {
+        for time in [0, 1, 999, 1000, 4_000_000_999] {
+            let mut value = [0xff; VALUE_LEN];
+            put_timeout(&mut value, time);
+            assert_eq!(timeout_in(&value[..SET_LEN]), Ok(time));
+            assert!(value[SET_LEN..].iter().all(|byte| *byte == 0xff));
+        }
+    }
+
+    #[test]
+    fn a_cut_or_invalid_timeout_is_refused() {
+        let timeval = |tv_sec: i64, tv_usec: i64| {
+            let mut value = [0; SET_LEN];
+            let (sec, usec) =
+                (offset_of!(libc::timeval, tv_sec), offset_of!(libc::timeval, tv_usec));
+            value[sec..sec + 8].copy_from_slice(&tv_sec.to_ne_bytes());
+            value[usec..usec + 8].copy_from_slice(&tv_usec.to_ne_bytes());
+            value
+        };
+        let whole = timeval(1, 0);
+        for cut in 0..whole.len() {
+            assert_eq!(timeout_in(&whole[..cut]), Err(Errno::INVAL), "{cut}");
+        }
+        for tv_usec in [-1, 1_000_000, i64::MIN, i64::MAX] {
+            assert_eq!(timeout_in(&timeval(1, tv_usec)), Err(Errno::DOM), "{tv_usec}");
+        }
+        assert_eq!(timeout_in(&timeval(i64::MIN, 999_999)), Ok(1000));
+    }
+
+    #[test]
+    fn a_buffer_is_reported_twice_as_large_within_limits() {
+        assert_eq!((buffer(4096), buffer(100_000)), (8192, 200_000));
+        assert_eq!((buffer(0), buffer(-1), buffer(c_int::MIN)), (2304, 2304, 2304));
+        assert_eq!(buffer(c_int::MAX), 4 << 20);
+    }
+
+    #[test]
+    fn close_is_a_reset_only_with_a_linger_of_no_time() {
+        assert!(aborts(1, 0) && aborts(-1, 0));
+        assert!(!aborts(0, 0) && !aborts(1, 1) && !aborts(1, -1));
+    }
+
+    #[test]
+    fn a_field_beyond_the_value_is_invalid() {
+        let value = [1, 0, 0, 0, 2];
+        assert_eq!(field(&value, 1), Ok([0, 0, 0, 2]));
+        for at in [2, 5, 6, usize::MAX] {
+            assert_eq!(field::<4>(&value, at), Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn flags_of_the_kernels_descriptors_are_the_kernels() {
+        let kind = DescriptorKind::Plain;
+        assert_eq!((status_of(&kind), set_nonblock(&kind, true)), (None, false));
+        assert_eq!(ioctl(&kind, libc::FIONBIO, Some(&mut 1)), None);
+        assert_eq!((status(false), status(true)), (libc::O_RDWR, libc::O_RDWR | libc::O_NONBLOCK));
     }
 }

@@ -1,20 +1,19 @@
 //! poll(2) with our descriptors and the kernel's in one set.
 //!
-//! [`poll_both`], which select(2) uses too, looks at our connections ([`look`]) and at the kernel's
+//! [`poll`], which select(2) uses too, looks at our connections ([`look`]) and at the kernel's
 //! descriptors ([`poll_kernel`]), polls in a loop for a while ([`spin`]), arms our connections
 //! ([`arm`]) and sleeps ([`sleep`]). Nothing outlives a call: `epoll` has sets that do.
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use libc::{c_int, nfds_t, pollfd, sigset_t, timespec};
+use libc::{c_int, pollfd, sigset_t};
 use slipway_socket::{Deadline, Edge, Endpoint, Errno, Half, heavy, is_told_surely};
 
 use crate::fds::{self, DescriptorKind, Ref};
-use crate::guard::{assert_fits, guard};
 use crate::polled::{Polled, SetOwner};
 use crate::real::{self, sys};
 use crate::session;
-use crate::time::{after, after_milliseconds, timespec_of};
+use crate::time::timespec_of;
 
 /// Events that poll(2) reports without being asked for them.
 const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -40,89 +39,9 @@ enum KernelPoll<'a> {
     },
 }
 
-/// Returns the set that a program passes.
-///
-/// # Errors
-/// `EINVAL` for a set without memory or of too many descriptors.
-///
-/// # Safety
-/// The contract of ppoll(2).
-unsafe fn slice<'a>(fds: *mut pollfd, count: nfds_t) -> Result<&'a mut [pollfd], Errno> {
-    match usize::try_from(count) {
-        Ok(0) => Ok(&mut []),
-        Ok(count) if !fds.is_null() && count <= 1 << 20 => {
-            // SAFETY: the caller guarantees valid pointers.
-            Ok(unsafe { std::slice::from_raw_parts_mut(fds, count) })
-        }
-        _ => Err(Errno::INVAL),
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
-    if unsafe { has_ours(fds, count) } {
-        let until = after_milliseconds(timeout);
-        // SAFETY: the caller guarantees valid pointers.
-        return guard(|| unsafe { poll_both(slice(fds, count)?, until, std::ptr::null()) })
-            as c_int;
-    }
-    sys!(SYS_poll, fds, count, timeout) as c_int
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: c_int,
-    room: usize,
-) -> c_int {
-    assert_fits(count as usize * size_of::<pollfd>(), room);
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { poll(fds, count, timeout) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ppoll(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
-    if unsafe { has_ours(fds, count) } {
-        // SAFETY: the caller guarantees valid pointers.
-        let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-        // SAFETY: the caller guarantees valid pointers.
-        return guard(|| unsafe { poll_both(slice(fds, count)?, until, mask) }) as c_int;
-    }
-    // The system call writes the remaining time to the timeout; libc's function does not.
-    // SAFETY: the caller guarantees that the pointer is valid if it is not null.
-    let own = unsafe { timeout.as_ref() }.copied();
-    let at = own.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    sys!(SYS_ppoll, fds, count, at, mask, 8) as c_int
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __ppoll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    room: usize,
-) -> c_int {
-    assert_fits(count as usize * size_of::<pollfd>(), room);
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { ppoll(fds, count, timeout, mask) }
-}
-
 /// Returns whether a descriptor of the set is ours.
-///
-/// # Safety
-/// The contract of ppoll(2).
-unsafe fn has_ours(fds: *const pollfd, count: nfds_t) -> bool {
-    // SAFETY: the caller guarantees valid pointers.
-    !fds.is_null() && (0..count as usize).any(|at| fds::is_known(unsafe { (*fds.add(at)).fd }))
+pub fn has_ours(set: &[pollfd]) -> bool {
+    set.iter().any(|polled| fds::is_known(polled.fd))
 }
 
 /// Returns the events of `object` that `events` asks for.
@@ -155,16 +74,12 @@ fn look_once(set: &mut [pollfd]) -> usize {
     ready
 }
 
-/// Polls a set in which a descriptor is ours, until `until`. Returns how many descriptors are
-/// ready.
+/// Polls a set in which a descriptor is ours, until `until`. Only the kernel reads `mask`, the
+/// signal mask during a sleep. Returns how many descriptors are ready.
 ///
 /// # Errors
 /// The errors of ppoll(2).
-pub fn poll_both(
-    set: &mut [pollfd],
-    until: Deadline,
-    mask: *const sigset_t,
-) -> Result<usize, Errno> {
+pub fn poll(set: &mut [pollfd], until: Deadline, mask: *const sigset_t) -> Result<usize, Errno> {
     loop {
         let mut ready = look(set);
         if ready == 0 && !until.has_passed() {
@@ -318,7 +233,7 @@ fn poll_kernel(
     let at = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let list = polled.list();
     if sys!(SYS_ppoll, list.as_mut_ptr(), list.len(), at, mask, 8) < 0 {
-        return Err(Errno::from_raw_os_error(real::errno()));
+        return Err(real::last_error());
     }
     if let Some((family, engine)) = family.zip(engine)
         && polled.said(engine) != 0

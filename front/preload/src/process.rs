@@ -1,4 +1,5 @@
 //! fork(2): the child belongs to the same family, and gets its own connection to the engine.
+#![allow(unsafe_code)] // locks are taken in one handler of a fork, and released in another
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

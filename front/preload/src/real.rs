@@ -1,5 +1,6 @@
 //! The system calls themselves. libc's wrappers, syscall(2) among them, have the names that this
 //! library exports.
+#![allow(unsafe_code)] // system calls, and libc's errno
 
 /// Makes a system call; -1 and errno if it failed.
 macro_rules! sys {
@@ -15,7 +16,7 @@ macro_rules! sys {
 }
 pub(crate) use sys;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::c_int;
 use slipway_socket::Errno;
@@ -76,6 +77,17 @@ pub fn fail(errno: Errno) -> isize {
     -1
 }
 
+/// Returns the error of this thread's last system call.
+pub fn last_error() -> Errno {
+    Errno::from_raw_os_error(errno())
+}
+
+/// Returns the result of a system call, or the thread's error if the call returned less than 0.
+#[inline]
+pub fn outcome(returned: libc::c_long) -> Result<usize, Errno> {
+    usize::try_from(returned).map_err(|_| last_error())
+}
+
 /// Returns an integer option of a kernel socket, or `None` if the call failed.
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
@@ -103,4 +115,45 @@ pub fn close(fd: c_int) -> c_int {
 pub fn borrowed<'a>(fd: c_int) -> BorrowedFd<'a> {
     // SAFETY: the program's own descriptor, which it has open during the call.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Owns `fd`, a hidden descriptor that a previous image or another thread left for this one.
+pub fn inherited(fd: c_int) -> OwnedFd {
+    // SAFETY: nothing else in this process knows the hidden number.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_system_call_returns_less_than_0_and_sets_errno() {
+        set_errno(0);
+        assert_eq!(sys!(SYS_close, -1), -1);
+        assert_eq!((errno(), last_error()), (libc::EBADF, Errno::BADF));
+        assert_eq!(outcome(sys!(SYS_close, -1)), Err(Errno::BADF));
+        // A system call that succeeds leaves errno as it is.
+        assert!(outcome(sys!(SYS_getpid)).is_ok_and(|id| id > 1));
+        assert_eq!(errno(), libc::EBADF);
+    }
+
+    #[test]
+    fn a_socket_of_another_kind_has_no_domain_of_tcp_and_errno_stays() {
+        set_errno(7);
+        assert_eq!(tcp_domain(-1), None);
+        assert_eq!(errno(), 7);
+        let socket = |domain, kind| sys!(SYS_socket, domain, kind | libc::SOCK_CLOEXEC, 0) as c_int;
+        let sockets = [
+            (socket(libc::AF_INET, libc::SOCK_STREAM), Some(libc::AF_INET)),
+            (socket(libc::AF_INET, libc::SOCK_DGRAM), None),
+            (socket(libc::AF_UNIX, libc::SOCK_STREAM), None),
+        ];
+        for (socket, domain) in sockets {
+            assert!(socket >= 0);
+            assert_eq!(tcp_domain(socket), domain);
+            assert_eq!(close(socket), 0);
+        }
+        assert_eq!(errno(), 7);
+    }
 }

@@ -33,6 +33,17 @@ mod tests {
         let past = timespec { tv_sec: -1, tv_nsec: -1 };
         assert!(after(&past).has_passed());
     }
+
+    #[test]
+    fn times_at_the_limits_of_their_types_do_not_overflow() {
+        let far = timespec { tv_sec: i64::MAX, tv_nsec: i64::MAX };
+        assert!(after(&far).left().is_some_and(|left| left > 1 << 60));
+        assert!(after_milliseconds(c_int::MAX).left().is_some_and(|left| left > 1 << 50));
+        assert_eq!(after_milliseconds(c_int::MIN), Deadline::NEVER);
+        let longest = timespec_of(u64::MAX);
+        assert_eq!((longest.tv_sec, longest.tv_nsec), (18_446_744_073, 709_551_615));
+    }
+
     #[test]
     fn a_negative_timeout_has_no_end() {
         assert_eq!(after_milliseconds(-1).left(), None);

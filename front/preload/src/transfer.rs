@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, c_void, size_t};
+use libc::c_int;
 use slipway_socket::{Deadline, Endpoint, Errno, Half, fetch, fetch_to_write, option};
 
 use crate::fds::Stream;
@@ -160,32 +160,15 @@ pub fn discard(fd: c_int, stream: &Stream, length: usize, flags: c_int) -> Resul
     Ok(done)
 }
 
-/// Returns the bytes that the caller wants to send.
-///
-/// # Safety
-/// The contract of write(2).
-pub unsafe fn from<'a>(buffer: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
-    if length == 0 {
-        return Ok(&[]);
-    }
-    if buffer.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller guarantees valid pointers.
-    Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), length.min(isize::MAX as usize)) })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Returns the buffer that the caller wants to receive into.
-///
-/// # Safety
-/// The contract of read(2). The bytes may be uninitialised: they are only written.
-pub unsafe fn into<'a>(buffer: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
-    if length == 0 {
-        return Ok(&mut []);
+    #[test]
+    fn an_address_to_prefetch_is_taken_once() {
+        let mut byte = 0u8;
+        let next = AtomicPtr::new(&raw mut byte);
+        assert_eq!(once(&next), Some(&raw mut byte));
+        assert_eq!(once(&next), None);
     }
-    if buffer.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller guarantees valid pointers.
-    Ok(unsafe { std::slice::from_raw_parts_mut(buffer.cast(), length.min(isize::MAX as usize)) })
 }

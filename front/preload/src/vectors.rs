@@ -1,47 +1,42 @@
-//! readv(2), writev(2), sendmsg(2), recvmsg(2), sendmmsg(2) and recvmmsg(2).
+//! Calls with several pieces or several messages: readv(2), sendmsg(2), recvmmsg(2).
+//!
+//! The pieces are an iterator, and a function moves one of them, so that nothing here knows a
+//! connection or the caller's memory.
 
-use libc::{c_int, c_uint, iovec, mmsghdr, msghdr, ssize_t};
+use libc::c_int;
 use slipway_socket::Errno;
-
-use crate::fds::{self, Stream};
-use crate::guard::guard;
-use crate::real::sys;
-use crate::transfer::{discard, from, into, recv_all, send_all};
 
 /// The most bytes of a message that any FIFO has room for when it is empty.
 const PAGE: usize = 4096;
 
-/// # Safety
-/// The contract of readv(2).
-unsafe fn vectors<'a>(vectors: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
-    match count {
-        0 => Ok(&[]),
-        1..=1024 if !vectors.is_null() => {
-            // SAFETY: the caller guarantees valid pointers.
-            Ok(unsafe { std::slice::from_raw_parts(vectors, count) })
-        }
-        1..=1024 => Err(Errno::FAULT),
-        _ => Err(Errno::INVAL),
-    }
+/// Returns the sum of the lengths of pieces, which a program may make up.
+pub fn total(lengths: impl Iterator<Item = usize>) -> usize {
+    lengths.fold(0, usize::saturating_add)
 }
 
-/// Sends the vectors in turn, and stops at the first that is sent in part only.
-unsafe fn send_vectors(
-    fd: c_int,
-    stream: &Stream,
-    pieces: &[iovec],
+/// Returns the bytes of a message that a FIFO is to have room for before the first of several
+/// pieces is sent. Returns `None` for a message for which there is room anyway, or of one piece.
+pub fn expected(lengths: impl ExactSizeIterator<Item = usize>) -> Option<usize> {
+    let count = lengths.len();
+    let all = total(lengths);
+    (all > PAGE && count > 1).then_some(all)
+}
+
+/// Sends the pieces in turn, each by `send` with the flags of its call, and stops at the first that
+/// is sent in part only. No piece is empty. Returns the number of bytes that were sent.
+///
+/// # Errors
+/// That of a piece, and that of `send` for the first piece: later ones end the call with what was
+/// sent before, without `SIGPIPE`.
+pub fn send<'a>(
+    pieces: impl Iterator<Item = Result<&'a [u8], Errno>>,
     flags: c_int,
+    mut send: impl FnMut(&[u8], c_int) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     let mut done = 0;
-    let all = pieces.iter().fold(0usize, |all, piece| all.saturating_add(piece.iov_len));
-    if all > PAGE && pieces.len() > 1 {
-        stream.endpoint.expect(all);
-    }
-    for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
-        // SAFETY: the caller guarantees valid pointers.
-        let bytes = unsafe { from(piece.iov_base, piece.iov_len) }?;
-        match send_all(fd, stream, bytes, if done > 0 { flags | libc::MSG_NOSIGNAL } else { flags })
-        {
+    for piece in pieces {
+        let bytes = piece?;
+        match send(bytes, if done > 0 { flags | libc::MSG_NOSIGNAL } else { flags }) {
             Ok(count) => {
                 done += count;
                 if count < bytes.len() {
@@ -55,21 +50,26 @@ unsafe fn send_vectors(
     Ok(done)
 }
 
-unsafe fn recv_vectors(
-    fd: c_int,
-    stream: &Stream,
-    pieces: &[iovec],
+/// Fills the pieces in turn, each by `receive` with the flags of its call, and stops at the first
+/// that is filled in part only. Waits for the first piece alone, unless `flags` have `MSG_WAITALL`.
+/// No piece is empty. Returns the number of bytes that were received.
+///
+/// # Errors
+/// That of a piece, and that of `receive` for the first piece: later ones end the call with what
+/// was received before.
+pub fn receive<'a>(
+    pieces: impl Iterator<Item = Result<&'a mut [u8], Errno>>,
     flags: c_int,
+    mut receive: impl FnMut(&mut [u8], c_int) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     let mut done = 0;
-    for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
-        // SAFETY: the caller guarantees valid pointers.
-        let bytes = unsafe { into(piece.iov_base, piece.iov_len) }?;
+    for piece in pieces {
+        let room = piece?;
         let more = done > 0 && flags & libc::MSG_WAITALL == 0;
-        match recv_all(fd, stream, bytes, if more { flags | libc::MSG_DONTWAIT } else { flags }) {
+        match receive(room, if more { flags | libc::MSG_DONTWAIT } else { flags }) {
             Ok(count) => {
                 done += count;
-                if count < bytes.len() || flags & libc::MSG_PEEK != 0 {
+                if count < room.len() || flags & libc::MSG_PEEK != 0 {
                     break;
                 }
             }
@@ -80,163 +80,133 @@ unsafe fn recv_vectors(
     Ok(done)
 }
 
-/// Makes a call with `count` vectors: `moves` for a connection of ours, or else `kernel`.
+/// Moves each message in turn, until `moves` fails or returns `false` for no message. `moves` also
+/// gets whether the message is the first. Returns how many were moved.
 ///
-/// # Safety
-/// The contract of readv(2).
-unsafe fn vectored(
-    fd: c_int,
-    pieces: *const iovec,
-    count: c_int,
-    kernel: impl FnOnce() -> libc::c_long,
-    moves: impl FnOnce(&Stream, &[iovec]) -> Result<usize, Errno>,
-) -> ssize_t {
-    let Some(object) = fds::stream(fd) else { return kernel() as ssize_t };
-    guard(|| {
-        let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-        // SAFETY: the caller guarantees valid pointers.
-        moves(stream, unsafe { vectors(pieces, count) }?)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    let kernel = || sys!(SYS_readv, fd, pieces, count);
-    // SAFETY: the caller guarantees valid pointers, here and below.
-    let moves = |stream: &Stream, all: &[iovec]| unsafe { recv_vectors(fd, stream, all, 0) };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { vectored(fd, pieces, count, kernel, moves) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
-    let kernel = || sys!(SYS_writev, fd, pieces, count);
-    // SAFETY: the caller guarantees valid pointers, here and below.
-    let moves = |stream: &Stream, all: &[iovec]| unsafe { send_vectors(fd, stream, all, 0) };
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { vectored(fd, pieces, count, kernel, moves) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_sendmsg, fd, message, flags) as ssize_t;
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { send_message(fd, &object, message, flags) })
-}
-
-#[allow(clippy::unnecessary_cast)] // musl has an int there
-unsafe fn send_message(
-    fd: c_int,
-    object: &fds::Ref,
-    message: *const msghdr,
-    flags: c_int,
+/// # Errors
+/// That of the first message.
+pub fn each_message<T>(
+    messages: &mut [T],
+    mut moves: impl FnMut(&mut T, bool) -> Result<bool, Errno>,
 ) -> Result<usize, Errno> {
-    // SAFETY: the caller guarantees valid pointers.
-    let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
-    if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::OPNOTSUPP);
-    }
-    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe {
-        send_vectors(fd, stream, vectors(message.msg_iov, message.msg_iovlen as usize)?, flags)
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_recvmsg, fd, message, flags) as ssize_t;
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { recv_message(fd, &object, message, flags) })
-}
-
-#[allow(clippy::unnecessary_cast)] // musl has an int there
-unsafe fn recv_message(
-    fd: c_int,
-    object: &fds::Ref,
-    message: *mut msghdr,
-    flags: c_int,
-) -> Result<usize, Errno> {
-    // SAFETY: the caller guarantees valid pointers.
-    let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
-    let stream = object.stream().ok_or(Errno::NOTSOCK)?;
-    // SAFETY: the caller guarantees valid pointers.
-    let pieces = unsafe { vectors(message.msg_iov, message.msg_iovlen as usize) }?;
-    let got = if flags & libc::MSG_TRUNC != 0 {
-        discard(fd, stream, pieces.iter().map(|piece| piece.iov_len).sum(), flags)
-    } else {
-        // SAFETY: the caller guarantees valid pointers.
-        unsafe { recv_vectors(fd, stream, pieces, flags) }
-    }?;
-    message.msg_namelen = 0;
-    message.msg_controllen = 0;
-    message.msg_flags = 0;
-    Ok(got)
-}
-
-/// Moves each of `count` messages in turn, until `moves` fails or returns `None` for no message.
-/// Returns how many were moved. An error of the first message is the call's.
-///
-/// # Safety
-/// The contract of sendmmsg(2).
-unsafe fn each_message(
-    messages: *mut mmsghdr,
-    count: c_uint,
-    mut moves: impl FnMut(&mut msghdr, bool) -> Result<Option<usize>, Errno>,
-) -> Result<usize, Errno> {
-    let count = count.min(1024) as usize;
-    for at in 0..count {
-        // SAFETY: the caller guarantees valid pointers.
-        let message = unsafe { &mut *messages.add(at) };
-        match moves(&mut message.msg_hdr, at == 0) {
-            Ok(Some(moved)) => message.msg_len = moved as c_uint,
+    for (at, message) in messages.iter_mut().enumerate() {
+        match moves(message, at == 0) {
+            Ok(true) => {}
             Err(errno) if at == 0 => return Err(errno),
-            Ok(None) | Err(_) => return Ok(at),
+            Ok(false) | Err(_) => return Ok(at),
         }
     }
-    Ok(count)
+    Ok(messages.len())
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmmsg(
-    fd: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_sendmmsg, fd, messages, count, flags) as c_int;
-    };
-    // SAFETY: the caller guarantees valid pointers, here and below.
-    let send =
-        |message: &mut msghdr, _| unsafe { send_message(fd, &object, message, flags) }.map(Some);
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { each_message(messages, count, send) }) as c_int
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmmsg(
-    fd: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-    timeout: *mut libc::timespec,
-) -> c_int {
-    let Some(object) = fds::stream(fd) else {
-        return sys!(SYS_recvmmsg, fd, messages, count, flags, timeout) as c_int;
-    };
-    let receive = |message: &mut msghdr, is_first: bool| {
-        let how = if is_first { flags } else { flags | libc::MSG_DONTWAIT };
-        // SAFETY: the caller guarantees valid pointers, here and below.
-        let got = unsafe { recv_message(fd, &object, message, how) }?;
-        // No bytes mean the end of the stream, which counts as a message only if it is the first.
-        Ok((got > 0 || is_first).then_some(got))
-    };
-    // SAFETY: the caller guarantees valid pointers.
-    guard(|| unsafe { each_message(messages, count, receive) }) as c_int
+    const PIECES: [&[u8]; 3] = [b"abc", b"de", b"fghi"];
+
+    fn pieces() -> impl Iterator<Item = Result<&'static [u8], Errno>> {
+        PIECES.into_iter().map(Ok)
+    }
+
+    #[test]
+    fn lengths_that_a_program_makes_up_do_not_overflow() {
+        assert_eq!(total([usize::MAX, 1, usize::MAX].into_iter()), usize::MAX);
+        assert_eq!(total([].into_iter()), 0);
+        assert_eq!(expected([usize::MAX, usize::MAX].into_iter()), Some(usize::MAX));
+    }
+
+    #[test]
+    fn room_is_asked_for_only_if_it_may_be_too_little() {
+        assert_eq!(expected([4096, 1].into_iter()), Some(4097));
+        assert_eq!(expected([4095, 1].into_iter()), None);
+        assert_eq!(expected([1 << 20].into_iter()), None, "one piece is sent as it is");
+        assert_eq!(expected([].into_iter()), None);
+    }
+
+    #[test]
+    fn pieces_are_sent_in_turn_and_only_the_first_may_raise_a_signal() {
+        let mut calls = Vec::new();
+        let sent = send(pieces(), libc::MSG_DONTWAIT, |bytes, flags| {
+            calls.push((bytes.to_vec(), flags & libc::MSG_NOSIGNAL != 0));
+            Ok(bytes.len())
+        });
+        assert_eq!(sent, Ok(9));
+        let expected = [("abc", false), ("de", true), ("fghi", true)];
+        assert_eq!(calls, expected.map(|(text, quiet)| (text.as_bytes().to_vec(), quiet)));
+    }
+
+    #[test]
+    fn a_piece_that_is_sent_in_part_is_the_last() {
+        let mut calls = 0;
+        let sent = send(pieces(), 0, |bytes, _| {
+            calls += 1;
+            Ok(bytes.len().min(2))
+        });
+        assert_eq!((sent, calls), (Ok(2), 1));
+    }
+
+    #[test]
+    fn an_error_counts_only_before_anything_was_sent() {
+        assert_eq!(send(pieces(), 0, |_, _| Err(Errno::PIPE)), Err(Errno::PIPE));
+        let mut results = [Ok(3), Err(Errno::PIPE)].into_iter();
+        assert_eq!(send(pieces(), 0, |_, _| results.next().unwrap()), Ok(3));
+        // A piece without memory is the program's fault, whatever was sent.
+        let pieces = [Ok(&b"abc"[..]), Err(Errno::FAULT)];
+        assert_eq!(send(pieces.into_iter(), 0, |bytes, _| Ok(bytes.len())), Err(Errno::FAULT));
+        assert_eq!(send(std::iter::empty(), 0, |_, _| Err(Errno::PIPE)), Ok(0));
+    }
+
+    /// Receives "abcdefghi" into pieces of 3, 2 and 4 bytes. Returns the result and the flags of
+    /// each call.
+    fn received(flags: c_int, most: usize) -> (Result<usize, Errno>, Vec<c_int>, Vec<u8>) {
+        let (mut memory, mut calls, mut from) = ([0; 9], Vec::new(), 0);
+        let (first, rest) = memory.split_at_mut(3);
+        let (second, third) = rest.split_at_mut(2);
+        let got = receive([first, second, third].into_iter().map(Ok), flags, |room, flags| {
+            calls.push(flags);
+            let count = room.len().min(most - from);
+            room[..count].copy_from_slice(&b"abcdefghi"[from..from + count]);
+            from += count;
+            if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
+        });
+        (got, calls, memory.to_vec())
+    }
+
+    #[test]
+    fn pieces_are_filled_in_turn_and_only_the_first_is_waited_for() {
+        let quick = libc::MSG_DONTWAIT;
+        assert_eq!(received(0, 9), (Ok(9), vec![0, quick, quick], b"abcdefghi".to_vec()));
+        assert_eq!(received(0, 4), (Ok(4), vec![0, quick], b"abcd\0\0\0\0\0".to_vec()));
+        assert_eq!(received(0, 3).0, Ok(3));
+        assert_eq!(received(0, 0), (Err(Errno::AGAIN), vec![0], vec![0; 9]));
+    }
+
+    #[test]
+    fn waitall_waits_for_each_piece_and_peek_looks_into_one() {
+        assert_eq!(received(libc::MSG_WAITALL, 9).1, [libc::MSG_WAITALL; 3]);
+        let peeked = received(libc::MSG_PEEK, 9);
+        assert_eq!((peeked.0, peeked.1.len()), (Ok(3), 1));
+    }
+
+    #[test]
+    fn messages_are_moved_until_one_is_not() {
+        let moved = |results: &[Result<bool, Errno>]| {
+            let mut messages: Vec<_> = results.to_vec();
+            each_message(&mut messages, |message, _| *message)
+        };
+        let (yes, no, failed) = (Ok(true), Ok(false), Err(Errno::AGAIN));
+        assert_eq!(moved(&[yes, yes, yes]), Ok(3));
+        assert_eq!(moved(&[yes, no, yes]), Ok(1));
+        assert_eq!(moved(&[yes, yes, failed]), Ok(2));
+        assert_eq!(moved(&[failed, yes]), Err(Errno::AGAIN));
+        assert_eq!((moved(&[no]), moved(&[])), (Ok(0), Ok(0)));
+        let mut firsts = Vec::new();
+        let messages = &mut [(), ()];
+        let all = each_message(messages, |(), is_first| {
+            firsts.push(is_first);
+            Ok(true)
+        });
+        assert_eq!((all, firsts), (Ok(2), vec![true, false]));
+    }
 }

@@ -18,9 +18,8 @@ use super::active::activate;
 use super::groups::Key;
 use super::{EDGE, ENGINE, GROUP, IN, Inner, Interest, Set};
 use crate::fds::{self, DescriptorKind, Ref};
-use crate::guard::guard;
 use crate::listener::Listener;
-use crate::real::{self, sys};
+use crate::real::{self, last_error, sys};
 use crate::session;
 
 /// A descriptor in a set.
@@ -36,53 +35,45 @@ pub(super) fn control(set: c_int, how: c_int, fd: c_int, events: u32, datum: u64
     sys!(SYS_epoll_ctl, set, how, fd, &raw const event) as c_int
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_ctl(
+/// Carries out epoll_ctl(2). `kernel` makes the system call, and returns its result.
+///
+/// # Errors
+/// The errors of epoll_ctl(2).
+pub fn carry_out(
     set: c_int,
     how: c_int,
     fd: c_int,
-    event: *mut epoll_event,
-) -> c_int {
-    let kernel = || sys!(SYS_epoll_ctl, set, how, fd, event) as c_int;
-    // SAFETY: the caller guarantees valid pointers.
-    let event = unsafe { event.as_ref() };
-    let interest = event.map(|event| Interest { events: event.events, datum: event.u64 });
+    interest: Option<Interest>,
+    kernel: impl FnOnce() -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
     let member = Member { set, fd };
     let Some(object) = fds::get(fd) else {
-        let done = kernel();
+        let done = kernel()?;
         // The kernel adds nothing without an interest.
-        if let (0, libc::EPOLL_CTL_ADD, Some(interest)) = (done, how, interest) {
+        if let (libc::EPOLL_CTL_ADD, Some(interest)) = (how, interest) {
             note_unconnected(member, interest);
         }
-        return done;
+        return Ok(done);
     };
-    let done = |outcome: Result<(), Errno>| outcome.map(|()| 0);
     match object.kind() {
-        DescriptorKind::Stream(_) => {
-            guard(|| done(change(member, how, &object, interest))) as c_int
-        }
+        DescriptorKind::Stream(_) => change(member, how, &object, interest)?,
         DescriptorKind::Listener(_) | DescriptorKind::Plain => {
-            if kernel() < 0 {
-                return -1;
-            }
-            guard(|| done(follow(member, how, &object, interest))) as c_int
+            kernel()?;
+            follow(member, how, &object, interest)?;
         }
-        _ => kernel(),
+        _ => return kernel(),
     }
+    Ok(0)
 }
 
 /// Notes a socket that was added before connect(2), as nginx does, or before listen(2): it may
 /// become ours.
 fn note_unconnected(member: Member, interest: Interest) {
-    if !is_unconnected(member.fd) {
-        return;
-    }
-    guard(|| {
+    if is_unconnected(member.fd) {
         let plain = fds::make(DescriptorKind::Plain);
         fds::put(member.fd, &plain);
         admit(member, &plain, interest, None);
-        Ok(0)
-    });
+    }
 }
 
 /// Follows a change that the kernel made to a descriptor of its own in its set: a listener's second
@@ -160,11 +151,6 @@ fn add_queue(set: c_int, listener: &Listener, interest: Interest) -> Result<(), 
     let queue = listener.eventfd.as_raw_fd();
     let done = control(set, libc::EPOLL_CTL_ADD, queue, interest.events, interest.datum);
     if done < 0 && last_error() != Errno::EXIST { Err(last_error()) } else { Ok(()) }
-}
-
-/// Returns the error of this thread's last system call.
-fn last_error() -> Errno {
-    Errno::from_raw_os_error(real::errno())
 }
 
 /// Returns whether `fd` is a kernel TCP socket that neither listens nor is connected.
@@ -397,5 +383,75 @@ pub fn touch(object: &Ref) {
         {
             activate(&mut own.inner.hold(), fd);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interest(datum: u64) -> Option<Interest> {
+        Some(Interest { events: IN, datum })
+    }
+
+    /// Carries out epoll_ctl(2) for a descriptor, as if the kernel had done the same.
+    fn carry(set: c_int, how: c_int, fd: c_int, datum: u64) -> Result<usize, Errno> {
+        carry_out(set, how, fd, interest(datum), || Ok(0))
+    }
+
+    fn socket(kind: c_int) -> c_int {
+        sys!(SYS_socket, libc::AF_INET, kind | libc::SOCK_CLOEXEC, 0) as c_int
+    }
+
+    fn close(fds: &[c_int]) {
+        for fd in fds {
+            fds::remove(*fd);
+            real::close(*fd);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_may_become_ours_is_followed_until_it_leaves() {
+        let set = sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) as c_int;
+        let fd = socket(libc::SOCK_STREAM);
+        let member = Member { set, fd };
+        assert_eq!(carry(set, libc::EPOLL_CTL_ADD, fd, 7), Ok(0));
+        let object = fds::get(fd).unwrap();
+        assert!(matches!(object.kind(), DescriptorKind::Plain));
+        assert_eq!((interest_in(member), first_number(set, &object)), (interest(7), Some(fd)));
+        assert_eq!(carry(set, libc::EPOLL_CTL_MOD, fd, 8), Ok(0));
+        assert_eq!(interest_in(member), interest(8));
+        assert_eq!(object.sets.hold().as_slice(), [(set, fd)]);
+        assert_eq!(carry(set, libc::EPOLL_CTL_DEL, fd, 0), Ok(0));
+        assert_eq!((interest_in(member), object.sets.hold().len()), (None, 0));
+        close(&[fd, set]);
+    }
+
+    #[test]
+    fn a_socket_that_is_closed_leaves_its_sets() {
+        let sets = [(); 2].map(|()| sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) as c_int);
+        let fd = socket(libc::SOCK_STREAM);
+        for set in sets {
+            assert_eq!(carry(set, libc::EPOLL_CTL_ADD, fd, 1), Ok(0));
+        }
+        let members = sets.map(|set| Member { set, fd });
+        assert!(members.iter().all(|member| interest_in(*member) == interest(1)));
+        close(&[fd]);
+        assert!(members.iter().all(|member| interest_in(*member).is_none()));
+        close(&sets);
+    }
+
+    #[test]
+    fn what_cannot_become_ours_or_what_the_kernel_refuses_is_not_noted() {
+        let set = sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) as c_int;
+        let (stream, datagrams) = (socket(libc::SOCK_STREAM), socket(libc::SOCK_DGRAM));
+        assert_eq!(carry(set, libc::EPOLL_CTL_ADD, datagrams, 1), Ok(0));
+        let refuses = || Err(Errno::EXIST);
+        let refused = carry_out(set, libc::EPOLL_CTL_ADD, stream, interest(1), refuses);
+        assert_eq!(refused, Err(Errno::EXIST));
+        // The kernel adds nothing without an interest.
+        assert_eq!(carry_out(set, libc::EPOLL_CTL_ADD, stream, None, || Ok(0)), Ok(0));
+        assert!(![set, stream, datagrams].into_iter().any(fds::is_known));
+        close(&[stream, datagrams, set]);
     }
 }

@@ -58,7 +58,7 @@ impl Kernels {
             left.map_or(-1, |left| c_int::try_from(left.div_ceil(1_000_000)).unwrap_or(c_int::MAX));
         let into = self.events[self.count..].as_mut_ptr();
         let got = sys!(SYS_epoll_pwait, set, into, room, milliseconds, mask, 8);
-        let got = usize::try_from(got).map_err(|_| Errno::from_raw_os_error(real::errno()))?;
+        let got = real::outcome(got)?;
         for at in self.count..self.count + got {
             let event = self.events[at];
             if let Some(time) = keep(&event) {
@@ -69,5 +69,61 @@ impl Kernels {
             }
         }
         Ok(got)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::super::IN;
+    use super::super::control::control;
+    use super::*;
+
+    /// Makes a set with `count` raised eventfds, whose data are their numbers from 0 on.
+    fn raised(count: u64) -> (c_int, Vec<c_int>) {
+        let set = sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) as c_int;
+        let add = |datum| {
+            let eventfd = sys!(SYS_eventfd2, 1, libc::EFD_CLOEXEC) as c_int;
+            assert_eq!(control(set, libc::EPOLL_CTL_ADD, eventfd, IN, datum), 0);
+            eventfd
+        };
+        (set, (0..count).map(add).collect())
+    }
+
+    fn close((set, eventfds): (c_int, Vec<c_int>)) {
+        eventfds.into_iter().chain([set]).for_each(|fd| _ = real::close(fd));
+    }
+
+    #[test]
+    fn events_of_ours_are_left_out_and_times_do_not_fall() {
+        let all = raised(4);
+        let mut kernels = Kernels::new();
+        let mut times = [Some(20), None, Some(10), Some(30)].into_iter();
+        let keep = |_: &epoll_event| times.next().flatten();
+        assert_eq!(kernels.wait(all.0, 8, Some(0), ptr::null(), keep), Ok(4));
+        assert_eq!(kernels.count(), 3);
+        let told: Vec<_> = (0..4).map(|at| kernels.get(at).map(|(_, time)| time)).collect();
+        assert_eq!(told, [Some(20), Some(20), Some(30), None]);
+        kernels.clear();
+        assert!(kernels.get(0).is_none());
+        close(all);
+    }
+
+    #[test]
+    fn no_more_events_are_taken_than_there_is_room_for() {
+        let all = raised(4);
+        let mut kernels = Kernels::new();
+        let mut wait = |most| kernels.wait(all.0, most, Some(0), ptr::null(), |_| Some(0));
+        assert_eq!((wait(3), wait(3)), (Ok(3), Ok(0)));
+        assert_eq!(wait(4), Ok(1));
+        close(all);
+    }
+
+    #[test]
+    fn an_error_of_the_kernel_is_the_calls() {
+        let mut kernels = Kernels::new();
+        let got = kernels.wait(-1, 8, Some(0), ptr::null(), |_| Some(0));
+        assert_eq!((got, kernels.count()), (Err(Errno::BADF), 0));
     }
 }

@@ -102,3 +102,118 @@ impl Inner {
         Some(item)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::active::{activate, activate_all, activate_raised};
+    use super::super::{EDGE, GROUP, IN, ONCE};
+    use super::*;
+    use crate::fds::{DescriptorKind, Ref, make};
+
+    fn interest(datum: u64) -> Interest {
+        Interest { events: IN | EDGE, datum }
+    }
+
+    /// Makes an object that is a member as a connection is, and never has events.
+    fn quiet() -> Ref {
+        make(DescriptorKind::Plain)
+    }
+
+    fn active(inner: &Inner) -> Vec<c_int> {
+        inner.active.iter().copied().collect()
+    }
+
+    #[test]
+    fn the_kernels_descriptors_are_members_and_never_active() {
+        let mut inner = Inner::default();
+        inner.put(5, interest(1), None);
+        inner.put(5, interest(2), None);
+        assert_eq!((inner.count, inner.items.len()), (1, 6));
+        activate_all(&mut inner);
+        assert!(inner.active.is_empty() && inner.ours.is_empty());
+        assert_eq!(inner.take(5).map(|item| item.interest), Some(interest(2)));
+        assert!(inner.take(5).is_none());
+        assert_eq!(inner.count, 0);
+    }
+
+    #[test]
+    fn numbers_that_are_no_members_are_none() {
+        let mut inner = Inner::default();
+        for fd in [-1, 0, c_int::MIN, c_int::MAX] {
+            assert!(inner.take(fd).is_none() && inner.object(fd).is_none());
+            activate(&mut inner, fd);
+        }
+        activate_raised(&mut inner, 7);
+        activate_raised(&mut inner, GROUP | 7);
+        assert!(inner.active.is_empty() && inner.watched().is_none());
+    }
+
+    #[test]
+    fn a_connection_is_active_once_and_leaves_all_lists() {
+        let (object, mut inner) = (quiet(), Inner::default());
+        inner.put(3, interest(1), Some(object.object()));
+        inner.put(3, interest(2), Some(object.object()));
+        activate(&mut inner, 3);
+        assert_eq!((active(&inner), inner.ours.as_slice(), inner.count), (vec![3], &[3][..], 1));
+        assert!(inner.object(3).is_some_and(|its| ptr::eq(its, object.object())));
+        assert_eq!(inner.take(3).map(|item| item.interest.datum), Some(2));
+        assert!(inner.active.is_empty() && inner.ours.is_empty() && inner.object(3).is_none());
+    }
+
+    #[test]
+    fn a_number_that_stands_for_another_object_has_its_turn_from_now_on() {
+        let (first, second, mut inner) = (quiet(), quiet(), Inner::default());
+        let turn = |inner: &Inner| inner.items[3].as_ref().map(|item| item.turn);
+        inner.put(3, interest(1), Some(first.object()));
+        inner.items[3].as_mut().unwrap().turn = 1;
+        inner.put(3, interest(1), Some(first.object()));
+        assert_eq!(turn(&inner), Some(1), "it stays itself");
+        inner.put(3, interest(1), Some(second.object()));
+        assert!(turn(&inner) > Some(1));
+        assert_eq!((active(&inner), inner.ours.as_slice()), (vec![3], &[3][..]));
+    }
+
+    #[test]
+    fn a_socket_that_becomes_ours_joins_the_lists() {
+        let (object, mut inner) = (quiet(), Inner::default());
+        inner.put(3, interest(1), None);
+        inner.put(4, interest(1), None);
+        inner.put(3, interest(1), Some(object.object()));
+        assert_eq!((active(&inner), inner.ours.as_slice(), inner.count), (vec![3], &[3][..], 2));
+    }
+
+    #[test]
+    fn a_spent_member_counts_until_it_is_armed_again_or_leaves() {
+        let (object, mut inner) = (quiet(), Inner::default());
+        let once = Interest { events: IN | ONCE, datum: 0 };
+        for again in [true, false] {
+            inner.put(3, once, Some(object.object()));
+            inner.items[3].as_mut().unwrap().spent = true;
+            inner.spent += 1;
+            if again {
+                inner.put(3, once, Some(object.object()));
+                assert_eq!(inner.items[3].as_ref().map(|item| item.spent), Some(false));
+            } else {
+                drop(inner.take(3));
+            }
+            assert_eq!(inner.spent, 0);
+        }
+    }
+
+    #[test]
+    fn a_raised_eventfd_makes_its_whole_group_active() {
+        let (objects, mut inner) = ([quiet(), quiet(), quiet()], Inner::default());
+        for (fd, object) in objects.iter().enumerate() {
+            inner.put(fd, interest(0), Some(object.object()));
+        }
+        inner.groups.begin((1, 1), 2);
+        inner.groups.join(0, 0);
+        inner.active.clear();
+        inner.items.iter_mut().flatten().for_each(|item| item.active = false);
+        activate_raised(&mut inner, GROUP);
+        assert_eq!(active(&inner), [2, 0]);
+        activate_raised(&mut inner, 1);
+        activate_raised(&mut inner, GROUP);
+        assert_eq!(active(&inner), [2, 0, 1], "in the order in which they were raised");
+    }
+}

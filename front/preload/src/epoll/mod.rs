@@ -53,8 +53,9 @@ use groups::Groups;
 use peers::Peers;
 use ready::Found;
 
-pub use control::{became_listener, became_ours, forget, touch};
+pub use control::{became_listener, became_ours, carry_out, forget, touch};
 pub use forking::{Locked, hold_all};
+pub use wait::{Waited, wait};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
@@ -67,12 +68,12 @@ const ENGINE: u32 = u32::MAX;
 const GROUP: u32 = 1 << 30;
 
 /// A program's wish for a descriptor in a set, by epoll_ctl(2).
-#[derive(Clone, Copy, Default)]
-struct Interest {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interest {
     /// Event bits and flags (`EPOLLIN`, `EPOLLET`).
-    events: u32,
+    pub events: u32,
     /// The program's own value, which comes back with each event.
-    datum: u64,
+    pub datum: u64,
 }
 
 /// A descriptor in a set.
@@ -155,7 +156,7 @@ fn tag() -> u32 {
 }
 
 impl Set {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let inner = Lock::new(Inner::default());
         let (engine, is_inherited, sleepers) = Default::default();
         Self { inner, tag: tag(), spin: Spin::default(), engine, is_inherited, sleepers }

@@ -2,12 +2,12 @@
 //!
 //! A call looks at the set ([`Waited::look`]), looks again for a while if that is worth it
 //! ([`Waited::look_and_spin`]), arms the connections, and sleeps on the kernel's set
-//! ([`Waited::sleep`]); [`wait_both`] has the order of these. Each look ends in
+//! ([`Waited::sleep`]); [`wait`] has the order of these. Each look ends in
 //! [`Waited::collect`], which puts connections and the kernel's events in order.
 
 use std::sync::atomic::Ordering;
 
-use libc::{c_int, epoll_event, sigset_t, timespec};
+use libc::{c_int, epoll_event, sigset_t};
 use slipway_socket::{Deadline, Errno, is_told_surely};
 
 use super::active::{
@@ -17,24 +17,23 @@ use super::active::{
 use super::control::control;
 use super::kernels::Kernels;
 use super::{EDGE, ENGINE, GROUP, IN, Inner, Set};
-use crate::fds::{self, DescriptorKind};
-use crate::guard::guard;
-use crate::real::{self, sys};
+use crate::real;
 use crate::session;
-use crate::time::{after, after_milliseconds};
 
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
 /// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`).
 const A_BIT: u64 = 1_000_000;
 
-/// A set that a thread waits for: the kernel's set, the library's part of it, and the signal mask
-/// during a sleep.
+/// A set that a thread waits for.
 #[derive(Clone, Copy)]
-struct Waited<'a> {
-    set: c_int,
-    own: &'a Set,
-    mask: *const sigset_t,
+pub struct Waited<'a> {
+    /// The kernel's set.
+    pub set: c_int,
+    /// The library's part of the set.
+    pub own: &'a Set,
+    /// The signal mask during a sleep, or null. Only the kernel reads it.
+    pub mask: *const sigset_t,
 }
 
 impl Waited<'_> {
@@ -224,11 +223,7 @@ fn since(inner: &Inner, number: u32) -> Option<u64> {
 ///
 /// # Errors
 /// The errors of epoll_wait(2).
-fn wait_both(
-    waited: Waited<'_>,
-    into: &mut [epoll_event],
-    until: Deadline,
-) -> Result<usize, Errno> {
+pub fn wait(waited: Waited<'_>, into: &mut [epoll_event], until: Deadline) -> Result<usize, Errno> {
     let Waited { set, own, .. } = waited;
     let mut kernels = Kernels::new();
     let mut pass = Pass::First;
@@ -269,76 +264,4 @@ fn wake_another(set: c_int, own: &Set) {
         control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, own.datum(GROUP | group as u32));
         real::set_errno(saved);
     }
-}
-
-/// Waits for events of a set. Returns `None` if the set is the kernel's alone, or an argument is
-/// invalid: the caller makes the system call then.
-///
-/// # Safety
-/// The contract of epoll_pwait(2).
-unsafe fn wait(
-    set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    until: Deadline,
-    mask: *const sigset_t,
-) -> Option<c_int> {
-    let known = fds::get(set)?;
-    let DescriptorKind::Epoll(own) = known.kind() else { return None };
-    let most = usize::try_from(most).ok().filter(|most| (1..1 << 20).contains(most))?;
-    if events.is_null() {
-        return None;
-    }
-    // SAFETY: the caller guarantees room for `most` events, which are only written.
-    let into = unsafe { std::slice::from_raw_parts_mut(events, most) };
-    let waited = Waited { set, own, mask };
-    Some(guard(|| wait_both(waited, into, until)) as c_int)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(
-    set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: c_int,
-) -> c_int {
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe { epoll_pwait(set, events, most, timeout, std::ptr::null()) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
-    set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: c_int,
-    mask: *const sigset_t,
-) -> c_int {
-    if fds::is_known(set) {
-        let until = after_milliseconds(timeout);
-        // SAFETY: the caller guarantees valid pointers.
-        if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
-            return got;
-        }
-    }
-    sys!(SYS_epoll_pwait, set, events, most, timeout, mask, 8) as c_int
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait2(
-    set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-) -> c_int {
-    if fds::is_known(set) {
-        // SAFETY: the caller guarantees valid pointers.
-        let until = unsafe { timeout.as_ref() }.map_or(Deadline::NEVER, after);
-        // SAFETY: the caller guarantees valid pointers.
-        if let Some(got) = unsafe { wait(set, events, most, until, mask) } {
-            return got;
-        }
-    }
-    sys!(SYS_epoll_pwait2, set, events, most, timeout, mask, 8) as c_int
 }

@@ -87,3 +87,50 @@ fn replace(fd: c_int, socket: c_int, first_copy: c_int) -> Option<c_int> {
 fn mark(fd: c_int, flags: c_int) {
     sys!(SYS_fcntl, fd, libc::F_SETFD, flags);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eventfd(count: u32) -> c_int {
+        let fd = sys!(SYS_eventfd2, count, libc::EFD_NONBLOCK) as c_int;
+        assert!(fd >= 0);
+        fd
+    }
+
+    /// Returns the result of read(2) with room for 8 bytes.
+    fn read(fd: c_int) -> libc::c_long {
+        let mut bytes = [0u8; 8];
+        sys!(SYS_read, fd, bytes.as_mut_ptr(), bytes.len())
+    }
+
+    fn flags(fd: c_int) -> c_int {
+        sys!(SYS_fcntl, fd, libc::F_GETFD, 0) as c_int
+    }
+
+    #[test]
+    fn connections_read_as_ended_until_the_call_fails() {
+        let fds = [eventfd(1), eventfd(2)];
+        let mut streams = Streams::default();
+        fds.into_iter().for_each(|fd| streams.insert(fd));
+        let ended = Ended::new(streams, 0);
+        for fd in fds {
+            assert_eq!((read(fd), flags(fd)), (0, 0), "the end, also after execve(2)");
+        }
+        let copies: Vec<_> = ended.copies.iter().flatten().copied().collect();
+        assert_eq!(copies.len(), 2);
+        assert!(copies.iter().all(|copy| flags(*copy) == libc::FD_CLOEXEC));
+        ended.take_back();
+        for fd in fds {
+            assert_eq!((read(fd), flags(fd)), (8, 0), "it is the eventfd again");
+            real::close(fd);
+        }
+    }
+
+    #[test]
+    fn without_connections_nothing_is_opened() {
+        let ended = Ended::new(Streams::default(), 0);
+        assert!(ended.copies.iter().all(Option::is_none));
+        ended.take_back();
+    }
+}

@@ -17,12 +17,11 @@
 //! corrected when the call fails.
 
 mod ended;
-mod list;
 mod streams;
 mod survivors;
 mod ticket;
 
-use libc::{c_char, c_int};
+use libc::c_int;
 use slipway_socket::hidden::Survivor;
 
 use self::ended::Ended;
@@ -30,14 +29,10 @@ use self::streams::Streams;
 pub use self::survivors::{Survivors, has_ours};
 pub use self::ticket::{Ticket, forget_ticket};
 use crate::fds;
-use crate::libcs::{self, Strings};
 use crate::numbers::{self, Numbers};
 use crate::program::{self, Program};
-use crate::real::{self, sys};
-
-unsafe extern "C" {
-    static environ: Strings;
-}
+use crate::real;
+use crate::strings::List;
 
 /// The preparations for a call of execve(2), which are undone if the call fails.
 #[allow(clippy::large_enum_variant)] // on the stack, for one call: a box would be on the heap
@@ -53,17 +48,12 @@ enum Prepared {
 
 impl Prepared {
     /// Hands connections on to `program`, or ends them.
-    ///
-    /// # Safety
-    /// The strings of `program`, and `environment`, are as execve(2) demands.
-    unsafe fn new(program: Program<'_>, environment: Strings) -> Self {
+    fn new(program: Program<'_>, environment: List<'_>) -> Self {
         let survivors = Survivors::look();
         if !survivors.are_any() {
             return Self::Nothing;
         }
-        // SAFETY: the caller guarantees both.
-        let takes_library = unsafe { program::takes_library(program, environment) };
-        if !takes_library {
+        if !program::takes_library(program, environment) {
             return Self::Ended(end(survivors.connections()));
         }
         // A ticket that another thread placed for its child may lie there.
@@ -103,74 +93,20 @@ fn end(connections: Streams) -> Ended {
 
 /// Makes `call`, which becomes `program` or fails. Hands connections on before it, or ends them,
 /// and undoes that if `call` fails.
-///
-/// # Safety
-/// The strings of `program`, and `environment`, are as execve(2) demands.
-unsafe fn become_program(
-    program: Program<'_>,
-    environment: Strings,
+pub fn become_program<'a>(
+    program: impl FnOnce() -> Program<'a>,
+    environment: List<'a>,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     if !has_ours() {
         return call();
     }
     let saved = real::errno();
-    // SAFETY: the caller guarantees both.
-    let prepared = unsafe { Prepared::new(program, environment) };
+    let prepared = Prepared::new(program(), environment);
     real::set_errno(saved);
     let failed = call();
     let errno = real::errno();
     prepared.take_back();
     real::set_errno(errno);
     failed
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, env: Strings) -> c_int {
-    let call = || sys!(SYS_execve, path, arguments, env) as c_int;
-    // SAFETY: the caller guarantees valid arguments.
-    unsafe { become_program(Program::Path(path), env, call) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
-    unsafe { execve(path, arguments, environ) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(
-    folder: c_int,
-    path: *const c_char,
-    arguments: Strings,
-    env: Strings,
-    flags: c_int,
-) -> c_int {
-    let call = || sys!(SYS_execveat, folder, path, arguments, env, flags) as c_int;
-    // SAFETY: the caller guarantees valid arguments.
-    unsafe { become_program(Program::At(folder, path, flags), env, call) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fexecve(file: c_int, arguments: Strings, env: Strings) -> c_int {
-    // SAFETY: the caller guarantees valid arguments.
-    unsafe { execveat(file, c"".as_ptr(), arguments, env, libc::AT_EMPTY_PATH) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, env: Strings) -> c_int {
-    let call = || {
-        libcs::EXECVPE.call(|execvpe| {
-            // SAFETY: the caller guarantees valid arguments.
-            unsafe { execvpe(file, arguments, env) }
-        })
-    };
-    // SAFETY: the caller guarantees valid arguments.
-    unsafe { become_program(Program::InPath(file), env, call) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
-    // SAFETY: `environ` is libc's own variable; the caller vouches for the rest.
-    unsafe { execvpe(file, arguments, environ) }
 }

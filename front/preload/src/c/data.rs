@@ -3,10 +3,11 @@
 use libc::{c_int, c_void, size_t, sockaddr, socklen_t, ssize_t};
 use slipway_socket::Errno;
 
+use super::guard::{assert_fits, guard};
+use super::memory::{bytes, room};
 use crate::fds;
-use crate::guard::{assert_fits, guard};
 use crate::real::sys;
-use crate::transfer::{discard, from, into, recv_all, send_all};
+use crate::transfer::{discard, recv_all, send_all};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
@@ -32,7 +33,7 @@ unsafe fn recv_into(
         return discard(fd, stream, length, flags);
     }
     // SAFETY: the caller guarantees valid pointers.
-    recv_all(fd, stream, unsafe { into(buffer, length) }?, flags)
+    recv_all(fd, stream, unsafe { room(buffer, length) }?, flags)
 }
 
 #[unsafe(no_mangle)]
@@ -56,7 +57,7 @@ unsafe fn ours_or(
         }
         let stream = object.stream().ok_or(Errno::NOTSOCK)?;
         // SAFETY: the caller guarantees valid pointers.
-        send_all(fd, stream, unsafe { from(buffer, length) }?, flags)
+        send_all(fd, stream, unsafe { bytes(buffer, length) }?, flags)
     })
 }
 

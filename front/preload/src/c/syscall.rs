@@ -2,8 +2,8 @@
 
 use libc::c_int;
 
+use super::{copies, messages, open};
 use crate::real::call;
-use crate::{copies, open, vectors};
 
 /// syscall(2), which libuv closes and accepts with. In C it is variadic; six integer arguments are
 /// passed the same way.
@@ -29,11 +29,11 @@ pub unsafe extern "C" fn syscall(
                 open::accept4(a as c_int, pointer(b), pointer(c), d as c_int).into()
             }
             libc::SYS_sendmmsg => {
-                vectors::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
+                messages::sendmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int).into()
             }
             libc::SYS_recvmmsg => {
                 let timeout = pointer(e);
-                vectors::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
+                messages::recvmmsg(a as c_int, pointer(b), c as libc::c_uint, d as c_int, timeout)
                     .into()
             }
             _ => call(number, [a, b, c, d, e, f]),

@@ -17,6 +17,15 @@ pub fn guard(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     }
 }
 
+/// Runs `call`, which follows what the kernel has done and so has no result.
+#[inline]
+pub fn guarded(call: impl FnOnce()) {
+    guard(|| {
+        call();
+        Ok(0)
+    });
+}
+
 /// Ends a program that would write beyond its buffer, as `_FORTIFY_SOURCE` promises.
 pub fn assert_fits(length: usize, room: usize) {
     if length > room {

@@ -8,12 +8,10 @@
 use libc::{c_char, c_int};
 use slipway_socket::Errno;
 
-use super::{execv, execve, execvp};
-use crate::libcs::Strings;
-use crate::real;
+use super::exec::{execv, execve, execvp};
+use crate::real::fail;
+use crate::strings::{Strings, with_array};
 
-/// The most arguments, the null pointer at their end included.
-const MOST: usize = 2048;
 /// The number of arguments after the path that come in registers.
 const IN_REGISTERS: usize = if cfg!(target_arch = "x86_64") { 5 } else { 7 };
 
@@ -41,20 +39,15 @@ impl Variadic {
 
     /// Returns the result of `call`, which is given an array of the arguments up to the null
     /// pointer, and the number of the argument after it. Returns -1, with errno `E2BIG`, if there
-    /// are more than [`MOST`].
+    /// are too many.
     ///
     /// # Safety
     /// A null pointer is among the arguments.
     unsafe fn with_array(&self, call: impl FnOnce(Strings, usize) -> c_int) -> c_int {
-        let mut array = [std::ptr::null::<c_char>(); MOST];
-        for at in 0..MOST {
-            // SAFETY: the arguments end with a null pointer, and so does this loop.
-            array[at] = unsafe { self.get(at) };
-            if array[at].is_null() {
-                return call(array.as_ptr(), at + 1);
-            }
-        }
-        real::fail(Errno::TOOBIG) as c_int
+        // SAFETY: the arguments end with a null pointer, after which none is asked for.
+        let get = |at| unsafe { self.get(at) };
+        let called = with_array(get, |array| call(array.as_ptr(), array.len()));
+        called.unwrap_or_else(|| fail(Errno::TOOBIG) as c_int)
     }
 }
 
