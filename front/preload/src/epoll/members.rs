@@ -194,7 +194,7 @@ mod tests {
                 inner.put(3, once, Some(object.object()));
                 assert_eq!(inner.items[3].as_ref().map(|item| item.spent), Some(false));
             } else {
-                drop(inner.take(3));
+                _ = inner.take(3);
             }
             assert_eq!(inner.spent, 0);
         }
