@@ -77,14 +77,14 @@ pub async fn serve(
 ) -> Result<Option<ServedFunction>> {
     let parts = (&record.sockets, &record.network, socket(node, record));
     let (Some(engine), Some(network), Some(socket)) = parts else { return Ok(None) };
-    let place = Place { network: network.name.clone(), addresses: network.addresses() };
+    let place = NetworkAddresses { network: network.name.clone(), addresses: network.addresses() };
     let function = function(engine, &record.name, &place, memory)?;
     serve_at(engine, socket, uid, function).await.map(Some)
 }
 
-/// A sandbox's place in a network of Slipway's, which its sockets have.
+/// The network of a sandbox's sockets, which is one of Slipway's, and the addresses there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct NetworkAddresses {
     /// The network's name.
     pub network: String,
     /// The sandbox's addresses, at most four.
@@ -98,7 +98,7 @@ pub(crate) struct Place {
 pub(crate) fn function(
     engine: &Path,
     name: &str,
-    place: &Place,
+    place: &NetworkAddresses,
     memory: &plane_v1::ClientMemory,
 ) -> Result<Function> {
     let addresses = place.addresses.iter().map(|one| one.parse()).collect::<Result<Vec<_>, _>>();
