@@ -38,7 +38,11 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
         return Ok(0);
     }
     let measure = || if is_native(args) { native(args) } else { guests(node, args) };
-    let report = reports::show(&VIEW, &args.report, measure)?;
+    let mut files = args.report.clone();
+    if files.svg.is_none() {
+        files.output = reports::data(&files, args.curves.as_deref())?;
+    }
+    let report = reports::show(&VIEW, &files, measure)?;
     if let Some(path) = &args.curves {
         write(path, &curves(&report, &(VIEW.title)(&report))?)?;
     }

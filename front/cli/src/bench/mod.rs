@@ -78,7 +78,8 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
     if args.has_turns() {
         return arms::arms(node, config, args).await;
     }
-    let before = args.compare.as_deref().map(read).transpose()?;
+    let (files, before) = (args.files(), args.compare.as_deref().map(read).transpose()?);
+    reports::check(&files)?;
     let client = connect(node, config).await?;
     let image = image::ensure(config, &args.image, Pull::Missing).await?;
     let digest = image.digest.to_string();
@@ -91,7 +92,7 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
     }
     let accelerator = accelerator(args.accel.as_deref());
     let measured = StartupReport::new(environment(accelerator), command_line(), rounds);
-    if let Some(path) = &args.output {
+    if let Some(path) = &files.data(args.svg.as_deref()) {
         std::fs::write(path, measured.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         eprintln!("Report written to {}", path.display());

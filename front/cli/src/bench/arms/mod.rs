@@ -19,7 +19,7 @@ use self::runc::Runc;
 use self::turn::Turns;
 use self::wires::Wires;
 use super::reports::{self, View};
-use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
+use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
 use crate::image;
 use crate::run::Start;
@@ -51,13 +51,7 @@ const VIEW: View<ArmsReport> = View {
 
 /// Measures, and shows the report.
 pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    let files = ReportArgs {
-        report: None,
-        output: args.output.clone(),
-        svg: args.svg.clone(),
-        compare: args.compare.clone(),
-        json: args.json,
-    };
+    let files = args.files();
     reports::check(&files)?;
     let measured = measure(node, config, args).await?;
     reports::show(&VIEW, &files, || Ok(measured))?;
