@@ -44,7 +44,7 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
     }
     let report = reports::show(&VIEW, &files, measure)?;
     if let Some(path) = &args.curves {
-        write(path, &curves(&report, &(VIEW.title)(&report))?)?;
+        write(path, &curves(&report, &VIEW.title_of(&report))?)?;
     }
     reports::complete(&report)
 }
@@ -179,9 +179,10 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
         let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));
         let machines = vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, 2)?;
-        let (subjects, rocksdb) = vm::rocksdb(&machines, &names, plan)?;
+        let (subjects, rocksdb, faults) = vm::rocksdb(&machines, &names, plan)?;
         let disk = machines.disk();
-        return Ok(BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb));
+        let report = BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb);
+        return Ok(BlockReport { faults, ..report });
     }
     let plan = plan(args);
     let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), 256 << 20));

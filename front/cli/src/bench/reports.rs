@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use slipway_bench::{Environment, SavedReport};
+use slipway_bench::{Environment, SavedReport, void_note};
 
 use crate::args::ReportArgs;
 
@@ -19,6 +19,13 @@ pub(super) struct View<R> {
     pub table: fn(&R, bool) -> String,
     /// Formats the differences of the second report from the first, in colour if asked for.
     pub differences: fn(&R, &R, bool) -> String,
+}
+
+impl<R: SavedReport> View<R> {
+    /// Returns the title of a picture, with the number of turns on a busy machine behind it.
+    pub(super) fn title_of(&self, report: &R) -> String {
+        (self.title)(report) + &void_note(report.faults())
+    }
 }
 
 /// Shows the report that `measure` makes, or an earlier one, and writes the files that the user
@@ -39,7 +46,7 @@ pub(super) fn show<R: SavedReport>(
         write(path, &report.to_json()?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &(view.picture)(&report, &(view.title)(&report))?)?;
+        write(path, &(view.picture)(&report, &view.title_of(&report))?)?;
     }
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if args.json {
@@ -138,6 +145,7 @@ pub(super) fn write(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use serde::{Deserialize, Serialize};
+    use slipway_bench::Fault;
 
     use super::*;
 
@@ -145,6 +153,7 @@ mod tests {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Small {
         format: u32,
+        faults: Vec<Fault>,
     }
 
     impl SavedReport for Small {
@@ -152,6 +161,10 @@ mod tests {
 
         fn format(&self) -> u32 {
             self.format
+        }
+
+        fn faults(&self) -> &[Fault] {
+            &self.faults
         }
     }
 
@@ -168,11 +181,12 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let plain =
             ReportArgs { report: None, output: None, svg: None, compare: None, json: false };
-        let shown = |args: &ReportArgs| show(&SMALL, args, || Ok(Small { format: 1 }));
+        let small = || Small { format: 1, faults: Vec::new() };
+        let shown = |args: &ReportArgs| show(&SMALL, args, || Ok(small()));
         let drawn = ReportArgs { svg: Some(path("a.svg")), ..plain.clone() };
         shown(&drawn).unwrap();
         assert!(path("a.svg").exists());
-        assert_eq!(read::<Small>(&path("a.json")).unwrap(), Small { format: 1 });
+        assert_eq!(read::<Small>(&path("a.json")).unwrap(), small());
         // A report that goes elsewhere, or that is there already, is not written beside a picture.
         let named = ReportArgs { output: Some(path("named")), ..drawn.clone() };
         assert_eq!(named.data(named.svg.as_deref()), Some(path("named")));
@@ -186,6 +200,16 @@ mod tests {
         // The earlier report of a comparison stays.
         let lost = ReportArgs { compare: Some(path("a.json")), ..drawn };
         assert!(check(&lost).unwrap_err().to_string().contains("--output"));
+    }
+
+    #[test]
+    fn pictures_say_that_turns_are_void() {
+        let (subject, load, reason) = ("a".to_owned(), "b".to_owned(), "stolen".to_owned());
+        let fault = Fault { subject, load, round: 0, reason, failed: false };
+        let mut report = Small { format: 1, faults: vec![fault] };
+        assert_eq!(SMALL.title_of(&report), "title; VOID: 1 turn on a busy machine");
+        report.faults.clear();
+        assert_eq!(SMALL.title_of(&report), "title");
     }
 
     #[test]
