@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::{Address, Batch, Link, LinkChange, Netlink, Route};
+use crate::{Address, Batch, LinkChange, LinkInfo, Netlink, Route};
 
 /// The settings of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's errors, and [`io::ErrorKind::NotFound`] if there is no such link: a text with
     /// the link's name.
-    pub fn find(&mut self, name: &str) -> io::Result<Link> {
+    pub fn find(&mut self, name: &str) -> io::Result<LinkInfo> {
         let link = self.link(name).map_err(|error| failed(format!("cannot find {name}"), error))?;
         let gone = || format!("the interface {name} is not there any more");
         link.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, gone()))

@@ -33,7 +33,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 
 pub use batch::Batch;
 pub use interface::{InterfaceSettings, no_autoconfiguration};
-pub use link::{Link, LinkChange};
+pub use link::{LinkChange, LinkInfo};
 use message::{Request, attributes, u32_at};
 pub use neighbour::Neighbour;
 pub use sockets::{Socket, Sockets, Transport};
@@ -142,7 +142,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's errors.
-    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+    pub fn links(&mut self) -> io::Result<Vec<LinkInfo>> {
         // struct ifinfomsg: family, padding, type, index, flags, change.
         self.dump(RTM_GETLINK, &[0; 16], RTM_NEWLINK, parse_link)
     }
@@ -151,7 +151,7 @@ impl Netlink {
     ///
     /// # Errors
     /// The kernel's errors.
-    pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
+    pub fn link(&mut self, name: &str) -> io::Result<Option<LinkInfo>> {
         if !link::can_be_a_name(name) {
             return Ok(None);
         }
@@ -289,7 +289,7 @@ fn unless(errno: Errno, outcome: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn parse_link(body: &[u8]) -> Option<Link> {
+fn parse_link(body: &[u8]) -> Option<LinkInfo> {
     let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
     Some(link::parse(index, flags, body.get(16..).unwrap_or_default()))
 }

@@ -16,9 +16,9 @@ const IFF_UP: u32 = 1;
 /// The longest name of a link in bytes.
 const LONGEST_NAME: usize = 15;
 
-/// A network interface.
+/// A network interface, as rtnetlink(7) describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkInfo {
     /// Number of the interface.
     pub index: u32,
     /// Name of the interface.
@@ -92,10 +92,10 @@ pub fn header(index: u32, flags: u32, mask: u32) -> [u8; 16] {
 }
 
 /// Reads a link from the attributes that follow its header.
-pub fn parse(index: u32, flags: u32, rest: &[u8]) -> Link {
+pub fn parse(index: u32, flags: u32, rest: &[u8]) -> LinkInfo {
     let up = flags & IFF_UP != 0;
     let (name, kind) = (String::new(), String::new());
-    let mut link = Link { index, name, mac: None, mtu: 0, up, kind, lower: None };
+    let mut link = LinkInfo { index, name, mac: None, mtu: 0, up, kind, lower: None };
     let mut is_elsewhere = false;
     for (kind, value) in attributes(rest) {
         match kind {

@@ -296,6 +296,12 @@ fn warnings(before: &StartupReport, after: &StartupReport) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect();
+    for (report, when) in [(before, "before"), (after, "after")] {
+        let void = report.faults.len();
+        if void > 0 {
+            warnings.push(format!("rounds of the report {when} are void: {void}"));
+        }
+    }
     if before.rounds.min(after.rounds) < LEAST_ROUNDS {
         warnings.push(format!(
             "fewer than {LEAST_ROUNDS} rounds: the noise is that of single sandboxes, and what \

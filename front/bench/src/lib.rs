@@ -19,6 +19,8 @@
 //! - [`StartupReport`]: one measurement with all that is needed to judge it, stored as JSON;
 //!   [`compare`] tells which stages of two reports differ by more than the noise.
 //!
+//! [`Watch`] looks at the machine during a turn of any of them, and tells why it is void.
+//!
 //! Stages may overlap (the guest brings its NVMe function up while its kernel boots). So the shares
 //! of a table may add up to more than 100 %, and both pictures show stages that run at the same
 //! time; see [`bars`] and [`svg`].
@@ -63,6 +65,7 @@ mod measurement;
 mod meminfo;
 pub mod memory;
 pub mod nic;
+mod outside;
 pub mod packet;
 mod palette;
 mod panels;
@@ -77,6 +80,7 @@ mod table;
 mod times;
 mod turns;
 pub mod vmm;
+mod watch;
 
 pub use bars::bars;
 pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};
@@ -85,13 +89,15 @@ pub use environment::Environment;
 pub use json::SavedReport;
 pub use line::Line;
 pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject, measure};
+pub use outside::Own;
 pub use program::{BENCH, slipway};
 pub use slices::aligned;
 pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use turns::{Described, Fault, Subjects, Turn, Turns, Watch, busy_ns, fault_lines, take_turns};
+pub use turns::{Described, Fault, Subjects, Turn, Turns, fault_lines, take_turns, void_note};
+pub use watch::{Watch, busy_ns};
 
 #[cfg(test)]
 mod pictures;

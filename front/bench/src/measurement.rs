@@ -15,6 +15,7 @@ use crate::compare::{time_row, time_table};
 use crate::duration::human;
 use crate::environment::Environment;
 use crate::json::SavedReport;
+use crate::outside::Own;
 use crate::table::titled;
 use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
 
@@ -47,6 +48,11 @@ pub trait Subject {
     /// # Errors
     /// A sentence about the obstacle.
     fn run(&mut self, load: &Self::Load) -> Result<Self::Measured>;
+
+    /// Returns the processes that do the work of its turns.
+    fn own(&self) -> Own {
+        Own::Children
+    }
 }
 
 /// Subjects with the same kind of load and of result.
@@ -116,6 +122,10 @@ impl<L: Copy + Display, M> Subjects for All<'_, L, M> {
         let subject = &mut self.0[subject];
         let measured = subject.run(load)?;
         Ok(Run { subject: subject.name().to_owned(), load: *load, round, measured })
+    }
+
+    fn own(&self, subject: usize) -> Own {
+        self.0[subject].own()
     }
 }
 

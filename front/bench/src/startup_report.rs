@@ -5,6 +5,7 @@ use slipway_telemetry::Timeline;
 
 use crate::environment::Environment;
 use crate::statistics::{Statistics, statistics};
+use crate::turns::Fault;
 
 /// A measurement of start-up: `rounds` times `count` sandboxes at once. Stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub struct StartupReport {
     pub timelines: Vec<Vec<Timeline>>,
     /// Statistics over all rounds.
     pub statistics: Statistics,
+    /// Rounds that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
 }
 
 impl StartupReport {
@@ -45,7 +49,18 @@ impl StartupReport {
             rounds: rounds.len(),
             statistics: statistics(&all),
             timelines: rounds,
+            faults: Vec::new(),
         }
+    }
+
+    /// Adds the faults of void rounds, given the reason of each round that is void, in order.
+    pub fn add_void(&mut self, reasons: impl IntoIterator<Item = Option<String>>) {
+        let load = format!("{} at once", self.count);
+        let fault = |(round, reason): (u32, Option<String>)| {
+            let (subject, load) = ("sandboxes".to_owned(), load.clone());
+            Some(Fault { subject, load, round, reason: reason?, failed: false })
+        };
+        self.faults.extend((0..).zip(reasons).filter_map(fault));
     }
 
     /// Returns all timelines, round after round.
@@ -82,7 +97,8 @@ impl StartupReport {
                 stage.name
             );
         }
-        Ok(Self::new(report.environment, report.command, report.timelines))
+        let (faults, command) = (report.faults, report.command);
+        Ok(Self { faults, ..Self::new(report.environment, command, report.timelines) })
     }
 }
 
@@ -102,6 +118,18 @@ mod tests {
         assert_eq!((report.count, report.rounds), (4, 2));
         assert_eq!(report.statistics.total.count, 8);
         assert_eq!(StartupReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+    }
+
+    #[test]
+    fn void_rounds_are_kept() {
+        let mut report = report();
+        report.add_void([None, Some("stolen".to_owned())]);
+        let line = "VOID: 1 turn on a busy machine, first sandboxes with 4 at once: stolen\n";
+        assert_eq!(crate::fault_lines(&report.faults), line);
+        assert_eq!(StartupReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        let warnings = crate::compare(&self::report(), &report).warnings;
+        let told = |one: &String| one == "rounds of the report after are void: 1";
+        assert_eq!(warnings.iter().filter(|one| told(one)).count(), 1, "{warnings:?}");
     }
 
     #[test]

@@ -1,28 +1,17 @@
 //! Turns: in each round of a load, each subject that takes the load runs it once, so that a drift
 //! of the machine meets all subjects alike.
 //!
-//! A subject that fails with a load has no further turn with it, and all others go on. Before each
-//! turn this process becomes idle, and then the machine is looked at: figures of a machine that is
-//! busy with something else are void.
+//! A subject that fails with a load has no further turn with it, and all others go on. The machine
+//! is looked at before and during each turn ([`Watch`]): figures of a machine that is busy with
+//! something else are void.
 
 use std::fmt::Display;
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::cpu_time::own_time;
-
-/// The time for which the machine is looked at before a turn.
-const LOOK: Duration = Duration::from_millis(50);
-/// The processors' time that an idle process may use during such a look.
-const IDLE: Duration = Duration::from_millis(2);
-/// The longest time that this process is given to become idle.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The part of all processors that others may use before a turn is void.
-const MOST_BUSY: f64 = 0.2;
-/// The part of all processors' time that a hypervisor may take away during a turn.
-const MOST_STOLEN: f64 = 0.05;
+use crate::outside::Own;
+use crate::watch::Watch;
 
 /// A turn that is about to begin.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +73,17 @@ pub trait Subjects {
     /// # Errors
     /// A sentence about the failure.
     fn run(&mut self, subject: usize, load: &Self::Load, round: u32) -> Result<Self::Run>;
+
+    /// Returns the processes that do the work of a subject's turns: others should be idle.
+    fn own(&self, _subject: usize) -> Own {
+        Own::Children
+    }
+
+    /// Returns the part of a turn for which a measuring thread waited for its processor. Returns
+    /// `None` if such threads share processors with others of the measurement.
+    fn waited(&self, _run: &Self::Run) -> Option<f64> {
+        None
+    }
 }
 
 /// Gives every subject its turns. Calls `before` at the start of each.
@@ -120,13 +120,12 @@ fn take_turn<S: Subjects>(
 ) -> bool {
     let (subject, text) = (subjects.name(one), load.to_string());
     let fault = |reason, failed| Fault { subject, load: text, round, reason, failed };
-    let busy = busy_with_others();
-    let begun = Processors::read();
+    let watch = Watch::begin_when_idle(subjects.own(one));
     match subjects.run(one, load, round) {
         Ok(run) => {
+            let reason = watch.end(subjects.waited(&run));
             taken.runs.push(run);
-            let stolen = begun.zip(Processors::read()).map(|(a, b)| b.since(a).stolen());
-            taken.faults.extend(disturbance(busy, stolen).map(|reason| fault(reason, false)));
+            taken.faults.extend(reason.map(|reason| fault(reason, false)));
             true
         }
         Err(error) => {
@@ -139,16 +138,6 @@ fn take_turn<S: Subjects>(
 /// Returns the subjects that can run a load.
 fn able<S: Subjects>(subjects: &S, load: &S::Load) -> Vec<usize> {
     (0..subjects.count()).filter(|one| subjects.takes(*one, load)).collect()
-}
-
-/// Returns the reason why a turn is void, given the part of the processors that was busy before it
-/// and the part that was taken away during it. Returns `None` if the turn counts.
-fn disturbance(busy: Option<f64>, stolen: Option<f64>) -> Option<String> {
-    let percent = |part: f64| (part * 100.0).round();
-    let busy = busy.filter(|part| *part > MOST_BUSY);
-    let busy = busy.map(|part| format!("others used {} % of the processors", percent(part)));
-    let stolen = stolen.filter(|part| *part > MOST_STOLEN).map(percent);
-    busy.or_else(|| stolen.map(|part| format!("{part} % of the processors' time was stolen")))
 }
 
 /// A subject in a report.
@@ -185,6 +174,16 @@ pub fn fault_lines(faults: &[Fault]) -> String {
     lines
 }
 
+/// Formats the number of turns on a busy machine as the end of a picture's title: "; VOID: 2 turns
+/// on a busy machine". The text is empty if there is none.
+pub fn void_note(faults: &[Fault]) -> String {
+    match faults.iter().filter(|fault| !fault.failed).count() {
+        0 => String::new(),
+        1 => "; VOID: 1 turn on a busy machine".to_owned(),
+        count => format!("; VOID: {count} turns on a busy machine"),
+    }
+}
+
 /// Formats what stands below the tables of a report: its faults, and what each subject is.
 pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
     let mut text = fault_lines(faults);
@@ -192,88 +191,6 @@ pub(crate) fn foot(faults: &[Fault], subjects: &[Described]) -> String {
         text.push_str(&format!("{name}: {about}\n"));
     }
     text
-}
-
-/// Time of all processors since boot, in the kernel's ticks (proc(5), `/proc/stat`).
-#[derive(Clone, Copy, Debug)]
-struct Processors {
-    busy: u64,
-    stolen: u64,
-    all: u64,
-}
-
-impl Processors {
-    fn read() -> Option<Self> {
-        Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let words = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace();
-        let ticks: Vec<u64> = words.take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
-        let [user, nice, system, idle, wait, irq, softirq, stolen] = ticks.try_into().ok()?;
-        let busy = user + nice + system + irq + softirq + stolen;
-        Some(Self { busy, stolen, all: busy + idle + wait })
-    }
-
-    fn since(self, before: Self) -> Self {
-        Self {
-            busy: self.busy.saturating_sub(before.busy),
-            stolen: self.stolen.saturating_sub(before.stolen),
-            all: self.all.saturating_sub(before.all),
-        }
-    }
-
-    fn stolen(self) -> f64 {
-        self.stolen as f64 / self.all.max(1) as f64
-    }
-
-    /// Returns the part of all processors' time that other processes used, given the time that
-    /// this one used meanwhile.
-    fn others(self, own: Duration) -> f64 {
-        let own = own.as_secs_f64() * rustix::param::clock_ticks_per_second() as f64;
-        (self.busy as f64 - own).max(0.0) / self.all.max(1) as f64
-    }
-}
-
-/// A look at the machine's processors while something is measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Watch(Option<Processors>);
-
-impl Watch {
-    /// Begins to look.
-    pub fn begin() -> Self {
-        Self(Processors::read())
-    }
-
-    /// Returns the reason why what was measured meanwhile is void: others used too much of the
-    /// processors, or a hypervisor took too much away. `own` is the processors' time that was
-    /// measured; `None` if it is not known, and then others are not looked at. Returns `None` if
-    /// it counts.
-    pub fn disturbance(self, own: Option<Duration>) -> Option<String> {
-        let passed = Processors::read()?.since(self.0?);
-        disturbance(own.map(|own| passed.others(own)), Some(passed.stolen()))
-    }
-}
-
-/// Returns the part of all processors' time that other processes use, seen for [`LOOK`]. Waits
-/// first until this process is idle: its threads may still free the memory of the turn before.
-fn busy_with_others() -> Option<f64> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let (before, own) = (Processors::read()?, own_time());
-        std::thread::sleep(LOOK);
-        let (passed, own) = (Processors::read()?.since(before), own_time().saturating_sub(own));
-        if own < IDLE || Instant::now() > deadline {
-            return Some(passed.others(own));
-        }
-    }
-}
-
-/// Returns the time in nanoseconds for which the machine's processors were busy since boot, all of
-/// them together. Returns `None` where the kernel does not say.
-pub fn busy_ns() -> Option<u64> {
-    let ticks = Processors::read()?.busy;
-    Some(ticks.saturating_mul(1_000_000_000) / rustix::param::clock_ticks_per_second().max(1))
 }
 
 #[cfg(test)]
@@ -332,51 +249,54 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_makes_figures_void() {
-        assert_eq!(disturbance(Some(0.1), Some(0.01)), None);
-        assert_eq!(disturbance(None, None), None);
-        let busy = disturbance(Some(0.5), None).unwrap();
-        assert_eq!(busy, "others used 50 % of the processors");
-        let stolen = disturbance(Some(0.1), Some(0.25)).unwrap();
-        assert_eq!(stolen, "25 % of the processors' time was stolen");
-        let fault = |round| Fault {
+    fn void_turns_are_counted() {
+        let fault = |round, failed| Fault {
             subject: "a".into(),
             load: "b".into(),
             round,
-            reason: busy.clone(),
-            failed: false,
+            reason: "others used 50 % of the processors".into(),
+            failed,
         };
         let line = "VOID: 2 turns on a busy machine, first a with b: others used 50 % of the \
                     processors\n";
-        assert_eq!(fault_lines(&[fault(0), fault(1)]), line);
+        assert_eq!(fault_lines(&[fault(0, false), fault(1, false)]), line);
+        assert_eq!(void_note(&[fault(0, true)]), "");
+        assert_eq!(void_note(&[fault(0, false)]), "; VOID: 1 turn on a busy machine");
+        assert!(void_note(&[fault(0, false), fault(1, false)]).contains(": 2 turns on"));
+    }
+
+    /// Subjects whose only thread waits for most of its time.
+    struct Starved;
+
+    impl Subjects for Starved {
+        type Load = u32;
+        type Run = ();
+
+        fn count(&self) -> usize {
+            1
+        }
+
+        fn name(&self, _: usize) -> String {
+            "starved".to_owned()
+        }
+
+        fn takes(&self, _: usize, _: &u32) -> bool {
+            true
+        }
+
+        fn run(&mut self, _: usize, _: &u32, _: u32) -> Result<()> {
+            Ok(())
+        }
+
+        fn waited(&self, _: &()) -> Option<f64> {
+            Some(0.9)
+        }
     }
 
     #[test]
-    fn a_watch_knows_others_by_the_time_that_is_not_ours() {
-        assert_eq!(Watch(None).disturbance(None), None);
-        // All processors' time since boot is more than nothing and, with all of it as our own, no
-        // others had any.
-        let boot = Watch(Some(Processors { busy: 0, stolen: 0, all: 0 }));
-        let all = boot.disturbance(Some(Duration::from_secs(1 << 40)));
-        assert!(all.is_none_or(|reason| reason.ends_with("was stolen")));
-    }
-
-    #[test]
-    fn time_of_this_process_is_not_that_of_others() {
-        let ticks = rustix::param::clock_ticks_per_second();
-        let passed = Processors { busy: ticks, stolen: 0, all: 2 * ticks };
-        assert_eq!(passed.others(Duration::ZERO), 0.5);
-        assert_eq!(passed.others(Duration::from_millis(500)), 0.25);
-        // The kernel counts whole ticks, and the clock counts nanoseconds.
-        assert_eq!(passed.others(Duration::from_secs(2)), 0.0);
-    }
-
-    #[test]
-    fn processors_are_parsed() {
-        let text = "cpu  10 1 5 100 4 1 1 2 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
-        let first = Processors::parse(text).unwrap();
-        assert_eq!((first.busy, first.stolen, first.all), (20, 2, 124));
-        assert!(Processors::parse("intr 1").is_none());
-        assert!(Processors::read().is_some());
+    fn a_turn_of_a_starved_thread_is_void() {
+        let turns = take_turns(&mut Starved, &[1], 1, |_| {});
+        assert_eq!((turns.runs.len(), turns.faults.len()), (1, 1));
+        assert!(!turns.faults[0].failed, "{:?}", turns.faults);
     }
 }

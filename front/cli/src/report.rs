@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use slipway_bench::{Environment, Statistics};
+use slipway_bench::Statistics;
 use slipway_telemetry::Timeline;
 
 use crate::session::terminal_size;
@@ -22,12 +22,12 @@ pub fn show(statistics: &Statistics, timelines: &[Timeline]) {
 }
 
 /// Writes timelines as JSON if the path ends in `.json`, or else as a picture, and prints the path.
-/// The picture names the conditions, if they are known.
+/// The picture names the conditions, a line of text, if they are known.
 pub fn write(
     path: &Path,
     timelines: &[Timeline],
     image: &str,
-    conditions: Option<&Environment>,
+    conditions: Option<&str>,
 ) -> Result<()> {
     let json = path.extension().is_some_and(|extension| extension == "json");
     let text = if json {
@@ -37,7 +37,7 @@ pub fn write(
             1 => format!("Start of a sandbox of {image}"),
             count => format!("Start of {count} sandboxes of {image} at once"),
         };
-        let conditions = conditions.map_or(String::new(), |found| format!("\n{}", found.line()));
+        let conditions = conditions.map_or(String::new(), |line| format!("\n{line}"));
         slipway_bench::svg(timelines, &(title + &conditions))?
     };
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;

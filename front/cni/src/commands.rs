@@ -294,9 +294,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(100);
 
     /// A directory for the daemon's socket and ledger, and for an IPAM plugin that notes its calls.
-    struct Place(tempfile::TempDir);
+    struct Folder(tempfile::TempDir);
 
-    impl Place {
+    impl Folder {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let plugin = dir.path().join("fixed");
@@ -307,9 +307,9 @@ echo '{"ips": [{"address": "10.77.0.120/24"}]}'
 "#;
             std::fs::write(&plugin, script).unwrap();
             std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
-            let place = Self(dir);
-            std::fs::create_dir_all(place.ledger()).unwrap();
-            place
+            let folder = Self(dir);
+            std::fs::create_dir_all(folder.ledger()).unwrap();
+            folder
         }
 
         fn ledger(&self) -> PathBuf {
@@ -409,66 +409,66 @@ echo '{"ips": [{"address": "10.77.0.120/24"}]}'
 
     #[test]
     fn del_leaves_a_note_only_if_no_daemon_serves() {
-        let place = Place::new();
-        std::fs::write(place.file(), "{}").unwrap();
+        let folder = Folder::new();
+        std::fs::write(folder.file(), "{}").unwrap();
         // The kernel accepts the connection, and nobody reads the call.
-        let silent = place.listen();
-        let failure = place.operate(SHORT, |operation| operation.del()).unwrap_err();
-        assert_eq!((failure.code(), failure.lacks_daemon(), place.files()), (11, false, 1));
-        assert_eq!(place.calls(), "");
+        let silent = folder.listen();
+        let failure = folder.operate(SHORT, |operation| operation.del()).unwrap_err();
+        assert_eq!((failure.code(), failure.lacks_daemon(), folder.files()), (11, false, 1));
+        assert_eq!(folder.calls(), "");
         drop(silent);
-        place.operate(SHORT, |operation| operation.del()).unwrap();
-        assert_eq!((place.files(), place.calls().as_str()), (2, "same"));
+        folder.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((folder.files(), folder.calls().as_str()), (2, "same"));
     }
 
     /// A daemon with a full queue of connections serves, and its work may take longer than an
     /// operation waits.
     #[test]
     fn a_daemon_that_takes_no_connection_is_there() {
-        let place = Place::new();
-        std::fs::write(place.file(), "{}").unwrap();
-        let full = place.listen_full();
-        let failure = place.operate(SHORT, |operation| operation.del()).unwrap_err();
-        assert_eq!((failure.code(), failure.lacks_daemon(), place.files()), (11, false, 1));
-        assert_eq!(place.fail(SHORT), (11, "try".to_owned()));
-        let failure = place.operate(SHORT, |operation| operation.status()).unwrap_err();
-        assert_eq!((failure.code(), place.calls().as_str()), (50, ""));
+        let folder = Folder::new();
+        std::fs::write(folder.file(), "{}").unwrap();
+        let full = folder.listen_full();
+        let failure = folder.operate(SHORT, |operation| operation.del()).unwrap_err();
+        assert_eq!((failure.code(), failure.lacks_daemon(), folder.files()), (11, false, 1));
+        assert_eq!(folder.fail(SHORT), (11, "try".to_owned()));
+        let failure = folder.operate(SHORT, |operation| operation.status()).unwrap_err();
+        assert_eq!((failure.code(), folder.calls().as_str()), (50, ""));
         drop(full);
-        let failure = place.operate(SHORT, |operation| operation.status()).unwrap_err();
+        let failure = folder.operate(SHORT, |operation| operation.status()).unwrap_err();
         assert_eq!(failure.code(), 51);
-        place.operate(SHORT, |operation| operation.del()).unwrap();
-        assert_eq!((place.files(), place.calls().as_str()), (2, "same"));
+        folder.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((folder.files(), folder.calls().as_str()), (2, "same"));
     }
 
     #[test]
     fn an_add_without_an_answer_keeps_its_addresses_until_del() {
-        let place = Place::new();
-        let silent = place.listen();
-        assert_eq!(place.fail(SHORT), (11, first(IN_DOUBT)));
-        assert_eq!(place.calls(), "same");
+        let folder = Folder::new();
+        let silent = folder.listen();
+        assert_eq!(folder.fail(SHORT), (11, first(IN_DOUBT)));
+        assert_eq!(folder.calls(), "same");
         drop(silent);
-        place.operate(SHORT, |operation| operation.del()).unwrap();
-        assert_eq!((place.files(), place.calls().as_str()), (0, "same"));
+        folder.operate(SHORT, |operation| operation.del()).unwrap();
+        assert_eq!((folder.files(), folder.calls().as_str()), (0, "same"));
     }
 
     #[test]
     fn a_daemon_that_ends_in_an_add_leaves_what_its_ledger_has() {
-        let place = Place::new();
-        let daemon = place.die_in_a_call(None);
-        assert_eq!(place.fail(LONG), (11, first(UNDONE)));
+        let folder = Folder::new();
+        let daemon = folder.die_in_a_call(None);
+        assert_eq!(folder.fail(LONG), (11, first(UNDONE)));
         daemon.join().unwrap();
-        assert_eq!(place.calls(), "same DEL");
-        let daemon = place.die_in_a_call(Some(place.file()));
-        assert_eq!(place.fail(LONG), (11, first(IN_DOUBT)));
+        assert_eq!(folder.calls(), "same DEL");
+        let daemon = folder.die_in_a_call(Some(folder.file()));
+        assert_eq!(folder.fail(LONG), (11, first(IN_DOUBT)));
         daemon.join().unwrap();
-        assert_eq!(place.calls(), "same");
+        assert_eq!(folder.calls(), "same");
         // The attachment is that of the first ADD.
-        let daemon = place.die_in_a_call(None);
-        assert_eq!(place.fail(LONG), (11, "try".to_owned()));
+        let daemon = folder.die_in_a_call(None);
+        assert_eq!(folder.fail(LONG), (11, "try".to_owned()));
         daemon.join().unwrap();
-        assert_eq!((place.calls().as_str(), place.files()), ("same", 1));
-        place.operate(LONG, |operation| operation.del()).unwrap();
-        assert_eq!((place.calls().as_str(), place.files()), ("same", 2));
+        assert_eq!((folder.calls().as_str(), folder.files()), ("same", 1));
+        folder.operate(LONG, |operation| operation.del()).unwrap();
+        assert_eq!((folder.calls().as_str(), folder.files()), ("same", 2));
     }
 
     fn first(step: &str) -> String {

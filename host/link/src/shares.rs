@@ -41,7 +41,7 @@ pub(crate) enum Direction {
 
 /// A connection that has or may have something to do in one direction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
+pub(crate) struct Transfer {
     pub(crate) connection: u32,
     pub(crate) direction: Direction,
 }
@@ -95,7 +95,7 @@ struct Member {
     /// The connection's chain at its way.
     way_chain: ChainId,
     /// The job that a paced way has chosen, until the core has served it.
-    way_ticket: Option<Ticket<Job>>,
+    way_ticket: Option<Ticket<Transfer>>,
 }
 
 struct Tenant {
@@ -104,7 +104,7 @@ struct Tenant {
 }
 
 pub(crate) struct Shares {
-    scheduler: Scheduler<Job>,
+    scheduler: Scheduler<Transfer>,
     core: ResourceId,
     /// The executors of the core, indexed by [`Direction`].
     executors: [ExecutorId; 2],
@@ -210,12 +210,12 @@ impl Shares {
             _ => queue.chain,
         };
         // The chains exist as long as the connection.
-        let _ = self.scheduler.push(chain, queue.estimate, Job { connection, direction });
+        let _ = self.scheduler.push(chain, queue.estimate, Transfer { connection, direction });
     }
 
     /// Chooses the next connection, which the caller serves and returns by [`Shares::done`]: the
     /// core waits for it. Returns `None` if no connection has anything to do that may be done now.
-    pub(crate) fn next(&mut self, now: Duration) -> Option<Ticket<Job>> {
+    pub(crate) fn next(&mut self, now: Duration) -> Option<Ticket<Transfer>> {
         if self.paced {
             self.choose_for_ways(now);
         }
@@ -240,8 +240,8 @@ impl Shares {
     }
 
     /// Ends a turn.
-    pub(crate) fn done(&mut self, mut turn: Ticket<Job>, served: Served, now: Duration) {
-        let Job { connection, direction } = turn.item;
+    pub(crate) fn done(&mut self, mut turn: Ticket<Transfer>, served: Served, now: Duration) {
+        let Transfer { connection, direction } = turn.item;
         turn.bytes = served.bytes;
         self.scheduler.done(turn, served.bytes, served.busy.min(QUANTUM), now);
         let Some(member) = self.members.get_mut(&connection) else { return };
@@ -313,7 +313,7 @@ impl Shares {
 
 impl Way {
     /// Makes a way that carries `rate` bytes per second; `None` leaves the pace to the kernel.
-    fn new(scheduler: &mut Scheduler<Job>, name: &str, rate: Option<u64>) -> Self {
+    fn new(scheduler: &mut Scheduler<Transfer>, name: &str, rate: Option<u64>) -> Self {
         let resource = scheduler.add_resource(name, 1);
         let guess = rate.unwrap_or(FAST);
         let transport = scheduler.add_executor("transport", Class::Z, resource, guess);
@@ -326,7 +326,7 @@ impl Way {
     /// while the socket is full.
     fn sent(
         &mut self,
-        scheduler: &mut Scheduler<Job>,
+        scheduler: &mut Scheduler<Transfer>,
         member: &mut Member,
         served: &Served,
         now: Duration,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
-use slipway_netlink::{InterfaceSettings, Link, Netlink, Route};
+use slipway_netlink::{InterfaceSettings, LinkInfo, Netlink, Route};
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::v1 as plane_v1;
 
@@ -145,8 +145,9 @@ pub fn remove(attachment: &Attachment) -> Result<()> {
         let failed = || Error::host(format!("cannot remove the interface {name}"));
         let link = netlink.link(name).map_err(failed())?;
         // Another one of that name is somebody else's.
-        let is =
-            |link: &Link| link.kind == TAP_KIND && link.mac == Some(attachment.lease.mac.octets());
+        let is = |link: &LinkInfo| {
+            link.kind == TAP_KIND && link.mac == Some(attachment.lease.mac.octets())
+        };
         match link.filter(is) {
             Some(link) => netlink.remove(link.index).map_err(failed()),
             None => Ok(()),

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use slipway_ethernet_spec::Mac as Ethernet;
-use slipway_netlink::{Address, Link, Neighbour, Netlink, Route};
+use slipway_netlink::{Address, LinkInfo, Neighbour, Netlink, Route};
 use slipway_netns::{Identity, Namespace};
 use slipway_plane_api::network_v1 as v1;
 
@@ -31,7 +31,7 @@ const TABLE: &str = "slipway_uplink";
 /// An interface with its settings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Interface {
-    link: Link,
+    link: LinkInfo,
     mac: Mac,
     addresses: Vec<Address>,
     routes: Vec<Route>,
@@ -87,7 +87,7 @@ pub fn look(path: &Path) -> Result<NamespaceInterfaces> {
     Ok(NamespaceInterfaces { identity: namespace.identity(), interfaces, left_out })
 }
 
-fn mac_of(link: &Link) -> Result<Mac> {
+fn mac_of(link: &LinkInfo) -> Result<Mac> {
     Ethernet(link.mac.unwrap_or_default()).to_string().parse()
 }
 
@@ -98,7 +98,7 @@ fn is_link_local(address: IpAddr) -> bool {
 impl Interface {
     /// Selects what belongs to `link`, without the link-local address and route of IPv6, which each
     /// kernel makes itself.
-    fn of(link: Link, all: (Vec<Address>, Vec<Route>, Vec<Neighbour>)) -> Result<Self> {
+    fn of(link: LinkInfo, all: (Vec<Address>, Vec<Route>, Vec<Neighbour>)) -> Result<Self> {
         let (mut addresses, mut routes, mut neighbours) = all;
         let index = link.index;
         addresses.retain(|one| one.index == index && !is_link_local(one.address));
@@ -200,7 +200,7 @@ pub fn close(uplink: &Uplink) -> Result<()> {
     in_namespace(uplink, || {
         let links = Netlink::open().and_then(|mut netlink| netlink.links());
         let links = links.map_err(Error::host("cannot look at the namespace's interfaces"))?;
-        let is = |link: &&Link| {
+        let is = |link: &&LinkInfo| {
             (link.index, &link.name) == (uplink.index, &uplink.interface)
                 && mac_of(link).is_ok_and(|mac| mac == uplink.mac)
         };

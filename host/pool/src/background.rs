@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::shared::{Job, Shared};
+use crate::shared::{BackgroundWork, Shared};
 
 /// The number of granules between two looks at the work: a tenth of a millisecond's writing.
 const BATCH: usize = 16;
@@ -39,7 +39,7 @@ fn wait_for_idle_cpu() {
 }
 
 /// Returns the number of granules that were zeroed.
-fn zero(job: &Job) -> u64 {
+fn zero(job: &BackgroundWork) -> u64 {
     let mut zeroed = 0;
     for granule in job.granules.clone() {
         if job.populate && job.memory.populate(granule).is_err() {

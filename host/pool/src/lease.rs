@@ -16,7 +16,7 @@ use crate::fork::{self, Fork, leave_holes};
 use crate::make::{at_home, page_size};
 use crate::settle::{map, settle, settle_all};
 use crate::shared::Shared;
-use crate::shelf::{Left, Place};
+use crate::shelf::{Left, ShelfPlace};
 use crate::userfault::{Continued, Userfault};
 
 /// The most bytes that are mapped for one fault.
@@ -39,7 +39,7 @@ pub(crate) struct Lease {
     connection: OwnedFd,
     faults: Userfault,
     ranges: Vec<Range>,
-    place: Option<Place>,
+    place: Option<ShelfPlace>,
 }
 
 /// The result of a poll.
@@ -88,7 +88,7 @@ impl Lease {
         shared: &Shared,
         connection: &OwnedFd,
         request: Request,
-    ) -> Result<(Arc<LateMemory>, Option<Place>), WireError> {
+    ) -> Result<(Arc<LateMemory>, Option<ShelfPlace>), WireError> {
         let (memory, place) = match Self::take_memory(shared, request) {
             Ok(taken) => taken,
             Err(text) => {
@@ -136,7 +136,7 @@ impl Lease {
     fn take_memory(
         shared: &Shared,
         request: Request,
-    ) -> Result<(Arc<LateMemory>, Option<Place>), String> {
+    ) -> Result<(Arc<LateMemory>, Option<ShelfPlace>), String> {
         let place = match &shared.settings.shelves {
             Some(shelves) => Some(shelves.place().ok_or("the keeper is full")?),
             None => None,

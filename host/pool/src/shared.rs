@@ -92,7 +92,7 @@ struct PooledMemory {
     memory: Arc<LateMemory>,
     /// The number of the next granule to look at.
     next: usize,
-    /// The next sandbox may need all of it at once: see [`Job::is_urgent`].
+    /// The next sandbox may need all of it at once: see [`BackgroundWork::is_urgent`].
     is_urgent: bool,
     /// The sandbox that has the memory; `None` for memory that nobody has.
     user: Option<User>,
@@ -107,7 +107,7 @@ struct User {
 }
 
 /// A part of a memory for the thread in the background.
-pub(crate) struct Job {
+pub(crate) struct BackgroundWork {
     pub(crate) memory: Arc<LateMemory>,
     pub(crate) granules: std::ops::Range<usize>,
     /// Pages that are not there are to be made.
@@ -326,7 +326,7 @@ impl Shared {
 
     /// Waits for the next part of any memory that is to be looked at: first of urgent memory, then
     /// of sandboxes' memory, then of other free memory. Returns `None` when the pool has ended.
-    pub(crate) fn next_job(&self, granules: usize) -> Option<Job> {
+    pub(crate) fn next_job(&self, granules: usize) -> Option<BackgroundWork> {
         let mut state = self.lock();
         loop {
             if state.ended {
@@ -401,12 +401,12 @@ impl PooledMemory {
     /// Takes the next part, of at most so many granules. Missing pages are made for memory that
     /// nobody has, which a sandbox then finds there; those of a sandbox's memory are made when the
     /// sandbox touches them.
-    fn part(&mut self, granules: usize) -> Job {
+    fn part(&mut self, granules: usize) -> BackgroundWork {
         let all = self.memory.granules();
         let start = self.next;
         self.next = (start + granules).min(all);
         let last = self.next == all;
-        Job {
+        BackgroundWork {
             memory: self.memory.clone(),
             granules: start..self.next,
             populate: self.user.is_none(),

@@ -41,8 +41,8 @@ pub struct Left {
     pub files: BTreeMap<u32, OwnedFd>,
 }
 
-/// The place of one sandbox's memory.
-pub(crate) struct Place {
+/// The keeper's slots for one sandbox's memory. Dropping it clears and frees them.
+pub(crate) struct ShelfPlace {
     number: u32,
     shelf: Shelf,
     all: Shelves,
@@ -60,7 +60,7 @@ impl Shelves {
     }
 
     /// Returns a free place.
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<ShelfPlace> {
         let mut taken = self.lock();
         let number = (0..self.slots.len() as u32 / SLOTS).find(|one| !taken.contains(one))?;
         taken.insert(number);
@@ -69,19 +69,19 @@ impl Shelves {
     }
 
     /// Returns the place that a predecessor used.
-    pub(crate) fn used(&self, number: u32) -> Place {
+    pub(crate) fn used(&self, number: u32) -> ShelfPlace {
         self.lock().insert(number);
         self.at(number)
     }
 
-    fn at(&self, number: u32) -> Place {
+    fn at(&self, number: u32) -> ShelfPlace {
         let start = self.slots.start + number * SLOTS;
         let shelf = Shelf::new(self.keeper.clone(), start..start + SLOTS);
-        Place { number, shelf, all: self.clone() }
+        ShelfPlace { number, shelf, all: self.clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for ShelfPlace {
     fn drop(&mut self) {
         // An error means that the keeper is gone, and then it holds nothing.
         let _ = self.shelf.clear_all();
@@ -89,7 +89,7 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl ShelfPlace {
     /// Leaves everything that a successor needs with the keeper. The userfaultfd last: the keeper's
     /// place is complete when it is there.
     pub(crate) fn put(

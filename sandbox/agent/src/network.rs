@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use slipway_agent_protocol::v1::{ConfigureNetworkRequest, InterfaceRoute};
 use slipway_ethernet_spec::Mac;
-use slipway_netlink::{Address, Link, LinkChange, Neighbour, Netlink, Route};
+use slipway_netlink::{Address, LinkChange, LinkInfo, Neighbour, Netlink, Route};
 
 use crate::{ethtool, log, machine, nvme, uevent};
 
@@ -71,7 +71,7 @@ impl InterfaceSettings {
 
     /// Returns whether an interface is that of a machine that was saved while it was in use: it is
     /// up, or has addresses, as one that a container has set down.
-    fn is_saved(&self, link: &Link, addresses: &[Address]) -> bool {
+    fn is_saved(&self, link: &LinkInfo, addresses: &[Address]) -> bool {
         let is_used = link.up || addresses.iter().any(|address| address.index == link.index);
         is_used && link.mac.is_some() && link.mac == self.saved_mac
     }
@@ -162,7 +162,7 @@ pub async fn configure(wanted: InterfaceSettings) -> Result<String> {
 
 /// Gives an interface that nothing uses yet this name. Another interface that has the name makes
 /// way: nothing uses it either, and it gets its own name later.
-fn named(link: Link, name: Option<&str>) -> Result<Link> {
+fn named(link: LinkInfo, name: Option<&str>) -> Result<LinkInfo> {
     let Some(name) = name.filter(|name| *name != link.name) else { return Ok(link) };
     let mut netlink = Netlink::open()?;
     if let Some(other) = netlink.link(name)? {
@@ -170,12 +170,12 @@ fn named(link: Link, name: Option<&str>) -> Result<Link> {
         moved.with_context(|| format!("another interface is called {name}"))?;
     }
     netlink.rename(link.index, name).with_context(|| format!("calling it {name}"))?;
-    Ok(Link { name: name.to_owned(), ..link })
+    Ok(LinkInfo { name: name.to_owned(), ..link })
 }
 
 /// Returns the interface of the wanted function. Without one, returns the interface that has the
 /// wanted MAC address, or the one that gets it.
-fn interface(sysfs: &Path, links: Vec<Link>, wanted: &InterfaceSettings) -> Option<Link> {
+fn interface(sysfs: &Path, links: Vec<LinkInfo>, wanted: &InterfaceSettings) -> Option<LinkInfo> {
     if let Some(function) = &wanted.function {
         let name = name_at(sysfs, function)?;
         return links.into_iter().find(|link| link.name == name);
@@ -207,7 +207,7 @@ pub fn restart(text: &str) -> Result<()> {
 }
 
 /// Applies the settings. A repetition changes nothing.
-fn apply(link: &Link, wanted: &InterfaceSettings) -> Result<()> {
+fn apply(link: &LinkInfo, wanted: &InterfaceSettings) -> Result<()> {
     let mut netlink = Netlink::open()?;
     // The host gives all settings, so router advertisements are ignored.
     let setting = format!("/proc/sys/net/ipv6/conf/{}/accept_ra", link.name);
@@ -340,7 +340,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let link = |index, name: &str| {
             let (name, kind) = (name.to_owned(), String::new());
-            Link { index, name, mac: Some([2; 6]), mtu: 1500, up: false, kind, lower: None }
+            LinkInfo { index, name, mac: Some([2; 6]), mtu: 1500, up: false, kind, lower: None }
         };
         let found = || {
             let links = vec![link(1, "eth0"), link(2, "eth1")];

@@ -60,14 +60,14 @@ impl Drop for Space {
 }
 
 /// The root of one image. The lock is held while the root is made.
-type Place = tokio::sync::Mutex<Weak<SharedRoot>>;
+type RootCell = tokio::sync::Mutex<Weak<SharedRoot>>;
 
 /// The shared roots of a node.
 pub(crate) struct SharedRoots {
     limit: u64,
     used: Arc<Mutex<u64>>,
     /// The places of the roots, by the digest of the image.
-    places: Mutex<BTreeMap<String, Arc<Place>>>,
+    places: Mutex<BTreeMap<String, Arc<RootCell>>>,
 }
 
 impl SharedRoots {
@@ -134,7 +134,7 @@ impl SharedRoots {
     }
 
     /// Returns the place of an image's root, and forgets those that nobody has or makes.
-    fn place(&self, digest: &str) -> Arc<Place> {
+    fn place(&self, digest: &str) -> Arc<RootCell> {
         let mut places = lock(&self.places);
         places.retain(|_, place| {
             let free = place.try_lock().is_ok_and(|root| root.strong_count() == 0);

@@ -84,9 +84,9 @@ pub async fn serve(
     serve_at(engine, socket, uid, function, None).await.map(Some)
 }
 
-/// A sandbox's place in a network of Slipway's, which its sockets have.
+/// The network of a sandbox's sockets, which is one of Slipway's, and the addresses there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct NetworkAddresses {
     /// The network's name.
     pub network: String,
     /// The sandbox's addresses, at most four.
@@ -95,9 +95,9 @@ pub(crate) struct Place {
 
 /// Returns the place of a sandbox that asks for sockets by itself: in the network that it names.
 /// Returns `None` if it has no network.
-pub(crate) fn place(record: &Record) -> Option<Place> {
+pub(crate) fn place(record: &Record) -> Option<NetworkAddresses> {
     let network = record.network.as_ref()?;
-    Some(Place { network: network.name.clone(), addresses: network.addresses() })
+    Some(NetworkAddresses { network: network.name.clone(), addresses: network.addresses() })
 }
 
 /// Describes the function of a guest to the engine that is to serve it.
@@ -107,7 +107,7 @@ pub(crate) fn place(record: &Record) -> Option<Place> {
 pub(crate) fn function(
     engine: &Path,
     name: &str,
-    place: &Place,
+    place: &NetworkAddresses,
     memory: &plane_v1::ClientMemory,
 ) -> Result<Function> {
     let addresses = place.addresses.iter().map(|one| one.parse()).collect::<Result<Vec<_>, _>>();

@@ -8,6 +8,7 @@ use crate::environment::Environment;
 use crate::json::SavedReport;
 use crate::slices;
 use crate::statistics::{Statistics, median, percentile, range, statistics, time_in};
+use crate::turns::Fault;
 
 /// The stages that have to do with functions and the memory they reach: FastIOV's *VF-related*
 /// (section 3.2: `dma-ram`, `dma-image`, `vfio-dev`, `vf-driver`) and the interface's own.
@@ -109,6 +110,9 @@ pub struct ArmsReport {
     pub arms: Vec<Arm>,
     /// The turns.
     pub rounds: Vec<ArmRound>,
+    /// Turns that are void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
 }
 
 impl SavedReport for ArmsReport {
@@ -117,6 +121,10 @@ impl SavedReport for ArmsReport {
 
     fn format(&self) -> u32 {
         self.format
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -138,6 +146,8 @@ impl ArmsReport {
     /// Returns the part of the report with this number of sandboxes of this memory.
     pub fn at(&self, point: Point) -> Self {
         let rounds = self.rounds.iter().filter(|round| round.point == point);
+        let name = self.name_of(point);
+        let faults = self.faults.iter().filter(|fault| fault.load == name);
         Self {
             format: self.format,
             environment: self.environment.clone(),
@@ -148,6 +158,17 @@ impl ArmsReport {
             waits: self.waits,
             arms: self.arms.clone(),
             rounds: rounds.cloned().collect(),
+            faults: faults.cloned().collect(),
+        }
+    }
+
+    /// Adds the faults of void turns, given the reason of each turn that is void, in the order of
+    /// [`rounds`](Self::rounds).
+    pub fn add_void(&mut self, reasons: impl IntoIterator<Item = Option<String>>) {
+        for (round, reason) in self.rounds.iter().zip(reasons) {
+            let (subject, load) = (round.arm.name().to_owned(), self.name_of(round.point));
+            let fault = |reason| Fault { subject, load, round: round.round, reason, failed: false };
+            self.faults.extend(reason.map(fault));
         }
     }
 
@@ -281,6 +302,7 @@ pub(super) mod tests {
             waits: true,
             arms: arms.iter().map(|(arm, _)| *arm).collect(),
             rounds,
+            faults: Vec::new(),
         }
     }
 
@@ -298,6 +320,21 @@ pub(super) mod tests {
         assert_eq!(figures.p99_ratio, Some(1.4));
         assert_eq!(report.figures(Arm::None).unwrap().mean_ratio, Some(1.0));
         assert_eq!(report.figures(Arm::Pool), None);
+    }
+
+    #[test]
+    fn void_turns_are_named() {
+        let mut both = two_points(&[(Arm::Pool, [[1, 2], [3, 4]])]);
+        both.add_void([None, Some("others".to_owned()), None, Some("stolen".to_owned())]);
+        let told = |report: &ArmsReport| -> Vec<(String, u32)> {
+            report.faults().iter().map(|one| (one.reason.clone(), one.round)).collect()
+        };
+        assert_eq!(told(&both), [("others".to_owned(), 1), ("stolen".to_owned(), 1)]);
+        assert_eq!(told(&both.at(both.points[1])), [("stolen".to_owned(), 1)]);
+        assert_eq!(both.faults[1].load, "4 at once");
+        assert_eq!(ArmsReport::from_json(&both.to_json().unwrap()).unwrap(), both);
+        let text = crate::arms::arms_table(&both, false);
+        assert!(text.contains("VOID: 2 turns on a busy machine, first pool with 2 at"), "{text}");
     }
 
     #[test]

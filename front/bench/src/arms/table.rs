@@ -10,6 +10,7 @@ use crate::duration::human;
 use crate::line::Line;
 use crate::panels::CurvePoint;
 use crate::table::{table, titled};
+use crate::turns::fault_lines;
 
 /// The headings; the first is replaced by the number of sandboxes.
 const HEADINGS: [&str; 8] =
@@ -40,6 +41,7 @@ pub fn arms_table(report: &ArmsReport, colour: bool) -> String {
             let _ = write!(text, "\n{singles}");
         }
     }
+    text.push_str(&fault_lines(&report.faults));
     text.push_str(&footnote(report));
     text.push_str(PAPERS);
     if report.points.len() > 1 {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
 use super::Workload;
+use crate::outside::Own;
 use crate::turns::{Subjects, Turn, Turns, take_turns};
 
 /// The result of one turn.
@@ -28,6 +29,10 @@ pub struct Measured {
     /// The number of commands that a neighbour completed meanwhile, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_commands: Option<u64>,
+    /// The longest time for which a thread of the load waited for a processor that it shares with
+    /// no other of the measurement, ns. Measured by the native load if there are enough processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ns: Option<u64>,
 }
 
 /// One turn of one subject.
@@ -62,6 +67,11 @@ pub trait Subject {
     /// # Errors
     /// A sentence about the failure; an error of a single command is one.
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured>;
+
+    /// Returns the processes that do the work of its turns.
+    fn own(&self) -> Own {
+        Own::Children
+    }
 }
 
 /// The loads and times of [`measure`].
@@ -105,6 +115,15 @@ impl Subjects for Timed<'_> {
         let time = self.plan.time;
         ensure!(measured.latency.count() > 0, "not one command ended within {time:?}");
         Ok(Run { subject: subject.name().to_owned(), workload: *load, round, measured })
+    }
+
+    fn own(&self, subject: usize) -> Own {
+        self.subjects[subject].own()
+    }
+
+    fn waited(&self, Run { measured, .. }: &Run) -> Option<f64> {
+        let elapsed_ns = measured.elapsed_ns.max(1) as f64;
+        measured.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
     }
 }
 

@@ -12,6 +12,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::outside::Own;
+use crate::turns::{Fault, Turns};
+use crate::watch::Watch;
+
 /// A load, under `db_bench`'s name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -158,7 +162,8 @@ pub trait RocksSubject {
 }
 
 /// Gives every subject its turns, round after round. Calls `begins` at the start of each, with the
-/// subject, the load, the number of loads done and the number of all loads.
+/// subject, the load, the number of loads done and the number of all loads. Returns the results,
+/// and the turns that are void.
 ///
 /// # Errors
 /// The first error of a subject.
@@ -166,9 +171,9 @@ pub fn measure_rocksdb(
     subjects: &mut [Box<dyn RocksSubject>],
     plan: &RocksPlan,
     mut begins: impl FnMut(&str, RocksJob, usize, usize),
-) -> Result<Vec<RocksRun>> {
+) -> Result<Turns<RocksRun>> {
     let turns = plan.jobs().count() * subjects.len() * plan.rounds as usize;
-    let mut runs = Vec::with_capacity(turns);
+    let (mut runs, mut faults) = (Vec::with_capacity(turns), Vec::new());
     for &compaction_threads in &plan.compaction_threads {
         for round in 0..plan.rounds {
             for subject in subjects.iter_mut() {
@@ -177,14 +182,19 @@ pub fn measure_rocksdb(
                     let job = RocksJob { load, compaction_threads };
                     let name = subject.name().to_owned();
                     begins(&name, job, runs.len(), turns);
+                    let watch = Watch::begin(Own::Node);
                     let measured = subject.run(plan, job);
                     let measured = measured.with_context(|| format!("{name}, {job}"))?;
+                    faults.extend(watch.end(None).map(|reason| {
+                        let (subject, load) = (name.clone(), job.to_string());
+                        Fault { subject, load, round, reason, failed: false }
+                    }));
                     runs.push(RocksRun { subject: name, job, round, measured });
                 }
             }
         }
     }
-    Ok(runs)
+    Ok(Turns { runs, faults })
 }
 
 /// The place of a database.
@@ -360,7 +370,7 @@ pub(crate) mod tests {
             assert_eq!((done, turns), (begun, 40));
             begun += 1;
         });
-        let runs = runs.unwrap();
+        let runs = runs.unwrap().runs;
         assert_eq!(runs.len(), 40);
         for turn in runs.chunks(5) {
             let loads: Vec<RocksLoad> = turn.iter().map(|run| run.job.load).collect();

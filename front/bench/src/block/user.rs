@@ -32,7 +32,13 @@ pub fn load_measured(text: &str, workload: &Workload) -> Result<Measured> {
         measured.bytes,
         measured.latency.count()
     );
-    Ok(Measured { target_cpu_ns: None, at_least: None, neighbour_commands: None, ..measured })
+    Ok(Measured {
+        target_cpu_ns: None,
+        at_least: None,
+        neighbour_commands: None,
+        waited_ns: None,
+        ..measured
+    })
 }
 
 #[cfg(test)]

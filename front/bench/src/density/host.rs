@@ -1,21 +1,16 @@
 //! Slipway's processes on the host: what memory they have, and what processor time they use.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::Rollup;
 use crate::cpu_time::process_cpu_ns;
 use crate::meminfo::meminfo;
-use crate::program::BENCH;
-use crate::turns::busy_ns;
+use crate::program::runs_slipway;
+use crate::watch::busy_ns;
 
 /// The bytes that a measurement leaves to the rest of the host.
 const SPARE: u64 = 512 << 20;
-/// The beginning of the names of Slipway's programs, and the name of the shim.
-const OURS: &str = "slipway";
-const SHIM: &str = "containerd-shim-slipway";
 
 /// Slipway's processes, by their ids on the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,10 +74,8 @@ impl Processes {
             let Some(id) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // Processes of the kernel have no program, and one may end meanwhile.
-            let program = std::fs::read_link(format!("/proc/{id}/exe"));
-            let is_ours = program.is_ok_and(|program| is_ours(&program));
-            if is_ours && id != daemon && id != std::process::id() && !vmms.contains(&id) {
+            let is_known = id == daemon || id == std::process::id() || vmms.contains(&id);
+            if !is_known && runs_slipway(id) {
                 others.push(id);
             }
         }
@@ -136,12 +129,6 @@ impl Cpu {
     }
 }
 
-/// Returns whether a program is one of Slipway's, other than the benchmarks.
-fn is_ours(program: &Path) -> bool {
-    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    (name.starts_with(OURS) || name.starts_with(SHIM)) && !name.starts_with(BENCH)
-}
-
 /// Returns the bytes of memory that the kernel could still give away.
 pub fn available_bytes() -> u64 {
     meminfo("MemAvailable:") << 10
@@ -165,15 +152,6 @@ pub fn shortage(available: u64, count: u32, each: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn programs_of_ours_are_known_by_their_names() {
-        let ours = ["slipway", "slipway-fs", "containerd-shim-slipway-v2", "slipway (deleted)"];
-        assert!(ours.iter().all(|name| is_ours(&Path::new("/usr/bin").join(name))));
-        for other in ["/usr/bin/slipway-bench", "/usr/bin/qemu-system-x86_64", "/", "/opt/sl"] {
-            assert!(!is_ours(Path::new(other)), "{other}");
-        }
-    }
 
     /// One more than Linux gives (`PID_MAX_LIMIT`).
     const GONE: u32 = (4 << 20) + 1;

@@ -8,6 +8,7 @@ use super::server::{FunctionSettings, Server};
 use super::{FunctionLoad, FunctionMeasured};
 use crate::density::{Rollup, available_bytes};
 use crate::measurement::Subject;
+use crate::outside::Own;
 
 /// The most invocations of a function at once that its server takes.
 const MOST_PLACES: u32 = 160;
@@ -72,6 +73,10 @@ impl Subject for FunctionWay {
     fn takes(&self, load: &FunctionLoad) -> bool {
         let (replicas, sandboxes) = self.scaling.bounds(&self.settings, load);
         replicas * sandboxes <= MOST_PLACES
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     /// Starts a server, has it make the load's sandboxes with a replica each, sends the burst, and

@@ -417,7 +417,8 @@ fn drive(
         _ => work.one.sent + work.two.sent,
     };
     let elapsed_ns = elapsed.as_nanos() as u64;
-    Ok(PacketMeasured { sent, delivered, elapsed_ns, neighbour: None, work: Some(work) })
+    let work = Some(work);
+    Ok(PacketMeasured { sent, delivered, elapsed_ns, work, ..PacketMeasured::default() })
 }
 
 /// Returns the functions' work between two counts.

@@ -15,6 +15,7 @@ use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfi
 
 use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject, Times};
 use crate::block::native::{Cpus, pin};
+use crate::watch::Waiting;
 
 /// Frames of a burst at a set rate, as in *Speeding Up Packet I/O in Virtual Machines*.
 const OFFERED: usize = 100;
@@ -147,17 +148,20 @@ struct Sinks {
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
+    /// They use no processor of the source's.
+    are_apart: bool,
 }
 
 impl Sinks {
-    fn start(inputs: Vec<Consumer>, cpus: Vec<usize>) -> Self {
+    fn start(inputs: Vec<Consumer>, cpus: &Cpus) -> Self {
         let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::<Counts>::default());
         let (until, its) = (Arc::clone(&stop), Arc::clone(&counts));
+        let (client, are_apart) = (cpus.client.clone(), cpus.are_enough(1));
         let thread = std::thread::spawn(move || {
-            pin(&cpus)?;
+            pin(&client)?;
             drain(inputs, &until, &its)
         });
-        Self { stop, counts, thread: Some(thread) }
+        Self { stop, counts, thread: Some(thread), are_apart }
     }
 
     /// Waits until frames in flight have arrived, or had the time to.
@@ -243,6 +247,7 @@ fn take(input: &mut Consumer, sum: &mut u64) -> Result<usize> {
 }
 
 /// Runs `turn` for `warm_up`, then for `time`. Returns the frames sent and received in the latter.
+/// The calling thread has a processor of its own if the sinks are not on it.
 fn timed(
     sinks: &Sinks,
     Times { warm_up, time }: Times,
@@ -258,12 +263,14 @@ fn timed(
         anyhow::Ok((sent, begin.elapsed()))
     };
     let (before, _) = run(warm_up)?;
-    let delivered = sinks.count();
+    let (waiting, delivered) = (Waiting::begin(), sinks.count());
     let (sent, elapsed) = run(time)?;
+    let elapsed_ns = elapsed.as_nanos() as u64;
     Ok(PacketMeasured {
         sent: sent - before,
         delivered: sinks.count() - delivered,
-        elapsed_ns: elapsed.as_nanos() as u64,
+        elapsed_ns,
+        waited_ns: waiting.scaled_to(elapsed_ns).filter(|_| sinks.are_apart),
         ..PacketMeasured::default()
     })
 }
@@ -291,7 +298,7 @@ impl PacketSubject for RawLink {
             outputs.push(link.server().1);
             inputs.push(link.peer().0);
         }
-        let sinks = Sinks::start(inputs, self.0.client.clone());
+        let sinks = Sinks::start(inputs, &self.0);
         pin(&self.0.target)?;
         let row = if load.ports == 2 { BURST } else { (load.row as usize).min(BURST) };
         let frame = frame(0, 1, load.bytes);
@@ -362,7 +369,7 @@ impl PacketSubject for Switched {
         };
         let (_, output) = peers.remove(0);
         let inputs = peers.into_iter().map(|(input, _)| input).collect();
-        let sinks = Sinks::start(inputs, self.0.client.clone());
+        let sinks = Sinks::start(inputs, &self.0);
         pin(&self.0.target)?;
         let source = Source::new(output, load)?;
         let measured = match quiet {

@@ -26,6 +26,10 @@ pub struct PacketMeasured {
     /// The work of the e1000 functions that the frames passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+    /// The time for which the sending thread waited for a processor that it shares with no other of
+    /// the measurement, ns, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ns: Option<u64>,
 }
 
 /// The work of two e1000 functions, which they have counted themselves.
@@ -154,6 +158,11 @@ impl Subjects for Timed<'_> {
         let measured = subject.run(load, times)?;
         Ok(PacketRun { subject: subject.name().to_owned(), load: *load, round, measured })
     }
+
+    fn waited(&self, PacketRun { measured, .. }: &PacketRun) -> Option<f64> {
+        let elapsed_ns = measured.elapsed_ns.max(1) as f64;
+        measured.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
+    }
 }
 
 /// Gives every subject its turns. Calls `before` at the start of each.
@@ -250,8 +259,8 @@ pub(crate) mod tests {
                 let (sent, elapsed_ns) = (2 * rate, 1_000_000_000);
                 let neighbour = Some(Neighbour { offered: 100, delivered: 100 - u64::from(round) });
                 let delivered = *rate;
-                let measured =
-                    PacketMeasured { sent, delivered, elapsed_ns, neighbour, work: None };
+                let rest = PacketMeasured::default();
+                let measured = PacketMeasured { sent, delivered, elapsed_ns, neighbour, ..rest };
                 runs.push(PacketRun { subject: (*name).to_owned(), load, round, measured });
             }
         }

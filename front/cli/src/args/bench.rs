@@ -167,7 +167,8 @@ pub struct BlockArgs {
     pub target: Vec<NamedPath>,
     #[command(flatten)]
     pub report: ReportArgs,
-    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time
+    /// Write curves: IOPS and latency over depth, or operations of RocksDB over time. As with
+    /// --svg, the report is written beside them as NAME.json unless --output names a file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub curves: Option<PathBuf>,
     /// List configurations and loads

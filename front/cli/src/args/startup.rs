@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 use slipway_bench::arms::Arm;
 
+use super::report::ReportArgs;
 use crate::size::parse_size;
 use crate::volume::VolumeArg;
 
@@ -79,7 +80,7 @@ pub struct StartupArgs {
     /// processor time of these divided by the number of processors
     #[arg(long)]
     pub single: bool,
-    /// Write the report as JSON
+    /// Write the report as JSON [default with a picture: beside it, as NAME.json]
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write the picture
@@ -94,6 +95,17 @@ pub struct StartupArgs {
 }
 
 impl StartupArgs {
+    /// Returns where the report goes to, and what it is compared with.
+    pub fn files(&self) -> ReportArgs {
+        ReportArgs {
+            report: None,
+            output: self.output.clone(),
+            svg: self.svg.clone(),
+            compare: self.compare.clone(),
+            json: self.json,
+        }
+    }
+
     /// Returns whether several configurations are measured in turn.
     pub fn has_turns(&self) -> bool {
         let several = self.count.len() > 1 || self.memory.len() > 1;

@@ -38,9 +38,13 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
         return Ok(0);
     }
     let measure = || if is_native(args) { native(args) } else { guests(node, args) };
-    let report = reports::show(&VIEW, &args.report, measure)?;
+    let mut files = args.report.clone();
+    if files.svg.is_none() {
+        files.output = reports::data(&files, args.curves.as_deref())?;
+    }
+    let report = reports::show(&VIEW, &files, measure)?;
     if let Some(path) = &args.curves {
-        write(path, &curves(&report, &(VIEW.title)(&report))?)?;
+        write(path, &curves(&report, &VIEW.title_of(&report))?)?;
     }
     reports::complete(&report)
 }
@@ -175,9 +179,10 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
         let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));
         let machines = vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, 2)?;
-        let (subjects, rocksdb) = vm::rocksdb(&machines, &names, plan)?;
+        let (subjects, rocksdb, faults) = vm::rocksdb(&machines, &names, plan)?;
         let disk = machines.disk();
-        return Ok(BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb));
+        let report = BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb);
+        return Ok(BlockReport { faults, ..report });
     }
     let plan = plan(args);
     let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), 256 << 20));

@@ -25,7 +25,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::{join_all, try_join_all};
-use slipway_bench::{Environment, StartupReport};
+use slipway_bench::{Environment, Own, StartupReport, Watch, fault_lines, void_note};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
@@ -78,32 +78,38 @@ pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Re
     if args.has_turns() {
         return arms::arms(node, config, args).await;
     }
-    let before = args.compare.as_deref().map(read).transpose()?;
+    let (files, before) = (args.files(), args.compare.as_deref().map(read).transpose()?);
+    reports::check(&files)?;
     let client = connect(node, config).await?;
     let image = image::ensure(config, &args.image, Pull::Missing).await?;
     let digest = image.digest.to_string();
-    let mut rounds = Vec::new();
+    let (mut rounds, mut reasons) = (Vec::new(), Vec::new());
     for number in 1..=args.rounds {
         if !args.json {
             eprintln!("round {number} of {}", args.rounds);
         }
+        let watch = Watch::begin(Own::Node);
         rounds.push(round(&client, config, args, &digest).await?);
+        reasons.push(watch.end(None));
     }
     let accelerator = accelerator(args.accel.as_deref());
-    let measured = StartupReport::new(environment(accelerator), command_line(), rounds);
-    if let Some(path) = &args.output {
+    let mut measured = StartupReport::new(environment(accelerator), command_line(), rounds);
+    measured.add_void(reasons);
+    if let Some(path) = &files.data(args.svg.as_deref()) {
         std::fs::write(path, measured.to_json()?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         eprintln!("Report written to {}", path.display());
     }
     let last = measured.timelines.last().cloned().unwrap_or_default();
     if let Some(path) = &args.svg {
-        report::write(path, &last, &args.image, Some(&measured.environment))?;
+        let conditions = measured.environment.line() + &void_note(&measured.faults);
+        report::write(path, &last, &args.image, Some(&conditions))?;
     }
     if args.json {
         crate::out::print(format_args!("{}", measured.to_json()?));
     } else {
         report::show(&measured.statistics, &last);
+        eprint!("{}", fault_lines(&measured.faults));
     }
     if let Some(before) = before {
         crate::say!("{}", slipway_bench::compare(&before, &measured));

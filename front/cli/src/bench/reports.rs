@@ -1,11 +1,11 @@
 //! Reports of `slipway bench`: shown, drawn, written, and compared with earlier ones.
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use slipway_bench::{Environment, SavedReport};
+use anyhow::{Context, Result, ensure};
+use slipway_bench::{Environment, SavedReport, void_note};
 
 use crate::args::ReportArgs;
 
@@ -21,8 +21,16 @@ pub(super) struct View<R> {
     pub differences: fn(&R, &R, bool) -> String,
 }
 
+impl<R: SavedReport> View<R> {
+    /// Returns the title of a picture, with the number of turns on a busy machine behind it.
+    pub(super) fn title_of(&self, report: &R) -> String {
+        (self.title)(report) + &void_note(report.faults())
+    }
+}
+
 /// Shows the report that `measure` makes, or an earlier one, and writes the files that the user
-/// named. Returns the report.
+/// named: the picture, and beside it the report as JSON unless that goes elsewhere
+/// ([`ReportArgs::data`]). Returns the report.
 pub(super) fn show<R: SavedReport>(
     view: &View<R>,
     args: &ReportArgs,
@@ -34,11 +42,11 @@ pub(super) fn show<R: SavedReport>(
         Some(path) => read(path)?,
         None => measure()?,
     };
-    if let Some(path) = &args.output {
+    if let Some(path) = &args.data(args.svg.as_deref()) {
         write(path, &report.to_json()?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &(view.picture)(&report, &(view.title)(&report))?)?;
+        write(path, &(view.picture)(&report, &view.title_of(&report))?)?;
     }
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     if args.json {
@@ -55,8 +63,23 @@ pub(super) fn show<R: SavedReport>(
 }
 
 /// Checks, before a measurement, that the files which the user named can be written.
+///
+/// # Errors
+/// A file cannot be written; the errors of [`data`].
 pub(super) fn check(args: &ReportArgs) -> Result<()> {
-    [&args.output, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))
+    let data = data(args, args.svg.as_deref())?;
+    [&data, &args.svg].into_iter().flatten().try_for_each(|path| is_writable(path))
+}
+
+/// Returns the file for the report as JSON, given a picture of it ([`ReportArgs::data`]).
+///
+/// # Errors
+/// The report with which the new one is compared has that file, and the user did not name it.
+pub(super) fn data(args: &ReportArgs, picture: Option<&Path>) -> Result<Option<PathBuf>> {
+    let data = args.data(picture);
+    let is_lost = args.output.is_none() && data.is_some() && data == args.compare;
+    ensure!(!is_lost, "the report would take the place of that of --compare: name it by --output");
+    Ok(data)
 }
 
 /// The end of the title of a picture whose bars have ranges.
@@ -90,7 +113,7 @@ pub(super) fn titled(
 /// notices: the report and its picture show the other turns.
 pub(super) fn complete<R: SavedReport>(report: &R) -> Result<i32> {
     let failed = report.faults().iter().filter(|fault| fault.failed).count();
-    anyhow::ensure!(failed == 0, "{failed} turns failed: the table names them");
+    ensure!(failed == 0, "{failed} turns failed: the table names them");
     Ok(0)
 }
 
@@ -104,7 +127,7 @@ fn read<R: SavedReport>(path: &Path) -> Result<R> {
 fn is_writable(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let is_there = folder.is_none_or(Path::is_dir);
-    anyhow::ensure!(
+    ensure!(
         is_there && !path.is_dir(),
         "cannot write {}: no such folder, or one itself",
         path.display()
@@ -121,7 +144,73 @@ pub(super) fn write(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use serde::{Deserialize, Serialize};
+    use slipway_bench::Fault;
+
     use super::*;
+
+    /// The smallest report.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Small {
+        format: u32,
+        faults: Vec<Fault>,
+    }
+
+    impl SavedReport for Small {
+        const KIND: &'static str = "nothing";
+
+        fn format(&self) -> u32 {
+            self.format
+        }
+
+        fn faults(&self) -> &[Fault] {
+            &self.faults
+        }
+    }
+
+    const SMALL: View<Small> = View {
+        title: |_| "title".to_owned(),
+        picture: |_, title| Ok(title.to_owned()),
+        table: |_, _| String::new(),
+        differences: |_, _, _| String::new(),
+    };
+
+    #[test]
+    fn a_picture_has_its_report_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let plain =
+            ReportArgs { report: None, output: None, svg: None, compare: None, json: false };
+        let small = || Small { format: 1, faults: Vec::new() };
+        let shown = |args: &ReportArgs| show(&SMALL, args, || Ok(small()));
+        let drawn = ReportArgs { svg: Some(path("a.svg")), ..plain.clone() };
+        shown(&drawn).unwrap();
+        assert!(path("a.svg").exists());
+        assert_eq!(read::<Small>(&path("a.json")).unwrap(), small());
+        // A report that goes elsewhere, or that is there already, is not written beside a picture.
+        let named = ReportArgs { output: Some(path("named")), ..drawn.clone() };
+        assert_eq!(named.data(named.svg.as_deref()), Some(path("named")));
+        let again = ReportArgs { svg: Some(path("b.svg")), report: Some(path("a.json")), ..plain };
+        shown(&again).unwrap();
+        let printed = ReportArgs { report: None, json: true, ..again };
+        assert_eq!(printed.data(printed.svg.as_deref()), None);
+        assert!(path("b.svg").exists() && !path("b.json").exists());
+        assert_eq!(named.data(Some(&path("c.json"))), Some(path("named")));
+        assert_eq!(drawn.data(Some(&path("c.json"))), None);
+        // The earlier report of a comparison stays.
+        let lost = ReportArgs { compare: Some(path("a.json")), ..drawn };
+        assert!(check(&lost).unwrap_err().to_string().contains("--output"));
+    }
+
+    #[test]
+    fn pictures_say_that_turns_are_void() {
+        let (subject, load, reason) = ("a".to_owned(), "b".to_owned(), "stolen".to_owned());
+        let fault = Fault { subject, load, round: 0, reason, failed: false };
+        let mut report = Small { format: 1, faults: vec![fault] };
+        assert_eq!(SMALL.title_of(&report), "title; VOID: 1 turn on a busy machine");
+        report.faults.clear();
+        assert_eq!(SMALL.title_of(&report), "title");
+    }
 
     #[test]
     fn titles_say_where_and_how_often_was_measured() {

@@ -59,7 +59,7 @@ pub struct Fleet {
 }
 
 /// A sandbox of the function that the node has.
-struct Found {
+struct FoundSandbox {
     pod: v1::Sandbox,
     /// It was made with the same settings.
     fits: bool,
@@ -219,7 +219,7 @@ impl Fleet {
     ///
     /// # Errors
     /// The daemon's: some of the sandboxes are not known then.
-    async fn sandboxes(&self) -> Result<Vec<Found>> {
+    async fn sandboxes(&self) -> Result<Vec<FoundSandbox>> {
         let mut client = self.client.clone();
         let mut found = Vec::new();
         for pod in manage::list(&mut client).await?.into_iter().filter(|one| one.pod) {
@@ -230,7 +230,7 @@ impl Fleet {
                 Err(status) => return Err(refused(status)),
             };
             if let Some(fits) = self.fits(&record)? {
-                found.push(Found { pod, fits });
+                found.push(FoundSandbox { pod, fits });
             }
         }
         Ok(found)
@@ -259,7 +259,7 @@ impl Fleet {
     pub async fn adopt(&self, most: usize) -> Result<Vec<SandboxId>> {
         let mut usable = Vec::new();
         let mut removed = Vec::new();
-        for Found { pod, fits } in self.sandboxes().await? {
+        for FoundSandbox { pod, fits } in self.sandboxes().await? {
             let is_usable = fits && pod.state == "running" && usable.len() < most;
             match self.id_of(&pod.name).filter(|_| is_usable) {
                 Some(id) => usable.push((id, pod)),

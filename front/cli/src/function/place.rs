@@ -64,14 +64,15 @@ pub fn names(config: &Config) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The place of a running server. Dropping it removes the socket.
-pub struct Place {
+/// The socket of a function's running server, and the lock that keeps a second server away.
+/// Dropping it removes the socket.
+pub struct FunctionSocket {
     socket: PathBuf,
     _lock: Lock,
 }
 
-impl Place {
-    /// Takes the place of the function `name`.
+impl FunctionSocket {
+    /// Takes the lock and the socket of the function `name`.
     ///
     /// # Errors
     /// Another process serves the function, or files cannot be made.
@@ -99,7 +100,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FunctionSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
     }
@@ -124,12 +125,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { run_dir: dir.path().to_owned(), ..Config::default() };
         assert_eq!(names(&config).unwrap(), Vec::<String>::new());
-        let place = Place::take(&config, "f").unwrap();
+        let place = FunctionSocket::take(&config, "f").unwrap();
         let _listener = place.listen().unwrap();
         assert_eq!(names(&config).unwrap(), ["f"]);
-        let second = Place::take(&config, "f").err().unwrap().to_string();
+        let second = FunctionSocket::take(&config, "f").err().unwrap().to_string();
         assert!(second.ends_with("serves the function f"), "{second}");
-        Place::take(&config, "g").unwrap();
+        FunctionSocket::take(&config, "g").unwrap();
         drop(place);
         assert_eq!(names(&config).unwrap(), Vec::<String>::new());
     }

@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::dispatcher::Dispatcher;
 use super::fleet::{Fleet, Plan};
 use super::http::{Bounds, Front};
-use super::place::{self, Place};
+use super::place::{self, FunctionSocket};
 use super::scheduler::Limits;
 use super::status::About;
 use crate::args::{FunctionServeArgs, NetworkArgs, NodeArgs};
@@ -41,7 +41,7 @@ pub async fn serve(node: &NodeArgs, config: &Config, args: &FunctionServeArgs) -
     place::check_name(&args.name)?;
     let client = connect(node, config).await?;
     let image = image::ensure(config, &args.image, args.pull).await?;
-    let place = Place::take(config, &args.name)?;
+    let place = FunctionSocket::take(config, &args.name)?;
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
     let address = listener.local_addr()?;

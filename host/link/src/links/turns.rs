@@ -8,7 +8,7 @@ use slipway_warp::share::Ticket;
 
 use super::{LISTENER, Links};
 use crate::connection::{Around, Broken, Connection};
-use crate::shares::{Direction, Job, Served};
+use crate::shares::{Direction, Served, Transfer};
 
 /// The most events of epoll in a turn.
 const EVENTS: usize = 64;
@@ -155,8 +155,8 @@ impl Links {
 
     /// Serves one quantum, which begins at `began`, and pays for it. Returns whether there was
     /// anything to do, and when the quantum ended.
-    fn serve(&mut self, turn: Ticket<Job>, began: Instant, now: Instant) -> (bool, Instant) {
-        let Job { connection: key, direction } = turn.item;
+    fn serve(&mut self, turn: Ticket<Transfer>, began: Instant, now: Instant) -> (bool, Instant) {
+        let Transfer { connection: key, direction } = turn.item;
         let (mut around, connections, _) = self.around(now);
         let Some(connection) = connections.get_mut(&key) else {
             let at = self.since_begin(began);

@@ -4,7 +4,7 @@
 //! notice, so the interface goes down before anything ends: no segment leaves it.
 
 use anyhow::{Context, Result};
-use slipway_netlink::{Link, LinkChange, Netlink, Sockets, Transport};
+use slipway_netlink::{LinkChange, LinkInfo, Netlink, Sockets, Transport};
 
 use crate::{log, machine};
 
@@ -17,7 +17,7 @@ const ROUNDS: usize = 16;
 ///
 /// # Errors
 /// The kernel refuses a change of the interface. Connections that it does not end are logged.
-pub fn forget(link: &Link) -> Result<()> {
+pub fn forget(link: &LinkInfo) -> Result<()> {
     let mut netlink = Netlink::open()?;
     let change = LinkChange { up: Some(false), ..LinkChange::default() };
     netlink.change(link.index, change).context("setting it down")?;
@@ -68,7 +68,7 @@ mod tests {
     const SAVED: [(&str, u8, &str); 2] = [("10.9.8.7", 24, "10.9.8.1"), ("fd12::7", 64, "fd12::1")];
 
     /// Makes the interface of a machine that ran. Returns `None` without the program for it.
-    fn saved_interface(netlink: &mut Netlink) -> Option<Link> {
+    fn saved_interface(netlink: &mut Netlink) -> Option<LinkInfo> {
         let made = Command::new("ip")
             .args(["link", "add", "v0", "type", "veth", "peer", "name", "v1"])
             .status();
@@ -160,7 +160,7 @@ mod tests {
                 interface(Path::new(machine::SYSFS), netlink.links().unwrap(), &wanted).unwrap();
             let addresses = netlink.addresses().unwrap();
             assert!(wanted.is_saved(&found, &addresses) && wanted.is_saved(&found, &[]));
-            let down = Link { up: false, ..found.clone() };
+            let down = LinkInfo { up: false, ..found.clone() };
             assert!(wanted.is_saved(&down, &addresses), "a container has set it down");
             assert!(!wanted.is_saved(&down, &[]), "it was never in use");
             for _ in 0..2 {

@@ -23,7 +23,7 @@ use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{GivenSockets, Network, Record};
 use crate::sandbox::Sandbox;
-use crate::sockets::{self, Place};
+use crate::sockets::{self, NetworkAddresses};
 use crate::target::Target;
 use crate::{Error, Result, memory};
 
@@ -191,7 +191,7 @@ async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Invalid`] if it has none; [`Error::Network`].
-async fn place(node: &Node, record: &Record) -> Result<Place> {
+async fn place(node: &Node, record: &Record) -> Result<NetworkAddresses> {
     if record.forks_with_sockets()
         && let Some(place) = sockets::place(record)
     {
@@ -214,9 +214,9 @@ async fn place(node: &Node, record: &Record) -> Result<Place> {
 
 /// Returns the place that a pod has if its own interface is in a network: its switch has the
 /// network's name, whether slipway-cni or the daemon has put it there.
-fn own(network: &Network) -> Option<Place> {
+fn own(network: &Network) -> Option<NetworkAddresses> {
     let addresses = network.addresses();
-    let place = Place { network: network.switch.clone(), addresses };
+    let place = NetworkAddresses { network: network.switch.clone(), addresses };
     (!place.addresses.is_empty()).then_some(place)
 }
 
@@ -230,12 +230,12 @@ async fn is_network(node: &Node, name: &str) -> Result<bool> {
 }
 
 /// Returns the place of the first interface of a pool that is in a network.
-fn of_interface(record: &Record) -> Option<Place> {
+fn of_interface(record: &Record) -> Option<NetworkAddresses> {
     let nics = record.functions.iter().filter_map(|given| given.nic.as_ref());
     let mut placed = nics.filter(|nic| !nic.interface.is_empty() && !nic.addresses.is_empty());
     let nic = placed.next()?;
     let addresses = nic.addresses.iter().map(|(address, _)| address.clone()).collect();
-    Some(Place { network: nic.switch.clone(), addresses })
+    Some(NetworkAddresses { network: nic.switch.clone(), addresses })
 }
 
 #[cfg(test)]
@@ -281,7 +281,10 @@ mod tests {
         ];
         let record = Record { functions, ..roomy() };
         let addresses = vec!["10.2.0.2".to_owned(), "fd00::2".to_owned()];
-        assert_eq!(of_interface(&record), Some(Place { network: "back".into(), addresses }));
+        assert_eq!(
+            of_interface(&record),
+            Some(NetworkAddresses { network: "back".into(), addresses })
+        );
         assert_eq!(of_interface(&roomy()), None);
         assert_eq!(own(&Network::default()), None);
     }

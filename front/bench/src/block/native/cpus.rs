@@ -34,6 +34,11 @@ impl Cpus {
     pub fn all() -> Result<Self> {
         Ok(Self { target: Vec::new(), client: allowed()? })
     }
+
+    /// Returns whether `threads` of a load have a processor each, which the target does not use.
+    pub(crate) fn are_enough(&self, threads: usize) -> bool {
+        threads <= self.client.len() && !self.client.iter().any(|cpu| self.target.contains(cpu))
+    }
 }
 
 fn allowed() -> Result<Vec<usize>> {
@@ -99,6 +104,9 @@ mod tests {
             assert!(!cpus.target.is_empty() && !cpus.client.is_empty());
         }
         assert!(pin(&[usize::MAX]).is_err());
+        let three = Cpus { target: vec![0], client: vec![1, 2] };
+        assert!(three.are_enough(2) && !three.are_enough(3));
+        assert!(!Cpus { target: vec![0], client: vec![0] }.are_enough(1));
     }
 
     /// The process is another one: threads of other tests that end take their time out of this

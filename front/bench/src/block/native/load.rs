@@ -22,6 +22,7 @@ pub(super) use self::beside::{Part, run_beside};
 use super::bell::Bell;
 use super::cpus::{self, Cpus};
 use crate::block::{Measured, Pattern, Workload};
+use crate::watch::Waiting;
 
 /// A target that completes nothing for this time has failed.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -124,12 +125,16 @@ pub(super) fn run(
             threads.push(thread.spawn_scoped(scope, move || {
                 let pinned = cpus::pin(&[cpu]);
                 start.wait();
+                let waiting = Waiting::begin();
                 let ended =
                     pinned.and_then(|()| drive(lane, places, &*clock, stop, (warm_up_ns, time_ns)));
                 if ended.is_err() {
                     stop.store(true, Ordering::Relaxed);
                 }
-                ended
+                ended.map(|(lane, latency, elapsed_ns)| {
+                    let waited_ns = waiting.scaled_to(elapsed_ns);
+                    Ended { lane, latency, elapsed_ns, waited_ns }
+                })
             })?);
         }
         start.wait();
@@ -141,6 +146,7 @@ pub(super) fn run(
         let (lanes, mut measured) = join(threads)?;
         measured.bytes = measured.latency.count() * u64::from(workload.block_size);
         measured.target_cpu_ns = scaled(before, after, measured.elapsed_ns);
+        measured.waited_ns = measured.waited_ns.filter(|_| taker.cpus.are_enough(lanes.len()));
         Ok((lanes, measured))
     })
 }
@@ -153,16 +159,24 @@ fn scaled(before: (Option<u64>, u64), after: (Option<u64>, u64), elapsed_ns: u64
     Some((spent as f64 * elapsed_ns as f64 / slept) as u64)
 }
 
-/// Waits for the threads of a load. Returns their lanes, and all latencies with the longest time.
-fn join(
-    threads: Vec<ScopedJoinHandle<'_, Result<(Lane, Histogram, u64)>>>,
-) -> Result<(Vec<Lane>, Measured)> {
+/// The result of a thread of a load.
+struct Ended {
+    lane: Lane,
+    latency: Histogram,
+    elapsed_ns: u64,
+    /// The time for which it waited for a processor, ns; `None` if the kernel does not count it.
+    waited_ns: Option<u64>,
+}
+
+/// Waits for the threads of a load. Returns their lanes, and all latencies with the longest times.
+fn join(threads: Vec<ScopedJoinHandle<'_, Result<Ended>>>) -> Result<(Vec<Lane>, Measured)> {
     let (mut lanes, mut measured) = (Vec::new(), Measured::default());
     for thread in threads {
         let ended = thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-        let (lane, latency, elapsed_ns) = ended?;
+        let Ended { lane, latency, elapsed_ns, waited_ns } = ended?;
         measured.latency.merge(&latency);
         measured.elapsed_ns = measured.elapsed_ns.max(elapsed_ns);
+        measured.waited_ns = measured.waited_ns.max(waited_ns);
         lanes.push(lane);
     }
     Ok((lanes, measured))

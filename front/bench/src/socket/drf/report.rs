@@ -12,6 +12,9 @@ use super::engine::Engine;
 use super::script::{formula, script};
 use crate::environment::Environment;
 use crate::json::SavedReport;
+use crate::outside::Own;
+use crate::turns::Fault;
+use crate::watch::Watch;
 
 /// The number of mixes that are measured at once: their executors are slow, so a core has time for
 /// several.
@@ -93,6 +96,9 @@ pub struct DrfReport {
     pub plan: DrfPlan,
     /// The results, the slides' example first.
     pub cases: Vec<DrfCase>,
+    /// The reason why all results are void, if they are: mixes are measured beside each other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Fault>,
 }
 
 impl SavedReport for DrfReport {
@@ -100,6 +106,10 @@ impl SavedReport for DrfReport {
 
     fn format(&self) -> u32 {
         self.format
+    }
+
+    fn faults(&self) -> &[Fault] {
+        &self.faults
     }
 }
 
@@ -131,7 +141,17 @@ pub fn measure_drf(
     mixes.extend((0..plan.mixes).map(|at| (format!("mix {at}"), Mix::random(at as u64))));
     let floods = plan.floods.min(plan.mixes);
     mixes.extend((0..floods).map(|at| (format!("flood {at}"), Mix::random(at as u64).flooded())));
+    let watch = Watch::begin_when_idle(Own::Children);
     let measured = measure(&plan, &mixes, &progress)?;
+    // The executors' threads share processors, so that they wait for each other.
+    let faults = watch.end(None).map(|reason| Fault {
+        subject: "executors".to_owned(),
+        load: format!("{} mixes", mixes.len()),
+        round: 0,
+        reason,
+        failed: false,
+    });
+    let faults = faults.into_iter().collect();
     let scripted = script(&mixes.iter().map(|(_, mix)| mix).collect::<Vec<_>>())?;
     let mut cases: Vec<DrfCase> = Vec::new();
     for (at, ((name, mix), measured)) in mixes.into_iter().zip(measured).enumerate() {
@@ -141,7 +161,7 @@ pub fn measure_drf(
         let quiet = before.map(|case| case.measured.clone());
         cases.push(DrfCase { name, mix, measured, formula, script, quiet });
     }
-    Ok(DrfReport { format: DrfReport::FORMAT, environment, command, plan, cases })
+    Ok(DrfReport { format: DrfReport::FORMAT, environment, command, plan, cases, faults })
 }
 
 /// Measures all mixes, some at the same time. Results are in the order given.
@@ -195,6 +215,7 @@ pub(super) mod tests {
             command: "slipway bench socket --drf".into(),
             plan: DrfPlan::quick(),
             cases: vec![case("talk", None), case("mix 0", None), case("flood 0", quiet)],
+            faults: Vec::new(),
         }
     }
 

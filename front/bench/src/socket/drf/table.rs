@@ -3,6 +3,7 @@
 use super::report::largest;
 use super::{DrfCase, DrfReport};
 use crate::table::titled;
+use crate::turns::fault_lines;
 
 /// Bytes per second of one unit of the slides.
 const UNIT: f64 = super::mix::UNIT;
@@ -46,7 +47,7 @@ pub fn drf_table(report: &DrfReport, colour: bool) -> String {
         percent(mix),
         percent(flood)
     );
-    text
+    text + &fault_lines(&report.faults)
 }
 
 fn tenants(case: &DrfCase) -> Vec<[String; 6]> {
@@ -87,5 +88,20 @@ mod tests {
         {
             assert!(text.contains(word), "{word}: {text}");
         }
+        assert!(!text.contains("VOID"), "{text}");
+    }
+
+    #[test]
+    fn a_busy_machine_makes_shares_void() {
+        let mut report = super::super::report::tests::report();
+        report.faults.push(crate::Fault {
+            subject: "executors".into(),
+            load: "3 mixes".into(),
+            round: 0,
+            reason: "others used 50 % of the processors meanwhile".into(),
+            failed: false,
+        });
+        let text = drf_table(&report, false);
+        assert!(text.contains("VOID: 1 turn on a busy machine, first executors with 3"), "{text}");
     }
 }

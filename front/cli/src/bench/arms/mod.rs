@@ -8,8 +8,8 @@ mod wires;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_bench::SavedReport;
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
+use slipway_bench::{Own, SavedReport, Watch};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
@@ -19,7 +19,7 @@ use self::runc::Runc;
 use self::turn::Turns;
 use self::wires::Wires;
 use super::reports::{self, View};
-use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
+use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
 use crate::image;
 use crate::run::Start;
@@ -51,13 +51,7 @@ const VIEW: View<ArmsReport> = View {
 
 /// Measures, and shows the report.
 pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    let files = ReportArgs {
-        report: None,
-        output: args.output.clone(),
-        svg: args.svg.clone(),
-        compare: args.compare.clone(),
-        json: args.json,
-    };
+    let files = args.files();
     reports::check(&files)?;
     let measured = measure(node, config, args).await?;
     reports::show(&VIEW, &files, || Ok(measured))?;
@@ -119,20 +113,22 @@ fn runc_or_skip(arms: &mut Vec<Arm>, make: impl FnOnce() -> Result<Runc>) -> Opt
     made
 }
 
-/// Returns the report of the rounds, of sandboxes with this number of volumes and shares.
+/// Returns the report of the turns, each with the reason why it is void if it is, of sandboxes with
+/// this number of volumes and shares.
 fn report(
     args: &StartupArgs,
     arms: Vec<Arm>,
     points: Vec<Point>,
     volumes: u32,
-    rounds: Vec<ArmRound>,
+    turns: Vec<(ArmRound, Option<String>)>,
 ) -> ArmsReport {
     let accelerator = match args.engine {
         Engine::Hollow => "hollow".to_owned(),
         Engine::Guests => super::accelerator(args.accel.as_deref()),
     };
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    ArmsReport {
+    let (rounds, reasons): (Vec<_>, Vec<_>) = turns.into_iter().unzip();
+    let mut report = ArmsReport {
         format: ArmsReport::FORMAT,
         environment: super::environment(accelerator),
         command: super::command_line(),
@@ -142,7 +138,10 @@ fn report(
         waits: args.wait_network,
         arms,
         rounds,
-    }
+        faults: Vec::new(),
+    };
+    report.add_void(reasons);
+    report
 }
 
 /// Returns the ways that the user named, or those that need no pool.
@@ -188,13 +187,14 @@ fn spec(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
     })
 }
 
-/// Takes all turns. The first round is not counted: what a node makes once is made in it.
+/// Takes all turns. The first round is not counted: what a node makes once is made in it. Returns
+/// the turns, each with the reason why it is void if it is.
 async fn rounds(
     turns: &Turns,
     args: &StartupArgs,
     arms: &[Arm],
     points: &[Point],
-) -> Result<Vec<ArmRound>> {
+) -> Result<Vec<(ArmRound, Option<String>)>> {
     let few = points.iter().map(|one| Point { count: one.count.min(4), ..*one });
     let mut few: Vec<Point> = few.collect();
     few.dedup();
@@ -209,8 +209,11 @@ async fn rounds(
         for point in points {
             for arm in arms {
                 say(args, round + 1, *arm, *point);
+                let watch = Watch::begin(Own::Node);
                 let turn = take_turn(turns, args.single, *arm, *point, round).await;
-                rounds.push(turn.with_context(|| arm.to_string())?);
+                let turn = turn.with_context(|| arm.to_string())?;
+                // All sandboxes share the processors: a wait for one says nothing.
+                rounds.push((turn, watch.end(None)));
             }
         }
     }

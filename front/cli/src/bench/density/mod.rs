@@ -10,7 +10,7 @@ use slipway_bench::density::{
     Burst, DensityPoint, DensityReport, Processes, Quantity, Series, available_bytes,
     compare_density, density_plot, density_table, shortage,
 };
-use slipway_bench::{SavedReport, Watch};
+use slipway_bench::{Own, SavedReport, Watch};
 use slipway_runtime::{Config, v1};
 use slipway_telemetry::monotonic_ns;
 
@@ -237,12 +237,12 @@ async fn deployed(fleet: &mut Fleet, args: &DensityArgs, count: u32) -> Result<D
     let processes = fleet.processes().await?;
     let mut point = point(fleet, &processes, args).await?;
     for at_once in &args.burst {
-        let (watch, mut rounds) = (Watch::begin(), Vec::new());
+        let (watch, mut rounds) = (Watch::begin(Own::Node), Vec::new());
         for _ in 0..args.rounds {
             rounds.push(fleet.burst(*at_once).await?);
         }
         point.bursts.push(Burst { at_once: *at_once, rounds });
-        let reason = watch.disturbance(None);
+        let reason = watch.end(None);
         point.void.extend(reason.map(|reason| format!("starts of {at_once}: {reason}")));
     }
     Ok(point)
@@ -263,14 +263,16 @@ async fn replicas(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityRep
     let mut there = 0;
     for count in counts {
         tell(args, &format!("{count} replicas"));
-        let mut rounds = Vec::new();
+        let (watch, mut rounds) = (Watch::begin(Own::Node), Vec::new());
         while there < count {
             rounds.push(vec![fleet.replica(&pod).await?]);
             there += 1;
         }
+        let reason = watch.end(None);
         let processes = fleet.processes().await?;
         let mut point = DensityPoint { count, ..point(fleet, &processes, args).await? };
         if !rounds.is_empty() {
+            point.void.extend(reason.map(|reason| format!("starts of 1: {reason}")));
             point.bursts.push(Burst { at_once: 1, rounds });
         }
         report.replicas.points.push(point);
@@ -293,11 +295,11 @@ async fn point(
 ) -> Result<DensityPoint> {
     let settled = wait_until_idle(processes).await?;
     let taken = fleet.memory(processes).await?;
-    let (watch, began, before) = (Watch::begin(), monotonic_ns(), processes.cpu()?);
+    let (watch, began, before) = (Watch::begin(Own::Node), monotonic_ns(), processes.cpu()?);
     tokio::time::sleep(Duration::from_secs_f64(args.idle)).await;
     let idle = processes.cpu()?.since(before);
     let idle_ns = monotonic_ns().saturating_sub(began).max(1);
-    let reason = watch.disturbance(Some(Duration::from_nanos(idle.own())));
+    let reason = watch.end(None);
     let void = reason.map(|reason| format!("idle: {reason}")).into_iter().collect();
     let (guest_used, count, bursts) = (fleet.guest_used().await, fleet.count(), Vec::new());
     Ok(DensityPoint { count, taken, guest_used, settled, idle_ns, idle, bursts, void })

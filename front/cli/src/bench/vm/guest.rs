@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use slipway_bench::Own;
 use slipway_bench::block::{
     Measured, RocksJob, RocksMeasured, RocksPlace, RocksPlan, RocksSubject, Subject, Workload,
     fio_arguments, fio_measured, rocks_measured, rocks_script,
@@ -77,6 +78,10 @@ impl Subject for Guests {
 
     fn about(&self) -> String {
         self.about.to_owned()
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     /// Runs fio in all guests. Their commands count together, in the time of the guest that took

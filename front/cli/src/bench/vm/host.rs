@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::Own;
 use slipway_bench::block::{
     Measured, RocksJob, RocksMeasured, RocksPlace, RocksPlan, RocksSubject, Subject, Workload,
     fio_arguments, fio_measured, rocks_measured, rocks_script,
@@ -53,6 +54,10 @@ impl Subject for Host {
 
     fn about(&self) -> String {
         super::about("host").to_owned()
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use slipway_bench::Subject;
 use slipway_bench::block::native::cpu_ns;
 use slipway_bench::nic::{
     Counted, Ends, NicLoad, NicMeasured, NicWork, Times, Traffic, receive, send,
 };
+use slipway_bench::{Own, Subject};
 use slipway_ethernet_spec::Mac;
 use slipway_plane_api::{network_v1, v1 as plane_v1};
 use slipway_runtime::v1;
@@ -363,6 +363,10 @@ impl Subject for Interfaces {
 
     fn takes(&self, load: &NicLoad) -> bool {
         load.ends != Ends::SwitchGuest || matches!(self.kind.model, Model::Slipway(_))
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     fn run(&mut self, load: &NicLoad) -> Result<NicMeasured> {

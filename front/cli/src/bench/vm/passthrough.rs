@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::Own;
 use slipway_bench::block::{
     Measured, RocksJob, RocksMeasured, RocksPlace, RocksPlan, RocksSubject, Subject, Workload,
     fio_arguments_within, fio_measured, rocks_measured, rocks_script,
@@ -299,6 +300,10 @@ impl Subject for Passthrough {
 
     fn about(&self) -> String {
         super::about(self.way.name()).to_owned()
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {

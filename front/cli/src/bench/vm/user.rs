@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Result;
+use slipway_bench::Own;
 use slipway_bench::block::{Measured, Subject, Workload, load_command, load_measured};
 use slipway_runtime::v1::volume_spec::Device;
 
@@ -39,6 +40,10 @@ impl Subject for UserGuest {
 
     fn about(&self) -> String {
         self.about.to_owned()
+    }
+
+    fn own(&self) -> Own {
+        Own::Node
     }
 
     fn run(&mut self, workload: &Workload, warm_up: Duration, time: Duration) -> Result<Measured> {

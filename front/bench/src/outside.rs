@@ -1,0 +1,205 @@
+//! Processor time that processes outside of a measurement use meanwhile.
+//!
+//! Times are read from `/proc/PID/stat` (proc(5)) at two moments. A process's time has that of its
+//! ended children in it, so the short-lived processes of a compilation count with their parent.
+//!
+//! What is not counted:
+//! - threads of the kernel: they may do the measurement's own work, such as that on its packets;
+//! - a process that began meanwhile and has lost its parent: the measurement may have left it, as
+//!   runc leaves its containers;
+//! - processes that this one cannot see, in other PID namespaces.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::program::runs_slipway;
+
+/// The flag `PF_KTHREAD` of a process (include/linux/sched.h).
+const KERNEL_THREAD: u64 = 0x0020_0000;
+/// The process that gets the children of processes which end. It waits for them, and their times
+/// come to its own, whoever started them.
+const INIT: u32 = 1;
+/// The most ancestors of a process that are looked at. The table is no snapshot, so that a circle
+/// is possible.
+const DEPTH: usize = 64;
+
+/// The processes that belong to a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// This process and its descendants.
+    Children,
+    /// This process, all processes of Slipway's programs, and the descendants of both: the node's
+    /// daemon does the measured work.
+    Node,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    parent: u32,
+    /// Processor time in ticks, with that of ended children but for [`INIT`].
+    used: u64,
+    /// The start after boot in ticks, which tells it from an earlier process with the same id.
+    began: u64,
+    is_kernel: bool,
+}
+
+/// The processes of the machine at a moment, by their ids.
+#[derive(Clone, Debug)]
+pub(crate) struct ProcessTable {
+    all: HashMap<u32, Process>,
+    /// The processes that belong to the measurement.
+    own: HashSet<u32>,
+}
+
+impl ProcessTable {
+    /// Reads the processes. Returns `None` if `/proc` cannot be read.
+    pub(crate) fn read(own: Own) -> Option<Self> {
+        let entries = std::fs::read_dir("/proc").ok()?;
+        let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        // A process that has just ended has no file any more.
+        let read = |id: u32| parse(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?);
+        let this = std::process::id();
+        let is_root = |id: u32| id == this || own == Own::Node && runs_slipway(id);
+        Some(Self::new(ids.filter_map(read).collect(), is_root))
+    }
+
+    /// Makes a table in which the descendants of each process with `is_root` belong to the
+    /// measurement.
+    fn new(all: HashMap<u32, Process>, is_root: impl Fn(u32) -> bool) -> Self {
+        let users = all.iter().filter(|(_, one)| !one.is_kernel).map(|(id, _)| *id);
+        let roots: HashSet<u32> = users.filter(|id| is_root(*id)).collect();
+        let is_own = |id: &u32| line(&all, *id).any(|ancestor| roots.contains(&ancestor));
+        let own = all.keys().copied().filter(is_own).collect();
+        Self { all, own }
+    }
+
+    /// Returns the ticks that processes outside of the measurement have used since `before`.
+    pub(crate) fn outside_since(&self, before: &Self) -> u64 {
+        let moved = self.moved_since(before);
+        let used = |(id, now): (&u32, &Process)| {
+            if before.has(*id, now) {
+                let earlier = before.all.get(id).map_or(0, |was| was.used);
+                let of_children = moved.get(id).copied().unwrap_or(0);
+                return now.used.saturating_sub(earlier.saturating_add(of_children));
+            }
+            if self.is_foreign(*id, before) { now.used } else { 0 }
+        };
+        // A process whose parent has ended still belongs to the measurement.
+        self.outside().filter(|(id, _)| !before.own.contains(*id)).map(used).sum()
+    }
+
+    /// Returns the times that processes had at `before` and that have come to those of a process
+    /// which waited for their end, by the id of the latter.
+    fn moved_since(&self, before: &Self) -> HashMap<u32, u64> {
+        let mut moved: HashMap<u32, u64> = HashMap::new();
+        for (id, ended) in before.outside().filter(|(id, one)| !self.has(**id, one)) {
+            let is_left = |at: &u32| before.all.get(at).is_some_and(|one| self.has(*at, one));
+            if let Some(heir) = line(&before.all, *id).skip(1).find(is_left) {
+                *moved.entry(heir).or_default() += ended.used;
+            }
+        }
+        moved
+    }
+
+    /// Returns whether a process that was not there at `before` comes of one that was, other than
+    /// [`INIT`].
+    fn is_foreign(&self, id: u32, before: &Self) -> bool {
+        let was = |at: &u32| self.all.get(at).is_some_and(|one| before.has(*at, one));
+        line(&self.all, id).skip(1).find(was).is_some_and(|ancestor| ancestor != INIT)
+    }
+
+    fn has(&self, id: u32, process: &Process) -> bool {
+        self.all.get(&id).is_some_and(|one| one.began == process.began)
+    }
+
+    fn outside(&self) -> impl Iterator<Item = (&u32, &Process)> {
+        self.all.iter().filter(|(id, one)| !one.is_kernel && !self.own.contains(*id))
+    }
+}
+
+/// Returns a process, its parent, the parent of that one, and so on.
+fn line(all: &HashMap<u32, Process>, id: u32) -> impl Iterator<Item = u32> {
+    let parent = move |at: &u32| all.get(at).map(|one| one.parent).filter(|parent| *parent != 0);
+    std::iter::successors(Some(id), parent).take(DEPTH)
+}
+
+/// Parses the text of a file `/proc/PID/stat`. The name in it may hold spaces and brackets.
+fn parse(text: &str) -> Option<(u32, Process)> {
+    let (head, rest) = text.rsplit_once(") ")?;
+    let id: u32 = head.split_once(' ')?.0.parse().ok()?;
+    let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // Fields are numbered from 3, the state, on.
+    let field = |number: usize| words.get(number - 3)?.parse::<u64>().ok();
+    let of_children = if id == INIT { 0 } else { field(16)?.saturating_add(field(17)?) };
+    let process = Process {
+        parent: u32::try_from(field(4)?).ok()?,
+        used: field(14)?.saturating_add(field(15)?).saturating_add(of_children),
+        began: field(22)?,
+        is_kernel: field(9)? & KERNEL_THREAD != 0,
+    };
+    Some((id, process))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The measurement's process in the tables below.
+    const SELF: u32 = 10;
+
+    /// Returns a table of processes: id, parent, ticks.
+    fn table(all: &[(u32, u32, u64)]) -> ProcessTable {
+        let process = |(id, parent, used): &(u32, u32, u64)| {
+            (*id, Process { parent: *parent, used: *used, began: 7, is_kernel: *parent == 2 })
+        };
+        ProcessTable::new(all.iter().map(process).collect(), |id| id == SELF)
+    }
+
+    #[test]
+    fn others_count_and_the_measurement_does_not() {
+        // A kernel's thread is 3, a shell 5; the measurement has a child.
+        let before = table(&[(1, 0, 50), (3, 2, 10), (5, 1, 100), (SELF, 5, 20), (11, SELF, 30)]);
+        let after = table(&[(1, 0, 51), (3, 2, 90), (5, 1, 104), (SELF, 5, 90), (11, SELF, 99)]);
+        assert_eq!(after.outside_since(&before), 1 + 4);
+        assert_eq!(after.outside_since(&after), 0);
+    }
+
+    #[test]
+    fn children_that_begin_and_end_count_once() {
+        let before = table(&[(1, 0, 0), (5, 1, 100), (6, 5, 1000), (7, 6, 500), (SELF, 1, 0)]);
+        // 7 and 6 have ended: their times came to 5, with 3 and 4 more. 8 is new.
+        let after = table(&[(1, 0, 0), (5, 1, 1607), (8, 5, 20), (SELF, 1, 0)]);
+        assert_eq!(after.outside_since(&before), 3 + 4 + 20);
+    }
+
+    #[test]
+    fn what_the_measurement_leaves_is_its_own() {
+        let before = table(&[(1, 0, 0), (5, 1, 0), (SELF, 5, 0), (11, SELF, 10), (12, 11, 10)]);
+        // 11 has ended, and 12 is init's; so is 13, whose parent began and ended meanwhile.
+        let after = table(&[(1, 0, 0), (5, 1, 0), (SELF, 5, 0), (12, 1, 900), (13, 1, 800)]);
+        assert_eq!(after.outside_since(&before), 0);
+    }
+
+    #[test]
+    fn another_process_with_the_same_id_is_new() {
+        let before = table(&[(1, 0, 0), (5, 1, 0), (6, 5, 1000), (SELF, 1, 0)]);
+        let mut after = table(&[(1, 0, 0), (5, 1, 1000), (6, 5, 30), (SELF, 1, 0)]);
+        after.all.get_mut(&6).unwrap().began = 8;
+        assert_eq!(after.outside_since(&before), 30);
+    }
+
+    #[test]
+    fn files_of_processes_are_parsed() {
+        let text = "42 (a (b) c) S 5 42 42 0 -1 4194304 9 8 7 6 100 20 3 4 20 0 1 0 555 9 9\n";
+        let (id, process) = parse(text).unwrap();
+        assert_eq!((id, process.parent, process.used, process.began), (42, 5, 127, 555));
+        assert!(!process.is_kernel);
+        let (_, init) = parse(&text.replacen("42", "1", 1)).unwrap();
+        assert_eq!(init.used, 120);
+        let (_, thread) = parse(&text.replace("4194304", "2129984")).unwrap();
+        assert!(thread.is_kernel);
+        assert_eq!(parse("42 (a) S 5"), None);
+        assert_eq!(parse(""), None);
+        let here = ProcessTable::read(Own::Children).unwrap();
+        assert!(here.own.contains(&std::process::id()));
+    }
+}
