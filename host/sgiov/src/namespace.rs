@@ -192,6 +192,13 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
+    /// Bytes sent and received by families of namespaces that are gone.
+    gone: (u64, u64),
+}
+
+/// Adds bytes sent and received. They are the programs' own numbers, which may wrap around.
+fn sum(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    (one.0.wrapping_add(other.0), one.1.wrapping_add(other.1))
 }
 
 impl Namespaces {
@@ -230,9 +237,16 @@ impl Namespaces {
         let Some(namespace) = self.all.get_mut(number) else { return };
         namespace.families -= 1;
         if namespace.families == 0 {
+            self.gone = sum(self.gone, namespace.past);
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
         }
+    }
+
+    /// Returns the bytes sent and received by all families that have ended, also of namespaces that
+    /// are gone.
+    pub fn past(&self) -> (u64, u64) {
+        self.all.iter().fold(self.gone, |all, (_, space)| sum(all, space.past))
     }
 
     /// Returns whether no namespace has a family.
@@ -280,5 +294,21 @@ mod tests {
         let name = namespaces.get(number).unwrap().name();
         assert!(name.starts_with("net:["), "{name}");
         assert_eq!(namespaces.named(&name), None);
+    }
+
+    #[test]
+    fn bytes_of_namespaces_that_are_gone_count() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let mut namespaces = Namespaces::default();
+        for past in [(3, 4), (3, 4), (6, 8)] {
+            let number = namespaces.enter(&peer, &Policy::default());
+            namespaces.get_mut(number).unwrap().past = past;
+            let with = namespaces.past();
+            namespaces.leave(number);
+            assert!(namespaces.is_empty());
+            assert_eq!(namespaces.past(), with, "none counts twice, and none is lost");
+        }
+        assert_eq!(namespaces.past(), (12, 16));
     }
 }
