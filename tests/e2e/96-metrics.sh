@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# `slipway metrics`: what a sandbox's start adds to the figures, their server, and what it says without a daemon. Traces of
-# the same starts, at a collector. `slipway inspect --live`: the queues of a sandbox.
+# `slipway metrics`: what a sandbox's start adds to the figures, those of reactors, templates, the socket engine and a function,
+# their server, and what it says without a daemon. Traces of the same starts, at a collector. `slipway inspect --live`: the
+# queues of a sandbox.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_node
 for program in curl python3; do command -v "$program" >/dev/null || skip "$program"; done
 stop_daemon
-server=''
+server='' engine='' serving=''
 end_all() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null
+    local pid
+    for pid in $server $engine $serving; do kill -9 "$pid" 2>/dev/null; done
     rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 }
 rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
@@ -45,6 +47,32 @@ timeout 120 "$slipway" exec one -- sh -c 'head -c 1048576 /dev/urandom >/file &&
 more_written() { [ "$(io written_bytes)" -ge $((wrote + 1048576)) ]; }
 wait_until 20 more_written || fail "after writes of 1 MiB to its root: $("$slipway" metrics)"
 ok "a start is counted, with its stages; so is the I/O of its disks"
+
+[ "$(figure "slipway_endpoint_connected{endpoint=\"$id\"}")" = 1 ] || fail "its VMM is connected: $("$slipway" metrics)"
+[ "$(figure "slipway_endpoint_dma_mapped_bytes{endpoint=\"$id\"}")" -gt 0 ] || fail "its memory is mapped: $("$slipway" metrics)"
+of_reactors() { "$slipway" metrics | awk -v name="slipway_reactor_$1{" 'index($1, name) == 1 { sum += $2 } END { print sum + 0 }'; }
+[ "$(of_reactors endpoints)" -ge 1 ] || fail "reactors have no endpoints: $("$slipway" metrics)"
+awk -v busy="$(of_reactors busy_seconds_total)" 'BEGIN { exit !(busy > 0) }' || fail "no reactor was busy: $("$slipway" metrics)"
+ok "reactors have served its endpoints"
+
+for kind in template automatic snapshot; do
+    figure "slipway_saved_machines{kind=\"$kind\"}" >/dev/null || fail "no number of machines, $kind: $("$slipway" metrics)"
+done
+[ "$(figure 'slipway_sandbox_forks_total{of="snapshot"}')" = 0 ] || fail "a fork before the first: $("$slipway" metrics)"
+
+# Its socket is where the engine of a node has it.
+[ "$(figure slipway_socket_engine_up)" = 0 ] || fail "a socket engine serves: $("$slipway" metrics)"
+"$slipway" socket engine --socket "$SLIPWAY_RUN_DIR/socket.sock" 2>"$work/engine" & engine=$!
+engine_is() { [ "$(figure slipway_socket_engine_up)" = "$1" ]; }
+wait_until 20 engine_is 1 || fail "the socket engine: $(cat "$work/engine"; "$slipway" metrics)"
+nobody_uses_it() { [ "$(figure slipway_socket_families)" = 0 ] && [ "$(figure slipway_socket_sent_bytes_total)" = 0 ]; }
+wait_until 20 nobody_uses_it || fail "nobody uses the engine: $("$slipway" metrics)"
+kill -STOP "$engine"
+engine_is 0 || fail "an engine that is stopped: $("$slipway" metrics)"
+kill -CONT "$engine"
+wait_until 20 engine_is 1 || fail "an engine that goes on: $("$slipway" metrics)"
+kill "$engine"; wait "$engine" 2>/dev/null; engine=''
+ok "a socket engine has its figures, and nothing waits for one that is stopped"
 
 # A sum of a field of the I/O queues, or the numbers of all submission queues.
 live() {
@@ -140,6 +168,22 @@ call CHECK && fail "CHECK of what is not there: $(cat "$work/out")"
 [ "$(operations CHECK succeeded):$(operations CHECK failed)" = 0:1 ] || fail "after a CHECK: $("$slipway" metrics)"
 [ "$(figure 'slipway_cni_operation_seconds_count{command="DEL"}')" = 1 ] || fail "durations: $("$slipway" metrics)"
 ok "operations of the CNI plugin are counted by outcome"
+
+"$slipway" function serve --listen 127.0.0.1:0 --max-sandboxes 1 --from none --timeout 1h --queue-time 1h --keep-alive 1h few "$image" \
+    -- cat 2>"$work/few" & serving=$!
+wait_until 60 grep -q '^Serving few ' "$work/few" || fail "no server of a function: $(cat "$work/few")"
+few() { [ "$(figure "slipway_function_$1{function=\"few\"}")" = "$2" ]; }
+# A server on a busy machine may not tell its figures in time.
+few_had() { few up 1 && few invocations_total "$1" && few failed_invocations_total 0 && few sandboxes "$1"; }
+wait_until 60 few_had 0 || fail "before the first invocation: $("$slipway" metrics)"
+timeout 300 "$slipway" function invoke few >/dev/null 2>"$work/out" || fail "invoke: $(cat "$work/out" "$work/few")"
+wait_until 60 few_had 1 || fail "after one: $("$slipway" metrics)"
+kill -9 "$serving"; wait "$serving" 2>/dev/null; serving=''
+few up 0 || fail "a server that was killed: $("$slipway" metrics)"
+figure 'slipway_function_replicas{function="few"}' >/dev/null && fail "figures of a server that was killed: $("$slipway" metrics)"
+rm -f "$SLIPWAY_RUN_DIR"/functions/few.*
+timeout 60 "$slipway" rm --force few-1 >/dev/null || fail "the function's sandbox: $(explain)"
+ok "a function has its figures, and a server that was killed has none"
 
 status() { curl -s -o "$work/body" -w '%{http_code}' "$@"; }
 [ "$(status "${url%/metrics}/other")" = 404 ] || fail "another path: $(cat "$work/body")"

@@ -19,10 +19,13 @@
 //! A [`Bin`] belongs to one peer, and [`Bin::held`] counts the things of that peer that this
 //! process still has to close.
 //!
+//! [`boot_id`] is the boot to which a peer's process id belongs, for records that outlive it.
+//!
 //! Not here: deadlines of requests, limits of peers, page faults on a peer's memory (`slipway-ram`
 //! turns failing ones into errors; `slipway-reactor` goes on without a task that sleeps in one).
 
 mod bin;
+mod boot;
 mod credentials;
 pub mod eventfd;
 mod foreign;
@@ -34,6 +37,7 @@ pub mod testing;
 pub mod tokio;
 
 pub use bin::Bin;
+pub use boot::boot_id;
 pub use credentials::Peer;
 pub use foreign::Foreign;
 pub use kind::{is_eventfd, is_memory_file};

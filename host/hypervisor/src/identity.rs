@@ -36,7 +36,7 @@ pub struct VmRecord {
     pub pid: i32,
     /// The start time in clock ticks after boot (field 22 of `/proc/PID/stat`).
     pub start_time_ticks: u64,
-    /// The boot that both numbers belong to (`/proc/sys/kernel/random/boot_id`).
+    /// The boot that both numbers belong to ([`slipway_peer::boot_id`]).
     pub boot_id: String,
     /// The sockets of the functions that were plugged, by the functions' numbers. The socket of a
     /// function that was removed stays until another function takes its number.
@@ -161,11 +161,7 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
 
 /// Returns the id of this boot.
 pub(crate) fn boot_id() -> Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    match fs::read_to_string(path) {
-        Ok(id) => Ok(id.trim().to_owned()),
-        Err(source) => Err(Error::file("read", path, source)),
-    }
+    slipway_peer::boot_id().map_err(|source| Error::system("reading the id of the boot", source))
 }
 
 #[cfg(test)]

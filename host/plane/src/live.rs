@@ -109,6 +109,19 @@ async fn send(sender: &mpsc::Sender<Result<v1::LivePart, Status>>, part: LivePar
     sender.send(json.map(|json| v1::LivePart { json })).await.ok()
 }
 
+/// Returns what each reactor has, by number. Waits for no thread: all of it is in counters and in
+/// the plane's own records.
+pub fn list_reactors(plane: &Plane) -> Vec<v1::Reactor> {
+    let found = plane.each_endpoint(|_, served| served.inspect());
+    let all = reactors(plane, &found).into_iter().map(|one| v1::Reactor {
+        busy_ns: one.busy_ns,
+        endpoints: one.endpoints as u64,
+        lanes: one.lanes as u64,
+        switches: one.switches as u64,
+    });
+    all.collect()
+}
+
 fn reactors(plane: &Plane, endpoints: &[(EndpointView, Option<Door>)]) -> Vec<ReactorView> {
     let busy = plane.busy().into_iter().map(|busy| ReactorView {
         busy_ns: u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX),

@@ -112,6 +112,14 @@ impl v1::plane_server::Plane for Service {
         Ok(Response::new(ReceiverStream::new(parts)))
     }
 
+    async fn list_reactors(
+        &self,
+        _: Request<v1::ListReactorsRequest>,
+    ) -> Reply<v1::ListReactorsReply> {
+        let reactors = live::list_reactors(&self.plane);
+        Ok(Response::new(v1::ListReactorsReply { reactors }))
+    }
+
     async fn create_endpoint(
         &self,
         request: Request<v1::CreateEndpointRequest>,

@@ -83,6 +83,12 @@ fn a_lane_is_on_a_reactor_of_its_own() {
     let LivePart::Reactors(reactors) = &all[0] else { panic!("{all:?}") };
     assert_eq!(reactors.iter().map(|one| one.endpoints).sum::<usize>(), 1);
     assert_eq!(reactors[lane.reactor].lanes, 1);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let service = rig.plane.service();
+    let request = tonic::Request::new(v1::ListReactorsRequest {});
+    let listed = runtime.block_on(service.list_reactors(request)).unwrap().into_inner().reactors;
+    assert_eq!((listed.len(), listed[lane.reactor].lanes), (2, 1));
+    assert_eq!(listed.iter().map(|one| one.endpoints).sum::<u64>(), 1);
 }
 
 #[test]

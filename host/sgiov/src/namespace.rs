@@ -261,6 +261,13 @@ pub struct Namespaces {
     by_id: HashMap<NamespaceId, u32>,
     /// The time for questions, by the user who was the first in a namespace.
     times: HashMap<u32, Arc<AskTime>>,
+    /// Bytes sent and received by families of namespaces that are gone.
+    gone: (u64, u64),
+}
+
+/// Adds bytes sent and received. They are the programs' own numbers, which may wrap around.
+fn sum(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    (one.0.wrapping_add(other.0), one.1.wrapping_add(other.1))
 }
 
 impl Namespaces {
@@ -300,12 +307,19 @@ impl Namespaces {
         let Some(namespace) = self.all.get_mut(number) else { return };
         namespace.families -= 1;
         if namespace.families == 0 {
+            self.gone = sum(self.gone, namespace.past);
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
             // Time that is spent stays so: a user can leave a namespace and come again.
             let now = Instant::now();
             self.times.retain(|_, time| Arc::strong_count(time) > 1 || !time.ahead(now).is_zero());
         }
+    }
+
+    /// Returns the bytes sent and received by all families that have ended, also of namespaces that
+    /// are gone.
+    pub fn past(&self) -> (u64, u64) {
+        self.all.iter().fold(self.gone, |all, (_, space)| sum(all, space.past))
     }
 
     /// Returns whether no namespace has a family.
@@ -390,5 +404,21 @@ mod tests {
         assert!(time.is_left(now + AHEAD / 16));
         time.spend(now + AHEAD * 2, AHEAD / SHARE);
         assert!(!time.is_left(now + AHEAD * 2) && time.ahead(now + AHEAD * 3).is_zero());
+    }
+
+    #[test]
+    fn bytes_of_namespaces_that_are_gone_count() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let mut namespaces = Namespaces::default();
+        for past in [(3, 4), (3, 4), (6, 8)] {
+            let number = namespaces.enter(&peer, &Policy::default());
+            namespaces.get_mut(number).unwrap().past = past;
+            let with = namespaces.past();
+            namespaces.leave(number);
+            assert!(namespaces.is_empty());
+            assert_eq!(namespaces.past(), with, "none counts twice, and none is lost");
+        }
+        assert_eq!(namespaces.past(), (12, 16));
     }
 }

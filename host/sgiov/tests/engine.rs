@@ -5,13 +5,15 @@ mod client;
 mod running;
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
 
-use client::{Client, Connected, PATIENCE, readable};
+use client::{Client, Connected, PATIENCE, readable, until};
 use running::Running;
 use slipway_ring::cross::Error;
 use slipway_sgiov::Settings;
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::control::{NOT_OURS, Reply, Request, SHARERS};
+use slipway_sgiov_spec::table::entry;
 use slipway_socket::{Errno, Family};
 
 impl Running {
@@ -65,6 +67,27 @@ fn two_programs_talk_and_one_closes() {
         client.close(c);
     }
     assert_eq!((client.arenas.len(), server.arenas.len()), (1, 1));
+}
+
+#[test]
+fn what_programs_sent_counts_after_their_end() {
+    let engine = Running::new(Settings::default());
+    let (server, mut client) = (engine.attach(), engine.attach());
+    let (_listener, _waits) = server.listen(Address::v4([0; 4], 7000), 5);
+    let c = client.connect(at(7000)).unwrap();
+    client.word(c.endpoint.entry, entry::SENT).store(30, Ordering::Relaxed);
+    client.word(c.endpoint.entry, entry::RECEIVED).store(4, Ordering::Relaxed);
+    let count = || {
+        let told = slipway_sgiov::report(&engine.socket()).unwrap();
+        (told.sent, told.received, told.families.len())
+    };
+    assert_eq!(count(), (30, 4, 2));
+    drop(client);
+    until("the client's family has ended", || count().2 == 1);
+    assert_eq!(count(), (30, 4, 1));
+    drop(server);
+    until("the namespace has no family", || count().2 == 0);
+    assert_eq!(count(), (30, 4, 0));
 }
 
 /// Returns the first error of `call` that is not "try again", or `None` if 1,000 calls have none.

@@ -13,6 +13,7 @@ use crate::release::{end_leftover, record_end, release};
 use crate::running::Running;
 use crate::sandbox::Sandbox;
 use crate::start::start;
+use crate::starts::Beginning;
 use crate::{Error, Result, save, sockets, to_file, traces, warm};
 
 /// How long a command that lost its daemon tries to reach the next one.
@@ -71,7 +72,9 @@ async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
     let ended = match started {
         Ok(running) => {
             traces::end(&mut call, None);
-            sandbox.look(|record| node.starts.succeeded(&record.timeline));
+            sandbox.look(|record| {
+                node.starts.succeeded(&record.timeline, Beginning::of(record));
+            });
             warm::make_later(&node, &sandbox);
             to_file::wait(&node, &sandbox, running).await
         }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use slipway_telemetry::{BOUNDS_NS, Durations, Stage, Timeline};
 
 use crate::lock::lock;
+use crate::record::Record;
 use crate::v1;
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
@@ -41,6 +42,28 @@ pub(crate) fn knows(name: &str) -> bool {
     STAGES.contains(&name) || UNCOUNTED.contains(&name)
 }
 
+/// The machine that a sandbox began with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// Its guest booted.
+    Boot,
+    /// That of a template.
+    Template,
+    /// That of a snapshot.
+    Snapshot,
+}
+
+impl Beginning {
+    /// Returns the beginning of a sandbox that has started.
+    pub fn of(record: &Record) -> Self {
+        match (&record.template, &record.origin) {
+            (None, _) => Self::Boot,
+            (Some(_), None) => Self::Template,
+            (Some(_), Some(_)) => Self::Snapshot,
+        }
+    }
+}
+
 /// The counts.
 #[derive(Debug, Default)]
 pub struct Starts(Mutex<Counts>);
@@ -49,15 +72,22 @@ pub struct Starts(Mutex<Counts>);
 struct Counts {
     started: u64,
     failed: u64,
+    template_forks: u64,
+    snapshot_forks: u64,
     stages: [Durations; STAGES.len()],
     total: Durations,
 }
 
 impl Starts {
     /// Counts a start that reached its container.
-    pub fn succeeded(&self, timeline: &Timeline) {
+    pub fn succeeded(&self, timeline: &Timeline, beginning: Beginning) {
         let mut counts = lock(&self.0);
         counts.started += 1;
+        match beginning {
+            Beginning::Boot => {}
+            Beginning::Template => counts.template_forks += 1,
+            Beginning::Snapshot => counts.snapshot_forks += 1,
+        }
         let stages = &timeline.stages;
         let (begun, ended) =
             (stages.iter().map(|one| one.start_ns), stages.iter().map(|one| one.end_ns));
@@ -84,6 +114,8 @@ impl Starts {
     pub fn fill(&self, reply: &mut v1::FiguresReply) {
         let counts = lock(&self.0);
         (reply.started, reply.failed) = (counts.started, counts.failed);
+        reply.template_forks = counts.template_forks;
+        reply.snapshot_forks = counts.snapshot_forks;
         reply.bounds_ns = BOUNDS_NS.to_vec();
         let all = STAGES.iter().zip(&counts.stages).chain([(&TOTAL, &counts.total)]);
         let stages = all.filter(|(_, times)| !times.is_empty());
@@ -116,7 +148,7 @@ mod tests {
         timeline.record("cgroup", 41_000, 101_000);
         timeline.record("kernel", 200_000, 5_200_001);
         timeline.record("a guest's own", 0, 9_000_000_000);
-        starts.succeeded(&timeline);
+        starts.succeeded(&timeline, Beginning::Boot);
         starts.failed();
         let mut reply = v1::FiguresReply::default();
         starts.fill(&mut reply);
@@ -130,5 +162,18 @@ mod tests {
         assert_eq!(bucket(TOTAL), Some((13, 9_000_000_000)));
         assert_eq!(reply.stages.len(), 3);
         assert!(reply.stages.iter().all(|stage| stage.counts.len() == reply.bounds_ns.len() + 1));
+        assert_eq!((reply.template_forks, reply.snapshot_forks), (0, 0));
+    }
+
+    #[test]
+    fn forks_are_counted_among_the_starts() {
+        let starts = Starts::default();
+        let all = [Beginning::Template, Beginning::Boot, Beginning::Template, Beginning::Snapshot];
+        for beginning in all {
+            starts.succeeded(&Timeline::default(), beginning);
+        }
+        let mut reply = v1::FiguresReply::default();
+        starts.fill(&mut reply);
+        assert_eq!((reply.started, reply.template_forks, reply.snapshot_forks), (4, 2, 1));
     }
 }

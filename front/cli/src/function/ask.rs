@@ -19,7 +19,7 @@ use super::status::{About, Status};
 use crate::args::FunctionInvokeArgs;
 use crate::table::{printable, table};
 
-/// The longest time in which a server tells its figures.
+/// The longest time in which a server tells its figures to `slipway function ls`.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The most bytes of an answer: more than any server sends.
 const LARGEST: usize = 1 << 30;
@@ -43,9 +43,7 @@ type Answer = Result<Response<Bytes>>;
 /// # Errors
 /// If the servers cannot be found.
 pub async fn list(config: &Config, json: bool) -> Result<i32> {
-    let names = place::names(config)?;
-    let all = join_all(names.iter().map(|name| status(config, name))).await;
-    let all: Vec<_> = all.into_iter().flatten().collect();
+    let all = statuses(config, PATIENCE).await?;
     if json {
         crate::out::json(&all)?;
         return Ok(0);
@@ -67,11 +65,22 @@ pub async fn list(config: &Config, json: bool) -> Result<i32> {
     Ok(0)
 }
 
+/// Returns the figures of all functions, by name. Servers are asked at the same time, and one that
+/// does not answer within `patience` has the state "silent".
+///
+/// # Errors
+/// If the servers cannot be found.
+pub async fn statuses(config: &Config, patience: Duration) -> Result<Vec<Status>> {
+    let names = place::names(config)?;
+    let all = join_all(names.iter().map(|name| status(config, name, patience))).await;
+    Ok(all.into_iter().flatten().collect())
+}
+
 /// Returns the figures of a function; those of a server that was killed are zeros. Returns `None`
 /// if the server has ended meanwhile.
-async fn status(config: &Config, name: &str) -> Option<Status> {
+async fn status(config: &Config, name: &str, patience: Duration) -> Option<Status> {
     let asked = ask(config, name, Method::GET, STATUS, Bytes::new());
-    let state = match tokio::time::timeout(PATIENCE, asked).await {
+    let state = match tokio::time::timeout(patience, asked).await {
         Ok(Ok(answer)) => match serde_json::from_slice(answer.body()) {
             Ok(status) => return Some(status),
             Err(_) => "unknown",

@@ -29,6 +29,9 @@ mod zygote;
 use anyhow::Result;
 use slipway_runtime::Config;
 
+pub use self::ask::statuses;
+pub use self::status::Status;
+
 use crate::args::{FunctionCommand, NodeArgs};
 
 /// Runs a command about functions. Returns the exit status.

@@ -33,6 +33,23 @@ pub(super) fn gauges<'a, const N: usize>(
     family(&mut all, values, |one, number| one.encode_gauge(&value(number)))
 }
 
+/// Encodes a family of sums of durations with its (name, help), from nanoseconds. The format adds
+/// `_seconds_total` to the name.
+pub(super) fn seconds_total<'a, const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+) -> fmt::Result {
+    let unit = Some(&Unit::Seconds);
+    let mut all = to.encode_descriptor(name, help, unit, MetricType::Counter)?;
+    family(&mut all, values, |one, ns| one.encode_counter::<NoLabelSet, _, u64>(&seconds(ns), None))
+}
+
+/// Returns the values of a family without labels, which has one.
+pub(super) fn single(value: u64) -> [(Labels<'static, 0>, u64); 1] {
+    [([], value)]
+}
+
 fn family<'a, const N: usize>(
     all: &mut MetricEncoder<'_>,
     values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,

@@ -3,10 +3,14 @@
 //! A new metric comes from what `Figures::ask` asks for: `FiguresReply` (`sandbox.proto`) has the
 //! sums of sandboxes since the daemon began, which `Service::figures` (`sandbox/runtime`,
 //! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
-//! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. It
+//! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. The
+//! socket engine and servers of functions are asked at their own sockets (`sockets`, `served`). It
 //! is encoded in one of the functions that `encode` calls: those of pools of virtual functions are
-//! in `functions`, all others here. The test `metrics_have_base_units_and_labels` and its figures
-//! have it, and `docs/observe.md` a row; `tests/e2e/96-metrics.sh` reads the metrics of a daemon.
+//! in `functions`, of reactors in `reactors`, of the pool of memory in `memory`, all others here.
+//! A label has as many values as the node has objects of its kind at most, and none that an
+//! unprivileged program or a guest chooses. The test `metrics_have_base_units_and_labels` and its
+//! figures have it, and `docs/observe.md` a row; `tests/e2e/96-metrics.sh` reads the metrics of a
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +20,14 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
 use slipway_plane_api::{NetworkClient, PlaneClient, VfClient, network_v1, v1 as plane_v1, vf_v1};
-use slipway_runtime::{SandboxClient, v1};
+use slipway_runtime::{Config, SandboxClient, v1};
+use slipway_sgiov::Report;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::encoding::{Sum, counters, gauges, histograms};
-use super::functions;
+use super::encoding::{Sum, counters, gauges, histograms, single};
+use super::{functions, memory, reactors, served, sockets};
+use crate::function::Status;
 
 /// The states of sandboxes.
 const STATES: [&str; 8] =
@@ -39,14 +45,18 @@ pub struct Figures {
     overlays: plane_v1::OverlayMemory,
     functions: Vec<vf_v1::Pool>,
     cni: network_v1::Operations,
+    reactors: Vec<plane_v1::Reactor>,
+    /// The socket engine's report, or `None` if no engine answers.
+    sockets: Option<Report>,
+    served: Vec<Status>,
 }
 
 impl Figures {
-    /// Asks the daemon.
+    /// Asks the daemon, the socket engine and servers of functions.
     ///
     /// # Errors
-    /// If a request fails.
-    pub async fn ask(channel: Channel) -> Result<Self> {
+    /// If a request to the daemon fails.
+    pub async fn ask(channel: Channel, config: &Config) -> Result<Self> {
         let mut sandboxes = SandboxClient::new(channel.clone()).max_decoding_message_size(16 << 20);
         let mut plane = PlaneClient::new(channel.clone()).max_decoding_message_size(16 << 20);
         let mut functions = VfClient::new(channel.clone()).max_decoding_message_size(16 << 20);
@@ -66,7 +76,17 @@ impl Figures {
             Err(status) => return Err(status).context(context),
         };
         let cni = networks.get_operations(network_v1::GetOperationsRequest {}).await;
+        let reactors = match plane.list_reactors(plane_v1::ListReactorsRequest {}).await {
+            Ok(reply) => reply.into_inner().reactors,
+            // A daemon of an earlier version.
+            Err(status) if status.code() == Code::Unimplemented => Vec::new(),
+            Err(status) => return Err(status).context(context),
+        };
+        let (sockets, served) = tokio::join!(sockets::ask(config), served::ask(config));
         Ok(Self {
+            reactors,
+            sockets,
+            served,
             status: sandboxes.status(empty).await.context(context)?.into_inner(),
             starts: sandboxes.figures(empty).await.context(context)?.into_inner(),
             sandboxes: sandboxes.list(empty).await.context(context)?.into_inner().sandboxes,
@@ -87,6 +107,25 @@ impl Figures {
         let stages = &self.starts.stages;
         let stages = stages.iter().map(|one| (("stage", &*one.name), &*one.counts, one.sum_ns));
         histograms(to, ("sandbox_start", help), &self.starts.bounds_ns, stages)
+    }
+
+    /// Encodes forks among the starts, and the machines that sandboxes can begin with.
+    fn encode_saved(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let forks =
+            [("template", self.starts.template_forks), ("snapshot", self.starts.snapshot_forks)];
+        let help = "Starts that succeeded with the machine of a template or snapshot";
+        counters(to, ("sandbox_forks", help), forks.map(|(one, n)| ([("of", one)], n)))?;
+        let each = |value: fn(&v1::SavedMachines) -> u64| {
+            let all = self.starts.saved.iter();
+            all.map(move |one| ([("kind", one.kind.as_str())], value(one)))
+        };
+        let help = "Templates and snapshots, by kind";
+        gauges(to, ("saved_machines", help, None), each(|one| one.count))?;
+        let bytes = Some(&Unit::Bytes);
+        let help = "Memory of saved machines on disk";
+        gauges(to, ("saved_machines_memory", help, bytes), each(|one| one.memory_bytes))?;
+        let help = "Content of the disks of saved machines, on disk";
+        gauges(to, ("saved_machines_disks", help, bytes), each(|one| one.disk_bytes))
     }
 
     fn encode_cni(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -162,7 +201,17 @@ impl Figures {
             .iter()
             .filter_map(|one| Some(([("endpoint", one.id.as_str())], one.counters.as_ref()?.held)));
         let help = "Descriptors, connections and mappings of clients that are still to be closed";
-        gauges(to, ("endpoint_held", help, None), held)
+        gauges(to, ("endpoint_held", help, None), held)?;
+        let each = |value: fn(&plane_v1::Endpoint) -> u64| {
+            let all = self.endpoints.iter();
+            all.map(move |one| ([("endpoint", one.id.as_str())], value(one)))
+        };
+        let help = "Whether a client is connected";
+        let connected = each(|one| u64::from(one.client_pid != 0));
+        gauges(to, ("endpoint_connected", help, None), connected)?;
+        let help = "Memory of the client that the function may reach";
+        let mapped = each(|one| one.dma_regions.iter().map(|region| region.size_bytes).sum());
+        gauges(to, ("endpoint_dma_mapped", help, Some(&Unit::Bytes)), mapped)
     }
 
     /// Encodes what the I/O commands of NVMe controllers have moved.
@@ -205,13 +254,12 @@ impl Figures {
             ([("endpoint", one.id.as_str())], all.sum::<u64>())
         });
         counters(to, ("endpoint_disks_refused_writes", help), refused)?;
-        let all = |value: u64| [([], value)];
         let plane_v1::OverlayMemory { held_bytes, limit_bytes, refused_writes } = self.overlays;
-        gauges(to, ("overlays", "Memory that all overlays hold", bytes), all(held_bytes))?;
+        gauges(to, ("overlays", "Memory that all overlays hold", bytes), single(held_bytes))?;
         let help = "The most memory that all overlays may hold";
-        gauges(to, ("overlays_limit", help, bytes), all(limit_bytes))?;
+        gauges(to, ("overlays_limit", help, bytes), single(limit_bytes))?;
         let help = "Writes that failed because all overlays together had reached their limit";
-        counters(to, ("overlays_refused_writes", help), all(refused_writes))
+        counters(to, ("overlays_refused_writes", help), single(refused_writes))
     }
 
     /// Encodes the counters of ports from the peer's point of view, as `slipway port stats` prints
@@ -227,6 +275,8 @@ impl Figures {
             let all = self.ports().map(|(labels, port)| (labels, value(port)));
             counters(to, (name, help), all)?;
         }
+        let up = self.ports().map(|(labels, port)| (labels, u64::from(port.up)));
+        gauges(to, ("port_up", "Whether a port's peer takes frames", None), up)?;
         let causes = self.ports().flat_map(|(labels, port)| {
             let sent = port.dropped_in.iter().map(|cause| ("sent", cause));
             let received = port.dropped_out.iter().map(|cause| ("received", cause));
@@ -244,22 +294,13 @@ impl Figures {
             switch.ports.iter().map(move |port| (labels(port.name.as_str()), port))
         })
     }
-
-    fn encode_pool(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(pool) = &self.pool else { return Ok(()) };
-        let owners = [("free", pool.free_bytes), ("lent", pool.lent_bytes)];
-        let owners = owners.map(|(owner, bytes)| ([("owner", owner)], bytes));
-        let help = "Memory of the pool, by owner";
-        gauges(to, ("memory_pool", help, Some(&Unit::Bytes)), owners)?;
-        let faults: [([(&str, &str); 0], u64); 1] = [([], pool.faults)];
-        counters(to, ("memory_pool_faults", "Page faults that the pool served"), faults)
-    }
 }
 
 impl Collector for Figures {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         self.encode_sandboxes(&mut to)?;
         self.encode_starts(&mut to)?;
+        self.encode_saved(&mut to)?;
         self.encode_cni(&mut to)?;
         self.encode_control_groups(&mut to)?;
         self.encode_traces(&mut to)?;
@@ -267,125 +308,15 @@ impl Collector for Figures {
         self.encode_io(&mut to)?;
         self.encode_overlays(&mut to)?;
         self.encode_ports(&mut to)?;
-        self.encode_pool(&mut to)?;
-        functions::encode(&mut to, &self.functions)
+        if let Some(pool) = &self.pool {
+            memory::encode(&mut to, pool)?;
+        }
+        functions::encode(&mut to, &self.functions)?;
+        reactors::encode(&mut to, &self.reactors)?;
+        sockets::encode(&mut to, self.sockets.as_ref())?;
+        served::encode(&mut to, &self.served)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use prometheus_client::encoding::text::encode;
-    use prometheus_client::registry::Registry;
-
-    use super::*;
-
-    fn text(figures: Figures) -> String {
-        let mut registry = Registry::with_prefix("slipway");
-        registry.register_collector(Box::new(figures));
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
-        text
-    }
-
-    fn add() -> network_v1::Operation {
-        let counts = vec![1, 2, 0];
-        network_v1::Operation { command: "ADD".into(), failed: 3, counts, sum_ns: 8_000_000 }
-    }
-
-    fn vf_pool() -> vf_v1::Pool {
-        let vf = |state: &str| vf_v1::Vf { state: state.into(), takes: 2, ..Default::default() };
-        let vfs = ["ready", "taken", "being reset"].map(vf).to_vec();
-        let (name, retries) = ("nics".into(), 3);
-        vf_v1::Pool { name, vfs, resets: 4, refusals: 5, retries, ..Default::default() }
-    }
-
-    fn figures() -> Figures {
-        let stage =
-            v1::StageTimes { name: "total".into(), counts: vec![1, 2, 4], sum_ns: 2_500_000_000 };
-        let starts = v1::FiguresReply {
-            started: 7,
-            failed: 1,
-            bounds_ns: vec![1_000_000, 1_000_000_000],
-            stages: vec![stage],
-            control_groups: Some(v1::ControlGroups { ready: 16, ..Default::default() }),
-            traces: Some(v1::TraceFigures { sent_spans: 11, dropped_spans: 12 }),
-        };
-        let port = plane_v1::SwitchPort {
-            name: "a\"b\n".into(),
-            frames_in: 5,
-            dropped_out: [("full".to_owned(), 3)].into(),
-            ..Default::default()
-        };
-        let overlays = plane_v1::OverlayMemory { held_bytes: 3, limit_bytes: 4, refused_writes: 5 };
-        let endpoint =
-            plane_v1::Endpoint { id: "e".into(), overlays: Some(overlays), ..Default::default() };
-        let disk =
-            |refused_writes| plane_v1::NamespaceStatus { refused_writes, ..Default::default() };
-        let io = plane_v1::EndpointIo { reads: 2, read_bytes: 8192, ..Default::default() };
-        let namespaces = vec![disk(4), disk(3)];
-        let endpoint = plane_v1::Endpoint { namespaces, io: Some(io), ..endpoint };
-        let switch = plane_v1::Switch { name: "net".into(), ports: vec![port] };
-        Figures {
-            status: v1::StatusReply { version: "1.2".into(), ..Default::default() },
-            starts,
-            sandboxes: vec![v1::Sandbox { state: "running".into(), ..Default::default() }],
-            endpoints: vec![endpoint],
-            switches: vec![switch],
-            pool: Some(plane_v1::Pool { lent_bytes: 9, faults: 8, ..Default::default() }),
-            overlays: plane_v1::OverlayMemory { refused_writes: 6, ..overlays },
-            functions: vec![vf_pool()],
-            cni: network_v1::Operations {
-                bounds_ns: vec![1_000_000, 5_000_000],
-                operations: vec![add()],
-            },
-        }
-    }
-
-    #[test]
-    fn metrics_have_base_units_and_labels() {
-        let text = text(figures());
-        for line in [
-            "slipway_build_info{version=\"1.2\"} 1",
-            "slipway_sandboxes{state=\"running\"} 1",
-            "slipway_sandboxes{state=\"lost\"} 0",
-            "slipway_sandbox_starts_total{outcome=\"running\"} 7",
-            "slipway_sandbox_start_seconds_bucket{le=\"0.001\",stage=\"total\"} 1",
-            "slipway_sandbox_start_seconds_bucket{le=\"1.0\",stage=\"total\"} 3",
-            "slipway_sandbox_start_seconds_bucket{le=\"+Inf\",stage=\"total\"} 7",
-            "slipway_sandbox_start_seconds_sum{stage=\"total\"} 2.5",
-            "slipway_cni_operations_total{command=\"ADD\",outcome=\"succeeded\"} 3",
-            "slipway_cni_operations_total{command=\"ADD\",outcome=\"failed\"} 3",
-            "# TYPE slipway_cni_operation_seconds histogram",
-            "slipway_cni_operation_seconds_bucket{le=\"0.005\",command=\"ADD\"} 3",
-            "slipway_cni_operation_seconds_sum{command=\"ADD\"} 0.008",
-            "slipway_control_groups{state=\"ready\"} 16",
-            "slipway_trace_spans_total{outcome=\"sent\"} 11",
-            "slipway_trace_spans_total{outcome=\"dropped\"} 12",
-            "slipway_port_sent_frames_total{switch=\"net\",port=\"a\\\"b\\n\"} 5",
-            "slipway_endpoint_reads_total{endpoint=\"e\"} 2",
-            "slipway_endpoint_read_bytes_total{endpoint=\"e\"} 8192",
-            "slipway_endpoint_written_bytes_total{endpoint=\"e\"} 0",
-            "slipway_endpoint_overlays_bytes{endpoint=\"e\"} 3",
-            "slipway_endpoint_overlays_refused_writes_total{endpoint=\"e\"} 5",
-            "slipway_endpoint_disks_refused_writes_total{endpoint=\"e\"} 7",
-            "slipway_overlays_bytes 3",
-            "slipway_overlays_limit_bytes 4",
-            "slipway_overlays_refused_writes_total 6",
-            "slipway_memory_pool_bytes{owner=\"lent\"} 9",
-            "slipway_memory_pool_faults_total 8",
-            "# TYPE slipway_vf_pool_functions gauge",
-            "slipway_vf_pool_functions{pool=\"nics\",state=\"ready\"} 1",
-            "slipway_vf_pool_functions{pool=\"nics\",state=\"being_reset\"} 1",
-            "slipway_vf_pool_functions{pool=\"nics\",state=\"failed\"} 0",
-            "slipway_vf_pool_takes_total{pool=\"nics\"} 6",
-            "slipway_vf_pool_refusals_total{pool=\"nics\"} 5",
-            "slipway_vf_pool_resets_total{pool=\"nics\"} 4",
-            "slipway_vf_pool_failures_total{pool=\"nics\"} 0",
-            "slipway_vf_pool_retries_total{pool=\"nics\"} 3",
-        ] {
-            assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
-        }
-        assert!(text.contains("direction=\"received\",cause=\"full\"} 3"), "{text}");
-        assert!(text.ends_with("# EOF\n"), "{text}");
-    }
-}
+mod tests;

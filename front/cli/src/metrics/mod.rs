@@ -6,7 +6,11 @@
 mod encoding;
 mod figures;
 mod functions;
+mod memory;
+mod reactors;
 mod serve;
+mod served;
+mod sockets;
 
 use anyhow::{Context, Result, bail};
 use prometheus_client::encoding::text::encode;
@@ -38,7 +42,7 @@ async fn text(config: &Config) -> Result<String> {
         bail!("no daemon runs at {}; `slipway daemon` starts one", config.socket().display());
     };
     let mut registry = Registry::with_prefix("slipway");
-    registry.register_collector(Box::new(Figures::ask(channel).await?));
+    registry.register_collector(Box::new(Figures::ask(channel, config).await?));
     let mut text = String::new();
     encode(&mut text, &registry).context("cannot format the figures")?;
     Ok(text)

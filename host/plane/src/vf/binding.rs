@@ -17,9 +17,6 @@ use slipway_vfio::{Binding, DriverState, Error, PciAddress, Sysfs};
 
 use super::note::Note;
 
-/// The file with the id of the host's boot (random(4)).
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
 /// The binding of a VF to vfio-pci. Dropping it leaves the VF bound, and the note.
 pub(super) struct NotedBinding {
     address: PciAddress,
@@ -132,8 +129,7 @@ impl NotedBinding {
 /// # Errors
 /// A sentence about the file that cannot be read.
 fn boot() -> Result<String, String> {
-    let id = std::fs::read_to_string(BOOT_ID);
-    id.map(|id| id.trim().to_owned()).map_err(|error| format!("cannot read {BOOT_ID}: {error}"))
+    slipway_peer::boot_id().map_err(|error| error.to_string())
 }
 
 pub(super) fn fault(error: Error) -> Fault {

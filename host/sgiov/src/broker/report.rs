@@ -49,6 +49,13 @@ pub struct Report {
     /// The number of tickets that no process has used yet; for the administrator only.
     #[serde(default)]
     pub tickets: usize,
+    /// Bytes that programs have sent past the kernel since the engine began, as their tables say,
+    /// those in guests left out; for the administrator only.
+    #[serde(default)]
+    pub sent: u64,
+    /// The bytes that they received, as `sent`.
+    #[serde(default)]
+    pub received: u64,
     /// The shares of the carrier of streams to other nodes, as of the last report; for the
     /// administrator only.
     #[cfg(feature = "links")]
@@ -188,6 +195,7 @@ impl Broker {
         report.links = self.links.iter().count();
         report.tickets = self.clients.iter().filter(|(_, one)| one.ticket.is_some()).count();
         report.reloads = self.reloads.clone();
+        (report.sent, report.received) = self.bytes_in_all();
         #[cfg(feature = "guests")]
         if let Some(guests) = self.remote.as_ref().and_then(|remote| remote.guests.as_ref()) {
             report.guests = guests.report();
@@ -197,6 +205,14 @@ impl Broker {
         {
             report.shares = self.remote.as_mut().and_then(|remote| remote.shares());
         }
+    }
+
+    /// Returns the bytes that all families sent and received, also those that have ended.
+    fn bytes_in_all(&self) -> (u64, u64) {
+        self.families.iter().fold(self.namespaces.past(), |(sent, received), (_, family)| {
+            let own = family.totals();
+            (sent.wrapping_add(own.0), received.wrapping_add(own.1))
+        })
     }
 
     fn family_report(&self, family: &Family) -> FamilyReport {

@@ -42,7 +42,8 @@ impl Stamp {
     pub(crate) fn identity(&self, map: &Path) -> io::Result<Digest> {
         let mut reader = DigestReader::new(File::open(map)?);
         io::copy(&mut reader, &mut io::sink())?;
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        Ok(Digest::of(format!("{} {self:?} {boot}", reader.digest()).as_bytes()))
+        let boot = slipway_peer::boot_id()?;
+        // The line feed is a part of identities that earlier builds have written.
+        Ok(Digest::of(format!("{} {self:?} {boot}\n", reader.digest()).as_bytes()))
     }
 }

@@ -441,8 +441,9 @@ impl v1::sandboxes_server::Sandboxes for Service {
             removed: groups.removed,
         };
         let traces = traces::figures(&self.node.tracer);
-        let mut reply =
-            v1::FiguresReply { control_groups: Some(groups), traces, ..Default::default() };
+        let saved = self.node.templates.sizes().await;
+        let control_groups = Some(groups);
+        let mut reply = v1::FiguresReply { control_groups, traces, saved, ..Default::default() };
         self.node.starts.fill(&mut reply);
         Ok(Response::new(reply))
     }

@@ -18,6 +18,7 @@ mod images;
 pub(crate) mod manifest;
 mod memories;
 pub(crate) mod pages;
+mod sizes;
 mod store;
 mod threads;
 pub(crate) mod working_set;

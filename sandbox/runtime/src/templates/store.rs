@@ -20,9 +20,9 @@ use slipway_plane_api::PlaneClient;
 use super::files::{self, Template, machine, manifest_path, memory, read_manifest};
 use super::memories::Memories;
 use super::threads::apart;
-use super::{Manifest, working_set};
+use super::{Manifest, sizes, working_set};
 use crate::lock::lock;
-use crate::{Error, Result, name};
+use crate::{Error, Result, name, v1};
 
 /// The name of the file with the digest of the image of a snapshot that is being made.
 pub(super) const IMAGE: &str = "image";
@@ -117,6 +117,14 @@ impl Templates {
     pub(crate) async fn list(&self) -> Vec<Manifest> {
         let dir = self.dir.clone();
         apart(move || Ok(list(&dir))).await.unwrap_or_default()
+    }
+
+    /// Returns the number and the sizes of all templates by kind. Damaged ones are left out: their
+    /// warnings are those of [`Templates::list`], since monitoring asks again and again.
+    pub(crate) async fn sizes(&self) -> Vec<v1::SavedMachines> {
+        let dir = self.dir.clone();
+        let read = move || Ok(sizes::by_kind(manifests(&dir).filter_map(Result::ok)));
+        apart(read).await.unwrap_or_default()
     }
 
     /// Removes a template.
@@ -278,6 +286,14 @@ impl Drop for Unfinished {
 }
 
 fn list(dir: &Path) -> Vec<Manifest> {
+    let warned = manifests(dir).map(|manifest| {
+        manifest.inspect_err(|error| tracing::warn!(%error, "a template cannot be used"))
+    });
+    warned.filter_map(Result::ok).collect()
+}
+
+/// Reads the manifests of all templates, by name.
+fn manifests(dir: &Path) -> impl Iterator<Item = Result<Manifest>> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .into_iter()
         .flatten()
@@ -286,11 +302,7 @@ fn list(dir: &Path) -> Vec<Manifest> {
         .filter(|name| name::check_template(name).is_ok())
         .collect();
     names.sort();
-    let read = |name: &String| {
-        let manifest = read_manifest(&dir.join(name), name);
-        manifest.inspect_err(|error| tracing::warn!(%error, "a template cannot be used")).ok()
-    };
-    names.iter().filter_map(read).collect()
+    names.into_iter().map(move |name| read_manifest(&dir.join(&name), &name))
 }
 
 /// Creates a file of a template, for root's eyes only, to be written and read.
@@ -359,6 +371,11 @@ mod tests {
         assert_eq!(one.memory.as_str(), one.manifest.memory_sha256);
         assert_ne!(check(&place, "0123456789ab-").unwrap().memory, one.memory, "a sandbox's");
         assert_eq!(all.list().await, std::slice::from_ref(&one.manifest));
+        make(&all, "auto-0").await;
+        let (sizes, touched) = (all.sizes().await, one.manifest.touched_bytes);
+        let kinds = sizes.iter().map(|one| (one.kind.as_str(), one.count, one.memory_bytes));
+        let both = [("template", 1, touched), ("automatic", 1, touched), ("snapshot", 0, 0)];
+        assert_eq!(kinds.collect::<Vec<_>>(), both);
         // Without the plane nothing begins with it.
         assert!(matches!(all.get("a").await, Err(Error::Plane(_))));
         all.remove("a").await.unwrap();
