@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use slipway_bench::Turns;
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
-    BlockReport, Pattern, Plan, RocksPlan, Run, Subject, Workload, block_table, compare_blocks,
-    curves, measure, plot,
+    BlockReport, Pattern, Plan, RocksPlan, RocksReport, Run, Subject, Workload, block_table,
+    compare_blocks, curves, measure, plot,
 };
 
 use super::reports::{self, View, write};
@@ -179,10 +179,11 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
         let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), bytes));
         let machines = vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, 2)?;
-        let (subjects, rocksdb, faults) = vm::rocksdb(&machines, &names, plan)?;
+        let (subjects, turns) = vm::rocksdb(&machines, &names, &plan)?;
+        let rocksdb = RocksReport { plan, runs: turns.runs };
         let disk = machines.disk();
         let report = BlockReport::of_rocksdb(environment, command, disk, &subjects, rocksdb);
-        return Ok(BlockReport { faults, ..report });
+        return Ok(BlockReport { faults: turns.faults, ..report });
     }
     let plan = plan(args);
     let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), 256 << 20));

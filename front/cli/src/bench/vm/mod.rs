@@ -28,8 +28,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_bench::block::{RocksPlan, RocksReport, RocksSubject, Subject, measure_rocksdb};
-use slipway_bench::{Fault, Turns};
+use slipway_bench::Turns;
+use slipway_bench::block::{RocksPlan, RocksRun, RocksSubject, Subject, measure_rocksdb};
 use slipway_runtime::v1::volume_spec::Device;
 
 use super::scratch::Scratch;
@@ -245,23 +245,22 @@ impl Machines {
 }
 
 /// Measures RocksDB in the configurations that have a disk of their own. Returns these
-/// configurations, the results, and the turns that are void.
+/// configurations, and their turns.
 pub fn rocksdb(
     machines: &Machines,
     names: &[&str],
-    plan: RocksPlan,
-) -> Result<(Vec<Box<dyn RocksSubject>>, RocksReport, Vec<Fault>)> {
+    plan: &RocksPlan,
+) -> Result<(Vec<Box<dyn RocksSubject>>, Turns<RocksRun>)> {
     let mut subjects = machines.rocks_subjects(names)?;
     ensure!(!subjects.is_empty(), "{USER} and {SHARED} have no file system for a database");
     let bar = crate::progress::turns();
-    let turns = measure_rocksdb(&mut subjects, &plan, |name, job, done, turns| {
+    let turns = measure_rocksdb(&mut subjects, plan, |name, job, done, turns| {
         bar.set_length(turns as u64);
         bar.set_position(done as u64);
         bar.set_message(format!("{job} {name}"));
     });
     bar.finish_and_clear();
-    let Turns { runs, faults } = turns?;
-    Ok((subjects, RocksReport { plan, runs }, faults))
+    Ok((subjects, turns?))
 }
 
 /// Describes a configuration.
