@@ -244,13 +244,16 @@ impl Machines {
     }
 }
 
+/// Configurations in which RocksDB is measured.
+type RocksSubjects = Vec<Box<dyn RocksSubject>>;
+
 /// Measures RocksDB in the configurations that have a disk of their own. Returns these
 /// configurations, and their turns.
 pub fn rocksdb(
     machines: &Machines,
     names: &[&str],
     plan: &RocksPlan,
-) -> Result<(Vec<Box<dyn RocksSubject>>, Turns<RocksRun>)> {
+) -> Result<(RocksSubjects, Turns<RocksRun>)> {
     let mut subjects = machines.rocks_subjects(names)?;
     ensure!(!subjects.is_empty(), "{USER} and {SHARED} have no file system for a database");
     let bar = crate::progress::turns();
