@@ -2,8 +2,8 @@
 //! of the machine meets all subjects alike.
 //!
 //! A subject that fails with a load has no further turn with it, and all others go on. Before each
-//! turn this process becomes idle, and then the machine is looked at: figures of a machine that is
-//! busy with something else are void.
+//! turn the host ends what earlier turns left it to do and this process becomes idle, and then the
+//! machine is looked at: figures of a machine that is busy with something else are void.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -50,7 +50,8 @@ pub struct Fault {
     pub round: u32,
     /// The reason.
     pub reason: String,
-    /// `true` if the turn failed. `false` if it was measured on a busy machine.
+    /// `true` if the turn failed. `false` if it was measured on a busy machine, or on one that was
+    /// not done with earlier turns.
     pub failed: bool,
 }
 
@@ -78,6 +79,12 @@ pub trait Subjects {
 
     /// Returns whether a subject can run this load.
     fn takes(&self, subject: usize, load: &Self::Load) -> bool;
+
+    /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
+    /// turn that follows is void if the host does not end it.
+    fn settle(&self, _subject: usize) -> Option<String> {
+        None
+    }
 
     /// Runs a turn.
     ///
@@ -120,13 +127,15 @@ fn take_turn<S: Subjects>(
 ) -> bool {
     let (subject, text) = (subjects.name(one), load.to_string());
     let fault = |reason, failed| Fault { subject, load: text, round, reason, failed };
+    let unsettled = subjects.settle(one);
     let busy = busy_with_others();
     let begun = Processors::read();
     match subjects.run(one, load, round) {
         Ok(run) => {
             taken.runs.push(run);
             let stolen = begun.zip(Processors::read()).map(|(a, b)| b.since(a).stolen());
-            taken.faults.extend(disturbance(busy, stolen).map(|reason| fault(reason, false)));
+            let reason = unsettled.or_else(|| disturbance(busy, stolen));
+            taken.faults.extend(reason.map(|reason| fault(reason, false)));
             true
         }
         Err(error) => {
@@ -299,6 +308,10 @@ mod tests {
             self.0[subject].0 != "picky" || *load == 1
         }
 
+        fn settle(&self, subject: usize) -> Option<String> {
+            (self.0[subject].0 == "leaves").then(|| "the host is not done".to_owned())
+        }
+
         fn run(&mut self, subject: usize, load: &u32, round: u32) -> Result<Self::Run> {
             let (name, turns) = &mut self.0[subject];
             *turns += 1;
@@ -329,6 +342,14 @@ mod tests {
         assert_eq!((of("fails"), of("works")), (1 + 3, 6));
         let failed: Vec<_> = turns.faults.into_iter().filter(|fault| fault.failed).collect();
         assert_eq!(fault_lines(&failed), "FAILED: fails with 1: lost its way\n");
+    }
+
+    #[test]
+    fn a_turn_is_void_while_the_host_is_not_done_with_those_before() {
+        let turns = take_turns(&mut Counted(vec![("leaves", 0)]), &[1], 2, |_| {});
+        assert_eq!(turns.runs.len(), 2);
+        let reasons = turns.faults.iter().map(|fault| (fault.reason.as_str(), fault.failed));
+        assert_eq!(reasons.collect::<Vec<_>>(), [("the host is not done", false); 2]);
     }
 
     #[test]
