@@ -112,6 +112,12 @@ pub(crate) async fn boot_guest(
     let (taken, group) = cgroup::choose(node, sandbox);
     record_start(sandbox, uid, group).await?;
     let (template, memory) = stages.run("memory", begin_memory(node, sandbox, uid)).await?;
+    let saved_mac = template.as_ref().and_then(|template| template.manifest.mac.clone());
+    sandbox.note(|record| {
+        if let Some(network) = &mut record.network {
+            network.begin_with(saved_mac);
+        }
+    });
     let boot = Boot { node, sandbox, stages, uid };
     let mut spec = boot.describe(memory, template.as_deref()).await?;
     let client = boot.note_machine(&mut spec, template.as_deref()).await?;
