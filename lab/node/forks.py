@@ -1,4 +1,5 @@
 """Measures starts of sandboxes whose first command uses a disk and the network: forks beside boots of the same image.
+Forks are of two kinds, in turn: the guest's agent sets the MAC address, or the port on the switch translates it (`fork_port`).
 
 usage: forks.py IMAGE BOOTS FORKS    prints a line `lab: KIND_NAME=MICROSECONDS` for each figure of each start
 
@@ -45,23 +46,25 @@ def start(image, gateway, options):
     return figures
 
 
-def measure(kind, image, gateway, count, options=()):
+def measure(kinds, image, gateway, count):
+    """Starts `count` sandboxes of each kind, and one more at first, in turn. `kinds` has the options of each."""
     for number in range(count + 1):
-        time.sleep(BETWEEN)
-        figures = start(image, gateway, options)
-        # The first one makes what all have in common, and tells the daemon what forks touch.
-        name = f"{kind}_first" if number == 0 else kind
-        if figures is None:
-            print(f"lab: {name}_hung=1", flush=True)
-            continue
-        for figure, value in figures.items():
-            print(f"lab: {name}_{figure}={value // 1000}", flush=True)
+        for kind, options in kinds.items():
+            time.sleep(BETWEEN)
+            figures = start(image, gateway, options)
+            # The first one makes what all have in common, and tells the daemon what forks touch.
+            name = f"{kind}_first" if number == 0 else kind
+            if figures is None:
+                print(f"lab: {name}_hung=1", flush=True)
+                continue
+            for figure, value in figures.items():
+                print(f"lab: {name}_{figure}={value // 1000}", flush=True)
 
 
 image, boots, forks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 slipway("run", "--rm", "--wait-network", image, "--", "true")
 gateway = json.loads(slipway("network", "inspect", "default"))[0]["gateway"]
-measure("boot", image, gateway, boots)
+measure({"boot": ()}, image, gateway, boots)
 slipway("template", "create", "web")
-measure("fork", image, gateway, forks, ("--from", "web"))
+measure({"fork": ("--from", "web"), "fork_port": ("--from", "web", "--mac-at-port")}, image, gateway, forks)
 slipway("template", "rm", "web")

@@ -116,6 +116,27 @@ in_sandbox a ping -c 2 -W 10 b >/dev/null || fail "a does not reach b: $(explain
 in_sandbox c ping -c 2 -W 10 a >/dev/null || fail "c does not reach a: $(explain)"
 ok "each fork has a volume of its own, the time, and reaches the others by name"
 
+# The guests of two forks keep the template's MAC address, which is the same, and their ports translate it.
+for name in d e; do
+    timeout 120 "$slipway" run --detach --name "$name" --wait-network --from web --mac-at-port "$image" -- sleep 10000 >/dev/null ||
+        fail "run --mac-at-port $name: $(explain)"
+done
+macs=$(for name in d e; do in_sandbox "$name" cat /sys/class/net/eth0/address; done)
+[ "$(sort -u <<<"$macs" | wc -l)" = 1 ] || fail "the MAC addresses of two guests differ: $macs"
+"$slipway" port ls --json | python3 -c '
+import json, sys
+ports = {one["sandbox"]: one for one in json.load(sys.stdin)}
+d, e, a = ports["d"], ports["e"], ports["a"]
+assert d["peer_mac"] == e["peer_mac"] == sys.argv[1] and d["mac"] != e["mac"] and not a["peer_mac"], (d, e, a)
+' "$(head -n 1 <<<"$macs")" || fail "ports of forks: $("$slipway" port ls --json)"
+for version in 4 6; do
+    in_sandbox d ping "-$version" -c 2 -W 10 e >/dev/null || fail "d does not reach e by IPv$version: $(explain)"
+    in_sandbox a ping "-$version" -c 2 -W 10 d >/dev/null || fail "a does not reach d by IPv$version: $(explain)"
+done
+says "begins with a template" run --rm --mac-at-port "$image" -- true
+"$slipway" rm --force d e >/dev/null || fail "rm: $(explain)"
+ok "forks whose ports translate one MAC address reach each other and others"
+
 vmms=$(vmm_of a),$(vmm_of b)
 for signal in KILL TERM; do
     end_daemon "$signal"

@@ -194,6 +194,32 @@ impl Burst {
         &self.heads[frame].0[usize::from(from)..usize::from(to)]
     }
 
+    /// Returns the private copy of a frame's first bytes, up to [`HEAD`], to be changed.
+    ///
+    /// # Panics
+    /// If there is no such frame.
+    #[inline]
+    pub(crate) fn head_mut(&mut self, frame: usize) -> &mut [u8] {
+        let (from, to) = self.frames[frame].head;
+        &mut self.heads[frame].0[usize::from(from)..usize::from(to)]
+    }
+
+    /// Adds a frame of another burst, with a head of its own. The rest of the frame stays where it
+    /// is, so this burst must be [released](Self::release) before the other one's memory is.
+    ///
+    /// # Panics
+    /// If the burst has no room, or there is no such frame.
+    pub(crate) fn adopt(&mut self, other: &Self, number: usize) {
+        let (frame, head) = (other.frames[number], other.head(number));
+        self.heads[self.frames.len()].0[..head.len()].copy_from_slice(head);
+        let first_span = self.used as u32;
+        for span in &other.spans[frame.first_span as usize..][..usize::from(frame.spans)] {
+            self.append(span, 0, span.len());
+        }
+        // A head has at most 96 bytes.
+        self.add(Frame { head: (0, head.len() as u8), first_span, ..frame });
+    }
+
     /// Adds a frame that lies in one piece of memory.
     ///
     /// # Errors

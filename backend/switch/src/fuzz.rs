@@ -52,12 +52,14 @@ impl Port for Script {
     }
 }
 
-/// Returns settings for the port whose peer is the input; `strict` ones check addresses.
-fn config(strict: bool) -> PortConfig {
+/// Returns settings for the port whose peer is the input; `strict` ones check addresses, and
+/// `translated` ones translate the peer's.
+fn config(strict: bool, translated: bool) -> PortConfig {
     let mut allowed = Vlans::none();
     allowed.insert(5);
     PortConfig {
-        mac: strict.then_some(Mac::local(1)),
+        mac: (strict || translated).then_some(Mac::local(1)),
+        peer_mac: translated.then_some(Mac::local(2)),
         addresses: if strict { vec![[10, 0, 0, 1].into()] } else { Vec::new() },
         spoof_check: strict,
         vlans: VlanMode::Trunk { native: Some(1), allowed },
@@ -65,17 +67,25 @@ fn config(strict: bool) -> PortConfig {
     }
 }
 
-fn switch(port: Box<dyn Port>, strict: bool) -> Switch {
+fn switch(port: Box<dyn Port>, flags: u8) -> Switch {
     let table = Learning::new(LearningOptions { stations: 64, per_port: 8, age: 10 }, 7);
     let mut switch = Switch::new(Box::new(table));
     let access =
         PortConfig { vlans: VlanMode::Access(5), max_frame: 1514, ..PortConfig::default() };
     let plain = Box::new(Wire(Abilities::NONE));
     let summed = Box::new(Wire(Abilities { checksum: true, ..Abilities::NONE }));
+    // Trusted, so that it gets frames for unknown stations as well.
+    let translated = PortConfig {
+        mac: Some(Mac::local(3)),
+        peer_mac: Some(Mac::local(4)),
+        trust: true,
+        ..PortConfig::default()
+    };
     for (port, config) in [
-        (port, config(strict)),
+        (port, config(flags & 1 != 0, flags & 2 != 0)),
         (plain, PortConfig::default()),
         (summed, access),
+        (Box::new(Wire(Abilities::NONE)), translated),
         (Box::new(NullPort), PortConfig::default()),
     ] {
         assert!(switch.attach(port, config).is_ok());
@@ -144,7 +154,7 @@ pub fn frames(data: &[u8]) {
         }
         rest = &bytes[len..];
     }
-    let mut switch = switch(Box::new(Script { memory, frames }), flags & 1 != 0);
+    let mut switch = switch(Box::new(Script { memory, frames }), flags);
     for second in 0..8 {
         let _ = switch.turn(0, BURST, Duration::from_secs(second * 4));
         switch.age(Duration::from_secs(second * 4));
@@ -165,8 +175,7 @@ pub fn link(data: &[u8]) {
     let Some((&flags, rest)) = data.split_first() else { return };
     let Ok(link) = Link::new(Geometry { slots: 16, payload: 64 }) else { return };
     let Ok(tell) = Tell::new() else { return };
-    let mut switch =
-        switch(Box::new(MemoryPort::new(&link, tell, Abilities::NONE)), flags & 1 != 0);
+    let mut switch = switch(Box::new(MemoryPort::new(&link, tell, Abilities::NONE)), flags);
     let (_, mut output) = link.peer();
     for step in rest.chunks(16) {
         let Some((word, bytes)) = step.split_first_chunk::<8>() else { break };

@@ -47,6 +47,8 @@ pub enum Layer {
     Impairment,
     /// The queue of frames that wait for the port's receive rate.
     Pacing,
+    /// The translation of the peer's address.
+    Translation,
     /// An observer, by the number that its owner gave it.
     Observer(u64),
 }

@@ -94,6 +94,11 @@ pub struct PortConfig {
     /// The assigned address. No other port has it in this port's access or native VLAN, and frames
     /// for it come here without learning.
     pub mac: Option<Mac>,
+    /// The address that the port's peer takes for its own where that is another one than `mac`, as
+    /// a guest that began with the machine of another one. The port translates it: in Ethernet
+    /// headers, ARP packets, and options of neighbour discovery within the first 96 bytes. Nobody
+    /// else on the switch sees it. `None`, also without `mac`: nothing is translated.
+    pub peer_mac: Option<Mac>,
     /// The assigned IP addresses, which [`PortConfig::spoof_check`] uses. The link-local IPv6
     /// address made of the MAC is always allowed.
     pub addresses: Vec<IpAddr>,
@@ -112,6 +117,7 @@ impl Default for PortConfig {
         Self {
             name: String::new(),
             mac: None,
+            peer_mac: None,
             addresses: Vec::new(),
             spoof_check: false,
             trust: false,
@@ -170,7 +176,8 @@ impl PortConfig {
     /// # Errors
     /// The first problem found.
     pub fn check(&self) -> Result<(), BadConfig> {
-        if let Some(mac) = self.mac.filter(|mac| !mac.is_unicast()) {
+        let mut macs = [self.mac, self.peer_mac].into_iter().flatten();
+        if let Some(mac) = macs.find(|mac| !mac.is_unicast()) {
             return Err(BadConfig::Mac(mac));
         }
         let vlan = match &self.vlans {
@@ -214,6 +221,12 @@ impl PortConfig {
             VlanMode::Trunk { native, .. } if *native == Some(vlan) => Some(0),
             VlanMode::Trunk { allowed, .. } => allowed.contains(vlan).then_some(tci),
         }
+    }
+
+    /// Returns the address that the peer takes for its own and that which it has on the switch.
+    /// Returns `None` if they are the same.
+    pub(crate) fn translation(&self) -> Option<(Mac, Mac)> {
+        self.peer_mac.zip(self.mac).filter(|(peer, network)| peer != network)
     }
 
     /// Returns the VLAN in which the port's address is fixed, or `None` if untagged frames have no

@@ -13,7 +13,7 @@ use slipway_switch::decorators::{
 };
 use slipway_switch::ports::UnpluggedPort;
 use slipway_switch::{
-    BURST, BadConfig, LinkSetting, PortConfig, PortIndex, PortTurn, Rate, VlanMode,
+    BURST, BadConfig, LinkSetting, Mac, PortConfig, PortIndex, PortTurn, Rate, VlanMode,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -398,4 +398,55 @@ fn what_waits_goes_nowhere_else() {
         assert_eq!(rig.dropped_out(1), [("queue", 1)], "{change}");
         assert_eq!(rig.dropped_in(1), [("queue", 1)], "{change}");
     }
+}
+
+/// Two guests that take the same address for theirs, and one that has its own.
+#[test]
+fn guests_with_one_address_have_their_own_on_the_switch() {
+    let mut rig = Rig::default();
+    let translated = |number| PortConfig {
+        mac: Some(mac(number)),
+        peer_mac: Some(mac(9)),
+        spoof_check: true,
+        ..PortConfig::default()
+    };
+    for number in [0, 1] {
+        rig.attach(translated(number));
+    }
+    rig.attach(PortConfig { mac: Some(mac(2)), ..PortConfig::default() });
+    let long = [7; 1000];
+    rig.send(0, &untagged(9, 1, &long));
+    assert_eq!(rig.received(), [vec![], vec![untagged(0, 9, &long)], vec![]]);
+    rig.send(1, &untagged(9, 2, b"one"));
+    rig.send(2, &untagged(2, 0, b"two"));
+    assert_eq!(
+        rig.received(),
+        [vec![untagged(2, 9, b"two")], vec![], vec![untagged(1, 2, b"one")]]
+    );
+    // A request of ARP is for all of them, and only what is the receiver's own is translated.
+    let arp = |mac: Mac| {
+        let own: [&[u8]; 3] = [&[0, 1, 8, 0, 6, 4, 0, 1], &mac.0, &[0; 14]];
+        let mut frame = [&[0xff; 6][..], &mac.0, &[8, 6]].concat();
+        frame.extend(own.concat());
+        frame
+    };
+    rig.send(0, &arp(mac(9)));
+    assert_eq!(rig.received(), [vec![], vec![arp(mac(0))], vec![arp(mac(0))]]);
+    rig.send(0, &untagged(2, 1, b"forged"));
+    assert_eq!(rig.counts(), [0, 0, 0]);
+    assert_eq!(rig.dropped_in(0), [("spoofed-mac", 1)]);
+    rig.configure(1, PortConfig { peer_mac: None, ..translated(1) });
+    rig.send(2, &untagged(2, 1, b"plain"));
+    assert_eq!(rig.received_at(1), [untagged(2, 1, b"plain")]);
+    rig.configure(1, translated(1));
+    rig.send(2, &untagged(2, 1, b"again"));
+    assert_eq!(rig.received_at(1), [untagged(2, 9, b"again")]);
+    let group = PortConfig { peer_mac: Some(Mac::BROADCAST), ..translated(4) };
+    assert_eq!(rig.attach_refused(group), BadConfig::Mac(Mac::BROADCAST));
+    // Behind a delay.
+    rig.impair(1, Impairment { delay: MS, ..Default::default() });
+    rig.queue(2, &untagged(2, 1, b"late"));
+    rig.run_at(MS);
+    rig.run_at(3 * MS);
+    assert_eq!(rig.received_at(1), [untagged(2, 9, b"late")]);
 }

@@ -43,6 +43,12 @@ pub trait Subject {
         true
     }
 
+    /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
+    /// turn that follows is void if the host does not end it.
+    fn settle(&self) -> Option<String> {
+        None
+    }
+
     /// Runs a turn.
     ///
     /// # Errors
@@ -116,6 +122,10 @@ impl<L: Copy + Display, M> Subjects for All<'_, L, M> {
 
     fn takes(&self, subject: usize, load: &L) -> bool {
         self.0[subject].takes(load)
+    }
+
+    fn settle(&self, subject: usize) -> Option<String> {
+        self.0[subject].settle()
     }
 
     fn run(&mut self, subject: usize, load: &L, round: u32) -> Result<Run<L, M>> {

@@ -1,9 +1,10 @@
 //! Turns: in each round of a load, each subject that takes the load runs it once, so that a drift
 //! of the machine meets all subjects alike.
 //!
-//! A subject that fails with a load has no further turn with it, and all others go on. The machine
-//! is looked at before and during each turn ([`Watch`]): figures of a machine that is busy with
-//! something else are void.
+//! A subject that fails with a load has no further turn with it, and all others go on. Before each
+//! turn the host ends what earlier turns left it to do and this process becomes idle. The machine is
+//! looked at then and during the turn ([`Watch`]): figures of a machine that is busy with something
+//! else are void.
 
 use std::fmt::Display;
 
@@ -39,7 +40,8 @@ pub struct Fault {
     pub round: u32,
     /// The reason.
     pub reason: String,
-    /// `true` if the turn failed. `false` if it was measured on a busy machine.
+    /// `true` if the turn failed. `false` if it was measured on a busy machine, or on one that was
+    /// not done with earlier turns.
     pub failed: bool,
 }
 
@@ -67,6 +69,12 @@ pub trait Subjects {
 
     /// Returns whether a subject can run this load.
     fn takes(&self, subject: usize, load: &Self::Load) -> bool;
+
+    /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
+    /// turn that follows is void if the host does not end it.
+    fn settle(&self, _subject: usize) -> Option<String> {
+        None
+    }
 
     /// Runs a turn.
     ///
@@ -120,12 +128,13 @@ fn take_turn<S: Subjects>(
 ) -> bool {
     let (subject, text) = (subjects.name(one), load.to_string());
     let fault = |reason, failed| Fault { subject, load: text, round, reason, failed };
+    let unsettled = subjects.settle(one);
     let watch = Watch::begin_when_idle(subjects.own(one));
     match subjects.run(one, load, round) {
         Ok(run) => {
-            let reason = watch.end(subjects.waited(&run));
+            let disturbed = watch.end(subjects.waited(&run));
             taken.runs.push(run);
-            taken.faults.extend(reason.map(|reason| fault(reason, false)));
+            taken.faults.extend(unsettled.or(disturbed).map(|reason| fault(reason, false)));
             true
         }
         Err(error) => {
@@ -216,6 +225,10 @@ mod tests {
             self.0[subject].0 != "picky" || *load == 1
         }
 
+        fn settle(&self, subject: usize) -> Option<String> {
+            (self.0[subject].0 == "leaves").then(|| "the host is not done".to_owned())
+        }
+
         fn run(&mut self, subject: usize, load: &u32, round: u32) -> Result<Self::Run> {
             let (name, turns) = &mut self.0[subject];
             *turns += 1;
@@ -246,6 +259,14 @@ mod tests {
         assert_eq!((of("fails"), of("works")), (1 + 3, 6));
         let failed: Vec<_> = turns.faults.into_iter().filter(|fault| fault.failed).collect();
         assert_eq!(fault_lines(&failed), "FAILED: fails with 1: lost its way\n");
+    }
+
+    #[test]
+    fn a_turn_is_void_while_the_host_is_not_done_with_those_before() {
+        let turns = take_turns(&mut Counted(vec![("leaves", 0)]), &[1], 2, |_| {});
+        assert_eq!(turns.runs.len(), 2);
+        let reasons = turns.faults.iter().map(|fault| (fault.reason.as_str(), fault.failed));
+        assert_eq!(reasons.collect::<Vec<_>>(), [("the host is not done", false); 2]);
     }
 
     #[test]

@@ -167,6 +167,9 @@ fn settings(port: &v1::SwitchPort) -> String {
     if !port.spoof_check && !port.mac.is_empty() {
         all.push("no spoof check".to_owned());
     }
+    if !port.peer_mac.is_empty() {
+        all.push(format!("translates {}", port.peer_mac));
+    }
     if port.trust {
         all.push("trusted".to_owned());
     }
@@ -250,6 +253,7 @@ fn as_json(Port { network, port, sandbox }: &Port) -> serde_json::Value {
         "name": port.name,
         "sandbox": sandbox,
         "mac": (!port.mac.is_empty()).then_some(&port.mac),
+        "peer_mac": (!port.peer_mac.is_empty()).then_some(&port.peer_mac),
         "addresses": port.addresses,
         "spoof_check": port.spoof_check,
         "trust": port.trust,
@@ -309,5 +313,9 @@ mod tests {
         assert!(json["sandbox"] == "web" && json["name"] == "1.net", "{json}");
         one.sandbox = None;
         assert_eq!(address_row(&one)[2], "1.net");
+        assert!(json["peer_mac"].is_null());
+        one.port.peer_mac = "02:00:00:00:00:01".into();
+        assert_eq!(as_json(&one)["peer_mac"], "02:00:00:00:00:01");
+        assert_eq!(settings(&one.port), "translates 02:00:00:00:00:01");
     }
 }

@@ -224,7 +224,7 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
     } = machine;
     let ProcessArgs { env, workdir, user, interactive, tty, privileged, security } = process;
     let SecurityArgs { cap_add, cap_drop, group_add, security_opt } = security;
-    let NetworkArgs { queues, nic, nic_interval, sockets, .. } = network;
+    let NetworkArgs { mac_at_port, queues, nic, nic_interval, sockets, .. } = network;
     let options = [
         ("--memory", memory.is_some()),
         ("--max-memory", max_memory.is_some()),
@@ -243,6 +243,7 @@ fn fixed(args: &RunArgs) -> Option<&'static str> {
         ("--cap-drop", !cap_drop.is_empty()),
         ("--group-add", !group_add.is_empty()),
         ("--security-opt", !security_opt.is_empty()),
+        ("--mac-at-port", *mac_at_port),
         ("--queues", queues.is_some()),
         ("--nic-interval", nic_interval.is_some()),
         ("--nic", nic.is_some()),

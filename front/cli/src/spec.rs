@@ -100,6 +100,7 @@ pub fn machine(
         accelerator: accel.clone().unwrap_or_default(),
         network: network.network.clone().unwrap_or_default(),
         mac: network.mac.clone().unwrap_or_default(),
+        mac_at_port: network.mac_at_port,
         addresses: network.ip.clone(),
         publish: network.publish.clone(),
         wait_network: network.wait_network,

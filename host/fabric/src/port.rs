@@ -45,6 +45,7 @@ pub fn port(owner: &mut Owner<'_, '_>, index: PortIndex) -> Option<v1::SwitchPor
         index: index.into(),
         name: config.name,
         mac: config.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+        peer_mac: config.peer_mac.map(|mac| mac.to_string()).unwrap_or_default(),
         addresses: config.addresses.iter().map(ToString::to_string).collect(),
         spoof_check: config.spoof_check,
         up: up && config.link != LinkSetting::Down,

@@ -124,8 +124,8 @@ pub fn make(
     switch: &SwitchHandle,
     place: Option<&KeptPlace>,
 ) -> Result<(Box<dyn Function>, Attached), Error> {
-    let mac = parse_mac(&wanted.mac)?;
-    let config = port_config(id, wanted, mac)?;
+    let config = port_config(id, wanted)?;
+    let mac = config.peer_mac.or(config.mac).unwrap_or_default();
     let Made { mut device, port, e1000 } = match wanted.model() {
         v1::NetworkModel::Virtio => virtio(wanted, mac, parts, place)?,
         model => e1000(wanted, mac, parts, model == v1::NetworkModel::E1000Csb)?,
@@ -221,10 +221,12 @@ fn settings(wanted: &v1::VirtioNet, mac: Mac) -> Result<Settings, Error> {
     })
 }
 
-fn port_config(id: &str, wanted: &v1::VirtioNet, mac: Mac) -> Result<PortConfig, Error> {
+fn port_config(id: &str, wanted: &v1::VirtioNet) -> Result<PortConfig, Error> {
+    let peer_mac = Some(&wanted.peer_mac).filter(|text| !text.is_empty());
     Ok(PortConfig {
         name: id.to_owned(),
-        mac: Some(mac),
+        mac: Some(parse_mac(&wanted.mac)?),
+        peer_mac: peer_mac.map(|text| parse_mac(text)).transpose()?,
         addresses: parse_addresses(&wanted.addresses)?,
         spoof_check: wanted.spoof_check,
         trust: wanted.trust,

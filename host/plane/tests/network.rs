@@ -73,6 +73,16 @@ fn frame(from: u8, to: u8, len: usize) -> Vec<u8> {
 /// Sends a frame until it arrives: the switch may not have noticed yet that the other driver is
 /// there.
 fn cross<A: RegisterAccess>(from: &mut Driver<A>, to: &mut Driver<A>, sent: &[u8]) -> bool {
+    arrives(from, to, sent, sent)
+}
+
+/// Does what [`cross`] does with a frame that arrives as another one.
+fn arrives<A: RegisterAccess>(
+    from: &mut Driver<A>,
+    to: &mut Driver<A>,
+    sent: &[u8],
+    expected: &[u8],
+) -> bool {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         from.transmit[0].push(&mut from.arena, &Header::default(), sent, &[]).unwrap();
@@ -81,7 +91,7 @@ fn cross<A: RegisterAccess>(from: &mut Driver<A>, to: &mut Driver<A>, sent: &[u8
         while Instant::now() < soon {
             match to.receive[0].pop().unwrap() {
                 // An earlier frame, sent again by the successor of a process that was killed.
-                Some(received) if received.frame != sent => {}
+                Some(received) if received.frame != expected => {}
                 Some(_) => return true,
                 None => {}
             }
@@ -153,6 +163,32 @@ fn drivers_reach_each_other_and_their_ports_go_with_their_endpoints() {
         one.start().unwrap();
         assert!(cross(&mut two, &mut one, &frame(2, 1, 64)));
     }
+}
+
+#[test]
+fn functions_with_one_address_for_their_drivers_have_their_own_on_the_switch() {
+    let (plane, directory) = plane(1);
+    switch(&plane, "blue");
+    for number in 1..=2 {
+        let mut request = request(directory.path(), number, "blue");
+        request.virtio_net.as_mut().unwrap().peer_mac = mac(9);
+        plane.create(&request).unwrap();
+    }
+    plane.create(&request(directory.path(), 3, "blue")).unwrap();
+    let [mut one, mut two, mut three] =
+        ["1", "2", "3"].map(|number| drive(&directory.path().join(number)));
+    for driver in [&mut one, &mut two] {
+        assert_eq!(driver.mac().unwrap(), [2, 0, 0, 0, 0, 9]);
+    }
+    assert!(arrives(&mut one, &mut two, &frame(9, 2, 300), &frame(1, 9, 300)));
+    assert!(arrives(&mut two, &mut three, &frame(9, 3, 300), &frame(2, 3, 300)));
+    assert!(arrives(&mut three, &mut one, &frame(3, 1, 300), &frame(3, 9, 300)));
+    let ports = &plane.fabric().list_switches()[0].ports;
+    let macs: Vec<_> = ports.iter().map(|port| (port.mac.clone(), port.peer_mac.clone())).collect();
+    assert_eq!(macs, [(mac(1), mac(9)), (mac(2), mac(9)), (mac(3), String::new())]);
+    let mut wrong = request(directory.path(), 4, "blue");
+    wrong.virtio_net.as_mut().unwrap().peer_mac = "01:00:00:00:00:01".into();
+    assert!(plane.create(&wrong).is_err(), "a group's address");
 }
 
 /// Registers that count the accesses that the driver waits for.

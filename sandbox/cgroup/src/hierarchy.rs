@@ -12,6 +12,9 @@ use crate::{Error, Group, Result, Sets, cpuset};
 pub const ROOT: &str = "/sys/fs/cgroup";
 /// The v1 hierarchies that sandboxes use if they are mounted.
 pub const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// The controllers of v2 that sandboxes use.
+const V2_CONTROLLERS: [(&str, &str); 3] =
+    [("memory", "+memory"), ("cpu", "+cpu"), ("pids", "+pids")];
 /// The hierarchy of v1 that has CPU sets.
 const V1_CPUSETS: &str = "cpuset";
 
@@ -120,10 +123,24 @@ impl Hierarchies {
             fs::create_dir_all(&parent)
                 .map_err(Error::at("cannot create control group", &parent))?;
             if is_v2(root) {
-                self.enable_controllers(root, &["+memory", "+cpu", "+pids"]);
+                self.enable_controllers(root, &V2_CONTROLLERS.map(|(_, enabled)| enabled));
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the group lacks a controller of v2 that sandboxes use and the host has:
+    /// somebody has taken it away from the group's parent.
+    pub(crate) fn lacks_controllers(&self, group: &Group) -> bool {
+        let lists = |dir: &Path| fs::read_to_string(dir.join("cgroup.controllers")).ok();
+        let lacks = |(root, dir): (&PathBuf, &PathBuf)| {
+            // v1 has no such file.
+            let Some(host) = lists(root) else { return false };
+            let given = lists(dir).unwrap_or_default();
+            let has = |list: &str, name: &str| list.split_ascii_whitespace().any(|one| one == name);
+            V2_CONTROLLERS.iter().any(|(name, _)| has(&host, name) && !has(&given, name))
+        };
+        self.roots.iter().zip(group.dirs()).any(lacks)
     }
 
     /// Returns the least limit of memory of the groups' parent and of those above it, in bytes;

@@ -10,8 +10,8 @@
 //!   the thread frees the page cache that is charged to it (the next sandbox would pay for it),
 //!   resets what can be reset, checks the result and lists the group again. A group that does not
 //!   come clean is removed;
-//! - the thread makes groups until the pool has as many as its setting says. It makes none while
-//!   requests are served and groups are ready.
+//! - the thread makes groups until the pool has as many as its setting says. While groups are
+//!   ready, it makes none as long as requests are served, nor right after a group was taken.
 //!
 //! Requests for groups take turns in the order of arrival ([`Pool::turn`]), as many at once as
 //! there are CPUs: the kernel's locks of control groups let some wait far longer than others.
@@ -37,6 +37,7 @@ mod error;
 mod group;
 mod hierarchy;
 mod limits;
+mod parents;
 mod pool;
 mod reset;
 mod turns;

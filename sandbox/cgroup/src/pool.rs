@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::parents::Parents;
 use crate::reset::{Reset, reset};
 use crate::turns::SlotQueue;
 use crate::{Counters, Group, Hierarchies, Limits, Result, Slot};
@@ -17,6 +18,9 @@ const AGAIN: Duration = Duration::from_millis(10);
 const TRIES: u32 = 200;
 /// Time between two of the rare attempts, and between two attempts to make a group.
 const LATER: Duration = Duration::from_secs(5);
+/// Time after a group was taken in which no group is made while others are ready. A sandbox that
+/// starts alone has its turn and enters its group later than it takes the group.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// The settings of a pool.
 #[derive(Clone, Debug)]
@@ -62,6 +66,7 @@ struct Shared {
     state: Mutex<PoolState>,
     work: Condvar,
     turns: SlotQueue,
+    parents: Parents,
 }
 
 #[derive(Debug)]
@@ -82,6 +87,8 @@ struct PoolState {
     closed: bool,
     /// The earliest time of the next attempt to make a group.
     make_at: Instant,
+    /// The end of the time in which no group is made while others are ready.
+    quiet_until: Instant,
 }
 
 #[derive(Debug)]
@@ -104,6 +111,7 @@ impl Pool {
     /// # Errors
     /// The error of creating a thread.
     pub fn new(hierarchies: Hierarchies, settings: Settings) -> std::io::Result<Self> {
+        let now = Instant::now();
         let state = PoolState {
             ready: Vec::new(),
             returning: VecDeque::new(),
@@ -114,11 +122,14 @@ impl Pool {
             next: 0,
             open: false,
             closed: false,
-            make_at: Instant::now(),
+            make_at: now,
+            quiet_until: now,
         };
         let state = Mutex::new(state);
         let (work, turns) = (Condvar::new(), SlotQueue::of_host());
-        let shared = Arc::new(Shared { hierarchies, settings, state, work, turns });
+        let parents = Parents::default();
+        let shared = Shared { hierarchies, settings, state, work, turns, parents };
+        let shared = Arc::new(shared);
         let works = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("cgroups".into()).spawn(move || {
             lower_priority();
@@ -164,7 +175,8 @@ impl Pool {
     }
 
     /// Removes a group from the list, in constant time and without a system call. Returns `None`
-    /// if none is ready: the caller then makes one ([`make`](Self::make)).
+    /// if none is ready: the caller then makes one ([`make`](Self::make)). The list is filled again
+    /// a moment later, or at once if it is empty.
     pub fn take(&self) -> Option<Group> {
         let mut state = self.shared.lock();
         let group = state.ready.pop();
@@ -172,6 +184,12 @@ impl Pool {
             Some(group) => {
                 state.listed.remove(group.name());
                 state.counts.taken += 1;
+                let now = Instant::now();
+                // Takes that follow do not prolong it: a node that starts sandboxes all the time
+                // has its list filled between them.
+                if state.quiet_until <= now {
+                    state.quiet_until = now + QUIET;
+                }
             }
             None => state.counts.missed += u64::from(self.shared.settings.size > 0),
         }
@@ -192,9 +210,8 @@ impl Pool {
     /// # Errors
     /// If a directory cannot be made.
     pub fn make(&self, name: &str) -> Result<Group> {
-        self.shared.hierarchies.make_parents()?;
         let group = self.group(name);
-        group.make()?;
+        self.shared.parents.make(&self.shared.hierarchies, &group)?;
         Ok(group)
     }
 
@@ -281,7 +298,8 @@ impl Shared {
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
-                if !state.ready.is_empty() && self.turns.is_busy() {
+                let is_quiet = self.turns.is_busy() || now < state.quiet_until;
+                if !state.ready.is_empty() && is_quiet {
                     // A request would wait for the group that is made now, and needs none yet: the
                     // kernel makes groups and moves processes under one lock.
                     drop(state);
@@ -322,8 +340,7 @@ impl Shared {
 
     fn make(&self, name: &str) {
         let group = self.hierarchies.group(name);
-        let made = self.hierarchies.make_parents().and_then(|()| group.make());
-        match made {
+        match self.parents.make(&self.hierarchies, &group) {
             Ok(true) => {
                 self.lock().counts.made += 1;
                 self.list(group);
@@ -415,5 +432,25 @@ mod tests {
         drop(turn);
         wait_for(&pool, 2);
         assert_ne!(first.name(), second.name());
+    }
+
+    #[test]
+    fn no_group_is_made_right_after_one_was_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let all = Hierarchies::at(vec![root.path().into()], "p");
+        let settings = Settings { tag: "pool".into(), size: 2, limits: LIMITS };
+        let pool = Pool::new(all, settings).unwrap();
+        pool.open(Some(&BTreeSet::new()));
+        wait_for(&pool, 2);
+        let begun = Instant::now();
+        let _first = pool.take().unwrap();
+        wait_for(&pool, 2);
+        assert!(begun.elapsed() >= QUIET, "a start may still be before its turn");
+        let _second = pool.take().unwrap();
+        // Without a group that is ready, the next start would have to make one.
+        let _third = pool.take().unwrap();
+        while pool.counts().ready == 0 {
+            std::thread::yield_now();
+        }
     }
 }

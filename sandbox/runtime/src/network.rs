@@ -110,6 +110,8 @@ fn attached(place: network_v1::Attachment, spec: &RunSpec, nic: Nic) -> Network 
         mtu: place.mtu,
         name_servers: place.name_servers,
         published: place.published,
+        mac_at_port: spec.mac_at_port,
+        guest_mac: None,
         wait: spec.wait_network,
         queues: spec.queues,
         nic,
@@ -122,7 +124,7 @@ fn attached(place: network_v1::Attachment, spec: &RunSpec, nic: Nic) -> Network 
 
 /// Returns whether `spec` asks for anything that only a sandbox in a network has.
 fn asks(spec: &RunSpec) -> bool {
-    let address = !(spec.mac.is_empty() && spec.addresses.is_empty());
+    let address = spec.mac_at_port || !(spec.mac.is_empty() && spec.addresses.is_empty());
     let function = !(spec.nic.is_empty() && spec.vf_pool.is_empty());
     let settings = spec.queues > 0 || spec.interrupt_interval_ns > 0 || spec.wait_network;
     let sockets = !spec.socket_engine.is_empty();
@@ -179,6 +181,11 @@ fn check_interface(spec: &RunSpec) -> Result<Nic> {
     }
     if spec.interrupt_interval_ns > 0 && nic == Nic::Virtio {
         let what = "only an e1000 has an interval between interrupts: choose --nic e1000 too";
+        return Err(Error::Invalid(what.to_owned()));
+    }
+    if spec.mac_at_port && spec.template.is_empty() {
+        let what = "only a sandbox that begins with a template keeps that one's MAC address: name \
+                    one (--from), or leave --mac-at-port out";
         return Err(Error::Invalid(what.to_owned()));
     }
     if spec.interrupt_interval_ns > LONGEST_INTERVAL_NS {
@@ -293,6 +300,7 @@ fn virtio_net(record: &Record, network: &Network) -> plane_v1::VirtioNet {
     plane_v1::VirtioNet {
         switch: network.switch.clone(),
         mac: network.mac.clone(),
+        peer_mac: network.guest_mac.clone().unwrap_or_default(),
         mtu: network.mtu,
         queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
         addresses: network.addresses(),
@@ -462,7 +470,7 @@ pub fn restart(sandbox: &Arc<Sandbox>, agent: &Agent) {
     };
     let (sandbox, agent) = (Arc::clone(sandbox), agent.clone());
     tokio::spawn(async move {
-        if let Err(error) = agent.restart_interface(network.mac).await {
+        if let Err(error) = agent.restart_interface(network.mac_in_guest().to_owned()).await {
             tracing::warn!(sandbox = sandbox.name, %error, "its interface does not go on");
         }
     });
@@ -473,7 +481,7 @@ fn settings(network: &Network) -> agent_v1::ConfigureNetworkRequest {
     let address =
         |address: &String, prefix| agent_v1::InterfaceAddress { address: address.clone(), prefix };
     agent_v1::ConfigureNetworkRequest {
-        mac: network.mac.clone(),
+        mac: network.mac_in_guest().to_owned(),
         addresses: vec![
             address(&network.ipv4, network.ipv4_prefix),
             address(&network.ipv6, network.ipv6_prefix),

@@ -116,6 +116,12 @@ pub(crate) async fn boot_guest(
     if let Some(template) = &template {
         fork::note_room(sandbox, &template.manifest);
     }
+    let saved_mac = template.as_ref().and_then(|template| template.manifest.mac.clone());
+    sandbox.note(|record| {
+        if let Some(network) = &mut record.network {
+            network.begin_with(saved_mac);
+        }
+    });
     let boot = Boot { node, sandbox, stages, uid };
     let mut spec = boot.describe(memory, template.as_deref()).await?;
     let client = boot.note_machine(&mut spec, template.as_deref()).await?;

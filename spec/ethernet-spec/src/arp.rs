@@ -34,6 +34,11 @@ impl<T: AsRef<[u8]>> ArpPacket<T> {
         Mac(self.0.get(SENDER_MAC))
     }
 
+    /// Returns the target's hardware address.
+    pub fn target_mac(&self) -> Mac {
+        Mac(self.0.get(TARGET_MAC))
+    }
+
     /// Returns the sender's protocol address.
     pub fn sender(&self) -> Ipv4Addr {
         self.0.get::<4>(SENDER_IP).into()
@@ -53,6 +58,16 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> ArpPacket<T> {
         self.0.put(SENDER_IP, sender.octets());
         self.0.put(TARGET_MAC, [0; 6]);
         self.0.put(TARGET_IP, target.octets());
+    }
+
+    /// Writes the sender's hardware address.
+    pub fn set_sender_mac(&mut self, address: Mac) {
+        self.0.put(SENDER_MAC, address.0);
+    }
+
+    /// Writes the target's hardware address.
+    pub fn set_target_mac(&mut self, address: Mac) {
+        self.0.put(TARGET_MAC, address.0);
     }
 }
 

@@ -24,7 +24,7 @@
 pub mod arp;
 pub mod checksum;
 mod frame;
-mod icmpv6;
+pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
 mod kind;

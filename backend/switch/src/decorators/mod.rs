@@ -1,10 +1,11 @@
-//! Decorators: ports in front of ports that observe, lose, delay or slow frames. Each wraps any
-//! port, also another decorator; a port without decorators pays nothing.
+//! Decorators: ports in front of ports that observe, change, lose, delay or slow frames. Each wraps
+//! any port, also another decorator; a port without decorators pays nothing.
 //!
 //! *Inward* is from the peer to the switch, *outward* to the peer. Observers ([`Observed`]) are
-//! nearest to the peer and see what it sends and gets. The queue of a receive rate ([`Queued`]) is
-//! in front of them, and impairments ([`Loss`], [`Queued`]) are in front of that. No decorator
-//! waits, makes system calls, or allocates once warm.
+//! nearest to the peer and see what it sends and gets. The translation of the peer's address
+//! ([`Translated`]) is in front of them, the queue of a receive rate ([`Queued`]) in front of that,
+//! and impairments ([`Loss`], [`Queued`]) are in front of all. No decorator waits, makes system
+//! calls, or allocates once warm.
 //!
 //! A new observer is an `Observer`, which `Owner::observe` puts in front of a port: `Observed`
 //! needs no change. `host/fabric` attaches it (`capture`), and `plane.proto` has the call. A new
@@ -64,6 +65,7 @@ mod pacing;
 mod queued;
 mod random;
 mod trace;
+mod translated;
 
 pub use capture::{Captured, Capturing, Record, Recorder, record};
 pub use impairment::{BadImpairment, Impairment, MAX_DELAY, MAX_QUEUE};
@@ -71,13 +73,14 @@ pub use loss::Loss;
 pub use observed::{Direction, Directions, Observed, Observer};
 pub use queued::{ByDelay, ByRate, Queued, Schedule};
 pub use trace::{Counts, Summary, Trace, Tracing};
+pub use translated::Translated;
 
 pub use slipway_ethernet_spec::FrameKind;
 
 pub use crate::port::{Layer, Timed};
 
 use crate::port::Port;
-use crate::{PortStats, Rate};
+use crate::{Mac, PortStats, Rate};
 
 /// Replaces the innermost port by the port that `wrap` makes of it.
 pub(crate) fn wrap_innermost(
@@ -110,6 +113,19 @@ pub(crate) fn wrap_here(
 /// Holds the frames for the port's peer to `rate`, behind all impairments.
 pub(crate) fn pace(port: &mut Box<dyn Port>, rate: Rate) {
     wrap_behind_impairments(port, |port| pacing::paced(port, rate));
+}
+
+/// Translates between two addresses of the port's peer, if there are two ([`Translated`]), behind
+/// everything in which frames wait.
+pub(crate) fn translate(port: &mut Box<dyn Port>, addresses: Option<(Mac, Mac)>) {
+    match port.inner() {
+        Some((Layer::Impairment | Layer::Pacing, inner)) => translate(inner, addresses),
+        _ => {
+            if let Some((peer, network)) = addresses {
+                wrap_here(port, |port| Box::new(Translated::new(port, peer, network)));
+            }
+        }
+    }
 }
 
 /// Replaces the port behind all impairments by the port that `wrap` makes of it.

@@ -7,7 +7,8 @@ use slipway_rate::Bucket;
 
 use super::{Slot, Switch};
 use crate::decorators::{
-    Impairment, Observed, Observer, pace, replace_innermost, strip, wrap_here, wrap_innermost,
+    Impairment, Observed, Observer, pace, replace_innermost, strip, translate, wrap_here,
+    wrap_innermost,
 };
 use crate::index::{MAX_PORTS, PortIndex};
 use crate::lookup::Station;
@@ -36,6 +37,7 @@ impl Switch {
         }
         let mut port = port;
         port.set_link(config.link);
+        translate(&mut port, config.translation());
         if let Some(rate) = config.receive_rate {
             pace(&mut port, rate);
         }
@@ -89,8 +91,8 @@ impl Switch {
         Ok(former)
     }
 
-    /// Changes a port's settings. Another receive rate, link or VLAN drops the frames that wait in
-    /// the port.
+    /// Changes a port's settings. Another receive rate, link, VLAN or translation of the peer's
+    /// address drops the frames that wait in the port.
     ///
     /// # Errors
     /// [`BadConfig`]; the port then keeps its former settings.
@@ -111,6 +113,10 @@ impl Switch {
                 if let Some(rate) = config.receive_rate {
                     pace(&mut slot.port, rate);
                 }
+            }
+            if config.translation() != slot.config.translation() {
+                strip(&mut slot.port, Layer::Translation, &mut slot.stats);
+                translate(&mut slot.port, config.translation());
             }
             if (config.link, &config.vlans) != (slot.config.link, &slot.config.vlans) {
                 // Waiting frames were checked against the former settings, or would be against the

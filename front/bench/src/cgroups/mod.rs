@@ -16,7 +16,8 @@
 //! [`idle`] measures what groups cost their host while their processes sleep.
 //!
 //! The processes that are moved sleep. They are started before the first turn, and are moved back
-//! after each, which is not part of a turn.
+//! after each, which is not part of a turn. The groups are removed then, too, and the next turn
+//! waits for the kernel to release them.
 
 mod compare;
 pub mod idle;
@@ -25,6 +26,7 @@ mod load;
 mod mover;
 mod paper;
 mod plot;
+mod releases;
 mod report;
 mod sleepers;
 mod subjects;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use slipway_cgroup::{Group, Hierarchies, Limits, Pool, ROOT, Settings};
 use slipway_telemetry::monotonic_ns;
 
+use super::releases::Releases;
 use super::{CgroupLoad, Joint, Sleepers};
 use crate::measurement::Subject;
 use crate::statistics::percentile;
@@ -95,10 +96,12 @@ pub struct CgroupWay {
     /// Keeps a joint hierarchy mounted.
     _version: Version,
     sleepers: Arc<Sleepers>,
+    releases: Releases,
 }
 
 impl CgroupWay {
-    /// Returns the subject `name`. Returns `None` if the host lacks the version's hierarchies.
+    /// Returns the subject `name`. Returns `None` if the host lacks the version's hierarchies. All
+    /// subjects are made before the first turn.
     pub fn new(
         name: &str,
         about: &str,
@@ -113,6 +116,7 @@ impl CgroupWay {
             all: Hierarchies::at(version.roots()?, &parent_name()),
             _version: version.clone(),
             sleepers: Arc::clone(sleepers),
+            releases: Releases::begin(),
         })
     }
 
@@ -207,6 +211,10 @@ impl Subject for CgroupWay {
 
     fn about(&self) -> String {
         self.about.clone()
+    }
+
+    fn settle(&self) -> Option<String> {
+        self.releases.wait()
     }
 
     /// Asks for every group of the load, and afterwards removes them.

@@ -17,7 +17,7 @@ pub struct NetworkArgs {
     /// Have the sandbox have the interface that another program, such as a CNI plugin, made in this
     /// network namespace of the host, with its addresses and routes: "eth0", or the only one
     #[arg(long, visible_alias = "netns", value_name = "PATH", value_hint = ValueHint::FilePath,
-        conflicts_with_all = ["network", "publish", "ip", "mac", "sockets"])]
+        conflicts_with_all = ["network", "publish", "ip", "mac", "mac_at_port", "sockets"])]
     pub network_namespace: Option<PathBuf>,
     /// Have a port of the host lead to one of the container, as 8080:80, 127.0.0.1:8080:80,
     /// 53:53/udp or 8000-8009:8000-8009; with the container's port alone, any that is free
@@ -30,6 +30,10 @@ pub struct NetworkArgs {
     /// MAC address of the sandbox's interface [default: made from its IPv4 address]
     #[arg(long, value_name = "ADDRESS")]
     pub mac: Option<String>,
+    /// Have the guest of a sandbox that begins with a template (--from) keep the template's MAC
+    /// address, and the port on the switch translate it to the sandbox's own
+    #[arg(long)]
+    pub mac_at_port: bool,
     /// Start the container's process when its network can be used; without this the network comes
     /// up beside it
     #[arg(long)]

@@ -44,6 +44,7 @@ pub async fn serve(
         let port = plane_v1::VirtioNet {
             switch: one.switch.clone(),
             mac: one.mac.clone(),
+            peer_mac: String::new(),
             mtu: one.mtu,
             addresses: one.settings.sorted_addresses(),
             model: model(Nic::Virtio).into(),

@@ -51,6 +51,7 @@ fn check(spec: &RunSpec) -> Result<()> {
     let asked = [
         ("network", spec.network.is_empty()),
         ("mac", spec.mac.is_empty()),
+        ("mac-at-port", !spec.mac_at_port),
         ("ip", spec.addresses.is_empty()),
         ("publish", spec.publish.is_empty()),
         ("sockets", spec.socket_engine.is_empty()),
@@ -106,6 +107,8 @@ fn network(spec: &RunSpec, found: network_v1::Interface) -> Network {
         mtu,
         name_servers: Vec::new(),
         published: Vec::new(),
+        mac_at_port: false,
+        guest_mac: None,
         wait: spec.wait_network,
         queues: spec.queues,
         nic: spec.nic.parse().unwrap_or_default(),
@@ -231,6 +234,11 @@ mod tests {
         };
         assert!(bad(|spec| spec.network = "default".into()).contains("--network do"));
         assert!(bad(|spec| spec.mac = "02:00:00:00:00:01".into()).contains("--mac"));
+        let translated = |spec: &mut RunSpec| {
+            (spec.mac_at_port, spec.template) = (true, "web".into());
+        };
+        assert!(bad(translated).contains("--mac-at-port do"));
+        assert!(bad(|spec| spec.mac_at_port = true).contains("begins with a template"));
         assert!(bad(|spec| spec.addresses = vec!["10.0.0.1".into()]).contains("--ip"));
         assert!(bad(|spec| spec.publish = vec!["80:80".into()]).contains("--publish"));
         assert!(bad(|spec| spec.socket_engine = "/run/s".into()).contains("--sockets"));

@@ -285,6 +285,8 @@ mod tests {
             mtu: 1500,
             name_servers: Vec::new(),
             published: Vec::new(),
+            mac_at_port: false,
+            guest_mac: None,
             wait: false,
             queues: 0,
             nic: Nic::Virtio,

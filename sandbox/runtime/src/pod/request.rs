@@ -14,6 +14,7 @@ pub(super) fn refuse_machine(spec: &RunSpec) -> Result<()> {
         (!spec.kernel.is_empty() || !spec.accelerator.is_empty(), "a kernel and an accelerator"),
         (!spec.network.is_empty() || !spec.mac.is_empty(), "a network"),
         (!spec.addresses.is_empty() || !spec.publish.is_empty(), "addresses and ports"),
+        (spec.mac_at_port, "an address that is translated"),
         (spec.queues != 0, "queues"),
         (!spec.nic.is_empty(), "a kind of network interface"),
         (spec.interrupt_interval_ns != 0, "an interval between interrupts"),

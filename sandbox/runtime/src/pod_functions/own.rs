@@ -70,8 +70,9 @@ fn address(text: &str) -> Result<(String, u32)> {
 /// Returns `spec` without its hardware function.
 pub fn without(spec: &RunSpec) -> RunSpec {
     let (vf_pool, vf_addresses, template) = (String::new(), Vec::new(), String::new());
-    // It can be no fork, so it is not one of many that may be.
-    RunSpec { vf_pool, vf_addresses, template, at_once: 0, ..spec.clone() }
+    // It can be no fork, so it is not one of many that may be, and has an address of its own.
+    let (at_once, mac_at_port) = (0, false);
+    RunSpec { vf_pool, vf_addresses, template, at_once, mac_at_port, ..spec.clone() }
 }
 
 /// Checks that no volume has the name of the hardware function.

@@ -11,7 +11,7 @@ pub struct Network {
     pub name: String,
     /// The plane's switch that connects the network.
     pub switch: String,
-    /// The MAC address of the sandbox's interface.
+    /// The MAC address of the sandbox's interface on the switch.
     pub mac: String,
     /// The sandbox's IPv4 address.
     pub ipv4: String,
@@ -31,6 +31,13 @@ pub struct Network {
     pub name_servers: Vec<String>,
     /// Published ports: ports of the host that lead to the sandbox, as in "8080:80/tcp".
     pub published: Vec<String>,
+    /// Set if the guest of a fork keeps the MAC address with which its template was saved, and the
+    /// port on the switch translates it.
+    #[serde(default)]
+    pub mac_at_port: bool,
+    /// The MAC address of the interface in the guest, if the port translates it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_mac: Option<String>,
     /// Set if the container's process starts only once the network is configured.
     pub wait: bool,
     /// The queue pairs of the sandbox's interface; 0: one for each CPU.
@@ -59,6 +66,17 @@ pub struct Network {
 }
 
 impl Network {
+    /// Notes the MAC address of the interface of the saved machine with which the guest begins, or
+    /// `None` if it boots.
+    pub fn begin_with(&mut self, saved_mac: Option<String>) {
+        self.guest_mac = saved_mac.filter(|_| self.mac_at_port);
+    }
+
+    /// Returns the MAC address that the interface has in the guest once it is configured.
+    pub fn mac_in_guest(&self) -> &str {
+        self.guest_mac.as_deref().unwrap_or(&self.mac)
+    }
+
     /// Returns the function of a pool that the sandbox has, or `None` if its interface is made for
     /// it.
     pub fn taken(&self) -> Option<&TakenFunction> {
@@ -198,5 +216,27 @@ impl std::str::FromStr for Nic {
                 "\"{other}\" is no kind of network interface: choose virtio, e1000 or e1000-csb"
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_keeps_the_address_of_its_template_if_its_port_translates_it() {
+        let (own, saved) = ("5a:11:0a:d5:00:02", "5a:11:0a:00:00:01");
+        let mut network = Network { mac: own.to_owned(), ..Network::default() };
+        network.begin_with(Some(saved.to_owned()));
+        assert_eq!((network.mac_in_guest(), &network.guest_mac), (own, &None));
+        network.mac_at_port = true;
+        network.begin_with(Some(saved.to_owned()));
+        assert_eq!((network.mac_in_guest(), network.mac.as_str()), (saved, own));
+        // It boots, since there is no such template yet.
+        network.begin_with(None);
+        assert_eq!(network.mac_in_guest(), own);
+        let mut earlier = serde_json::to_value(&network).unwrap();
+        earlier.as_object_mut().unwrap().remove("mac_at_port");
+        assert!(!serde_json::from_value::<Network>(earlier).unwrap().mac_at_port);
     }
 }

@@ -142,7 +142,7 @@ impl Manifest {
             name: name.to_owned(),
             created_ns: crate::time::realtime_ns(),
             shape,
-            mac: record.network.as_ref().map(|network| network.mac.clone()),
+            mac: record.network.as_ref().map(|network| network.mac_in_guest().to_owned()),
             touched_bytes: saved.touched_bytes,
             machine_sha256: saved.machine_sha256,
             memory_sha256: saved.memory_sha256,

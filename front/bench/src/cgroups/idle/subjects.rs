@@ -12,6 +12,7 @@ use slipway_cgroup::{Hierarchies, Pool, Settings};
 
 use super::IdleLoad;
 use super::host::{Idle, Lost};
+use crate::cgroups::releases::Releases;
 use crate::cgroups::subjects::{LIMITS, parent_name, parents, remove_all};
 use crate::cgroups::{Sleepers, Version};
 use crate::measurement::Subject;
@@ -68,6 +69,7 @@ pub struct IdleGroups {
     all: Hierarchies,
     window: Duration,
     sleepers: Arc<Sleepers>,
+    releases: Releases,
 }
 
 impl IdleGroups {
@@ -94,7 +96,8 @@ impl IdleGroups {
         }
         let all = Hierarchies::at(roots, &parent_name());
         let (name, about) = (name.to_owned(), about.to_owned());
-        Some(Self { name, about, grouping, all, window, sleepers: Arc::clone(sleepers) })
+        let (sleepers, releases) = (Arc::clone(sleepers), Releases::begin());
+        Some(Self { name, about, grouping, all, window, sleepers, releases })
     }
 
     /// Makes the groups, and moves the processes in.
@@ -217,6 +220,10 @@ impl Subject for IdleGroups {
 
     fn about(&self) -> String {
         self.about.clone()
+    }
+
+    fn settle(&self) -> Option<String> {
+        self.releases.wait()
     }
 
     /// Moves the processes into their groups, measures, and removes the groups.
