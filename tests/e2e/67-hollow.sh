@@ -81,6 +81,25 @@ wait_until 30 are nics ready,ready || fail "after the end: $(states nics)"
 ok "a pool of the settings; where it is empty, an interface is made"
 "$slipway" vf rm nics >/dev/null || fail "vf rm"
 
+own_layers() { find "$SLIPWAY_DATA_DIR/sandboxes" -name layer-main.ext4 | wc -l; }
+sed -i '/^vf_pool/d' "$SLIPWAY_CONFIG"
+echo 'layer_template = false' >>"$SLIPWAY_CONFIG"
+end_daemon KILL
+start_daemon
+for name in a b; do
+    hollow --name "$name" --network none >/dev/null || fail "$name without a template of layers: $(explain)"
+done
+[ "$(own_layers)" = 2 ] || fail "$(own_layers) volatile layers were formatted, of 2"
+"$slipway" rm --force --all >/dev/null 2>&1
+[ "$(own_layers)" = 0 ] || fail "$(own_layers) volatile layers are left"
+sed -i '/^layer_template/d' "$SLIPWAY_CONFIG"
+end_daemon KILL
+start_daemon
+hollow --name a --network none >/dev/null || fail "with a template of layers: $(explain)"
+[ "$(own_layers)" = 0 ] || fail "a volatile layer was formatted beside the template"
+"$slipway" rm --force --all >/dev/null 2>&1
+ok "layer_template = false: each volatile layer is formatted when its sandbox starts"
+
 "$slipway" bench startup --engine hollow --count 6 --rounds 2 --arms none,slipway,pool,one-lock --wait-network --json --svg "$work/a.svg" \
     "$image" >"$work/a.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
 python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report"

@@ -88,6 +88,9 @@ pub struct Config {
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
     /// The layer takes host memory only as it is written.
     pub volatile_layer_bytes: u64,
+    /// Set if volatile layers are copies on write of one file system for each size, which was
+    /// formatted before. Otherwise the start of each container formats a file system for it alone.
+    pub layer_template: bool,
     /// The most bytes of host memory that the volatile layers of a sandbox or pod hold together, if
     /// it names no number. 0: twice `volatile_layer_bytes`.
     pub layers_bytes: u64,
@@ -193,6 +196,7 @@ impl Default for Config {
             pod_cgroups: None,
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
+            layer_template: true,
             layers_bytes: 0,
             node_layers_bytes: 0,
             empty_dirs_bytes: 0,
