@@ -60,6 +60,9 @@ pub struct Config {
     /// which are taken of what `vm.nr_hugepages` and `vm.nr_overcommit_hugepages` allow. A sandbox
     /// for which too few huge pages are left has base pages.
     pub pool_pages: String,
+    /// Set if recycled memory of the pool is zeroed when the sandbox first sees it. Otherwise, and
+    /// without a keeper, it is zeroed before the sandbox has it, which takes longer the more it is.
+    pub late_zeroing: bool,
     /// The root of sandboxes: "off", a disk for each, or "on", pages that the sandboxes of one
     /// image share, which are in memory once and in no guest's page cache. A sandbox that cannot
     /// share its root, one with an image that was pulled lazily among them, has a disk, and the
@@ -188,6 +191,7 @@ impl Default for Config {
             memory: "kernel".into(),
             pool_bytes: 2 << 30,
             pool_pages: "base".into(),
+            late_zeroing: true,
             shared_root: "off".into(),
             free_page_reporting: false,
             shared_root_bytes: 1 << 30,
