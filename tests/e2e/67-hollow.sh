@@ -151,6 +151,27 @@ if grep '^SKIPPED: the way runc' "$work/errors"; then
 else
     grep -q '^runc ' "$work/out" || fail "no figures of runc: $(cat "$work/out")"
 fi
+# Ways that a setting of a daemon of their own makes, which has a keeper as the node has.
+"$slipway" bench startup --engine hollow --count 3 --rounds 2 --arms pool,pool-no-cgroups,pool-no-layer --wait-network --json \
+    "$image" >"$work/e.json" 2>"$work/errors" || fail "mechanisms switched off: $(tail -3 "$work/errors")"
+python3 - "$work/e.json" <<'CHECK' || fail "the report of mechanisms switched off"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert [one["arm"] for one in report["rounds"]] == ["pool", "pool-no-cgroups", "pool-no-layer"] * 2, report["arms"]
+assert all(len(one["timelines"]) == 3 for one in report["rounds"])
+assert all(stage["start_ns"] <= stage["end_ns"] for one in report["rounds"] for line in one["timelines"] for stage in line["stages"])
+CHECK
+own_folders() { find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -maxdepth 1 -name 'slipway-bench*'; }
+[ -z "$(own_folders)" ] || fail "folders of the benchmark's daemons are left: $(own_folders)"
+own_daemons() { grep -las 'slipway-bench[^/]*/settings.toml' /proc/[0-9]*/cmdline; }
+[ -z "$(own_daemons)" ] || fail "daemons of the benchmark are left: $(own_daemons)"
+[ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
+"$slipway" image ls >/dev/null || fail "the node's images after the benchmark"
+refuses "needs guests" bench startup --engine hollow --arms pool,pool-no-late "$image"
+refuses 'need shared_root = "on"' bench startup --arms pool-no-root "$image"
+refuses "with the network default" bench startup --engine hollow --arms pool-no-layer --network other "$image"
+ok "bench startup: a pool of control groups and a layers' template switched off, each in a daemon of its own; nothing is left"
+
 refuses "--vf-pool POOL" bench startup --arms vf "$image"
 refuses "needs guests" bench startup --engine hollow --arms tap "$image"
 ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"

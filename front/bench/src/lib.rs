@@ -85,7 +85,7 @@ pub use environment::Environment;
 pub use json::SavedReport;
 pub use line::Line;
 pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject, measure};
-pub use program::{BENCH, slipway};
+pub use program::{BENCH, end_with_this_thread, slipway};
 pub use slices::aligned;
 pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};

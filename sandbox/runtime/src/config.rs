@@ -246,6 +246,14 @@ impl Config {
         toml::Value::Table(merged).try_into().map_err(|error| bad(file, &error))
     }
 
+    /// Returns the text of a settings file that names all of these settings.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if TOML has no place for a value, as for a path that is not UTF-8.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(|error| Error::Invalid(format!("settings: {error}")))
+    }
+
     /// Returns the directory of templates.
     pub fn templates_dir(&self) -> PathBuf {
         self.data_dir.join("templates")
@@ -342,6 +350,26 @@ mod tests {
         std::fs::write(dir.path().join("config.d/10.toml"), "cpus = 3").unwrap();
         let config = Config::load(&file).unwrap();
         assert_eq!((config.cpus, config.memory_bytes), (4, 1));
+    }
+
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        let agent = Some("/opt/agent".into());
+        let some = Config { pod_cgroups: Some(false), layer_template: false, agent, ..none() };
+        for config in [none(), some] {
+            let text = config.to_toml().unwrap();
+            std::fs::write(&file, &text).unwrap();
+            assert_eq!(Config::load(&file).unwrap().to_toml().unwrap(), text);
+        }
+        let text = none().to_toml().unwrap();
+        assert!(text.contains("layer_template = true") && !text.contains("agent"), "{text}");
+    }
+
+    /// Returns settings without the optional ones.
+    fn none() -> Config {
+        Config { network_deny: vec!["10.0.0.0/8".to_owned()], ..Config::default() }
     }
 
     #[test]

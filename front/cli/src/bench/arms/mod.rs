@@ -1,5 +1,6 @@
 //! `slipway bench startup --arms`: starts sandboxes with and without networks in turn.
 
+mod own_daemon;
 mod pool;
 mod runc;
 mod turn;
@@ -7,13 +8,14 @@ mod wires;
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use slipway_bench::SavedReport;
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
 
+use self::own_daemon::OwnDaemon;
 use self::pool::Pool;
 use self::runc::Runc;
 use self::turn::Turns;
@@ -21,6 +23,7 @@ use self::wires::Wires;
 use super::reports::{self, View};
 use crate::args::{Engine, NodeArgs, Pull, ReportArgs, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
+use crate::fork::EndSignals;
 use crate::image;
 use crate::run::Start;
 
@@ -75,6 +78,9 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
     ensure!(network != "none", "--network none is the way none: --arms none");
+    own_daemon::check(&arms, config, &network, most)?;
+    let has_own = arms.iter().any(|arm| arm.has_own_daemon());
+    ensure!(!(has_own && image.lazy), "two daemons cannot fetch the rest of {}", args.image);
     let runc = runc_or_skip(&mut arms, || Runc::make(&image));
     ensure!(!arms.is_empty(), "no way is left to measure");
     let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
@@ -82,11 +88,13 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         false => None,
     };
     let functions = connect_functions(node, config).await?;
-    let pool = match arms.iter().any(|arm| arm.takes_of_pool()) {
+    let takes_of_pool = |arm: &Arm| arm.takes_of_pool() && !arm.has_own_daemon();
+    let mut ends = EndSignals::catch()?;
+    let pool = match arms.iter().any(takes_of_pool) {
         true => Some(Pool::make(node, config, &network, most).await?),
         false => None,
     };
-    let turns = Turns {
+    let mut turns = Turns {
         client,
         functions,
         spec,
@@ -95,16 +103,53 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         hardware: args.vf_pool.clone(),
         wires,
         runc: runc.map(Arc::new),
+        daemons: Vec::new(),
         devset: Mutex::default(),
     };
-    let measured = rounds(&turns, args, &arms, &points).await;
-    let closed = match pool {
-        Some(pool) => pool.remove().await,
-        None => Ok(()),
+    let taken = take_turns(&mut turns, config, args, (arms.as_slice(), points.as_slice()));
+    let measured = tokio::select! {
+        measured = taken => measured,
+        () = ends.next() => Err(anyhow!("interrupted")),
     };
+    let closed = close(turns, pool, measured.is_err()).await;
+    if let (Err(_), Err(error)) = (&measured, &closed) {
+        // The first error is the one that tells.
+        crate::complain(error);
+    }
     let rounds = measured?;
     closed?;
     Ok(report(args, arms, points, volumes as u32, rounds))
+}
+
+/// Starts the daemons of the ways that have their own, and takes all turns.
+async fn take_turns(
+    turns: &mut Turns,
+    config: &Config,
+    args: &StartupArgs,
+    (arms, points): (&[Arm], &[Point]),
+) -> Result<Vec<ArmRound>> {
+    let most = points.iter().map(|point| point.count).max().unwrap_or(1);
+    for (place, arm) in (1..).zip(arms.iter().filter(|arm| arm.has_own_daemon())) {
+        let started = OwnDaemon::start(*arm, config, place, most).await;
+        turns.daemons.push(started.with_context(|| format!("the daemon of the way {arm}"))?);
+    }
+    rounds(turns, args, arms, points).await
+}
+
+/// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
+/// sandboxes that are there if the measurement was broken off.
+async fn close(turns: Turns, pool: Option<Pool>, broken_off: bool) -> Result<()> {
+    let mut closed = match broken_off {
+        true => own_daemon::remove_left(&turns.client).await,
+        false => Ok(()),
+    };
+    for daemon in turns.daemons {
+        closed = closed.and(daemon.end().await);
+    }
+    if let Some(pool) = pool {
+        closed = closed.and(pool.remove().await);
+    }
+    closed
 }
 
 /// Makes what the way runc needs. Without that, says so, and takes the way out of `arms`.
