@@ -144,13 +144,22 @@ CHECK
 grep -q '^none, 3 at once ' "$work/out" && grep -q '^3 at once .*to none' "$work/out" || fail "its tables: $(cat "$work/out")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
 [ -z "$(ip -o link show type veth)" ] || fail "interfaces are left: $(ip -o link show type veth)"
-"$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc --output "$work/c.json" "$image" \
+"$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc,runc-cni --output "$work/c.json" "$image" \
     >"$work/out" 2>"$work/errors" || fail "runc beside: $(tail -3 "$work/errors")"
-if grep '^SKIPPED: the way runc' "$work/errors"; then
+if grep '^SKIPPED: the way runc:' "$work/errors"; then
     grep -q '^runc ' "$work/out" && fail "a way that was left out has figures: $(cat "$work/out")"
 else
     grep -q '^runc ' "$work/out" || fail "no figures of runc: $(cat "$work/out")"
 fi
+if grep '^SKIPPED: the way runc-cni' "$work/errors"; then
+    grep -q '^runc-cni ' "$work/out" && fail "a way that was left out has figures: $(cat "$work/out")"
+else
+    grep -q '^runc-cni ' "$work/out" || fail "no figures of runc-cni: $(cat "$work/out")"
+fi
+CNI_PATH=$work "$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc-cni "$image" >"$work/out" 2>"$work/errors" ||
+    fail "without plugins: $(tail -3 "$work/errors")"
+grep -q '^SKIPPED: the way runc-cni' "$work/errors" || fail "no word of missing plugins: $(cat "$work/errors")"
+grep -q '^runc-cni ' "$work/out" && fail "a way without its plugins has figures: $(cat "$work/out")"
 # Ways that a setting of a daemon of their own makes, which has a keeper as the node has.
 "$slipway" bench startup --engine hollow --count 3 --rounds 2 --arms pool,pool-no-cgroups,pool-no-layer --wait-network --json \
     "$image" >"$work/e.json" 2>"$work/errors" || fail "mechanisms switched off: $(tail -3 "$work/errors")"

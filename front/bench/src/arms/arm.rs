@@ -42,11 +42,13 @@ pub enum Arm {
     Vf,
     /// Instead of sandboxes: runc's containers with a veth pair as in [`Arm::Veth`].
     Runc,
+    /// As [`Arm::Runc`], but the CNI plugin `bridge` makes the veth pair.
+    RuncCni,
 }
 
 impl Arm {
     /// All ways.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::None,
         Self::Slipway,
         Self::Pool,
@@ -63,6 +65,7 @@ impl Arm {
         Self::Tap,
         Self::Vf,
         Self::Runc,
+        Self::RuncCni,
     ];
 
     /// Returns the name.
@@ -84,6 +87,7 @@ impl Arm {
             Self::Tap => "tap",
             Self::Vf => "vf",
             Self::Runc => "runc",
+            Self::RuncCni => "runc-cni",
         }
     }
 
@@ -105,7 +109,8 @@ impl Arm {
             Self::Macvtap => "a macvtap interface, made when it is needed",
             Self::Tap => "QEMU's own interface on a TAP, without addresses",
             Self::Vf => "a function of a pool of hardware",
-            Self::Runc => "runc's containers, with a veth pair and a bridge",
+            Self::Runc => "runc's containers, with a veth pair and a bridge by ip(8)",
+            Self::RuncCni => "runc's containers, with a veth pair and a bridge by CNI",
         }
     }
 
@@ -136,7 +141,12 @@ impl Arm {
 
     /// Returns whether the interface is one of the kernel's in a network namespace.
     pub fn is_in_namespace(self) -> bool {
-        matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap | Self::Runc)
+        self.is_runc() || matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap)
+    }
+
+    /// Returns whether runc's containers are started in place of sandboxes.
+    pub fn is_runc(self) -> bool {
+        matches!(self, Self::Runc | Self::RuncCni)
     }
 }
 

@@ -67,9 +67,10 @@ pub struct StartupArgs {
     /// volatile layers' template (pool-no-layer), late zeroing (pool-no-late, FastIOV-D) or shared
     /// roots (pool-no-root), by a daemon of the measurement's own, with an interface of the
     /// kernel's that is made when it is needed (veth on a bridge, macvlan, macvtap), with QEMU's
-    /// own interface on a TAP (tap), with hardware (vf); and, as a peer, runc's containers (runc).
-    /// FastIOV-S has no way: no image is mapped for DMA [default with --engine hollow, several
-    /// numbers or --single: none,slipway]
+    /// own interface on a TAP (tap), with hardware (vf); and, as peers, runc's containers with
+    /// interfaces by ip(8) (runc) or by the CNI plugin bridge (runc-cni). FastIOV-S has no way: no
+    /// image is mapped for DMA [default with --engine hollow, several numbers or --single:
+    /// none,slipway]
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub arms: Vec<Arm>,
     /// The pool of hardware of the way vf (`slipway vf create POOL --pci ADDRESS,…`)

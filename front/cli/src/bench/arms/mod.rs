@@ -1,5 +1,6 @@
 //! `slipway bench startup --arms`: starts sandboxes with and without networks in turn.
 
+mod cni;
 mod own_daemon;
 mod pool;
 mod runc;
@@ -15,6 +16,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
 
+use self::cni::BridgePlugin;
 use self::own_daemon::OwnDaemon;
 use self::pool::Pool;
 use self::runc::Runc;
@@ -83,8 +85,9 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     ensure!(!(has_own && image.lazy), "two daemons cannot fetch the rest of {}", args.image);
     let runc = runc_or_skip(&mut arms, || Runc::make(&image));
     ensure!(!arms.is_empty(), "no way is left to measure");
+    let plugin = plugin_or_ip(&mut arms, BridgePlugin::find);
     let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
-        true => Some(Arc::new(Wires::make(most)?)),
+        true => Some(Arc::new(Wires::make(most, plugin)?)),
         false => None,
     };
     let functions = connect_functions(node, config).await?;
@@ -152,16 +155,42 @@ async fn close(turns: Turns, pool: Option<Pool>, broken_off: bool) -> Result<()>
     closed
 }
 
-/// Makes what the way runc needs. Without that, says so, and takes the way out of `arms`.
+/// Makes what the ways of runc need. Without that, says so, and takes them out of `arms`.
 fn runc_or_skip(arms: &mut Vec<Arm>, make: impl FnOnce() -> Result<Runc>) -> Option<Runc> {
-    if !arms.contains(&Arm::Runc) {
+    if !arms.iter().any(|arm| arm.is_runc()) {
         return None;
     }
-    let made = make().inspect_err(|error| eprintln!("SKIPPED: the way runc: {error:#}")).ok();
-    if made.is_none() {
-        arms.retain(|arm| *arm != Arm::Runc);
+    match make() {
+        Ok(made) => Some(made),
+        Err(error) => {
+            for arm in arms.iter().filter(|arm| arm.is_runc()) {
+                eprintln!("SKIPPED: the way {arm}: {error:#}");
+            }
+            arms.retain(|arm| !arm.is_runc());
+            None
+        }
     }
-    made
+}
+
+/// Finds the plugin that the way runc-cni needs. Without it, says so, and measures the way runc in
+/// its place.
+fn plugin_or_ip(
+    arms: &mut Vec<Arm>,
+    find: impl FnOnce() -> Result<BridgePlugin>,
+) -> Option<BridgePlugin> {
+    let place = arms.iter().position(|arm| *arm == Arm::RuncCni)?;
+    match find() {
+        Ok(plugin) => Some(plugin),
+        Err(error) => {
+            eprintln!("SKIPPED: the way runc-cni: {error:#}");
+            eprintln!("THE WAY runc IS MEASURED IN ITS PLACE: ip(8) makes its interfaces, not CNI");
+            match arms.contains(&Arm::Runc) {
+                true => arms.retain(|arm| *arm != Arm::RuncCni),
+                false => arms[place] = Arm::Runc,
+            }
+            None
+        }
+    }
 }
 
 /// Returns the report of the rounds, of sandboxes with this number of volumes and shares.
@@ -322,6 +351,21 @@ mod tests {
         let found = points(&args("--count 10,50,10 --memory 1M,2M"));
         let expected = [(10, 1_u64), (50, 1), (10, 2), (50, 2)];
         assert_eq!(found, expected.map(|(count, mib)| one(count, mib << 20)));
+    }
+
+    #[test]
+    fn without_a_plugin_the_interfaces_of_runc_are_made_by_ip() {
+        let without = |asked: &[Arm]| {
+            let mut arms = asked.to_vec();
+            assert!(plugin_or_ip(&mut arms, || bail!("not installed")).is_none());
+            arms
+        };
+        assert_eq!(without(&[Arm::RuncCni, Arm::None]), [Arm::Runc, Arm::None]);
+        assert_eq!(without(&[Arm::RuncCni, Arm::Runc]), [Arm::Runc]);
+        let mut arms = vec![Arm::Pool, Arm::Runc];
+        assert!(plugin_or_ip(&mut arms, || panic!("not needed")).is_none());
+        assert!(runc_or_skip(&mut arms, || bail!("no runc")).is_none());
+        assert_eq!(arms, [Arm::Pool]);
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Turns {
             ..self.spec.clone()
         };
         match arm {
-            Arm::Slipway | Arm::NoAsync | Arm::Runc => {}
+            Arm::Slipway | Arm::NoAsync | Arm::Runc | Arm::RuncCni => {}
             Arm::None => without_network(&mut spec),
             Arm::Pool
             | Arm::VfLocks
@@ -173,7 +173,7 @@ impl Turns {
         let stage = self.prepare(arm, number).await?;
         let made = monotonic_ns();
         let mut start = match arm {
-            Arm::Runc => self.start_runc(spec.name, number).await?,
+            Arm::Runc | Arm::RuncCni => self.start_runc(spec.name, number).await?,
             _ => {
                 let (client, spinner) = (self.client_of(arm).clone(), spinner.clone());
                 let wishes = SessionSettings { stdin: false, tty: false };
@@ -198,7 +198,7 @@ impl Turns {
     }
 
     async fn remove(&self, arm: Arm, name: String) -> Result<()> {
-        match self.runc.clone().filter(|_| arm == Arm::Runc) {
+        match self.runc.clone().filter(|_| arm.is_runc()) {
             Some(runc) => tokio::task::spawn_blocking(move || runc.remove(&name)).await?,
             None => remove(self.client_of(arm).clone(), name).await,
         }
@@ -219,7 +219,7 @@ impl Turns {
         };
         let numbers = numbers.to_vec();
         let removed = tokio::task::spawn_blocking(move || {
-            numbers.into_iter().try_for_each(|number| wires.remove(number))
+            numbers.into_iter().try_for_each(|number| wires.remove(arm, number))
         });
         removed.await?
     }
