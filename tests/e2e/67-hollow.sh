@@ -81,6 +81,25 @@ wait_until 30 are nics ready,ready || fail "after the end: $(states nics)"
 ok "a pool of the settings; where it is empty, an interface is made"
 "$slipway" vf rm nics >/dev/null || fail "vf rm"
 
+own_layers() { find "$SLIPWAY_DATA_DIR/sandboxes" -name layer-main.ext4 | wc -l; }
+sed -i '/^vf_pool/d' "$SLIPWAY_CONFIG"
+echo 'layer_template = false' >>"$SLIPWAY_CONFIG"
+end_daemon KILL
+start_daemon
+for name in a b; do
+    hollow --name "$name" --network none >/dev/null || fail "$name without a template of layers: $(explain)"
+done
+[ "$(own_layers)" = 2 ] || fail "$(own_layers) volatile layers were formatted, of 2"
+"$slipway" rm --force --all >/dev/null 2>&1
+[ "$(own_layers)" = 0 ] || fail "$(own_layers) volatile layers are left"
+sed -i '/^layer_template/d' "$SLIPWAY_CONFIG"
+end_daemon KILL
+start_daemon
+hollow --name a --network none >/dev/null || fail "with a template of layers: $(explain)"
+[ "$(own_layers)" = 0 ] || fail "a volatile layer was formatted beside the template"
+"$slipway" rm --force --all >/dev/null 2>&1
+ok "layer_template = false: each volatile layer is formatted when its sandbox starts"
+
 "$slipway" bench startup --engine hollow --count 6 --rounds 2 --arms none,slipway,pool,one-lock --wait-network --json --svg "$work/a.svg" \
     "$image" >"$work/a.json" 2>"$work/errors" || fail "bench startup: $(tail -3 "$work/errors")"
 python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report"
@@ -125,13 +144,43 @@ CHECK
 grep -q '^none, 3 at once ' "$work/out" && grep -q '^3 at once .*to none' "$work/out" || fail "its tables: $(cat "$work/out")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
 [ -z "$(ip -o link show type veth)" ] || fail "interfaces are left: $(ip -o link show type veth)"
-"$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc --output "$work/c.json" "$image" \
+"$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc,runc-cni --output "$work/c.json" "$image" \
     >"$work/out" 2>"$work/errors" || fail "runc beside: $(tail -3 "$work/errors")"
-if grep '^SKIPPED: the way runc' "$work/errors"; then
+if grep '^SKIPPED: the way runc:' "$work/errors"; then
     grep -q '^runc ' "$work/out" && fail "a way that was left out has figures: $(cat "$work/out")"
 else
     grep -q '^runc ' "$work/out" || fail "no figures of runc: $(cat "$work/out")"
 fi
+if grep '^SKIPPED: the way runc-cni' "$work/errors"; then
+    grep -q '^runc-cni ' "$work/out" && fail "a way that was left out has figures: $(cat "$work/out")"
+else
+    grep -q '^runc-cni ' "$work/out" || fail "no figures of runc-cni: $(cat "$work/out")"
+fi
+CNI_PATH=$work "$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc-cni "$image" >"$work/out" 2>"$work/errors" ||
+    fail "without plugins: $(tail -3 "$work/errors")"
+grep -q '^SKIPPED: the way runc-cni' "$work/errors" || fail "no word of missing plugins: $(cat "$work/errors")"
+grep -q '^runc-cni ' "$work/out" && fail "a way without its plugins has figures: $(cat "$work/out")"
+# Ways that a setting of a daemon of their own makes, which has a keeper as the node has.
+"$slipway" bench startup --engine hollow --count 3 --rounds 2 --arms pool,pool-no-cgroups,pool-no-layer --wait-network --json \
+    "$image" >"$work/e.json" 2>"$work/errors" || fail "mechanisms switched off: $(tail -3 "$work/errors")"
+python3 - "$work/e.json" <<'CHECK' || fail "the report of mechanisms switched off"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert [one["arm"] for one in report["rounds"]] == ["pool", "pool-no-cgroups", "pool-no-layer"] * 2, report["arms"]
+assert all(len(one["timelines"]) == 3 for one in report["rounds"])
+assert all(stage["start_ns"] <= stage["end_ns"] for one in report["rounds"] for line in one["timelines"] for stage in line["stages"])
+CHECK
+own_folders() { find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -maxdepth 1 -name 'slipway-bench*'; }
+[ -z "$(own_folders)" ] || fail "folders of the benchmark's daemons are left: $(own_folders)"
+own_daemons() { grep -las 'slipway-bench[^/]*/settings.toml' /proc/[0-9]*/cmdline; }
+[ -z "$(own_daemons)" ] || fail "daemons of the benchmark are left: $(own_daemons)"
+[ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
+"$slipway" image ls >/dev/null || fail "the node's images after the benchmark"
+refuses "needs guests" bench startup --engine hollow --arms pool,pool-no-late "$image"
+refuses 'need shared_root = "on"' bench startup --arms pool-no-root "$image"
+refuses "with the network default" bench startup --engine hollow --arms pool-no-layer --network other "$image"
+ok "bench startup: a pool of control groups and a layers' template switched off, each in a daemon of its own; nothing is left"
+
 refuses "--vf-pool POOL" bench startup --arms vf "$image"
 refuses "needs guests" bench startup --engine hollow --arms tap "$image"
 ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"

@@ -90,7 +90,7 @@ pub use json::SavedReport;
 pub use line::Line;
 pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject, measure};
 pub use outside::Own;
-pub use program::{BENCH, slipway};
+pub use program::{BENCH, end_with_this_thread, slipway};
 pub use slices::aligned;
 pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};

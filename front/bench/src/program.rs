@@ -1,6 +1,10 @@
 //! The program `slipway`, as its benchmarks start it.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// The program of the benchmarks, which is installed beside `slipway`.
 pub const BENCH: &str = "slipway-bench";
@@ -30,6 +34,17 @@ pub(crate) fn runs_slipway(id: u32) -> bool {
 fn is_ours(program: &Path) -> bool {
     let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     (name.starts_with(OURS) || name.starts_with(SHIM)) && !name.starts_with(BENCH)
+}
+
+/// Has the kernel send SIGTERM to the program that `command` starts when the thread that starts it
+/// ends, and so when this process is killed.
+pub fn end_with_this_thread(command: &mut Command) {
+    let ask = || Ok(set_parent_process_death_signal(Some(Signal::TERM))?);
+    #[allow(unsafe_code)] // a server does not end by itself when this process is killed
+    // SAFETY: one system call, which is allowed between fork and exec.
+    unsafe {
+        command.pre_exec(ask);
+    }
 }
 
 #[cfg(test)]

@@ -196,8 +196,15 @@ fn plane(config: &Config, poll_budget: Duration, mode: Mode) -> Result<Plane> {
     let pool = config.uses_pool()?.then_some(config.pool_bytes);
     let reactors = config.reactors;
     let overlays = layers_of_node(config);
-    let settings =
-        slipway_plane::Settings { reactors, poll_budget, pool, templates: true, overlays };
+    let late_zeroing = config.late_zeroing;
+    let settings = slipway_plane::Settings {
+        reactors,
+        poll_budget,
+        pool,
+        late_zeroing,
+        templates: true,
+        overlays,
+    };
     tracing::info!(limit_bytes = overlays, "memory for root layers");
     if !mode.keeps() {
         return Ok(Plane::new(settings)?);

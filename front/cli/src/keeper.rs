@@ -12,7 +12,8 @@ use slipway_runtime::Config;
 /// The longest time that a keeper may take to listen.
 const START: Duration = Duration::from_secs(10);
 
-fn socket(config: &Config) -> PathBuf {
+/// Returns the path of the keeper's socket.
+pub fn socket(config: &Config) -> PathBuf {
     config.run_dir.join("keeper.sock")
 }
 

@@ -461,7 +461,9 @@ fn pool(
     }
     let (limit, files) = (settings.pool.unwrap_or(0), files.clone());
     let shelves = keep.map(PlaneKeeper::memory_shelves);
-    let pool = match Pool::new(slipway_pool::Settings { limit, ahead: true, files, shelves }) {
+    let zero_first = !settings.late_zeroing;
+    let of_pool = slipway_pool::Settings { limit, ahead: true, files, shelves, zero_first };
+    let pool = match Pool::new(of_pool) {
         Err(error) if !needed => {
             tracing::info!(%error, "there is no memory of templates");
             return Ok(None);

@@ -13,6 +13,9 @@ pub struct Settings {
     /// The most bytes of memory that a pool holds for sandboxes to come; `None` makes no pool,
     /// unless it is for templates.
     pub pool: Option<u64>,
+    /// Set if recycled memory of the pool is zeroed when somebody first needs it, where a keeper
+    /// holds it. Otherwise it is zeroed before it is given.
+    pub late_zeroing: bool,
     /// Set if there is a pool for memory that begins as a template, where the kernel has what it
     /// needs.
     pub templates: bool,
@@ -24,6 +27,13 @@ impl Default for Settings {
     /// Returns one thread, which polls for more work for 200 us, and no bound for overlays.
     fn default() -> Self {
         let poll_budget = slipway_reactor::Settings::default().poll_budget;
-        Self { reactors: 1, poll_budget, pool: None, templates: false, overlays: u64::MAX }
+        Self {
+            reactors: 1,
+            poll_budget,
+            pool: None,
+            late_zeroing: true,
+            templates: false,
+            overlays: u64::MAX,
+        }
     }
 }

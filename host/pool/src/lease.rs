@@ -132,7 +132,8 @@ impl Lease {
     }
 
     /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed, or
-    /// copied from its template, now. Of other memory, the sandbox has the parts without pages.
+    /// copied from its template, now, and so is all recycled memory if the settings say so. Of
+    /// other memory, the sandbox has the parts without pages.
     fn take_memory(
         shared: &Shared,
         request: Request,
@@ -142,9 +143,10 @@ impl Lease {
             None => None,
         };
         let memory = shared.take(request)?;
-        match &place {
-            Some(_) => memory.give_holes(),
-            None => settle_all(&memory).map_err(|_| "the host has no memory left")?,
+        let zero_first = shared.settings.zero_first && request.template.is_none();
+        match place.is_some() && !zero_first {
+            true => memory.give_holes(),
+            false => settle_all(&memory).map_err(|_| "the host has no memory left")?,
         }
         Ok((memory, place))
     }

@@ -35,7 +35,8 @@
 //! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a
 //! successor goes on ([`Pool::resume`]); with a fork lies its template. If a part is not there, the
 //! sandbox's faults wait until it is ended, and no page is shown. Without a keeper, memory is
-//! zeroed, or copied from its template, before it is given.
+//! zeroed, or copied from its template, before it is given ([`Settings::zero_first`] has recycled
+//! memory zeroed so in any case).
 //!
 //! Hardware is given memory when all of it is zero (`slipway_ram::Region::give_to_hardware`), which
 //! the start of a sandbox waits for. So memory that hardware had is zeroed before all other when it

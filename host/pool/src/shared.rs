@@ -30,6 +30,9 @@ pub struct Settings {
     /// The places where memory outlives the process; `None` makes the pool zero memory before it
     /// gives it.
     pub shelves: Option<Shelves>,
+    /// Zero recycled memory before it is given, as without shelves: the zeroing that FastIOV
+    /// (section 4.3.2) decouples from the start is coupled with it again.
+    pub zero_first: bool,
 }
 
 /// Figures of a pool.

@@ -280,6 +280,27 @@ fn a_device_meets_zeros_and_what_the_process_wrote() {
     assert_eq!(stats.granules, Granules { dirty, ..Granules::default() });
 }
 
+#[test]
+fn memory_is_zeros_when_it_is_given_if_zeroing_is_not_late() {
+    for zero_first in [false, true] {
+        let Some(node) = Node::new() else { return };
+        let shelves = Some(Shelves::new(node.keeper().0, 0..SLOTS * 16));
+        let settings = Settings { limit: BYTES, shelves, zero_first, ..Settings::default() };
+        let pool = Pool::new(settings).unwrap();
+        let _server = pool.listen(&node.socket()).unwrap();
+        let mut user = User::start(&node.socket());
+        user.ask("fill");
+        user.end();
+        all_back(&pool);
+        // The file shows what is zeroed only when it is touched.
+        let lease = Lease::ask(&node.socket(), BASE_PAGES).unwrap();
+        let mut bytes = vec![1; BYTES as usize];
+        rustix::io::pread(&lease.file, &mut bytes[..], 0).unwrap();
+        let expected = if zero_first { 0 } else { 0xaa };
+        assert!(bytes.iter().all(|byte| *byte == expected), "{zero_first}");
+    }
+}
+
 /// The memory stays with a process that only ends its connection.
 #[test]
 fn memory_is_not_given_again_while_its_process_lives() {

@@ -60,6 +60,9 @@ pub struct Config {
     /// which are taken of what `vm.nr_hugepages` and `vm.nr_overcommit_hugepages` allow. A sandbox
     /// for which too few huge pages are left has base pages.
     pub pool_pages: String,
+    /// Set if recycled memory of the pool is zeroed when the sandbox first sees it. Otherwise, and
+    /// without a keeper, it is zeroed before the sandbox has it, which takes longer the more it is.
+    pub late_zeroing: bool,
     /// The root of sandboxes: "off", a disk for each, or "on", pages that the sandboxes of one
     /// image share, which are in memory once and in no guest's page cache. A sandbox that cannot
     /// share its root, one with an image that was pulled lazily among them, has a disk, and the
@@ -88,6 +91,9 @@ pub struct Config {
     /// The size of the volatile layer in bytes: the most that a container can write to its root.
     /// The layer takes host memory only as it is written.
     pub volatile_layer_bytes: u64,
+    /// Set if volatile layers are copies on write of one file system for each size, which was
+    /// formatted before. Otherwise the start of each container formats a file system for it alone.
+    pub layer_template: bool,
     /// The most bytes of host memory that the volatile layers of a sandbox or pod hold together, if
     /// it names no number. 0: twice `volatile_layer_bytes`.
     pub layers_bytes: u64,
@@ -185,6 +191,7 @@ impl Default for Config {
             memory: "kernel".into(),
             pool_bytes: 2 << 30,
             pool_pages: "base".into(),
+            late_zeroing: true,
             shared_root: "off".into(),
             free_page_reporting: false,
             shared_root_bytes: 1 << 30,
@@ -193,6 +200,7 @@ impl Default for Config {
             pod_cgroups: None,
             cpus: 1,
             volatile_layer_bytes: 2 << 30,
+            layer_template: true,
             layers_bytes: 0,
             node_layers_bytes: 0,
             empty_dirs_bytes: 0,
@@ -236,6 +244,14 @@ impl Config {
             merged.extend(table);
         }
         toml::Value::Table(merged).try_into().map_err(|error| bad(file, &error))
+    }
+
+    /// Returns the text of a settings file that names all of these settings.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if TOML has no place for a value, as for a path that is not UTF-8.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(|error| Error::Invalid(format!("settings: {error}")))
     }
 
     /// Returns the directory of templates.
@@ -334,6 +350,26 @@ mod tests {
         std::fs::write(dir.path().join("config.d/10.toml"), "cpus = 3").unwrap();
         let config = Config::load(&file).unwrap();
         assert_eq!((config.cpus, config.memory_bytes), (4, 1));
+    }
+
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        let agent = Some("/opt/agent".into());
+        let some = Config { pod_cgroups: Some(false), layer_template: false, agent, ..none() };
+        for config in [none(), some] {
+            let text = config.to_toml().unwrap();
+            std::fs::write(&file, &text).unwrap();
+            assert_eq!(Config::load(&file).unwrap().to_toml().unwrap(), text);
+        }
+        let text = none().to_toml().unwrap();
+        assert!(text.contains("layer_template = true") && !text.contains("agent"), "{text}");
+    }
+
+    /// Returns settings without the optional ones.
+    fn none() -> Config {
+        Config { network_deny: vec!["10.0.0.0/8".to_owned()], ..Config::default() }
     }
 
     #[test]

@@ -49,7 +49,7 @@ fn of(record: &Record, device: Device) -> impl Iterator<Item = &Volume> {
 /// of [`ids`]. If the image is not there in full, the fetcher runs when this returns.
 ///
 /// # Errors
-/// The errors of [`volume::volatile_template`] and [`volume::create_scratch`]; [`Error::Tool`] if
+/// The errors of [`volume::under_layer`] and [`volume::create_scratch`]; [`Error::Tool`] if
 /// the fetcher cannot be started.
 pub async fn describe(
     node: &Node,
@@ -61,9 +61,12 @@ pub async fn describe(
         Some(_) => sandbox.store.layer(),
         None => {
             let volumes = record.volumes.clone();
+            // The containers of a pod bring theirs.
+            let has_own = !record.pod && !node.config.layer_template;
+            let own = has_own.then(|| sandbox.store.own_layer(OWN));
             let made = sandbox.lane.run(move || {
                 volume::create_scratch(&volumes)?;
-                volume::volatile_template(&cache, size)
+                volume::under_layer(&cache, size, own)
             });
             made.await?
         }

@@ -1,6 +1,6 @@
 //! Templates of volatile layers that an older build made: `volatile-SIZE.ext4` in the cache, where
 //! every user of the host can open them. Newer ones are in a directory of their own
-//! (`volume::volatile_template`).
+//! (`volume::under_layer`).
 //!
 //! A sandbox that outlives its daemon has its layer on such a file, and a user who locks the file
 //! takes the layer from the sandbox: the next daemon cannot open it. So a daemon closes these files

@@ -26,7 +26,7 @@ const RACES: usize = 16;
 ///
 /// # Errors
 /// [`Error::Plane`]; [`Error::Stopped`] if the container has ended; [`Error::File`] if the record
-/// is not saved; the errors of [`volume::volatile_template`] and of the fetcher's start.
+/// is not saved; the errors of [`volume::under_layer`] and of the fetcher's start.
 pub async fn attach(
     node: &Node,
     target: &Target,
@@ -36,11 +36,13 @@ pub async fn attach(
     let sandbox = &target.sandbox;
     let size = sandbox.look(|record| layers::size(&node.config, record));
     let cache = node.config.cache_dir();
-    let template = sandbox.lane.run(move || volume::volatile_template(&cache, size)).await?;
+    let has_own = !node.config.layer_template;
+    let own = has_own.then(|| sandbox.store.own_layer(&target.container.name));
+    let under = sandbox.lane.run(move || volume::under_layer(&cache, size, own)).await?;
     if settings.lazy {
         sandbox.hold_fetcher(Some(node.fetcher.hold().await?));
     }
-    let root = [image_disk(&node.config, settings), volatile_disk(&template)];
+    let root = [image_disk(&node.config, settings), volatile_disk(&under)];
     let all: Vec<plane_v1::Disk> =
         root.into_iter().chain(volumes.iter().map(volume_disk)).collect();
     let mut races = RACES;

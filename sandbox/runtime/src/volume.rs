@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use slipway_plane_api::v1::DeviceIdentity;
 use slipway_space::Space;
 
-pub use self::images::{create_scratch, create_shared, remove_unfinished, volatile_template};
+pub use self::images::{create_scratch, create_shared, remove_unfinished, under_layer};
 use crate::copies::is_plain;
 use crate::record::{Device, HostDevice, Store, Volume};
 use crate::v1::VolumeSpec;

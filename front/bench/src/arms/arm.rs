@@ -21,6 +21,14 @@ pub enum Arm {
     VfLocks,
     /// As [`Arm::VfLocks`], but the waits are under one lock, one after the other: FastIOV-L.
     OneLock,
+    /// As [`Arm::Pool`], of a daemon without a pool of control groups.
+    PoolNoCgroups,
+    /// As [`Arm::Pool`], of a daemon that formats each volatile layer when its sandbox starts.
+    PoolNoLayer,
+    /// As [`Arm::Pool`], of a daemon that zeroes recycled memory before it gives it: FastIOV-D.
+    PoolNoLate,
+    /// As [`Arm::Pool`], of a daemon whose sandboxes have their images as disks and share no root.
+    PoolNoRoot,
     /// Each has a veth pair, made when the sandbox starts: one end in a network namespace of its
     /// own, the other one in a bridge.
     Veth,
@@ -34,23 +42,30 @@ pub enum Arm {
     Vf,
     /// Instead of sandboxes: runc's containers with a veth pair as in [`Arm::Veth`].
     Runc,
+    /// As [`Arm::Runc`], but the CNI plugin `bridge` makes the veth pair.
+    RuncCni,
 }
 
 impl Arm {
     /// All ways.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 17] = [
         Self::None,
         Self::Slipway,
         Self::Pool,
         Self::NoAsync,
         Self::VfLocks,
         Self::OneLock,
+        Self::PoolNoCgroups,
+        Self::PoolNoLayer,
+        Self::PoolNoLate,
+        Self::PoolNoRoot,
         Self::Veth,
         Self::Macvlan,
         Self::Macvtap,
         Self::Tap,
         Self::Vf,
         Self::Runc,
+        Self::RuncCni,
     ];
 
     /// Returns the name.
@@ -62,12 +77,17 @@ impl Arm {
             Self::NoAsync => "no-async",
             Self::VfLocks => "vf-locks",
             Self::OneLock => "one-lock",
+            Self::PoolNoCgroups => "pool-no-cgroups",
+            Self::PoolNoLayer => "pool-no-layer",
+            Self::PoolNoLate => "pool-no-late",
+            Self::PoolNoRoot => "pool-no-root",
             Self::Veth => "veth",
             Self::Macvlan => "macvlan",
             Self::Macvtap => "macvtap",
             Self::Tap => "tap",
             Self::Vf => "vf",
             Self::Runc => "runc",
+            Self::RuncCni => "runc-cni",
         }
     }
 
@@ -80,18 +100,38 @@ impl Arm {
             Self::NoAsync => "a network function; the container waits for it",
             Self::VfLocks => "of a pool, behind a wait of 100 ms for a reset",
             Self::OneLock => "of a pool, behind such a wait under one lock for all",
+            Self::PoolNoCgroups => "of a pool; each control group is made when it is needed",
+            Self::PoolNoLayer => "of a pool; each volatile layer is formatted when it is needed",
+            Self::PoolNoLate => "of a pool; recycled memory is zeroed before it is given",
+            Self::PoolNoRoot => "of a pool; images are disks, in no shared pages",
             Self::Veth => "a veth pair and a bridge, made when it is needed",
             Self::Macvlan => "a macvlan interface, made when it is needed",
             Self::Macvtap => "a macvtap interface, made when it is needed",
             Self::Tap => "QEMU's own interface on a TAP, without addresses",
             Self::Vf => "a function of a pool of hardware",
-            Self::Runc => "runc's containers, with a veth pair and a bridge",
+            Self::Runc => "runc's containers, with a veth pair and a bridge by ip(8)",
+            Self::RuncCni => "runc's containers, with a veth pair and a bridge by CNI",
         }
     }
 
     /// Returns whether the function is one of a pool that is made for the measurement.
     pub fn takes_of_pool(self) -> bool {
-        self == Self::Pool || self.resets()
+        self == Self::Pool || self.resets() || self.has_own_daemon()
+    }
+
+    /// Returns whether a setting of the daemon switches a mechanism off, so that the way has a
+    /// daemon beside the node's.
+    pub fn has_own_daemon(self) -> bool {
+        matches!(
+            self,
+            Self::PoolNoCgroups | Self::PoolNoLayer | Self::PoolNoLate | Self::PoolNoRoot
+        )
+    }
+
+    /// Returns whether the mechanism that the way is about is one of guests, which hollow sandboxes
+    /// do not have.
+    pub fn needs_guests(self) -> bool {
+        matches!(self, Self::Tap | Self::PoolNoLate | Self::PoolNoRoot)
     }
 
     /// Returns whether a start has a wait that stands for a function-level reset.
@@ -101,7 +141,12 @@ impl Arm {
 
     /// Returns whether the interface is one of the kernel's in a network namespace.
     pub fn is_in_namespace(self) -> bool {
-        matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap | Self::Runc)
+        self.is_runc() || matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap)
+    }
+
+    /// Returns whether runc's containers are started in place of sandboxes.
+    pub fn is_runc(self) -> bool {
+        matches!(self, Self::Runc | Self::RuncCni)
     }
 }
 
@@ -143,7 +188,7 @@ const VFIO: f64 = 4.052;
 /// Returns a figure of FastIOV without one of its parts (figure 11), whose mean is `less` below
 /// that of starts with VFIO.
 const fn without(name: &'static str, short: &'static str, less: f64) -> Published {
-    let beside = &[Arm::NoAsync, Arm::OneLock];
+    let beside = &[Arm::NoAsync, Arm::OneLock, Arm::PoolNoLate];
     Published { name, short, beside, mean: VFIO * (1.0 - less), p99: None }
 }
 
@@ -201,7 +246,10 @@ mod tests {
     #[test]
     fn ways_with_a_reset_take_functions_of_a_pool() {
         let of_pool: Vec<_> = Arm::ALL.into_iter().filter(|arm| arm.takes_of_pool()).collect();
-        assert_eq!(of_pool, [Arm::Pool, Arm::VfLocks, Arm::OneLock]);
+        let (own, others): (Vec<_>, Vec<_>) =
+            of_pool.into_iter().partition(|arm| arm.has_own_daemon());
+        assert_eq!(others, [Arm::Pool, Arm::VfLocks, Arm::OneLock]);
+        assert!(own.len() == 4 && own.iter().all(|arm| !arm.resets()), "{own:?}");
         assert!(!Arm::Pool.resets() && Arm::OneLock.resets());
         assert!(published(&[Arm::OneLock]).any(|one| one.short == "FastIOV-L (paper)"));
     }
@@ -211,6 +259,7 @@ mod tests {
         let names = |arms: &[Arm]| published(arms).map(|one| one.name).collect::<Vec<_>>();
         assert_eq!(names(&[Arm::None]), ["FastIOV, as published", "VFIO before it"]);
         assert_eq!(names(&[Arm::NoAsync])[2], "FastIOV-A, as published");
+        assert_eq!(names(&[Arm::PoolNoLate])[5], "FastIOV-D, as published");
         let parts: Vec<_> = published(&[Arm::NoAsync]).skip(2).map(|one| one.mean).collect();
         for (mean, expected) in parts.iter().zip([2.42, 3.17, 1.69, 2.28]) {
             assert!((mean - expected).abs() < 0.01, "{mean} {expected}");

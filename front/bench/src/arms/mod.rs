@@ -3,7 +3,8 @@
 //!
 //! - [`Arm`] is a way: without a network, with a function that is made when it is needed, with one
 //!   of a pool of virtual functions or of hardware, with interfaces of the kernel's, or with one
-//!   mechanism switched off;
+//!   mechanism switched off, by the order of steps or by a setting of a daemon of its own
+//!   ([`Arm::has_own_daemon`]);
 //! - [`Point`] is how many sandboxes start at once, and their memory; a report has one or several;
 //! - [`ArmRound`] is a turn: the timelines of the sandboxes that were started together, and what
 //!   the processors did meanwhile; [`Singles`] are as many starts one after the other;

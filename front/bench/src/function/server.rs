@@ -1,7 +1,6 @@
 //! A function's server as a process, and the commands by which it is asked and loaded.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -152,13 +151,7 @@ impl Server {
             .args(&settings.command)
             .stdout(Stdio::null())
             .stderr(log.reopen()?);
-        let ends_with_us =
-            || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?);
-        #[allow(unsafe_code)] // a server does not end by itself when this process is killed
-        // SAFETY: one system call, which is allowed between fork and exec.
-        unsafe {
-            command.pre_exec(ends_with_us);
-        }
+        crate::end_with_this_thread(&mut command);
         let child = command.spawn().context("cannot start a function's server")?;
         let (settings, url) = (settings.clone(), String::new());
         let mut server = Self { child, settings, name, url, log };

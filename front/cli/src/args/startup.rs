@@ -64,10 +64,14 @@ pub struct StartupArgs {
     /// that is made when it is needed (slipway), with one of a pool that is made for the
     /// measurement (pool), with one that the container waits for (no-async, FastIOV-A), with one of
     /// a pool behind a wait of 100 ms for a reset (vf-locks; one after the other: one-lock,
-    /// FastIOV-L), with an interface of the kernel's that is made when it is needed (veth on a
-    /// bridge, macvlan, macvtap), with QEMU's own interface on a TAP (tap), with hardware (vf);
-    /// and, as a peer, runc's containers (runc) [default with --engine hollow, several numbers or
-    /// --single: none,slipway]
+    /// FastIOV-L), with one of a pool and without control groups made ahead (pool-no-cgroups), the
+    /// volatile layers' template (pool-no-layer), late zeroing (pool-no-late, FastIOV-D) or shared
+    /// roots (pool-no-root), by a daemon of the measurement's own, with an interface of the
+    /// kernel's that is made when it is needed (veth on a bridge, macvlan, macvtap), with QEMU's
+    /// own interface on a TAP (tap), with hardware (vf); and, as peers, runc's containers with
+    /// interfaces by ip(8) (runc) or by the CNI plugin bridge (runc-cni). FastIOV-S has no way: no
+    /// image is mapped for DMA [default with --engine hollow, several numbers or --single:
+    /// none,slipway]
     #[arg(long, value_name = "WAY", value_delimiter = ',')]
     pub arms: Vec<Arm>,
     /// The pool of hardware of the way vf (`slipway vf create POOL --pci ADDRESS,…`)

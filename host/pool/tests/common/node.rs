@@ -70,7 +70,8 @@ impl Node {
             None => (None, Vec::new()),
         };
         let files = self.files.clone();
-        let pool = Pool::new(Settings { limit, ahead, files, shelves }).unwrap();
+        let settings = Settings { limit, ahead, files, shelves, ..Settings::default() };
+        let pool = Pool::new(settings).unwrap();
         pool.resume(left).unwrap();
         pool
     }

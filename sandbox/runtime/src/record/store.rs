@@ -55,6 +55,12 @@ impl Store {
         self.dir.join(LAYER)
     }
 
+    /// Returns the path of the file under the volatile layer of container `name`, if it was
+    /// formatted for that container alone.
+    pub fn own_layer(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("layer-{name}.ext4"))
+    }
+
     /// Returns the path of the file behind the disk of a pod's [`EmptyDirs`](super::EmptyDirs).
     pub fn empty_dirs(&self) -> PathBuf {
         self.dir.join("empty-dirs.img")

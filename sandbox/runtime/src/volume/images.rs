@@ -98,10 +98,7 @@ fn sparse(path: &Path, size: u64) -> Result<()> {
 
 /// Returns the path of the empty ext4 file system whose copies on write are the volatile layers. It
 /// is made once for each size.
-///
-/// # Errors
-/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`].
-pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
+fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     let dir = layers(cache);
     let path = dir.join(format!("{size}.ext4"));
     if path.exists() {
@@ -114,7 +111,20 @@ pub fn volatile_template(cache: &Path, size: u64) -> Result<PathBuf> {
     make_ext4(&path, size, TABLES).map(|()| path)
 }
 
-/// Removes the files of [`volatile_template`] that an earlier daemon had begun and not finished. To
+/// Returns the path of the empty ext4 file system under a container's volatile layer: that of all
+/// layers of this size, or, with `own`, one that is made anew at that path, where it replaces that
+/// of an earlier start.
+///
+/// # Errors
+/// [`Error::Tool`] if mkfs.ext4 fails or is missing; [`Error::File`].
+pub fn under_layer(cache: &Path, size: u64, own: Option<PathBuf>) -> Result<PathBuf> {
+    match own {
+        None => volatile_template(cache, size),
+        Some(path) => make_ext4(&path, size, TABLES).map(|()| path),
+    }
+}
+
+/// Removes the templates of volatile layers that an earlier daemon had begun and not finished. To
 /// be called before any sandbox begins.
 pub fn remove_unfinished(cache: &Path) {
     let entries = fs::read_dir(layers(cache)).into_iter().flatten().flatten();
@@ -186,6 +196,34 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         assert_eq!(volatile_template(cache.path(), 8 << 20).unwrap(), path);
+    }
+
+    #[test]
+    fn a_layer_without_a_template_is_formatted_for_each_start() {
+        use std::os::unix::fs::MetadataExt;
+        let (cache, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = store.path().join("layer-main.ext4");
+        let make = || under_layer(cache.path(), 8 << 20, Some(path.clone()));
+        let first = match make() {
+            Ok(first) => first,
+            Err(Error::Tool { reason, .. }) => {
+                println!(
+                    "SKIPPED: a_layer_without_a_template_is_formatted_for_each_start: {reason}"
+                );
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        // The open file keeps its inode number from being used again.
+        let earlier = fs::File::open(&first).unwrap();
+        assert_eq!((&first, &make().unwrap()), (&path, &path));
+        let status = fs::metadata(&path).unwrap();
+        assert_ne!(status.ino(), earlier.metadata().unwrap().ino());
+        assert_eq!((status.len(), status.permissions().mode() & 0o7777), (8 << 20, 0o600));
+        assert_eq!(fs::read_dir(store.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "no template was made");
+        let shared = under_layer(cache.path(), 8 << 20, None).unwrap();
+        assert_eq!(shared, volatile_template(cache.path(), 8 << 20).unwrap());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `slipway bench startup --arms`: starts sandboxes with and without networks in turn.
 
+mod cni;
+mod own_daemon;
 mod pool;
 mod runc;
 mod turn;
@@ -7,13 +9,15 @@ mod wires;
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
 use slipway_bench::{Own, SavedReport, Watch};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
 
+use self::cni::BridgePlugin;
+use self::own_daemon::OwnDaemon;
 use self::pool::Pool;
 use self::runc::Runc;
 use self::turn::Turns;
@@ -21,6 +25,7 @@ use self::wires::Wires;
 use super::reports::{self, View};
 use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
+use crate::fork::EndSignals;
 use crate::image;
 use crate::run::Start;
 
@@ -69,18 +74,24 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
     ensure!(network != "none", "--network none is the way none: --arms none");
+    own_daemon::check(&arms, config, &network, most)?;
+    let has_own = arms.iter().any(|arm| arm.has_own_daemon());
+    ensure!(!(has_own && image.lazy), "two daemons cannot fetch the rest of {}", args.image);
     let runc = runc_or_skip(&mut arms, || Runc::make(&image));
     ensure!(!arms.is_empty(), "no way is left to measure");
+    let plugin = plugin_or_ip(&mut arms, BridgePlugin::find);
     let wires = match arms.iter().any(|arm| arm.is_in_namespace()) {
-        true => Some(Arc::new(Wires::make(most)?)),
+        true => Some(Arc::new(Wires::make(most, plugin)?)),
         false => None,
     };
     let functions = connect_functions(node, config).await?;
-    let pool = match arms.iter().any(|arm| arm.takes_of_pool()) {
+    let takes_of_pool = |arm: &Arm| arm.takes_of_pool() && !arm.has_own_daemon();
+    let mut ends = EndSignals::catch()?;
+    let pool = match arms.iter().any(takes_of_pool) {
         true => Some(Pool::make(node, config, &network, most).await?),
         false => None,
     };
-    let turns = Turns {
+    let mut turns = Turns {
         client,
         functions,
         spec,
@@ -89,28 +100,91 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         hardware: args.vf_pool.clone(),
         wires,
         runc: runc.map(Arc::new),
+        daemons: Vec::new(),
         devset: Mutex::default(),
     };
-    let measured = rounds(&turns, args, &arms, &points).await;
-    let closed = match pool {
-        Some(pool) => pool.remove().await,
-        None => Ok(()),
+    let taken = take_turns(&mut turns, config, args, (arms.as_slice(), points.as_slice()));
+    let measured = tokio::select! {
+        measured = taken => measured,
+        () = ends.next() => Err(anyhow!("interrupted")),
     };
+    let closed = close(turns, pool, measured.is_err()).await;
+    if let (Err(_), Err(error)) = (&measured, &closed) {
+        // The first error is the one that tells.
+        crate::complain(error);
+    }
     let rounds = measured?;
     closed?;
     Ok(report(args, arms, points, volumes as u32, rounds))
 }
 
-/// Makes what the way runc needs. Without that, says so, and takes the way out of `arms`.
+/// Starts the daemons of the ways that have their own, and takes all turns.
+async fn take_turns(
+    turns: &mut Turns,
+    config: &Config,
+    args: &StartupArgs,
+    (arms, points): (&[Arm], &[Point]),
+) -> Result<Vec<ArmRound>> {
+    let most = points.iter().map(|point| point.count).max().unwrap_or(1);
+    for (place, arm) in (1..).zip(arms.iter().filter(|arm| arm.has_own_daemon())) {
+        let started = OwnDaemon::start(*arm, config, place, most).await;
+        turns.daemons.push(started.with_context(|| format!("the daemon of the way {arm}"))?);
+    }
+    rounds(turns, args, arms, points).await
+}
+
+/// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
+/// sandboxes that are there if the measurement was broken off.
+async fn close(turns: Turns, pool: Option<Pool>, broken_off: bool) -> Result<()> {
+    let mut closed = match broken_off {
+        true => own_daemon::remove_left(&turns.client).await,
+        false => Ok(()),
+    };
+    for daemon in turns.daemons {
+        closed = closed.and(daemon.end().await);
+    }
+    if let Some(pool) = pool {
+        closed = closed.and(pool.remove().await);
+    }
+    closed
+}
+
+/// Makes what the ways of runc need. Without that, says so, and takes them out of `arms`.
 fn runc_or_skip(arms: &mut Vec<Arm>, make: impl FnOnce() -> Result<Runc>) -> Option<Runc> {
-    if !arms.contains(&Arm::Runc) {
+    if !arms.iter().any(|arm| arm.is_runc()) {
         return None;
     }
-    let made = make().inspect_err(|error| eprintln!("SKIPPED: the way runc: {error:#}")).ok();
-    if made.is_none() {
-        arms.retain(|arm| *arm != Arm::Runc);
+    match make() {
+        Ok(made) => Some(made),
+        Err(error) => {
+            for arm in arms.iter().filter(|arm| arm.is_runc()) {
+                eprintln!("SKIPPED: the way {arm}: {error:#}");
+            }
+            arms.retain(|arm| !arm.is_runc());
+            None
+        }
     }
-    made
+}
+
+/// Finds the plugin that the way runc-cni needs. Without it, says so, and measures the way runc in
+/// its place.
+fn plugin_or_ip(
+    arms: &mut Vec<Arm>,
+    find: impl FnOnce() -> Result<BridgePlugin>,
+) -> Option<BridgePlugin> {
+    let place = arms.iter().position(|arm| *arm == Arm::RuncCni)?;
+    match find() {
+        Ok(plugin) => Some(plugin),
+        Err(error) => {
+            eprintln!("SKIPPED: the way runc-cni: {error:#}");
+            eprintln!("THE WAY runc IS MEASURED IN ITS PLACE: ip(8) makes its interfaces, not CNI");
+            match arms.contains(&Arm::Runc) {
+                true => arms.retain(|arm| *arm != Arm::RuncCni),
+                false => arms[place] = Arm::Runc,
+            }
+            None
+        }
+    }
 }
 
 /// Returns the report of the turns, each with the reason why it is void if it is, of sandboxes with
@@ -280,6 +354,21 @@ mod tests {
         let found = points(&args("--count 10,50,10 --memory 1M,2M"));
         let expected = [(10, 1_u64), (50, 1), (10, 2), (50, 2)];
         assert_eq!(found, expected.map(|(count, mib)| one(count, mib << 20)));
+    }
+
+    #[test]
+    fn without_a_plugin_the_interfaces_of_runc_are_made_by_ip() {
+        let without = |asked: &[Arm]| {
+            let mut arms = asked.to_vec();
+            assert!(plugin_or_ip(&mut arms, || bail!("not installed")).is_none());
+            arms
+        };
+        assert_eq!(without(&[Arm::RuncCni, Arm::None]), [Arm::Runc, Arm::None]);
+        assert_eq!(without(&[Arm::RuncCni, Arm::Runc]), [Arm::Runc]);
+        let mut arms = vec![Arm::Pool, Arm::Runc];
+        assert!(plugin_or_ip(&mut arms, || panic!("not needed")).is_none());
+        assert!(runc_or_skip(&mut arms, || bail!("no runc")).is_none());
+        assert_eq!(arms, [Arm::Pool]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use slipway_runtime::{SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 use tokio::sync::Mutex;
 
+use super::own_daemon::OwnDaemon;
 use super::runc::Runc;
 use super::wires::Wires;
 use super::{own, remove, timeline};
@@ -40,6 +41,8 @@ pub struct Turns {
     pub wires: Option<Arc<Wires>>,
     /// The peer, if it is measured.
     pub runc: Option<Arc<Runc>>,
+    /// The daemons of ways that have their own.
+    pub daemons: Vec<OwnDaemon>,
     /// The one lock for all functions, of the way that has it.
     pub devset: Mutex<()>,
 }
@@ -87,6 +90,21 @@ impl Turns {
         Ok((slipway_bench::aligned(timelines, began), busy_ns))
     }
 
+    /// Returns the daemon of a way that has its own.
+    fn daemon_of(&self, arm: Arm) -> Option<&OwnDaemon> {
+        self.daemons.iter().find(|one| one.arm == arm)
+    }
+
+    /// Returns the client of the daemon that serves a way.
+    fn client_of(&self, arm: Arm) -> &SandboxClient {
+        self.daemon_of(arm).map_or(&self.client, |one| &one.client)
+    }
+
+    /// Returns the client of the functions of the daemon that serves a way.
+    fn functions_of(&self, arm: Arm) -> &VfClient {
+        self.daemon_of(arm).map_or(&self.functions, |one| &one.functions)
+    }
+
     /// Returns the spec of the sandbox with a number that starts in a way.
     fn spec_of(&self, arm: Arm, point: Point, number: u32) -> Result<v1::RunSpec> {
         let mut spec = v1::RunSpec {
@@ -98,9 +116,15 @@ impl Turns {
             ..self.spec.clone()
         };
         match arm {
-            Arm::Slipway | Arm::NoAsync | Arm::Runc => {}
+            Arm::Slipway | Arm::NoAsync | Arm::Runc | Arm::RuncCni => {}
             Arm::None => without_network(&mut spec),
-            Arm::Pool | Arm::VfLocks | Arm::OneLock => spec.vf_pool = own(),
+            Arm::Pool
+            | Arm::VfLocks
+            | Arm::OneLock
+            | Arm::PoolNoCgroups
+            | Arm::PoolNoLayer
+            | Arm::PoolNoLate
+            | Arm::PoolNoRoot => spec.vf_pool = own(),
             Arm::Veth | Arm::Macvlan | Arm::Macvtap => {
                 let wires = self.wires.as_ref().context("no network namespaces were made")?;
                 spec.network.clear();
@@ -149,9 +173,9 @@ impl Turns {
         let stage = self.prepare(arm, number).await?;
         let made = monotonic_ns();
         let mut start = match arm {
-            Arm::Runc => self.start_runc(spec.name, number).await?,
+            Arm::Runc | Arm::RuncCni => self.start_runc(spec.name, number).await?,
             _ => {
-                let (client, spinner) = (self.client.clone(), spinner.clone());
+                let (client, spinner) = (self.client_of(arm).clone(), spinner.clone());
                 let wishes = SessionSettings { stdin: false, tty: false };
                 run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await?
             }
@@ -174,9 +198,9 @@ impl Turns {
     }
 
     async fn remove(&self, arm: Arm, name: String) -> Result<()> {
-        match self.runc.clone().filter(|_| arm == Arm::Runc) {
+        match self.runc.clone().filter(|_| arm.is_runc()) {
             Some(runc) => tokio::task::spawn_blocking(move || runc.remove(&name)).await?,
-            None => remove(self.client.clone(), name).await,
+            None => remove(self.client_of(arm).clone(), name).await,
         }
     }
 
@@ -188,14 +212,14 @@ impl Turns {
             _ => None,
         };
         if let Some(pool) = pool {
-            vf::wait_until_ready(&mut self.functions.clone(), &pool).await?;
+            vf::wait_until_ready(&mut self.functions_of(arm).clone(), &pool).await?;
         }
         let Some(wires) = self.wires.clone().filter(|_| arm.is_in_namespace()) else {
             return Ok(());
         };
         let numbers = numbers.to_vec();
         let removed = tokio::task::spawn_blocking(move || {
-            numbers.into_iter().try_for_each(|number| wires.remove(number))
+            numbers.into_iter().try_for_each(|number| wires.remove(arm, number))
         });
         removed.await?
     }
@@ -218,8 +242,8 @@ fn emulated(number: u32) -> v1::EmulatedNic {
 
 /// Fails if a way does not go with the kind of sandboxes or other options.
 pub fn check(arms: &[Arm], is_hollow: bool, hardware: Option<&str>) -> Result<()> {
-    if is_hollow && arms.contains(&Arm::Tap) {
-        bail!("the way tap needs guests: hollow sandboxes have no interface of QEMU's");
+    if let Some(arm) = arms.iter().find(|arm| is_hollow && arm.needs_guests()) {
+        bail!("the way {arm} needs guests: hollow sandboxes do not have what it is about");
     }
     match (arms.contains(&Arm::Vf), hardware) {
         (true, None) => bail!("the way vf needs a pool of hardware: --vf-pool POOL"),
@@ -238,7 +262,10 @@ mod tests {
             check(arms, is_hollow, hardware).map_err(|error| error.to_string())
         };
         assert_eq!(refusal(&[Arm::None, Arm::Tap], false, None), Ok(()));
-        assert!(refusal(&[Arm::Tap], true, None).unwrap_err().contains("guests"));
+        for arm in [Arm::Tap, Arm::PoolNoLate, Arm::PoolNoRoot] {
+            assert!(refusal(&[Arm::Pool, arm], true, None).unwrap_err().contains("needs guests"));
+        }
+        assert_eq!(refusal(&[Arm::PoolNoCgroups, Arm::PoolNoLayer], true, None), Ok(()));
         assert!(refusal(&[Arm::Vf], false, None).unwrap_err().contains("--vf-pool POOL"));
         assert!(refusal(&[Arm::Pool], false, Some("a")).unwrap_err().contains("--arms vf"));
         assert_eq!(refusal(&[Arm::Vf], false, Some("a")), Ok(()));

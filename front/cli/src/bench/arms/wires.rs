@@ -4,9 +4,10 @@
 //! and nothing is left when this process ends in whatever way. Namespaces are made once. Interfaces
 //! are made anew for each start, as a CNI plugin does.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use slipway_bench::arms::Arm;
 
+use super::cni::{BridgePlugin, Operation};
 use crate::bench::vm::Namespace;
 
 /// The commands that make the hub: a bridge for veth pairs, and a link for interfaces that are
@@ -23,6 +24,8 @@ link set lower up
 pub struct Wires {
     hub: Namespace,
     sandboxes: Vec<Namespace>,
+    /// The plugin of the way that has its interfaces of one.
+    plugin: Option<BridgePlugin>,
 }
 
 impl Wires {
@@ -30,11 +33,11 @@ impl Wires {
     ///
     /// # Errors
     /// No root, no iproute2, or no veth pairs and bridges.
-    pub fn make(count: u32) -> Result<Self> {
+    pub fn make(count: u32, plugin: Option<BridgePlugin>) -> Result<Self> {
         let hub = Namespace::make()?;
         hub.ip_batch(HUB)?;
         let sandboxes = (0..count).map(|_| Namespace::make()).collect::<Result<Vec<_>>>()?;
-        Ok(Self { hub, sandboxes })
+        Ok(Self { hub, sandboxes, plugin })
     }
 
     /// Returns the path of a sandbox's namespace.
@@ -48,6 +51,9 @@ impl Wires {
     /// The kernel has none of this kind, or the sandbox has one already.
     pub fn add(&self, arm: Arm, number: u32) -> Result<()> {
         let sandbox = self.of(number)?;
+        if arm == Arm::RuncCni {
+            return self.call(Operation::Add, number);
+        }
         self.hub.ip_batch(&made(arm, number, sandbox.path()))?;
         sandbox.ip_batch(&configured(number))
     }
@@ -56,8 +62,17 @@ impl Wires {
     ///
     /// # Errors
     /// There is none.
-    pub fn remove(&self, number: u32) -> Result<()> {
+    pub fn remove(&self, arm: Arm, number: u32) -> Result<()> {
+        if arm == Arm::RuncCni {
+            return self.call(Operation::Del, number);
+        }
         self.of(number)?.ip_batch("link delete eth0\n")
+    }
+
+    /// Has the plugin make or remove the interface of a sandbox.
+    fn call(&self, operation: Operation, number: u32) -> Result<()> {
+        let plugin = self.plugin.as_ref().context("no CNI plugin was found")?;
+        plugin.call(&self.hub, operation, number, self.of(number)?.path())
     }
 
     fn of(&self, number: u32) -> Result<&Namespace> {
