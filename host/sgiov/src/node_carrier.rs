@@ -281,8 +281,8 @@ impl StreamCarrier for NodeCarrier {
         }
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.links.descriptor()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.links.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {

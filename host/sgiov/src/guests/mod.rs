@@ -232,8 +232,8 @@ impl StreamCarrier for Guests {
         self.commands.send(Command::Closed(connection));
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.news.descriptor()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.news.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {
