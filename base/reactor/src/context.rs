@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -48,9 +48,9 @@ pub struct Event {
 struct Watch {
     task: TaskId,
     token: u32,
-    /// A duplicate of the task's descriptor, so that epoll can remove it even if the task has
-    /// closed its own.
-    file: OwnedFd,
+    /// A duplicate of the task's descriptor, or that descriptor itself, which the task shares. So
+    /// epoll can remove it even if the task has closed its own.
+    file: Arc<OwnedFd>,
 }
 
 /// All watched descriptors, by the keys of their epoll events.
@@ -94,7 +94,7 @@ impl Watches {
     fn add(
         &self,
         (task, token): (TaskId, u32),
-        file: OwnedFd,
+        file: Arc<OwnedFd>,
         interest: Interest,
     ) -> std::io::Result<u64> {
         let mut table = self.table();
@@ -192,7 +192,22 @@ impl Context<'_> {
         token: u32,
     ) -> std::io::Result<()> {
         self.unwatch(token);
-        let file = file.try_clone_to_owned()?;
+        self.watch_shared(Arc::new(file.try_clone_to_owned()?), interest, token)
+    }
+
+    /// Watches `file` as [`Context::watch`] does, without a duplicate: the reactor holds `file` as
+    /// long as it watches it. For a task with very many descriptors. One reactor cannot watch the
+    /// same descriptor twice.
+    ///
+    /// # Errors
+    /// Errors of epoll_ctl(2), `AlreadyExists` if the reactor watches the descriptor already.
+    pub fn watch_shared(
+        &mut self,
+        file: Arc<OwnedFd>,
+        interest: Interest,
+        token: u32,
+    ) -> std::io::Result<()> {
+        self.unwatch(token);
         let key = self.watches.add((self.id, token), file, interest)?;
         self.watched.push((token, key));
         Ok(())

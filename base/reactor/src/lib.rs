@@ -8,7 +8,8 @@
 //!   time, or when one of its descriptors is ready;
 //! - a [`Context`] is a step's view of its reactor: the time, the descriptors that woke the task,
 //!   and calls to watch more;
-//! - a [`Handle`] is every other thread's view: it adds tasks and wakes them.
+//! - a [`Handle`] is every other thread's view: it adds tasks and wakes them;
+//! - [`Reactor::of_one`] starts a reactor for a single task, with the task's waker.
 //!
 //! # What a wake costs
 //! Only ready tasks are polled, so a thousand idle ones cost nothing per wake: readiness comes from
@@ -62,6 +63,7 @@ mod share;
 mod sweep;
 mod task;
 mod tasks;
+mod waker;
 mod watchdog;
 
 /// Dependencies of `mailbox`: its test replaces them by loom's locks.

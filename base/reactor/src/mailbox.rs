@@ -43,10 +43,18 @@ impl Mailbox {
         &self.bell
     }
 
+    /// Sends a message. A wake that repeats the last message is not kept: that one is still to be
+    /// taken, and the step that it brings comes after whatever this sender did before. So a party
+    /// that wakes a task again and again makes no queue grow while the reactor is slow.
     pub(crate) fn push(&self, message: Message) -> Result<(), Stopped> {
         let mut queue = self.lock();
         if queue.closed {
             return Err(Stopped);
+        }
+        if let (Message::Wake(id), Some(Message::Wake(last))) = (&message, queue.messages.last())
+            && id == last
+        {
+            return Ok(());
         }
         let was_empty = queue.messages.is_empty();
         queue.messages.push(message);

@@ -41,6 +41,10 @@ impl Polling {
 const CHECK_PERIOD: Duration = Duration::from_micros(20);
 /// Time after an event in which another one is expected.
 const ROW: Duration = Duration::from_micros(50);
+/// Time between two checks where the tasks look for their work by themselves
+/// ([`Settings::self_polling`](crate::Settings::self_polling)): a check is for messages that only
+/// the reactor takes, such as its end.
+const RARE_PERIOD: Duration = Duration::from_micros(200);
 
 /// The times of checks for kernel events while tasks are ready.
 ///
@@ -50,6 +54,10 @@ const ROW: Duration = Duration::from_micros(50);
 /// other are looked for after each round without work, in which a check takes nothing from a task.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventChecks {
+    /// The time between two checks.
+    period: Duration,
+    /// The time after an event in which another one is expected.
+    row: Duration,
     /// The time of the next check.
     due: Instant,
     /// The time up to which another event is expected.
@@ -58,8 +66,10 @@ pub(crate) struct EventChecks {
 
 impl EventChecks {
     /// Begins at `now`, as if a check had found nothing.
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { due: now + CHECK_PERIOD, row_end: now }
+    pub(crate) fn new(now: Instant, self_polling: bool) -> Self {
+        let (period, row) =
+            if self_polling { (RARE_PERIOD, Duration::ZERO) } else { (CHECK_PERIOD, ROW) };
+        Self { period, row, due: now + period, row_end: now }
     }
 
     /// Returns whether to check at `now`, after a round that `had_work` or had none.
@@ -69,9 +79,9 @@ impl EventChecks {
 
     /// Notes a check at `now`, which found an event or none.
     pub(crate) fn checked(&mut self, now: Instant, found: bool) {
-        self.due = now + CHECK_PERIOD;
+        self.due = now + self.period;
         if found {
-            self.row_end = now + ROW;
+            self.row_end = now + self.row;
         }
     }
 }
@@ -84,7 +94,7 @@ mod tests {
     fn events_that_follow_each_other_are_seen_sooner_where_that_costs_no_work() {
         let begin = Instant::now();
         let at = |micros| begin + Duration::from_micros(micros);
-        let mut checks = EventChecks::new(begin);
+        let mut checks = EventChecks::new(begin, false);
         assert!(!checks.is_due(at(19), false) && checks.is_due(at(20), false));
         checks.checked(at(20), true);
         assert!(checks.is_due(at(20), false) && !checks.is_due(at(39), true));
@@ -92,6 +102,17 @@ mod tests {
         checks.checked(at(69), false);
         assert!(!checks.is_due(at(70), false), "the row has ended");
         assert!(checks.is_due(at(89), false));
+    }
+
+    #[test]
+    fn tasks_that_look_by_themselves_cost_few_checks() {
+        let begin = Instant::now();
+        let at = |micros| begin + Duration::from_micros(micros);
+        let mut checks = EventChecks::new(begin, true);
+        assert!(!checks.is_due(at(199), false) && checks.is_due(at(200), true));
+        checks.checked(at(200), true);
+        assert!(!checks.is_due(at(201), false), "no row follows an event");
+        assert!(!checks.is_due(at(399), false) && checks.is_due(at(400), false));
     }
 
     const MOST: Duration = Duration::from_micros(80);

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::task::Waker;
 
 use crate::mailbox::{Mailbox, Message};
 use crate::run::{Run, drive, pin};
@@ -22,9 +23,11 @@ impl Reactor {
     ///
     /// # Errors
     /// If no descriptor or thread is left, the CPU cannot be used, or the kernel has no
-    /// membarrier(2).
+    /// membarrier(2), which only reactors of several tasks need (those without `exit_when_empty`).
     pub fn spawn(settings: Settings) -> std::io::Result<Self> {
-        watchdog::start()?;
+        if !settings.exit_when_empty {
+            watchdog::start()?;
+        }
         let mailbox = Arc::new(Mailbox::new()?);
         let handle = Handle { mailbox: Arc::clone(&mailbox) };
         let (end, ended) = channel();
@@ -41,6 +44,20 @@ impl Reactor {
         })?;
         outcome.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))?;
         Ok(Self { handle, ended: Mutex::new(Some(ended)) })
+    }
+
+    /// Starts a reactor for `task` alone, which ends with the task. Returns the task's waker, too.
+    /// Dropping the reactor ends the task and waits for it.
+    ///
+    /// # Errors
+    /// As for [`Reactor::spawn`].
+    pub fn of_one(mut settings: Settings, task: Box<dyn Task>) -> std::io::Result<(Self, Waker)> {
+        settings.exit_when_empty = true;
+        let reactor = Self::spawn(settings)?;
+        let handle = reactor.handle();
+        // Does not fail: the thread waits for its first task, so it has not ended.
+        let task = handle.add(task).map_err(std::io::Error::other)?;
+        Ok((reactor, handle.waker(task)))
     }
 
     /// Starts a reactor for `task` that ends with its last task; nothing waits for its thread.

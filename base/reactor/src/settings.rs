@@ -15,6 +15,10 @@ pub struct Settings {
     /// work came. With zero the thread sleeps at once. A longer time lowers latency (an idle CPU is
     /// slow to wake) and burns more CPU.
     pub poll_budget: Duration,
+    /// Says that in each step the tasks look for all their work by themselves, so that descriptors
+    /// only wake them from sleep. While a task is ready, the reactor then checks for kernel events
+    /// every 200 µs instead of every 20 µs: a check is a system call.
+    pub self_polling: bool,
     /// Makes the reactor end with its last task instead of waiting for more.
     pub exit_when_empty: bool,
     /// Called with the reason for every task that was dropped because it panicked or could not
@@ -31,6 +35,7 @@ impl Default for Settings {
             name: "reactor".into(),
             cpu: None,
             poll_budget: Duration::from_micros(200),
+            self_polling: false,
             exit_when_empty: false,
             on_panic: Arc::new(|what| eprintln!("reactor: a task was dropped: {what}")),
             on_stall: Arc::new(|what| eprintln!("reactor: {what}")),

@@ -40,12 +40,13 @@ mod outside {
     }
 }
 
+use loom::sync::atomic::{AtomicU64, Ordering};
 use mailbox::{Mailbox, Message};
 use outside::Arc;
 
 trait Task: Send {}
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct TaskId(u64);
 
 #[test]
@@ -64,5 +65,42 @@ fn no_message_is_slept_over() {
             got += mailbox.take().len();
         }
         senders.into_iter().for_each(|sender| sender.join().unwrap());
+    });
+}
+
+/// Two senders wake the same task, each after work for it: whether the second wake is kept or not,
+/// the reactor sees both pieces of work.
+#[test]
+fn a_wake_that_is_not_kept_is_not_slept_over() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let work = Arc::new(AtomicU64::new(0));
+        let senders = [(); 2].map(|()| {
+            let (mailbox, work) = (mailbox.clone(), work.clone());
+            loom::thread::spawn(move || {
+                work.fetch_add(1, Ordering::Relaxed);
+                mailbox.push(Message::Wake(TaskId(1))).unwrap();
+            })
+        });
+        while work.load(Ordering::Relaxed) < 2 {
+            mailbox.bell().wait();
+            mailbox.take();
+        }
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    });
+}
+
+#[test]
+fn wakes_that_repeat_each_other_take_one_place() {
+    loom::model(|| {
+        let mailbox = Mailbox::new().unwrap();
+        for id in [1, 1, 1, 2, 2] {
+            mailbox.push(Message::Wake(TaskId(id))).unwrap();
+        }
+        assert_eq!(mailbox.take().len(), 2);
+        mailbox.push(Message::Wake(TaskId(2))).unwrap();
+        assert_eq!(mailbox.take().len(), 1, "a wake that was taken covers no later one");
     });
 }

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -246,6 +246,45 @@ fn a_detached_reactor_ends_with_its_task() {
         assert!(Instant::now() < limit, "the thread goes on");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_reactor_of_one_task_has_its_waker_and_ends_it() {
+    let (sender, receiver) = channel();
+    let step = move |_: &mut Context<'_>| {
+        sender.send(()).unwrap();
+        Step::Idle(None)
+    };
+    let settings = Settings { self_polling: true, ..Settings::default() };
+    let (reactor, waker) = Reactor::of_one(settings, task(step)).unwrap();
+    next(&receiver);
+    waker.wake_by_ref();
+    next(&receiver);
+    drop(reactor);
+    assert_eq!(receiver.recv(), Err(RecvError), "the task is dropped");
+    waker.wake();
+}
+
+#[test]
+fn a_shared_descriptor_is_held_until_it_is_unwatched() {
+    let reactor = reactor(Duration::ZERO);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let reader = Arc::new(reader);
+    let (sender, receiver) = channel();
+    let mut file = Some(reader.clone());
+    let step = move |context: &mut Context<'_>| {
+        if let Some(file) = file.take() {
+            context.watch_shared(file, Interest::Read, 3).unwrap();
+        } else if context.events().iter().any(|event| event.token == 3 && event.readable) {
+            context.unwatch(3);
+            sender.send(()).unwrap();
+        }
+        Step::Idle(None)
+    };
+    reactor.handle().add(task(step)).unwrap();
+    rustix::io::write(&writer, &[1]).unwrap();
+    next(&receiver);
+    assert_eq!(Arc::strong_count(&reader), 1);
 }
 
 #[test]

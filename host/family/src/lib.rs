@@ -101,6 +101,11 @@ impl Family {
         self.bell.as_fd()
     }
 
+    /// Returns the bell, for a reactor that holds it while it watches it.
+    pub fn shared_bell(&self) -> Arc<OwnedFd> {
+        self.bell.clone()
+    }
+
     /// Lowers the bell. Returns `false` if its program raises it again and again, so that it stays
     /// readable.
     pub fn lower_bell(&self) -> bool {

@@ -12,8 +12,8 @@
 //!   never waits: the owner calls [`Links::turn`] as long as there is work, then [`Links::rest`] or
 //!   [`Links::doze`], and sleeps on [`Links::descriptor`] and on the descriptors of programs'
 //!   signals;
-//! - [`Carrier`]: a thread that owns a `Links` and takes the signals of families: the data plane of
-//!   an engine whose owner is the signal plane;
+//! - [`Carrier`]: a task, on a reactor of its own, that owns a `Links` and takes the signals of
+//!   families: the data plane of an engine whose owner is the signal plane;
 //! - a connection belongs to one other engine and one tenant, and few connections serve all of
 //!   their streams: first a handshake (rustls, TLS 1.3, certificates on both sides), then records
 //!   that hold frames of many streams.
@@ -60,8 +60,8 @@
 //! same.
 //!
 //! Dependencies: `rustls` with `ring`, which the tree has for registries, for the handshake and the
-//! exporter; `ipnet` and `serde` for the settings; `rustix` for sockets and epoll, `libc` for the
-//! one socket option that `rustix` lacks; `tracing` for the log.
+//! exporter; `ipnet` and `serde` for the settings; `rustix` for sockets and their epoll, `libc` for
+//! the one socket option that `rustix` lacks; `tracing` for the log.
 
 mod backoff;
 mod carrier;

@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::Error;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -44,7 +45,7 @@ pub struct Links {
     listener: Option<OwnedFd>,
     /// The listener is not watched until this time.
     paused: Option<Instant>,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     connections: HashMap<u32, Connection>,
     /// Keys of `connections`, in the order of turns.
     order: VecDeque<u32>,
@@ -83,7 +84,7 @@ impl Links {
             identity,
             listener,
             paused: None,
-            epoll,
+            epoll: Arc::new(epoll),
             connections: HashMap::new(),
             order: VecDeque::new(),
             next: 0,
@@ -171,6 +172,11 @@ impl Links {
     /// Returns the descriptor that is readable when [`Links::turn`] has something to do.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    /// Returns what [`Links::descriptor`] returns, for a reactor that holds it.
+    pub(crate) fn shared_descriptor(&self) -> Arc<OwnedFd> {
+        self.epoll.clone()
     }
 
     /// Takes the next event.

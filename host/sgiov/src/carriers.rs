@@ -1,9 +1,8 @@
 //! All carriers of the engine together: links to other nodes, or what stands in their place, and
 //! guests.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::event::epoll;
 use slipway_family::Family;
 use slipway_ring::cross::Arena;
 use slipway_sgiov_spec::Address;
@@ -19,36 +18,19 @@ pub struct Carriers {
     /// Guests, if the engine serves their functions.
     #[cfg(feature = "guests")]
     pub guests: Option<Guests>,
-    /// An epoll that is readable when one of the carriers has events.
-    epoll: OwnedFd,
 }
 
 impl Carriers {
     /// Joins the carriers.
-    ///
-    /// # Errors
-    /// No descriptors are left.
     pub fn new(
         links: Option<Box<dyn StreamCarrier>>,
         #[cfg(feature = "guests")] guests: Option<Guests>,
-    ) -> std::io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let watch = |file: BorrowedFd<'_>| {
-            epoll::add(&epoll, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-        };
-        if let Some(links) = &links {
-            watch(links.wakes())?;
-        }
-        #[cfg(feature = "guests")]
-        if let Some(guests) = &guests {
-            watch(guests.wakes())?;
-        }
-        Ok(Self {
+    ) -> Self {
+        Self {
             links,
             #[cfg(feature = "guests")]
             guests,
-            epoll,
-        })
+        }
     }
 
     /// Returns the carrier of a connection or request: guests if `is_guests` says so, else links.
@@ -161,8 +143,11 @@ impl StreamCarrier for Carriers {
         }
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        let wakes = self.links.iter().flat_map(|links| links.wakes());
+        #[cfg(feature = "guests")]
+        let wakes = wakes.chain(self.guests.iter().flat_map(|guests| guests.wakes()));
+        wakes.collect()
     }
 
     fn events(&mut self) -> Vec<Event> {
@@ -196,7 +181,7 @@ mod tests {
     #[test]
     fn a_connection_to_a_guest_that_has_stopped_listening_is_answered() {
         let guests = Guests::start(Policy::default()).unwrap();
-        let mut carriers = Carriers::new(None, Some(guests)).unwrap();
+        let mut carriers = Carriers::new(None, Some(guests));
         let line = Line {
             arena: Arena::new(Regions::shape(1)).unwrap(),
             stream: 0,

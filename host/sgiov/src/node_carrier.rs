@@ -1,5 +1,5 @@
-//! [`StreamCarrier`] by links to other engines. The carrier's thread has the streams; this maps
-//! streams to connections.
+//! [`StreamCarrier`] by links to other engines. Their carrier ([`slipway_link::Carrier`]) has the
+//! streams; this maps streams to connections.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -30,7 +30,7 @@ struct Carried {
 
 /// Carries streams to other nodes, over the links that [`Settings`] describe.
 pub struct NodeCarrier {
-    thread: slipway_link::Carrier,
+    links: slipway_link::Carrier,
     settings: Settings,
     carried: HashMap<u32, Carried>,
     /// Connections by stream.
@@ -67,9 +67,9 @@ impl NodeCarrier {
         let Some(settings) = Self::settings(path)? else { return Ok(None) };
         let carrier = Self::start(settings)?;
         for Share { tenant, weight, rate } in shares(policy) {
-            carrier.thread.command(Command::Weight(tenant.clone(), weight));
+            carrier.links.command(Command::Weight(tenant.clone(), weight));
             if let Some(rate) = rate {
-                carrier.thread.command(Command::Rate(tenant, rate));
+                carrier.links.command(Command::Rate(tenant, rate));
             }
         }
         Ok(Some(carrier))
@@ -121,15 +121,15 @@ impl NodeCarrier {
         Ok(Renewal::new(settings, current, shares(policy))?)
     }
 
-    /// Listens for other engines, as the settings say, and starts the carrier's thread.
+    /// Listens for other engines, as the settings say, and starts their carrier.
     ///
     /// # Errors
     /// Wrong settings or certificates, or an error of the system.
     pub fn start(settings: Settings) -> Result<Self, LinksError> {
         let links = Links::new(settings.clone())?;
-        let thread = slipway_link::Carrier::start(links)?;
+        let links = slipway_link::Carrier::start(links)?;
         let (carried, streams, asked) = Default::default();
-        Ok(Self { thread, settings, carried, streams, asked, next: 0, shares: None })
+        Ok(Self { links, settings, carried, streams, asked, next: 0, shares: None })
     }
 
     fn attach(&mut self, connection: u32, stream: StreamId) {
@@ -139,7 +139,7 @@ impl NodeCarrier {
         let entry = (line.family, line.entry);
         let Line { arena, stream: number, side, eventfd: bell, regions, .. } = line;
         let end = End { arena, regions, number, side, bell };
-        self.thread.command(Command::Attach { stream, end, entry });
+        self.links.command(Command::Attach { stream, end, entry });
         self.streams.insert(stream, connection);
     }
 
@@ -187,7 +187,7 @@ impl NodeCarrier {
         let closed = carried.closed;
         self.streams.insert(stream, connection);
         if closed {
-            self.thread.command(Command::Reset(stream));
+            self.links.command(Command::Reset(stream));
         }
     }
 
@@ -236,7 +236,7 @@ fn in_line(text: &str, error: &toml::de::Error) -> String {
 impl StreamCarrier for NodeCarrier {
     fn renew(&mut self, renewal: Renewal) {
         self.settings = renewal.settings().clone();
-        self.thread.command(Command::Renew(Box::new(renewal)));
+        self.links.command(Command::Renew(Box::new(renewal)));
     }
 
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
@@ -244,18 +244,18 @@ impl StreamCarrier for NodeCarrier {
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        self.thread.command(Command::Join(number, family));
+        self.links.command(Command::Join(number, family));
     }
 
     fn family_ended(&mut self, family: u32) {
-        self.thread.command(Command::Part(family));
+        self.links.command(Command::Part(family));
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
         let carried = Carried { line, stream: None, attached: false, closed: false };
         self.carried.insert(connection, carried);
         let (ticket, tenant) = (connection.into(), tenant.into());
-        self.thread.command(Command::Open { ticket, tenant, source: from, destination: to });
+        self.links.command(Command::Open { ticket, tenant, source: from, destination: to });
     }
 
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
@@ -266,7 +266,7 @@ impl StreamCarrier for NodeCarrier {
                 self.carried.insert(connection, carried);
                 self.attach(connection, stream);
             }
-            Err(errno) => self.thread.command(Command::Refuse(stream, errno)),
+            Err(errno) => self.links.command(Command::Refuse(stream, errno)),
         }
     }
 
@@ -274,24 +274,24 @@ impl StreamCarrier for NodeCarrier {
         let Some(carried) = self.carried.get_mut(&connection) else { return };
         carried.closed = true;
         match carried.stream {
-            Some(stream) if carried.attached => self.thread.command(Command::Leave(stream)),
-            Some(stream) => self.thread.command(Command::Reset(stream)),
+            Some(stream) if carried.attached => self.links.command(Command::Leave(stream)),
+            Some(stream) => self.links.command(Command::Reset(stream)),
             // The link has not named the stream yet.
             None => {}
         }
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.thread.descriptor()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.links.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {
-        let news: Vec<_> = self.thread.news().collect();
+        let news: Vec<_> = self.links.news().collect();
         news.into_iter().filter_map(|news| self.news(news)).collect()
     }
 
     fn shares(&mut self) -> Option<SharesView> {
-        self.thread.command(Command::Shares);
+        self.links.command(Command::Shares);
         self.shares.clone()
     }
 }

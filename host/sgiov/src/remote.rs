@@ -4,7 +4,7 @@
 //!
 //! A carrier moves bytes on threads of its own. The engine's thread calls it, and a call never
 //! waits. A carrier keeps its events until the engine takes them with [`StreamCarrier::events`],
-//! after the carrier's descriptor has become readable.
+//! after a descriptor of the carrier has become readable.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -150,9 +150,9 @@ pub trait StreamCarrier: Send {
     #[cfg(feature = "links")]
     fn renew(&mut self, _renewal: slipway_link::Renewal) {}
 
-    /// Returns a descriptor that is readable when there are events. The carrier drains it in
-    /// [`StreamCarrier::events`].
-    fn wakes(&self) -> BorrowedFd<'_>;
+    /// Returns the descriptors of which one is readable when there are events: the same ones
+    /// as long as the carrier lives. The carrier drains them in [`StreamCarrier::events`].
+    fn wakes(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Takes the events since the last call.
     fn events(&mut self) -> Vec<Event>;

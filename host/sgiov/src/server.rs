@@ -1,4 +1,7 @@
 //! The engine's socket, and the thread that serves it.
+//!
+//! The thread has an epoll of its own and no reactor: it is the signal plane, which carries no
+//! bytes, and in a guest, where the machine's engine carries them, there is no reactor.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -123,7 +126,7 @@ impl Engine {
         if let Some(wakes) = broker.proofs_wake() {
             epoll::add(&epoll, wakes, EventData::new_u64(PROOFS), EventFlags::IN)?;
         }
-        if let Some(wakes) = broker.remote_wakes() {
+        for wakes in broker.remote_wakes() {
             epoll::add(&epoll, wakes, EventData::new_u64(REMOTE), EventFlags::IN)?;
         }
         Ok(Self {
@@ -418,11 +421,11 @@ fn carriers(
     #[cfg(feature = "guests")]
     {
         let guests = guests.then(|| crate::guests::Guests::start(policy.clone()));
-        Carriers::new(links, guests.transpose()?)
+        Ok(Carriers::new(links, guests.transpose()?))
     }
     #[cfg(not(feature = "guests"))]
     {
         let _ = (guests, policy);
-        Carriers::new(links)
+        Ok(Carriers::new(links))
     }
 }

@@ -60,8 +60,9 @@ struct Pace {
 
 impl Pace {
     /// Begins at `now`, with the reading of the clock due.
-    fn new(now: Instant) -> Self {
-        Self { now, rounds_left: 0, has_worked: false, checks: EventChecks::new(now) }
+    fn new(now: Instant, self_polling: bool) -> Self {
+        let checks = EventChecks::new(now, self_polling);
+        Self { now, rounds_left: 0, has_worked: false, checks }
     }
 
     /// Returns whether to read the clock before a round of `ready` tasks.
@@ -111,7 +112,7 @@ impl Worker {
 
     /// Runs rounds of all ready tasks until the reactor ends.
     fn go_round(&self, mut run: Box<Run>) -> StillOurs<()> {
-        let mut pace = Pace::new(run.last_work);
+        let mut pace = Pace::new(run.last_work, self.settings.self_polling);
         // Messages that the reactor's previous thread left unhandled.
         (run, ()) = self.handle_mail(run)?;
         while !run.stopping {

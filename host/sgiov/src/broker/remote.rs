@@ -71,9 +71,9 @@ impl Broker {
         })
     }
 
-    /// Returns the descriptor that is readable when the carrier has events.
-    pub fn remote_wakes(&self) -> Option<BorrowedFd<'_>> {
-        self.remote.as_ref().map(|remote| remote.wakes())
+    /// Returns the descriptors of which one is readable when a carrier has events.
+    pub fn remote_wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.remote.as_ref().map(|remote| remote.wakes()).unwrap_or_default()
     }
 
     /// Handles the carrier's events. Returns outcomes for clients that waited.

@@ -212,8 +212,8 @@ impl StreamCarrier for FunctionRemote {
         }
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.watches.descriptor()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.watches.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {

@@ -1,4 +1,8 @@
 //! The descriptors that wake the engine's thread for its socket function.
+//!
+//! They are in an epoll that the engine's own epoll watches, so that the engine need not know
+//! them. No reactor watches them: the thread that serves the guest's programs also uses the
+//! function, and carries no bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -33,7 +33,7 @@ pub struct GuestReport {
     pub received: u64,
 }
 
-/// Counters of a guest, written by the carrying thread.
+/// Counters of a guest, written by the carrier.
 #[derive(Default)]
 pub struct Counts {
     pub running: AtomicBool,

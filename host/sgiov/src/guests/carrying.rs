@@ -1,7 +1,7 @@
-//! The thread `slipway-guests`: it exchanges messages with guests and carries their streams.
+//! The carrier of guests: it exchanges messages with guests and carries their streams.
 //!
-//! [`Carrying`] is the thread's state. Each part is a type in a file of its own, and only its own
-//! methods write its private fields:
+//! [`Carrying`] is a task on a reactor of its own, whose thread is `slipway-guests`. Each part is a
+//! type in a file of its own, and only its own methods write its private fields:
 //!
 //! | field | file | state | changed by |
 //! |---|---|---|---|
@@ -13,12 +13,17 @@
 //! | `policy` | | connections that are allowed | `obey` |
 //! | `log` | `crate::log` | log lines, limited in rate | all |
 //! | `commands`, `news` | `mailbox` | messages from and to the engine's thread | all |
-//! | `sleeper` | `sleeper` | eventfds that end the thread's sleep | `join`, `part` |
+//! | `last_work` | | when there was work last | `poll` |
+//! | `asleep` | | the sleep that the next step ends | `sleep`, `wake` |
 //!
-//! A turn ([`Carrying::run`]) has these steps:
+//! The reactor watches the bells of families whose signals are taken here (`join`, `part`); they
+//! end a sleep, as commands and guests do.
 //!
-//! | step | file | does |
+//! A step ([`Task::poll`]) has these parts:
+//!
+//! | part | file | does |
 //! |---|---|---|
+//! | `wake` | here | ends a sleep, and lowers the bells that ended it |
 //! | `obey` | here | carries out the engine's commands |
 //! | `refuse_overdue` | `lifecycle` | refuses connections whose guest does not answer |
 //! | `attend` | `channels` | takes guests' signals and messages |
@@ -26,32 +31,39 @@
 //! | `carry` | here | moves bytes of streams, and ends those that are over |
 //! | `notify` | here | interrupts guests, and wakes the engine's thread for news |
 //! | `reset_unwoken` | `lifecycle` | resets streams whose program could not be woken |
-//! | `sleep` | here | arms all streams and sleeps, if there was nothing to do for [`POLL`] |
+//! | `sleep` | here | arms all streams and falls asleep, if there was nothing to do for [`POLL`] |
 
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use slipway_family::Family;
+use slipway_reactor::{Context, Event as Ready, Interest, Step, Task};
 use slipway_ring::cross::{heavy, is_told_surely};
 
 use super::book::Book;
 use super::guest::{Guest, GuestTable};
-use super::mailbox::{Command, CommandReceiver, News, NewsSender};
+use super::mailbox::{Command, News, NewsSender};
 use super::pair::EndOwner;
 use super::pairs::Pairs;
 use super::programs::Programs;
 use super::requests::Requests;
-use super::sleeper::Sleeper;
 use crate::log::Log;
 use crate::policy::Policy;
 use crate::remote::Event;
 
-/// The time for which the thread polls after the last work before it sleeps.
+/// The time for which the task polls after the last work before it sleeps.
 const POLL: Duration = Duration::from_micros(50);
 /// The longest sleep where a program's wake-up is not reliable.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The state of the carrying thread.
+/// A sleep of the task.
+struct Sleep {
+    /// All pairs with programs have a turn after the sleep, since a signal may be missing.
+    naps: bool,
+}
+
+/// The carrier of guests.
 pub struct Carrying {
     pub guests: GuestTable,
     pub pairs: Pairs,
@@ -60,24 +72,21 @@ pub struct Carrying {
     pub book: Arc<Book>,
     pub policy: Policy,
     pub log: Log,
-    commands: CommandReceiver,
+    commands: Receiver<Command>,
     pub news: NewsSender,
-    sleeper: Sleeper,
+    last_work: Instant,
+    asleep: Option<Sleep>,
 }
 
 impl Carrying {
-    /// Makes the state of a thread without guests.
-    ///
-    /// # Errors
-    /// No descriptors are left.
+    /// Makes a carrier without guests.
     pub fn new(
-        commands: CommandReceiver,
+        commands: Receiver<Command>,
         news: NewsSender,
         book: Arc<Book>,
         policy: Policy,
-    ) -> std::io::Result<Self> {
-        let sleeper = Sleeper::new(commands.bell())?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             guests: GuestTable::new(),
             pairs: Pairs::default(),
             programs: Programs::default(),
@@ -87,33 +96,15 @@ impl Carrying {
             log: Log::default(),
             commands,
             news,
-            sleeper,
-        })
-    }
-
-    /// Takes turns until [`Command::Stop`].
-    pub fn run(mut self) {
-        let mut last = Instant::now();
-        while let Some(commanded) = self.obey() {
-            self.refuse_overdue();
-            let worked = commanded | self.attend() | self.take_family_signals() | self.carry();
-            self.notify();
-            let worked = worked | self.reset_unwoken();
-            if worked {
-                last = Instant::now();
-            } else if last.elapsed() < POLL {
-                std::thread::yield_now();
-            } else {
-                self.sleep();
-            }
+            last_work: Instant::now(),
+            asleep: None,
         }
     }
 
-    /// Carries out the commands. Returns whether there were any. Returns `None` if the thread is to
-    /// end.
-    fn obey(&mut self) -> Option<bool> {
+    /// Carries out the commands. Returns whether there were any.
+    fn obey(&mut self, context: &mut Context<'_>) -> bool {
         let mut some = false;
-        while let Some(command) = self.commands.take() {
+        while let Ok(command) = self.commands.try_recv() {
             some = true;
             match command {
                 Command::Add { guest, peer, control } => {
@@ -124,7 +115,7 @@ impl Carrying {
                     self.lose(guest);
                     self.guests.remove(&guest);
                 }
-                Command::Family(number, family) => self.join(number, family),
+                Command::Family(number, family) => self.join(context, number, family),
                 Command::Policy(policy) => self.policy = policy,
                 Command::ClaimedFamily(number, claims) => {
                     self.programs.join_claimed(number, claims);
@@ -133,41 +124,40 @@ impl Carrying {
                     let pairs = self.programs.signalled(number, entry);
                     self.stir_all(pairs);
                 }
-                Command::Spoiled(number) => self.family_spoiled(number),
-                Command::FamilyEnded(number) => self.part(number),
+                Command::Spoiled(number) => self.family_spoiled(context, number),
+                Command::FamilyEnded(number) => self.part(context, number),
                 Command::Connect { connection, guest, from, to, line } => {
                     self.program_connects((connection, line), guest, from, to);
                 }
                 Command::Answer { incoming, answer } => self.engine_answers(incoming, answer),
                 Command::Closed(connection) => self.program_closes(connection),
-                Command::Stop => return None,
             }
         }
-        Some(some)
+        some
     }
 
-    /// Adds a family whose signals this thread takes.
-    fn join(&mut self, number: u32, family: Family) {
+    /// Adds a family whose signals this task takes.
+    fn join(&mut self, context: &mut Context<'_>, number: u32, family: Family) {
         // Without the watch, the family's signals would be seen only while something else keeps
-        // this thread awake.
-        if self.sleeper.watch(number, family.bell()) {
+        // this task awake.
+        if context.watch_shared(family.shared_bell(), Interest::Read, number).is_ok() {
             self.programs.join(number, family);
         }
     }
 
     /// Removes a family that has ended.
-    fn part(&mut self, number: u32) {
-        if let Some(family) = self.programs.part(number) {
-            self.sleeper.unwatch(family.bell());
+    fn part(&mut self, context: &mut Context<'_>, number: u32) {
+        if self.programs.part(number).is_some() {
+            context.unwatch(number);
         }
     }
 
     /// Resets the streams of a family whose signals are invalid, since its events would not be
     /// noticed any more.
-    fn family_spoiled(&mut self, number: u32) {
+    fn family_spoiled(&mut self, context: &mut Context<'_>, number: u32) {
         let text = "a program's signals are invalid: its streams to guests are reset";
         self.log.line("family", format_args!("{text}"));
-        self.part(number);
+        self.part(context, number);
         for pair in self.programs.of_family(number) {
             self.reset_pair(pair);
         }
@@ -179,11 +169,11 @@ impl Carrying {
     }
 
     /// Takes the signals of programs. Returns whether there were any.
-    fn take_family_signals(&mut self) -> bool {
+    fn take_family_signals(&mut self, context: &mut Context<'_>) -> bool {
         let signals = self.programs.take_signals();
         self.stir_all(signals.pairs);
         if let Some(number) = signals.spoiled {
-            self.family_spoiled(number);
+            self.family_spoiled(context, number);
         }
         signals.any
     }
@@ -247,39 +237,73 @@ impl Carrying {
         self.news.announce();
     }
 
-    /// Sleeps until the thread is woken, unless something has happened meanwhile: first streams
-    /// make their wishes, and then all peers are asked to wake the thread.
-    fn sleep(&mut self) {
+    /// Falls asleep until the task is woken, unless something has happened meanwhile: first streams
+    /// make their wishes, and then all peers are asked to wake the task.
+    fn sleep(&mut self, context: &mut Context<'_>) -> Step {
         self.report_gone();
         let answer = self.refuse_overdue();
         self.pairs.arm(0, &self.guests);
         self.notify();
         if !self.pairs.is_quiet() {
-            return;
+            return Step::Looking;
         }
         self.programs.set_asleep(true);
         heavy();
         // All guests, so that each is asked.
         let quiet = self.guests.values_mut().fold(true, |quiet, guest| guest.sleep() & quiet);
-        if quiet && !self.take_family_signals() {
-            self.wait(answer);
+        if !quiet || self.take_family_signals(context) {
+            self.withdraw_sleep();
+            return Step::Looking;
         }
+        let naps = !self.programs.is_empty() && !is_told_surely();
+        // Until the next stream's memory or the oldest request is due.
+        let due = [self.pairs.trim(&self.guests), answer].into_iter().flatten().min();
+        let longest = if naps { Some(NAP) } else { due };
+        self.asleep = Some(Sleep { naps });
+        Step::Idle(longest.map(|longest| Instant::now() + longest))
+    }
+
+    /// Ends the sleep, if the task slept, and lowers the bells that were found raised.
+    fn wake(&mut self, ready: &[Ready]) {
+        for Ready { token, .. } in ready {
+            if !self.programs.lower_bell(*token) {
+                // The program itself keeps its bell from being lowered, which costs only its own
+                // share of wake-ups.
+                std::thread::yield_now();
+            }
+        }
+        if let Some(sleep) = self.asleep.take() {
+            self.withdraw_sleep();
+            if sleep.naps {
+                let all = self.programs.pairs();
+                self.stir_all(all);
+            }
+        }
+    }
+
+    /// Has peers wake the task no more.
+    fn withdraw_sleep(&self) {
         self.programs.set_asleep(false);
         self.guests.values().for_each(Guest::awake);
     }
+}
 
-    /// Waits for a wake-up, or until the next stream's memory or the oldest request, which has
-    /// `answer` left, is due.
-    fn wait(&mut self, answer: Option<Duration>) {
-        let mut timeout = [self.pairs.trim(&self.guests), answer].into_iter().flatten().min();
-        let naps = !self.programs.is_empty() && !is_told_surely();
-        if naps {
-            timeout = Some(NAP);
-        }
-        self.sleeper.wait(timeout, |family| self.programs.lower_bell(family));
-        if naps {
-            let all = self.programs.pairs();
-            self.stir_all(all);
+impl Task for Carrying {
+    fn poll(&mut self, context: &mut Context<'_>) -> Step {
+        self.wake(context.events());
+        let commanded = self.obey(context);
+        self.refuse_overdue();
+        let worked = commanded | self.attend() | self.take_family_signals(context) | self.carry();
+        self.notify();
+        let worked = worked | self.reset_unwoken();
+        if worked {
+            self.last_work = Instant::now();
+            Step::Busy
+        } else if self.last_work.elapsed() < POLL {
+            std::thread::yield_now();
+            Step::Looking
+        } else {
+            self.sleep(context)
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Claims: the signals of a family that the links' thread passes on to the carrying thread.
+//! Claims: the signals of a family that the links' carrier passes on to the carrier of guests.
 //!
-//! Where an engine has links and guests, the links' thread takes all signals of families. It does
-//! not know which entries belong to streams with guests, and must not wake the carrying thread for
-//! the others. So each family has its claims, marks that the carrying thread makes and the links'
-//! thread reads: the first signal of a claimed entry is passed on, and the next one once the first
-//! was seen. So a program that raises signals without end has one in flight for each of its
-//! entries.
+//! Where an engine has links and guests, the links' carrier takes all signals of families. It does
+//! not know which entries belong to streams with guests, and must not wake the carrier of guests
+//! for the others. So each family has its claims, marks that the carrier of guests makes and the
+//! links' carrier reads: the first signal of a claimed entry is passed on, and the next one once
+//! the first was seen. So a program that raises signals without end has one in flight for each of
+//! its entries.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -48,7 +48,7 @@ pub enum GuestSignals {
     Taken { pairs: Vec<u32>, worked: bool },
 }
 
-/// A guest with a socket function, from the carrying thread's side.
+/// A guest with a socket function, from the carrier's side.
 pub struct Guest {
     peer: Peer,
     control: Control,
@@ -191,7 +191,7 @@ impl Guest {
         }
     }
 
-    /// Asks the guest to wake this thread, and looks once more. Returns `false` if there is work.
+    /// Asks the guest to wake the carrier, and looks once more. Returns `false` if there is work.
     pub fn sleep(&mut self) -> bool {
         self.channel.as_mut().is_none_or(|channel| {
             let reads = is_read(channel);

@@ -1,10 +1,10 @@
-//! Messages between the engine's thread and the carrying thread: a channel each way, and an eventfd
-//! that wakes the receiver.
+//! Messages between the engine's thread and the carrier of guests: a channel each way. The carrier
+//! is woken as a task of its reactor, the engine's thread by an eventfd.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::task::{Wake, Waker};
+use std::task::Waker;
 
 use rustix::event::{EventfdFlags, eventfd};
 use slipway_family::Family;
@@ -16,7 +16,7 @@ use super::claims::Claims;
 use crate::policy::Policy;
 use crate::remote::{Event, Line};
 
-/// A command to the carrying thread.
+/// A command to the carrier.
 pub enum Command {
     Add {
         guest: u32,
@@ -24,9 +24,9 @@ pub enum Command {
         control: Control,
     },
     Remove(u32),
-    /// A family whose signals the carrying thread takes.
+    /// A family whose signals the carrier takes.
     Family(u32, Family),
-    /// A family whose signals the links' thread takes.
+    /// A family whose signals the links' carrier takes.
     ClaimedFamily(u32, Arc<Claims>),
     /// An entry of a family of [`Command::ClaimedFamily`] has signalled. Without an entry, any
     /// entry of the family may have.
@@ -51,98 +51,46 @@ pub enum Command {
     },
     /// A program of this node has closed its connection.
     Closed(u32),
-    Stop,
 }
 
-/// A message of the carrying thread to the engine's thread.
+/// A message of the carrier to the engine's thread.
 pub enum News {
     Event(Event),
     /// A guest's VMM has gone.
     Gone(u32),
 }
 
-/// An eventfd that wakes a thread.
-pub struct Bell(OwnedFd);
-
-impl Bell {
-    fn new() -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    /// Returns the eventfd, which is readable after a wake-up.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
-    /// Makes the eventfd unreadable until the next wake-up. Returns whether it is.
-    pub fn lower(&self) -> bool {
-        slipway_peer::eventfd::drain(self.0.as_fd())
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        slipway_family::wake(&self.0);
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        slipway_family::wake(&self.0);
-    }
-}
-
 /// The sender of commands.
 #[derive(Clone)]
 pub struct CommandSender {
     commands: Sender<Command>,
-    wake: Arc<Bell>,
+    wake: Waker,
 }
 
 impl CommandSender {
-    /// Sends a command and wakes the carrying thread. Does nothing once that thread has ended.
+    /// Makes a sender to the carrier that `wake` wakes and that has the channel's other end.
+    pub fn new(commands: Sender<Command>, wake: Waker) -> Self {
+        Self { commands, wake }
+    }
+
+    /// Sends a command and wakes the carrier. Does nothing once the carrier has ended.
     pub fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
             self.wake.wake_by_ref();
         }
     }
 
-    /// Returns a waker of the carrying thread.
+    /// Returns a waker of the carrier.
     pub fn waker(&self) -> Waker {
-        Waker::from(self.wake.clone())
-    }
-}
-
-/// The carrying thread's end of the commands.
-pub struct CommandReceiver {
-    commands: Receiver<Command>,
-    wake: Arc<Bell>,
-}
-
-impl CommandReceiver {
-    /// Takes the next command. Returns `None` if there is none.
-    pub fn take(&self) -> Option<Command> {
-        self.commands.try_recv().ok()
-    }
-
-    /// Returns the eventfd that wakes the carrying thread.
-    pub fn bell(&self) -> Arc<Bell> {
         self.wake.clone()
     }
 }
 
-/// Makes the two ends of the commands.
-///
-/// # Errors
-/// No descriptors are left.
-pub fn commands() -> std::io::Result<(CommandSender, CommandReceiver)> {
-    let (wake, (sender, receiver)) = (Bell::new()?, channel());
-    let sender = CommandSender { commands: sender, wake: wake.clone() };
-    Ok((sender, CommandReceiver { commands: receiver, wake }))
-}
-
-/// The carrying thread's end of the news.
+/// The carrier's end of the news.
 pub struct NewsSender {
     news: Sender<News>,
-    notice: Arc<Bell>,
+    /// The eventfd that wakes the engine's thread.
+    notice: Arc<OwnedFd>,
     /// Set while there is news for which the engine's thread was not woken.
     unannounced: bool,
 }
@@ -156,7 +104,7 @@ impl NewsSender {
     /// Wakes the engine's thread if there was news since the last call.
     pub fn announce(&mut self) {
         if std::mem::take(&mut self.unannounced) {
-            self.notice.wake_by_ref();
+            slipway_family::wake(&self.notice);
         }
     }
 }
@@ -164,19 +112,19 @@ impl NewsSender {
 /// The engine's thread's end of the news.
 pub struct NewsReceiver {
     news: Receiver<News>,
-    notice: Arc<Bell>,
+    notice: Arc<OwnedFd>,
 }
 
 impl NewsReceiver {
     /// Returns an eventfd that is readable when there is news.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.notice.descriptor()
+        self.notice.as_fd()
     }
 
     /// Takes all news.
     pub fn take(&self) -> Vec<News> {
         // Lowered before the look, or news that comes meanwhile would wake nobody.
-        self.notice.lower();
+        slipway_peer::eventfd::drain(self.notice.as_fd());
         self.news.try_iter().collect()
     }
 }
@@ -186,7 +134,8 @@ impl NewsReceiver {
 /// # Errors
 /// No descriptors are left.
 pub fn news() -> std::io::Result<(NewsSender, NewsReceiver)> {
-    let (notice, (sender, receiver)) = (Bell::new()?, channel());
+    let notice = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (sender, receiver) = channel();
     let sender = NewsSender { news: sender, notice: notice.clone(), unannounced: false };
     Ok((sender, NewsReceiver { news: receiver, notice }))
 }

@@ -4,15 +4,15 @@
 //!
 //! - The engine's thread calls [`Guests`].
 //! - A reactor serves the functions (`serve`): it handles accesses of a guest's VMM to registers.
-//! - The thread `slipway-guests` (`carrying`, whose head has a table of its files) has the channels
-//!   of all guests, and all streams with a guest at one end at least. It copies bytes once, from
-//!   one end's FIFO into the other's (`pair`). In each turn every stream moves a limited number of
-//!   bytes. A stream with nothing to do is armed and costs nothing, and if no stream has anything
-//!   to do the thread sleeps.
+//! - The carrier (`carrying`, whose head has a table of its files), a task on a reactor of its own
+//!   with the thread `slipway-guests`, has the channels of all guests, and all streams with a guest
+//!   at one end at least. It copies bytes once, from one end's FIFO into the other's (`pair`). In
+//!   each step every stream moves a limited number of bytes. A stream with nothing to do is armed
+//!   and costs nothing, and if no stream has anything to do the carrier sleeps.
 //!
-//! The engine's thread and `slipway-guests` exchange messages (`mailbox`), and share one table
-//! (`book`). In an engine with links, whose thread takes the programs' signals, `slipway-guests`
-//! gets its own streams' signals from there (`claims`, `signal_receiver`).
+//! The engine's thread and the carrier exchange messages (`mailbox`), and share one table (`book`).
+//! In an engine with links, whose carrier takes the programs' signals, the carrier of guests gets
+//! its own streams' signals from there (`claims`, `signal_receiver`).
 //!
 //! Nothing that a guest writes is trusted: `slipway_sgiov_function` checks memory, messages and
 //! counters, and here the function of a guest that names something it does not own, or uses a
@@ -32,12 +32,12 @@ mod programs;
 mod requests;
 mod serve;
 mod signal_receiver;
-mod sleeper;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use slipway_family::Family;
 use slipway_reactor::Reactor;
@@ -75,23 +75,24 @@ pub struct Guests {
     next: u32,
     /// The reactor that serves the functions, once there is one.
     reactor: Option<Reactor>,
-    thread: Option<JoinHandle<()>>,
+    /// The carrier's reactor. `None` once the carrier has ended.
+    carrier: Option<Reactor>,
 }
 
 impl Guests {
-    /// Starts the thread.
+    /// Starts the carrier.
     ///
     /// # Errors
     /// No descriptors or threads are left.
     pub fn start(policy: Policy) -> std::io::Result<Self> {
-        let (commands, command_receiver) = mailbox::commands()?;
+        let (commands, receiver) = channel();
         let (news_sender, news) = mailbox::news()?;
         let book = Arc::<Book>::default();
-        let carrying = Carrying::new(command_receiver, news_sender, book.clone(), policy.clone())?;
-        let thread = std::thread::Builder::new().name("slipway-guests".into());
-        let thread = Some(thread.spawn(move || carrying.run())?);
+        let carrying = Carrying::new(receiver, news_sender, book.clone(), policy.clone());
+        let (carrier, wake) = Reactor::of_one(carrier_settings(), Box::new(carrying))?;
+        let (commands, carrier) = (CommandSender::new(commands, wake), Some(carrier));
         let (served, connections, reactor) = Default::default();
-        Ok(Self { commands, news, book, policy, served, connections, next: 0, reactor, thread })
+        Ok(Self { commands, news, book, policy, served, connections, next: 0, reactor, carrier })
     }
 
     /// Uses another policy for connections from now on.
@@ -100,7 +101,7 @@ impl Guests {
         self.commands.send(Command::Policy(policy));
     }
 
-    /// Adds a family whose signals the links' thread takes. Returns the family for that thread.
+    /// Adds a family whose signals the links' carrier takes. Returns the family for that carrier.
     pub fn claimed_family(&mut self, number: u32, family: Family) -> Family {
         let claims = Arc::<Claims>::default();
         self.commands.send(Command::ClaimedFamily(number, claims.clone()));
@@ -187,6 +188,18 @@ impl Guests {
     }
 }
 
+/// Returns the settings of the carrier's reactor.
+fn carrier_settings() -> slipway_reactor::Settings {
+    slipway_reactor::Settings {
+        name: "slipway-guests".into(),
+        // How long to poll is the task's decision.
+        poll_budget: Duration::ZERO,
+        self_polling: true,
+        on_panic: Arc::new(|why| tracing::error!("streams with guests have ended: {why}")),
+        ..slipway_reactor::Settings::default()
+    }
+}
+
 impl StreamCarrier for Guests {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
         self.book.route(&self.policy, tenant, to).is_some()
@@ -219,8 +232,8 @@ impl StreamCarrier for Guests {
         self.commands.send(Command::Closed(connection));
     }
 
-    fn wakes(&self) -> BorrowedFd<'_> {
-        self.news.descriptor()
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.news.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {
@@ -230,10 +243,8 @@ impl StreamCarrier for Guests {
 
 impl Drop for Guests {
     fn drop(&mut self) {
-        self.commands.send(Command::Stop);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        // Waits for the carrier's end.
+        self.carrier = None;
         self.served.values().for_each(Served::close);
     }
 }

@@ -1,10 +1,10 @@
-//! The pairs of the carrying thread, and the schedule of their turns.
+//! The pairs of the carrier, and the schedule of their turns.
 //!
 //! A pair is in one state of the schedule:
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
-//! | hot | gets a turn in each round of the thread | [`Pairs::arm`], after turns without work |
+//! | hot | gets a turn in each step of the carrier | [`Pairs::arm`], after turns without work |
 //! | armed | its ends' programs were asked for a signal | [`Pairs::stir`], on a signal |
 //! | resting | armed, has memory, and is queued to release it | [`Pairs::trim`], after [`REST`] |
 //!
@@ -154,7 +154,7 @@ impl Pairs {
             }
         }
         self.hot = hot;
-        // Also done if the thread never sleeps, or the queue would grow.
+        // Also done if the carrier never sleeps, or the queue would grow.
         self.trim(guests);
     }
 

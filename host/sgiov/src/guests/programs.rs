@@ -18,9 +18,9 @@ pub struct Programs {
     /// The pair, by family and entry. Sorted, so that those of one family are found without a look
     /// at the others': a program may say without end that any of its entries may have changed.
     entries: BTreeMap<(u32, u32), u32>,
-    /// Families whose signals this thread takes.
+    /// Families whose signals this carrier takes.
     families: HashMap<u32, Family>,
-    /// Families whose signals the links' thread takes.
+    /// Families whose signals the links' carrier takes.
     claims: HashMap<u32, Arc<Claims>>,
     /// Pairs whose program could not be woken.
     unwoken: Vec<u32>,
@@ -38,17 +38,17 @@ pub struct FamilySignals {
 }
 
 impl Programs {
-    /// Adds a family whose signals this thread takes.
+    /// Adds a family whose signals this carrier takes.
     pub fn join(&mut self, number: u32, family: Family) {
         self.families.insert(number, family);
     }
 
-    /// Adds a family whose signals the links' thread takes.
+    /// Adds a family whose signals the links' carrier takes.
     pub fn join_claimed(&mut self, number: u32, claims: Arc<Claims>) {
         self.claims.insert(number, claims);
     }
 
-    /// Removes a family. Returns it if this thread took its signals.
+    /// Removes a family. Returns it if this carrier took its signals.
     pub fn part(&mut self, number: u32) -> Option<Family> {
         self.claims.remove(&number);
         self.families.remove(&number)
@@ -82,7 +82,7 @@ impl Programs {
         signals
     }
 
-    /// Notes a signal that the links' thread has taken. Without an entry, any entry of the family
+    /// Notes a signal that the links' carrier has taken. Without an entry, any entry of the family
     /// may have changed. Returns the pairs to look at.
     pub fn signalled(&self, number: u32, entry: Option<u32>) -> Vec<u32> {
         // Before the look, or a signal that comes meanwhile would be lost.
@@ -147,7 +147,7 @@ impl Programs {
         std::mem::take(&mut self.unwoken)
     }
 
-    /// Sets whether families whose signals this thread takes must raise their bell after a signal.
+    /// Sets whether families whose signals this carrier takes must raise their bell after a signal.
     pub fn set_asleep(&self, asleep: bool) {
         self.families.values().for_each(|family| family.set_asleep(asleep));
     }

@@ -1,4 +1,4 @@
-//! The receiver to which the links' thread passes a family's signals for the carrying thread.
+//! The receiver to which the links' carrier passes a family's signals for the carrier of guests.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use slipway_family::Beside;
 use super::claims::Claims;
 use super::mailbox::{Command, CommandSender};
 
-/// Passes the signals of one family's claimed entries to the carrying thread as commands.
+/// Passes the signals of one family's claimed entries to the carrier of guests as commands.
 pub struct SignalReceiver {
     pub family: u32,
     pub claims: Arc<Claims>,

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 
 use slipway_pci::{FifoSink, Interrupt};
@@ -14,7 +15,7 @@ use slipway_sgiov_function::{Broken, Device, Parts};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
-use super::super::mailbox::{self, CommandSender, NewsReceiver};
+use super::super::mailbox::{self, NewsReceiver};
 use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
@@ -27,7 +28,7 @@ const HEAD: usize = 64;
 /// The thread's state, whose turns the test takes.
 struct Rig {
     carrying: Carrying,
-    _commands: CommandSender,
+    _commands: Sender<Command>,
     news: NewsReceiver,
     reactor: Reactor,
     dir: tempfile::TempDir,
@@ -35,10 +36,10 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let (commands, receiver) = mailbox::commands().unwrap();
+        let (commands, receiver) = channel();
         let (sender, news) = mailbox::news().unwrap();
         let (book, policy) = Default::default();
-        let carrying = Carrying::new(receiver, sender, book, policy).unwrap();
+        let carrying = Carrying::new(receiver, sender, book, policy);
         let reactor = Reactor::spawn(slipway_reactor::Settings::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         Self { carrying, _commands: commands, news, reactor, dir }
