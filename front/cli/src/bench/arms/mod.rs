@@ -124,7 +124,7 @@ async fn take_turns(
     config: &Config,
     args: &StartupArgs,
     (arms, points): (&[Arm], &[Point]),
-) -> Result<Vec<ArmRound>> {
+) -> Result<Vec<(ArmRound, Option<String>)>> {
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     for (place, arm) in (1..).zip(arms.iter().filter(|arm| arm.has_own_daemon())) {
         let started = OwnDaemon::start(*arm, config, place, most).await;
