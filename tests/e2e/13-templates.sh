@@ -174,6 +174,8 @@ says 'there is a template or snapshot "web" already' template create web
 says "no name for a template" template create ../x
 says "templates of the node's own" template create auto
 says "templates of the node's own" template create auto-0123456789ab
+says "no template" template create none
+says "name an image" run --rm --from none
 ok "a sandbox that cannot be a fork of the template gets one line"
 
 "$slipway" rm --force --all >/dev/null || fail "rm: $(explain)"
@@ -256,6 +258,39 @@ forks() { [ "$(automatic)" = fork ]; }
 wait_until 120 forks || fail "a damaged template is not made anew: $(templates) $(explain)"
 for name in $(templates | cut -d ' ' -f 1); do "$slipway" template rm "$name" >/dev/null || fail "template rm: $(explain)"; done
 ok "a damaged template of the node's own is made anew"
+
+# Single sandboxes of an image that is started often do as with --from auto, without being told to.
+end_daemon TERM
+printf '%s\n' 'templates_after = 2' 'templates_within_s = 86400' >>"$SLIPWAY_CONFIG"
+start_daemon
+# single OPTION...: how a sandbox began, and why it booted or the name of its template, as inspect says it.
+single() {
+    timeout 300 "$slipway" run --name single --network none --timeline "$work/single.json" "$@" "$image" -- true || return
+    began "$work/single.json"
+    "$slipway" inspect single | python3 -c 'import json, sys
+one = json.load(sys.stdin)[0]
+print(one["template"] or one["template_why_not"])' || return
+    "$slipway" rm single >/dev/null
+}
+# singly PATTERN OPTION...: what `single` says matches.
+singly() {
+    local said
+    said=$(single "${@:2}" | xargs -d '\n')
+    [[ $said =~ ^$1 ]] || fail "run ${*:2}: not $1: $said: $(templates) $(explain)"
+}
+singly 'boot its image was not started often'
+has 0 || fail "a template after one start: $(templates)"
+singly 'boot the node had no template'
+wait_until 120 has 1 || fail "no template of an image that is started often: $(templates) $(explain)"
+templates | grep -qx 'auto-[0-9a-f]* 256 1 none' || fail "templates: $(templates)"
+singly 'fork auto-'
+singly 'boot *$' --from none
+singly 'boot its image was not started often' --memory 272M
+singly 'boot it has room for more memory' --max-memory 512M
+singly 'fork auto-'
+has 1 || fail "templates of sandboxes that were not started often: $(templates)"
+"$slipway" template rm "$(templates | cut -d ' ' -f 1)" >/dev/null || fail "template rm: $(explain)"
+ok "single sandboxes of an image that is started often are forks of a template of the node's own; others boot and say why"
 
 # Killed while it is saved: the next daemon has no template, no sandbox and no file of it.
 "$slipway" template create cut >/dev/null 2>&1 &

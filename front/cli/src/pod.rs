@@ -25,11 +25,13 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &PodCommand) -> 
 
 async fn create(node: &NodeArgs, config: &Config, args: &PodCreateArgs) -> Result<i32> {
     let client = connect(node, config).await?;
+    let (template, boots) = spec::beginning(args.from.as_deref());
     let asked = v1::RunSpec {
         name: args.name.clone().unwrap_or_default(),
         hostname: args.hostname.clone().unwrap_or_default(),
         labels: spec::labels(&args.label)?,
-        template: args.from.clone().unwrap_or_default(),
+        template,
+        boots,
         detach: true,
         makes_pod: true,
         max_containers: args.max_containers.unwrap_or(0),

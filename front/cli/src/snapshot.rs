@@ -13,7 +13,7 @@ use crate::args::{
 use crate::client::{connect_snapshots, refused};
 use crate::manage::named;
 use crate::progress;
-use crate::spec::absolute;
+use crate::spec::{NONE, absolute};
 use crate::table::{self, ago, printable};
 
 /// Runs a command about snapshots. Returns the exit status.
@@ -176,7 +176,7 @@ pub async fn of_run(
     config: &Config,
     args: &RunArgs,
 ) -> Result<Option<v1::Snapshot>> {
-    let Some(name) = &args.from else { return Ok(None) };
+    let Some(name) = args.from.as_ref().filter(|name| *name != NONE) else { return Ok(None) };
     let found = list(node, config).await?.into_iter().find(|one| one.name == *name);
     if found.is_some() {
         check(args, name)?;

@@ -9,6 +9,9 @@ use crate::args::{MachineArgs, NetworkArgs, ProcessArgs, RunArgs, Switched};
 use crate::session::terminal_size;
 use crate::{copy, security, volume};
 
+/// The word of `--from` for no template.
+pub const NONE: &str = "none";
+
 /// Returns the specification of a container that `slipway run` asks for. `digest` is that of its
 /// image, and is empty for one that goes on with a snapshot.
 ///
@@ -27,10 +30,15 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         },
         None => machine(&args.machine, &args.network, run_dir)?,
     };
+    let (template, boots) = beginning(args.from.as_deref());
+    if boots && args.image.is_none() {
+        bail!("with --from {NONE} a sandbox boots: name an image");
+    }
     Ok(v1::RunSpec {
         pod: args.pod.clone().unwrap_or_default(),
         shares_processes: args.share_processes,
-        template: args.from.clone().unwrap_or_default(),
+        template,
+        boots,
         name: args.name.clone().unwrap_or_default(),
         image: args.image.clone().unwrap_or_default(),
         image_digest: digest.to_owned(),
@@ -56,6 +64,15 @@ pub fn of_run(args: &RunArgs, digest: &str, run_dir: &Path) -> Result<v1::RunSpe
         security: security::of_run(&args.process.security, args.process.privileged, &args.sysctl)?,
         ..of_pod
     })
+}
+
+/// Returns the template or snapshot of `--from`, which is empty if a sandbox begins with none, and
+/// whether it boots even if the node would choose one ([`NONE`]).
+pub fn beginning(from: Option<&str>) -> (String, bool) {
+    match from {
+        Some(NONE) => (String::new(), true),
+        named => (named.unwrap_or_default().to_owned(), false),
+    }
 }
 
 /// Returns the limits of a container of a pod: memory in bytes, and the CPUs whose time it may use.
@@ -188,6 +205,13 @@ mod tests {
         assert_eq!(asked(&["--free-page-reporting"]), Some(Some(true)));
         assert_eq!(asked(&["--free-page-reporting=off"]), Some(Some(false)));
         assert_eq!(asked(&["--free-page-reporting=no"]), None);
+    }
+
+    #[test]
+    fn a_sandbox_boots_whatever_the_settings_say_if_it_is_told_so() {
+        assert_eq!(beginning(None), (String::new(), false));
+        assert_eq!(beginning(Some("none")), (String::new(), true));
+        assert_eq!(beginning(Some("auto")), ("auto".to_owned(), false));
     }
 
     #[test]

@@ -4,34 +4,50 @@
 //! boots, and once it runs the node makes that template for those that come later (the module
 //! `warm`). The template's name tells its machine, so a machine that differs in anything has
 //! another one. Sandboxes that start together ask for one without naming it, if the node's settings
-//! say so ([`is_asked`]), and many of them wait until it is made ([`missing`]).
+//! say so ([`choice`]), and many of them wait until it is made ([`missing`]). Single sandboxes do,
+//! if the settings say so, from when their image is started often ([`Frequency`]). The record of a
+//! sandbox that boots even so says why (`template_why_not`).
 //!
 //! [`AUTO`]: crate::templates::AUTO
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::node::Node;
 use crate::record::{Needs, Record};
 use crate::sandbox::Sandbox;
-use crate::templates::{AUTO, Boots, PREFIX, Shape, Template, apart, digest, is_automatic};
+use crate::templates::{
+    AUTO, Boots, Choice, Frequency, PREFIX, Shape, Template, Threshold, apart, digest, is_automatic,
+};
 use crate::v1::RunSpec;
 use crate::{Config, Error, Result, fork};
 
 /// The hexadecimal digits of a machine's digest in such a name.
 const DIGITS: usize = 12;
+/// The reason why a sandbox boots whose image has to be started often.
+const SELDOM: &str = "its image was not started often enough (templates_after)";
 
-/// Returns whether the node is to choose the template of a new sandbox. On a node that shares roots
-/// a sandbox has to ask for that by name, since a fork shares no root.
+/// Returns the way in which the template of a new sandbox is chosen. On a node that shares roots a
+/// sandbox has to ask for the node's choice by name, since a fork shares no root. A pod has to,
+/// too: it has no image, and a fork has no room for more memory.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
-pub(crate) fn is_asked(config: &Config, spec: &RunSpec) -> Result<bool> {
+pub(crate) fn choice(config: &Config, spec: &RunSpec) -> Result<Choice> {
+    let at_once = spec.at_once.max(1);
     if spec.template == AUTO {
-        return Ok(true);
+        return Ok(Choice::Node { at_once });
     }
-    let is_one_of_many = spec.at_once > 1 && spec.template.is_empty() && !spec.makes_pod;
+    if !spec.template.is_empty() || spec.boots || spec.makes_pod {
+        return Ok(Choice::Request);
+    }
+    if at_once == 1 {
+        let may_choose = config.templates_after > 0;
+        return Ok(if may_choose { Choice::NodeIfOften } else { Choice::Request });
+    }
     let reports = boots_to_report(config, spec.free_page_reporting);
-    Ok(is_one_of_many && !reports && config.forks_many()? && !config.shares_roots()?)
+    let may_choose = !reports && config.forks_many()? && !config.shares_roots()?;
+    Ok(if may_choose { Choice::Node { at_once } } else { Choice::Request })
 }
 
 /// Returns whether the guest of a sandbox is `asked` to report free pages, and those of the
@@ -40,11 +56,36 @@ fn boots_to_report(config: &Config, asked: Option<bool>) -> bool {
     asked == Some(true) && !config.free_page_reporting
 }
 
-/// Returns whether a sandbox can begin with a template that the node makes.
-fn may_fork(config: &Config, record: &Record) -> bool {
-    fork::cannot_fork(record).is_none()
-        && record.memory.room() == 0
-        && !boots_to_report(config, record.free_page_reporting_asked)
+/// Returns why a sandbox can begin with no template that the node makes. Returns `None` if it can.
+///
+/// # Errors
+/// The errors of [`Config::shares_roots`].
+fn why_boots(config: &Config, record: &Record, choice: Choice) -> Result<Option<&'static str>> {
+    if let Some(why) = fork::cannot_fork(record) {
+        return Ok(Some(why));
+    }
+    let is_of_pool = record.network.as_ref().is_some_and(|network| network.pool.is_some());
+    let reasons = [
+        (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
+        (
+            boots_to_report(config, record.free_page_reporting_asked),
+            "its guest is to report free pages, and those of the node's templates do not",
+        ),
+        (
+            choice == Choice::NodeIfOften && is_of_pool,
+            "its interface is a function of a pool (--vf, vf_pool)",
+        ),
+        (
+            choice == Choice::NodeIfOften && config.shares_roots()?,
+            "it shares the root of its image (shared_root), and a fork shares none",
+        ),
+    ];
+    Ok(reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why))
+}
+
+/// Notes in the record of a sandbox that the node chooses no template for it, and why.
+pub(crate) fn boots(sandbox: &Sandbox, why: &str) {
+    sandbox.note(|record| why.clone_into(&mut record.template_why_not));
 }
 
 /// Returns the name of the template with which a sandbox could begin and which is not there yet.
@@ -54,7 +95,7 @@ fn may_fork(config: &Config, record: &Record) -> bool {
 /// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<String>> {
     let record = sandbox.record();
-    if !may_fork(&node.config, &record) {
+    if why_boots(&node.config, &record, sandbox.choice())?.is_some() {
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
@@ -63,17 +104,24 @@ pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<Str
 }
 
 /// Returns the template of the machine of a sandbox that leaves the choice to the node and is about
-/// to start on a VMM that saves machines. Returns `None` if there is no such template yet, or if
-/// the sandbox can be no fork.
+/// to start on a VMM that saves machines. Returns `None` if there is no such template yet, if the
+/// sandbox can be no fork, or if its image has to be started often and was not. The record says
+/// which it is.
 ///
 /// # Errors
 /// The errors of [`Known::files`](crate::boot::Known::files).
 pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<Template>>> {
-    let record = sandbox.record();
-    if !may_fork(&node.config, &record) {
+    let (record, choice) = (sandbox.record(), sandbox.choice());
+    if let Some(why) = why_boots(&node.config, &record, choice)? {
+        boots(sandbox, why);
         return Ok(None);
     }
     let name = name_of(node, &record).await?;
+    let frequency = frequency(node, &record, choice, &name);
+    if frequency == Frequency::Seldom {
+        boots(sandbox, SELDOM);
+        return Ok(None);
+    }
     let found = match node.templates.get(&name).await {
         // The name is a part of a digest: another machine that somebody asked for may have it.
         Ok(template) => fork::check(node, &record, &template.manifest).await.map(|()| template),
@@ -85,20 +133,51 @@ pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<
             sandbox.note(|record| record.template = Some(name));
             return Ok(Some(template));
         }
-        Err(Error::NoTemplate(_)) => sandbox.want_template(name),
+        Err(Error::NoTemplate(_)) => want(sandbox, name, frequency),
         Err(error @ Error::Template { .. }) => {
             remove(node, &name, &error).await;
-            sandbox.want_template(name);
+            want(sandbox, name, frequency);
         }
-        Err(error) => tracing::warn!(sandbox = sandbox.name, %error, "it boots"),
+        Err(error) => {
+            tracing::warn!(sandbox = sandbox.name, %error, "it boots");
+            boots(sandbox, &error.to_string());
+        }
     }
     Ok(None)
+}
+
+/// Returns how often the image of a sandbox that starts now is started, on the machine of the
+/// template `name`. If the node chooses in any case, that is often.
+fn frequency(node: &Node, record: &Record, choice: Choice, name: &str) -> Frequency {
+    if choice != Choice::NodeIfOften {
+        return Frequency::OftenNow;
+    }
+    let threshold = Threshold {
+        starts: node.config.templates_after as usize,
+        within: Duration::from_secs(node.config.templates_within_s),
+    };
+    node.automatic.started(&record.settings.image_digest, name, threshold)
+}
+
+/// Has a sandbox boot whose template is not there. The template is made once the sandbox runs,
+/// unless its image is not started often any more: then it would be made for few.
+fn want(sandbox: &Sandbox, name: String, frequency: Frequency) {
+    if frequency != Frequency::OftenNow {
+        return boots(sandbox, SELDOM);
+    }
+    boots(sandbox, "the node had no template of its machine yet");
+    if sandbox.choice() == Choice::NodeIfOften {
+        let image = sandbox.look(|record| record.settings.image_digest.clone());
+        tracing::info!(image, template = name, "started often: its template is to be made");
+    }
+    sandbox.want_template(name);
 }
 
 /// Has a sandbox boot that cannot have the memory of the template that was chosen for it.
 pub(crate) fn decline(sandbox: &Sandbox, error: &Error) {
     tracing::warn!(sandbox = sandbox.name, %error, "it boots, without a template");
     sandbox.note(|record| record.template = None);
+    boots(sandbox, &error.to_string());
 }
 
 /// Removes the template of a fork whose machine failed before its container ran, if the node made
@@ -151,6 +230,7 @@ fn name_of_shape(shape: &Shape, kernel: u64, changed: Option<std::time::SystemTi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{MemoryBounds, SandboxState};
     use crate::templates::manifest::tests::shape;
 
     #[test]
@@ -163,26 +243,64 @@ mod tests {
             makes_pod,
             ..RunSpec::default()
         };
+        let (by_request, one, two) =
+            (Choice::Request, Choice::Node { at_once: 1 }, Choice::Node { at_once: 2 });
         for (asked, by_on, by_off) in [
-            (spec("", 0, false), false, false),
-            (spec("", 1, false), false, false),
-            (spec("", 2, false), true, false),
-            (spec("", 2, true), false, false),
-            (spec("web", 2, false), false, false),
-            (spec(AUTO, 0, false), true, true),
-            (spec(AUTO, 0, true), true, true),
+            (spec("", 0, false), by_request, by_request),
+            (spec("", 1, false), by_request, by_request),
+            (spec("", 2, false), two, by_request),
+            (RunSpec { boots: true, ..spec("", 2, false) }, by_request, by_request),
+            (spec("", 2, true), by_request, by_request),
+            (spec("web", 2, false), by_request, by_request),
+            (spec(AUTO, 0, false), one, one),
+            (spec(AUTO, 2, true), two, two),
         ] {
-            let told = (is_asked(&on, &asked).unwrap(), is_asked(&off, &asked).unwrap());
+            let told = (choice(&on, &asked).unwrap(), choice(&off, &asked).unwrap());
             assert_eq!(told, (by_on, by_off), "{asked:?}");
         }
         let shared = Config { shared_root: "on".to_owned(), ..Config::default() };
-        assert!(!is_asked(&shared, &spec("", 2, false)).unwrap());
+        assert_eq!(choice(&shared, &spec("", 2, false)).unwrap(), by_request);
         let reports = RunSpec { free_page_reporting: Some(true), ..spec("", 2, false) };
-        assert!(!is_asked(&on, &reports).unwrap());
+        assert_eq!(choice(&on, &reports).unwrap(), by_request);
         let all = Config { free_page_reporting: true, ..Config::default() };
-        assert!(is_asked(&all, &reports).unwrap(), "and so do its templates");
+        assert_eq!(choice(&all, &reports).unwrap(), two, "and so do its templates");
         let wrong = Config { templates: "yes".to_owned(), ..Config::default() };
-        assert!(is_asked(&wrong, &spec("", 2, false)).is_err());
+        assert!(choice(&wrong, &spec("", 2, false)).is_err());
+        assert_eq!((two.at_once(), Choice::NodeIfOften.at_once()), (2, 0));
+    }
+
+    #[test]
+    fn a_single_sandbox_leaves_the_choice_to_a_node_that_looks_how_often_images_are_started() {
+        let config = Config { templates_after: 3, ..Config::default() };
+        let single = RunSpec::default();
+        assert_eq!(choice(&config, &single).unwrap(), Choice::NodeIfOften);
+        let off = Config { templates: "off".to_owned(), ..config.clone() };
+        assert_eq!(choice(&off, &single).unwrap(), Choice::NodeIfOften, "it is for many at once");
+        for asked in [
+            RunSpec { boots: true, ..single.clone() },
+            RunSpec { makes_pod: true, ..single.clone() },
+            RunSpec { template: "web".to_owned(), ..single },
+        ] {
+            assert_eq!(choice(&config, &asked).unwrap(), Choice::Request, "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_that_can_be_no_fork_boots_and_the_reason_is_told() {
+        let config = Config { templates_after: 3, ..Config::default() };
+        let why = |config: &Config, change: fn(&mut Record)| {
+            let mut record = crate::adopt::tests::record_of(SandboxState::Starting);
+            change(&mut record);
+            let why = why_boots(config, &record, Choice::NodeIfOften).unwrap();
+            why.unwrap_or_default()
+        };
+        assert_eq!(why(&config, |_| ()), "");
+        let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
+        assert!(why(&config, grows).contains("--max-memory"));
+        let reports = |record: &mut Record| record.free_page_reporting_asked = Some(true);
+        assert!(why(&config, reports).contains("free pages"));
+        let shares = Config { shared_root: "on".to_owned(), ..config };
+        assert!(why(&shares, |_| ()).contains("shared_root"));
     }
 
     #[test]

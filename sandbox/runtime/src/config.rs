@@ -161,6 +161,12 @@ pub struct Config {
     pub templates: String,
     /// The most templates that the node makes by itself, for sandboxes with "auto"; 0: none.
     pub auto_templates: u32,
+    /// The number of starts of an image within `templates_within_s` from which single sandboxes of
+    /// it begin with a template of the node's own, as with "auto"; at most 1000. 0: they boot. All
+    /// sandboxes of one machine share a template, whoever asks for them.
+    pub templates_after: u32,
+    /// The seconds within which starts count for `templates_after`, at least 1.
+    pub templates_within_s: u64,
     /// The destinations beyond the host that sandboxes can reach: "all", or "internet", which
     /// excludes private networks. Both exclude link-local addresses, and with them a cloud's
     /// metadata.
@@ -223,6 +229,8 @@ impl Default for Config {
             pod_sockets: 0,
             templates: "auto".into(),
             auto_templates: 8,
+            templates_after: 0,
+            templates_within_s: 600,
             network_reach: "all".into(),
             network_allow: Vec::new(),
             network_deny: Vec::new(),
@@ -387,9 +395,15 @@ mod tests {
         assert_eq!(config.cpus, 1);
         config.check_logs().unwrap();
         config.check_pod_cpus().unwrap();
+        config.check_templates().unwrap();
         assert_eq!(config.accelerator().unwrap(), AccelChoice::Auto);
         assert_eq!(config.vmm().unwrap(), VmmChoice::Auto);
         let many = Config { pod_max_cpus: checks::MOST_POD_CPUS + 1, ..config.clone() };
+        let seldom = Config { templates_after: 1001, ..config.clone() };
+        let error = seldom.check_templates().unwrap_err().to_string();
+        assert_eq!(error, "templates_after = 1001: at most 1000");
+        let never = Config { templates_within_s: 0, ..config.clone() };
+        assert!(never.check_templates().unwrap_err().to_string().starts_with("templates_within_s"));
         assert!(config.forks_many().unwrap());
         let wrong = Config { templates: "on".to_owned(), ..config.clone() };
         let error = wrong.forks_many().unwrap_err().to_string();

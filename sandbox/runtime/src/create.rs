@@ -181,7 +181,7 @@ impl Node {
     /// the files of the host that its container gets copies of.
     ///
     /// # Errors
-    /// The errors of [`copies::check`] and [`automatic::is_asked`].
+    /// The errors of [`copies::check`] and [`automatic::choice`].
     fn sandbox_of_new(
         &self,
         new: &NewSandbox<'_>,
@@ -191,9 +191,7 @@ impl Node {
     ) -> Result<Arc<Sandbox>> {
         let copies = copies::check(&new.spec)?;
         let sandbox = Sandbox::new(record, store, lane);
-        if automatic::is_asked(&self.config, &new.spec)? {
-            sandbox.set_automatic(new.spec.at_once.max(1));
-        }
+        sandbox.set_choice(automatic::choice(&self.config, &new.spec)?);
         sandbox.set_begins(new.begins.clone());
         sandbox.own.set_copies(copies);
         Ok(sandbox)
@@ -358,6 +356,7 @@ impl Node {
             state: SandboxState::Created,
             created_ns: realtime_ns(),
             version: VERSION.to_owned(),
+            template_why_not: String::new(),
             booted: None,
             saving: false,
             in_file: false,

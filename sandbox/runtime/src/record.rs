@@ -151,6 +151,10 @@ pub struct Record {
     /// The template that the sandbox is a fork of, or `None` if its guest booted.
     #[serde(default)]
     pub template: Option<String>,
+    /// Why the sandbox booted although the node was to choose a template for it; empty: it has one,
+    /// or the node was to choose none.
+    #[serde(default)]
+    pub template_why_not: String,
     /// The traits of the sandbox that was saved, if the template is a snapshot.
     #[serde(default)]
     pub origin: Option<Origin>,

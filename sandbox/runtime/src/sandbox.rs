@@ -3,7 +3,6 @@
 mod rest;
 mod returns;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use slipway_hypervisor::{GuestMemory, Vm};
@@ -19,7 +18,7 @@ use crate::lock::lock;
 use crate::look::Looks;
 use crate::record::{PAUSED, Record, SandboxState, Store};
 use crate::shared_root::SharedRoot;
-use crate::templates::Template;
+use crate::templates::{Choice, Template};
 use crate::{Error, Result};
 
 pub(crate) use rest::Back;
@@ -61,10 +60,9 @@ pub struct Sandbox {
     fetcher: Mutex<Option<Arc<Held>>>,
     /// The guest's memory, while a template is made of it.
     memory: Mutex<Option<GuestMemory>>,
-    /// The number of sandboxes that were asked for together with it, at least 1, if the node
-    /// chooses the template that it begins with; else 0. Not kept across a restart of the daemon:
-    /// then it boots.
-    automatic: AtomicU32,
+    /// The way in which the template that it begins with is chosen. Not kept across a restart of
+    /// the daemon: then it boots.
+    choice: Mutex<Choice>,
     /// The name of the template that it would have begun with, had the node had that.
     wanted_template: OnceLock<String>,
     stopping: watch::Sender<bool>,
@@ -130,7 +128,7 @@ impl Sandbox {
             root: Mutex::new(None),
             fetcher: Mutex::new(None),
             memory: Mutex::new(None),
-            automatic: AtomicU32::new(0),
+            choice: Mutex::default(),
             wanted_template: OnceLock::new(),
             stopping: watch::Sender::new(false),
             ending: watch::Sender::new(false),
@@ -154,21 +152,14 @@ impl Sandbox {
         })
     }
 
-    /// Has the node choose the template that the sandbox begins with, one of `at_once` that were
-    /// asked for together. With 0 the node chooses none.
-    pub(crate) fn set_automatic(&self, at_once: u32) {
-        self.automatic.store(at_once, Ordering::Relaxed);
+    /// Sets the way in which the template that the sandbox begins with is chosen.
+    pub(crate) fn set_choice(&self, choice: Choice) {
+        *lock(&self.choice) = choice;
     }
 
-    /// Returns whether the node chooses the template that the sandbox begins with.
-    pub(crate) fn is_automatic(&self) -> bool {
-        self.at_once() > 0
-    }
-
-    /// Returns the number of sandboxes that were asked for together with this one, if the node
-    /// chooses the template that it begins with; else 0.
-    pub(crate) fn at_once(&self) -> u32 {
-        self.automatic.load(Ordering::Relaxed)
+    /// Returns the way in which the template that the sandbox begins with is chosen.
+    pub(crate) fn choice(&self) -> Choice {
+        *lock(&self.choice)
     }
 
     /// Notes the name of the template that the sandbox would have begun with.

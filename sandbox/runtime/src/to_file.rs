@@ -44,7 +44,7 @@ use crate::snapshot::{
 use crate::stages::Stages;
 use crate::start::{Booted, boot_guest};
 use crate::target::Target;
-use crate::templates::{Templates, UNFINISHED, Unfinished, apart};
+use crate::templates::{Choice, Templates, UNFINISHED, Unfinished, apart};
 use crate::v1::ResumeReply;
 use crate::{Error, Result};
 
@@ -394,7 +394,7 @@ async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
     .await?;
     sandbox.set_begins(Some(template));
     // The node may have chosen the template with which the sandbox began at first.
-    sandbox.set_automatic(0);
+    sandbox.set_choice(Choice::Request);
     Ok(())
 }
 

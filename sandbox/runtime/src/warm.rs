@@ -38,7 +38,8 @@ fn pays(at_once: u32) -> bool {
 /// There is no VMM for the sandbox, or its boot files cannot be made; [`Error::Stopped`] if it is
 /// asked to end meanwhile.
 pub(crate) async fn make_first(node: &Arc<Node>, sandbox: &Sandbox) -> Result<()> {
-    if !pays(sandbox.at_once()) || !leaves_choice(node, sandbox, node.config.vmm_uid_base).await? {
+    let pays = pays(sandbox.choice().at_once());
+    if !pays || !leaves_choice(node, sandbox, node.config.vmm_uid_base).await? {
         return Ok(());
     }
     Stages::of(sandbox).run("template", make_and_wait(node, sandbox)).await

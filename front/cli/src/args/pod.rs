@@ -28,7 +28,7 @@ pub struct PodCreateArgs {
     pub machine: MachineArgs,
     /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
     /// the same memory, CPUs, kernel and kind of network. "auto": with one that the node makes
-    /// after the first start
+    /// after the first start. "none": boot, as without this option
     #[arg(long, value_name = "TEMPLATE")]
     pub from: Option<String>,
     #[command(flatten)]

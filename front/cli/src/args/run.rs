@@ -35,9 +35,11 @@ pub struct RunArgs {
     pub machine: MachineArgs,
     /// Begin with the machine of a template in place of booting; `slipway template` makes one, with
     /// the same memory, CPUs, kernel and kind of network. "auto": with one that the node makes
-    /// after the first start. Or go on with a snapshot (`slipway snapshot`, without an image): the
-    /// container runs on from where it was saved, with the snapshot's machine, settings and volumes
-    #[arg(long, value_name = "TEMPLATE|SNAPSHOT", conflicts_with = "pod")]
+    /// after the first start. "none": boot, also where the node would choose a template: with
+    /// --count, and if the settings have templates_after. Or go on with a snapshot (`slipway
+    /// snapshot`, without an image): the container runs on from where it was saved, with the
+    /// snapshot's machine, settings and volumes
+    #[arg(long, value_name = "TEMPLATE|SNAPSHOT|auto|none", conflicts_with = "pod")]
     pub from: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,

@@ -167,6 +167,7 @@ fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
         accelerator: args.accel.clone().unwrap_or_default(),
         volumes: volume::disks(&args.volume),
         shares: volume::shares(&args.volume),
+        boots: true,
         ..v1::RunSpec::default()
     })
 }

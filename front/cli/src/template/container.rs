@@ -106,7 +106,8 @@ fn run_of(args: &TemplateCreateArgs, image: &str, sandbox: &str) -> RunArgs {
         pod: None,
         share_processes: false,
         machine: args.machine.clone(),
-        from: None,
+        // It boots, so that it shares nothing with forks of another template.
+        from: Some(spec::NONE.to_owned()),
         process: ProcessArgs {
             env: env.clone(),
             workdir: None,
@@ -331,7 +332,8 @@ mod tests {
             (spec.command, spec.env),
             (vec!["server".into(), "--port".into(), "1".into()], vec!["A=1".into()])
         );
-        assert!(spec.detach && !spec.remove && !spec.stdin && spec.template.is_empty());
+        assert!(spec.detach && !spec.remove && !spec.stdin);
+        assert!(spec.boots && spec.template.is_empty());
         assert_eq!((spec.volumes.len(), spec.memory_bytes), (1, 64 << 20));
     }
 

@@ -12,6 +12,8 @@ use crate::{Error, Result};
 const MOST_SOCKETS: u32 = 1024;
 /// The most CPUs of a machine of `slipway-vmm`, and so of the room for CPUs that every pod has.
 pub(super) const MOST_POD_CPUS: u32 = 32;
+/// The most starts of an image that can be asked for before its sandboxes begin with a template.
+const MOST_STARTS: u32 = 1000;
 
 /// The smallest disk of a pod's `emptyDir` volumes in bytes.
 const LEAST_EMPTY_DIRS: u64 = 16 << 20;
@@ -144,6 +146,21 @@ impl Config {
         match asked > most {
             true => Err(Error::Invalid(format!("pod_max_cpus = {asked}: at most {most}"))),
             false => Ok(()),
+        }
+    }
+
+    /// Checks from how many starts on an image's sandboxes begin with a template.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the number is more than the node remembers, or the time is 0.
+    pub fn check_templates(&self) -> Result<()> {
+        let (asked, most) = (self.templates_after, MOST_STARTS);
+        if asked > most {
+            return Err(Error::Invalid(format!("templates_after = {asked}: at most {most}")));
+        }
+        match self.templates_within_s {
+            0 => Err(Error::Invalid("templates_within_s = 0: at least 1".to_owned())),
+            _ => Ok(()),
         }
     }
 

@@ -71,8 +71,8 @@ fn address(text: &str) -> Result<(String, u32)> {
 pub fn without(spec: &RunSpec) -> RunSpec {
     let (vf_pool, vf_addresses, template) = (String::new(), Vec::new(), String::new());
     // It can be no fork, so it is not one of many that may be, and has an address of its own.
-    let (at_once, mac_at_port) = (0, false);
-    RunSpec { vf_pool, vf_addresses, template, at_once, mac_at_port, ..spec.clone() }
+    let (at_once, boots, mac_at_port) = (0, true, false);
+    RunSpec { vf_pool, vf_addresses, template, at_once, boots, mac_at_port, ..spec.clone() }
 }
 
 /// Checks that no volume has the name of the hardware function.
@@ -182,6 +182,6 @@ mod tests {
         let vf_addresses = vec!["10.1.0.2/24".to_owned()];
         let (vf_pool, template) = ("fast".to_owned(), AUTO.to_owned());
         let spec = RunSpec { cpus: 2, vf_pool, vf_addresses, template, ..Default::default() };
-        assert_eq!(without(&spec), RunSpec { cpus: 2, ..Default::default() });
+        assert_eq!(without(&spec), RunSpec { cpus: 2, boots: true, ..Default::default() });
     }
 }

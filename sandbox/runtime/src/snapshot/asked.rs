@@ -30,6 +30,8 @@ pub(super) fn first_refused(asked: &RunSpec) -> Option<&'static str> {
         least_memory_bytes: _,
         // How many there are says nothing of one of them.
         at_once: _,
+        // With the name of a snapshot it means nothing.
+        boots: _,
         // A size alone asks for no terminal: clients always tell theirs.
         rows: _,
         columns: _,

@@ -12,7 +12,7 @@ use crate::memory::of_host;
 use crate::node::Node;
 use crate::record::{Needs, Record};
 use crate::sandbox::Sandbox;
-use crate::templates::Template;
+use crate::templates::{Choice, Template};
 use crate::{Error, Result, automatic, cgroup, emulated, fork, pod_functions, resize};
 
 /// Finds the template that a sandbox begins with, if any, and makes the sandbox's memory. A sandbox
@@ -23,9 +23,7 @@ pub(super) async fn begin_memory(
     uid: u32,
 ) -> Result<(Option<Arc<Template>>, GuestMemory)> {
     give_room(node, sandbox, uid).await?;
-    if leaves_choice(node, sandbox, uid).await?
-        && let Some(template) = automatic::choose(node, sandbox).await?
-    {
+    if let Some(template) = choose(node, sandbox, uid).await? {
         match guest_memory(node, sandbox, &sandbox.record(), Some(&template)).await {
             Ok(memory) => return Ok((Some(template), memory)),
             Err(error) => automatic::decline(sandbox, &error),
@@ -34,6 +32,22 @@ pub(super) async fn begin_memory(
     let template = fork::template(node, sandbox).await?;
     let memory = guest_memory(node, sandbox, &sandbox.record(), template.as_deref()).await?;
     Ok((template, memory))
+}
+
+/// Returns the template that the node chooses for a sandbox. Returns `None` if the sandbox boots,
+/// with the reason in its record, or if it leaves no choice.
+///
+/// # Errors
+/// There is no VMM for the sandbox, or its boot files cannot be made.
+async fn choose(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<Option<Arc<Template>>> {
+    if sandbox.choice() == Choice::Request {
+        return Ok(None);
+    }
+    if !leaves_choice(node, sandbox, uid).await? {
+        automatic::boots(sandbox, "its VMM is QEMU, or the node makes no templates");
+        return Ok(None);
+    }
+    automatic::choose(node, sandbox).await
 }
 
 /// Gives a pod that boots, and names no most memory, the room for more that the node's settings
@@ -45,7 +59,8 @@ pub(super) async fn begin_memory(
 async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
     let record = sandbox.record();
     let most = resize::of_pod(record.memory_bytes, node.config.pod_max_memory_percent, of_host());
-    if most == record.memory_bytes || sandbox.is_automatic() || !resize::takes_room(&record) {
+    let may_fork = sandbox.choice() != Choice::Request;
+    if most == record.memory_bytes || may_fork || !resize::takes_room(&record) {
         return Ok(());
     }
     if !capabilities(node, &record, uid).await?.plugs_memory {
@@ -66,7 +81,7 @@ async fn give_room(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<()> {
 /// # Errors
 /// There is no VMM for the sandbox, or its boot files cannot be made.
 pub(crate) async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<bool> {
-    if !sandbox.is_automatic() || node.config.auto_templates == 0 {
+    if sandbox.choice() == Choice::Request || node.config.auto_templates == 0 {
         return Ok(false);
     }
     Ok(capabilities(node, &sandbox.record(), uid).await?.saves_machines)

@@ -7,17 +7,46 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::Manifest;
+use super::image_starts::{Frequency, ImageStarts, Threshold};
 use crate::lock::lock;
 use crate::{Error, Result, name};
 
 /// The word for the template that the node chooses, and makes if there is none.
 pub(crate) const AUTO: &str = "auto";
+/// The word of the command line for no template: the sandbox boots.
+const NONE: &str = "none";
 /// The beginning of the names of templates that the node makes by itself.
 pub(crate) const PREFIX: &str = "auto-";
 /// The most templates that wait to be made.
 const MOST_PENDING: usize = 16;
 /// The time after which a template that could not be made is tried again.
 const AGAIN: Duration = Duration::from_secs(600);
+
+/// The way in which the template that a sandbox begins with is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// By the request: the sandbox boots, or begins with what it names.
+    #[default]
+    Request,
+    /// By the node, for one of so many sandboxes that were asked for together, at least 1.
+    Node {
+        /// The number of these sandboxes.
+        at_once: u32,
+    },
+    /// By the node if the sandbox's image is started often; otherwise the sandbox boots.
+    NodeIfOften,
+}
+
+impl Choice {
+    /// Returns the number of sandboxes that were asked for together, if the node chooses their
+    /// template however often their image is started; otherwise 0.
+    pub(crate) fn at_once(self) -> u32 {
+        match self {
+            Self::Node { at_once } => at_once,
+            Self::Request | Self::NodeIfOften => 0,
+        }
+    }
+}
 
 /// The state of the templates that a node makes by itself.
 #[derive(Default)]
@@ -36,20 +65,24 @@ struct State {
     used: BTreeMap<String, Instant>,
     /// The times at which they could not be made.
     failed: BTreeMap<String, Instant>,
+    /// The recent starts of sandboxes whose template the node chooses if their images are started
+    /// often.
+    starts: ImageStarts,
 }
 
 /// Checks the name of a template or snapshot that a user makes.
 ///
 /// # Errors
-/// [`Error::Invalid`]: it cannot be a name, or it is one of the node's.
+/// [`Error::Invalid`]: it cannot be a name, or it is one of the node's, or the word for none.
 pub fn check_chosen(name: &str) -> Result<()> {
     name::check_template(name)?;
-    if name == AUTO || is_automatic(name) {
-        let what =
-            format!("\"{name}\" stands for templates of the node's own: choose another name");
-        return Err(Error::Invalid(what));
-    }
-    Ok(())
+    let means = match name {
+        NONE => "no template",
+        AUTO => "templates of the node's own",
+        _ if is_automatic(name) => "templates of the node's own",
+        _ => return Ok(()),
+    };
+    Err(Error::Invalid(format!("\"{name}\" stands for {means}: choose another name")))
 }
 
 pub(crate) fn is_automatic(name: &str) -> bool {
@@ -60,6 +93,12 @@ impl Automatic {
     /// Notes that a sandbox begins with the template, or that it was made.
     pub(crate) fn used(&self, name: &str) {
         lock(&self.state).used.insert(name.to_owned(), Instant::now());
+    }
+
+    /// Notes a start of an image on the machine of a template. Returns how often that image is
+    /// started on that machine.
+    pub(crate) fn started(&self, image: &str, name: &str, threshold: Threshold) -> Frequency {
+        lock(&self.state).starts.note((image, name), Instant::now(), threshold)
     }
 
     /// Notes that the template could not be made.
@@ -126,6 +165,8 @@ mod tests {
         for name in [AUTO, "auto-0123456789ab"] {
             assert!(check_chosen(name).unwrap_err().to_string().contains("of the node's own"));
         }
+        let error = check_chosen("none").unwrap_err().to_string();
+        assert_eq!(error, "\"none\" stands for no template: choose another name");
         let error = check_chosen("../x").unwrap_err().to_string();
         assert!(error.contains("no name for a template"), "{error}");
     }

@@ -14,6 +14,7 @@ mod automatic;
 mod files;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
+mod image_starts;
 mod images;
 pub(crate) mod manifest;
 mod memories;
@@ -24,8 +25,9 @@ mod threads;
 pub(crate) mod working_set;
 
 pub use automatic::check_chosen;
-pub(crate) use automatic::{AUTO, Automatic, PREFIX, is_automatic};
+pub(crate) use automatic::{AUTO, Automatic, Choice, PREFIX, is_automatic};
 pub(crate) use files::{MACHINE, MANIFEST, MEMORY, Template, read_manifest};
+pub(crate) use image_starts::{Frequency, Threshold};
 pub(crate) use images::images_of_snapshots;
 pub(crate) use manifest::{
     Boots, DiskFile, Interface, MOST_MANIFEST, Manifest, Saved, Shape, Snapshot,

@@ -151,6 +151,7 @@ fn spec(args: &DensityArgs, image: &str, digest: &str) -> Result<v1::RunSpec> {
         command: vec!["sleep".to_owned(), "1000000".to_owned()],
         // No entry point, whatever the image's is.
         entrypoint: Some(String::new()),
+        boots: true,
         detach: true,
         ..v1::RunSpec::default()
     })

@@ -87,6 +87,7 @@ impl Node {
             // Needed to make file systems and device nodes.
             privileged: true,
             network: "none".to_owned(),
+            boots: true,
             ..v1::RunSpec::default()
         };
         Ok(Self {
