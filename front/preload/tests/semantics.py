@@ -281,6 +281,23 @@ def copies():
     print(b.recv(10))
 
 
+def ranges():
+    """close_range(2) closes nothing if the kernel refuses its arguments."""
+    import ctypes
+    a, b = pair()
+    fd = a.fileno()
+    call = ctypes.CDLL(None, use_errno=True).close_range
+
+    def close_range(first, last, flags=0):
+        done = call(ctypes.c_uint(first), ctypes.c_uint(last), flags)
+        return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+    print(close_range(fd + 1, fd), close_range(fd + 1, fd, 4), close_range(fd, fd, 1))
+    a.sendall(b"open")
+    print(b.recv(10))
+    print(close_range(fd, fd), attempt(os.write, fd, b"x"), b.recv(10))
+    a.detach()
+
+
 def forks():
     a, b = pair()
     child = os.fork()
@@ -730,8 +747,9 @@ except BlockingIOError:
 
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
-         options_before_connect, copies, forks, kills, epolls, orders, bound_ports, closed_by_a_parent, inherited_set, set_before_connect,
-         numbers_of_a_listener, pools, mixtures, threads, files, children, execs, inheritances]
+         options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
+         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, threads, files, children,
+         execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
