@@ -593,6 +593,15 @@ def mixtures():
         timer.join()
 
 
+def empty_sets():
+    """The pointer of a set without descriptors may be anything."""
+    import ctypes
+    libc = ctypes.CDLL(None)
+    nowhere = ctypes.c_void_p(1)
+    print(libc.poll(nowhere, ctypes.c_ulong(0), 1))
+    print(libc.select(0, nowhere, nowhere, None, (ctypes.c_long * 2)(0, 1000)))
+
+
 def threads():
     a, b = pair()
     size = 3_000_000
@@ -748,8 +757,8 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, threads, files, children,
-         execs, inheritances]
+         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, empty_sets, threads, files,
+         children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]
