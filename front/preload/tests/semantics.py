@@ -593,13 +593,18 @@ def mixtures():
         timer.join()
 
 
-def empty_sets():
-    """The pointer of a set without descriptors may be anything."""
+def pointers():
+    """Pointers that a call has no use for may be anything: those of empty sets, and of what leaves a set of epoll."""
     import ctypes
     libc = ctypes.CDLL(None)
     nowhere = ctypes.c_void_p(1)
     print(libc.poll(nowhere, ctypes.c_ulong(0), 1))
     print(libc.select(0, nowhere, nowhere, None, (ctypes.c_long * 2)(0, 1000)))
+    ep = select.epoll()
+    for sock in pair():
+        ep.register(sock, select.EPOLLIN)
+        delete = 2
+        print(libc.epoll_ctl(ep.fileno(), delete, sock.fileno(), nowhere), ep.poll(0))
 
 
 def threads():
@@ -757,7 +762,7 @@ except BlockingIOError:
 
 PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
          options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
-         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, empty_sets, threads, files,
+         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, pointers, threads, files,
          children, execs, inheritances]
 
 if __name__ == "__main__":
