@@ -22,12 +22,20 @@ pub fn closing(fd: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Takes the descriptors from `first` to `last`, which are about to be closed, out of the table.
-pub fn closing_range(first: c_uint, last: c_uint) {
-    if first <= last && !fds::in_vfork_child() {
+/// Takes the descriptors from `first` to `last`, which close_range(2) with `flags` is about to
+/// close, out of the table.
+///
+/// # Errors
+/// `EINVAL` for a range that ends before it begins, or a flag that is unknown: nothing is closed.
+pub fn closing_range(first: c_uint, last: c_uint, flags: c_int) -> Result<(), Errno> {
+    if first > last || flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) != 0 {
+        return Err(Errno::INVAL);
+    }
+    if !fds::in_vfork_child() {
         let number = |bound| c_int::try_from(bound).unwrap_or(LAST).min(LAST);
         fds::all(number(first), number(last)).for_each(|(fd, _)| fds::remove(fd));
     }
+    Ok(())
 }
 
 /// Calls `close` with each range of numbers from `first` to `last` without a number that
@@ -147,8 +155,13 @@ mod tests {
             fds::put(fd, &make(DescriptorKind::Plain));
         }
         let number = |fd: c_int| c_uint::try_from(fd).unwrap();
-        closing_range(number(first + 1), number(first + 2));
-        closing_range(number(first + 3), number(first));
+        assert_eq!(closing_range(number(first + 1), number(first + 2), 0), Ok(()));
+        // The kernel refuses these, so they close nothing.
+        let last = number(first + 3);
+        assert_eq!(closing_range(last, number(first), 0), Err(Errno::INVAL));
+        for unknown in [1, 8, c_int::MIN] {
+            assert_eq!(closing_range(last, last, unknown), Err(Errno::INVAL));
+        }
         let known: Vec<_> = (first..first + 4).filter(|fd| fds::is_known(*fd)).collect();
         assert_eq!(known, [first, first + 3]);
         fresh(first);

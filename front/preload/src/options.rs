@@ -59,6 +59,11 @@ const BUFFER: u64 = 1 << 20;
 const SMALLEST: u64 = 1152;
 /// The largest size in bytes of a buffer that a program may set.
 const LARGEST: u64 = 2 << 20;
+/// The bit of `SO_BUF_LOCK` for a program that set `SO_SNDBUF` (`SOCK_SNDBUF_LOCK`,
+/// `linux/socket.h`).
+const SEND_LOCK: c_int = 1;
+/// The bit of `SO_BUF_LOCK` for a program that set `SO_RCVBUF` (`SOCK_RCVBUF_LOCK`).
+const RECEIVE_LOCK: c_int = 2;
 
 /// The segment size in bytes that the kernel reports for TCP over its loopback interface.
 const SEGMENT: c_int = 65_483;
@@ -114,11 +119,29 @@ pub fn take_over(fd: c_int, endpoint: &Endpoint) {
     }
     RECEIVE_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_RCVTIMEO));
     SEND_TIMEOUT.set(endpoint, timeout_of(fd, libc::SO_SNDTIMEO));
+    RECEIVE_BUFFER.set(endpoint, buffer_of(fd, libc::SO_RCVBUF, RECEIVE_LOCK));
+    SEND_BUFFER.set(endpoint, buffer_of(fd, libc::SO_SNDBUF, SEND_LOCK));
+    RECEIVE_LOW_WATER.set(endpoint, number_of(fd, libc::SO_RCVLOWAT));
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
     let mut length = size_of::<libc::linger>() as socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
     sys!(SYS_getsockopt, fd, level, name, &raw mut linger, &raw mut length);
     endpoint.set(option::ABORT, aborts(linger.l_onoff, linger.l_linger));
+}
+
+/// Returns a number among a kernel socket's options of `SOL_SOCKET`; 0 if it is negative or the
+/// kernel does not know the option.
+fn number_of(fd: c_int, name: c_int) -> u64 {
+    let value = real::option(fd, libc::SOL_SOCKET, name);
+    value.and_then(|value| u64::try_from(value).ok()).unwrap_or(0)
+}
+
+/// Returns the size in bytes that is reported of a kernel socket's buffer, if the program set it by
+/// the option `name`, for which `SO_BUF_LOCK` has the bit `lock`. Returns 0 if the program set
+/// none, and on kernels before Linux 5.14, which do not tell.
+fn buffer_of(fd: c_int, name: c_int, lock: c_int) -> u64 {
+    let locks = real::option(fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK).unwrap_or(0);
+    if locks & lock == 0 { 0 } else { number_of(fd, name).min(LARGEST * 2) }
 }
 
 /// Returns whether a `struct linger` with these fields makes close(2) a reset.
@@ -341,6 +364,8 @@ pub fn ioctl(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -412,6 +437,29 @@ mod tests {
         assert_eq!((buffer(4096), buffer(100_000)), (8192, 200_000));
         assert_eq!((buffer(0), buffer(-1), buffer(c_int::MIN)), (2304, 2304, 2304));
         assert_eq!(buffer(c_int::MAX), 4 << 20);
+    }
+
+    #[test]
+    fn a_buffer_is_taken_over_if_the_program_set_its_size() {
+        let socket = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let fd = socket.as_raw_fd();
+        let sizes = || {
+            let send = buffer_of(fd, libc::SO_SNDBUF, SEND_LOCK);
+            (send, buffer_of(fd, libc::SO_RCVBUF, RECEIVE_LOCK))
+        };
+        let set = |name: c_int, size: c_int| {
+            let (at, length) = (&raw const size, size_of::<c_int>());
+            assert_eq!(sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, name, at, length), 0);
+        };
+        assert_eq!(sizes(), (0, 0), "the kernel's own sizes are not the program's");
+        set(libc::SO_SNDBUF, 50_000);
+        assert_eq!(sizes(), (100_000, 0));
+        set(libc::SO_RCVBUF, 30_000);
+        assert_eq!(sizes(), (100_000, 60_000));
+        assert_eq!(number_of(fd, libc::SO_RCVLOWAT), 1);
+        set(libc::SO_RCVLOWAT, 100);
+        assert_eq!(number_of(fd, libc::SO_RCVLOWAT), 100);
+        assert_eq!((buffer_of(-1, libc::SO_SNDBUF, SEND_LOCK), number_of(fd, -1)), (0, 0));
     }
 
     #[test]

@@ -66,6 +66,18 @@ def settle(sock, wanted, flag):
     return [name for name in names if bits & getattr(select, "POLL" + name)]
 
 
+def fill(sock):
+    """Sends until nothing more fits. Returns the last result, and how many bytes were sent."""
+    sent = 0
+    while True:
+        got = attempt(sock.send, b"z" * 65536)
+        if isinstance(got, int):
+            sent += got
+        # The kernel may still have been moving bytes to the other side.
+        elif not settle(sock, 0, select.POLLOUT):
+            return got, sent
+
+
 ALL = select.POLLIN | select.POLLOUT | select.POLLRDHUP
 
 
@@ -166,14 +178,7 @@ def nonblocking():
     accepted, _ = server.accept()
     print(accepted.getblocking(), fcntl.fcntl(client, fcntl.F_GETFL) & os.O_NONBLOCK != 0)
     print(attempt(client.recv, 1))
-    sent = 0
-    while True:
-        got = attempt(client.send, b"z" * 65536)
-        if isinstance(got, int):
-            sent += got
-        # The kernel may still have been moving bytes to the other side.
-        elif not settle(client, 0, select.POLLOUT):
-            break
+    got, sent = fill(client)
     print(got, settle(client, 0, select.POLLOUT))
     left = sent
     while left:
@@ -239,6 +244,29 @@ def options():
     print(a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)[0])
 
 
+def options_before_connect():
+    """What was set before connect(2) reads as it was set after it, and the size of the sending buffer counts."""
+    level = socket.SOL_SOCKET
+    server = listener()
+    # Accepted sockets have it from the listener: the kernel's would hold much of what is sent.
+    server.setsockopt(level, socket.SO_RCVBUF, 30_000)
+    client = socket.socket()
+    values = {"SO_SNDBUF": 65536, "SO_RCVBUF": 30_000, "SO_RCVLOWAT": 100, "SO_KEEPALIVE": 1}
+    for name, value in values.items():
+        client.setsockopt(level, getattr(socket, name), value)
+    client.setsockopt(level, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+    client.connect(server.getsockname())
+    accepted, _ = server.accept()
+    count(client)
+    count(accepted)
+    for name in values:
+        print(name, client.getsockopt(level, getattr(socket, name)))
+    print(struct.unpack("ll", client.getsockopt(level, socket.SO_SNDTIMEO, 16)))
+    client.setblocking(False)
+    got, sent = fill(client)
+    print(got, sent < 600_000)
+
+
 def copies():
     a, b = pair()
     c = a.dup()
@@ -251,6 +279,23 @@ def copies():
     print(b.recv(10))
     os.close(200)
     print(b.recv(10))
+
+
+def ranges():
+    """close_range(2) closes nothing if the kernel refuses its arguments."""
+    import ctypes
+    a, b = pair()
+    fd = a.fileno()
+    call = ctypes.CDLL(None, use_errno=True).close_range
+
+    def close_range(first, last, flags=0):
+        done = call(ctypes.c_uint(first), ctypes.c_uint(last), flags)
+        return errno.errorcode.get(ctypes.get_errno()) if done < 0 else done
+    print(close_range(fd + 1, fd), close_range(fd + 1, fd, 4), close_range(fd, fd, 1))
+    a.sendall(b"open")
+    print(b.recv(10))
+    print(close_range(fd, fd), attempt(os.write, fd, b"x"), b.recv(10))
+    a.detach()
 
 
 def forks():
@@ -548,6 +593,20 @@ def mixtures():
         timer.join()
 
 
+def pointers():
+    """Pointers that a call has no use for may be anything: those of empty sets, and of what leaves a set of epoll."""
+    import ctypes
+    libc = ctypes.CDLL(None)
+    nowhere = ctypes.c_void_p(1)
+    print(libc.poll(nowhere, ctypes.c_ulong(0), 1))
+    print(libc.select(0, nowhere, nowhere, None, (ctypes.c_long * 2)(0, 1000)))
+    ep = select.epoll()
+    for sock in pair():
+        ep.register(sock, select.EPOLLIN)
+        delete = 2
+        print(libc.epoll_ctl(ep.fileno(), delete, sock.fileno(), nowhere), ep.poll(0))
+
+
 def threads():
     a, b = pair()
     size = 3_000_000
@@ -701,9 +760,10 @@ except BlockingIOError:
         print(child.wait(), second.recv(100), second.recv(100))
 
 
-PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options, copies,
-         forks, kills, epolls, orders, bound_ports, closed_by_a_parent, inherited_set, set_before_connect,
-         numbers_of_a_listener, pools, mixtures, threads, files, children, execs, inheritances]
+PARTS = [plain, six, ends, resets, pipes, refusals, nonblocking, timeouts, interruptions, options,
+         options_before_connect, copies, ranges, forks, kills, epolls, orders, bound_ports, closed_by_a_parent,
+         inherited_set, set_before_connect, numbers_of_a_listener, pools, mixtures, pointers, threads, files,
+         children, execs, inheritances]
 
 if __name__ == "__main__":
     wanted = sys.argv[1:]

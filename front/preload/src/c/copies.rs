@@ -21,11 +21,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 {
         return kernel(first, last);
     }
-    let closing = || {
-        copies::closing_range(first, last);
-        Ok(0)
-    };
-    if guard(closing) < 0 {
+    if guard(|| copies::closing_range(first, last, flags).map(|()| 0)) < 0 {
         return -1;
     }
     copies::between_hidden(first, last, hidden::is_hidden, kernel)

@@ -17,6 +17,8 @@ pub unsafe extern "C" fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     let kernel = || real::outcome(sys!(SYS_epoll_ctl, set, how, fd, event));
+    // The call ignores the pointer for a descriptor that leaves: it may be anything.
+    let event = if how == libc::EPOLL_CTL_DEL { std::ptr::null_mut() } else { event };
     // SAFETY: the caller guarantees valid pointers.
     let interest = unsafe { event.as_ref() };
     let interest = interest.map(|event| Interest { events: event.events, datum: event.u64 });

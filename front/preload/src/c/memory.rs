@@ -88,13 +88,15 @@ pub unsafe fn write_name(name: &Name, to: *mut sockaddr, length: *mut socklen_t)
     unsafe { *length = name.length() };
 }
 
-/// Returns the set that a program passes to poll(2), or `None` without memory for it.
+/// Returns the set that a program passes to poll(2), or `None` if it is empty, has a null pointer
+/// or is larger than memory. The pointer of an empty set may be anything.
 ///
 /// # Safety
 /// The contract of ppoll(2).
 pub unsafe fn polled<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    let count = usize::try_from(count).ok()?;
-    if fds.is_null() || count > isize::MAX as usize / size_of::<pollfd>() {
+    let most = isize::MAX as usize / size_of::<pollfd>();
+    let count = usize::try_from(count).ok().filter(|count| (1..=most).contains(count))?;
+    if fds.is_null() {
         return None;
     }
     // SAFETY: the caller guarantees valid pointers.
@@ -102,16 +104,18 @@ pub unsafe fn polled<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pol
 }
 
 /// Returns the words of a set of select(2) that the descriptors below `count` are in. Sets may be
-/// longer than `fd_set`.
+/// longer than `fd_set`. Returns `None` for a null pointer, and for a count of 0 or less: then the
+/// pointer may be anything.
 ///
 /// # Safety
 /// The contract of pselect(2).
 pub unsafe fn set<'a>(set: *mut fd_set, count: c_int) -> Option<&'a [Cell<c_ulong>]> {
-    if set.is_null() {
+    let words = select::words(count);
+    if set.is_null() || words == 0 {
         return None;
     }
     // SAFETY: the caller guarantees valid pointers; other sets of the call may be the same memory.
-    Some(unsafe { std::slice::from_raw_parts(set.cast::<Cell<c_ulong>>(), select::words(count)) })
+    Some(unsafe { std::slice::from_raw_parts(set.cast::<Cell<c_ulong>>(), words) })
 }
 
 /// Returns the string at `text`, or `None` if it is null.

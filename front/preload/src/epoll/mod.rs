@@ -141,7 +141,8 @@ pub struct Set {
     engine: AtomicI32,
     /// The kernel's set belongs to the process that this one was forked from.
     is_inherited: AtomicBool,
-    /// The number of threads that sleep on the kernel's set.
+    /// The number of threads that sleep on the kernel's set, or are about to: each counts itself
+    /// before it arms the connections.
     sleepers: AtomicU32,
 }
 

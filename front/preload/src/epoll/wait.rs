@@ -5,7 +5,7 @@
 //! ([`Waited::sleep`]); [`wait`] has the order of these. Each look ends in
 //! [`Waited::collect`], which puts connections and the kernel's events in order.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, epoll_event, sigset_t};
 use slipway_socket::{Deadline, Errno, is_told_surely};
@@ -34,6 +34,31 @@ pub struct Waited<'a> {
     pub own: &'a Set,
     /// The signal mask during a sleep, or null. Only the kernel reads it.
     pub mask: *const sigset_t,
+}
+
+/// A thread that is about to sleep on the kernel's set, or sleeps. It counts among the set's
+/// sleepers until this is dropped.
+struct Sleeper<'a>(&'a AtomicU32);
+
+impl<'a> Sleeper<'a> {
+    /// Counts this thread among `sleepers`, and then has `arm` look at the connections for the last
+    /// time before the sleep. Returns `None` if `arm` returns `false`: an event is to be reported.
+    ///
+    /// `arm` takes the set's lock, and so does a thread that activates and reports connections
+    /// before [`wake_another`] reads the count. If that thread has the lock first, `arm` finds the
+    /// connections that remain active. Otherwise that thread finds this one counted, and wakes it.
+    /// Counted after `arm`, this thread could miss both, and sleep on.
+    fn new(sleepers: &'a AtomicU32, arm: impl FnOnce() -> bool) -> Option<Self> {
+        sleepers.fetch_add(1, Ordering::Relaxed);
+        let counted = Self(sleepers);
+        arm().then_some(counted)
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Waited<'_> {
@@ -130,12 +155,19 @@ impl Waited<'_> {
         found
     }
 
-    /// Sleeps until `until` on the kernel's set, for a report of `most` events, and activates the
-    /// connections whose eventfds were raised. Returns the number of events that came.
+    /// Sleeps until `until` on the kernel's set, as `sleeper`, for a report of `most` events, and
+    /// activates the connections whose eventfds were raised. Returns the number of events that
+    /// came.
     ///
     /// # Errors
     /// The errors of epoll_wait(2).
-    fn sleep(&self, kernels: &mut Kernels, most: usize, until: Deadline) -> Result<usize, Errno> {
+    fn sleep(
+        &self,
+        sleeper: Sleeper<'_>,
+        kernels: &mut Kernels,
+        most: usize,
+        until: Deadline,
+    ) -> Result<usize, Errno> {
         let own = self.own;
         own.spin.sleeps();
         let left = if is_told_surely() {
@@ -144,9 +176,8 @@ impl Waited<'_> {
             Some(until.left().unwrap_or(A_BIT).min(A_BIT))
         };
         let looked = own.inner.hold().looked;
-        own.sleepers.fetch_add(1, Ordering::Relaxed);
         let got = self.ask_kernel(kernels, most, left, looked);
-        own.sleepers.fetch_sub(1, Ordering::Relaxed);
+        drop(sleeper);
         let got = got?;
         if kernels.count() < got {
             own.spin.woke();
@@ -233,10 +264,9 @@ pub fn wait(waited: Waited<'_>, into: &mut [epoll_event], until: Deadline) -> Re
             break found;
         }
         pass = Pass::Later;
-        if !until.has_passed() && !arm_all(&mut own.inner.hold()) {
-            continue;
-        }
-        let got = waited.sleep(&mut kernels, into.len(), until)?;
+        let arm = || until.has_passed() || arm_all(&mut own.inner.hold());
+        let Some(sleeper) = Sleeper::new(&own.sleepers, arm) else { continue };
+        let got = waited.sleep(sleeper, &mut kernels, into.len(), until)?;
         let count = waited.collect(into, &mut kernels, Pass::Woken, Deadline::now());
         if count > 0 || (got == 0 && until.has_passed()) {
             break count;
@@ -263,5 +293,42 @@ fn wake_another(set: c_int, own: &Set) {
         let saved = real::errno();
         control(set, libc::EPOLL_CTL_MOD, fd, IN | EDGE, own.datum(GROUP | group as u32));
         real::set_errno(saved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::real::sys;
+
+    #[test]
+    fn a_thread_counts_as_a_sleeper_before_it_arms_and_until_it_has_slept() {
+        let sleepers = AtomicU32::new(0);
+        let count = || sleepers.load(Ordering::Relaxed);
+        let mut counted = 0;
+        let sleeper = Sleeper::new(&sleepers, || {
+            counted = count();
+            true
+        });
+        assert!(sleeper.is_some());
+        assert_eq!((counted, count()), (1, 1));
+        drop(sleeper);
+        assert_eq!(count(), 0);
+        assert!(Sleeper::new(&sleepers, || false).is_none());
+        assert_eq!(count(), 0, "a thread with an event to report does not sleep");
+    }
+
+    #[test]
+    fn no_way_out_of_a_wait_leaves_a_sleeper() {
+        let own = Set::new();
+        let mut into = [epoll_event { events: 0, u64: 0 }];
+        let mut wait_on = |set, until| {
+            let waited = Waited { set, own: &own, mask: std::ptr::null() };
+            (wait(waited, &mut into, until), own.sleepers.load(Ordering::Relaxed))
+        };
+        assert_eq!(wait_on(-1, Deadline::NEVER), (Err(Errno::BADF), 0));
+        let set = sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) as c_int;
+        assert_eq!(wait_on(set, Deadline::after(0)), (Ok(0), 0));
+        real::close(set);
     }
 }
