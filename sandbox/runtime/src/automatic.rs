@@ -44,7 +44,7 @@ fn boots_to_report(config: &Config, asked: Option<bool>) -> bool {
 fn may_fork(config: &Config, record: &Record) -> bool {
     fork::cannot_fork(record).is_none()
         && record.memory.room() == 0
-        && !boots_to_report(config, record.free_page_reporting_asked)
+        && !boots_to_report(config, record.reporting.asked)
 }
 
 /// Returns the name of the template with which a sandbox could begin and which is not there yet.

@@ -38,8 +38,8 @@ use crate::files::Lane;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, EmptyDirs, MemoryBounds, Needs, OwnFunction, Placement, Process, Record, SandboxState,
-    Settings, ShareServer, Store, Volume,
+    self, Confinement, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction, Process,
+    Record, SandboxState, Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -236,8 +236,7 @@ impl Node {
         self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
         if let Some(name) = &record.template {
             let template = self.templates.get(name).await?;
-            if record.free_page_reporting_asked == Some(true) && !template.manifest.shape.reports()
-            {
+            if record.reporting.asked == Some(true) && !template.manifest.shape.reports() {
                 let why = format!(
                     "--free-page-reporting cannot be had with {name}, whose guest does not report: \
                      leave it out, or make the template with it"
@@ -338,8 +337,12 @@ impl Node {
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
             socket_slot: self.has_socket_slot(spec),
-            control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
-            least_memory_bytes: spec.least_memory_bytes,
+            reporting: FreePageReporting::of_new(spec.free_page_reporting),
+            confinement: Confinement {
+                control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
+                least_memory_bytes: spec.least_memory_bytes,
+                ..Confinement::default()
+            },
 
             origin: None,
             saves: None,
@@ -369,12 +372,6 @@ impl Node {
             plugs: 0,
             client_memory: None,
             shared_root: None,
-            free_page_reporting_asked: spec.free_page_reporting,
-            free_page_reporting: false,
-            free_page_reporting_why_not: String::new(),
-            cgroup: None,
-            confined: Placement::default(),
-            launch_cpus: String::new(),
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

@@ -150,7 +150,7 @@ pub(crate) async fn boot_guest(
 async fn record_start(sandbox: &Sandbox, uid: u32, group: Option<ControlGroup>) -> Result<()> {
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
-        record.cgroup = group;
+        record.confinement.cgroup = group;
         record.vmm_uid = Some(uid);
         if record.begins_with_shares() {
             record.share_server = ShareServer::Starting;

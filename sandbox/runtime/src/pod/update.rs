@@ -321,7 +321,9 @@ mod tests {
     #[test]
     fn an_update_waits_for_memory_if_kubelet_limits_the_group() {
         assert!(!waits(&pod(&[64])));
-        assert!(waits(&Record { control_group: "/kubepods/pod1/one".to_owned(), ..pod(&[64]) }));
+        let mut limited = pod(&[64]);
+        limited.confinement.control_group = "/kubepods/pod1/one".to_owned();
+        assert!(waits(&limited));
     }
 
     #[test]

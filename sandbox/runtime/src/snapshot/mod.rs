@@ -423,7 +423,8 @@ mod tests {
             ..record_of(SandboxState::Running)
         };
         assert_eq!(cannot_save(&record()), None);
-        let reports = Record { free_page_reporting: true, ..record() };
+        let mut reports = record();
+        reports.reporting.note(String::new());
         assert_eq!((cannot_save(&reports), reports.booted_needs().reporting), (None, true));
         for version in ["", "0.0.1"] {
             let other = Record { version: version.to_owned(), ..record() };

@@ -78,7 +78,7 @@ pub(crate) async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> R
 /// the start then fails at a later stage.
 pub(super) async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
     let record = sandbox.record();
-    if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
+    if node.config.pod_cgroups.is_some() || !record.confinement.asks_for_group() {
         return;
     }
     let found = capabilities(node, &record, uid).await;
