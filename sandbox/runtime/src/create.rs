@@ -38,8 +38,8 @@ use crate::files::Lane;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, Confinement, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction, Process,
-    Record, SandboxState, Settings, ShareServer, Store, Volume,
+    self, Confinement, Cpus, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction,
+    Process, Record, SandboxState, Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -169,8 +169,8 @@ impl Node {
             None => record,
         };
         let record = Record { shares, saves, own_function, ..record };
-        let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
-        let record = Record { max_cpus, ..record };
+        let max = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
+        let record = Record { cpus: Cpus { max, ..record.cpus }, ..record };
         Ok(match new.snapshot() {
             Some(snapshot) => begin::record(record, snapshot, store),
             None => record,
@@ -322,9 +322,7 @@ impl Node {
             memory,
             bound: pod::bound_of_new(spec, of_host())?,
             layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
-            cpus,
-            boot_cpus: cpus,
-            max_cpus,
+            cpus: Cpus::of_new(cpus, max_cpus),
             limits,
             hostname: process::or(&spec.hostname, &name),
             volumes,
@@ -362,7 +360,6 @@ impl Node {
             paused: false,
             reason: String::new(),
             out_of_memory: false,
-            chosen_cpus: 0,
             changing_limits: false,
             network: None,
             trees: 0,

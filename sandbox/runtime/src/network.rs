@@ -293,7 +293,7 @@ fn virtio_net(record: &Record, network: &Network) -> plane_v1::VirtioNet {
         switch: network.switch.clone(),
         mac: network.mac.clone(),
         mtu: network.mtu,
-        queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
+        queue_pairs: if network.queues == 0 { record.cpus.boot } else { network.queues },
         addresses: network.addresses(),
         spoof_check: true,
         vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },

@@ -14,6 +14,7 @@
 mod boot;
 mod confinement;
 mod container;
+mod cpus;
 mod empty_dir;
 mod function;
 mod memory;
@@ -36,6 +37,7 @@ use slipway_telemetry::Timeline;
 pub use self::boot::BootRecord;
 pub use self::confinement::{Confinement, ControlGroup};
 pub use self::container::{Added, Disks, Limits, Settings};
+pub use self::cpus::Cpus;
 pub use self::empty_dir::{EmptyDir, EmptyDirs};
 pub use self::function::{
     FunctionPool, Given, GivenNic, GivenSockets, OwnFunction, TakenFunction, Wish,
@@ -199,18 +201,9 @@ pub struct Record {
     /// all sandboxes, as an earlier version had it.
     #[serde(default)]
     pub layers_bytes: u64,
-    /// The number of virtual CPUs that the sandbox has now.
-    pub cpus: u32,
-    /// The number of virtual CPUs at the start; these stay.
-    #[serde(default)]
-    pub boot_cpus: u32,
-    /// The most virtual CPUs that the sandbox can be given while it runs.
-    #[serde(default)]
-    pub max_cpus: u32,
-    /// The number of CPUs that a user gave the sandbox while it ran; 0: none, or those that it
-    /// began with. The limits of a pod's containers do not change it.
-    #[serde(default)]
-    pub chosen_cpus: u32,
+    /// The virtual CPUs.
+    #[serde(flatten)]
+    pub cpus: Cpus,
     /// The limits of the sandbox's own container in the guest, beside its memory and CPUs. Those of
     /// a pod as a whole, which its guest does not keep, as the last update said them.
     #[serde(default)]
@@ -435,7 +428,8 @@ mod tests {
                 "before": { "throttled_ns": 1, "oom_kills": 2, "threads_refused": 3 }
             },
             "confined": { "cpus": "0-1", "memory_nodes": "0" },
-            "launch_cpus": "0-3"
+            "launch_cpus": "0-3",
+            "cpus": 3, "boot_cpus": 1, "max_cpus": 4, "chosen_cpus": 2
         }"#;
         let parts: serde_json::Map<_, _> = serde_json::from_str(parts).unwrap();
         written.as_object_mut().unwrap().extend(parts);
@@ -446,6 +440,7 @@ mod tests {
         assert!(confinement.asks_for_group() && confinement.has_group("/kubepods/pod1/one"));
         assert_eq!((&*confinement.confined.cpus, &*confinement.launch_cpus), ("0-1", "0-3"));
         assert_eq!(confinement.least_memory_bytes, 256 << 20);
+        assert_eq!(record.cpus, Cpus { count: 3, boot: 1, max: 4, chosen: 2 });
         assert_eq!(serde_json::to_value(&record).unwrap(), written);
     }
 

@@ -352,8 +352,8 @@ async fn trusted<T>(
 fn limits(record: &Record) -> Limits {
     Limits {
         memory_bytes: record.memory_bytes.saturating_add(record.memory.overhead_bytes),
-        cpus: cgroup::cpu_time(record.cpus),
-        threads: 64 + record.max_cpus + shares::threads(record),
+        cpus: cgroup::cpu_time(record.cpus.count),
+        threads: 64 + record.cpus.max + shares::threads(record),
     }
 }
 

@@ -368,7 +368,7 @@ pub(crate) async fn describe(
         origin: Origin { disks: record.disks_id().to_owned(), slots, needs },
         settings: record.settings.clone(),
         paused: record.paused,
-        cpus: record.cpus,
+        cpus: record.cpus.count,
         layers_bytes: record.layers_bytes,
         kernel: record.kernel.clone(),
         accelerator: record.accelerator.clone(),
