@@ -16,6 +16,7 @@
 //!   ([`slipway_peer::Bin`]): gigabytes take seconds;
 //! - a file that nobody can change, and that clients only read, is mapped once for all of them
 //!   ([`LateFiles::region`]);
+//! - [`RegisterWindow`] is no memory but registers of a device, which its server has in a file;
 //! - [`Lasting`] is no guest's memory but this process's own, for the state that the next process
 //!   needs to go on.
 //!
@@ -74,6 +75,7 @@ mod map;
 mod mapping;
 mod pages;
 mod region;
+mod registers;
 mod sealed_files;
 mod span;
 mod template;
@@ -93,6 +95,7 @@ pub use map::{DmaMap, MAX_REGIONS, MapError, Memory, View};
 pub use mapping::{Mapping, MessageMemory};
 pub use pages::unmap;
 pub use region::{Given, Region, Removed};
+pub use registers::RegisterWindow;
 pub use span::Span;
 pub use template::{Template, next_data};
 pub use window::Window;

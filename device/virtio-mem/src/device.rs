@@ -13,7 +13,6 @@ use slipway_virtio_spec::mem::{Config, DEVICE_TYPE, Features, REQUEST_QUEUE, Req
 use zerocopy::IntoBytes;
 
 use crate::region::{Decision, GiveBack, Region};
-use crate::state::Loaded;
 use crate::{Geometry, Parts, PartsError, RequestError};
 
 /// The number of MSI-X vectors: one for the queue, one for changes of the configuration.
@@ -203,13 +202,13 @@ impl Function for Mem {
     }
 
     fn take_over(&mut self, state: &[u8]) -> Result<(), StateError> {
-        let Loaded { transport, requested, plugged } =
-            crate::state::load(state, &self.region.geometry)?;
+        let (transport, saved) = crate::state::load(state, &self.region.geometry)?;
         if self.region.blocks.plugged() != 0 {
             return Err(StateError::Inconsistent("blocks are plugged already".into()));
         }
         self.local.restore(transport)?;
-        if !self.region.restore(&plugged, requested) {
+        let usable = saved.usable.unwrap_or(self.region.geometry.bytes);
+        if !self.region.restore(&saved.plugged, saved.requested, usable) {
             return Err(StateError::Inconsistent("blocks that cannot be plugged".into()));
         }
         Ok(())

@@ -15,11 +15,18 @@ const BLOCKS: u64 = 70;
 /// The pieces of the region.
 const PIECES: usize = (2 * BLOCKS) as usize;
 /// The region of the device.
-const GEOMETRY: Geometry =
-    Geometry { address: 1 << 32, bytes: BLOCKS * 2 * MIN_BLOCK, block: 2 * MIN_BLOCK, node: 3 };
+const GEOMETRY: Geometry = Geometry {
+    address: 1 << 32,
+    bytes: BLOCKS * 2 * MIN_BLOCK,
+    block: 2 * MIN_BLOCK,
+    unit: 8 * 2 * MIN_BLOCK,
+    node: 3,
+};
 
 /// A host that checks what is asked of it, and refuses now and then to unplug.
 struct Watched {
+    /// The bytes of the usable part.
+    usable: u64,
     /// The guest may touch the piece.
     accessible: Vec<bool>,
     calls: usize,
@@ -41,7 +48,14 @@ fn pieces(range: &Range<u64>) -> Range<usize> {
 }
 
 impl MemoryHost for Watched {
+    fn reveal(&mut self, end: u64) -> Result<(), Refused> {
+        assert!(end > self.usable && end <= GEOMETRY.bytes, "{end}");
+        self.usable = end;
+        Ok(())
+    }
+
     fn plug(&mut self, range: Range<u64>) -> Result<(), Refused> {
+        assert!(range.end <= self.usable, "{range:?} is not usable");
         let found = &mut self.accessible[pieces(&range)];
         assert!(!found.contains(&true), "{range:?} is plugged twice");
         found.fill(true);
@@ -68,7 +82,7 @@ impl Guest for Mem {
     const FEATURES: u64 = FEATURES;
 
     fn new(memory: &Memory) -> Self {
-        let host = Watched { accessible: vec![false; PIECES], calls: 0 };
+        let host = Watched { usable: 0, accessible: vec![false; PIECES], calls: 0 };
         let made = Self::new(Parts {
             memory: memory.clone(),
             interrupts: fuzz::interrupts(VECTORS),

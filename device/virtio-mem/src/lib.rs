@@ -11,6 +11,10 @@
 //! not plugged, and what happens if it does is the host's to say. A block that is plugged again
 //! holds zeros, or what the guest's devices wrote there meanwhile.
 //!
+//! Blocks can be plugged in the usable part of the region, which begins empty and grows in units
+//! when more is asked for than ever before ([`MemoryHost::reveal`]): what the guest was never asked
+//! to have, its devices do not reach either.
+//!
 //! The host calls `poll` after register writes and after eventfds of notifications
 //! ([`layout::notification`]). A poll answers a bounded number of requests, or gives back
 //! [`PIECE`] bytes: a large request takes many polls, and is answered when all bytes are back.
@@ -24,9 +28,9 @@
 //! that is cut short, and one without room for its response end in DEVICE_NEEDS_RESET. A request
 //! that the region cannot fulfil is answered with an error.
 //!
-//! Not implemented: a usable region that grows (all of the region is usable), suspending
-//! (`VIRTIO_MEM_F_PERSISTENT_SUSPEND` of later versions), indirect descriptors, ACCESS_PLATFORM
-//! (addresses are the guest's physical ones), reset of the queue alone.
+//! Not implemented: a usable region that shrinks, suspending (`VIRTIO_MEM_F_PERSISTENT_SUSPEND` of
+//! later versions), indirect descriptors, ACCESS_PLATFORM (addresses are the guest's physical
+//! ones), reset of the queue alone.
 //!
 //! Features: `driver` is a small real driver for tests; `fuzz` has the bodies of the fuzz targets.
 //!

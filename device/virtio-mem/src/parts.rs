@@ -14,8 +14,16 @@ pub const MIN_BLOCK: u64 = 2 << 20;
 pub const MAX_BLOCKS: u64 = 1 << 16;
 
 /// The host of a region's memory. Ranges are offsets in the region, multiples of
-/// [`PIECE`]. No call waits for a peer.
+/// [`PIECE`]. No call waits for a peer, but [`MemoryHost::reveal`].
 pub trait MemoryHost: Send {
+    /// Lets the guest's devices reach the region from its start up to byte `end`, further than
+    /// before: blocks are plugged there from now on. Called for what the host asks for, and never
+    /// for a driver's request. May wait for those who serve the devices.
+    ///
+    /// # Errors
+    /// [`Refused`]: a device does not reach all of it. No block is plugged behind the earlier end.
+    fn reveal(&mut self, end: u64) -> Result<(), Refused>;
+
     /// Makes an unplugged range accessible to the guest.
     ///
     /// # Errors
@@ -48,6 +56,9 @@ pub struct Geometry {
     pub bytes: u64,
     /// The bytes of a block: a power of two, at least [`MIN_BLOCK`].
     pub block: u64,
+    /// The bytes by which the part of the region grows in which blocks can be plugged, a multiple
+    /// of the block: a block of the guest's own memory hot plug, of which a guest uses whole ones.
+    pub unit: u64,
     /// The region's NUMA node: a proximity domain of the guest's ACPI tables.
     pub node: u16,
 }
@@ -55,10 +66,11 @@ pub struct Geometry {
 impl Geometry {
     /// Returns whether a device can have this geometry.
     pub(crate) fn is_sound(&self) -> bool {
-        let Self { address, bytes, block, .. } = *self;
+        let Self { address, bytes, block, unit, .. } = *self;
         block.is_power_of_two()
             && block >= MIN_BLOCK
             && address.is_multiple_of(block)
+            && (unit >= block && unit.is_multiple_of(block))
             && bytes.is_multiple_of(block)
             && (1..=MAX_BLOCKS).contains(&(bytes / block))
             && address.checked_add(bytes).is_some()
@@ -83,7 +95,7 @@ pub enum PartsError {
     /// The number of interrupts is out of range.
     #[error(transparent)]
     Interrupts(#[from] InterruptCount),
-    /// The region is not made of whole blocks, or of too many.
+    /// The region is not made of whole blocks, or of too many, or does not grow by whole blocks.
     #[error("a memory device needs a region of 1 to 65536 whole blocks of at least 2 MiB")]
     Geometry,
 }
@@ -103,4 +115,7 @@ pub enum RequestError {
         /// The bytes of a block.
         block: u64,
     },
+    /// A device of the guest does not reach so much of the region.
+    #[error("the server of a function does not map the memory")]
+    Unreachable,
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use slipway_virtio_spec::mem::{Config, Request, request, response, state};
 
 use crate::blocks::Blocks;
-use crate::{Geometry, MemoryHost, PIECE, RequestError};
+use crate::{Geometry, MemoryHost, PIECE, Refused, RequestError};
 
 /// The decision on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) struct Region {
     pub(crate) blocks: Blocks,
     /// The bytes that the device asks the driver to have plugged.
     pub(crate) requested: u64,
+    /// The bytes of the region, from its start, in which blocks can be plugged.
+    pub(crate) usable: u64,
     host: Box<dyn MemoryHost>,
 }
 
@@ -46,7 +48,7 @@ impl Region {
     /// Makes a region without plugged blocks. The geometry is sound.
     pub fn new(geometry: Geometry, host: Box<dyn MemoryHost>) -> Self {
         let blocks = Blocks::new((geometry.bytes / geometry.block) as usize);
-        Self { geometry, blocks, requested: 0, host }
+        Self { geometry, blocks, requested: 0, usable: 0, host }
     }
 
     /// Returns the bytes of the plugged blocks.
@@ -54,40 +56,52 @@ impl Region {
         self.blocks.plugged() as u64 * self.geometry.block
     }
 
-    /// Asks for `bytes`. Returns whether that is something else than before.
+    /// Asks for `bytes`. If more was never asked for, the usable part grows to whole units with so
+    /// many bytes; it never shrinks. Returns whether `bytes` is something else than before.
     pub fn request(&mut self, bytes: u64) -> Result<bool, RequestError> {
-        let Geometry { bytes: most, block, .. } = self.geometry;
+        let Geometry { bytes: most, block, unit, .. } = self.geometry;
         if bytes > most {
             return Err(RequestError::TooLarge { most });
         }
         if !bytes.is_multiple_of(block) {
             return Err(RequestError::PartOfABlock { block });
         }
+        let usable = bytes.div_ceil(unit).saturating_mul(unit).min(most);
+        self.reveal(usable).map_err(|Refused| RequestError::Unreachable)?;
         Ok(std::mem::replace(&mut self.requested, bytes) != bytes)
     }
 
+    /// Makes the region usable up to byte `end`, if it is not yet.
+    fn reveal(&mut self, end: u64) -> Result<(), Refused> {
+        if end > self.usable {
+            self.host.reveal(end)?;
+            self.usable = end;
+        }
+        Ok(())
+    }
+
     pub fn config(&self) -> Config {
-        let Geometry { address, bytes, block, node } = self.geometry;
+        let Geometry { address, bytes, block, node, .. } = self.geometry;
         Config {
             block_size: block.into(),
             node_id: node.into(),
             padding: [0; 6],
             addr: address.into(),
             region_size: bytes.into(),
-            usable_region_size: bytes.into(),
+            usable_region_size: self.usable.into(),
             plugged_size: self.plugged().into(),
             requested_size: self.requested.into(),
         }
     }
 
-    /// Returns the blocks that a request names. Returns `None` if the region does not have them
-    /// all, or there are none (section 5.15.6.1).
+    /// Returns the blocks that a request names. Returns `None` if the usable part of the region
+    /// does not have them all, or there are none (section 5.15.6.1).
     fn range(&self, request: &Request) -> Option<Range<usize>> {
         let offset = request.addr.get().checked_sub(self.geometry.address)?;
         let first = usize::try_from(offset / self.geometry.block).ok()?;
         let end = first.checked_add(usize::from(request.blocks.get()))?;
         let sound = offset.is_multiple_of(self.geometry.block) && first < end;
-        (sound && end <= self.blocks.count()).then_some(first..end)
+        (sound && end as u64 <= self.usable / self.geometry.block).then_some(first..end)
     }
 
     /// Returns the bytes of blocks, as offsets in the region.
@@ -173,19 +187,24 @@ impl Region {
         response::BUSY
     }
 
-    /// Goes on with the blocks `runs` plugged and `requested` bytes asked for, in place of a region
-    /// without plugged blocks. Returns `false` if that cannot be.
-    pub fn restore(&mut self, runs: &[Range<usize>], requested: u64) -> bool {
-        let mut end = 0;
-        for run in runs {
-            if run.start < end || run.end <= run.start || run.end > self.blocks.count() {
+    /// Goes on with the blocks `runs` plugged, each run from its first block to the one behind its
+    /// last, with `requested` bytes asked for and the first `usable` bytes usable, in place of a
+    /// region without plugged blocks. Returns `false` if that cannot be.
+    pub fn restore(&mut self, runs: &[[usize; 2]], requested: u64, usable: u64) -> bool {
+        let Geometry { bytes, block, .. } = self.geometry;
+        if usable > bytes || !usable.is_multiple_of(block) || self.reveal(usable).is_err() {
+            return false;
+        }
+        let mut next = 0;
+        for &[start, end] in runs {
+            if start < next || end <= start || end as u64 > usable / block {
                 return false;
             }
-            if self.host.plug(self.bytes_of(run)).is_err() {
+            if self.host.plug(self.bytes_of(&(start..end))).is_err() {
                 return false;
             }
-            self.blocks.set(run, true);
-            end = run.end + 1;
+            self.blocks.set(&(start..end), true);
+            next = end + 1;
         }
         self.request(requested).is_ok()
     }

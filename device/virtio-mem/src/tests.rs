@@ -26,14 +26,25 @@ use crate::{
 const MEMORY: usize = 1 << 20;
 const BLOCK: u64 = 2 * MIN_BLOCK;
 const BLOCKS: u64 = 100;
-const GEOMETRY: Geometry =
-    Geometry { address: 5 << 30, bytes: BLOCKS * BLOCK, block: BLOCK, node: 2 };
+/// A region of which all is usable when one block was asked for.
+const GEOMETRY: Geometry = Geometry {
+    address: 5 << 30,
+    bytes: BLOCKS * BLOCK,
+    block: BLOCK,
+    unit: BLOCKS * BLOCK,
+    node: 2,
+};
+/// A region that grows by eight blocks.
+const GROWING: Geometry = Geometry { unit: 8 * BLOCK, ..GEOMETRY };
 
 /// The calls of the host, in pieces, and its answer to the next ones.
 #[derive(Default)]
 struct Host {
     plugged: Vec<(u64, u64)>,
     unplugged: Vec<u64>,
+    /// The ends of the usable part, in blocks.
+    revealed: Vec<u64>,
+    refuses_to_reveal: bool,
     refuses_to_plug: bool,
     refuses_to_unplug: bool,
     /// The guest has access to these pieces.
@@ -54,6 +65,11 @@ impl Handle {
         std::mem::take(&mut self.0.lock().unwrap().plugged)
     }
 
+    /// Returns the ends that the usable part got since the last call, in blocks.
+    fn revealed(&self) -> Vec<u64> {
+        std::mem::take(&mut self.0.lock().unwrap().revealed)
+    }
+
     /// Returns the number of pieces to which the guest has access.
     fn accessible(&self) -> usize {
         self.0.lock().unwrap().accessible.len()
@@ -66,6 +82,15 @@ impl Handle {
 }
 
 impl MemoryHost for Handle {
+    fn reveal(&mut self, end: u64) -> Result<(), Refused> {
+        let mut host = self.0.lock().unwrap();
+        if host.refuses_to_reveal {
+            return Err(Refused);
+        }
+        host.revealed.push(end / BLOCK);
+        Ok(())
+    }
+
     fn plug(&mut self, range: Range<u64>) -> Result<(), Refused> {
         let mut host = self.0.lock().unwrap();
         if host.refuses_to_plug {
@@ -113,8 +138,12 @@ fn device(memory: &Memory, geometry: Geometry) -> (Mem, Handle, Arc<FifoSink>) {
 }
 
 fn driver() -> (Driver, Handle, Memory, Arc<FifoSink>) {
+    driver_of(GEOMETRY)
+}
+
+fn driver_of(geometry: Geometry) -> (Driver, Handle, Memory, Arc<FifoSink>) {
     let memory = Memory::heap(MEMORY);
-    let (mem, handle, sink) = device(&memory, GEOMETRY);
+    let (mem, handle, sink) = device(&memory, geometry);
     let arena = Arena::new(memory.clone(), 0, MEMORY as u64);
     let driver = SingleQueue::with_features(Direct::new(mem), arena, 16, FEATURES).unwrap();
     (driver, handle, memory, sink)
@@ -210,9 +239,64 @@ fn blocks_are_plugged_and_unplugged() {
     assert_eq!(state_of(&mut driver, 0, BLOCKS as u16), state::UNPLUGGED);
 }
 
+/// Returns the blocks of the usable part.
+fn usable(driver: &mut Driver) -> u64 {
+    config(driver).usable_region_size.get() / BLOCK
+}
+
+#[test]
+fn blocks_are_plugged_where_so_many_were_asked_for() {
+    let (mut driver, host, ..) = driver_of(GROWING);
+    assert_eq!(usable(&mut driver), 0);
+    assert_eq!(kind(&mut driver, &range(request::PLUG, 0, 1)), response::ERROR);
+    driver.registers.function.request(3 * BLOCK).unwrap();
+    assert_eq!(usable(&mut driver), 8, "a whole unit");
+    for (first, blocks) in [(8, 1), (7, 2), (99, 1)] {
+        let plug = range(request::PLUG, first, blocks);
+        assert_eq!(kind(&mut driver, &plug), response::ERROR, "{first}");
+    }
+    assert_eq!(kind(&mut driver, &range(request::PLUG, 6, 2)), response::ACK);
+    driver.registers.function.request(0).unwrap();
+    assert_eq!((usable(&mut driver), state_of(&mut driver, 6, 2)), (8, state::PLUGGED));
+    host.0.lock().unwrap().refuses_to_reveal = true;
+    let refused = driver.registers.function.request(9 * BLOCK);
+    assert_eq!(refused, Err(RequestError::Unreachable));
+    assert_eq!((driver.registers.function.requested(), usable(&mut driver)), (0, 8));
+    driver.registers.function.request(8 * BLOCK).unwrap();
+    host.0.lock().unwrap().refuses_to_reveal = false;
+    driver.registers.function.request(98 * BLOCK).unwrap();
+    assert_eq!((usable(&mut driver), host.revealed()), (BLOCKS, vec![8, BLOCKS]));
+    assert_eq!(kind(&mut driver, &range(request::PLUG, 99, 1)), response::ACK);
+}
+
+#[test]
+fn a_successor_has_the_usable_part() {
+    let (mut driver, _, memory, _) = driver_of(GROWING);
+    driver.registers.function.request(20 * BLOCK).unwrap();
+    assert_eq!(kind(&mut driver, &range(request::PLUG, 22, 2)), response::ACK);
+    driver.registers.function.request(2 * BLOCK).unwrap();
+    assert!(driver.registers.function.quiesce());
+    let state = String::from_utf8(driver.registers.function.save()).unwrap();
+    let restore = |state: &str| {
+        let (mut mem, host, _) = device(&memory, GROWING);
+        mem.restore(state.as_bytes()).map(|()| host.revealed())
+    };
+    assert_eq!(restore(&state), Ok(vec![24]));
+    let usable = format!("\"usable\":{}", 24 * BLOCK);
+    assert!(state.contains(&usable), "{state}");
+    let without = state.replace(&format!("{usable},"), "");
+    assert_eq!(restore(&without), Ok(vec![BLOCKS]), "of a device that did not grow");
+    for bad in [23 * BLOCK, 101 * BLOCK, 24 * BLOCK + 1] {
+        let state = state.replace(&usable, &format!("\"usable\":{bad}"));
+        assert!(matches!(restore(&state), Err(StateError::Inconsistent(_))), "{bad}");
+    }
+}
+
 #[test]
 fn no_more_is_plugged_than_was_asked_for() {
     let (mut driver, host, ..) = driver();
+    driver.registers.function.request(BLOCK).unwrap();
+    driver.registers.function.request(0).unwrap();
     assert_eq!(kind(&mut driver, &range(request::PLUG, 0, 1)), response::NACK);
     driver.registers.function.request(2 * BLOCK).unwrap();
     assert_eq!(kind(&mut driver, &range(request::PLUG, 0, 3)), response::NACK);
@@ -509,6 +593,8 @@ fn parts_that_do_not_fit_together_are_refused() {
         Geometry { address: MIN_BLOCK, ..GEOMETRY },
         Geometry { address: u64::MAX - BLOCK + 1, ..GEOMETRY },
         Geometry { bytes: ((1 << 16) + 1) * BLOCK, ..GEOMETRY },
+        Geometry { unit: 0, ..GEOMETRY },
+        Geometry { unit: BLOCK + MIN_BLOCK, ..GEOMETRY },
     ] {
         assert_eq!(made(2, geometry), Some(PartsError::Geometry), "{geometry:?}");
     }

@@ -64,7 +64,7 @@ pub struct RegionDescription {
     /// Parts that may be mapped, each as its offset in the region and its length in bytes.
     pub areas: Vec<(u64, u64)>,
     /// The file to map the parts from. A user of the file has to trust the server, see
-    /// [`crate::Window`].
+    /// [`crate::RegisterWindow`].
     pub file: Option<Foreign>,
 }
 

@@ -9,7 +9,7 @@ use slipway_vfio_user_spec as spec;
 use spec::{Command, RegionIoFds, SUB_REGION_LEN, SubRegion, SubRegionFlags, io_fd};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::{Client, ClientError, Window};
+use crate::{Client, ClientError, RegisterWindow};
 
 /// The largest reply that is taken, in bytes: more than a thousand sub-regions.
 const ROOM: u32 = 64 << 10;
@@ -77,7 +77,7 @@ pub struct Bell {
     pub offset: u64,
     /// The place of the value in `shadow`, in bytes.
     at: u64,
-    shadow: Arc<Window>,
+    shadow: Arc<RegisterWindow>,
     event: Event,
 }
 
@@ -147,7 +147,7 @@ impl Client {
 struct ReplyDescriptors {
     files: Vec<Event>,
     /// Shadow memory that is mapped, with the index of its descriptor.
-    shadows: Vec<(u32, Arc<Window>)>,
+    shadows: Vec<(u32, Arc<RegisterWindow>)>,
     /// The size of the region in bytes.
     size: u64,
 }
@@ -217,7 +217,7 @@ impl ReplyDescriptors {
     /// Maps the shadow memory behind descriptor `index`, once. Returns `None` if it is not sealed
     /// against shrinking (libvfio-user seals none), is no memory, or is no page or more than
     /// [`MAX_SHADOW`].
-    fn shadow(&mut self, index: u32) -> Result<Option<Arc<Window>>, ClientError> {
+    fn shadow(&mut self, index: u32) -> Result<Option<Arc<RegisterWindow>>, ClientError> {
         if let Some((_, window)) = self.shadows.iter().find(|(known, _)| *known == index) {
             return Ok(Some(window.clone()));
         }
@@ -232,9 +232,8 @@ impl ReplyDescriptors {
         {
             return Ok(None);
         }
-        let window = Window::map(&file, 0, 0, len as usize);
-        let window = window.map_err(|_| ClientError::Malformed("shadow memory"))?;
-        let window = Arc::new(window);
+        let window = RegisterWindow::map(&file, 0, 0, len as usize);
+        let window = Arc::new(window.map_err(|_| ClientError::Malformed("shadow memory"))?);
         self.shadows.push((index, window.clone()));
         Ok(Some(window))
     }

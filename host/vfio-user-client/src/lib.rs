@@ -6,7 +6,7 @@
 //!   that it writes to can be logged ([`RemoteFunction::log_writes`]).
 //! - [`Client`] is one connection, for one thread. It blocks, with a timeout on every wait.
 //! - [`IoFds`] are the registers that are written without messages.
-//! - [`Window`] is a part of a region that is accessed without messages.
+//! - [`RegisterWindow`] is a part of a region that is accessed without messages.
 //! - Feature `driver` has what programs without a VMM need, such as tests and benchmarks.
 //!
 //! The example `inspect` shows the function behind any vfio-user socket, and accesses it.
@@ -15,7 +15,7 @@
 //! `VFIO_USER_REGION_WRITE_MULTI`.
 //!
 //! Dependencies, few since a static VMM links them: `slipway-vfio-user-wire` for messages,
-//! `slipway-peer` for everything that a server could make wait, `slipway-ram` to unmap a window,
+//! `slipway-peer` for everything that a server could make wait, `slipway-ram` to map a window,
 //! `slipway-pci` for the driver's contract (feature `driver` only), `rustix` for descriptors,
 //! `zerocopy` for the structures, `thiserror`.
 //!
@@ -24,11 +24,9 @@
 //! message has at most 1 MiB of data, and at most 16 descriptors with it; descriptors that nobody
 //! asked for end the connection. Closing what a server sent never makes a thread of the VMM wait
 //! ([`slipway_peer::Foreign`]), and raising its eventfds neither. Memory of a server is mapped only
-//! if it is sealed against shrinking ([`Window`] leaves that to its caller); registers whose shadow
-//! memory is not sealed are written by messages. No wait is longer than the caller's deadline,
-//! whatever arrives meanwhile.
-// Unsafe code: a window is mapped from a file of the server.
-#![allow(unsafe_code)]
+//! if it is sealed against shrinking; [`RegisterWindow`] leaves that to its caller. Registers whose
+//! shadow memory is not sealed are written by messages. No wait is longer than the caller's
+//! deadline, whatever arrives meanwhile.
 
 mod client;
 #[cfg(feature = "driver")]
@@ -43,7 +41,6 @@ mod remote;
 mod shape;
 mod told;
 mod watch;
-mod window;
 
 pub use client::{Client, ClientError, IrqDescription, RegionDescription};
 #[cfg(feature = "driver")]
@@ -54,4 +51,4 @@ pub use io_fds::{Bell, Event, IoFds, Notification};
 pub use migration::MAX_STATE;
 pub use remote::{ConnectionState, Continuity, FunctionError, RemoteFunction};
 pub use shape::RegionShape;
-pub use window::Window;
+pub use slipway_ram::RegisterWindow;

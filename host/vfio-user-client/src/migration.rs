@@ -98,31 +98,20 @@ impl Client {
         self.feature(feature::SET | feature::LOG_STOP, &[], 0).map(drop)
     }
 
-    /// Returns a bit for each of `pages` pages from `iova` on that is set if the function has
-    /// written to the page since it was last reported: the first page's is the lowest of the first
-    /// word. The first page is a multiple of 64 pages behind the start of a region of memory, and
-    /// the number of pages is a multiple of 64 or reaches to the region's end.
-    ///
-    /// # Errors
-    /// As for [`Client::start_log`]; [`ClientError::Refused`] with `EINVAL` if there is no log.
-    /// The bits of earlier messages are lost then.
-    pub fn report_log(&mut self, iova: u64, pages: usize) -> Result<Vec<u64>, ClientError> {
-        let most = self.most_reported();
-        let (mut words, mut done) = (Vec::with_capacity(pages.div_ceil(64)), 0);
-        while done < pages {
-            let count = most.min(pages - done);
-            words.extend(self.report_log_part(iova + done as u64 * PAGE, count)?);
-            done += count;
-        }
-        Ok(words)
-    }
-
     /// Returns the most pages of one report, a multiple of 64.
     pub(crate) fn most_reported(&self) -> usize {
         (self.chunk().min(MOST_BITS) / 8).max(1) * 64
     }
 
-    fn report_log_part(&mut self, iova: u64, pages: usize) -> Result<Vec<u64>, ClientError> {
+    /// Returns a bit for each of `pages` pages from `iova` on that is set if the function has
+    /// written to the page since it was last reported: the first page's is the lowest of the first
+    /// word. The first page is a multiple of 64 pages behind the start of a region of memory, and
+    /// the number of pages, at most [`Client::most_reported`], is a multiple of 64 or reaches to
+    /// the region's end.
+    ///
+    /// # Errors
+    /// As for [`Client::start_log`]; [`ClientError::Refused`] with `EINVAL` if there is no log.
+    pub(crate) fn report_log(&mut self, iova: u64, pages: usize) -> Result<Vec<u64>, ClientError> {
         let (iova, length) = (U64::new(iova), U64::new(pages as u64 * PAGE));
         let range = spec::LogReport { iova, length, page_size: U64::new(PAGE) };
         let len = size_of::<spec::LogReport>() + pages.div_ceil(64) * 8;

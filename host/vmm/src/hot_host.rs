@@ -27,6 +27,10 @@ impl HotHost {
 }
 
 impl MemoryHost for HotHost {
+    fn reveal(&mut self, end: u64) -> Result<(), Refused> {
+        self.region()?.reveal(end, self.ram.file()).map_err(|_| Refused)
+    }
+
     fn plug(&mut self, range: Range<u64>) -> Result<(), Refused> {
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // Fails if the process has too many mappings, or the kernel no memory for one more.

@@ -2,9 +2,8 @@
 //! the guest has what it has plugged ([`crate::own::memory`]).
 //!
 //! The bytes of the regions are the end of the file of the guest's memory, so that servers of
-//! functions, which know that file and take no other, do DMA there. Everything is mapped when the
-//! machine is made: no memory slot of KVM's and no DMA map changes later, each of which takes
-//! milliseconds.
+//! functions, which know that file and take no other, do DMA there. This process maps everything
+//! when the machine is made: no memory slot of KVM's changes later, which takes milliseconds.
 //!
 //! KVM has a mapping of each region for itself. Of that, the blocks that are not plugged allow no
 //! access (mprotect(2)): a guest that touches one ends, and cannot keep pages that it has given
@@ -12,23 +11,31 @@
 //! kernel's whichever of them a guest plugs: eight regions have about half of what
 //! `vm.max_map_count` allows.
 //!
-//! The devices of this process, and the servers of functions, have other mappings, in which all of
-//! a region can be accessed. A device that a guest lets write to an unplugged block makes a page
-//! there that the host does not get back before the block is plugged and unplugged again: at most
-//! the region's bytes, which the guest could have plugged.
+//! The devices of this process have another mapping, in which all of a region can be accessed: the
+//! pages that they make count against this process's control group. A server of a function makes
+//! pages that count against its own group. So it has DMA maps of the usable part alone, whose size
+//! is the most that the host has ever asked the guest to have plugged, in whole blocks of the
+//! guest's memory hot plug. The part grows by one map for each function, while the event loop asks
+//! for more, and no map goes: plugged and unplugged blocks change none, and so a function never
+//! waits for its requests in flight. A function that a guest lets write to an unplugged block of
+//! the usable part makes a page there that the host does not get back before the block is plugged
+//! and unplugged again.
 //!
 //! An unplugged block is a hole in the file: the host has its pages at once.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::mm::MprotectFlags;
 use slipway_machine::{HotRegion, MAX_HOT_REGIONS, MAX_NODE};
 use slipway_ram::{DmaMap, Permissions};
+use slipway_vfio_user_client::{FunctionError, RemoteFunction};
 use slipway_virtio_mem::{Geometry, MIN_BLOCK};
 
 use crate::layout::{self, GIB, MIB};
+use crate::lock::lock;
 use crate::part::Part;
 use crate::{Error, Result};
 
@@ -50,9 +57,8 @@ fn block(region: &HotRegion) -> u64 {
 /// # Errors
 /// [`Error::Config`].
 pub fn check(regions: &[HotRegion]) -> Result<u64> {
-    let most = MAX_HOT_REGIONS;
-    if regions.len() > most {
-        let count = regions.len();
+    if regions.len() > MAX_HOT_REGIONS {
+        let (count, most) = (regions.len(), MAX_HOT_REGIONS);
         return Err(Error::Config(format!("{count} regions of hot-plug memory: at most {most}")));
     }
     let mut sum = 0u64;
@@ -79,22 +85,35 @@ pub struct HotMemory {
     /// The mapping of the guest's CPUs.
     guest: Part,
     region: HotRegion,
+    /// The bytes by which the usable part grows.
+    unit: u64,
+    reach: Mutex<Reach>,
+}
+
+/// The part of a region that servers of functions reach.
+#[derive(Default)]
+struct Reach {
+    /// The bytes of the usable part.
+    usable: u64,
+    /// The functions, each with the bytes that its server has mapped.
+    functions: Vec<(Weak<RemoteFunction>, u64)>,
 }
 
 impl HotMemory {
     /// Maps a region at `start` of the guest's addresses, whose bytes are at `offset` of `file`.
-    /// Nothing of it is plugged.
+    /// Nothing of it is plugged. Its usable part, which is empty, grows by `unit` bytes.
     pub(crate) fn new(
         map: &mut DmaMap,
         file: BorrowedFd<'_>,
         (start, offset): (u64, u64),
         region: HotRegion,
+        unit: u64,
     ) -> io::Result<Self> {
         let place = (start, offset, region.bytes);
         let devices = Part::new(map, file, place, Permissions::READ_WRITE)?;
         // A map that no device has: nothing of this process touches the mapping.
         let guest = Part::new(&mut DmaMap::new(), file, place, Permissions::READ_WRITE)?;
-        let hot = Self { devices, guest, region };
+        let hot = Self { devices, guest, region, unit, reach: Mutex::default() };
         hot.protect(&(0..region.bytes), MprotectFlags::empty())?;
         Ok(hot)
     }
@@ -109,15 +128,53 @@ impl HotMemory {
         &self.guest
     }
 
-    /// Returns the NUMA node.
-    pub fn node(&self) -> u8 {
-        self.region.node
-    }
-
     /// Returns the region's place, blocks and node.
     pub fn geometry(&self) -> Geometry {
         let (address, HotRegion { bytes, node, .. }) = (self.devices.start, self.region);
-        Geometry { address, bytes, block: block(&self.region), node: node.into() }
+        let (block, unit) = (block(&self.region), self.unit);
+        Geometry { address, bytes, block, unit, node: node.into() }
+    }
+
+    /// Has the server of a new function map the usable part, whose bytes are those of `file`, and
+    /// later what the part grows by. Waits for the server.
+    ///
+    /// # Errors
+    /// The server does not map it.
+    pub(crate) fn show_to(
+        &self,
+        function: &Arc<RemoteFunction>,
+        file: BorrowedFd<'_>,
+    ) -> Result<(), FunctionError> {
+        let mut reach = lock(&self.reach);
+        reach.functions.push((Arc::downgrade(function), 0));
+        self.extend(&mut reach, file)
+    }
+
+    /// Makes the region usable up to byte `end`: the servers of all functions map it. Waits for
+    /// each of them as long as a function may be silent before it is broken.
+    ///
+    /// # Errors
+    /// A server does not map it. The usable part is as before, though others may have mapped more.
+    pub(crate) fn reveal(&self, end: u64, file: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let mut reach = lock(&self.reach);
+        let before = std::mem::replace(&mut reach.usable, end);
+        self.extend(&mut reach, file).inspect_err(|_| reach.usable = before)
+    }
+
+    /// Has each function's server map what it has not mapped of the usable part.
+    fn extend(&self, reach: &mut Reach, file: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let (start, offset) = (self.devices.start, self.devices.offset);
+        reach.functions.retain(|(function, _)| function.strong_count() > 0);
+        for (function, end) in &mut reach.functions {
+            let len = reach.usable.saturating_sub(*end);
+            let Some(function) = function.upgrade().filter(|_| len > 0) else { continue };
+            match function.map(start + *end, len, file, offset + *end, true) {
+                // A function that is broken reaches nothing any more.
+                Ok(()) | Err(FunctionError::Broken(_)) => *end = reach.usable,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Sets the access that the guest has to a range, as offsets in the region.

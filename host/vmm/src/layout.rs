@@ -115,6 +115,9 @@ pub const HOT_MEMORY_UNIT: u64 = 128 * MIB;
 /// The unit of the start of a region of hot-plug memory: the largest block of Linux's memory hot
 /// plug, which guests of 64 GiB and more use.
 pub const HOT_MEMORY_ALIGN: u64 = 2 * GIB;
+/// The bytes of RAM from which on a guest may have blocks of memory hot plug that are larger than
+/// [`HOT_MEMORY_UNIT`]. Linux has them where addresses of RAM end behind 64 GiB.
+pub const LARGE_MEMORY: u64 = 32 * GIB;
 /// The most bytes of hot-plug memory in all regions.
 pub const MAX_HOT_MEMORY: u64 = 256 * GIB;
 
@@ -128,6 +131,12 @@ pub fn hot_memory(bytes: u64, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
         start
     };
     sizes.map(&mut place).collect()
+}
+
+/// Returns the bytes of the largest block of memory hot plug that Linux has in a guest of `bytes`
+/// bytes of RAM.
+pub fn hot_memory_block(bytes: u64) -> u64 {
+    if bytes < LARGE_MEMORY { HOT_MEMORY_UNIT } else { HOT_MEMORY_ALIGN }
 }
 
 /// Returns the PCI device of region `index` of hot-plug memory. They are at the end of the bus, so
@@ -172,6 +181,7 @@ mod tests {
         let places = |bytes, sizes: &[u64]| hot_memory(bytes, sizes.iter().copied());
         assert_eq!(places(64 * MIB, &[GIB, 3 * GIB, GIB]), [68 * GIB, 70 * GIB, 74 * GIB]);
         assert_eq!(places(8 * GIB, &[GIB]), [74 * GIB]);
+        assert_eq!([8 * GIB, 64 * GIB].map(hot_memory_block), [128 * MIB, 2 * GIB]);
         let last = hot_memory_device(MAX_HOT_REGIONS - 1);
         assert_eq!((hot_memory_device(0), last), (31, 24));
     }

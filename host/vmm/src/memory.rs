@@ -39,11 +39,11 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Maps `file`, whose size is the size of the guest's memory.
+    /// Maps `file`, all of whose bytes are RAM, for tests.
     ///
     /// # Errors
-    /// [`Error::Memory`]: the file has a size that the machine does not support, is not sealed
-    /// against shrinking, or cannot be mapped.
+    /// As for [`GuestRam::with_hot_memory`].
+    #[cfg(any(test, feature = "fuzz"))]
     pub fn new(file: OwnedFd) -> Result<Self> {
         Self::with_hot_memory(file, &[])
     }
@@ -52,14 +52,18 @@ impl GuestRam {
     /// the RAM.
     ///
     /// # Errors
-    /// As for [`GuestRam::new`]; [`Error::Config`] for regions that no machine can have.
+    /// [`Error::Memory`]: the file has a size that the machine does not support, is not sealed
+    /// against shrinking, or cannot be mapped. [`Error::Config`] for regions that no machine can
+    /// have.
     pub fn with_hot_memory(file: OwnedFd, regions: &[HotRegion]) -> Result<Self> {
         let mut ram = Self::map(file, hot_memory::check(regions)?)?;
         let failed = |error: io::Error| Error::Memory(error.to_string());
         let starts = layout::hot_memory(ram.bytes, regions.iter().map(|region| region.bytes));
         let mut offset = ram.bytes;
         for (region, start) in regions.iter().zip(starts) {
-            let hot = HotMemory::new(&mut ram.map, ram.file.as_fd(), (start, offset), *region);
+            let unit = layout::hot_memory_block(ram.bytes);
+            let place = (start, offset);
+            let hot = HotMemory::new(&mut ram.map, ram.file.as_fd(), place, *region, unit);
             ram.hot.push(hot.map_err(failed)?);
             offset += region.bytes;
         }
@@ -101,7 +105,7 @@ impl GuestRam {
     /// pages may be huge: the pool has them reserved, so that none is missing.
     ///
     /// # Errors
-    /// As for [`GuestRam::new`]; or the pool does not serve the faults.
+    /// As for [`GuestRam::with_hot_memory`]; or the pool does not serve the faults.
     pub fn leased(file: OwnedFd, connection: OwnedFd) -> Result<Self> {
         let failed = |error: slipway_pool_wire::WireError| Error::Memory(error.to_string());
         let hand_over = HandOver::begin(connection).map_err(failed)?;

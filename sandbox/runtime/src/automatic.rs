@@ -68,7 +68,7 @@ fn why_boots(config: &Config, record: &Record, choice: Choice) -> Result<Option<
     let reasons = [
         (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (
-            boots_to_report(config, record.free_page_reporting_asked),
+            boots_to_report(config, record.reporting.asked),
             "its guest is to report free pages, and those of the node's templates do not",
         ),
         (

@@ -58,7 +58,8 @@ pub(crate) fn pool(config: &Config) -> std::io::Result<Pool> {
 /// begins to make groups.
 pub(crate) async fn open(node: &Node, all_read: bool) {
     let live = node.list().into_iter().map(|sandbox| sandbox.record());
-    let owned = live.filter_map(|record| Some(split(&record.cgroup?.path).1.to_owned()));
+    let owned =
+        live.filter_map(|record| Some(split(&record.confinement.cgroup?.path).1.to_owned()));
     let owned: BTreeSet<String> = owned.collect();
     let pool = Arc::clone(&node.cgroups);
     node.lane().run(move || pool.open(all_read.then_some(&owned))).await;
@@ -67,7 +68,7 @@ pub(crate) async fn open(node: &Node, all_read: bool) {
 /// Returns the path of the sandbox's group in each hierarchy, as lines of proc_pid_cgroup(5) end
 /// with it.
 pub(crate) fn path(record: &Record) -> String {
-    match &record.cgroup {
+    match &record.confinement.cgroup {
         Some(group) => group.path.clone(),
         None => format!("{PARENT}/{}", record.id),
     }
@@ -81,7 +82,7 @@ pub(crate) fn of(record: &Record) -> Group {
 /// Returns the hierarchies of the sandbox's group, and the group, whether or not it exists.
 pub(crate) fn found(record: &Record) -> (Hierarchies, Group) {
     let (hierarchies, group) = at(&path(record));
-    let before = record.cgroup.as_ref().map(|group| group.before).unwrap_or_default();
+    let before = record.confinement.cgroup.as_ref().map(|group| group.before).unwrap_or_default();
     (hierarchies, group.counting_from(before))
 }
 
@@ -123,9 +124,10 @@ pub(crate) fn asked(path: &str, own: &Path) -> Result<String> {
 /// Takes a pod that has not started out of its own control group. No limit of kubelet's bounds its
 /// memory then, so it has the least that was asked for.
 pub(crate) fn leave_asked(record: &mut Record) {
-    record.control_group.clear();
-    record.memory_bytes = record.memory_bytes.max(record.least_memory_bytes);
-    record.memory = record.memory.at_least(record.least_memory_bytes);
+    record.confinement.control_group.clear();
+    let least = record.confinement.least_memory_bytes;
+    record.memory_bytes = record.memory_bytes.max(least);
+    record.memory = record.memory.at_least(least);
 }
 
 /// Chooses the group of a sandbox that is about to start. The first part is a group of the pool,
@@ -136,7 +138,7 @@ pub(crate) fn leave_asked(record: &mut Record) {
 /// group once it is known to be nobody else's: the processes in a recorded group are killed after
 /// a crash of the daemon.
 pub(crate) fn choose(node: &Node, sandbox: &Sandbox) -> (Option<Group>, Option<ControlGroup>) {
-    if sandbox.look(|record| !record.control_group.is_empty()) {
+    if sandbox.look(|record| record.confinement.asks_for_group()) {
         return (None, None);
     }
     let id = sandbox.id.as_str();
@@ -161,7 +163,7 @@ pub(crate) async fn prepare(
     taken: Option<Group>,
     limits: Limits,
 ) -> Result<Vec<PathBuf>> {
-    if sandbox.look(|record| !record.control_group.is_empty()) {
+    if sandbox.look(|record| record.confinement.asks_for_group()) {
         return make_asked(node, sandbox, limits).await;
     }
     let (pool, id) = (Arc::clone(&node.cgroups), sandbox.id.clone());
@@ -179,15 +181,16 @@ pub(crate) async fn prepare(
 /// wait for that. If the group is another's or cannot be made, the record does not name it, so
 /// that nobody removes it or ends the processes in it.
 async fn make_asked(node: &Node, sandbox: &Sandbox, limits: Limits) -> Result<Vec<PathBuf>> {
-    let path = sandbox.look(|record| record.control_group.clone());
+    let path = sandbox.look(|record| record.confinement.control_group.clone());
     let (hierarchies, group) = at(&path);
     let checked = sandbox.lane.run(move || hierarchies.check_free(&group));
     checked.await.map_err(Error::Cgroup)?;
     let its = ControlGroup { path: path.clone(), before: Counters::default() };
     // Recorded before the look at the others: of two sandboxes at once, one sees the other.
-    sandbox.update(|record| record.cgroup = Some(its)).await?;
-    let is_its =
-        |other: &Sandbox| other.id != sandbox.id && other.look(|record| has(record, &path));
+    sandbox.update(|record| record.confinement.cgroup = Some(its)).await?;
+    let is_its = |other: &Sandbox| {
+        other.id != sandbox.id && other.look(|record| record.confinement.has_group(&path))
+    };
     let owner = node.list().into_iter().find(|other| is_its(other));
     let made = match owner {
         Some(owner) => Err(Error::Invalid(format!(
@@ -197,14 +200,9 @@ async fn make_asked(node: &Node, sandbox: &Sandbox, limits: Limits) -> Result<Ve
         None => make_at(sandbox, &path, limits).await,
     };
     if made.is_err() {
-        sandbox.update(|record| record.cgroup = None).await?;
+        sandbox.update(|record| record.confinement.cgroup = None).await?;
     }
     made
-}
-
-/// Returns whether the group at `path` is a sandbox's.
-fn has(record: &Record, path: &str) -> bool {
-    record.cgroup.as_ref().is_some_and(|group| group.path == path)
 }
 
 /// Makes the group at `path`, and sets its limits.
@@ -260,7 +258,7 @@ pub(crate) async fn most_above(sandbox: &Sandbox) -> Option<u64> {
 /// Returns the memory in bytes that the VMM of a pod in a control group of its own may take with so
 /// much memory of the guest, and the limit above that group. Returns `None` for other sandboxes.
 async fn above(sandbox: &Sandbox, guest_bytes: u64) -> Option<(u64, Option<u64>)> {
-    if sandbox.look(|record| record.control_group.is_empty()) {
+    if sandbox.look(|record| !record.confinement.asks_for_group()) {
         return None;
     }
     let (hierarchies, _) = sandbox.look(found);
@@ -352,9 +350,9 @@ pub(crate) async fn release(node: &Node, sandbox: &Sandbox) -> Result<()> {
     if !pooled {
         return remove(sandbox, group).await;
     }
-    if let Err(error) = sandbox.update(|record| record.cgroup = None).await {
+    if let Err(error) = sandbox.update(|record| record.confinement.cgroup = None).await {
         // The saved record still names the group, so nobody else may have it.
-        sandbox.note(|current| current.cgroup = record.cgroup);
+        sandbox.note(|current| current.confinement.cgroup = record.confinement.cgroup);
         return Err(error);
     }
     node.cgroups.give_back(group);
@@ -419,12 +417,12 @@ mod tests {
             let mut record = Record {
                 memory_bytes: 160,
                 memory: MemoryBounds::new(160, 200),
-                control_group: "/a/one".to_owned(),
-                least_memory_bytes,
                 ..record_of(SandboxState::Created)
             };
+            record.confinement.control_group = "/a/one".to_owned();
+            record.confinement.least_memory_bytes = least_memory_bytes;
             leave_asked(&mut record);
-            assert_eq!(record.control_group, "");
+            assert!(!record.confinement.asks_for_group());
             let bounds = record.memory;
             (record.memory_bytes, bounds.boot_bytes, bounds.granted_bytes, bounds.max_bytes)
         };
@@ -435,11 +433,12 @@ mod tests {
     #[test]
     fn a_group_is_that_of_the_sandbox_whose_record_names_it() {
         let mut record = record_of(SandboxState::Starting);
-        record.control_group = "/a/one".to_owned();
-        assert!(!has(&record, "/a/one"), "it is only asked for");
-        record.cgroup =
+        record.confinement.control_group = "/a/one".to_owned();
+        assert!(!record.confinement.has_group("/a/one"), "it is only asked for");
+        record.confinement.cgroup =
             Some(ControlGroup { path: "/a/one".to_owned(), before: Counters::default() });
-        assert!(has(&record, "/a/one") && !has(&record, "/a") && !has(&record, "/one"));
+        let has = |path| record.confinement.has_group(path);
+        assert!(has("/a/one") && !has("/a") && !has("/one"));
     }
 
     /// More sandboxes than there are threads for files have a limit that the kernel does not set.

@@ -49,7 +49,7 @@ impl Node {
             let _turn = turn;
             change.run(wanted).await?;
             let choose = |record: &mut Record| {
-                record.chosen_cpus = if wanted == record.boot_cpus { 0 } else { wanted };
+                record.cpus.chosen = if wanted == record.cpus.boot { 0 } else { wanted };
             };
             change.sandbox.update(choose).await
         });
@@ -93,23 +93,23 @@ pub(crate) fn of_new(cpus: u32, most: u32) -> Result<(u32, u32)> {
 pub(crate) fn most_of_new(record: &Record, spec: &RunSpec, setting: u32) -> u32 {
     let boots = spec.template.is_empty() && record.saves.is_none();
     match record.pod && boots && spec.max_cpus == 0 {
-        true => record.max_cpus.max(setting),
-        false => record.max_cpus,
+        true => record.cpus.max.max(setting),
+        false => record.cpus.max,
     }
 }
 
 fn check(record: &Record, wanted: u32) -> Result<()> {
-    let Record { name, boot_cpus, max_cpus, .. } = record;
-    let least = (*boot_cpus).max(1);
+    let Record { name, cpus, .. } = record;
+    let (least, most) = (cpus.boot.max(1), cpus.max);
     if wanted < least {
         return Err(Error::Invalid(format!(
             "{} too few for sandbox {name}: the {least} that it began with cannot be taken away",
             if wanted == 1 { "1 CPU is".to_owned() } else { format!("{wanted} CPUs are") }
         )));
     }
-    if wanted > *max_cpus {
+    if wanted > most {
         return Err(Error::Invalid(format!(
-            "{wanted} CPUs are too many for sandbox {name}: at most {max_cpus}; \
+            "{wanted} CPUs are too many for sandbox {name}: at most {most}; \
              `slipway run --max-cpus` makes one that can have more"
         )));
     }
@@ -122,25 +122,25 @@ fn check(record: &Record, wanted: u32) -> Result<()> {
 /// # Errors
 /// [`Error::Hypervisor`] if the VMM does not answer, errors of control groups.
 pub(crate) async fn recount(sandbox: &Sandbox, vm: &dyn Vm) -> Result<()> {
-    if sandbox.look(|record| record.max_cpus == record.boot_cpus) {
+    if sandbox.look(|record| !record.cpus.can_grow()) {
         return Ok(());
     }
     if takes_back(vm) {
         let cpus = vm.cpus().await?;
         // The VMM's list alone never raises the number: the next change would trust it.
-        sandbox.note(|record| record.cpus = count(record, &cpus).min(record.cpus));
+        sandbox.note(|record| record.cpus.count = count(record, &cpus).min(record.cpus.count));
     }
-    limit(sandbox, sandbox.look(|record| record.cpus)).await
+    limit(sandbox, sandbox.look(|record| record.cpus.count)).await
 }
 
 /// Gives the guest and the VMM of an adopted sandbox the recorded number of CPUs. The daemon before
 /// may have ended when the guest had CPUs online that are not recorded, or recorded ones offline.
 /// CPUs that do not follow within [`SETTLE`] stay as they are, with a line in the daemon's log.
 pub(crate) async fn settle(sandbox: &Arc<Sandbox>, vm: &Arc<dyn Vm>, agent: &Agent) {
-    if sandbox.look(|record| record.max_cpus == record.boot_cpus) {
+    if sandbox.look(|record| !record.cpus.can_grow()) {
         return;
     }
-    let cpus = sandbox.look(|record| record.cpus);
+    let cpus = sandbox.look(|record| record.cpus.count);
     let (sandbox, agent, vm) = (Arc::clone(sandbox), agent.clone(), Arc::clone(vm));
     let change = Change { sandbox, agent, vm };
     let error = match tokio::time::timeout(SETTLE, change.change(cpus, cpus)).await {
@@ -173,8 +173,8 @@ fn takes_back(vm: &dyn Vm) -> bool {
 /// Returns the number of CPUs that the VMM lists as there. A VMM that its guest took over may list
 /// anything, so the number is within the sandbox's own range.
 fn count(record: &Record, cpus: &[CpuSlot]) -> u32 {
-    let there = cpus.iter().filter(|one| one.present && one.cpu < record.max_cpus).count() as u32;
-    there.max(record.boot_cpus)
+    let there = cpus.iter().filter(|one| one.present && one.cpu < record.cpus.max).count() as u32;
+    there.max(record.cpus.boot)
 }
 
 /// Returns the name by which the VMM knows a CPU that was added.
@@ -199,7 +199,7 @@ impl Change {
 
     async fn run(&self, wanted: u32) -> Result<()> {
         // The VMM's list alone never raises the limit.
-        let before = self.sandbox.look(|record| record.cpus);
+        let before = self.sandbox.look(|record| record.cpus.count);
         let most = wanted.max(before);
         let changed = self.change(wanted, most).await;
         let used = if changed.is_ok() { wanted } else { most };
@@ -223,7 +223,7 @@ impl Change {
 
     async fn change(&self, wanted: u32, most: u32) -> Result<()> {
         let mut cpus = self.vm.cpus().await?;
-        let room = self.sandbox.look(|record| record.max_cpus);
+        let room = self.sandbox.look(|record| record.cpus.max);
         cpus.retain(|one| one.cpu < room);
         limit(&self.sandbox, most).await?;
         for cpu in cpus.iter().filter(|one| !one.present && one.cpu < wanted) {
@@ -263,7 +263,7 @@ impl Change {
         let listed = self.vm.cpus().await?;
         let cpus = self.sandbox.look(|record| count(record, &listed)).min(used);
         limit(&self.sandbox, cpus).await?;
-        self.sandbox.update(|record| record.cpus = cpus).await?;
+        self.sandbox.update(|record| record.cpus.count = cpus).await?;
         Ok(cpus)
     }
 }
@@ -271,11 +271,11 @@ impl Change {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::SandboxState;
+    use crate::record::{Cpus, SandboxState};
 
-    fn record(boot_cpus: u32, max_cpus: u32) -> Record {
+    fn record(boot: u32, max: u32) -> Record {
         let record = crate::adopt::tests::record_of(SandboxState::Running);
-        Record { boot_cpus, max_cpus, ..record }
+        Record { cpus: Cpus { boot, max, ..record.cpus }, ..record }
     }
 
     #[test]

@@ -38,8 +38,8 @@ use crate::files::Lane;
 use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
-    self, EmptyDirs, MemoryBounds, Needs, OwnFunction, Placement, Process, Record, SandboxState,
-    Settings, ShareServer, Store, Volume,
+    self, Confinement, Cpus, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction,
+    Process, Record, SandboxState, Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -169,8 +169,8 @@ impl Node {
             None => record,
         };
         let record = Record { shares, saves, own_function, ..record };
-        let max_cpus = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
-        let record = Record { max_cpus, ..record };
+        let max = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
+        let record = Record { cpus: Cpus { max, ..record.cpus }, ..record };
         Ok(match new.snapshot() {
             Some(snapshot) => begin::record(record, snapshot, store),
             None => record,
@@ -234,8 +234,7 @@ impl Node {
         self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
         if let Some(name) = &record.template {
             let template = self.templates.get(name).await?;
-            if record.free_page_reporting_asked == Some(true) && !template.manifest.shape.reports()
-            {
+            if record.reporting.asked == Some(true) && !template.manifest.shape.reports() {
                 let why = format!(
                     "--free-page-reporting cannot be had with {name}, whose guest does not report: \
                      leave it out, or make the template with it"
@@ -330,9 +329,7 @@ impl Node {
             memory,
             bound: pod::bound_of_new(spec, of_host())?,
             layers_bytes: layers::of_new(spec.layers_bytes, &self.config)?,
-            cpus,
-            boot_cpus: cpus,
-            max_cpus,
+            cpus: Cpus::of_new(cpus, max_cpus),
             limits,
             hostname: process::or(&spec.hostname, &name),
             volumes,
@@ -345,8 +342,12 @@ impl Node {
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
             function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
             socket_slot: self.has_socket_slot(spec),
-            control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
-            least_memory_bytes: spec.least_memory_bytes,
+            reporting: FreePageReporting::of_new(spec.free_page_reporting),
+            confinement: Confinement {
+                control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
+                least_memory_bytes: spec.least_memory_bytes,
+                ..Confinement::default()
+            },
 
             origin: None,
             saves: None,
@@ -367,7 +368,6 @@ impl Node {
             paused: false,
             reason: String::new(),
             out_of_memory: false,
-            chosen_cpus: 0,
             changing_limits: false,
             network: None,
             trees: 0,
@@ -377,12 +377,6 @@ impl Node {
             plugs: 0,
             client_memory: None,
             shared_root: None,
-            free_page_reporting_asked: spec.free_page_reporting,
-            free_page_reporting: false,
-            free_page_reporting_why_not: String::new(),
-            cgroup: None,
-            confined: Placement::default(),
-            launch_cpus: String::new(),
             vmm_uid: None,
             vm: None,
             timeline: Timeline::new(name.clone()),

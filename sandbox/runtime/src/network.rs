@@ -302,7 +302,7 @@ fn virtio_net(record: &Record, network: &Network) -> plane_v1::VirtioNet {
         mac: network.mac.clone(),
         peer_mac: network.guest_mac.clone().unwrap_or_default(),
         mtu: network.mtu,
-        queue_pairs: if network.queues == 0 { record.boot_cpus } else { network.queues },
+        queue_pairs: if network.queues == 0 { record.cpus.boot } else { network.queues },
         addresses: network.addresses(),
         spoof_check: true,
         vlan: if network.namespace.is_some() { namespace::VLAN } else { 0 },

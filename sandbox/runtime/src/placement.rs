@@ -25,7 +25,7 @@ use slipway_cgroup::Sets;
 
 use crate::cgroup;
 use crate::files::Lane;
-use crate::record::{Added, Placement, Record, SandboxState};
+use crate::record::{Added, Confinement, Placement, Record, SandboxState};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
 use crate::{Error, Result, v1};
@@ -204,7 +204,7 @@ async fn confine(sandbox: &Arc<Sandbox>) -> Result<()> {
 /// Confines a sandbox, and notes that in its record. Waits for the kernel.
 fn confine_now(sandbox: &Sandbox) -> Result<()> {
     let change = sandbox.look(|record| {
-        let found = || (cgroup::found(record), wanted(record), record.confined.clone());
+        let found = || (cgroup::found(record), wanted(record), record.confinement.confined.clone());
         changes(record).then(found)
     });
     let Some(((hierarchies, group), wanted, before)) = change else { return Ok(()) };
@@ -222,9 +222,9 @@ fn confine_now(sandbox: &Sandbox) -> Result<()> {
     };
     if confined {
         sandbox.note(|record| {
-            record.confined = wanted;
+            record.confinement.confined = wanted;
             if let Some(cpus) = launched {
-                record.launch_cpus = cpus;
+                record.confinement.launch_cpus = cpus;
             }
         });
     }
@@ -239,7 +239,8 @@ fn sets(placement: &Placement) -> Sets {
 /// own from its start until its end begins.
 fn changes(record: &Record) -> bool {
     let runs = matches!(record.state, SandboxState::Starting | SandboxState::Running);
-    runs && record.cgroup.is_some() && wanted(record) != record.confined
+    let confinement = &record.confinement;
+    runs && confinement.cgroup.is_some() && wanted(record) != confinement.confined
 }
 
 /// Returns the placement that the containers of a sandbox ask for. A pod in which no container runs
@@ -251,7 +252,7 @@ fn wanted(record: &Record) -> Placement {
     let runs = |added: &&Added| added.state.is_live() && added.state != SandboxState::Created;
     let running = record.added.iter().filter(runs).map(|added| &added.settings.placement);
     if running.clone().next().is_none() {
-        return record.confined.clone();
+        return record.confinement.confined.clone();
     }
     Placement::union(running)
 }
@@ -261,8 +262,9 @@ fn wanted(record: &Record) -> Placement {
 fn tell_threads(sandbox: &Sandbox, placement: &Placement) -> Result<Option<String>> {
     let Some(vm) = sandbox.vm() else { return Ok(None) };
     let pid = vm.record().pid;
-    let told = |record: &Record| !record.confined.cpus.is_empty();
-    let known = sandbox.look(|record| told(record).then(|| record.launch_cpus.clone()));
+    let told = |its: &Confinement| !its.confined.cpus.is_empty();
+    let launched_on = |its: &Confinement| told(its).then(|| its.launch_cpus.clone());
+    let known = sandbox.look(|record| launched_on(&record.confinement));
     let launched = known.unwrap_or_else(|| threads::run_on(Pid::from_raw(pid)));
     let list = match (placement.cpus.as_str(), launched.as_str()) {
         // Not known. A launch gives the daemon's own, unless it prefers those near the memory.
@@ -348,14 +350,16 @@ mod tests {
     fn a_pod_stays_confined_after_the_end_of_its_last_container() {
         use SandboxState::{Created, Exited, Running};
         let mut record = pod(&[(Running, placed("0-1,4", "0")), (Created, placed("7", ""))]);
-        record.confined = placed("0-1,4", "0");
+        record.confinement.confined = placed("0-1,4", "0");
         record.added[0].state = Exited;
         assert_eq!(wanted(&record), placed("0-1,4", "0"));
         record.added.clear();
         assert_eq!(wanted(&record), placed("0-1,4", "0"));
-        let next = Record { confined: record.confined, ..pod(&[(Running, placed("5", ""))]) };
+        let confinement = record.confinement;
+        let next = Record { confinement, ..pod(&[(Running, placed("5", ""))]) };
         assert_eq!(wanted(&next), placed("5", ""), "the next container's");
-        let free = Record { confined: next.confined, ..pod(&[(Running, Placement::default())]) };
+        let confinement = next.confinement;
+        let free = Record { confinement, ..pod(&[(Running, Placement::default())]) };
         assert_eq!(wanted(&free), Placement::default());
     }
 
@@ -367,19 +371,19 @@ mod tests {
         assert_eq!(wanted(&record), placed("1", ""));
         assert!(!changes(&record), "it has no group that is recorded");
         let group = ControlGroup { path: "/slipway/one".to_owned(), before: Default::default() };
-        record.cgroup = Some(group);
+        record.confinement.cgroup = Some(group);
         assert!(changes(&record));
-        record.confined = placed("1", "");
+        record.confinement.confined = placed("1", "");
         assert!(!changes(&record));
-        (record.confined, record.state) = (Placement::default(), SandboxState::Stopping);
+        record.confinement.lift();
+        record.state = SandboxState::Stopping;
         assert!(!changes(&record), "its group goes to others");
     }
 
     #[test]
     fn a_record_of_an_earlier_build_has_no_placement() {
         let record = record_of(SandboxState::Running);
-        assert_eq!((record.confined, record.settings.placement), Default::default());
-        assert_eq!(record.launch_cpus, "");
+        assert_eq!((record.confinement, record.settings.placement), Default::default());
         assert_eq!(added_of("a", SandboxState::Running).settings.placement, Placement::default());
     }
 

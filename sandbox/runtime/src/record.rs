@@ -1,7 +1,9 @@
 //! The record of a sandbox, kept on disk so that it outlives the daemon.
 //!
 //! A field that is added later needs `#[serde(default)]`: a daemon passes over records that it
-//! cannot read, with a warning, and their sandboxes with them.
+//! cannot read, with a warning, and their sandboxes with them. The fields that one concern has are
+//! a structure with methods of its own, as [`FreePageReporting`] is. On disk they are keys of the
+//! record itself (`#[serde(flatten)]`), whose names never change.
 //!
 //! `slipway inspect` prints the record, and has no form but JSON: a field of [`Record`] is shown
 //! without further code. What is shown and not recorded, such as the memory that layers hold now,
@@ -10,7 +12,9 @@
 //! `docs/operation.md` says what is in the sandbox's directory.
 
 mod boot;
+mod confinement;
 mod container;
+mod cpus;
 mod empty_dir;
 mod function;
 mod memory;
@@ -19,6 +23,7 @@ mod network;
 mod origin;
 mod placement;
 mod process;
+mod reporting;
 mod share;
 mod store;
 mod volume;
@@ -26,12 +31,13 @@ mod volume;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use slipway_cgroup::Counters;
 use slipway_hypervisor::VmRecord;
 use slipway_telemetry::Timeline;
 
 pub use self::boot::BootRecord;
+pub use self::confinement::{Confinement, ControlGroup};
 pub use self::container::{Added, Disks, Limits, Settings};
+pub use self::cpus::Cpus;
 pub use self::empty_dir::{EmptyDir, EmptyDirs};
 pub use self::function::{
     FunctionPool, Given, GivenNic, GivenSockets, OwnFunction, TakenFunction, Wish,
@@ -42,6 +48,7 @@ pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, Port
 pub use self::origin::Origin;
 pub use self::placement::Placement;
 pub use self::process::Process;
+pub use self::reporting::FreePageReporting;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
@@ -117,16 +124,6 @@ pub struct AssignedFunction {
     pub pci_address: String,
     /// Set if the guest has an IOMMU in front of its devices.
     pub iommu: bool,
-}
-
-/// The control group of a sandbox's VMM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ControlGroup {
-    /// The path in each hierarchy, as proc_pid_cgroup(5) shows it.
-    pub path: String,
-    /// The group's counters when the sandbox got it.
-    #[serde(default)]
-    pub before: Counters,
 }
 
 /// The settings and the state of one sandbox.
@@ -208,18 +205,9 @@ pub struct Record {
     /// all sandboxes, as an earlier version had it.
     #[serde(default)]
     pub layers_bytes: u64,
-    /// The number of virtual CPUs that the sandbox has now.
-    pub cpus: u32,
-    /// The number of virtual CPUs at the start; these stay.
-    #[serde(default)]
-    pub boot_cpus: u32,
-    /// The most virtual CPUs that the sandbox can be given while it runs.
-    #[serde(default)]
-    pub max_cpus: u32,
-    /// The number of CPUs that a user gave the sandbox while it ran; 0: none, or those that it
-    /// began with. The limits of a pod's containers do not change it.
-    #[serde(default)]
-    pub chosen_cpus: u32,
+    /// The virtual CPUs.
+    #[serde(flatten)]
+    pub cpus: Cpus,
     /// The limits of the sandbox's own container in the guest, beside its memory and CPUs. Those of
     /// a pod as a whole, which its guest does not keep, as the last update said them.
     #[serde(default)]
@@ -291,33 +279,12 @@ pub struct Record {
     /// root is a disk.
     #[serde(default)]
     pub shared_root: Option<(u64, u64)>,
-    /// The user's choice of whether the guest reports pages that it does not use. `None`: as the
-    /// node's settings say.
-    #[serde(default)]
-    pub free_page_reporting_asked: Option<bool>,
-    /// Set if the guest reports pages that it does not use, and the host has them back.
-    #[serde(default)]
-    pub free_page_reporting: bool,
-    /// Why the host has none of the guest's free pages back, known when it starts; empty: it has.
-    #[serde(default)]
-    pub free_page_reporting_why_not: String,
-    /// The path of the control group that the VMM is asked to be in; empty: one of the node's.
-    #[serde(default)]
-    pub control_group: String,
-    /// The least memory of the guest if the VMM gets one of the node's groups instead, bytes.
-    #[serde(default)]
-    pub least_memory_bytes: u64,
-    /// The control group of the VMM, from before the start until the group is given back. `None`:
-    /// the group, if there is one, has the sandbox's id as its name.
-    #[serde(default)]
-    pub cgroup: Option<ControlGroup>,
-    /// The CPUs and the memory nodes of the host to which the VMM is confined now.
-    #[serde(default)]
-    pub confined: Placement,
-    /// The list of the CPUs on which the VMM was launched, once its threads were told others.
-    /// Empty: not known.
-    #[serde(default)]
-    pub launch_cpus: String,
+    /// The reports of pages that the guest does not use.
+    #[serde(flatten)]
+    pub reporting: FreePageReporting,
+    /// The part of the host that the VMM has.
+    #[serde(flatten)]
+    pub confinement: Confinement,
     /// The user id of the VMM while it runs.
     pub vmm_uid: Option<u32>,
     /// The VMM's process while it runs.
@@ -371,6 +338,115 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The keys of a record on disk, ascending.
+    const KEYS: [&str; 71] = [
+        "accelerator",
+        "added",
+        "assigned_function",
+        "attached",
+        "boot_cpus",
+        "booted",
+        "bound",
+        "cgroup",
+        "changing_limits",
+        "chosen_cpus",
+        "client_memory",
+        "confined",
+        "control_group",
+        "cpus",
+        "created_ns",
+        "empty_dirs",
+        "emulated_nic",
+        "exit_status",
+        "free_page_reporting",
+        "free_page_reporting_asked",
+        "free_page_reporting_why_not",
+        "function_slots",
+        "functions",
+        "given_sockets",
+        "hostname",
+        "id",
+        "image",
+        "image_digest",
+        "image_path",
+        "in_file",
+        "kernel",
+        "labels",
+        "launch_cpus",
+        "layers_bytes",
+        "lazy",
+        "least_memory_bytes",
+        "limits",
+        "max_containers",
+        "max_cpus",
+        "memory",
+        "memory_bytes",
+        "name",
+        "network",
+        "origin",
+        "out_of_memory",
+        "own_function",
+        "paused",
+        "placement",
+        "plugs",
+        "pod",
+        "privileged",
+        "process",
+        "read_only",
+        "reason",
+        "remove",
+        "saves",
+        "saving",
+        "share_server",
+        "shared_root",
+        "shares",
+        "socket_slot",
+        "sockets",
+        "state",
+        "stop_signal",
+        "template",
+        "timeline",
+        "trees",
+        "version",
+        "vm",
+        "vmm_uid",
+        "volumes",
+    ];
+
+    #[test]
+    fn the_parts_of_a_record_are_keys_of_its_own_on_disk() {
+        let record = crate::adopt::tests::record_of(SandboxState::Running);
+        let mut written = serde_json::to_value(record).unwrap();
+        let mut keys: Vec<_> = written.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, KEYS);
+        let parts = r#"{
+            "free_page_reporting_asked": true,
+            "free_page_reporting": false,
+            "free_page_reporting_why_not": "its VMM is QEMU",
+            "control_group": "/kubepods/pod1/one",
+            "least_memory_bytes": 268435456,
+            "cgroup": {
+                "path": "/kubepods/pod1/one",
+                "before": { "throttled_ns": 1, "oom_kills": 2, "threads_refused": 3 }
+            },
+            "confined": { "cpus": "0-1", "memory_nodes": "0" },
+            "launch_cpus": "0-3",
+            "cpus": 3, "boot_cpus": 1, "max_cpus": 4, "chosen_cpus": 2
+        }"#;
+        let parts: serde_json::Map<_, _> = serde_json::from_str(parts).unwrap();
+        written.as_object_mut().unwrap().extend(parts);
+        let record: Record = serde_json::from_value(written.clone()).unwrap();
+        let Record { reporting, confinement, .. } = &record;
+        assert_eq!((reporting.asked, reporting.is_on), (Some(true), false));
+        assert_eq!(reporting.why_not, "its VMM is QEMU");
+        assert!(confinement.asks_for_group() && confinement.has_group("/kubepods/pod1/one"));
+        assert_eq!((&*confinement.confined.cpus, &*confinement.launch_cpus), ("0-1", "0-3"));
+        assert_eq!(confinement.least_memory_bytes, 256 << 20);
+        assert_eq!(record.cpus, Cpus { count: 3, boot: 1, max: 4, chosen: 2 });
+        assert_eq!(serde_json::to_value(&record).unwrap(), written);
+    }
 
     #[test]
     fn a_record_tells_whether_an_image_of_it_may_be_incomplete() {

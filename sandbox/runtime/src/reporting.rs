@@ -17,7 +17,7 @@ pub(crate) fn not_wanted(
     begins: Option<bool>,
     by_default: bool,
 ) -> Option<&'static str> {
-    let asked = record.free_page_reporting_asked;
+    let asked = record.reporting.asked;
     let is_default = asked.is_none() && begins.is_none();
     let reasons = [
         (begins == Some(false), "it is a fork of a machine that does not report"),
@@ -29,11 +29,7 @@ pub(crate) fn not_wanted(
 
 /// Notes in a sandbox's record why the host has no free pages of its guest back; empty: it has.
 pub(crate) fn note(sandbox: &Sandbox, why_not: impl Into<String>) {
-    let why_not = why_not.into();
-    sandbox.note(|record| {
-        record.free_page_reporting = why_not.is_empty();
-        record.free_page_reporting_why_not = why_not;
-    });
+    sandbox.note(|record| record.reporting.note(why_not.into()));
 }
 
 /// Gives a VM the device that its guest reports free pages to, unless it begins with that, and has
@@ -101,9 +97,9 @@ mod tests {
         let mut record = record_of(SandboxState::Starting);
         assert_eq!(not_wanted(&record, None, true), None);
         assert!(not_wanted(&record, None, false).is_some_and(|why| why.contains("settings")));
-        record.free_page_reporting_asked = Some(true);
+        record.reporting.asked = Some(true);
         assert_eq!(not_wanted(&record, None, false), None);
-        record.free_page_reporting_asked = Some(false);
+        record.reporting.asked = Some(false);
         assert!(not_wanted(&record, None, true).is_some_and(|why| why.contains("=off")));
     }
 
@@ -115,7 +111,7 @@ mod tests {
             let without = not_wanted(&record, Some(false), by_default);
             assert!(without.is_some_and(|why| why.contains("does not report")));
         }
-        record.free_page_reporting_asked = Some(false);
+        record.reporting.asked = Some(false);
         assert!(not_wanted(&record, Some(true), true).is_some_and(|why| why.contains("=off")));
     }
 

@@ -156,7 +156,7 @@ pub(crate) async fn boot_guest(
 async fn record_start(sandbox: &Sandbox, uid: u32, group: Option<ControlGroup>) -> Result<()> {
     let recorded = sandbox.update(|record| {
         record.state = SandboxState::Starting;
-        record.cgroup = group;
+        record.confinement.cgroup = group;
         record.vmm_uid = Some(uid);
         if record.begins_with_shares() {
             record.share_server = ShareServer::Starting;
@@ -358,8 +358,8 @@ async fn trusted<T>(
 fn limits(record: &Record) -> Limits {
     Limits {
         memory_bytes: record.memory_bytes.saturating_add(record.memory.overhead_bytes),
-        cpus: cgroup::cpu_time(record.cpus),
-        threads: 64 + record.max_cpus + shares::threads(record),
+        cpus: cgroup::cpu_time(record.cpus.count),
+        threads: 64 + record.cpus.max + shares::threads(record),
     }
 }
 

@@ -33,7 +33,7 @@ use crate::configure::configure;
 use crate::container::OWN;
 use crate::node::Node;
 use crate::pause::{check_runs, freeze};
-use crate::record::{Origin, Placement, Record, SandboxState, Volume};
+use crate::record::{Origin, Record, SandboxState, Volume};
 use crate::release::{Released, record_end, release_machine};
 use crate::running::{Running, end, or_end};
 use crate::sandbox::{Back, Sandbox};
@@ -280,8 +280,7 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     let mark_in_file = |record: &mut Record| {
         record.state = SandboxState::Running;
         (record.paused, record.in_file) = (true, true);
-        record.confined = Placement::default();
-        record.launch_cpus.clear();
+        record.confinement.lift();
     };
     let noted = record_end(node, sandbox, processes_gone, mark_in_file).await;
     if let Err(error) = outcome.and(noted) {

@@ -106,8 +106,8 @@ fn machine(record: &Record) -> v1::RunSpec {
     let sockets = record.sockets.as_ref();
     let machine = v1::RunSpec {
         memory_bytes: record.memory_bytes,
-        cpus: record.cpus,
-        max_cpus: record.max_cpus,
+        cpus: record.cpus.count,
+        max_cpus: record.cpus.max,
         kernel: kernel.unwrap_or_default(),
         accelerator: record.accelerator.clone(),
         socket_engine: sockets.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),

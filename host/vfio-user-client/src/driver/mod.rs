@@ -21,7 +21,8 @@ use crate::client::{ROOM, copy_read, described, interrupt};
 use crate::remote::duplicate;
 use crate::told::set_unmask;
 use crate::{
-    Client, ClientError, FunctionError, IrqDescription, RegionDescription, RemoteFunction, Window,
+    Client, ClientError, FunctionError, IrqDescription, RegionDescription, RegisterWindow,
+    RemoteFunction,
 };
 
 pub use guest::{TestGuest, sealed_memory};
@@ -110,7 +111,11 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Malformed`] if the part that the server describes cannot be
     /// mapped.
-    pub fn window(&mut self, index: u32, offset: u64) -> Result<Option<Window>, ClientError> {
+    pub fn window(
+        &mut self,
+        index: u32,
+        offset: u64,
+    ) -> Result<Option<RegisterWindow>, ClientError> {
         const MOST: u64 = 1 << 30;
         let region = self.region(index)?;
         let Some(file) = region.file.filter(|_| region.flags.contains(RegionFlags::MMAP)) else {
@@ -124,7 +129,7 @@ impl Client {
         let Some(&(start, len)) = areas.iter().find(holds) else { return Ok(None) };
         let file_offset = region.file_offset.checked_add(start).filter(|_| len <= MOST);
         let file_offset = file_offset.ok_or(ClientError::Malformed("area of a region"))?;
-        let window = Window::map(file, file_offset, start, len as usize);
+        let window = RegisterWindow::map(file, file_offset, start, len as usize);
         window.map(Some).map_err(|_| ClientError::Malformed("an area that cannot be mapped"))
     }
 

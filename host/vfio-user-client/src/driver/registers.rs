@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use slipway_pci::driver::{AccessError, RegisterAccess};
 
-use crate::{Client, ClientError, IoFds, RemoteFunction, Window};
+use crate::{Client, ClientError, IoFds, RegisterWindow, RemoteFunction};
 
 /// A driver's wait for its function. Each write begins it anew.
 struct Wait {
@@ -41,7 +41,7 @@ pub struct Registers {
     /// The connection.
     pub client: Client,
     /// The doorbells, if they are mapped, and their offset.
-    doorbells: Option<(u64, Window)>,
+    doorbells: Option<(u64, RegisterWindow)>,
     /// Registers that are written without messages.
     io_fds: IoFds,
     wait: Wait,

@@ -93,13 +93,17 @@ impl RemoteFunction {
         self.perform(Client::stop_log)
     }
 
-    /// Returns the pages that the function has written to since they were last reported, as
-    /// [`Client::report_log`] does. Each message has the whole patience, since the function becomes
-    /// quiet for each, and accesses of other threads come in between.
+    /// Returns a bit for each of `pages` pages from `iova` on that is set if the function has
+    /// written to the page since it was last reported: the first page's is the lowest of the first
+    /// word. The first page is a multiple of 64 pages behind the start of a region of memory, and
+    /// the number of pages is a multiple of 64 or reaches to the region's end. Each message has the
+    /// whole patience, since the function becomes quiet for each, and accesses of other threads
+    /// come in between.
     ///
     /// # Errors
     /// [`FunctionError::Refused`] if there is no log, as after the loss of a connection, with
-    /// which the log is lost. As for [`RemoteFunction::stop`].
+    /// which the log is lost. The bits of earlier messages are lost then. As for
+    /// [`RemoteFunction::stop`].
     pub fn report_log(&self, iova: u64, pages: usize) -> Result<Vec<u64>, FunctionError> {
         let mut words = Vec::with_capacity(pages.div_ceil(64));
         while words.len() * 64 < pages {

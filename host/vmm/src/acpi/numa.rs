@@ -4,6 +4,7 @@
 
 use acpi_tables::sdt::Sdt;
 use acpi_tables::srat::MemoryAffinity;
+use slipway_virtio_mem::Geometry;
 
 use super::{OEM, REVISION, TABLE, bytes_of};
 use crate::memory::GuestRam;
@@ -19,7 +20,7 @@ pub struct NodeRange {
     /// The number of bytes.
     pub bytes: u64,
     /// The node: a proximity domain.
-    pub node: u8,
+    pub node: u16,
     /// The guest has only those blocks of it that it has plugged.
     pub hot_pluggable: bool,
 }
@@ -28,8 +29,8 @@ pub struct NodeRange {
 /// regions. Returns none for another machine, which needs no nodes.
 pub fn ranges(ram: &GuestRam) -> Vec<NodeRange> {
     let hot = ram.hot_memory().iter().map(|hot| {
-        let (part, node) = (hot.devices(), hot.node());
-        NodeRange { start: part.start, bytes: part.len, node, hot_pluggable: true }
+        let Geometry { address: start, bytes, node, .. } = hot.geometry();
+        NodeRange { start, bytes, node, hot_pluggable: true }
     });
     let hot: Vec<_> = hot.collect();
     let parts = ram.parts().iter().filter(|_| !hot.is_empty());

@@ -24,7 +24,6 @@ use slipway_vfio_user_client::{ConnectionState, Continuity, FunctionError, Remot
 use slipway_vfio_user_spec::region;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::hot_memory::HotMemory;
 use crate::interrupts::Interrupts;
 use crate::pci::{Backend, Notification, Shape, Slot, VectorSource};
 use crate::{Chassis, Error, Machine, Result, eventfd};
@@ -100,10 +99,12 @@ impl Attached {
         let ram = machine.ram();
         // The server notes nothing of what it writes, and may be gone when that is asked for.
         ram.end_own_log();
-        // All of a region is mapped now: blocks that the guest plugs later change no DMA map.
-        for part in ram.parts().iter().chain(ram.hot_memory().iter().map(HotMemory::devices)) {
+        for part in ram.parts() {
             let mapped = function.map(part.start, part.len, ram.file(), part.offset, true);
             mapped.map_err(|error| failed(&error))?;
+        }
+        for region in ram.hot_memory() {
+            region.show_to(&function, ram.file()).map_err(|error| failed(&error))?;
         }
         if let Some(shared) = ram.shared() {
             let part = shared.part();

@@ -1,13 +1,17 @@
 //! Memory that a guest plugs and unplugs, as guests and devices meet it. The driver of the device
 //! is this test's.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use slipway_reactor::{Reactor, Settings};
+use slipway_vfio_user::Control;
 use slipway_virtio_mem::driver::{Arena, FEATURES, SingleQueue, ask, request as request_of};
 use slipway_virtio_mem::{MIN_BLOCK, Mem};
 use slipway_virtio_spec::mem::{request, response};
 use slipway_vmm::board::End;
 use slipway_vmm::local::Local;
+use slipway_vmm::remote::Attached;
 use slipway_vmm::{HotRegion, own};
 
 use crate::common::{Guest, Registers, has_kvm, hot_memory};
@@ -120,6 +124,50 @@ fn a_guest_uses_what_is_plugged_and_loses_what_is_not() {
         end => panic!("{end:?}"),
     }
     assert_eq!(before - chassis.touched(), 4096, "the guest has got no page back");
+}
+
+/// Returns the bytes of hot-plug memory that a function's server has mapped.
+fn reached(control: &Control) -> u64 {
+    let regions = control.stats().regions;
+    regions.iter().filter(|region| region.iova >= START).map(|region| region.len).sum()
+}
+
+#[test]
+fn functions_reach_as_much_as_was_ever_asked_for() {
+    if !has_kvm("functions_reach_as_much_as_was_ever_asked_for") {
+        return;
+    }
+    let region = HotRegion { bytes: 512 << 20, node: 1 };
+    let (machine, _console) = hot_memory(touches_both_blocks(), vec![region]);
+    let device = own::memory(machine.chassis()).unwrap().pop().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let reactor = Reactor::spawn(Settings::default()).unwrap();
+    let connect = |number: u8| {
+        let socket = directory.path().join(number.to_string());
+        let control = crate::ramdisk::serve(socket.to_str().unwrap(), &reactor).unwrap();
+        let stream = UnixStream::connect(&socket).unwrap();
+        let function = Attached::new(&machine, number, 0, stream.into()).unwrap();
+        (control, function)
+    };
+    let ask = |bytes| device.with(|mem| mem.request(bytes)).unwrap();
+    let (first, function) = connect(4);
+    assert_eq!(reached(&first), 0, "nothing was asked for");
+    ask(2 * MIN_BLOCK);
+    assert_eq!(reached(&first), 128 << 20, "a block of the guest's memory hot plug");
+    ask(128 << 20);
+    assert_eq!(reached(&first), 128 << 20);
+    let (second, _other) = connect(5);
+    assert_eq!(reached(&second), 128 << 20, "a later function reaches as much");
+    ask(200 << 20);
+    assert_eq!((reached(&first), reached(&second)), (256 << 20, 256 << 20));
+    ask(0);
+    assert_eq!((reached(&first), reached(&second)), (256 << 20, 256 << 20));
+    // A function whose server is gone for good does not keep others from more.
+    first.close();
+    first.wait_closed(std::time::Duration::from_secs(60));
+    assert!(function.lost().is_some());
+    ask(512 << 20);
+    assert_eq!(reached(&second), 512 << 20);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) async fn join(target: &Target) {
     let sandbox = &target.sandbox;
     let is_limited =
         target.look_added(|added| added.is_some_and(|one| one.limits.cpu_quota_us > 0));
-    if !is_limited || sandbox.look(|record| record.max_cpus <= record.boot_cpus) {
+    if !is_limited || sandbox.look(|record| !record.cpus.can_grow()) {
         return;
     }
     // CPUs of an ended container that are about to go must not count as there.
@@ -52,8 +52,7 @@ pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
 /// guest that does not answer would have as many tasks wait as its containers end.
 fn leave_to(guests: &Guests, sandbox: &Arc<Sandbox>) {
     // CPUs that are coming are recorded at the end, and may be for the container that has ended.
-    let may_have =
-        sandbox.look(|record| spare(record).is_some() || record.max_cpus > record.boot_cpus);
+    let may_have = sandbox.look(|record| spare(record).is_some() || record.cpus.can_grow());
     if !may_have || sandbox.state() != SandboxState::Running || sandbox.is_stopping() {
         return;
     }
@@ -100,25 +99,25 @@ pub(super) async fn allow(sandbox: &Arc<Sandbox>) {
 /// Returns the number of CPUs whose time a running pod is to have. Returns `None` if the pod can
 /// have no others than those that it began with.
 fn enough(record: &Record) -> Option<u32> {
-    (record.max_cpus > record.boot_cpus).then(|| spare(record).unwrap_or(record.cpus))
+    record.cpus.can_grow().then(|| spare(record).unwrap_or(record.cpus.count))
 }
 
 /// Returns the number of CPUs that a pod is given for quotas of `quota_us` microseconds of each
 /// period, as far as it has room. Returns `None` if it has enough, or if a user chose the number.
 pub(super) fn more(record: &Record, quota_us: u64) -> Option<u32> {
-    let cpus = cpus_of(quota_us).min(record.max_cpus);
-    (record.chosen_cpus == 0 && cpus > record.cpus).then_some(cpus)
+    let cpus = cpus_of(quota_us).min(record.cpus.max);
+    (record.cpus.chosen == 0 && cpus > record.cpus.count).then_some(cpus)
 }
 
 /// Returns the number of CPUs that suffice for a running pod, or `None` if it has no more: never
 /// fewer than it began with or a user gave it.
 pub(super) fn spare(record: &Record) -> Option<u32> {
-    let needed = match record.chosen_cpus {
+    let needed = match record.cpus.chosen {
         0 => cpus_of(quota_us(record)),
         chosen => chosen,
     };
-    let kept = needed.max(record.boot_cpus);
-    (kept < record.cpus).then_some(kept)
+    let kept = needed.max(record.cpus.boot);
+    (kept < record.cpus.count).then_some(kept)
 }
 
 /// Returns the CPU time in each period that the limits of a pod's live containers have together,
@@ -136,7 +135,7 @@ fn cpus_of(quota_us: u64) -> u32 {
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of, sandbox_of};
-    use crate::record::Added;
+    use crate::record::{Added, Cpus};
 
     /// Makes the record of a pod that began with one CPU, has `has` and can have four, with a
     /// running container for each quota.
@@ -147,9 +146,7 @@ mod tests {
         };
         Record {
             pod: true,
-            cpus: has,
-            boot_cpus: 1,
-            max_cpus: 4,
+            cpus: Cpus { count: has, ..Cpus::of_new(1, 4) },
             added: quotas_us.iter().map(added).collect(),
             ..record_of(SandboxState::Running)
         }
@@ -171,7 +168,8 @@ mod tests {
         assert_eq!(changes(&pod(&[250_000], 3)), (None, None));
         assert_eq!(changes(&pod(&[50_000, 100_000], 3)), (None, Some(2)));
         assert_eq!(changes(&pod(&[], 4)), (None, Some(1)), "it keeps what it began with");
-        let fixed = Record { max_cpus: 1, ..pod(&[300_000], 1) };
+        let mut fixed = pod(&[300_000], 1);
+        fixed.cpus.max = 1;
         assert_eq!(changes(&fixed), (None, None), "without room");
     }
 
@@ -192,13 +190,18 @@ mod tests {
         assert_eq!((kept(&[]), kept(&[100_000])), (Some(1), Some(1)));
         assert_eq!(changes(&pod(&[300_000], 4)).0, None, "no CPU is missing");
         assert_eq!((kept(&[300_000]), kept(&[900_000])), (Some(3), Some(4)));
-        assert_eq!(enough(&Record { max_cpus: 1, ..pod(&[300_000], 1) }), None);
+        let mut fixed = pod(&[300_000], 1);
+        fixed.cpus.max = 1;
+        assert_eq!(enough(&fixed), None);
     }
 
     #[test]
     fn the_number_that_a_user_chose_stays() {
-        let chosen =
-            |quota_us, has, chosen_cpus| changes(&Record { chosen_cpus, ..pod(&[quota_us], has) });
+        let chosen = |quota_us, has, chosen| {
+            let mut record = pod(&[quota_us], has);
+            record.cpus.chosen = chosen;
+            changes(&record)
+        };
         assert_eq!(chosen(400_000, 2, 2), (None, None));
         assert_eq!(chosen(50_000, 2, 2), (None, None));
         assert_eq!(chosen(400_000, 3, 2), (None, Some(2)), "limits had more before");

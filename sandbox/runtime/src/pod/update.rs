@@ -99,7 +99,7 @@ async fn update(target: &Target, asked: Limits) -> Result<bool> {
     let (sandbox, name) = (&target.sandbox, &target.container.name);
     let shared = sandbox.look(|record| bound::of_others(record, name, asked))?;
     let plan = sandbox.look(|record| Plan::new(record, name, shared))?;
-    let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    let before = sandbox.look(|record| (record.memory_bytes, record.cpus.count));
     begin(sandbox).await?;
     let limited = async {
         plan.grow(sandbox).await?;
@@ -163,7 +163,7 @@ pub(crate) async fn limit_in_guest(target: &Target, asked: Limits) -> Result<()>
 
 /// Gives a pod's microVM the size back that it had before an update which failed.
 async fn undo(sandbox: &Arc<Sandbox>, (memory, cpus): (u64, u32)) {
-    let now = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    let now = sandbox.look(|record| (record.memory_bytes, record.cpus.count));
     let mut undone = Ok(());
     if now.1 > cpus {
         undone = quota::cut(sandbox, cpus).await;
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
     use crate::files::Files;
-    use crate::record::{Added, Given, MemoryBounds, Store};
+    use crate::record::{Added, Cpus, Given, MemoryBounds, Store};
 
     const MIB: u64 = 1 << 20;
 
@@ -287,7 +287,7 @@ mod tests {
             pod: true,
             memory_bytes: 192 * MIB,
             memory: MemoryBounds::new(192 * MIB, 448 * MIB),
-            max_cpus: 4,
+            cpus: Cpus { count: 1, boot: 0, max: 4, chosen: 0 },
             added: limits_mib.iter().enumerate().map(added).collect(),
             ..record_of(SandboxState::Running)
         }
@@ -321,7 +321,9 @@ mod tests {
     #[test]
     fn an_update_waits_for_memory_if_kubelet_limits_the_group() {
         assert!(!waits(&pod(&[64])));
-        assert!(waits(&Record { control_group: "/kubepods/pod1/one".to_owned(), ..pod(&[64]) }));
+        let mut limited = pod(&[64]);
+        limited.confinement.control_group = "/kubepods/pod1/one".to_owned();
+        assert!(waits(&limited));
     }
 
     #[test]
@@ -394,7 +396,8 @@ mod tests {
         assert_eq!((cpus(50_000), cpus(100_000)), (None, None));
         assert_eq!((cpus(100_001), cpus(900_000)), (Some(2), Some(4)));
         assert_eq!(cpus(u64::MAX), None, "a quota that is lifted");
-        let fixed = Record { max_cpus: 1, ..pod(&[64]) };
+        let mut fixed = pod(&[64]);
+        fixed.cpus.max = 1;
         let asked = Limits { cpu_quota_us: 200_000, ..Limits::default() };
         assert_eq!(Plan::new(&fixed, "c0", asked).unwrap().cpus, None);
     }

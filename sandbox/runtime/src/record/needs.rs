@@ -50,7 +50,7 @@ impl Needs {
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,
             memory: record.hot_bytes() > 0,
-            reporting: record.free_page_reporting,
+            reporting: record.reporting.is_on,
             hardware: record.function_room() > 0,
         }
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{MemoryBounds, Record};
+use super::{Cpus, MemoryBounds, Record};
 use crate::{Error, Result};
 
 /// The name of the file under the volatile layer of a sandbox that began with a snapshot.
@@ -106,9 +106,9 @@ impl Store {
         };
         let record = serde_json::from_slice(&json).map_err(std::io::Error::from);
         let mut record: Record = record.map_err(Error::file("cannot understand", &path))?;
-        if record.max_cpus == 0 {
+        if record.cpus.max == 0 {
             // An earlier version wrote it, whose sandboxes keep their CPUs.
-            (record.boot_cpus, record.max_cpus) = (record.cpus, record.cpus);
+            record.cpus = Cpus::of_new(record.cpus.count, record.cpus.count);
         }
         if record.memory.max_bytes == 0 {
             record.memory = MemoryBounds::new(record.memory_bytes, record.memory_bytes);
@@ -174,10 +174,11 @@ mod tests {
         let store = Store::new(dir.path(), "0123456789ab");
         store.create().unwrap();
         // This one is made of JSON without the fields.
-        let record = crate::adopt::tests::record_of(SandboxState::Running);
-        store.save(&Record { cpus: 3, ..record }).unwrap();
+        let mut record = crate::adopt::tests::record_of(SandboxState::Running);
+        record.cpus.count = 3;
+        store.save(&record).unwrap();
         let record = store.load().unwrap().unwrap();
-        assert_eq!((record.cpus, record.boot_cpus, record.max_cpus), (3, 3, 3));
+        assert_eq!(record.cpus, Cpus::of_new(3, 3));
         assert_eq!(record.memory, MemoryBounds::new(1, 1));
     }
 

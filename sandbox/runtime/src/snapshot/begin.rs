@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::asked::first_refused;
 use super::disks::copy_now;
 use crate::node::Node;
-use crate::record::{LAYER, Placement, Record, Settings, Store, Volume};
+use crate::record::{Cpus, LAYER, Placement, Record, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::templates::{AUTO, Manifest, Snapshot, Template, apart};
 use crate::v1::RunSpec;
@@ -112,7 +112,7 @@ pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Reco
         origin: Some(snapshot.origin.clone()),
         volumes: snapshot.volumes.iter().map(own).collect(),
         paused: snapshot.paused,
-        cpus: snapshot.cpus,
+        cpus: Cpus { count: snapshot.cpus, ..record.cpus },
         ..record
     }
 }
@@ -268,7 +268,7 @@ pub(crate) mod tests {
         let new = record(record_of(SandboxState::Created), &snapshot(), &store);
         let paths: Vec<_> = new.volumes.iter().map(|volume| volume.path.clone()).collect();
         assert_eq!(paths, [store.dir().join("volume-own"), "/data".into()]);
-        assert_eq!((new.cpus, new.disks_id()), (2, "0123456789ab"));
+        assert_eq!((new.cpus.count, new.disks_id()), (2, "0123456789ab"));
     }
 
     #[test]

@@ -287,7 +287,7 @@ pub(crate) async fn describe(
         origin: Origin { disks: record.disks_id().to_owned(), slots, needs },
         settings: record.settings.clone(),
         paused: record.paused,
-        cpus: record.cpus,
+        cpus: record.cpus.count,
         layers_bytes: record.layers_bytes,
         kernel: record.kernel.clone(),
         accelerator: record.accelerator.clone(),
@@ -342,7 +342,8 @@ mod tests {
             ..record_of(SandboxState::Running)
         };
         assert_eq!(cannot_save(&record()), None);
-        let reports = Record { free_page_reporting: true, ..record() };
+        let mut reports = record();
+        reports.reporting.note(String::new());
         assert_eq!((cannot_save(&reports), reports.booted_needs().reporting), (None, true));
         for version in ["", "0.0.1"] {
             let other = Record { version: version.to_owned(), ..record() };

@@ -93,7 +93,7 @@ pub(crate) async fn leaves_choice(node: &Node, sandbox: &Sandbox, uid: u32) -> R
 /// the start then fails at a later stage.
 pub(super) async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
     let record = sandbox.record();
-    if node.config.pod_cgroups.is_some() || record.control_group.is_empty() {
+    if node.config.pod_cgroups.is_some() || !record.confinement.asks_for_group() {
         return;
     }
     let found = capabilities(node, &record, uid).await;
@@ -169,7 +169,7 @@ pub(super) async fn vm_spec(
         free_pages: FreePages::Unreported,
         shared: None,
         restore: None,
-        cpus: record.boot_cpus,
+        cpus: record.cpus.boot,
         cpu_template: node.config.cpu_template()?,
         kernel: boot.kernel,
         initramfs: boot.initramfs,
@@ -177,7 +177,7 @@ pub(super) async fn vm_spec(
         agent_socket: node.agent_socket(&record.id),
         vfio_user_sockets: Vec::new(),
         plug_slots: pod_functions::plug_slots(record),
-        plug_cpus: record.max_cpus - record.boot_cpus,
+        plug_cpus: record.cpus.max - record.cpus.boot,
         disks: emulated::disks(record),
         nic: emulated::interface(record),
         assigned: emulated::assigned(record),

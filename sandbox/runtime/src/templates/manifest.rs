@@ -253,8 +253,8 @@ impl Shape {
             initramfs: initramfs.to_owned(),
             needs,
             memory_bytes: record.memory_bytes,
-            cpus: record.boot_cpus,
-            max_cpus: record.max_cpus,
+            cpus: record.cpus.boot,
+            max_cpus: record.cpus.max,
             cpu_template: cpu_template.to_string(),
             interface,
         }

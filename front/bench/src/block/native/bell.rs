@@ -7,13 +7,13 @@ use anyhow::{Result, anyhow};
 use slipway_nvme::driver::{AccessError, passes};
 use slipway_nvme_spec::registers::{head_doorbell, offset, tail_doorbell};
 use slipway_ram::Span;
-use slipway_vfio_user_client::{Client, Window};
+use slipway_vfio_user_client::{Client, RegisterWindow};
 
 /// The way in which the threads of a load ring doorbells.
 #[derive(Clone)]
 pub(super) enum Bell {
     /// A store to a register: in a page that the target sweeps, or of a function.
-    Page(Arc<Window>),
+    Page(Arc<RegisterWindow>),
     /// A message without reply, as QEMU's client sends it; the lock keeps messages whole.
     Message(Arc<Mutex<Client>>),
     /// A store to a page of ours, and to a register if the target asked for that (section 7.13).

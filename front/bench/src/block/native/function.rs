@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use slipway_nvme::driver::{AccessError, RegisterAccess};
 use slipway_nvme_spec::registers::{offset, tail_doorbell};
-use slipway_vfio_user_client::Window;
+use slipway_vfio_user_client::RegisterWindow;
 
 use super::bell::{Bell, ring};
 use super::controller::{Controller, room};
@@ -23,7 +23,7 @@ const REGISTERS: u64 =
 
 /// The registers of BAR 0, mapped.
 struct Registers {
-    window: Arc<Window>,
+    window: Arc<RegisterWindow>,
     bell: Bell,
     since: Instant,
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use slipway_vfio_user_client::Window;
+use slipway_vfio_user_client::RegisterWindow;
 
 /// Class of an NVMe controller: mass storage, non-volatile memory, NVM Express.
 const NVME: &str = "0x010802";
@@ -96,7 +96,7 @@ fn is_address(text: &str) -> bool {
 
 /// An NVMe controller's function, which may access memory as long as this value lives.
 pub(super) struct PciFunction {
-    pub registers: Arc<Window>,
+    pub registers: Arc<RegisterWindow>,
     config: File,
     enable: PathBuf,
 }
@@ -117,7 +117,7 @@ impl PciFunction {
         let bar = open("resource0").context("its registers")?;
         let len = bar.metadata()?.len();
         ensure!(len >= least, "{len} bytes of registers are fewer than {least}");
-        let window = Window::map(&bar, 0, 0, usize::try_from(len)?);
+        let window = RegisterWindow::map(&bar, 0, 0, usize::try_from(len)?);
         let registers = Arc::new(window.context("mapping its registers")?);
         let function = Self { registers, config, enable };
         function.command(|command| command | DRIVER)?;

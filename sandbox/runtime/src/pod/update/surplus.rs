@@ -50,7 +50,7 @@ pub async fn give_back_spare(
 
 /// Returns whether an update of a pod's limits ends only after memory went back to the host.
 pub fn waits(record: &Record) -> bool {
-    !record.control_group.is_empty()
+    record.confinement.asks_for_group()
 }
 
 /// Gives back to the host what a pod has beyond its containers' limits, and records that their

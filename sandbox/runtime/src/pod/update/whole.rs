@@ -75,7 +75,7 @@ async fn take_turn(
 async fn update(sandbox: &Arc<Sandbox>, asked: Limits) -> Result<bool> {
     check_runs(sandbox)?;
     let plan = sandbox.look(|record| Plan::of_pod(record, asked))?;
-    let before = sandbox.look(|record| (record.memory_bytes, record.cpus));
+    let before = sandbox.look(|record| (record.memory_bytes, record.cpus.count));
     begin(sandbox).await?;
     let updated = async {
         plan.grow(sandbox).await?;
@@ -120,7 +120,7 @@ mod tests {
     use super::super::surplus::spare;
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Added, MemoryBounds};
+    use crate::record::{Added, Cpus, MemoryBounds};
 
     const MIB: u64 = 1 << 20;
 
@@ -139,7 +139,7 @@ mod tests {
             pod: true,
             memory_bytes: 192 * MIB,
             memory: MemoryBounds::new(192 * MIB, 448 * MIB),
-            max_cpus: 4,
+            cpus: Cpus { count: 1, boot: 0, max: 4, chosen: 0 },
             limits: memory(64),
             added: limits_mib.iter().map(added).collect(),
             ..record_of(SandboxState::Running)

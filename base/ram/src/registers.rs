@@ -1,17 +1,17 @@
-//! Registers of a device that are accessed without a message.
+//! Registers of a device in a file that is mapped: accesses reach the device without a message.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A mapped part of a region: a store to it reaches the device without a message.
+/// A mapped part of a region of a PCI function: a store to it reaches the device without a message.
 ///
 /// The file belongs to the server. A server that shrinks it takes the page away from this process,
 /// which then dies of SIGBUS at its next access: a client that maps a window trusts its server that
 /// far.
 #[derive(Debug)]
-pub struct Window {
+pub struct RegisterWindow {
     base: *mut u8,
     len: usize,
     /// The offset of the mapped part in its region.
@@ -19,11 +19,11 @@ pub struct Window {
 }
 
 // SAFETY: the memory is accessed through atomics only.
-unsafe impl Send for Window {}
+unsafe impl Send for RegisterWindow {}
 // SAFETY: the memory is accessed through atomics only.
-unsafe impl Sync for Window {}
+unsafe impl Sync for RegisterWindow {}
 
-impl Window {
+impl RegisterWindow {
     /// Maps `len` bytes at `file_offset` of `file`, which are those at `offset` of a region. The
     /// file may be a server's, or one that the kernel provides for a PCI function's registers.
     ///
@@ -57,7 +57,6 @@ impl Window {
     ///
     /// # Panics
     /// If the register is not aligned or not in the window: the caller's error.
-    #[cfg(feature = "driver")]
     #[inline]
     pub fn load_u32(&self, at: u64) -> u32 {
         u32::from_le(self.word(at).load(Ordering::Acquire))
@@ -86,9 +85,9 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for RegisterWindow {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; borrows of its words have ended.
-        unsafe { slipway_ram::unmap(self.base, self.len) };
+        unsafe { crate::unmap(self.base, self.len) };
     }
 }
