@@ -79,6 +79,9 @@ struct KnownAddresses {
     ips: HashSet<[u8; 16]>,
     /// The time at which the kernel was asked last.
     asked: Option<Instant>,
+    /// The time of the question that the kernel answered last. `None` if it answered none, or had
+    /// too much to say since.
+    answered: Option<Instant>,
     /// The shortest pause from then on.
     pause: Duration,
     /// The time for questions about all namespaces of the user who was the first in this one.
@@ -115,11 +118,12 @@ impl KnownAddresses {
         match netlink.addresses_within(MOST) {
             Ok(Some(all)) => {
                 self.set(all.iter().filter_map(prefixed).collect());
+                self.answered = Some(begun);
                 self.pause = (begun.elapsed() * PAUSE).min(FRESH);
             }
             Ok(None) => {
                 self.set(Vec::new());
-                self.netlink = None;
+                (self.answered, self.netlink) = (None, None);
                 let what = "a network namespace has too many addresses: of it only loopback is \
                             served";
                 tracing::warn!(most = MOST, "{what}");
@@ -184,10 +188,11 @@ impl Namespace {
     }
 
     /// Returns whether it is known which addresses the namespace has. It is not while the
-    /// namespace's user has no time left for questions.
+    /// namespace's user has no time left for questions, if the namespace has too many addresses, or
+    /// if the engine cannot enter it.
     pub fn is_known(&mut self) -> bool {
         self.addresses.refresh(&self.file, FRESH);
-        self.addresses.asked.is_some_and(|asked| asked.elapsed() < STALE)
+        self.addresses.answered.is_some_and(|answered| answered.elapsed() < STALE)
     }
 
     /// Returns the source address for a connection to `to` in another namespace: the first own
@@ -211,8 +216,8 @@ impl Namespace {
     /// Forgets the addresses, and leaves the user no time for questions.
     #[cfg(test)]
     pub fn overspend(&mut self) {
-        (self.addresses.asked, self.addresses.pause) = (None, Duration::ZERO);
-        self.addresses.set(Vec::new());
+        self.addresses =
+            KnownAddresses { time: self.addresses.time.clone(), ..KnownAddresses::default() };
         self.addresses.time.spend(Instant::now(), AHEAD);
     }
 
@@ -220,8 +225,9 @@ impl Namespace {
     #[cfg(test)]
     pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
         self.addresses.set(all.iter().map(|ip| (*ip, 128)).collect());
-        // As if the kernel had been asked in an hour.
-        self.addresses.asked = Some(Instant::now() + Duration::from_secs(3600));
+        // The kernel is not asked before an hour has passed.
+        let later = Some(Instant::now() + Duration::from_secs(3600));
+        (self.addresses.asked, self.addresses.answered) = (later, later);
     }
 }
 
@@ -391,6 +397,21 @@ mod tests {
         assert!(is_asked(&peer(1, 1000), Duration::from_secs(3600)));
         assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
         assert!(is_asked(&peer(3, 1001), Duration::ZERO));
+    }
+
+    /// A namespace of which the kernel has told no addresses may have any.
+    #[test]
+    fn a_namespace_that_cannot_be_entered_is_not_known() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = crate::peer::peer(here.as_fd()).unwrap();
+        let file: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let closed = Peer { namespace: NamespaceId::of(&file).unwrap(), file, ..own.clone() };
+        let mut namespaces = Namespaces::default();
+        for (peer, is_known) in [(own, true), (closed, false)] {
+            let number = namespaces.enter(&peer, &Policy::default());
+            let space = namespaces.get_mut(number).unwrap();
+            assert_eq!((space.is_known(), space.addresses.asked.is_some()), (is_known, true));
+        }
     }
 
     #[test]
