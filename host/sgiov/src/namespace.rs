@@ -41,8 +41,9 @@ const MOST: usize = 16_384;
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
-/// The time that questions about the namespaces of one user take: the time at which they are paid
-/// for, each [`SHARE`] times what it took. `None` before the first question.
+/// The account of questions about the namespaces of one user: the moment from which on they are
+/// within their share of time. Each question puts it off by [`SHARE`] times the time that it took.
+/// `None` before the first question.
 #[derive(Default)]
 struct AskTime(Mutex<Option<Instant>>);
 
