@@ -3,7 +3,7 @@
 //! Times are read from `/proc/PID/stat` (proc(5)) at two moments. A process's time has that of its
 //! ended children in it, so the short-lived processes of a compilation count with their parent.
 //!
-//! What is not counted:
+//! Not counted are:
 //! - threads of the kernel: they may do the measurement's own work, such as that on its packets;
 //! - a process that began meanwhile and has lost its parent: the measurement may have left it, as
 //!   runc leaves its containers;
