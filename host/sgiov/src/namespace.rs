@@ -11,7 +11,7 @@ use slipway_netlink::Netlink;
 use slipway_sgiov_spec::Address;
 
 use crate::address::octets;
-use crate::peer::{NamespaceId, Peer};
+use crate::peer::{NamespaceId, Peer, maker};
 use crate::policy::{Policy, Tenant};
 use crate::ports::Ports;
 use crate::slab::Slab;
@@ -85,7 +85,7 @@ struct KnownAddresses {
     answered: Option<Instant>,
     /// The shortest pause from then on.
     pause: Duration,
-    /// The time for questions about all namespaces of the user who was the first in this one.
+    /// The time for questions about all namespaces of the user who made this one.
     time: Arc<AskTime>,
 }
 
@@ -266,7 +266,9 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
-    /// The time for questions, by the user who was the first in a namespace.
+    /// The time for questions, by the user who made a namespace ([`maker`]). A user who is merely
+    /// the first in another one's, as in the host's, does not count: such a user could spend the
+    /// time of all others there.
     times: HashMap<u32, Arc<AskTime>>,
     /// Bytes sent and received by families of namespaces that are gone.
     gone: (u64, u64),
@@ -281,7 +283,8 @@ impl Namespaces {
     /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
-            let time = self.times.entry(peer.uid).or_default().clone();
+            let user = maker(peer.file.as_fd()).unwrap_or(peer.uid);
+            let time = self.times.entry(user).or_default().clone();
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
@@ -382,8 +385,15 @@ mod tests {
     fn questions_about_the_namespaces_of_one_user_share_their_time() {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
         let own = crate::peer::peer(here.as_fd()).unwrap();
-        let peer =
-            |namespace, uid| Peer { namespace: NamespaceId(0, namespace), uid, ..own.clone() };
+        // Nobody made what is no namespace: the user who is the first in it counts.
+        let none: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let of = |namespace, uid, file: &Arc<OwnedFd>| Peer {
+            namespace: NamespaceId(0, namespace),
+            uid,
+            file: file.clone(),
+            ..own.clone()
+        };
+        let peer = |namespace, uid| of(namespace, uid, &none);
         let mut namespaces = Namespaces::default();
         let mut is_asked = |peer: &Peer, took: Duration| {
             let number = namespaces.enter(peer, &Policy::default());
@@ -398,6 +408,11 @@ mod tests {
         assert!(is_asked(&peer(1, 1000), Duration::from_secs(3600)));
         assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
         assert!(is_asked(&peer(3, 1001), Duration::ZERO));
+        // The kernel tells the maker, unless the test itself is in another user namespace.
+        let is_told = maker(own.file.as_fd()).is_some();
+        assert!(is_asked(&of(4, 1002, &own.file), Duration::from_secs(3600)));
+        assert_eq!(is_asked(&of(5, 1003, &own.file), Duration::ZERO), !is_told);
+        assert!(is_asked(&peer(6, 1003), Duration::ZERO), "who was in it has not paid");
     }
 
     /// A namespace of which the kernel has told no addresses may have any.
