@@ -15,8 +15,8 @@ use crate::place::DriverMemory;
 /// The longest wait until the switch has taken a frame.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between the first two looks at whether the switch has taken a frame. Each further one
-/// is twice the last, up to [`LONGEST_PAUSE`]: looks of hundreds of sandboxes would leave the
-/// switch no processor, and a start would count the rest of a long pause as its own time.
+/// is twice the last, since the looks of hundreds of sandboxes would leave the switch no processor.
+/// [`LONGEST_PAUSE`] bounds it, since a start counts the rest of a pause as its own time.
 const PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 

@@ -11,7 +11,7 @@ use slipway_netlink::Netlink;
 use slipway_sgiov_spec::Address;
 
 use crate::address::octets;
-use crate::peer::{NamespaceId, Peer};
+use crate::peer::{NamespaceId, Peer, maker};
 use crate::policy::{Policy, Tenant};
 use crate::ports::Ports;
 use crate::slab::Slab;
@@ -41,8 +41,9 @@ const MOST: usize = 16_384;
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
-/// The time that questions about the namespaces of one user take: the time at which they are paid
-/// for, each [`SHARE`] times what it took. `None` before the first question.
+/// The account of questions about the namespaces of one user: the moment from which on they are
+/// within their share of time. Each question puts it off by [`SHARE`] times the time that it took.
+/// `None` before the first question.
 #[derive(Default)]
 struct AskTime(Mutex<Option<Instant>>);
 
@@ -79,9 +80,12 @@ struct KnownAddresses {
     ips: HashSet<[u8; 16]>,
     /// The time at which the kernel was asked last.
     asked: Option<Instant>,
+    /// The time of the question that the kernel answered last. `None` if it answered none, or had
+    /// too much to say since.
+    answered: Option<Instant>,
     /// The shortest pause from then on.
     pause: Duration,
-    /// The time for questions about all namespaces of the user who was the first in this one.
+    /// The time for questions about all namespaces of the user who made this one.
     time: Arc<AskTime>,
 }
 
@@ -115,11 +119,12 @@ impl KnownAddresses {
         match netlink.addresses_within(MOST) {
             Ok(Some(all)) => {
                 self.set(all.iter().filter_map(prefixed).collect());
+                self.answered = Some(begun);
                 self.pause = (begun.elapsed() * PAUSE).min(FRESH);
             }
             Ok(None) => {
                 self.set(Vec::new());
-                self.netlink = None;
+                (self.answered, self.netlink) = (None, None);
                 let what = "a network namespace has too many addresses: of it only loopback is \
                             served";
                 tracing::warn!(most = MOST, "{what}");
@@ -184,10 +189,11 @@ impl Namespace {
     }
 
     /// Returns whether it is known which addresses the namespace has. It is not while the
-    /// namespace's user has no time left for questions.
+    /// namespace's user has no time left for questions, if the namespace has too many addresses, or
+    /// if the engine cannot enter it.
     pub fn is_known(&mut self) -> bool {
         self.addresses.refresh(&self.file, FRESH);
-        self.addresses.asked.is_some_and(|asked| asked.elapsed() < STALE)
+        self.addresses.answered.is_some_and(|answered| answered.elapsed() < STALE)
     }
 
     /// Returns the source address for a connection to `to` in another namespace: the first own
@@ -211,8 +217,8 @@ impl Namespace {
     /// Forgets the addresses, and leaves the user no time for questions.
     #[cfg(test)]
     pub fn overspend(&mut self) {
-        (self.addresses.asked, self.addresses.pause) = (None, Duration::ZERO);
-        self.addresses.set(Vec::new());
+        self.addresses =
+            KnownAddresses { time: self.addresses.time.clone(), ..KnownAddresses::default() };
         self.addresses.time.spend(Instant::now(), AHEAD);
     }
 
@@ -220,8 +226,9 @@ impl Namespace {
     #[cfg(test)]
     pub fn set_addresses(&mut self, all: &[[u8; 16]]) {
         self.addresses.set(all.iter().map(|ip| (*ip, 128)).collect());
-        // As if the kernel had been asked in an hour.
-        self.addresses.asked = Some(Instant::now() + Duration::from_secs(3600));
+        // The kernel is not asked before an hour has passed.
+        let later = Some(Instant::now() + Duration::from_secs(3600));
+        (self.addresses.asked, self.addresses.answered) = (later, later);
     }
 }
 
@@ -259,7 +266,9 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
-    /// The time for questions, by the user who was the first in a namespace.
+    /// The time for questions, by the user who made a namespace ([`maker`]). A user who is merely
+    /// the first in another one's, as in the host's, does not count: such a user could spend the
+    /// time of all others there.
     times: HashMap<u32, Arc<AskTime>>,
     /// Bytes sent and received by families of namespaces that are gone.
     gone: (u64, u64),
@@ -274,7 +283,8 @@ impl Namespaces {
     /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
-            let time = self.times.entry(peer.uid).or_default().clone();
+            let user = maker(peer.file.as_fd()).unwrap_or(peer.uid);
+            let time = self.times.entry(user).or_default().clone();
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
@@ -375,8 +385,15 @@ mod tests {
     fn questions_about_the_namespaces_of_one_user_share_their_time() {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
         let own = crate::peer::peer(here.as_fd()).unwrap();
-        let peer =
-            |namespace, uid| Peer { namespace: NamespaceId(0, namespace), uid, ..own.clone() };
+        // Nobody made what is no namespace: the user who is the first in it counts.
+        let none: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let of = |namespace, uid, file: &Arc<OwnedFd>| Peer {
+            namespace: NamespaceId(0, namespace),
+            uid,
+            file: file.clone(),
+            ..own.clone()
+        };
+        let peer = |namespace, uid| of(namespace, uid, &none);
         let mut namespaces = Namespaces::default();
         let mut is_asked = |peer: &Peer, took: Duration| {
             let number = namespaces.enter(peer, &Policy::default());
@@ -391,6 +408,26 @@ mod tests {
         assert!(is_asked(&peer(1, 1000), Duration::from_secs(3600)));
         assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
         assert!(is_asked(&peer(3, 1001), Duration::ZERO));
+        // The kernel tells the maker, unless the test itself is in another user namespace.
+        let is_told = maker(own.file.as_fd()).is_some();
+        assert!(is_asked(&of(4, 1002, &own.file), Duration::from_secs(3600)));
+        assert_eq!(is_asked(&of(5, 1003, &own.file), Duration::ZERO), !is_told);
+        assert!(is_asked(&peer(6, 1003), Duration::ZERO), "who was in it has not paid");
+    }
+
+    /// A namespace of which the kernel has told no addresses may have any.
+    #[test]
+    fn a_namespace_that_cannot_be_entered_is_not_known() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = crate::peer::peer(here.as_fd()).unwrap();
+        let file: Arc<OwnedFd> = Arc::new(std::fs::File::open("/dev/null").unwrap().into());
+        let closed = Peer { namespace: NamespaceId::of(&file).unwrap(), file, ..own.clone() };
+        let mut namespaces = Namespaces::default();
+        for (peer, is_known) in [(own, true), (closed, false)] {
+            let number = namespaces.enter(&peer, &Policy::default());
+            let space = namespaces.get_mut(number).unwrap();
+            assert_eq!((space.is_known(), space.addresses.asked.is_some()), (is_known, true));
+        }
     }
 
     #[test]

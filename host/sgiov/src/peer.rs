@@ -84,11 +84,8 @@ fn namespace(
     pid: i32,
     NamespaceKind(request, name): NamespaceKind,
 ) -> std::io::Result<OwnedFd> {
-    // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
-    let file = unsafe { libc::ioctl(pidfd.as_raw_fd(), request, 0) };
-    if file >= 0 {
-        // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
-        return Ok(unsafe { OwnedFd::from_raw_fd(file) });
+    if let Some(file) = opened(pidfd, request) {
+        return Ok(file);
     }
     let file = File::open(format!("/proc/{pid}/ns/{name}"))?;
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -98,6 +95,45 @@ fn namespace(
         return Err(ErrorKind::NotFound.into());
     }
     Ok(file.into())
+}
+
+/// Returns the descriptor that an ioctl without argument opens, or `None` after an error. `request`
+/// must be such an ioctl of the kind of file that `file` is; other files refuse it.
+fn opened(file: BorrowedFd<'_>, request: libc::c_ulong) -> Option<OwnedFd> {
+    // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
+    let new = unsafe { libc::ioctl(file.as_raw_fd(), request, 0) };
+    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
+    (new >= 0).then(|| unsafe { OwnedFd::from_raw_fd(new) })
+}
+
+/// Returns the user who is answerable for a network namespace, whose file is `file`: the owner of
+/// its user namespace or, if user namespaces lie in each other, of the outermost one below the
+/// engine's own. The users within it are that user's. A namespace in the engine's own user
+/// namespace is root's. Returns `None` if the namespace belongs to no user namespace that the
+/// engine may see, or `file` is no namespace's.
+pub fn maker(file: BorrowedFd<'_>) -> Option<u32> {
+    /// Of `linux/nsfs.h` (ioctl_nsfs(2)).
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    const NS_GET_PARENT: libc::c_ulong = 0xb702;
+    let mut space = opened(file, NS_GET_USERNS)?;
+    let mut owners = vec![owner(space.as_fd())?];
+    // The kernel does not tell the parent of the engine's own user namespace, so that one is last.
+    // There are 33 at most (user_namespaces(7)).
+    while let Some(parent) = opened(space.as_fd(), NS_GET_PARENT) {
+        owners.push(owner(parent.as_fd())?);
+        space = parent;
+    }
+    owners.get(owners.len().saturating_sub(2)).copied()
+}
+
+/// Returns the owner of a user namespace: the user who made it.
+fn owner(space: BorrowedFd<'_>) -> Option<u32> {
+    /// Of `linux/nsfs.h` (ioctl_nsfs(2)).
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
+    let mut uid: libc::uid_t = 0;
+    // SAFETY: the descriptor is borrowed for the call, and the kernel writes a user id to `uid`.
+    let outcome = unsafe { libc::ioctl(space.as_raw_fd(), NS_GET_OWNER_UID, &raw mut uid) };
+    (outcome == 0).then_some(uid)
 }
 
 fn peer_pidfd(socket: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
@@ -155,14 +191,10 @@ pub fn listens_at(socket: BorrowedFd<'_>, namespace: &Peer) -> Option<slipway_sg
 fn is_in(socket: BorrowedFd<'_>, peer: &Peer) -> bool {
     /// `SIOCGSKNS` of linux/sockios.h: the network namespace of a socket.
     const SIOCGSKNS: libc::c_ulong = 0x894c;
-    // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
-    let file = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS, 0) };
-    if file < 0 {
-        return is_in_own(socket, peer);
+    match opened(socket, SIOCGSKNS) {
+        Some(file) => NamespaceId::of(file).is_ok_and(|id| id == peer.namespace),
+        None => is_in_own(socket, peer),
     }
-    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    NamespaceId::of(file).is_ok_and(|id| id == peer.namespace)
 }
 
 /// Returns whether a socket and the peer are in the engine's own network namespace. An engine

@@ -230,9 +230,7 @@ impl<D: Device> Pool<D> {
     /// [`Error::NoVf`].
     pub fn drain(&self, vf: u32) -> Result<(), Error> {
         self.check(vf)?;
-        self.inner.end_adoption(vf);
-        let job = self.inner.shelf.table().drain(vf);
-        self.inner.queue.push(job);
+        self.inner.end_adoption(vf, |table| table.drain(vf));
         Ok(())
     }
 
@@ -243,9 +241,7 @@ impl<D: Device> Pool<D> {
     /// [`Error::NoVf`].
     pub fn resume(&self, vf: u32) -> Result<(), Error> {
         self.check(vf)?;
-        self.inner.end_adoption(vf);
-        let job = self.inner.shelf.table().resume(vf);
-        self.inner.queue.push(job);
+        self.inner.end_adoption(vf, |table| table.resume(vf));
         Ok(())
     }
 

@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(why(&config, |_| ()), "");
         let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
         assert!(why(&config, grows).contains("--max-memory"));
-        let reports = |record: &mut Record| record.free_page_reporting_asked = Some(true);
+        let reports = |record: &mut Record| record.reporting.asked = Some(true);
         assert!(why(&config, reports).contains("free pages"));
         let shares = Config { shared_root: "on".to_owned(), ..config };
         assert!(why(&shares, |_| ()).contains("shared_root"));

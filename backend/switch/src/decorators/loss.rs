@@ -1,7 +1,7 @@
 //! A decorator that loses a fraction of the frames.
 
 use super::random::Random;
-use super::{Direction, Directions, Layer, Timed};
+use super::{Direction, Directions, Layer};
 use crate::{Burst, Delivered, Drop, Pick, Port, PortStats};
 
 /// Loses frames at random, each independently.
@@ -28,11 +28,7 @@ impl Loss {
 }
 
 impl Port for Loss {
-    super::forward_to_inner!();
-
-    fn inspect(&self, view: &mut crate::QueuesView) {
-        self.inner.inspect(view);
-    }
+    super::forward_to_inner!(nothing_waits);
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
@@ -47,10 +43,6 @@ impl Port for Loss {
         more
     }
 
-    fn release(&mut self) {
-        self.inner.release();
-    }
-
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         if !self.ways.has(Direction::Out) {
             return self.inner.deliver(burst, picks);
@@ -60,10 +52,6 @@ impl Port for Loss {
         self.picks.extend(picks.iter().filter(|_| u128::from(random.next()) >= below));
         self.lost_out += (picks.len() - self.picks.len()) as u64;
         self.inner.deliver(burst, &self.picks)
-    }
-
-    fn timed(&mut self) -> Option<&mut dyn Timed> {
-        self.inner.timed()
     }
 
     fn account(&mut self, stats: &mut PortStats) {

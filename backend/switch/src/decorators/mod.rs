@@ -14,8 +14,24 @@
 //! impairment is `impairment`'s affair. Tests: `tests/decorators.rs` of this crate; the order
 //! above, `docs/walks/frame.md`, "Decorators", and `docs/networks.md` name it.
 
-/// The methods that every decorator forwards to the port behind it, its field `inner`.
+/// The methods that every decorator forwards to the port behind it, its field `inner`; with
+/// `nothing_waits` also those that a decorator forwards in which no frame waits.
 macro_rules! forward_to_inner {
+    (nothing_waits) => {
+        super::forward_to_inner!();
+
+        fn inspect(&self, view: &mut $crate::QueuesView) {
+            self.inner.inspect(view);
+        }
+
+        fn release(&mut self) {
+            self.inner.release();
+        }
+
+        fn timed(&mut self) -> Option<&mut dyn $crate::decorators::Timed> {
+            self.inner.timed()
+        }
+    };
     () => {
         fn abilities(&self) -> $crate::Abilities {
             self.inner.abilities()

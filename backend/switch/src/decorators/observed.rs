@@ -1,6 +1,6 @@
 //! A decorator with an observer, which sees a port's frames.
 
-use super::{Layer, Timed};
+use super::Layer;
 use crate::{Burst, Delivered, Pick, Port, PortStats};
 
 /// The direction of a frame.
@@ -58,11 +58,7 @@ impl Observed {
 }
 
 impl Port for Observed {
-    super::forward_to_inner!();
-
-    fn inspect(&self, view: &mut crate::QueuesView) {
-        self.inner.inspect(view);
-    }
+    super::forward_to_inner!(nothing_waits);
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
@@ -77,20 +73,12 @@ impl Port for Observed {
         more
     }
 
-    fn release(&mut self) {
-        self.inner.release();
-    }
-
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
         let delivered = self.inner.deliver(burst, picks);
         // The frames without room are the last ones.
         let had = picks.len().saturating_sub(delivered.full as usize);
         self.observer.see(Direction::Out, burst, &picks[..had]);
         delivered
-    }
-
-    fn timed(&mut self) -> Option<&mut dyn Timed> {
-        self.inner.timed()
     }
 
     fn account(&mut self, stats: &mut PortStats) {

@@ -10,7 +10,7 @@ use slipway_ethernet_spec::{
     ArpPacket, EthernetFrame, Icmpv6Message, Ipv6Packet, Mac, ethertype, icmpv6,
 };
 
-use super::{Layer, Timed};
+use super::Layer;
 use crate::{BURST, Burst, Delivered, Pick, Port, PortStats};
 
 /// Translates between the address that the peer takes for its own and that of the port.
@@ -32,11 +32,7 @@ impl Translated {
 }
 
 impl Port for Translated {
-    super::forward_to_inner!();
-
-    fn inspect(&self, view: &mut crate::QueuesView) {
-        self.inner.inspect(view);
-    }
+    super::forward_to_inner!(nothing_waits);
 
     fn take(&mut self, burst: &mut Burst, limit: usize) -> bool {
         let before = burst.len();
@@ -46,10 +42,6 @@ impl Port for Translated {
             replace(burst.head_mut(frame), (self.peer, self.network), checksum);
         }
         more
-    }
-
-    fn release(&mut self) {
-        self.inner.release();
     }
 
     fn deliver(&mut self, burst: &Burst, picks: &[Pick]) -> Delivered {
@@ -65,10 +57,6 @@ impl Port for Translated {
         let delivered = self.inner.deliver(&self.burst, &self.picks);
         self.burst.release();
         delivered
-    }
-
-    fn timed(&mut self) -> Option<&mut dyn Timed> {
-        self.inner.timed()
     }
 
     fn account(&mut self, stats: &mut PortStats) {

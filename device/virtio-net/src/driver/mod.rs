@@ -19,8 +19,8 @@ pub use slipway_virtio::driver::{
     AccessError, Arena, Buffer, Direct, DriverError, RegisterAccess, Ring, Used, notification,
 };
 
-/// The looks at the control queue between two looks at the device status, which may be a message to
-/// a server. Linux looks at the queue alone.
+/// The looks at the control queue between two reads of the device status, each of which may be a
+/// message to a server. Linux, while it waits, does not read the status at all.
 const LOOKS: usize = 64;
 
 /// The features and sizes that a driver asks for.

@@ -39,7 +39,8 @@ struct Noted {
 }
 
 impl NotedBinding {
-    /// Returns the binding of the VF at `address` as the last daemon left it, if it did.
+    /// Returns the binding of the VF at `address`, which the last daemon may have made and noted in
+    /// `note`. Nothing is read before the first call.
     pub fn new(address: PciAddress, note: Note) -> Self {
         Self { address, binding: None, note }
     }
@@ -95,7 +96,8 @@ impl NotedBinding {
     }
 
     /// Returns the state from before the binding that the last daemon made, by its note. Returns
-    /// `None` if the VF, whose state is `now`, has none of it.
+    /// `None` without a note of this boot, and if `now`, the VF's present state, does not follow
+    /// from the note's.
     fn recall(&self, now: &DriverState) -> Option<DriverState> {
         let noted = self.noted().unwrap_or_else(|why| {
             let (address, note) = (self.address, self.note.path().display());

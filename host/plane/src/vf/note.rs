@@ -12,7 +12,7 @@ use super::limits::Limits;
 /// The most bytes of a note that are read.
 const LONGEST: u64 = 4096;
 
-/// A file about a VF. It outlives the daemon, as what it tells of does.
+/// A file about a VF, which outlives the daemon as the settings and the binding in it do.
 pub(super) struct Note(PathBuf);
 
 impl Note {

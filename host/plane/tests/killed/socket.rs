@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use slipway_nvme::driver::{AccessError, RegisterAccess};
-use slipway_vfio_user_client::{Bell, Client, Registers, SharedRegisters, Window};
+use slipway_vfio_user_client::{Bell, Client, RegisterWindow, Registers, SharedRegisters};
 use slipway_vfio_user_spec::{IrqSetFlags, irq};
 
 use super::{BAR, LONG, LOOKS, PATIENCE, PAUSE, SERVING, resumed};
@@ -98,7 +98,7 @@ impl PlaneClient {
         }
     }
 
-    pub fn window(&mut self, at: u64) -> Option<Window> {
+    pub fn window(&mut self, at: u64) -> Option<RegisterWindow> {
         match self {
             Self::Kept(kept) => kept.client.window(0, at).unwrap(),
             Self::Resumed(_) => None,
@@ -118,7 +118,7 @@ impl PlaneClient {
 pub struct Socket {
     pub link: PlaneClient,
     /// The doorbells, if they are mapped.
-    pub window: Option<Window>,
+    pub window: Option<RegisterWindow>,
     /// The doorbells, if they are rung.
     pub bells: Vec<Bell>,
     /// The longest duration of a request.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Inner;
+use crate::table::{DeviceOperation, Table};
 use crate::{Device, Standing};
 
 /// The tries of a VF that has failed: it is opened, reset and scrubbed once more in the background,
@@ -41,12 +42,25 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Takes a VF off the owner that has it from an earlier process, if it was adopted too late.
-    pub(super) fn end_adoption(&self, vf: u32) {
-        if self.shelf.table().end_adoption(vf) {
+    /// Makes a change to a VF in the table, and queues the job that `change` returns. Before the
+    /// job, takes the VF off the owner that has it from an earlier process, if it was adopted too
+    /// late.
+    pub(super) fn end_adoption(
+        &self,
+        vf: u32,
+        change: impl FnOnce(&mut Table) -> Option<DeviceOperation>,
+    ) {
+        // Under one lock: the adoption may end at any time, and a VF that fails after the look but
+        // before the change would be closed or opened as if it were the owner's still.
+        let (had_owner, job) = {
+            let mut table = self.shelf.table();
+            (table.end_adoption(vf), change(&mut table))
+        };
+        if had_owner {
             self.shelf.detach(vf);
             self.note(vf, Some(Standing::Returning));
         }
+        self.queue.push(job);
     }
 }
 

@@ -188,13 +188,11 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let of_host =
         |volume: &Volume| volume.host_device.is_some() && !volume.read_only && !volume.overlay;
     let shares = !record.shares.is_empty() || record.share_server != ShareServer::None;
+    let sockets = "it has a socket function, to which its guest's connections belong (--sockets)";
     let reasons = [
         (record.pod, "it is a pod"),
         (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
-        (
-            record.sockets.is_some(),
-            "it has a socket function, to which its guest's connections belong (--sockets)",
-        ),
+        (record.sockets.is_some(), sockets),
         (record.own_function.is_some(), "it has a function of hardware"),
         (shares, "it has directories of the host"),
         (own_device, "a volume of its has a device of its own"),
@@ -360,8 +358,7 @@ mod tests {
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
-        let pool = "vfs".to_owned();
-        let own_function = Some(OwnFunction { pool, addresses: Vec::new() });
+        let own_function = Some(OwnFunction { pool: "vfs".into(), addresses: Vec::new() });
         let hardware = Record { own_function, ..record() };
         assert!(cannot_save(&hardware).unwrap().contains("a function of hardware"));
         let [model, tap, mac] = ["e1000", "tap0", "5a:11:0a:d5:00:02"].map(str::to_owned);
