@@ -46,14 +46,14 @@ async fn a_change_that_a_later_one_has_saved_is_not_saved_again() {
     let sandbox = sandbox(dir.path());
     let noted = sandbox.note(|record| record.created_ns = 7);
     assert!(sandbox.store.load().unwrap().is_none());
-    sandbox.update(|record| record.cpus = 3).await.unwrap();
+    sandbox.update(|record| record.cpus.count = 3).await.unwrap();
     let record = sandbox.store.load().unwrap().unwrap();
-    assert_eq!((record.created_ns, record.cpus), (7, 3));
+    assert_eq!((record.created_ns, record.cpus.count), (7, 3));
     std::fs::remove_file(sandbox.store.dir().join("record.json")).unwrap();
     sandbox.save(noted).await.unwrap();
     assert!(sandbox.store.load().unwrap().is_none(), "written again");
     sandbox.save(noted + 2).await.unwrap();
-    assert_eq!(sandbox.store.load().unwrap().unwrap().cpus, 3);
+    assert_eq!(sandbox.store.load().unwrap().unwrap().cpus.count, 3);
 }
 
 #[tokio::test]
