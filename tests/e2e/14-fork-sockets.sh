@@ -56,7 +56,7 @@ print(*sorted(one["name"] for one in json.load(sys.stdin)["guests"]))'; }
 ok "the first commands of two forks of a template talk past both kernels: the interface of one carried $moved bytes of 700000"
 
 # shellcheck disable=SC2016 # the guest's
-said=$(timeout 120 "$slipway" run --rm --from web "${machine[@]}" "$image" -- sh -c 'echo "${LD_PRELOAD:-none}"; ls /run/slipway 2>/dev/null') ||
+said=$(timeout 120 "$slipway" run --rm --from web "${machine[@]}" "$image" -- sh -c 'echo "${LD_PRELOAD:-none}"; ls /run/slipway 2>/dev/null || true') ||
     fail "a fork without sockets: $said $(why)"
 [ "$said" = none ] || fail "a fork that asks for no sockets has some: $said"
 ok "a fork that asks for no sockets has none"
