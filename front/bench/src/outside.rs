@@ -3,11 +3,12 @@
 //! Times are read from `/proc/PID/stat` (proc(5)) at two moments. A process's time has that of its
 //! ended children in it, so the short-lived processes of a compilation count with their parent.
 //!
-//! What is not counted:
-//! - threads of the kernel: they may do the measurement's own work, such as that on its packets;
-//! - a process that began meanwhile and has lost its parent: the measurement may have left it, as
-//!   runc leaves its containers;
-//! - processes that this one cannot see, in other PID namespaces.
+//! Three kinds of processor time do not count:
+//! - that of the kernel's threads: they may do the measurement's own work, such as that on its
+//!   packets;
+//! - that of a process that began meanwhile and has lost its parent: the measurement may have left
+//!   it, as runc leaves its containers;
+//! - that of processes that this one cannot see, in other PID namespaces.
 
 use std::collections::{HashMap, HashSet};
 

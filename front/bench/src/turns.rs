@@ -2,9 +2,9 @@
 //! of the machine meets all subjects alike.
 //!
 //! A subject that fails with a load has no further turn with it, and all others go on. Before each
-//! turn the host ends what earlier turns left it to do and this process becomes idle. The machine is
-//! looked at then and during the turn ([`Watch`]): figures of a machine that is busy with something
-//! else are void.
+//! turn the host ends what earlier turns left it to do and this process becomes idle. The machine
+//! is looked at then and during the turn ([`Watch`]): figures of a machine that is busy with
+//! something else are void.
 
 use std::fmt::Display;
 

@@ -66,7 +66,7 @@ pub(super) fn encode(to: &mut DescriptorEncoder<'_>, report: Option<&Report>) ->
     encode_guests(to, &report.guests)
 }
 
-/// What guests of one name have.
+/// The sums of the guests with one name.
 #[derive(Default)]
 struct Guest {
     running: u64,

@@ -1,4 +1,4 @@
-//! What templates and snapshots take on disk, for monitoring.
+//! The sizes of templates and snapshots on disk, for monitoring.
 
 use super::Manifest;
 use super::automatic::is_automatic;
