@@ -116,7 +116,8 @@ in_sandbox a ping -c 2 -W 10 b >/dev/null || fail "a does not reach b: $(explain
 in_sandbox c ping -c 2 -W 10 a >/dev/null || fail "c does not reach a: $(explain)"
 ok "each fork has a volume of its own, the time, and reaches the others by name"
 
-# The guests of two forks keep the template's MAC address, which is the same, and their ports translate it.
+# The guests of two forks keep the template's MAC address, which is the same, and their ports translate it. The network gives
+# out the lowest free address, so that `a` should have that very one.
 for name in d e; do
     timeout 120 "$slipway" run --detach --name "$name" --wait-network --from web --mac-at-port "$image" -- sleep 10000 >/dev/null ||
         fail "run --mac-at-port $name: $(explain)"
@@ -132,6 +133,7 @@ assert d["peer_mac"] == e["peer_mac"] == sys.argv[1] and d["mac"] != e["mac"] an
 for version in 4 6; do
     in_sandbox d ping "-$version" -c 2 -W 10 e >/dev/null || fail "d does not reach e by IPv$version: $(explain)"
     in_sandbox a ping "-$version" -c 2 -W 10 d >/dev/null || fail "a does not reach d by IPv$version: $(explain)"
+    in_sandbox d ping "-$version" -c 2 -W 10 a >/dev/null || fail "d does not reach a by IPv$version: $(explain)"
 done
 says "begins with a template" run --rm --mac-at-port "$image" -- true
 "$slipway" rm --force d e >/dev/null || fail "rm: $(explain)"

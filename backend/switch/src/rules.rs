@@ -97,7 +97,8 @@ pub struct PortConfig {
     /// The address that the port's peer takes for its own where that is another one than `mac`, as
     /// a guest that began with the machine of another one. The port translates it: in Ethernet
     /// headers, ARP packets, and options of neighbour discovery within the first 96 bytes. Nobody
-    /// else on the switch sees it. `None`, also without `mac`: nothing is translated.
+    /// else on the switch sees it, and another port may have it as its `mac`. `None`, also without
+    /// `mac`: nothing is translated.
     pub peer_mac: Option<Mac>,
     /// The assigned IP addresses, which [`PortConfig::spoof_check`] uses. The link-local IPv6
     /// address made of the MAC is always allowed.

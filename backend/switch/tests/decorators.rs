@@ -450,3 +450,16 @@ fn guests_with_one_address_have_their_own_on_the_switch() {
     rig.run_at(3 * MS);
     assert_eq!(rig.received_at(1), [untagged(2, 9, b"late")]);
 }
+
+/// A sandbox that came later may have the address with which the guest's machine was saved.
+#[test]
+fn a_guest_reaches_the_station_whose_address_it_keeps() {
+    let mut rig = Rig::default();
+    let (own, peer_mac) = (Some(mac(0)), Some(mac(1)));
+    rig.attach(PortConfig { mac: own, peer_mac, spoof_check: true, ..PortConfig::default() });
+    rig.attach(PortConfig { mac: peer_mac, spoof_check: true, ..PortConfig::default() });
+    rig.send(0, &untagged(1, 1, b"to it"));
+    assert_eq!(rig.received(), [vec![], vec![untagged(0, 1, b"to it")]]);
+    rig.send(1, &untagged(1, 0, b"back"));
+    assert_eq!(rig.received(), [vec![untagged(1, 1, b"back")], vec![]]);
+}

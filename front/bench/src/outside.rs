@@ -3,11 +3,16 @@
 //! Times are read from `/proc/PID/stat` (proc(5)) at two moments. A process's time has that of its
 //! ended children in it, so the short-lived processes of a compilation count with their parent.
 //!
-//! These are not counted:
-//! - threads of the kernel: they may do the measurement's own work, such as that on its packets;
-//! - a process that began meanwhile and has lost its parent: the measurement may have left it, as
-//!   runc leaves its containers;
-//! - processes that this one cannot see, in other PID namespaces.
+//! Ancestors of the measurement, such as a user's service manager, may be those to which the kernel
+//! gives processes that have lost their parent (`PR_SET_CHILD_SUBREAPER` of prctl(2)), and so
+//! processes that the measurement has left. Their ended children do not count.
+//!
+//! Three kinds of processor time do not count:
+//! - that of the kernel's threads: they may do the measurement's own work, such as that on its
+//!   packets;
+//! - that of a process that began meanwhile and is a child of such an ancestor: the measurement may
+//!   have left it, as runc leaves its containers;
+//! - that of processes that this one cannot see, in other PID namespaces.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +20,7 @@ use crate::program::runs_slipway;
 
 /// The flag `PF_KTHREAD` of a process (include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// The process that gets the children of processes which end. It waits for them, and their times
-/// come to its own, whoever started them.
+/// The process that gets the children of processes which end, if no ancestor of theirs does.
 const INIT: u32 = 1;
 /// The most ancestors of a process that are looked at. The table is no snapshot, so that a circle
 /// is possible.
@@ -35,11 +39,19 @@ pub enum Own {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     parent: u32,
-    /// Processor time in ticks, with that of ended children but for [`INIT`].
+    /// Processor time in ticks, without that of ended children.
     used: u64,
+    /// Processor time of ended children in ticks.
+    of_children: u64,
     /// The start after boot in ticks, which tells it from an earlier process with the same id.
     began: u64,
     is_kernel: bool,
+}
+
+impl Process {
+    fn total(&self) -> u64 {
+        self.used.saturating_add(self.of_children)
+    }
 }
 
 /// The processes of the machine at a moment, by their ids.
@@ -48,6 +60,9 @@ pub(crate) struct ProcessTable {
     all: HashMap<u32, Process>,
     /// The processes that belong to the measurement.
     own: HashSet<u32>,
+    /// The processes that may get children which the measurement has left: [`INIT`], and ancestors
+    /// of the measurement.
+    heirs: HashSet<u32>,
 }
 
 impl ProcessTable {
@@ -68,20 +83,24 @@ impl ProcessTable {
         let users = all.iter().filter(|(_, one)| !one.is_kernel).map(|(id, _)| *id);
         let roots: HashSet<u32> = users.filter(|id| is_root(*id)).collect();
         let is_own = |id: &u32| line(&all, *id).any(|ancestor| roots.contains(&ancestor));
-        let own = all.keys().copied().filter(is_own).collect();
-        Self { all, own }
+        let own: HashSet<u32> = all.keys().copied().filter(is_own).collect();
+        let ancestors = roots.iter().flat_map(|root| line(&all, *root));
+        let heirs = ancestors.filter(|id| !own.contains(id)).chain([INIT]).collect();
+        Self { all, own, heirs }
     }
 
     /// Returns the ticks that processes outside of the measurement have used since `before`.
     pub(crate) fn outside_since(&self, before: &Self) -> u64 {
         let moved = self.moved_since(before);
         let used = |(id, now): (&u32, &Process)| {
-            if before.has(*id, now) {
-                let earlier = before.all.get(id).map_or(0, |was| was.used);
-                let of_children = moved.get(id).copied().unwrap_or(0);
-                return now.used.saturating_sub(earlier.saturating_add(of_children));
+            let Some(was) = before.all.get(id).filter(|was| was.began == now.began) else {
+                return if self.is_foreign(*id, before) { now.total() } else { 0 };
+            };
+            if self.heirs.contains(id) {
+                return now.used.saturating_sub(was.used);
             }
-            if self.is_foreign(*id, before) { now.used } else { 0 }
+            let of_children = moved.get(id).copied().unwrap_or(0);
+            now.total().saturating_sub(was.total().saturating_add(of_children))
         };
         // A process whose parent has ended still belongs to the measurement.
         self.outside().filter(|(id, _)| !before.own.contains(*id)).map(used).sum()
@@ -94,17 +113,20 @@ impl ProcessTable {
         for (id, ended) in before.outside().filter(|(id, one)| !self.has(**id, one)) {
             let is_left = |at: &u32| before.all.get(at).is_some_and(|one| self.has(*at, one));
             if let Some(heir) = line(&before.all, *id).skip(1).find(is_left) {
-                *moved.entry(heir).or_default() += ended.used;
+                *moved.entry(heir).or_default() += ended.total();
             }
         }
         moved
     }
 
     /// Returns whether a process that was not there at `before` comes of one that was, other than
-    /// [`INIT`].
+    /// those that may get the measurement's.
     fn is_foreign(&self, id: u32, before: &Self) -> bool {
         let was = |at: &u32| self.all.get(at).is_some_and(|one| before.has(*at, one));
-        line(&self.all, id).skip(1).find(was).is_some_and(|ancestor| ancestor != INIT)
+        line(&self.all, id)
+            .skip(1)
+            .find(was)
+            .is_some_and(|ancestor| !self.heirs.contains(&ancestor))
     }
 
     fn has(&self, id: u32, process: &Process) -> bool {
@@ -129,10 +151,10 @@ fn parse(text: &str) -> Option<(u32, Process)> {
     let words: Vec<&str> = rest.split_ascii_whitespace().collect();
     // Fields are numbered from 3, the state, on.
     let field = |number: usize| words.get(number - 3)?.parse::<u64>().ok();
-    let of_children = if id == INIT { 0 } else { field(16)?.saturating_add(field(17)?) };
     let process = Process {
         parent: u32::try_from(field(4)?).ok()?,
-        used: field(14)?.saturating_add(field(15)?).saturating_add(of_children),
+        used: field(14)?.saturating_add(field(15)?),
+        of_children: field(16)?.saturating_add(field(17)?),
         began: field(22)?,
         is_kernel: field(9)? & KERNEL_THREAD != 0,
     };
@@ -149,7 +171,8 @@ mod tests {
     /// Returns a table of processes: id, parent, ticks.
     fn table(all: &[(u32, u32, u64)]) -> ProcessTable {
         let process = |(id, parent, used): &(u32, u32, u64)| {
-            (*id, Process { parent: *parent, used: *used, began: 7, is_kernel: *parent == 2 })
+            let (of_children, is_kernel) = (0, *parent == 2);
+            (*id, Process { parent: *parent, used: *used, of_children, began: 7, is_kernel })
         };
         ProcessTable::new(all.iter().map(process).collect(), |id| id == SELF)
     }
@@ -180,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn what_the_measurement_leaves_to_an_ancestor_is_its_own() {
+        // A service manager, 4, which the kernel gives processes that have lost their parent.
+        let before = table(&[(1, 0, 0), (4, 1, 10), (SELF, 4, 0), (11, SELF, 10)]);
+        let mut after = table(&[(1, 0, 0), (4, 1, 13), (SELF, 4, 0), (12, 4, 800), (14, 12, 70)]);
+        // 11 has ended, and 4 has waited for it.
+        after.all.get_mut(&4).unwrap().of_children = 900;
+        assert_eq!(after.outside_since(&before), 3);
+    }
+
+    #[test]
     fn another_process_with_the_same_id_is_new() {
         let before = table(&[(1, 0, 0), (5, 1, 0), (6, 5, 1000), (SELF, 1, 0)]);
         let mut after = table(&[(1, 0, 0), (5, 1, 1000), (6, 5, 30), (SELF, 1, 0)]);
@@ -191,10 +224,9 @@ mod tests {
     fn files_of_processes_are_parsed() {
         let text = "42 (a (b) c) S 5 42 42 0 -1 4194304 9 8 7 6 100 20 3 4 20 0 1 0 555 9 9\n";
         let (id, process) = parse(text).unwrap();
-        assert_eq!((id, process.parent, process.used, process.began), (42, 5, 127, 555));
+        assert_eq!((id, process.parent, process.used, process.began), (42, 5, 120, 555));
+        assert_eq!((process.of_children, process.total()), (7, 127));
         assert!(!process.is_kernel);
-        let (_, init) = parse(&text.replacen("42", "1", 1)).unwrap();
-        assert_eq!(init.used, 120);
         let (_, thread) = parse(&text.replace("4194304", "2129984")).unwrap();
         assert!(thread.is_kernel);
         assert_eq!(parse("42 (a) S 5"), None);

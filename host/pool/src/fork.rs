@@ -5,9 +5,9 @@
 //! process died is copied again by a successor. What is copied ahead is mapped as well, so that it
 //! never faults.
 //!
-//! A sandbox may give pages back, which makes holes in its file. Those that were its own are zeros
-//! from then on: their granules stay clean, and the next fault makes a page of zeros. Those that
-//! are the template's still were no pages, and nothing becomes of them.
+//! A sandbox may give pages back, which makes holes in its file. A page that the sandbox had of its
+//! own is zeros from then on: its granule stays clean, and the next fault makes a page of zeros. A
+//! page that is still the template's has no place in the file, and stays the template's.
 //!
 //! While nobody has told what forks of a template need, a fault copies its own page alone, so that
 //! [`LateMemory::copied`] tells exactly what was touched. Otherwise it copies the pages around it,

@@ -207,7 +207,8 @@ impl Machine {
     }
 
     /// Returns the memory that the guest will touch soon, if that is known: the guest is Linux,
-    /// whose kernel has several MiB, and its memory is not a pool's.
+    /// whose kernel has several MiB, and its memory is not a pool's. (A fork, whose memory is a
+    /// pool's, too, begins at no kernel.)
     pub fn ahead(&self) -> Option<Ahead> {
         let ram = self.chassis.ram();
         let end = self.kernel.as_ref()?.end;

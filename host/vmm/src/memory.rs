@@ -260,7 +260,7 @@ impl GuestRam {
     /// address `start` on are, in RAM or hot-plug memory: the host has their pages back, and they
     /// read as zeros. Bytes of a template that were not copied yet have no page, and stay as they
     /// are. The hole is made by the mapping, since no descriptor of a pool's memory can be written
-    /// to. Returns `None` if they are not all such memory.
+    /// to. Returns `None` if the bytes are not all in such memory.
     pub(crate) fn discard(&self, start: u64) -> Option<io::Result<()>> {
         let hot = self.hot.iter().map(HotMemory::devices);
         let part = self.parts.iter().chain(hot).find(|part| part.holds(start, HUGE))?;

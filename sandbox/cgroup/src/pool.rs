@@ -87,8 +87,9 @@ struct PoolState {
     closed: bool,
     /// The earliest time of the next attempt to make a group.
     make_at: Instant,
-    /// The end of the time in which no group is made while others are ready.
-    quiet_until: Instant,
+    /// The end of the last time in which no group is made while others are ready; `None` if no
+    /// group was taken yet.
+    quiet_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -111,7 +112,6 @@ impl Pool {
     /// # Errors
     /// The error of creating a thread.
     pub fn new(hierarchies: Hierarchies, settings: Settings) -> std::io::Result<Self> {
-        let now = Instant::now();
         let state = PoolState {
             ready: Vec::new(),
             returning: VecDeque::new(),
@@ -122,8 +122,8 @@ impl Pool {
             next: 0,
             open: false,
             closed: false,
-            make_at: now,
-            quiet_until: now,
+            make_at: Instant::now(),
+            quiet_until: None,
         };
         let state = Mutex::new(state);
         let (work, turns) = (Condvar::new(), SlotQueue::of_host());
@@ -184,12 +184,7 @@ impl Pool {
             Some(group) => {
                 state.listed.remove(group.name());
                 state.counts.taken += 1;
-                let now = Instant::now();
-                // Takes that follow do not prolong it: a node that starts sandboxes all the time
-                // has its list filled between them.
-                if state.quiet_until <= now {
-                    state.quiet_until = now + QUIET;
-                }
+                state.quiet_until = Some(quiet_end(state.quiet_until, Instant::now()));
             }
             None => state.counts.missed += u64::from(self.shared.settings.size > 0),
         }
@@ -298,7 +293,8 @@ impl Shared {
             }
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
-                let is_quiet = self.turns.is_busy() || now < state.quiet_until;
+                let just_taken = state.quiet_until.is_some_and(|end| now < end);
+                let is_quiet = self.turns.is_busy() || just_taken;
                 if !state.ready.is_empty() && is_quiet {
                     // A request would wait for the group that is made now, and needs none yet: the
                     // kernel makes groups and moves processes under one lock.
@@ -400,6 +396,18 @@ fn lower_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST);
 }
 
+/// Returns the end of the time in which no group is made while others are ready, given the last
+/// such end and the time at which a group is taken.
+///
+/// Takes within that time do not prolong it, and as much time follows in which takes begin no other
+/// one: a node that starts sandboxes all the time has its list filled then.
+fn quiet_end(last: Option<Instant>, now: Instant) -> Instant {
+    match last {
+        Some(end) if now < end + QUIET => end,
+        _ => now + QUIET,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -432,6 +440,17 @@ mod tests {
         drop(turn);
         wait_for(&pool, 2);
         assert_ne!(first.name(), second.name());
+    }
+
+    #[test]
+    fn a_node_that_takes_groups_all_the_time_has_time_to_make_some() {
+        let begun = Instant::now();
+        let end = quiet_end(None, begun);
+        assert_eq!(end, begun + QUIET);
+        for part in [0, 1, 9, 10, 11, 19] {
+            assert_eq!(quiet_end(Some(end), begun + QUIET * part / 10), end, "{part} tenths");
+        }
+        assert_eq!(quiet_end(Some(end), begun + QUIET * 2), begun + QUIET * 3);
     }
 
     #[test]

@@ -266,7 +266,8 @@ impl Node {
     ///
     /// Where a network's lease is all that there is beside the record, the record is saved once,
     /// with the lease: a daemon that is killed between the two leaves a lease of no sandbox, which
-    /// the next one frees.
+    /// the next one frees. Until then the sandbox's directory says that a record is to come, for
+    /// which the removal of images waits (`images`).
     async fn keep(&self, sandbox: &Sandbox, new: &NewSandbox<'_>) -> Result<()> {
         let store = sandbox.store.clone();
         sandbox.lane.run(move || store.create()).await?;

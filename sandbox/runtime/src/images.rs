@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slipway_image::{Cache, Digest, Prune, Reference, Removed, Selection};
 use slipway_sandbox_api::images::is_of_containerd;
@@ -21,9 +21,15 @@ use crate::{Error, Result};
 
 /// The time between two looks for images that nothing uses.
 const LOOK: Duration = Duration::from_secs(3600);
+/// The longest wait for the records of sandboxes that are being created, which come once these have
+/// joined their networks.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two looks for such a record.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns the digests of the images of all sandboxes, running or not, and of all snapshots of the
-/// node whose settings are `config`, whole or in the making. Needs no daemon.
+/// node whose settings are `config`, whole or in the making. Needs no daemon. Waits for the records
+/// of sandboxes that are being created, 10 s at most.
 ///
 /// # Errors
 /// [`Error::File`], also for a single record that cannot be read, and [`Error::Invalid`] for a
@@ -45,12 +51,28 @@ fn of_sandboxes(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
         entries => entries.map_err(Error::file("cannot read", sandboxes))?,
     };
     let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let until = Instant::now() + PATIENCE;
     for id in ids {
-        let record = Store::new(sandboxes, &id).load()?;
+        let record = record_by(&Store::new(sandboxes, &id), until)?;
         let digests = record.iter().flat_map(Record::image_digests);
         used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
     }
     Ok(used)
+}
+
+/// Returns the record of a sandbox. Waits for it, up to `until`, if the sandbox is being created.
+/// Returns `None` if the sandbox is gone, or is one that a killed daemon did not finish.
+///
+/// # Errors
+/// As for [`Store::load`].
+fn record_by(store: &Store, until: Instant) -> Result<Option<Record>> {
+    loop {
+        let record = store.load()?;
+        if record.is_some() || !store.dir().exists() || Instant::now() >= until {
+            return Ok(record);
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// Removes images that were made for containerd and were not used for `unused_for`.
@@ -145,5 +167,33 @@ mod tests {
         store.remove().unwrap();
         let removed = remove_unused(&cache, &config, day).unwrap();
         assert!(removed.deleted.is_empty(), "a sandbox had the other one a moment ago");
+    }
+
+    /// A sandbox has its directory before it joins its network, and its record afterwards.
+    #[test]
+    fn the_image_of_a_sandbox_that_is_being_created_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "0123456789ab");
+        store.create().unwrap();
+        let digest = Digest::of(b"image");
+        let mut record = record_of(SandboxState::Created);
+        record.settings.image_digest = digest.to_string();
+        let joins = std::thread::spawn(move || {
+            std::thread::sleep(AGAIN * 5);
+            store.save(&record).unwrap();
+        });
+        let used = of_sandboxes(dir.path()).unwrap();
+        joins.join().unwrap();
+        assert!(used.contains(&digest));
+    }
+
+    #[test]
+    fn a_sandbox_that_is_gone_or_was_never_finished_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "0123456789ab");
+        let later = Instant::now() + Duration::from_secs(1 << 20);
+        assert!(record_by(&store, later).unwrap().is_none());
+        store.create().unwrap();
+        assert!(record_by(&store, Instant::now()).unwrap().is_none());
     }
 }

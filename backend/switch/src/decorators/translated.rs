@@ -1,10 +1,15 @@
 //! A decorator that translates the address of a port's peer, so that a guest that began with the
 //! machine of another one need not change its own.
 //!
-//! It changes the addresses of Ethernet headers, the hardware addresses of ARP packets, and the
-//! link-layer address options of IPv6's neighbour discovery, all in frames' private heads. An
-//! option farther back than the head stays as it is, as do the client's addresses in DHCP: the host
-//! gives its guests their addresses.
+//! It changes the source address of the peer's frames, the sender's hardware address in ARP packets
+//! and the link-layer address options of IPv6's neighbour discovery; in frames to the peer, the
+//! destination address and the target's hardware address of ARP. All of these are in frames'
+//! private heads. Another station may have the address that the peer takes for its own, as the
+//! sandbox that got the address of the saved one: so destinations of the peer's frames, and sources
+//! of frames to the peer, are those of others and stay.
+//!
+//! An option farther back than the head stays as it is, as do the client's addresses in DHCP: the
+//! host gives its guests their addresses.
 
 use slipway_ethernet_spec::{
     ArpPacket, EthernetFrame, Icmpv6Message, Ipv6Packet, Mac, ethertype, icmpv6,
@@ -39,7 +44,7 @@ impl Port for Translated {
         let more = self.inner.take(burst, limit);
         for frame in before..burst.len() {
             let checksum = burst.frames()[frame].offload.checksum;
-            replace(burst.head_mut(frame), (self.peer, self.network), checksum);
+            replace_own(burst.head_mut(frame), (self.peer, self.network), checksum);
         }
         more
     }
@@ -49,9 +54,8 @@ impl Port for Translated {
         // A burst has no more frames, and each is delivered to a port once.
         for (number, pick) in (0..).zip(picks.iter().take(BURST)) {
             self.burst.adopt(burst, usize::from(pick.frame));
-            let checksum = self.burst.frames()[usize::from(number)].offload.checksum;
             let head = self.burst.head_mut(usize::from(number));
-            replace(head, (self.network, self.peer), checksum);
+            replace_destination(head, (self.network, self.peer));
             self.picks.push(Pick { frame: number, tci: pick.tci });
         }
         let delivered = self.inner.deliver(&self.burst, &self.picks);
@@ -68,18 +72,22 @@ impl Port for Translated {
     }
 }
 
-/// Replaces an address by another one in the head of a frame. `checksum` is that of the frame's
-/// offload. A frame whose header is cut off stays as it is: the switch drops it.
-fn replace(head: &mut [u8], (from, to): (Mac, Mac), checksum: Option<(u16, u16)>) {
+/// Replaces the address that the sender of a frame takes for its own, in the frame's head.
+/// `checksum` is that of the frame's offload. A frame whose header is cut off stays as it is: the
+/// switch drops it.
+fn replace_own(head: &mut [u8], (from, to): (Mac, Mac), checksum: Option<(u16, u16)>) {
     let Ok(mut frame) = EthernetFrame::new_checked(head) else { return };
-    if frame.destination() == from {
-        frame.set_destination(to);
-    }
     if frame.source() == from {
         frame.set_source(to);
     }
     match frame.ethertype() {
-        ethertype::ARP => replace_in_arp(frame.payload_mut(), from, to),
+        ethertype::ARP => {
+            if let Ok(mut packet) = ArpPacket::new_checked(frame.payload_mut())
+                && packet.sender_mac() == from
+            {
+                packet.set_sender_mac(to);
+            }
+        }
         ethertype::IPV6 => {
             let at = frame.header_len();
             replace_in_ipv6(frame.payload_mut(), at, (from, to), checksum);
@@ -88,12 +96,16 @@ fn replace(head: &mut [u8], (from, to): (Mac, Mac), checksum: Option<(u16, u16)>
     }
 }
 
-fn replace_in_arp(packet: &mut [u8], from: Mac, to: Mac) {
-    let Ok(mut packet) = ArpPacket::new_checked(packet) else { return };
-    if packet.sender_mac() == from {
-        packet.set_sender_mac(to);
+/// Replaces the address of the station that a frame is for, in the frame's head.
+fn replace_destination(head: &mut [u8], (from, to): (Mac, Mac)) {
+    let Ok(mut frame) = EthernetFrame::new_checked(head) else { return };
+    if frame.destination() == from {
+        frame.set_destination(to);
     }
-    if packet.target_mac() == from {
+    if frame.ethertype() == ethertype::ARP
+        && let Ok(mut packet) = ArpPacket::new_checked(frame.payload_mut())
+        && packet.target_mac() == from
+    {
         packet.set_target_mac(to);
     }
 }
@@ -163,9 +175,17 @@ mod tests {
         [&[kind, 1][..], &mac.0].concat()
     }
 
+    /// Returns a frame of the peer as the switch gets it.
     fn replaced(frame: &[u8], checksum: Option<(u16, u16)>) -> Vec<u8> {
         let mut frame = frame.to_vec();
-        replace(&mut frame, (FROM, TO), checksum);
+        replace_own(&mut frame, (FROM, TO), checksum);
+        frame
+    }
+
+    /// Returns a frame of the switch as the peer gets it.
+    fn delivered(frame: &[u8]) -> Vec<u8> {
+        let mut frame = frame.to_vec();
+        replace_destination(&mut frame, (TO, FROM));
         frame
     }
 
@@ -178,11 +198,11 @@ mod tests {
                 (&got[..6], &got[6..12], &got[12..]),
                 (&OTHER.0[..], &TO.0[..], &sent[12..])
             );
-            let back = [&FROM.0[..], &OTHER.0, &sent[12..]].concat();
-            assert_eq!(replaced(&back, None)[..12], [TO.0, OTHER.0].concat());
+            let back = [&TO.0[..], &OTHER.0, &sent[12..]].concat();
+            assert_eq!(delivered(&back), [&FROM.0[..], &OTHER.0, &sent[12..]].concat());
         }
         let others = [&OTHER.0[..], &OTHER.0, &[8, 0]].concat();
-        assert_eq!(replaced(&others, None), others);
+        assert_eq!((replaced(&others, None), delivered(&others)), (others.clone(), others));
     }
 
     #[test]
@@ -193,15 +213,25 @@ mod tests {
         };
         for tagged in [false, true] {
             let at = HEADER + if tagged { TAG } else { 0 };
-            let got = |sender, target| {
-                let sent = frame(tagged, ethertype::ARP, &packet(sender, target));
-                replaced(&sent, None)[at..].to_vec()
-            };
+            let sent = |sender, target| frame(tagged, ethertype::ARP, &packet(sender, target));
+            let got = |sender, target| replaced(&sent(sender, target), None)[at..].to_vec();
             assert_eq!(got(FROM, OTHER), packet(TO, OTHER));
-            assert_eq!(got(OTHER, FROM), packet(OTHER, TO));
-            assert_eq!(got(FROM, FROM), packet(TO, TO));
+            assert_eq!(got(OTHER, OTHER), packet(OTHER, OTHER));
+            let got = |sender, target| delivered(&sent(sender, target))[at..].to_vec();
+            assert_eq!(got(OTHER, TO), packet(OTHER, FROM));
             assert_eq!(got(OTHER, OTHER), packet(OTHER, OTHER));
         }
+    }
+
+    /// A sandbox may have got the address with which the peer's machine was saved.
+    #[test]
+    fn a_station_with_the_address_that_the_peer_keeps_is_another_one() {
+        let packet = [&[0, 1, 8, 0, 6, 4, 0, 2][..], &FROM.0, &[10, 0, 0, 1], &FROM.0, &[0; 4]];
+        let both = [&FROM.0[..], &FROM.0, &[8, 6], &packet.concat()].concat();
+        let sender_at = HEADER + 8;
+        let sent = [&both[..6], &TO.0, &both[12..sender_at], &TO.0, &both[sender_at + 6..]];
+        assert_eq!(replaced(&both, None), sent.concat());
+        assert_eq!(delivered(&both), both);
     }
 
     #[test]

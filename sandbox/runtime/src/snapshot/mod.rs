@@ -178,10 +178,6 @@ pub(crate) async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: 
     }
 }
 
-/// The reason for which a sandbox of another version cannot be saved: it has the VMM of that
-/// version, and that of this one refuses its saved machine.
-const OTHER_VERSION: &str = "another version of Slipway started it; run it anew";
-
 /// Returns the first part of a sandbox that no snapshot has.
 pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
@@ -393,11 +389,9 @@ mod tests {
         let needs = Needs { bridge: true, ..Default::default() };
         record.template = Some("web".to_owned());
         assert_eq!(record.booted_needs(), Needs::of_template(false));
-        let mut booted = crate::templates::manifest::tests::shape().booted();
-        booted.reporting = true;
-        record.booted = Some(booted);
-        let reports = Needs { reporting: true, ..Needs::of_template(false) };
-        assert_eq!(record.booted_needs(), reports, "its state has the device");
+        let booted = crate::templates::manifest::tests::shape().booted();
+        record.booted = Some(crate::record::BootRecord { reporting: true, ..booted });
+        assert_eq!(record.booted_needs(), Needs { reporting: true, ..Needs::of_template(false) });
         record.origin = Some(Origin { disks: "ffffffffffff".to_owned(), slots: 1, needs });
         assert_eq!((record.disks_id(), record.booted_needs()), ("ffffffffffff", needs));
     }
