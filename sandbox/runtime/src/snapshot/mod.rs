@@ -178,6 +178,10 @@ pub(crate) async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: 
     }
 }
 
+/// The reason for which a sandbox of another version cannot be saved: it has the VMM of that
+/// version, and that of this one refuses its saved machine.
+const OTHER_VERSION: &str = "another version of Slipway started it; run it anew";
+
 /// Returns the first part of a sandbox that no snapshot has.
 pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
