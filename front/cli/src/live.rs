@@ -83,7 +83,8 @@ async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> NamedEndpoints {
         return NamedEndpoints { name: name.to_owned(), ids: vec![name.to_owned()] };
     };
     let mut ids = vec![record.id];
-    ids.extend(record.functions.into_iter().map(|given| given.id).filter(|id| !id.is_empty()));
+    let functions = record.plugged.functions.into_iter();
+    ids.extend(functions.map(|given| given.id).filter(|id| !id.is_empty()));
     NamedEndpoints { name: record.name, ids }
 }
 

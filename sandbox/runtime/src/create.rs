@@ -39,7 +39,7 @@ use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
     self, Confinement, Cpus, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction,
-    Process, Record, SandboxState, Settings, ShareServer, Store, Volume,
+    PluggedFunctions, Process, Record, SandboxState, Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -168,7 +168,8 @@ impl Node {
             Some(_) => record.saved_without_sockets(),
             None => record,
         };
-        let record = Record { shares, saves, own_function, ..record };
+        let plugged = PluggedFunctions { own: own_function, ..record.plugged };
+        let record = Record { shares, saves, plugged, ..record };
         let max = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
         let record = Record { cpus: Cpus { max, ..record.cpus }, ..record };
         Ok(match new.snapshot() {
@@ -321,6 +322,7 @@ impl Node {
         let limits = pod::limits_of_new(spec.resources.as_ref())?;
         let otherwise = self.config.memory_bytes.saturating_add(limits.huge_bytes());
         let (memory_bytes, memory) = memory_of_new(spec, otherwise)?;
+        let function_slots = if spec.makes_pod { self.config.pod_functions } else { 0 };
         Ok(Record {
             settings,
             pod: spec.makes_pod,
@@ -341,8 +343,7 @@ impl Node {
             emulated_nic: emulated::nic(spec)?,
             assigned_function: emulated::function(spec)?,
             sockets: (!spec.socket_engine.is_empty()).then(|| PathBuf::from(&spec.socket_engine)),
-            function_slots: if spec.makes_pod { self.config.pod_functions } else { 0 },
-            socket_slot: self.has_socket_slot(spec),
+            plugged: PluggedFunctions::of_new(function_slots, self.has_socket_slot(spec)),
             reporting: FreePageReporting::of_new(spec.free_page_reporting),
             confinement: Confinement {
                 control_group: cgroup::asked(&spec.control_group, &self.own_groups())?,
@@ -353,7 +354,6 @@ impl Node {
             origin: None,
             saves: None,
             shares: Vec::new(),
-            own_function: None,
 
             state: SandboxState::Created,
             created_ns: realtime_ns(),
@@ -373,10 +373,6 @@ impl Node {
             network: None,
             trees: 0,
             share_server: ShareServer::None,
-            given_sockets: None,
-            functions: Vec::new(),
-            plugs: 0,
-            client_memory: None,
             shared_root: None,
             vmm_uid: None,
             vm: None,

@@ -58,7 +58,7 @@ fn lacks_room(record: &Record, needs: Needs) -> Option<&'static str> {
 /// Notes in the record of a fork that is about to start the room that its template's machine has
 /// for functions.
 pub(crate) fn note_room(sandbox: &Sandbox, template: &Manifest) {
-    sandbox.note(|record| record.socket_slot = template.shape.needs.sockets);
+    sandbox.note(|record| record.plugged.socket_slot = template.shape.needs.sockets);
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
@@ -140,11 +140,8 @@ mod tests {
         assert!(lacks_room(&asks, without).unwrap().contains("--sockets"));
         for (record, needs) in [(&asks, needs), (&plain, needs), (&plain, without)] {
             assert_eq!((cannot_fork(record), lacks_room(record, needs)), (None, None));
-            let fork = Record {
-                template: Some("web".into()),
-                socket_slot: needs.sockets,
-                ..record.clone()
-            };
+            let mut fork = Record { template: Some("web".into()), ..record.clone() };
+            fork.plugged.socket_slot = needs.sockets;
             // The bus of a fork is its template's, also if the fork asks for no sockets.
             assert_eq!(plug_slots(&fork), 1 + usize::from(needs.sockets));
             assert_eq!(fork.booted_needs(), needs);
@@ -157,12 +154,9 @@ mod tests {
     #[test]
     fn a_template_has_room_for_sockets_only_if_they_are_asked_for() {
         // Of a node whose settings give pods the room.
-        let pod = Record {
-            pod: true,
-            socket_slot: true,
-            saves: Some("web".into()),
-            ..record_of(SandboxState::Starting)
-        };
+        let mut pod =
+            Record { pod: true, saves: Some("web".into()), ..record_of(SandboxState::Starting) };
+        pod.plugged.socket_slot = true;
         let saved = pod.saved_without_sockets();
         assert_eq!((Needs::of(&saved), plug_slots(&saved)), (Needs::of_template(false), 1));
     }

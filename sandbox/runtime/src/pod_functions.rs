@@ -116,7 +116,7 @@ fn no_room(record: &Record) -> String {
 /// Returns the block devices of the functions that a container has.
 pub fn volumes(record: &Record, added: &Added) -> Vec<agent_v1::Volume> {
     let volume = |wish: &Wish| {
-        let given = find(record, wish).filter(|given| given.nic.is_none())?;
+        let given = record.plugged.given(wish).filter(|given| given.nic.is_none())?;
         Some(block_device(given, &wish.name))
     };
     added.functions.iter().filter_map(volume).collect()
@@ -154,7 +154,7 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
 }
 
 async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
-    match sandbox.look(|record| find(record, wish).map(|given| given.address.is_empty())) {
+    match sandbox.look(|record| record.plugged.given(wish).map(|given| given.address.is_empty())) {
         Some(false) => return Ok(()),
         // A daemon was killed while it gave the function: the guest does not have it, or has it
         // under an address that nobody knows.
@@ -163,18 +163,16 @@ async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     }
     let vm = vm(sandbox)?;
     let most = sandbox.look(Record::function_room);
-    if sandbox.look(|record| record.functions.len()) >= most {
+    if sandbox.look(|record| record.plugged.functions.len()) >= most {
         let name = sandbox.name.clone();
         return Err(Error::Busy { name, what: "functions of pools", most });
     }
     let mut device = String::new();
     let recorded = sandbox.update(|record| {
         let Wish { pool, number, .. } = wish.clone();
-        record.plugs = record.plugs.wrapping_add(1);
-        // Each attempt has a name of its own: a VMM that was slow may have the one before.
-        device = format!("pool-{}", record.plugs);
+        device = record.plugged.next_device("pool");
         let device = device.clone();
-        record.functions.push(Given { pool, number, device, ..Given::default() });
+        record.plugged.functions.push(Given { pool, number, device, ..Given::default() });
     });
     let recorded = recorded.await;
     let given = match recorded {
@@ -182,7 +180,8 @@ async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
         Err(error) => Err(error),
     };
     let Err(error) = given else { return Ok(()) };
-    let has = sandbox.look(|record| find(record, wish).is_some_and(|one| !one.address.is_empty()));
+    let has = sandbox
+        .look(|record| record.plugged.given(wish).is_some_and(|one| !one.address.is_empty()));
     // A function that the guest has stays with the pod: its VMM would look for it at its socket.
     if !has && let Err(left) = withdraw(node, sandbox, wish).await {
         tracing::warn!(sandbox = sandbox.name, %left, "a function goes back when its pod ends");
@@ -201,7 +200,7 @@ async fn plug(
     let (nic, host_address) = identify(node, sandbox, wish).await?;
     // From here on the place goes back with the function.
     sandbox.note(|record| {
-        if let Some(given) = record.functions.iter_mut().find(|one| is(one, wish)) {
+        if let Some(given) = record.plugged.given_mut(wish) {
             given.nic.clone_from(&nic);
             given.host_address = host_address;
         }
@@ -245,7 +244,7 @@ async fn attach(
     device: &str,
     lease: Lease,
 ) -> Result<()> {
-    let given = sandbox.look(|record| find(record, wish).cloned()).unwrap_or_default();
+    let given = sandbox.look(|record| record.plugged.given(wish).cloned()).unwrap_or_default();
     let mut nic = given.nic;
     if lease.address != given.host_address {
         let pool = &wish.pool;
@@ -263,7 +262,7 @@ async fn attach(
     let record = vm.record();
     let saved = sandbox.update(|kept| {
         kept.vm = Some(record);
-        if let Some(given) = kept.functions.iter_mut().find(|one| is(one, wish)) {
+        if let Some(given) = kept.plugged.given_mut(wish) {
             (given.id, given.socket, given.address) = (lease.id, socket, address);
             given.nic = nic.map(|nic| GivenNic { own_mac: lease.mac, ..nic });
         }
@@ -280,7 +279,7 @@ fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
 async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     // First: a VMM that still connects to the function fails now, and has it or has it not.
     pools::give_back(node, sandbox, &wish.pool, wish.number).await?;
-    let given = sandbox.look(|record| find(record, wish).cloned());
+    let given = sandbox.look(|record| record.plugged.given(wish).cloned());
     if let (Some(given), Some(vm)) = (&given, sandbox.vm())
         && !given.device.is_empty()
     {
@@ -289,7 +288,7 @@ async fn withdraw(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
     if given.is_some_and(|given| given.nic.is_some()) {
         nics::leave(node, &sandbox.id, &wish.pool, wish.number).await?;
     }
-    sandbox.note(|record| record.functions.retain(|one| !is(one, wish)));
+    sandbox.note(|record| record.plugged.forget(wish));
     Ok(())
 }
 
@@ -330,12 +329,12 @@ async fn free(sandbox: &Sandbox, vm: &dyn Vm, device: &str) {
 pub async fn give_back(node: &Node, sandbox: &Sandbox) {
     let _turn = sandbox.functions.lock().await;
     // It may have been taken and not recorded.
-    if let Some(own) = sandbox.look(|record| record.own_function.clone())
+    if let Some(own) = sandbox.look(|record| record.plugged.own.clone())
         && let Err(error) = pools::give_back(node, sandbox, &own.pool, 0).await
     {
         tracing::warn!(sandbox = sandbox.name, pool = own.pool, %error, "a function stays taken");
     }
-    for Given { pool, number, nic, .. } in sandbox.look(|record| record.functions.clone()) {
+    for Given { pool, number, nic, .. } in sandbox.look(|record| record.plugged.functions.clone()) {
         if let Err(error) = pools::give_back(node, sandbox, &pool, number).await {
             tracing::warn!(sandbox = sandbox.name, pool, number, %error, "a function stays taken");
         }
@@ -345,22 +344,14 @@ pub async fn give_back(node: &Node, sandbox: &Sandbox) {
             tracing::warn!(sandbox = sandbox.name, pool, number, %error, "its addresses stay");
         }
     }
-    sandbox.note(|record| record.functions.clear());
-}
-
-fn is(given: &Given, wish: &Wish) -> bool {
-    (&given.pool, given.number) == (&wish.pool, wish.number)
-}
-
-fn find<'a>(record: &'a Record, wish: &Wish) -> Option<&'a Given> {
-    record.functions.iter().find(|one| is(one, wish))
+    sandbox.note(|record| record.plugged.functions.clear());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::adopt::tests::{added_of, record_of};
-    use crate::record::{Device, SandboxState};
+    use crate::record::{Device, PluggedFunctions, SandboxState};
 
     fn asked(pool: &str, number: u32, name: &str) -> PoolFunction {
         PoolFunction { pool: pool.into(), number, name: name.into() }
@@ -373,8 +364,13 @@ mod tests {
         Given { pool, number, device, id, socket, address, ..Given::default() }
     }
 
-    pub(super) fn pod(function_slots: u32) -> Record {
-        Record { pod: true, function_slots, ..record_of(SandboxState::Running) }
+    pub(super) fn pod(slots: u32) -> Record {
+        pod_with(slots, Vec::new())
+    }
+
+    pub(super) fn pod_with(slots: u32, functions: Vec<Given>) -> Record {
+        let plugged = PluggedFunctions { slots, functions, ..PluggedFunctions::default() };
+        Record { pod: true, plugged, ..record_of(SandboxState::Running) }
     }
 
     #[test]
@@ -447,7 +443,7 @@ mod tests {
         // An interface is no block device.
         let functions_of_it = vec![wish("fast", 4, "fast-0"), wish("nics", 0, "nics-0")];
         let added = Added { functions: functions_of_it, ..added };
-        let record = Record { functions, ..pod(2) };
+        let record = pod_with(2, functions);
         let volumes = volumes(&record, &added);
         let device = volumes[0].device.clone().unwrap();
         assert_eq!((volumes.len(), volumes[0].name.as_str()), (1, "fast-0"));
@@ -457,7 +453,7 @@ mod tests {
     #[test]
     fn a_record_of_an_earlier_version_has_no_functions() {
         let record = record_of(SandboxState::Running);
-        assert_eq!((record.function_slots, record.functions, record.plugs), (0, vec![], 0));
+        assert_eq!(record.plugged, PluggedFunctions::default());
         assert_eq!(added_of("a", SandboxState::Running).functions, []);
         let text = r#"{"pool": "fast", "number": 3, "socket": "/vf", "address": "0000:00:06.0"}"#;
         let old: Given = serde_json::from_str(text).unwrap();

@@ -22,6 +22,7 @@ mod needs;
 mod network;
 mod origin;
 mod placement;
+mod plugged;
 mod process;
 mod reporting;
 mod share;
@@ -47,6 +48,7 @@ pub use self::needs::Needs;
 pub use self::network::{FurtherInterface, NamespaceInterface, Network, Nic, PortRates, Route};
 pub use self::origin::Origin;
 pub use self::placement::Placement;
+pub use self::plugged::PluggedFunctions;
 pub use self::process::Process;
 pub use self::reporting::FreePageReporting;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
@@ -250,31 +252,9 @@ pub struct Record {
     /// The process that serves directories and files of the host.
     #[serde(default)]
     pub share_server: ShareServer,
-    /// The number of functions of pools that a pod's machine has room for.
-    #[serde(default)]
-    pub function_slots: u32,
-    /// Set if the machine has room for a socket function that it does not begin with: a pod's, for
-    /// its containers, a template's and those of its forks. A fork's is known when it starts.
-    #[serde(default)]
-    pub socket_slot: bool,
-    /// The socket function that a fork or the containers of a pod were given, from before it is
-    /// added.
-    #[serde(default)]
-    pub given_sockets: Option<GivenSockets>,
-    /// The functions of pools that the containers of a pod were given, from before they are taken.
-    #[serde(default)]
-    pub functions: Vec<Given>,
-    /// The hardware function that the sandbox asks for, if it is no pod.
-    #[serde(default)]
-    pub own_function: Option<OwnFunction>,
-    /// The number of functions of pools and of sockets that were added to the machine, or would
-    /// have been.
-    #[serde(default)]
-    pub plugs: u32,
-    /// The guest's memory, as servers of functions that are added later know it, once the VMM is
-    /// started.
-    #[serde(default)]
-    pub client_memory: Option<ClientMemory>,
+    /// The functions that the machine is given while the guest runs.
+    #[serde(flatten)]
+    pub plugged: PluggedFunctions,
     /// The device and inode number of the shared pages with the sandbox's root, or `None` if its
     /// root is a disk.
     #[serde(default)]
@@ -433,18 +413,32 @@ mod tests {
             },
             "confined": { "cpus": "0-1", "memory_nodes": "0" },
             "launch_cpus": "0-3",
-            "cpus": 3, "boot_cpus": 1, "max_cpus": 4, "chosen_cpus": 2
+            "cpus": 3, "boot_cpus": 1, "max_cpus": 4, "chosen_cpus": 2,
+            "function_slots": 4, "socket_slot": true, "plugs": 2,
+            "given_sockets": {
+                "engine": "/e", "device": "sockets-1", "address": "0000:00:06.0", "serves": true
+            },
+            "functions": [{
+                "pool": "fast", "number": 3, "device": "pool-2", "id": "f", "socket": "/vf",
+                "address": "0000:00:07.0", "nic": null, "host_address": "0000:01:10.0"
+            }],
+            "own_function": { "pool": "fast", "addresses": [["10.1.0.2", 24]] },
+            "client_memory": { "limit_bytes": 1, "file": [2, 3], "shared": [0, 0] }
         }"#;
         let parts: serde_json::Map<_, _> = serde_json::from_str(parts).unwrap();
         written.as_object_mut().unwrap().extend(parts);
         let record: Record = serde_json::from_value(written.clone()).unwrap();
-        let Record { reporting, confinement, .. } = &record;
+        let Record { reporting, confinement, plugged, .. } = &record;
         assert_eq!((reporting.asked, reporting.is_on), (Some(true), false));
         assert_eq!(reporting.why_not, "its VMM is QEMU");
         assert!(confinement.asks_for_group() && confinement.has_group("/kubepods/pod1/one"));
         assert_eq!((&*confinement.confined.cpus, &*confinement.launch_cpus), ("0-1", "0-3"));
         assert_eq!(confinement.least_memory_bytes, 256 << 20);
         assert_eq!(record.cpus, Cpus { count: 3, boot: 1, max: 4, chosen: 2 });
+        assert_eq!((plugged.slots, plugged.socket_slot, plugged.plugs), (4, true, 2));
+        assert!(plugged.serves_sockets() && plugged.has_hardware() && plugged.own.is_some());
+        assert!(plugged.in_guest().map(|given| &*given.device).eq(["pool-2"]));
+        assert_eq!(plugged.client_memory.map(|memory| memory.file), Some((2, 3)));
         assert_eq!(serde_json::to_value(&record).unwrap(), written);
     }
 

@@ -75,7 +75,7 @@ async fn try_offer(node: &Node, record: &Record, spec: &mut VmSpec) -> Result<()
 /// the pages that memory had when it was pinned: memory that is given back and comes again has
 /// others, which the device would never see. A pool's recycled pages are the pool's to give back.
 fn cannot_report(record: &Record, is_recycled: bool) -> Option<&'static str> {
-    let hardware = record.function_room() > 0 || record.has_hardware();
+    let hardware = record.function_room() > 0 || record.plugged.has_hardware();
     let of_pool = record.network.as_ref().is_some_and(|network| network.pool.is_some());
     let reasons = [
         (is_recycled, "its memory is a pool's (memory = \"pool\")"),
@@ -120,7 +120,7 @@ mod tests {
         let mut record = record_of(SandboxState::Starting);
         assert_eq!(cannot_report(&record, false), None);
         assert!(cannot_report(&record, true).is_some_and(|why| why.contains("a pool's")));
-        (record.pod, record.function_slots) = (true, 2);
+        (record.pod, record.plugged.slots) = (true, 2);
         assert!(cannot_report(&record, false).is_some_and(|why| why.contains("hardware")));
     }
 }

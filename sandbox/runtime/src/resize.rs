@@ -354,7 +354,7 @@ impl Change {
         if target >= device.plugged {
             return self.grow(begin, target).await;
         }
-        if self.sandbox.look(Record::has_hardware) {
+        if self.sandbox.look(|record| record.plugged.has_hardware()) {
             let why = "it has a function of hardware, which reaches all of its memory";
             return Ok(Some(why.to_owned()));
         }

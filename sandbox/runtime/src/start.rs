@@ -65,7 +65,7 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         let begun = pod_functions::begin_sockets(node, sandbox, &agent);
         stages.run(sockets::STAGE, or_end(&*vm, begun)).await?;
     }
-    let record = if record.own_function.is_some() {
+    let record = if record.plugged.own.is_some() {
         let joined = pod_functions::own::join(node, sandbox, &agent);
         stages.run("hardware", or_end(&*vm, joined)).await?;
         sandbox.record()
@@ -216,7 +216,7 @@ impl Boot<'_> {
         }
         // Behind that stage, whose initramfs has the guest's driver: a snapshot names its files.
         let booted = boot_record(spec, template);
-        let may_share = !record.pod && record.own_function.is_none();
+        let may_share = !record.pod && record.plugged.own.is_none();
         if boots && may_share && node.config.shares_roots()? {
             stages.run("shared-root", root::share(node, sandbox, spec)).await?;
         }
@@ -225,7 +225,7 @@ impl Boot<'_> {
         let overhead = node.hypervisor.overhead(spec).await? + shares::memory(&record);
         sandbox.note(|record| {
             record.booted = Some(booted);
-            record.client_memory = Some((&client).into());
+            record.plugged.client_memory = Some((&client).into());
             record.memory.overhead_bytes = overhead;
         });
         Ok(client)

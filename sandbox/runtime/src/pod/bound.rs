@@ -185,7 +185,7 @@ pub(super) async fn grow(target: &Target, asked: Limits) -> Result<()> {
 /// stays.
 pub(super) async fn fit(target: &Target) {
     let Some((region, limit)) = own(target) else { return };
-    if target.sandbox.look(Record::has_hardware) {
+    if target.sandbox.look(|record| record.plugged.has_hardware()) {
         return;
     }
     if let Err(error) = set(&target.sandbox, region, limit).await {
@@ -267,7 +267,7 @@ fn is_owned(record: &Record, region: u32) -> bool {
 /// Returns the regions that no live container has, and that can go back to the host. A pod with a
 /// function of hardware keeps its memory.
 fn spare(record: &Record) -> Vec<u32> {
-    if record.has_hardware() {
+    if record.plugged.has_hardware() {
         return Vec::new();
     }
     let regions = (0u32..).zip(&record.bound.granted_bytes);

@@ -65,7 +65,7 @@ pub(super) fn leave(node: &Node, sandbox: &Arc<Sandbox>) {
 /// Returns whether the limits of a pod with room need more than it keeps without them. A pod with a
 /// function of hardware, which would give nothing back, does not grow by itself.
 fn may_lack(record: &Record) -> bool {
-    let follows = record.memory.room() > 0 && !record.has_hardware();
+    let follows = record.memory.room() > 0 && !record.plugged.has_hardware();
     follows && needed(record) > floor(record)
 }
 
@@ -201,7 +201,7 @@ mod tests {
         chosen.added.push(chosen.added[0].clone());
         assert!(may_lack(&chosen));
         let host_address = "0000:01:10.0".to_owned();
-        chosen.functions = vec![Given { host_address, ..Given::default() }];
+        chosen.plugged.functions = vec![Given { host_address, ..Given::default() }];
         assert!(!may_lack(&chosen), "a device of hardware reaches all of it");
     }
 

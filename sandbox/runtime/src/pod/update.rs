@@ -334,7 +334,7 @@ mod tests {
         record.memory_bytes = 448 * MIB;
         assert_eq!(spare(&record), Some(192 * MIB));
         let host_address = "0000:01:10.0".to_owned();
-        record.functions = vec![Given { host_address, ..Given::default() }];
+        record.plugged.functions = vec![Given { host_address, ..Given::default() }];
         assert_eq!(spare(&record), None, "a device of hardware reaches it");
     }
 

@@ -15,7 +15,6 @@ use slipway_agent_protocol::v1::{self as agent_v1, agent_client::AgentClient};
 use slipway_plane_api::{network_v1, vf_v1};
 use tonic::Code;
 
-use super::{find, is};
 use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{Given, GivenNic, Record, Wish};
@@ -80,7 +79,7 @@ pub(super) async fn leave(node: &Node, id: &str, pool: &str, number: u32) -> Res
 /// # Errors
 /// [`Error::Agent`] with the agent's message; [`Error::File`] if the record is not saved.
 pub(super) async fn configure(sandbox: &Sandbox, agent: &Agent, wish: &Wish) -> Result<()> {
-    let given = sandbox.look(|record| find(record, wish).cloned());
+    let given = sandbox.look(|record| record.plugged.given(wish).cloned());
     let Some(request) = given.as_ref().and_then(settings) else { return Ok(()) };
     // One interface after the other: the agent tells how long the last one took.
     let _turn = sandbox.configuring.lock().await;
@@ -89,7 +88,7 @@ pub(super) async fn configure(sandbox: &Sandbox, agent: &Agent, wish: &Wish) -> 
     let reply = agent.call_within(Some(PATIENCE), configure).await?;
     let interface = name(&reply.interface)?;
     let saved = sandbox.update(|record| {
-        let given = record.functions.iter_mut().find(|one| is(one, wish));
+        let given = record.plugged.given_mut(wish);
         if let Some(nic) = given.and_then(|given| given.nic.as_mut()) {
             nic.interface = interface;
         }
@@ -153,8 +152,7 @@ fn is_of(member: &str, live: &[String]) -> bool {
 
 /// Returns the owners of the places that a pod has for interfaces that its guest has.
 fn placed(record: &Record) -> Vec<String> {
-    let has = |given: &&Given| given.nic.is_some() && !given.address.is_empty();
-    let given = record.functions.iter().filter(has);
+    let given = record.plugged.in_guest().filter(|given| given.nic.is_some());
     given.map(|given| member(&record.id, &given.pool, given.number)).collect()
 }
 
@@ -165,7 +163,7 @@ fn member(sandbox: &str, pool: &str, number: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{given, pod};
+    use super::super::tests::{given, pod_with};
     use super::*;
 
     fn settings_of(nic: GivenNic) -> agent_v1::ConfigureNetworkRequest {
@@ -221,7 +219,7 @@ mod tests {
     fn a_pod_keeps_the_places_of_interfaces_that_its_guest_has() {
         let nic = |number, address| Given { nic: Some(nic()), ..given("nics", number, address) };
         let functions = vec![nic(3, "0000:00:06.0"), nic(4, ""), given("fast", 0, "0000:00:07.0")];
-        let record = Record { functions, ..pod(3) };
+        let record = pod_with(3, functions);
         assert_eq!(placed(&record), ["0123456789ab.nics.3"]);
         let live = ["0123456789ab".to_owned()];
         assert!(is_of("0123456789ab.nics.3", &live));

@@ -104,7 +104,7 @@ fn name(pool: &str) -> String {
 /// [`Error::Agent`] if the guest does not configure the interface; [`Error::File`] if the record is
 /// not saved.
 pub async fn join(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
-    let Some(own) = sandbox.look(|record| record.own_function.clone()) else { return Ok(()) };
+    let Some(own) = sandbox.look(|record| record.plugged.own.clone()) else { return Ok(()) };
     let OwnFunction { pool, addresses } = own;
     let _turn = sandbox.functions.lock().await;
     let vm = vm(sandbox)?;
@@ -123,7 +123,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
     let recorded = sandbox.update(|record| {
         let Wish { pool, number, .. } = wish.clone();
         let device = DEVICE.to_owned();
-        record.functions =
+        record.plugged.functions =
             vec![Given { pool, number, device, nic, host_address, ..Given::default() }];
     });
     recorded.await?;
@@ -133,8 +133,8 @@ pub async fn join(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
 
 /// Returns the block device that the function of a sandbox is, if it is one.
 pub fn volume(record: &Record) -> Option<agent_v1::Volume> {
-    let own = record.own_function.as_ref()?;
-    let given = record.functions.first().filter(|given| given.nic.is_none())?;
+    let own = record.plugged.own.as_ref()?;
+    let given = record.plugged.functions.first().filter(|given| given.nic.is_none())?;
     Some(block_device(given, &name(&own.pool)))
 }
 
@@ -144,8 +144,9 @@ mod tests {
     use super::*;
 
     fn record() -> Record {
-        let own_function = Some(OwnFunction { pool: "fast".into(), addresses: Vec::new() });
-        Record { pod: false, own_function, ..pod(0) }
+        let mut record = Record { pod: false, ..pod(0) };
+        record.plugged.own = Some(OwnFunction { pool: "fast".into(), addresses: Vec::new() });
+        record
     }
 
     #[test]
@@ -158,14 +159,16 @@ mod tests {
         assert_eq!(volume(&record()), None);
         let host_address = "0000:01:10.0".to_owned();
         let own = Given { host_address, ..given("fast", 3, "0000:00:06.0") };
-        let record = Record { functions: vec![own.clone()], ..record() };
+        let mut record = record();
+        record.plugged.functions = vec![own.clone()];
         let volume_of = |record: &Record| volume(record).map(|one| (one.name, one.device));
         let (name, device) = volume_of(&record).unwrap();
         let device = device.unwrap();
         assert_eq!((name.as_str(), device.pci_address.as_str()), ("fast-0", "0000:00:06.0"));
         assert_eq!(device.nsid, u32::MAX);
         let nic = Given { nic: Some(GivenNic::default()), ..own };
-        assert_eq!(volume_of(&Record { functions: vec![nic], ..record }), None);
+        record.plugged.functions = vec![nic];
+        assert_eq!(volume_of(&record), None);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(super) async fn take_any(node: &Node, sandbox: &Sandbox, pool: &str) -> Resu
 /// Returns the client of a function that a sandbox's VMM is. `nic` is the interface that the
 /// function is to be.
 fn client(sandbox: &Sandbox, nic: Option<&GivenNic>) -> Result<vf_v1::Client> {
-    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.client_memory));
+    let (uid, memory) = sandbox.look(|record| (record.vmm_uid, record.plugged.client_memory));
     let gone = || sandbox.wrong_state("it has no microVM");
     let (uid, memory) = (uid.ok_or_else(gone)?, memory.ok_or_else(gone)?);
     Ok(vf_v1::Client {
@@ -135,10 +135,10 @@ pub(super) async fn give_back(
 /// # Errors
 /// [`Error::Plane`].
 pub async fn holds(node: &Node, record: &Record) -> Result<bool> {
-    if plugged(record).any(|given| !given.host_address.is_empty()) {
+    if record.plugged.in_guest().any(|given| !given.host_address.is_empty()) {
         return Ok(false);
     }
-    for given in plugged(record) {
+    for given in record.plugged.in_guest() {
         let request = vf_v1::GetPoolRequest { name: given.pool.clone() };
         let pool = match node.functions.clone().get_pool(request).await {
             Ok(pool) => pool.into_inner(),
@@ -160,12 +160,12 @@ fn is_given(vf: &vf_v1::Vf, given: &Given, record: &Record) -> bool {
 
 /// Returns the plane's ids of the functions that a guest has. An earlier version recorded none.
 pub fn endpoints(record: &Record) -> impl Iterator<Item = &str> {
-    plugged(record).map(|given| given.id.as_str()).filter(|id| !id.is_empty())
+    record.plugged.in_guest().map(|given| given.id.as_str()).filter(|id| !id.is_empty())
 }
 
 /// Returns the sockets of the functions that a guest has.
 pub fn sockets(record: &Record) -> impl Iterator<Item = PathBuf> {
-    plugged(record).map(|given| given.socket.clone())
+    record.plugged.in_guest().map(|given| given.socket.clone())
 }
 
 /// Takes back the functions of all pods that are gone, and those that no guest has.
@@ -177,11 +177,7 @@ pub async fn reconcile(node: &Node) {
 
 /// Returns the ids of the owners that a pod is of the functions that its guest has.
 fn ids(record: &Record) -> Vec<String> {
-    plugged(record).map(|given| owner_id(&record.id, given.number)).collect()
-}
-
-fn plugged(record: &Record) -> impl Iterator<Item = &Given> {
-    record.functions.iter().filter(|given| !given.address.is_empty())
+    record.plugged.in_guest().map(|given| owner_id(&record.id, given.number)).collect()
 }
 
 /// An owner has at most one function of a pool, so a pod is one owner for each number.
@@ -200,13 +196,13 @@ fn owner(record: &Record, number: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{given, pod};
+    use super::super::tests::{given, pod, pod_with};
     use super::*;
 
     #[test]
     fn a_function_that_no_guest_has_is_not_one_that_a_pod_keeps() {
         let functions = vec![given("fast", 3, "0000:00:06.0"), given("fast", 4, "")];
-        let record = Record { functions, ..pod(2) };
+        let record = pod_with(2, functions);
         assert_eq!(ids(&record), ["0123456789ab.3"]);
         assert!(endpoints(&record).eq(["fast.3"]));
         assert_eq!(owner(&record, 3), "slipway-pod:0123456789ab.3");

@@ -92,7 +92,7 @@ pub async fn join(node: &Node, target: &Target) -> Result<()> {
     });
     let Some(engine) = engine else { return Ok(()) };
     let _turn = sandbox.functions.lock().await;
-    let given = sandbox.look(|record| record.given_sockets.clone());
+    let given = sandbox.look(|record| record.plugged.sockets.clone());
     let is_there = given.as_ref().is_some_and(|given| !given.address.is_empty());
     // A daemon was killed while it gave the function.
     if let Some(given) = given.filter(|_| !is_there) {
@@ -112,7 +112,7 @@ async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     let place = place(node, &record).await?;
     let gone = || sandbox.wrong_state("it has no microVM");
     let uid = record.vmm_uid.ok_or_else(gone)?;
-    let client = record.client_memory.ok_or_else(gone)?;
+    let client = record.plugged.client_memory.ok_or_else(gone)?;
     let file = match &record.template {
         Some(_) => Some(memory::complete(node, client).await?),
         None => None,
@@ -122,11 +122,9 @@ async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     let vm = vm(sandbox)?;
     let mut device = String::new();
     let recorded = sandbox.update(|record| {
-        record.plugs = record.plugs.wrapping_add(1);
-        // Each attempt has a name of its own: a VMM that was slow may have the one before.
-        device = format!("sockets-{}", record.plugs);
+        device = record.plugged.next_device("sockets");
         let (engine, device) = (engine.to_owned(), device.clone());
-        record.given_sockets = Some(GivenSockets { engine, device, ..GivenSockets::default() });
+        record.plugged.sockets = Some(GivenSockets { engine, device, ..GivenSockets::default() });
     });
     recorded.await?;
     let plugged = async {
@@ -146,7 +144,7 @@ async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     let vmm = vm.record();
     let saved = sandbox.update(|record| {
         record.vm = Some(vmm);
-        if let Some(given) = &mut record.given_sockets {
+        if let Some(given) = &mut record.plugged.sockets {
             given.address = address;
         }
     });
@@ -159,13 +157,12 @@ async fn withdraw(sandbox: &Sandbox, device: &str) {
     if let Some(vm) = sandbox.vm() {
         free(sandbox, &*vm, device).await;
     }
-    sandbox.note(|record| record.given_sockets = None);
+    sandbox.note(|record| record.plugged.sockets = None);
 }
 
 /// Has the guest run its engine on the function, unless it does.
 async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
-    let serves = |record: &Record| record.given_sockets.as_ref().is_some_and(|one| one.serves);
-    if sandbox.look(serves) {
+    if sandbox.look(|record| record.plugged.serves_sockets()) {
         return Ok(());
     }
     let begun = Instant::now();
@@ -180,7 +177,7 @@ async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
         tokio::time::sleep(AGAIN).await;
     }
     let saved = sandbox.update(|record| {
-        if let Some(given) = &mut record.given_sockets {
+        if let Some(given) = &mut record.plugged.sockets {
             given.serves = true;
         }
     });
@@ -231,7 +228,7 @@ async fn is_network(node: &Node, name: &str) -> Result<bool> {
 
 /// Returns the place of the first interface of a pool that is in a network.
 fn of_interface(record: &Record) -> Option<NetworkAddresses> {
-    let nics = record.functions.iter().filter_map(|given| given.nic.as_ref());
+    let nics = record.plugged.functions.iter().filter_map(|given| given.nic.as_ref());
     let mut placed = nics.filter(|nic| !nic.interface.is_empty() && !nic.addresses.is_empty());
     let nic = placed.next()?;
     let addresses = nic.addresses.iter().map(|(address, _)| address.clone()).collect();
@@ -240,12 +237,14 @@ fn of_interface(record: &Record) -> Option<NetworkAddresses> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{given, pod};
+    use super::super::tests::{given, pod, pod_with};
     use super::*;
     use crate::record::{Given, GivenNic, Needs};
 
     fn roomy() -> Record {
-        Record { socket_slot: true, ..pod(0) }
+        let mut record = pod(0);
+        record.plugged.socket_slot = true;
+        record
     }
 
     #[test]
@@ -256,7 +255,7 @@ mod tests {
         assert!(why(&pod(8)).unwrap_err().contains("`pod_sockets`"));
         let fork = Record { template: Some("web".into()), ..roomy() };
         assert_eq!(why(&fork).unwrap(), Some(PathBuf::from("/e")));
-        let fork = Record { socket_slot: false, ..fork };
+        let fork = Record { template: Some("web".into()), ..pod(0) };
         assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
         assert!(!Needs::of(&fork).sockets);
         // A socket function that a pod begins with is for all of its containers.
@@ -279,7 +278,7 @@ mod tests {
             nic(1, "early", "", &["10.1.0.2"]),
             nic(2, "back", "eth2", &["10.2.0.2", "fd00::2"]),
         ];
-        let record = Record { functions, ..roomy() };
+        let record = pod_with(0, functions);
         let addresses = vec!["10.2.0.2".to_owned(), "fd00::2".to_owned()];
         assert_eq!(
             of_interface(&record),
@@ -291,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_record_of_an_earlier_version_has_no_room_for_sockets() {
-        let record = pod(1);
-        assert_eq!((record.socket_slot, record.given_sockets), (false, None));
+        let plugged = pod(1).plugged;
+        assert_eq!((plugged.socket_slot, plugged.sockets), (false, None));
     }
 }

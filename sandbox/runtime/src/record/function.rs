@@ -82,6 +82,13 @@ pub struct Given {
     pub host_address: String,
 }
 
+impl Given {
+    /// Returns whether the function is the one of such a wish.
+    pub fn is(&self, wish: &Wish) -> bool {
+        (&self.pool, self.number) == (&wish.pool, wish.number)
+    }
+}
+
 /// The socket function that a fork, or a pod for its containers, was given while its guest ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenSockets {
@@ -100,19 +107,12 @@ impl Record {
     /// machine of a template has none, and neither has a fork's.
     pub fn function_room(&self) -> usize {
         let boots = self.pod && self.template.is_none() && self.saves.is_none();
-        if boots { self.function_slots as usize } else { usize::from(self.own_function.is_some()) }
-    }
-
-    /// Returns whether the guest has a function of hardware, or is being given one. The device
-    /// reaches the pages that the machine's memory had when the device came: memory that is given
-    /// back and comes again has others, which the device would never see.
-    pub fn has_hardware(&self) -> bool {
-        self.functions.iter().any(|given| !given.host_address.is_empty())
+        if boots { self.plugged.slots as usize } else { usize::from(self.plugged.own.is_some()) }
     }
 
     /// Returns whether the machine has room for a socket function that it does not begin with.
     pub fn has_socket_slot(&self) -> bool {
-        self.socket_slot && !self.begins_with_sockets()
+        self.plugged.socket_slot && !self.begins_with_sockets()
     }
 
     /// Returns whether the sandbox's socket function is there from its start.
@@ -129,8 +129,9 @@ impl Record {
     /// Returns the record of a machine that is saved as a template: in place of a socket function
     /// it has room for one, since each fork has a function of its own. Without `sockets` it has
     /// neither.
-    pub fn saved_without_sockets(self) -> Self {
-        Self { socket_slot: self.sockets.is_some(), sockets: None, ..self }
+    pub fn saved_without_sockets(mut self) -> Self {
+        self.plugged.socket_slot = self.sockets.take().is_some();
+        self
     }
 }
 

@@ -102,7 +102,7 @@ pub(super) async fn of_pod(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Helper
 async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
     let gone = || sandbox.wrong_state("its microVM has ended");
     let vm = sandbox.vm().ok_or_else(gone)?;
-    let memory = sandbox.look(|record| record.client_memory).ok_or_else(|| {
+    let memory = sandbox.look(|record| record.plugged.client_memory).ok_or_else(|| {
         Error::Agent("the sandbox is of an earlier version, which shares nothing".to_owned())
     })?;
     let groups = cgroup::procs_files(sandbox).await;

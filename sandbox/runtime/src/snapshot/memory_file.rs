@@ -56,7 +56,7 @@ pub(crate) async fn copy_ahead(
     record: &Record,
     unfinished: &Unfinished,
 ) -> Result<MemoryFile> {
-    if let Some(memory) = record.client_memory.filter(|_| record.template.is_some()) {
+    if let Some(memory) = record.plugged.client_memory.filter(|_| record.template.is_some()) {
         memory::complete(node, memory).await?;
     }
     let path = unfinished.memory();

@@ -193,7 +193,7 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
         (record.pod, "it is a pod"),
         (record.booted.is_none() || record.version != VERSION, OTHER_VERSION),
         (record.sockets.is_some(), sockets),
-        (record.own_function.is_some(), "it has a function of hardware"),
+        (record.plugged.own.is_some(), "it has a function of hardware"),
         (shares, "it has directories of the host"),
         (own_device, "a volume of its has a device of its own"),
         (
@@ -358,8 +358,8 @@ mod tests {
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
         assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
-        let own_function = Some(OwnFunction { pool: "vfs".into(), addresses: Vec::new() });
-        let hardware = Record { own_function, ..record() };
+        let mut hardware = record();
+        hardware.plugged.own = Some(OwnFunction { pool: "vfs".into(), addresses: Vec::new() });
         assert!(cannot_save(&hardware).unwrap().contains("a function of hardware"));
         let [model, tap, mac] = ["e1000", "tap0", "5a:11:0a:d5:00:02"].map(str::to_owned);
         let emulated_nic = Some(EmulatedNic { model, tap, mac });

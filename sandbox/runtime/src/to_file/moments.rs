@@ -63,7 +63,7 @@ pub(super) async fn copy_ahead(node: &Node, sandbox: &Sandbox, place: &Templates
 /// more than half of the memory is no use, and is forgotten.
 pub(super) async fn learn(node: &Node, sandbox: &Sandbox, place: &Templates) {
     let Ok(template) = place.get(NAME).await else { return };
-    let Some(memory) = sandbox.look(|record| record.client_memory) else { return };
+    let Some(memory) = sandbox.look(|record| record.plugged.client_memory) else { return };
     let (until, mut before) = (Instant::now() + LONGEST, None);
     let touched = loop {
         let touched = working_set::touched(&node.plane, &template.memory, memory.file).await;
@@ -89,7 +89,7 @@ pub(super) async fn learn(node: &Node, sandbox: &Sandbox, place: &Templates) {
 /// Copies what is left of a sandbox's memory. Returns the time at which the guest had all of it,
 /// CLOCK_MONOTONIC, or `None` if that failed.
 pub(super) async fn last_page(node: &Node, sandbox: &Sandbox) -> Option<u64> {
-    let memory = sandbox.look(|record| record.client_memory)?;
+    let memory = sandbox.look(|record| record.plugged.client_memory)?;
     match memory::complete(node, memory).await {
         Ok(_) => Some(monotonic_ns()),
         Err(error) => {

@@ -117,7 +117,7 @@ async fn attempt(sandbox: &Arc<Sandbox>) -> Option<(GivenBack, bool)> {
 /// Returns the bytes that suffice for a running pod, or `None` if it has no more: never fewer than
 /// it began with or a user gave it. A pod with a function of hardware keeps what it has.
 pub fn spare(record: &Record) -> Option<u64> {
-    if record.has_hardware() {
+    if record.plugged.has_hardware() {
         return None;
     }
     let kept = needed(record).max(floor(record));
