@@ -43,7 +43,7 @@ const RESUME: Duration = Duration::from_secs(20);
 /// Returns whether the sandbox of this record may have outlived its daemon.
 pub fn may_live(record: &Record) -> bool {
     let ran = matches!(record.state, SandboxState::Running | SandboxState::Stopping);
-    ran && record.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
+    ran && record.run.exit_status.is_none() && record.vm.is_some() && record.vmm_uid.is_some()
 }
 
 /// Adopts a sandbox that an earlier daemon started.
@@ -270,7 +270,9 @@ pub(crate) mod tests {
             assert_eq!(may_live(&record_of(state)), ran, "{state:?}");
             assert!(!may_live(&Record { vm: None, ..record_of(state) }));
             assert!(!may_live(&Record { vmm_uid: None, ..record_of(state) }));
-            assert!(!may_live(&Record { exit_status: Some(0), ..record_of(state) }), "{state:?}");
+            let mut exited = record_of(state);
+            exited.run.exit_status = Some(0);
+            assert!(!may_live(&exited), "{state:?}");
         }
     }
 }

@@ -39,7 +39,7 @@ use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
     self, Confinement, Cpus, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction,
-    PluggedFunctions, Process, Record, SandboxState, Settings, ShareServer, Store, Volume,
+    PluggedFunctions, Process, Record, Run, SandboxState, Settings, ShareServer, Store, Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -365,10 +365,7 @@ impl Node {
             added: Vec::new(),
             attached: 0,
             empty_dirs: EmptyDirs::default(),
-            exit_status: None,
-            paused: false,
-            reason: String::new(),
-            out_of_memory: false,
+            run: Run::default(),
             changing_limits: false,
             network: None,
             trees: 0,

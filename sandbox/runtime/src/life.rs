@@ -165,9 +165,8 @@ async fn end_rest(node: &Node, sandbox: &Sandbox) -> Result<()> {
 
 fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
-    (record.state, record.exit_status) = (outcome.state, Some(outcome.exit_status));
-    record.in_file = false;
-    record.reason = outcome.reason.unwrap_or(std::mem::take(&mut record.reason));
+    (record.state, record.in_file) = (outcome.state, false);
+    record.run.finish(outcome.exit_status, outcome.reason);
     // The function goes to others, by the same name.
     if let Some(pool) = record.network.as_mut().and_then(|network| network.pool.as_mut()) {
         pool.taken = None;
@@ -180,9 +179,8 @@ fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
 pub(crate) fn finish_added(record: &mut Record, reason: &str) {
     for added in record.added.iter_mut().filter(|added| added.state.is_live()) {
         (added.state, added.disks) = (SandboxState::Exited, None);
-        if added.exit_status.is_none() {
-            added.exit_status = Some(128 + libc::SIGKILL as u32);
-            added.reason = slipway_printable::line(reason, MOST_MESSAGE);
+        if added.run.exit_status.is_none() {
+            added.run.lose(reason);
         }
     }
 }

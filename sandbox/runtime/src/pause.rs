@@ -109,8 +109,8 @@ pub(crate) async fn freeze(agent: &Agent, id: &str, frozen: bool) -> Result<()> 
 async fn note(target: &Target, paused: bool) -> Result<()> {
     let (is_own, name) = (target.is_own(), target.container.name.clone());
     let change = move |record: &mut Record| match record.added_mut(&name) {
-        _ if is_own => record.paused = paused,
-        Some(added) => added.paused = paused,
+        _ if is_own => record.run.paused = paused,
+        Some(added) => added.run.paused = paused,
         None => {}
     };
     target.sandbox.update(change).await

@@ -258,16 +258,15 @@ async fn live_on(node: Arc<Node>, target: Target, started: Result<Running>) {
     change(&target, |added| added.state = SandboxState::Stopping).await;
     release(&node, &target).await;
     // The status may be known from an earlier daemon, which ended before it had released all.
-    let known = target.look_added(|added| added?.exit_status);
+    let known = target.look_added(|added| added?.run.exit_status);
     let ended = match (ended, known) {
         (Err(_), Some(status)) => Ok(status),
         (ended, _) => ended,
     };
     let outcome = Outcome::of(ended, target.sandbox.is_stopping());
     change(&target, |added| {
-        (added.state, added.exit_status) = (outcome.state, Some(outcome.exit_status));
-        added.reason = outcome.reason.unwrap_or(std::mem::take(&mut added.reason));
-        added.disks = None;
+        (added.state, added.disks) = (outcome.state, None);
+        added.run.finish(outcome.exit_status, outcome.reason);
     })
     .await;
     if let Err(error) = placement::apply(&target.sandbox).await {
@@ -368,11 +367,9 @@ async fn wait(target: &Target, running: Running) -> Result<u32> {
     };
     carried(carry, &target.name()).await;
     change(target, |added| {
-        (added.exit_status, added.out_of_memory) = (Some(status), out_of_memory);
+        let killed = "it reached its memory limit, or the pod's";
+        added.run.exit(status, out_of_memory.then_some(killed));
         added.message = message;
-        if out_of_memory {
-            "it reached its memory limit, or the pod's".clone_into(&mut added.reason);
-        }
     })
     .await;
     Ok(status)

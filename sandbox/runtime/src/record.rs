@@ -25,6 +25,7 @@ mod placement;
 mod plugged;
 mod process;
 mod reporting;
+mod run;
 mod share;
 mod store;
 mod volume;
@@ -51,6 +52,7 @@ pub use self::placement::Placement;
 pub use self::plugged::PluggedFunctions;
 pub use self::process::Process;
 pub use self::reporting::FreePageReporting;
+pub use self::run::Run;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
@@ -185,16 +187,9 @@ pub struct Record {
     /// The version of Slipway whose daemon created and started the sandbox; empty: an earlier one.
     #[serde(default)]
     pub version: String,
-    /// The exit status of the container's process, once it ended.
-    pub exit_status: Option<u32>,
-    /// Set while the processes of the sandbox's own container are stopped.
-    #[serde(default)]
-    pub paused: bool,
-    /// Why the sandbox ended, if the container did not end by itself.
-    pub reason: String,
-    /// Set if the guest's kernel ended the container for want of memory.
-    #[serde(default)]
-    pub out_of_memory: bool,
+    /// The run of the sandbox's own container, or of the pod.
+    #[serde(flatten)]
+    pub run: Run,
     /// The size of guest memory in bytes that the sandbox has now.
     pub memory_bytes: u64,
     /// The memory that it began with and can be given.
@@ -423,7 +418,8 @@ mod tests {
                 "address": "0000:00:07.0", "nic": null, "host_address": "0000:01:10.0"
             }],
             "own_function": { "pool": "fast", "addresses": [["10.1.0.2", 24]] },
-            "client_memory": { "limit_bytes": 1, "file": [2, 3], "shared": [0, 0] }
+            "client_memory": { "limit_bytes": 1, "file": [2, 3], "shared": [0, 0] },
+            "exit_status": 137, "paused": true, "reason": "it was killed", "out_of_memory": true
         }"#;
         let parts: serde_json::Map<_, _> = serde_json::from_str(parts).unwrap();
         written.as_object_mut().unwrap().extend(parts);
@@ -435,6 +431,13 @@ mod tests {
         assert_eq!((&*confinement.confined.cpus, &*confinement.launch_cpus), ("0-1", "0-3"));
         assert_eq!(confinement.least_memory_bytes, 256 << 20);
         assert_eq!(record.cpus, Cpus { count: 3, boot: 1, max: 4, chosen: 2 });
+        let run = Run {
+            exit_status: Some(137),
+            paused: true,
+            reason: "it was killed".to_owned(),
+            out_of_memory: true,
+        };
+        assert_eq!(record.run, run);
         assert_eq!((plugged.slots, plugged.socket_slot, plugged.plugs), (4, true, 2));
         assert!(plugged.serves_sockets() && plugged.has_hardware() && plugged.own.is_some());
         assert!(plugged.in_guest().map(|given| &*given.device).eq(["pool-2"]));

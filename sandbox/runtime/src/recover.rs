@@ -13,7 +13,6 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use crate::config::Config;
-use crate::error::MOST_MESSAGE;
 use crate::node::{Node, Parts, remove_files};
 use crate::record::{Record, SandboxState, Store};
 use crate::running::Running;
@@ -206,13 +205,12 @@ fn lose(record: &mut Record, reason: &str) {
         return;
     }
     life::finish_added(record, reason);
-    if record.exit_status.is_some() {
+    if record.run.exit_status.is_some() {
         record.state = SandboxState::Exited;
         return;
     }
     record.state = SandboxState::Lost;
-    record.exit_status = Some(128 + libc::SIGKILL as u32);
-    record.reason = slipway_printable::line(reason, MOST_MESSAGE);
+    record.run.lose(reason);
 }
 
 #[cfg(test)]
@@ -223,9 +221,10 @@ mod tests {
     #[test]
     fn only_a_live_sandbox_is_lost() {
         let lost = |state, exit_status| {
-            let mut record = Record { exit_status, ..record_of(state) };
+            let mut record = record_of(state);
+            record.run.exit_status = exit_status;
             lose(&mut record, "why");
-            (record.state, record.exit_status, record.reason)
+            (record.state, record.run.exit_status, record.run.reason)
         };
         let why = || "why".to_owned();
         assert_eq!(lost(SandboxState::Running, None), (SandboxState::Lost, Some(137), why()));

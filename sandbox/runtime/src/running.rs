@@ -55,11 +55,8 @@ impl Running {
         let recorded = sandbox.update(|record| {
             // A call that stops the sandbox from here on waits for the guest's own end.
             record.state = SandboxState::Stopping;
-            (record.exit_status, record.out_of_memory) = (Some(ended.status), ended.out_of_memory);
-            if ended.out_of_memory {
-                let killed = "the guest ran out of memory; `--memory` gives it more";
-                killed.clone_into(&mut record.reason);
-            }
+            let killed = "the guest ran out of memory; `--memory` gives it more";
+            record.run.exit(ended.status, ended.out_of_memory.then_some(killed));
         });
         if let Err(error) = recorded.await {
             tracing::warn!(sandbox = sandbox.name, %error, "its record is not saved");

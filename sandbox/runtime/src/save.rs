@@ -46,7 +46,7 @@ pub(crate) async fn make(node: &Arc<Node>, saves: Saves, machine: v1::RunSpec) -
     let sandbox = node.create_saving(&spec, Some(saves)).await?;
     node.start(&sandbox, Call::default());
     sandbox.wait_state(|state| !state.is_live()).await;
-    let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.reason.clone()));
+    let (created_ns, why) = sandbox.look(|record| (record.created_ns, record.run.reason.clone()));
     // Even if it was stopped a moment later.
     let is_ours = |one: &Manifest| one.name == name && one.created_ns >= created_ns;
     let made = node.templates.list().await.into_iter().find(is_ours);

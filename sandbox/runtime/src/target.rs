@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slipway_telemetry::trace::Call;
 
 use crate::container::Container;
-use crate::record::{Added, PAUSED, Process, SandboxState, Settings};
+use crate::record::{Added, PAUSED, Process, Run, SandboxState, Settings};
 use crate::sandbox::Sandbox;
 use crate::stdio::Input;
 use crate::{Error, Result, v1};
@@ -84,29 +84,25 @@ impl Target {
     pub(crate) fn is_paused(&self) -> bool {
         let runs = self.container.state() == SandboxState::Running;
         runs && match self.is_own() {
-            true => self.sandbox.look(|record| record.paused),
-            false => self.look_added(|added| added.is_some_and(|added| added.paused)),
+            true => self.sandbox.look(|record| record.run.paused),
+            false => self.look_added(|added| added.is_some_and(|added| added.run.paused)),
         }
     }
 
     /// Returns the exit of the container, as far as it is known.
     pub(crate) fn exit(&self) -> v1::Exit {
-        let exit = |status: Option<u32>, reason: &String, out_of_memory, message: &str| v1::Exit {
+        let exit = |run: &Run, message: &str| v1::Exit {
             termination_message: message.to_owned(),
-            status: status.unwrap_or(125),
-            reason: reason.clone(),
-            out_of_memory,
+            status: run.exit_status.unwrap_or(125),
+            reason: run.reason.clone(),
+            out_of_memory: run.out_of_memory,
         };
         if self.is_own() {
-            return self
-                .sandbox
-                .look(|record| exit(record.exit_status, &record.reason, record.out_of_memory, ""));
+            return self.sandbox.look(|record| exit(&record.run, ""));
         }
         self.look_added(|added| match added {
-            Some(Added { exit_status, reason, out_of_memory, message, .. }) => {
-                exit(*exit_status, reason, *out_of_memory, message)
-            }
-            None => exit(None, &String::new(), false, ""),
+            Some(added) => exit(&added.run, &added.message),
+            None => exit(&Run::default(), ""),
         })
     }
 

@@ -203,7 +203,7 @@ fn note_in_file(record: &mut Record, origin: Origin) -> bool {
     if record.state != SandboxState::Running {
         return false;
     }
-    (record.saving, record.paused, record.in_file) = (false, true, true);
+    (record.saving, record.run.paused, record.in_file) = (false, true, true);
     (record.template, record.origin) = (Some(NAME.to_owned()), Some(origin));
     true
 }
@@ -221,7 +221,7 @@ fn ends(record: &mut Record) -> bool {
 /// Undoes a save that failed: `before` is the sandbox's record before it, and its guest goes on.
 async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
     sandbox.note(|record| {
-        (record.saving, record.paused, record.in_file) = (true, false, false);
+        (record.saving, record.run.paused, record.in_file) = (true, false, false);
         (record.template, record.origin) = (before.template, before.origin);
     });
     if let Err(error) = resume(sandbox, &*vm, &agent).await {
@@ -279,7 +279,7 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     let Released { processes_gone, outcome } = release_machine(node, sandbox).await;
     let mark_in_file = |record: &mut Record| {
         record.state = SandboxState::Running;
-        (record.paused, record.in_file) = (true, true);
+        (record.run.paused, record.in_file) = (true, true);
         record.confinement.lift();
     };
     let noted = record_end(node, sandbox, processes_gone, mark_in_file).await;
@@ -408,7 +408,7 @@ async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agen
     let carrier = Stages::of(sandbox).run("container", or_end(&*vm, gone_on)).await?;
     let carry = carrier.carry(&own, &agent);
     sandbox.set_agent(Some(agent.clone()));
-    sandbox.update(|record| record.paused = false).await?;
+    sandbox.update(|record| record.run.paused = false).await?;
     Ok((vm, agent, carry))
 }
 
@@ -453,7 +453,7 @@ mod tests {
         let origin = || snapshot().origin;
         let mut kept = record();
         assert!(note_in_file(&mut kept, origin()));
-        assert!(kept.in_file && kept.paused && kept.origin == Some(origin()));
+        assert!(kept.in_file && kept.run.paused && kept.origin == Some(origin()));
         assert!(!ends(&mut kept), "the file is the sandbox");
         assert_eq!(kept.state, SandboxState::Running);
         let mut lost = record();
@@ -461,7 +461,7 @@ mod tests {
         assert_eq!(lost.state, SandboxState::Stopping);
         let before = lost.clone();
         assert!(!note_in_file(&mut lost, origin()), "its addresses may be another's by now");
-        assert_eq!((lost.in_file, lost.paused, &lost.origin), (false, false, &before.origin));
+        assert_eq!((lost.in_file, lost.run.paused, &lost.origin), (false, false, &before.origin));
         let mut exited = Record { state: SandboxState::Exited, ..record() };
         assert!(!note_in_file(&mut exited, origin()) && !exited.in_file);
     }
@@ -469,7 +469,8 @@ mod tests {
     #[tokio::test]
     async fn a_sandbox_in_a_file_is_paused_and_has_no_agent_until_it_comes_back() {
         let dir = tempfile::tempdir().unwrap();
-        let record = Record { in_file: true, paused: true, ..record() };
+        let mut record = Record { in_file: true, ..record() };
+        record.run.paused = true;
         let store = crate::record::Store::new(dir.path(), &record.id);
         store.create().unwrap();
         let lane = crate::files::Files::start().unwrap().lane();

@@ -262,8 +262,8 @@ impl Guest {
             return Ok(());
         }
         let exit = v1::Exit {
-            status: record.exit_status.unwrap_or_default(),
-            reason: record.reason,
+            status: record.run.exit_status.unwrap_or_default(),
+            reason: record.run.reason,
             ..v1::Exit::default()
         };
         let why = why(&exit, &Last::default());

@@ -1,6 +1,6 @@
 //! The record of a new container of a pod, made of what a caller asks for.
 
-use crate::record::{Added, Limits, MOST_ADDED, Placement, Record, SandboxState, Settings};
+use crate::record::{Added, Limits, MOST_ADDED, Placement, Record, Run, SandboxState, Settings};
 use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{Error, Result, copies, name, process};
@@ -101,10 +101,7 @@ pub(super) fn describe(spec: &RunSpec, settings: Settings) -> Result<Added> {
         state: SandboxState::Created,
         created_ns: realtime_ns(),
         started_ns: None,
-        exit_status: None,
-        paused: false,
-        reason: String::new(),
-        out_of_memory: false,
+        run: Run::default(),
         message_path: copies::message_path(&spec.termination_message_path)?,
         message: String::new(),
         limits: limits_of_new(spec.resources.as_ref())?,

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use slipway_agent_protocol::HUGE_PAGE;
 
-use super::{EmptyDir, Placement, Process, SandboxState, Share, Volume, Wish};
+use super::{EmptyDir, Placement, Process, Run, SandboxState, Share, Volume, Wish};
 
 /// The image of a container and its first process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,16 +63,9 @@ pub struct Added {
     /// CLOCK_REALTIME at the start of the first process, ns since the epoch, or `None` if it never
     /// ran.
     pub started_ns: Option<u64>,
-    /// The exit status of the first process, once it ended.
-    pub exit_status: Option<u32>,
-    /// Set while its processes are stopped.
-    #[serde(default)]
-    pub paused: bool,
-    /// Why the container ended, if it did not end by itself.
-    pub reason: String,
-    /// Set if the guest's kernel ended the container for want of memory.
-    #[serde(default)]
-    pub out_of_memory: bool,
+    /// The container's run.
+    #[serde(flatten)]
+    pub run: Run,
     /// The path of the file for the container's termination message; empty: it has none.
     #[serde(default)]
     pub message_path: String,

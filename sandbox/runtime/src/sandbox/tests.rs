@@ -78,8 +78,8 @@ async fn a_removed_container_keeps_its_exit_status() {
     let add = |exit_status| {
         let container = Container::new("one", dir.path().join("log"), SandboxState::Exited);
         sandbox.insert_added(Arc::clone(&container));
-        let added = crate::adopt::tests::added_of("one", SandboxState::Exited);
-        let added = crate::record::Added { exit_status, ..added };
+        let mut added = crate::adopt::tests::added_of("one", SandboxState::Exited);
+        added.run.exit_status = exit_status;
         sandbox.note(|record| record.added.push(added));
         crate::target::Target { sandbox: Arc::clone(&sandbox), container }
     };

@@ -50,10 +50,10 @@ fn container(added: &Added, state: SandboxState) -> v1::Container {
         name: added.name.clone(),
         image: added.settings.image.clone(),
         command: command(&added.settings),
-        state: word(state, added.paused),
+        state: word(state, added.run.paused),
         created_ns: added.created_ns,
-        exit_status: added.exit_status.unwrap_or(0),
-        reason: added.reason.clone(),
+        exit_status: added.run.exit_status.unwrap_or(0),
+        reason: added.run.reason.clone(),
     }
 }
 
@@ -79,10 +79,10 @@ fn summary_of(
         name: record.name.clone(),
         image: record.settings.image.clone(),
         command: command(&record.settings),
-        state: word(state, record.paused),
+        state: word(state, record.run.paused),
         created_ns: record.created_ns,
-        exit_status: record.exit_status.unwrap_or(0),
-        reason: record.reason.clone(),
+        exit_status: record.run.exit_status.unwrap_or(0),
+        reason: record.run.reason.clone(),
         vmm_pid: record.vm.as_ref().map_or(0, |vm| vm.pid as u32),
         network: network.map(|one| one.name.clone()).unwrap_or_default(),
         mac: network.map(|one| one.mac.clone()).unwrap_or_default(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::asked::first_refused;
 use super::disks::copy_now;
 use crate::node::Node;
-use crate::record::{Cpus, LAYER, Placement, Record, Settings, Store, Volume};
+use crate::record::{Cpus, LAYER, Placement, Record, Run, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
 use crate::templates::{AUTO, Manifest, Snapshot, Template, apart};
 use crate::v1::RunSpec;
@@ -111,7 +111,7 @@ pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Reco
     Record {
         origin: Some(snapshot.origin.clone()),
         volumes: snapshot.volumes.iter().map(own).collect(),
-        paused: snapshot.paused,
+        run: Run { paused: snapshot.paused, ..record.run },
         cpus: Cpus { count: snapshot.cpus, ..record.cpus },
         ..record
     }

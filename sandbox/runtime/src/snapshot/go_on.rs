@@ -44,7 +44,7 @@ pub(crate) async fn go_on(
         id: own.container.name.clone(),
         hostname: record.hostname.clone(),
         names: network::names(record),
-        frozen: record.paused,
+        frozen: record.run.paused,
     };
     agent.call(|mut client| async move { client.rejoin(request).await }).await?;
     let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;

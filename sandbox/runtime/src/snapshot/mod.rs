@@ -218,7 +218,7 @@ pub(crate) async fn save(
     (unfinished, memory): (&Unfinished, MemoryFile),
     copied: Copied,
 ) -> Result<(Vec<u8>, Vec<Volume>)> {
-    if !record.paused {
+    if !record.run.paused {
         or_end(vm, freeze(agent, OWN, true)).await?;
     }
     vm.pause().await?;
@@ -239,7 +239,7 @@ pub(crate) async fn save(
 /// so that the next daemon tries again.
 pub(crate) async fn resume(sandbox: &Sandbox, vm: &dyn Vm, agent: &Agent) -> Result<()> {
     resume_vm(vm).await?;
-    if sandbox.look(|record| !record.paused) {
+    if sandbox.look(|record| !record.run.paused) {
         or_end(vm, freeze(agent, OWN, false)).await?;
     }
     sandbox.update(|record| record.saving = false).await
@@ -284,7 +284,7 @@ pub(crate) async fn describe(
         sandbox: record.name.clone(),
         origin: Origin { disks: record.disks_id().to_owned(), slots, needs },
         settings: record.settings.clone(),
-        paused: record.paused,
+        paused: record.run.paused,
         cpus: record.cpus.count,
         layers_bytes: record.layers_bytes,
         kernel: record.kernel.clone(),
