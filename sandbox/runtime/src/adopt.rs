@@ -9,7 +9,7 @@
 //! network interface of it may be broken, as one is whose guest has waited for a daemon for too
 //! long. All other sandboxes are released, as after any daemon's death.
 //!
-//! A sandbox that stood still to be saved ([`Record::saving`]) first goes on: its VMM, then the
+//! A sandbox that stood still to be saved (`Saving::under_way`) first goes on: its VMM, then the
 //! processes that its agent froze. Otherwise nothing of a sandbox is changed before its agent has
 //! answered.
 
@@ -58,7 +58,7 @@ pub async fn adopt(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
 
 /// Returns the time for adopting the sandbox of a record.
 fn deadline(record: &Record) -> Duration {
-    if record.saving { PATIENCE + RESUME } else { PATIENCE }
+    if record.saving.under_way { PATIENCE + RESUME } else { PATIENCE }
 }
 
 async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
@@ -78,14 +78,14 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let vm: Arc<dyn Vm> = Arc::from(node.hypervisor.adopt(&left).await?);
     vm.detach();
     check_functions(needed(node, &record), &vm.broken_functions())?;
-    if record.saving {
+    if record.saving.under_way {
         snapshot::resume_vm(&*vm).await?;
     }
     let agent = tokio::select! {
         agent = reach(node, sandbox, &left.agent_socket) => agent?.0,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
-    if record.saving {
+    if record.saving.under_way {
         snapshot::resume(sandbox, &*vm, &agent).await?;
     }
     let own = Target::own(Arc::clone(sandbox));
@@ -257,9 +257,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_sandbox_that_stood_still_has_time_to_go_on() {
-        let record = record_of(SandboxState::Running);
+        let mut record = record_of(SandboxState::Running);
         assert_eq!(deadline(&record), PATIENCE);
-        assert_eq!(deadline(&Record { saving: true, ..record }), PATIENCE + RESUME);
+        record.saving.under_way = true;
+        assert_eq!(deadline(&record), PATIENCE + RESUME);
     }
 
     #[test]

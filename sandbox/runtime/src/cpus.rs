@@ -91,7 +91,7 @@ pub(crate) fn of_new(cpus: u32, most: u32) -> Result<(u32, u32)> {
 /// the node's settings give to pods. A machine that begins with a template has its CPUs, and one
 /// that is to be saved as a template those that it was asked for with.
 pub(crate) fn most_of_new(record: &Record, spec: &RunSpec, setting: u32) -> u32 {
-    let boots = spec.template.is_empty() && record.saves.is_none();
+    let boots = spec.template.is_empty() && !record.saving.is_for_template();
     match record.pod && boots && spec.max_cpus == 0 {
         true => record.cpus.max.max(setting),
         false => record.cpus.max,
@@ -301,7 +301,8 @@ mod tests {
         assert_eq!(most_of_new(&record(2, 2), &asked(0), 4), 2, "it is no pod");
         let fork = RunSpec { template: "auto".to_owned(), ..asked(0) };
         assert_eq!(most_of_new(&pod(2), &fork, 4), 2);
-        let saved = Record { saves: Some("web".to_owned()), ..pod(2) };
+        let mut saved = pod(2);
+        saved.saving.as_template = Some("web".to_owned());
         assert_eq!(most_of_new(&saved, &asked(0), 4), 2);
     }
 

@@ -39,7 +39,8 @@ use crate::memory::of_host;
 use crate::node::{Node, remove_files};
 use crate::record::{
     self, Confinement, Cpus, EmptyDirs, FreePageReporting, MemoryBounds, Needs, OwnFunction,
-    PluggedFunctions, Process, Record, Run, SandboxState, Settings, ShareServer, Store, Volume,
+    PluggedFunctions, Process, Record, Run, SandboxState, Saving, Settings, ShareServer, Store,
+    Volume,
 };
 use crate::sandbox::Sandbox;
 use crate::save::Saves;
@@ -162,14 +163,15 @@ impl Node {
             pod_functions::own::check(own, &volumes)?;
         }
         let shares = shares::check(&self.looks, &spec.shares).await?;
-        let saves = new.saves.as_ref().map(|saves| saves.name.clone());
+        let as_template = new.saves.as_ref().map(|saves| saves.name.clone());
         let record = self.record(spec, settings, id, volumes)?;
         let record = match new.saves {
             Some(_) => record.saved_without_sockets(),
             None => record,
         };
         let plugged = PluggedFunctions { own: own_function, ..record.plugged };
-        let record = Record { shares, saves, plugged, ..record };
+        let saving = Saving { as_template, ..record.saving };
+        let record = Record { shares, saving, plugged, ..record };
         let max = cpus::most_of_new(&record, spec, self.config.pod_max_cpus);
         let record = Record { cpus: Cpus { max, ..record.cpus }, ..record };
         Ok(match new.snapshot() {
@@ -226,8 +228,7 @@ impl Node {
     /// # Errors
     /// [`Error::Invalid`], [`Error::TooLarge`], [`Error::NoTemplate`] and errors of the boot files.
     async fn check_new(&self, record: &Record) -> Result<()> {
-        let is_or_begins = record.saves.is_some() || record.template.is_some();
-        if is_or_begins && record.memory.room() > 0 {
+        if !record.has_own_machine() && record.memory.room() > 0 {
             let why = "--max-memory cannot be had with a template, whose memory has one size";
             return Err(Error::Invalid(why.to_owned()));
         }
@@ -352,7 +353,6 @@ impl Node {
             },
 
             origin: None,
-            saves: None,
             shares: Vec::new(),
 
             state: SandboxState::Created,
@@ -360,8 +360,7 @@ impl Node {
             version: VERSION.to_owned(),
             template_why_not: String::new(),
             booted: None,
-            saving: false,
-            in_file: false,
+            saving: Saving::default(),
             added: Vec::new(),
             attached: 0,
             empty_dirs: EmptyDirs::default(),

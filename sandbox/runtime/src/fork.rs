@@ -131,7 +131,8 @@ mod tests {
     fn a_fork_has_sockets_if_its_template_has_room_for_them() {
         let plain = record_of(SandboxState::Starting);
         let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
-        let template = Record { pod: true, saves: Some("web".into()), ..asks.clone() };
+        let mut template = Record { pod: true, ..asks.clone() };
+        template.saving.as_template = Some("web".into());
         let template = template.saved_without_sockets();
         assert_eq!((template.sockets.is_some(), plug_slots(&template)), (false, 2));
         let needs = Needs::of(&template);
@@ -154,8 +155,8 @@ mod tests {
     #[test]
     fn a_template_has_room_for_sockets_only_if_they_are_asked_for() {
         // Of a node whose settings give pods the room.
-        let mut pod =
-            Record { pod: true, saves: Some("web".into()), ..record_of(SandboxState::Starting) };
+        let mut pod = Record { pod: true, ..record_of(SandboxState::Starting) };
+        pod.saving.as_template = Some("web".into());
         pod.plugged.socket_slot = true;
         let saved = pod.saved_without_sockets();
         assert_eq!((Needs::of(&saved), plug_slots(&saved)), (Needs::of_template(false), 1));

@@ -59,7 +59,7 @@ impl Node {
 
 /// Runs a sandbox from its start to its end. The record tells how it ended.
 async fn live(node: Arc<Node>, sandbox: Arc<Sandbox>, mut call: Call) {
-    let saves = sandbox.look(|record| record.saves.clone());
+    let saves = sandbox.look(|record| record.saving.as_template.clone());
     if let Some(name) = saves {
         let made = save::template(&node, &sandbox, &name).await;
         end_life(&node, &sandbox, made.map(|()| 0)).await;
@@ -165,7 +165,7 @@ async fn end_rest(node: &Node, sandbox: &Sandbox) -> Result<()> {
 
 fn finish(record: &mut Record, ended: Result<u32>, stopped: bool) {
     let outcome = Outcome::of(ended, stopped);
-    (record.state, record.in_file) = (outcome.state, false);
+    (record.state, record.saving.in_file) = (outcome.state, false);
     record.run.finish(outcome.exit_status, outcome.reason);
     // The function goes to others, by the same name.
     if let Some(pool) = record.network.as_mut().and_then(|network| network.pool.as_mut()) {

@@ -351,7 +351,7 @@ pub async fn remove_first(node: &Node, record: &Record) -> Result<()> {
 /// The first failure. The rest is released even so.
 pub async fn release(node: &Node, record: &Record) -> Result<()> {
     let removed = remove_first(node, record).await;
-    if record.saves.is_some() {
+    if record.saving.is_for_template() {
         // Not there if its interface is in a network.
         let request = plane_v1::RemoveSwitchRequest { name: isolated(&record.id) };
         let _ = node.plane.clone().remove_switch(request).await;

@@ -377,7 +377,9 @@ mod tests {
     fn a_pod_that_boots_has_the_room_that_the_node_gives() {
         assert_eq!((pod(2).function_room(), pod(0).function_room()), (2, 0));
         assert_eq!(Record { template: Some("web".into()), ..pod(2) }.function_room(), 0);
-        assert_eq!(Record { saves: Some("web".into()), ..pod(2) }.function_room(), 0);
+        let mut saved = pod(2);
+        saved.saving.as_template = Some("web".into());
+        assert_eq!(saved.function_room(), 0);
         assert_eq!(Record { pod: false, ..pod(2) }.function_room(), 0);
         let why = |record: &Record| {
             check(&[asked("fast", 1, "fast-0")], &[], record).map_err(|error| error.to_string())

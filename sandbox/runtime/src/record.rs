@@ -26,6 +26,7 @@ mod plugged;
 mod process;
 mod reporting;
 mod run;
+mod saving;
 mod share;
 mod store;
 mod volume;
@@ -53,6 +54,7 @@ pub use self::plugged::PluggedFunctions;
 pub use self::process::Process;
 pub use self::reporting::FreePageReporting;
 pub use self::run::Run;
+pub use self::saving::Saving;
 pub use self::share::{ClientMemory, MountedTree, Share, ShareServer, TreeIdentity};
 pub use self::store::{LAYER, MOST_ADDED, MOST_ASKED, Store, check_size};
 pub use self::volume::{Device, FileStamp, HostDevice, Volume};
@@ -162,17 +164,9 @@ pub struct Record {
     /// The files that the guest booted, once it was started; `None`: an earlier version did that.
     #[serde(default)]
     pub booted: Option<BootRecord>,
-    /// Set while the sandbox stands still to be saved as a snapshot. A daemon that finds it set has
-    /// the sandbox go on.
-    #[serde(default)]
-    pub saving: bool,
-    /// Set while the sandbox is paused and its memory is in a file (`to_file`): it has no
-    /// VMM then. A later daemon finds it so, and ends a VMM with which it was about to come back.
-    #[serde(default)]
-    pub in_file: bool,
-    /// The name of the template that the sandbox is made for. It ends once its machine is saved.
-    #[serde(default)]
-    pub saves: Option<String>,
+    /// The saves of the sandbox's machine.
+    #[serde(flatten)]
+    pub saving: Saving,
     /// The number of identifiers chosen so far for disks of a pod's containers. The next identifier
     /// follows from it, round after round (`pod_disks`).
     #[serde(default)]
@@ -287,6 +281,12 @@ impl Record {
     pub fn settings_of(&self, named: &str) -> &Settings {
         let added = named.split_once('/').and_then(|(_, container)| self.added(container));
         added.map_or(&self.settings, |added| &added.settings)
+    }
+
+    /// Returns whether the machine belongs to the sandbox alone: the sandbox is no fork, and is not
+    /// made for a template.
+    pub fn has_own_machine(&self) -> bool {
+        self.template.is_none() && !self.saving.is_for_template()
     }
 
     /// Returns the bytes of memory that the guest has or may plug.
@@ -419,7 +419,8 @@ mod tests {
             }],
             "own_function": { "pool": "fast", "addresses": [["10.1.0.2", 24]] },
             "client_memory": { "limit_bytes": 1, "file": [2, 3], "shared": [0, 0] },
-            "exit_status": 137, "paused": true, "reason": "it was killed", "out_of_memory": true
+            "exit_status": 137, "paused": true, "reason": "it was killed", "out_of_memory": true,
+            "saving": true, "in_file": true, "saves": "web"
         }"#;
         let parts: serde_json::Map<_, _> = serde_json::from_str(parts).unwrap();
         written.as_object_mut().unwrap().extend(parts);
@@ -438,6 +439,8 @@ mod tests {
             out_of_memory: true,
         };
         assert_eq!(record.run, run);
+        let as_template = Some("web".to_owned());
+        assert_eq!(record.saving, Saving { under_way: true, in_file: true, as_template });
         assert_eq!((plugged.slots, plugged.socket_slot, plugged.plugs), (4, true, 2));
         assert!(plugged.serves_sockets() && plugged.has_hardware() && plugged.own.is_some());
         assert!(plugged.in_guest().map(|given| &*given.device).eq(["pool-2"]));

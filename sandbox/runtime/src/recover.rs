@@ -118,7 +118,7 @@ impl Node {
     async fn take_over(self: Arc<Self>, record: Record, store: Store) {
         let sandbox = Sandbox::new(record, store, self.lane());
         let record = sandbox.record();
-        if record.in_file {
+        if record.saving.in_file {
             return self.enter_in_file(sandbox).await;
         }
         note(&sandbox, to_file::clear(&sandbox).await);

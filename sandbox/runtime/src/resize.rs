@@ -115,9 +115,8 @@ pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
 /// Room costs a guest with an e1000 64 MiB of what it begins with ([`kernel_words`]), so it has
 /// none.
 pub(crate) fn takes_room(record: &Record) -> bool {
-    let boots = record.template.is_none() && record.saves.is_none();
     let is_open = !record.memory.is_named && record.bound.room() == 0;
-    record.pod && boots && is_open && !needs_low(record)
+    record.pod && record.has_own_machine() && is_open && !needs_low(record)
 }
 
 /// Returns whether a driver of the guest addresses 4 GiB only: that of an e1000.
@@ -444,7 +443,9 @@ mod tests {
         let pod = Record { pod: true, ..record(256, 256) };
         assert!(takes_room(&pod) && !takes_room(&record(256, 256)));
         assert!(!takes_room(&Record { template: Some("web".to_owned()), ..pod.clone() }));
-        assert!(!takes_room(&Record { saves: Some("web".to_owned()), ..pod.clone() }));
+        let mut saved = pod.clone();
+        saved.saving.as_template = Some("web".to_owned());
+        assert!(!takes_room(&saved));
         let memory = MemoryBounds { is_named: true, ..pod.memory };
         assert!(!takes_room(&Record { memory, ..pod }));
     }

@@ -390,7 +390,7 @@ impl Sandbox {
 
     /// Returns whether the sandbox is paused and its memory is in a file.
     pub(crate) fn is_in_file(&self) -> bool {
-        self.look(|record| record.in_file)
+        self.look(|record| record.saving.in_file)
     }
 
     pub(crate) fn wrong_state(&self, advice: &str) -> Error {

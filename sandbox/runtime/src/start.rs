@@ -183,7 +183,7 @@ impl Boot<'_> {
         let &Self { node, sandbox, uid, .. } = self;
         let record = sandbox.record();
         let mut spec = vm_spec(node, &record, uid, memory).await?;
-        let name = record.saves.as_ref().or(record.template.as_ref());
+        let name = record.saving.as_template.as_ref().or(record.template.as_ref());
         if let Some(name) = name
             && !node.hypervisor.capabilities(&spec).await?.saves_machines
         {
@@ -208,7 +208,6 @@ impl Boot<'_> {
     ) -> Result<plane_v1::ClientMemory> {
         let &Self { node, sandbox, stages, .. } = self;
         let record = sandbox.record();
-        let boots = record.saves.is_none() && record.template.is_none();
         let begins = template.map(|template| template.manifest.shape.reports());
         match reporting::not_wanted(&record, begins, node.config.free_page_reporting) {
             Some(why) => reporting::note(sandbox, why),
@@ -217,7 +216,7 @@ impl Boot<'_> {
         // Behind that stage, whose initramfs has the guest's driver: a snapshot names its files.
         let booted = boot_record(spec, template);
         let may_share = !record.pod && record.plugged.own.is_none();
-        if boots && may_share && node.config.shares_roots()? {
+        if record.has_own_machine() && may_share && node.config.shares_roots()? {
             stages.run("shared-root", root::share(node, sandbox, spec)).await?;
         }
         let client = client_memory(spec)?;
@@ -272,7 +271,7 @@ impl Boot<'_> {
             let launch = async { Ok(Arc::from(node.hypervisor.launch(&spec).await?)) };
             stages.run("vmm", launch).await
         };
-        if sandbox.look(|record| record.saves.is_some()) {
+        if sandbox.look(|record| record.saving.is_for_template()) {
             sandbox.hold_memory(Some(spec.memory.clone()));
         }
         // If the VMM has ended already, this drops the last reference to the guest's memory, which

@@ -7,7 +7,7 @@
 //! addresses and disks that it had, so its guest is told nothing but the time and random numbers,
 //! and nothing of its connections is cut.
 //!
-//! [`Record::in_file`] says which one is the sandbox: the file, or the VMM. It is set once the file
+//! `Saving::in_file` says which one is the sandbox: the file, or the VMM. It is set once the file
 //! is on disk, before the VMM ends, and cleared once the guest answers, before its processes go on.
 //! So a daemon that was killed in between leaves a sandbox that is paused as a whole: [`put_down`]
 //! ends a VMM that had begun. The kernel of that one's guest may have written back to volumes what
@@ -175,7 +175,7 @@ async fn write_save(
     let begun = Instant::now();
     let saved = async {
         // A daemon that finds this set has the sandbox go on.
-        sandbox.update(|record| record.saving = true).await?;
+        sandbox.update(|record| record.saving.under_way = true).await?;
         let files = (&unfinished, memory);
         let saved = save(node, record, (vm, agent), files, Copied::InMemory).await?;
         let (machine, volumes) = saved;
@@ -203,7 +203,7 @@ fn note_in_file(record: &mut Record, origin: Origin) -> bool {
     if record.state != SandboxState::Running {
         return false;
     }
-    (record.saving, record.run.paused, record.in_file) = (false, true, true);
+    (record.saving.under_way, record.run.paused, record.saving.in_file) = (false, true, true);
     (record.template, record.origin) = (Some(NAME.to_owned()), Some(origin));
     true
 }
@@ -211,7 +211,7 @@ fn note_in_file(record: &mut Record, origin: Origin) -> bool {
 /// Returns whether a sandbox ends with its VMM, and notes that it does: no file is the sandbox from
 /// then on. Otherwise the file is the sandbox already.
 fn ends(record: &mut Record) -> bool {
-    if record.in_file {
+    if record.saving.in_file {
         return false;
     }
     record.state = SandboxState::Stopping;
@@ -221,7 +221,7 @@ fn ends(record: &mut Record) -> bool {
 /// Undoes a save that failed: `before` is the sandbox's record before it, and its guest goes on.
 async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
     sandbox.note(|record| {
-        (record.saving, record.run.paused, record.in_file) = (true, false, false);
+        (record.saving.under_way, record.run.paused, record.saving.in_file) = (true, false, false);
         (record.template, record.origin) = (before.template, before.origin);
     });
     if let Err(error) = resume(sandbox, &*vm, &agent).await {
@@ -279,7 +279,7 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     let Released { processes_gone, outcome } = release_machine(node, sandbox).await;
     let mark_in_file = |record: &mut Record| {
         record.state = SandboxState::Running;
-        (record.run.paused, record.in_file) = (true, true);
+        (record.run.paused, record.saving.in_file) = (true, true);
         record.confinement.lift();
     };
     let noted = record_end(node, sandbox, processes_gone, mark_in_file).await;
@@ -357,7 +357,7 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
     let record = sandbox.record();
     or_end(&*booted.vm, configure(&booted.agent, &record)).await?;
     let noted = sandbox.update(|record| {
-        (record.state, record.in_file) = (SandboxState::Running, false);
+        (record.state, record.saving.in_file) = (SandboxState::Running, false);
     });
     noted.await?;
     Ok(booted)
@@ -453,7 +453,7 @@ mod tests {
         let origin = || snapshot().origin;
         let mut kept = record();
         assert!(note_in_file(&mut kept, origin()));
-        assert!(kept.in_file && kept.run.paused && kept.origin == Some(origin()));
+        assert!(kept.saving.in_file && kept.run.paused && kept.origin == Some(origin()));
         assert!(!ends(&mut kept), "the file is the sandbox");
         assert_eq!(kept.state, SandboxState::Running);
         let mut lost = record();
@@ -461,16 +461,19 @@ mod tests {
         assert_eq!(lost.state, SandboxState::Stopping);
         let before = lost.clone();
         assert!(!note_in_file(&mut lost, origin()), "its addresses may be another's by now");
-        assert_eq!((lost.in_file, lost.run.paused, &lost.origin), (false, false, &before.origin));
+        assert_eq!(
+            (lost.saving.in_file, lost.run.paused, &lost.origin),
+            (false, false, &before.origin)
+        );
         let mut exited = Record { state: SandboxState::Exited, ..record() };
-        assert!(!note_in_file(&mut exited, origin()) && !exited.in_file);
+        assert!(!note_in_file(&mut exited, origin()) && !exited.saving.in_file);
     }
 
     #[tokio::test]
     async fn a_sandbox_in_a_file_is_paused_and_has_no_agent_until_it_comes_back() {
         let dir = tempfile::tempdir().unwrap();
-        let mut record = Record { in_file: true, ..record() };
-        record.run.paused = true;
+        let mut record = record();
+        (record.run.paused, record.saving.in_file) = (true, true);
         let store = crate::record::Store::new(dir.path(), &record.id);
         store.create().unwrap();
         let lane = crate::files::Files::start().unwrap().lane();

@@ -64,7 +64,7 @@ pub async fn take(
     memory: &plane_v1::ClientMemory,
 ) -> Result<Option<PathBuf>> {
     // A template's machine is saved with the address that its function has.
-    let found = pool(record).filter(|_| record.saves.is_none());
+    let found = pool(record).filter(|_| !record.saving.is_for_template());
     let Some((network, pool)) = found else { return Ok(None) };
     let taken = match lease(node, record, network, pool, (uid, memory)).await {
         Ok(taken) => taken,

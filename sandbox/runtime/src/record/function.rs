@@ -106,8 +106,11 @@ impl Record {
     /// Returns the number of functions of pools that the sandbox's machine has room for. The
     /// machine of a template has none, and neither has a fork's.
     pub fn function_room(&self) -> usize {
-        let boots = self.pod && self.template.is_none() && self.saves.is_none();
-        if boots { self.plugged.slots as usize } else { usize::from(self.plugged.own.is_some()) }
+        if self.pod && self.has_own_machine() {
+            self.plugged.slots as usize
+        } else {
+            usize::from(self.plugged.own.is_some())
+        }
     }
 
     /// Returns whether the machine has room for a socket function that it does not begin with.

@@ -91,7 +91,7 @@ fn summary_of(
         network_function: network.map(|_| function_of(record)).unwrap_or_default(),
         further_interfaces: if holds { further_interfaces(record) } else { Vec::new() },
         sockets: record.sockets.is_some(),
-        in_file: record.in_file,
+        in_file: record.saving.in_file,
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         memory_bytes: record.guest_bytes(),

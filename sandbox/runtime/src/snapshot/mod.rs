@@ -132,7 +132,7 @@ async fn stand_still(
     // The container may have ended, or been paused, since.
     let agent = sandbox.agent()?;
     let record = Record { volumes, ..sandbox.record() };
-    let noted = sandbox.update(|record| record.saving = true).await;
+    let noted = sandbox.update(|record| record.saving.under_way = true).await;
     let begun = Instant::now();
     // Also if the record was not written, the VMM is told to go on: it notes writes until then.
     let saved = match noted {
@@ -166,7 +166,7 @@ pub(crate) async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: 
         // Not amid the next save, which has it go on, too.
         let _size = sandbox.wait_to_change_size().await;
         let _turn = sandbox.own.pausing.write().await;
-        if !sandbox.state().is_live() || sandbox.look(|record| !record.saving) {
+        if !sandbox.state().is_live() || sandbox.look(|record| !record.saving.under_way) {
             return;
         }
         match resume(&sandbox, &*vm, &agent).await {
@@ -242,7 +242,7 @@ pub(crate) async fn resume(sandbox: &Sandbox, vm: &dyn Vm, agent: &Agent) -> Res
     if sandbox.look(|record| !record.run.paused) {
         or_end(vm, freeze(agent, OWN, false)).await?;
     }
-    sandbox.update(|record| record.saving = false).await
+    sandbox.update(|record| record.saving.under_way = false).await
 }
 
 /// Has a VMM go on. One that still saves refuses for a moment.

@@ -128,7 +128,7 @@ async fn guest_memory(
         let forked = move || Ok(GuestMemory::of_template(&path, bytes, name, &topology)?);
         return sandbox.lane.run(forked).await;
     }
-    let alone = record.sockets.is_none() && !record.may_share() && record.saves.is_none();
+    let alone = record.sockets.is_none() && !record.may_share() && !record.saving.is_for_template();
     if !alone || record.hot_bytes() > 0 || !node.config.uses_pool()? {
         return Ok(GuestMemory::new(bytes)?);
     }
