@@ -359,6 +359,7 @@ impl Node {
             created_ns: realtime_ns(),
             version: VERSION.to_owned(),
             template_why_not: String::new(),
+            fork_socket_slot: false,
             booted: None,
             saving: false,
             in_file: false,

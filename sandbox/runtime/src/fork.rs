@@ -58,7 +58,7 @@ fn lacks_room(record: &Record, needs: Needs) -> Option<&'static str> {
 /// Notes in the record of a fork that is about to start the room that its template's machine has
 /// for functions.
 pub(crate) fn note_room(sandbox: &Sandbox, template: &Manifest) {
-    sandbox.note(|record| record.socket_slot = template.shape.needs.sockets);
+    sandbox.note(|record| record.fork_socket_slot = template.shape.needs.sockets);
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!((cannot_fork(record), lacks_room(record, needs)), (None, None));
             let fork = Record {
                 template: Some("web".into()),
-                socket_slot: needs.sockets,
+                fork_socket_slot: needs.sockets,
                 ..record.clone()
             };
             // The bus of a fork is its template's, also if the fork asks for no sockets.

@@ -253,10 +253,14 @@ pub struct Record {
     /// The number of functions of pools that a pod's machine has room for.
     #[serde(default)]
     pub function_slots: u32,
-    /// Set if the machine has room for a socket function that it does not begin with: a pod's, for
-    /// its containers, a template's and those of its forks. A fork's is known when it starts.
+    /// Set if the machine, when it boots, has room for a socket function that it does not begin
+    /// with: a pod's for its containers, a template's for its forks. Of a fork it says nothing:
+    /// earlier versions set it in pods that are forks as the node's settings were.
     #[serde(default)]
     pub socket_slot: bool,
+    /// Set if the machine of a fork has that room, as its template has. Known when the fork starts.
+    #[serde(default)]
+    pub fork_socket_slot: bool,
     /// The socket function that a fork or the containers of a pod were given, from before it is
     /// added.
     #[serde(default)]
@@ -340,7 +344,7 @@ mod tests {
     use super::*;
 
     /// The keys of a record on disk, ascending.
-    const KEYS: [&str; 71] = [
+    const KEYS: [&str; 72] = [
         "accelerator",
         "added",
         "assigned_function",
@@ -359,6 +363,7 @@ mod tests {
         "empty_dirs",
         "emulated_nic",
         "exit_status",
+        "fork_socket_slot",
         "free_page_reporting",
         "free_page_reporting_asked",
         "free_page_reporting_why_not",

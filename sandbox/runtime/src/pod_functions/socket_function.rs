@@ -254,9 +254,11 @@ mod tests {
         assert_eq!(why(&roomy()).unwrap(), Some(PathBuf::from("/e")));
         assert_eq!((super::super::plug_slots(&roomy()), Needs::of(&roomy()).sockets), (2, true));
         assert!(why(&pod(8)).unwrap_err().contains("`pod_sockets`"));
-        let fork = Record { template: Some("web".into()), ..roomy() };
+        let fork = Record { template: Some("web".into()), fork_socket_slot: true, ..pod(0) };
         assert_eq!(why(&fork).unwrap(), Some(PathBuf::from("/e")));
-        let fork = Record { socket_slot: false, ..fork };
+        // The slot of a pod's own machine, if it boots, is none of its template's.
+        let fork = Record { fork_socket_slot: false, ..fork };
+        let fork = Record { socket_slot: true, ..fork };
         assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
         assert!(!Needs::of(&fork).sockets);
         // A socket function that a pod begins with is for all of its containers.
@@ -293,5 +295,24 @@ mod tests {
     fn a_record_of_an_earlier_version_has_no_room_for_sockets() {
         let record = pod(1);
         assert_eq!((record.socket_slot, record.given_sockets), (false, None));
+    }
+
+    #[test]
+    fn a_fork_of_an_earlier_version_has_the_one_slot_that_is_for_shares() {
+        let mut written = serde_json::to_value(pod(0)).unwrap();
+        let keys = written.as_object_mut().unwrap();
+        keys.remove("fork_socket_slot").unwrap();
+        // As that version wrote it on a node with `pod_sockets`, whatever the template was.
+        let early = r#"{ "template": "web", "socket_slot": true, "given_sockets": null }"#;
+        keys.extend(serde_json::from_str::<serde_json::Map<_, _>>(early).unwrap());
+        let fork: Record = serde_json::from_value(written.clone()).unwrap();
+        assert!(check("/e", &fork).unwrap_err().to_string().contains("dev.slipway.template"));
+        assert_eq!(super::super::plug_slots(&fork), 1);
+        assert_eq!(fork.booted_needs(), Needs::of_template(false));
+        // A pod of that version that has booted has the room.
+        written["template"] = serde_json::Value::Null;
+        let booted: Record = serde_json::from_value(written).unwrap();
+        assert_eq!(check("/e", &booted).unwrap(), Some(PathBuf::from("/e")));
+        assert_eq!(super::super::plug_slots(&booted), 2);
     }
 }

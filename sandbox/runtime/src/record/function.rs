@@ -112,7 +112,8 @@ impl Record {
 
     /// Returns whether the machine has room for a socket function that it does not begin with.
     pub fn has_socket_slot(&self) -> bool {
-        self.socket_slot && !self.begins_with_sockets()
+        let has = if self.template.is_some() { self.fork_socket_slot } else { self.socket_slot };
+        has && !self.begins_with_sockets()
     }
 
     /// Returns whether the sandbox's socket function is there from its start.

@@ -28,7 +28,7 @@ impl Record {
         match &self.origin {
             Some(origin) => origin.needs,
             None if self.template.is_some() => {
-                Needs { reporting: reporting(), ..Needs::of_template(self.socket_slot) }
+                Needs { reporting: reporting(), ..Needs::of_template(self.fork_socket_slot) }
             }
             None => Needs::of(self),
         }
