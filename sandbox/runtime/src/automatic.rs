@@ -202,7 +202,7 @@ async fn remove(node: &Node, name: &str, why: &Error) {
 
 /// Returns the name of the template of the sandbox's machine.
 async fn name_of(node: &Node, record: &Record) -> Result<String> {
-    let needs = Needs::of_template(record.sockets.is_some());
+    let needs = Needs::of_template(record.may_have_sockets());
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let cpu_template = node.config.cpu_template()?;
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
@@ -324,13 +324,14 @@ mod tests {
             name(|shape| shape.interface.as_mut().unwrap().mtu = 1450),
             name(|shape| shape.interface = None),
             name(|shape| shape.needs.reporting = true),
+            name(|shape| shape.needs.sockets = !shape.needs.sockets),
             name(|shape| shape.initramfs = "/j".into()),
             name_of_shape(&shape(), 2, None),
             same,
         ];
         others.sort();
         others.dedup();
-        assert_eq!(others.len(), 8, "{others:?}");
+        assert_eq!(others.len(), 9, "{others:?}");
         assert!(crate::name::check_template(&others[0]).is_ok());
     }
 }

@@ -164,8 +164,8 @@ impl Node {
         let shares = shares::check(&self.looks, &spec.shares).await?;
         let saves = new.saves.as_ref().map(|saves| saves.name.clone());
         let record = self.record(spec, settings, id, volumes)?;
-        let record = match new.saves {
-            Some(_) => record.saved_without_sockets(),
+        let record = match &new.saves {
+            Some(saves) => record.saved_without_sockets(saves.socket_room),
             None => record,
         };
         let record = Record { shares, saves, own_function, ..record };

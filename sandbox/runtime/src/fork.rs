@@ -132,7 +132,7 @@ mod tests {
         let plain = record_of(SandboxState::Starting);
         let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
         let template = Record { pod: true, saves: Some("web".into()), ..asks.clone() };
-        let template = template.saved_without_sockets();
+        let template = template.saved_without_sockets(true);
         assert_eq!((template.sockets.is_some(), plug_slots(&template)), (false, 2));
         let needs = Needs::of(&template);
         assert_eq!(needs, Needs::of_template(true));
@@ -163,7 +163,7 @@ mod tests {
             saves: Some("web".into()),
             ..record_of(SandboxState::Starting)
         };
-        let saved = pod.saved_without_sockets();
+        let saved = pod.saved_without_sockets(false);
         assert_eq!((Needs::of(&saved), plug_slots(&saved)), (Needs::of_template(false), 1));
     }
 }

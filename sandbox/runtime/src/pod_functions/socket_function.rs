@@ -42,7 +42,7 @@ pub fn check(engine: &str, record: &Record) -> Result<Option<PathBuf>> {
     if engine.is_empty() {
         return Ok(None);
     }
-    if record.sockets.is_some() || record.has_socket_slot() {
+    if record.may_have_sockets() {
         return Ok(Some(engine.into()));
     }
     let name = &record.name;

@@ -116,6 +116,11 @@ impl Record {
         has && !self.begins_with_sockets()
     }
 
+    /// Returns whether the machine has a socket function, or room for one.
+    pub fn may_have_sockets(&self) -> bool {
+        self.sockets.is_some() || self.has_socket_slot()
+    }
+
     /// Returns whether the sandbox's socket function is there from its start.
     pub fn begins_with_sockets(&self) -> bool {
         self.sockets.is_some() && self.template.is_none()
@@ -127,11 +132,10 @@ impl Record {
         self.sockets.is_some() && self.template.is_some()
     }
 
-    /// Returns the record of a machine that is saved as a template: in place of a socket function
-    /// it has room for one, since each fork has a function of its own. Without `sockets` it has
-    /// neither.
-    pub fn saved_without_sockets(self) -> Self {
-        Self { socket_slot: self.sockets.is_some(), sockets: None, ..self }
+    /// Returns the record of a machine that is saved as a template. It has no socket function,
+    /// since each fork has one of its own, but room for one if `has_room` is set.
+    pub fn saved_without_sockets(self, has_room: bool) -> Self {
+        Self { socket_slot: has_room, sockets: None, ..self }
     }
 }
 
