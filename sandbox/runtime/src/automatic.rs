@@ -290,7 +290,8 @@ mod tests {
             change(&mut record);
             why_boots(config, &record, choice).unwrap().unwrap_or_default()
         };
-        let why = |config: &Config, change| chosen(Choice::NodeIfOften, config, change);
+        let why =
+            |config: &Config, change: fn(&mut Record)| chosen(Choice::NodeIfOften, config, change);
         assert_eq!(why(&config, |_| ()), "");
         let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
         assert!(why(&config, grows).contains("--max-memory"));

@@ -257,8 +257,7 @@ mod tests {
         let fork = Record { template: Some("web".into()), fork_socket_slot: true, ..pod(0) };
         assert_eq!(why(&fork).unwrap(), Some(PathBuf::from("/e")));
         // The slot of a pod's own machine, if it boots, is none of its template's.
-        let fork = Record { fork_socket_slot: false, ..fork };
-        let fork = Record { socket_slot: true, ..fork };
+        let fork = Record { fork_socket_slot: false, socket_slot: true, ..fork };
         assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
         assert!(!Needs::of(&fork).sockets);
         // A socket function that a pod begins with is for all of its containers.
@@ -304,7 +303,8 @@ mod tests {
         keys.remove("fork_socket_slot").unwrap();
         // As that version wrote it on a node with `pod_sockets`, whatever the template was.
         let early = r#"{ "template": "web", "socket_slot": true, "given_sockets": null }"#;
-        keys.extend(serde_json::from_str::<serde_json::Map<_, _>>(early).unwrap());
+        let early: serde_json::Map<_, _> = serde_json::from_str(early).unwrap();
+        keys.extend(early);
         let fork: Record = serde_json::from_value(written.clone()).unwrap();
         assert!(check("/e", &fork).unwrap_err().to_string().contains("dev.slipway.template"));
         assert_eq!(super::super::plug_slots(&fork), 1);
