@@ -211,6 +211,9 @@ wait_until 120 has 2 || fail "no second template is made: $(templates) $(explain
 [ "$(automatic --memory 320M --network none)" = fork ] || fail "another machine boots again: $(templates) $(explain)"
 [ -z "$("$slipway" ps --quiet)" ] || fail "a sandbox is left: $("$slipway" ps)"
 ok "the node makes a template of each machine that is asked for with --from auto, and the next such sandbox is a fork"
+forks_of() { "$slipway" metrics | sed -n "s/^slipway_sandbox_forks_total{kind=\"$1\"} //p"; }
+[ "$(forks_of template) $(forks_of automatic)" = "0 2" ] || fail "counts of forks: $("$slipway" metrics)"
+ok "metrics tell forks of the node's own templates apart"
 
 # Sandboxes that start together are forks without being told to. Of few, the first burst boots, and of more than two for
 # each CPU, it waits for the template: one boot, and no kernel's stage in any of them.

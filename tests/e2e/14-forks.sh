@@ -85,7 +85,7 @@ for ((number = 1; number <= row; number++)); do
     end "$name"
 done
 look look stays=stays
-forks=$("$slipway" metrics | sed -n 's/^slipway_sandbox_forks_total{of="template"} //p')
+forks=$("$slipway" metrics | sed -n 's/^slipway_sandbox_forks_total{kind="template"} //p')
 [ "${forks:-0}" -gt "$row" ] || fail "forks are not counted: $("$slipway" metrics)"
 ok "$row forks in a row in $((SECONDS - begin)) s: roots, volumes, names, peers, identities; no byte of another"
 

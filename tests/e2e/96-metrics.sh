@@ -58,7 +58,7 @@ ok "reactors have served its endpoints"
 for kind in template automatic snapshot; do
     figure "slipway_saved_machines{kind=\"$kind\"}" >/dev/null || fail "no number of machines, $kind: $("$slipway" metrics)"
 done
-[ "$(figure 'slipway_sandbox_forks_total{of="snapshot"}')" = 0 ] || fail "a fork before the first: $("$slipway" metrics)"
+[ "$(figure 'slipway_sandbox_forks_total{kind="snapshot"}')" = 0 ] || fail "a fork before the first: $("$slipway" metrics)"
 
 # Its socket is where the engine of a node has it.
 [ "$(figure slipway_socket_engine_up)" = 0 ] || fail "a socket engine serves: $("$slipway" metrics)"

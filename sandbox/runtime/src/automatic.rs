@@ -71,10 +71,7 @@ fn why_boots(config: &Config, record: &Record, choice: Choice) -> Result<Option<
             boots_to_report(config, record.reporting.asked),
             "its guest is to report free pages, and those of the node's templates do not",
         ),
-        (
-            choice == Choice::NodeIfOften && is_of_pool,
-            "its interface is a function of a pool (--vf, vf_pool)",
-        ),
+        (is_of_pool, "its interface is a function of a pool (--vf, vf_pool)"),
         (
             choice == Choice::NodeIfOften && config.shares_roots()?,
             "it shares the root of its image (shared_root), and a fork shares none",
@@ -205,7 +202,7 @@ async fn remove(node: &Node, name: &str, why: &Error) {
 
 /// Returns the name of the template of the sandbox's machine.
 async fn name_of(node: &Node, record: &Record) -> Result<String> {
-    let needs = Needs::of_template(record.sockets.is_some());
+    let needs = Needs::of_template(record.may_have_sockets());
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let cpu_template = node.config.cpu_template()?;
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
@@ -230,7 +227,7 @@ fn name_of_shape(shape: &Shape, kernel: u64, changed: Option<std::time::SystemTi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{MemoryBounds, SandboxState};
+    use crate::record::{FunctionPool, MemoryBounds, Network, SandboxState};
     use crate::templates::manifest::tests::shape;
 
     #[test]
@@ -288,17 +285,27 @@ mod tests {
     #[test]
     fn a_sandbox_that_can_be_no_fork_boots_and_the_reason_is_told() {
         let config = Config { templates_after: 3, ..Config::default() };
-        let why = |config: &Config, change: fn(&mut Record)| {
+        let chosen = |choice, config: &Config, change: fn(&mut Record)| {
             let mut record = crate::adopt::tests::record_of(SandboxState::Starting);
             change(&mut record);
-            let why = why_boots(config, &record, Choice::NodeIfOften).unwrap();
-            why.unwrap_or_default()
+            why_boots(config, &record, choice).unwrap().unwrap_or_default()
         };
+        let why =
+            |config: &Config, change: fn(&mut Record)| chosen(Choice::NodeIfOften, config, change);
         assert_eq!(why(&config, |_| ()), "");
         let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
         assert!(why(&config, grows).contains("--max-memory"));
         let reports = |record: &mut Record| record.reporting.asked = Some(true);
         assert!(why(&config, reports).contains("free pages"));
+        // Also of sandboxes that start together: `run --count` takes functions as one run does.
+        let of_pool = |record: &mut Record| {
+            let (name, owner) = ("nics".to_owned(), String::new());
+            let pool = Some(FunctionPool { name, needed: false, owner, taken: None });
+            record.network = Some(Network { pool, ..Network::default() });
+        };
+        for choice in [Choice::NodeIfOften, Choice::Node { at_once: 2 }] {
+            assert!(chosen(choice, &config, of_pool).contains("vf_pool"), "{choice:?}");
+        }
         let shares = Config { shared_root: "on".to_owned(), ..config };
         assert!(why(&shares, |_| ()).contains("shared_root"));
     }
@@ -318,13 +325,14 @@ mod tests {
             name(|shape| shape.interface.as_mut().unwrap().mtu = 1450),
             name(|shape| shape.interface = None),
             name(|shape| shape.needs.reporting = true),
+            name(|shape| shape.needs.sockets = !shape.needs.sockets),
             name(|shape| shape.initramfs = "/j".into()),
             name_of_shape(&shape(), 2, None),
             same,
         ];
         others.sort();
         others.dedup();
-        assert_eq!(others.len(), 8, "{others:?}");
+        assert_eq!(others.len(), 9, "{others:?}");
         assert!(crate::name::check_template(&others[0]).is_ok());
     }
 }

@@ -165,8 +165,8 @@ impl Node {
         let shares = shares::check(&self.looks, &spec.shares).await?;
         let as_template = new.saves.as_ref().map(|saves| saves.name.clone());
         let record = self.record(spec, settings, id, volumes)?;
-        let record = match new.saves {
-            Some(_) => record.saved_without_sockets(),
+        let record = match &new.saves {
+            Some(saves) => record.saved_without_sockets(saves.socket_room),
             None => record,
         };
         let plugged = PluggedFunctions { own: own_function, ..record.plugged };

@@ -58,7 +58,7 @@ fn lacks_room(record: &Record, needs: Needs) -> Option<&'static str> {
 /// Notes in the record of a fork that is about to start the room that its template's machine has
 /// for functions.
 pub(crate) fn note_room(sandbox: &Sandbox, template: &Manifest) {
-    sandbox.note(|record| record.plugged.socket_slot = template.shape.needs.sockets);
+    sandbox.note(|record| record.plugged.fork_socket_slot = template.shape.needs.sockets);
 }
 
 /// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
@@ -133,7 +133,7 @@ mod tests {
         let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
         let mut template = Record { pod: true, ..asks.clone() };
         template.saving.as_template = Some("web".into());
-        let template = template.saved_without_sockets();
+        let template = template.saved_without_sockets(true);
         assert_eq!((template.sockets.is_some(), plug_slots(&template)), (false, 2));
         let needs = Needs::of(&template);
         assert_eq!(needs, Needs::of_template(true));
@@ -142,7 +142,7 @@ mod tests {
         for (record, needs) in [(&asks, needs), (&plain, needs), (&plain, without)] {
             assert_eq!((cannot_fork(record), lacks_room(record, needs)), (None, None));
             let mut fork = Record { template: Some("web".into()), ..record.clone() };
-            fork.plugged.socket_slot = needs.sockets;
+            fork.plugged.fork_socket_slot = needs.sockets;
             // The bus of a fork is its template's, also if the fork asks for no sockets.
             assert_eq!(plug_slots(&fork), 1 + usize::from(needs.sockets));
             assert_eq!(fork.booted_needs(), needs);
@@ -158,7 +158,7 @@ mod tests {
         let mut pod = Record { pod: true, ..record_of(SandboxState::Starting) };
         pod.saving.as_template = Some("web".into());
         pod.plugged.socket_slot = true;
-        let saved = pod.saved_without_sockets();
+        let saved = pod.saved_without_sockets(false);
         assert_eq!((Needs::of(&saved), plug_slots(&saved)), (Needs::of_template(false), 1));
     }
 }

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     /// The keys of a record on disk, ascending.
-    const KEYS: [&str; 71] = [
+    const KEYS: [&str; 72] = [
         "accelerator",
         "added",
         "assigned_function",
@@ -334,6 +334,7 @@ mod tests {
         "empty_dirs",
         "emulated_nic",
         "exit_status",
+        "fork_socket_slot",
         "free_page_reporting",
         "free_page_reporting_asked",
         "free_page_reporting_why_not",

@@ -27,6 +27,8 @@ pub(crate) struct Saves {
     /// The MTU of its interface, which is in no network; 0 if the interface is in the network that
     /// the machine names, or there is none.
     pub mtu: u32,
+    /// Set if it has room for socket functions of its forks.
+    pub socket_room: bool,
 }
 
 /// Makes a template of a machine, which is described as a pod's. Returns when that is done.

@@ -6,6 +6,7 @@ use slipway_telemetry::{BOUNDS_NS, Durations, Stage, Timeline};
 
 use crate::lock::lock;
 use crate::record::Record;
+use crate::templates::is_automatic;
 use crate::v1;
 
 /// The stages of a start that are counted. A guest reports stages of its own, so other names are
@@ -47,8 +48,10 @@ pub(crate) fn knows(name: &str) -> bool {
 pub enum Beginning {
     /// Its guest booted.
     Boot,
-    /// That of a template.
+    /// That of a template that a user made.
     Template,
+    /// That of a template of the node's own.
+    Automatic,
     /// That of a snapshot.
     Snapshot,
 }
@@ -58,6 +61,7 @@ impl Beginning {
     pub fn of(record: &Record) -> Self {
         match (&record.template, &record.origin) {
             (None, _) => Self::Boot,
+            (Some(name), None) if is_automatic(name) => Self::Automatic,
             (Some(_), None) => Self::Template,
             (Some(_), Some(_)) => Self::Snapshot,
         }
@@ -73,6 +77,7 @@ struct Counts {
     started: u64,
     failed: u64,
     template_forks: u64,
+    automatic_forks: u64,
     snapshot_forks: u64,
     stages: [Durations; STAGES.len()],
     total: Durations,
@@ -86,6 +91,7 @@ impl Starts {
         match beginning {
             Beginning::Boot => {}
             Beginning::Template => counts.template_forks += 1,
+            Beginning::Automatic => counts.automatic_forks += 1,
             Beginning::Snapshot => counts.snapshot_forks += 1,
         }
         let stages = &timeline.stages;
@@ -114,7 +120,8 @@ impl Starts {
     pub fn fill(&self, reply: &mut v1::FiguresReply) {
         let counts = lock(&self.0);
         (reply.started, reply.failed) = (counts.started, counts.failed);
-        reply.template_forks = counts.template_forks;
+        reply.template_forks = counts.template_forks + counts.automatic_forks;
+        reply.automatic_forks = counts.automatic_forks;
         reply.snapshot_forks = counts.snapshot_forks;
         reply.bounds_ns = BOUNDS_NS.to_vec();
         let all = STAGES.iter().zip(&counts.stages).chain([(&TOTAL, &counts.total)]);
@@ -168,12 +175,18 @@ mod tests {
     #[test]
     fn forks_are_counted_among_the_starts() {
         let starts = Starts::default();
-        let all = [Beginning::Template, Beginning::Boot, Beginning::Template, Beginning::Snapshot];
-        for beginning in all {
+        let begins = |template: Option<&str>| {
+            let record = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+            Beginning::of(&Record { template: template.map(str::to_owned), ..record })
+        };
+        let booted = [begins(None), Beginning::Snapshot];
+        let forks = ["web", "auto-0123456789ab", "automatic", "auto-ba9876543210", "auto-0"];
+        for beginning in booted.into_iter().chain(forks.map(|name| begins(Some(name)))) {
             starts.succeeded(&Timeline::default(), beginning);
         }
         let mut reply = v1::FiguresReply::default();
         starts.fill(&mut reply);
-        assert_eq!((reply.started, reply.template_forks, reply.snapshot_forks), (4, 2, 1));
+        assert_eq!((reply.started, reply.template_forks, reply.snapshot_forks), (7, 5, 1));
+        assert_eq!(reply.automatic_forks, 3);
     }
 }

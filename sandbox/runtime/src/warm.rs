@@ -82,8 +82,7 @@ async fn make(node: &Arc<Node>, name: &str, record: &Record) -> Result<()> {
     if node.templates.list().await.iter().any(|one| one.name == name) {
         return Ok(());
     }
-    let saves = Saves { name: name.to_owned(), mtu: mtu(record) };
-    save::make(node, saves, machine(record)).await?;
+    save::make(node, saves(name, record), machine(record)).await?;
     node.automatic.used(name);
     let all = node.templates.list().await;
     for surplus in node.automatic.surplus(&all, node.config.auto_templates as usize) {
@@ -95,22 +94,22 @@ async fn make(node: &Arc<Node>, name: &str, record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// Returns the MTU of the sandbox's interface; 0 if it has none.
-fn mtu(record: &Record) -> u32 {
-    record.network.as_ref().map_or(0, |network| network.mtu)
+/// Returns the template of a sandbox's machine that is to be made: with an interface as the
+/// sandbox's, if that has one, and with room for sockets if the sandbox has them, or has the room.
+fn saves(name: &str, record: &Record) -> Saves {
+    let mtu = record.network.as_ref().map_or(0, |network| network.mtu);
+    Saves { name: name.to_owned(), mtu, socket_room: record.may_have_sockets() }
 }
 
 /// Describes the machine that a sandbox has.
 fn machine(record: &Record) -> v1::RunSpec {
     let kernel = record.kernel.as_ref().map(|path| path.to_string_lossy().into_owned());
-    let sockets = record.sockets.as_ref();
     let machine = v1::RunSpec {
         memory_bytes: record.memory_bytes,
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         kernel: kernel.unwrap_or_default(),
         accelerator: record.accelerator.clone(),
-        socket_engine: sockets.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         ..v1::RunSpec::default()
     };
     match &record.network {
@@ -130,5 +129,18 @@ mod tests {
         let cpus = std::thread::available_parallelism().unwrap().get() as u32;
         assert!(!pays(0) && !pays(1) && !pays(2 * cpus));
         assert!(pays(2 * cpus + 1) && pays(u32::MAX));
+    }
+
+    #[test]
+    fn a_template_has_room_for_sockets_if_its_sandboxes_have_them_or_the_room() {
+        let plain = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
+        // Of a node with `pod_sockets`.
+        let pod = Record { pod: true, socket_slot: true, ..plain.clone() };
+        for (record, room) in [(plain, false), (asks, true), (pod, true)] {
+            assert_eq!(saves("auto-0", &record).socket_room, room);
+            let saved = record.saved_without_sockets(room);
+            assert_eq!((saved.sockets.is_some(), saved.has_socket_slot()), (false, room));
+        }
     }
 }

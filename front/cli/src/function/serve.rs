@@ -115,7 +115,7 @@ fn check_bound(args: &FunctionServeArgs) -> Result<()> {
     if bytes == 0 {
         bail!("--bind-memory 0 is no memory; leave it out");
     }
-    if !matches!(template, "auto" | "none") {
+    if !["auto", spec::NONE].contains(&template) {
         bail!(
             "--bind-memory and --from {template} cannot be had together: a template's memory has \
              one size"
@@ -147,7 +147,7 @@ fn bounds(args: &FunctionServeArgs, limits: Limits) -> Bounds {
 /// An argument is malformed.
 fn plan(config: &Config, args: &FunctionServeArgs, digest: &str) -> Result<Plan> {
     let network = NetworkArgs { network: args.network.clone(), ..NetworkArgs::default() };
-    let boots = args.from == "none" || args.bind_memory.is_some();
+    let boots = args.from == spec::NONE || args.bind_memory.is_some();
     let template = if boots { "" } else { args.from.as_str() };
     let mut holder = args.hold_with.split_whitespace().map(str::to_owned);
     let sandbox = v1::RunSpec {

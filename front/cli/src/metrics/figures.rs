@@ -111,10 +111,14 @@ impl Figures {
 
     /// Encodes forks among the starts, and the machines that sandboxes can begin with.
     fn encode_saved(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let forks =
-            [("template", self.starts.template_forks), ("snapshot", self.starts.snapshot_forks)];
-        let help = "Starts that succeeded with the machine of a template or snapshot";
-        counters(to, ("sandbox_forks", help), forks.map(|(one, n)| ([("of", one)], n)))?;
+        let v1::FiguresReply { template_forks, automatic_forks, snapshot_forks, .. } = self.starts;
+        let forks = [
+            ("template", template_forks.saturating_sub(automatic_forks)),
+            ("automatic", automatic_forks),
+            ("snapshot", snapshot_forks),
+        ];
+        let help = "Starts that succeeded with the machine of a template or snapshot, by its kind";
+        counters(to, ("sandbox_forks", help), forks.map(|(one, n)| ([("kind", one)], n)))?;
         let each = |value: fn(&v1::SavedMachines) -> u64| {
             let all = self.starts.saved.iter();
             all.map(move |one| ([("kind", one.kind.as_str())], value(one)))

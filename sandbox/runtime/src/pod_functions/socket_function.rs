@@ -42,7 +42,7 @@ pub fn check(engine: &str, record: &Record) -> Result<Option<PathBuf>> {
     if engine.is_empty() {
         return Ok(None);
     }
-    if record.sockets.is_some() || record.has_socket_slot() {
+    if record.may_have_sockets() {
         return Ok(Some(engine.into()));
     }
     let name = &record.name;
@@ -253,9 +253,12 @@ mod tests {
         assert_eq!(why(&roomy()).unwrap(), Some(PathBuf::from("/e")));
         assert_eq!((super::super::plug_slots(&roomy()), Needs::of(&roomy()).sockets), (2, true));
         assert!(why(&pod(8)).unwrap_err().contains("`pod_sockets`"));
-        let fork = Record { template: Some("web".into()), ..roomy() };
+        let mut fork = Record { template: Some("web".into()), ..pod(0) };
+        fork.plugged.fork_socket_slot = true;
         assert_eq!(why(&fork).unwrap(), Some(PathBuf::from("/e")));
-        let fork = Record { template: Some("web".into()), ..pod(0) };
+        // The slot of a pod's own machine, if it boots, is none of its template's.
+        fork.plugged.fork_socket_slot = false;
+        fork.plugged.socket_slot = true;
         assert!(why(&fork).unwrap_err().contains("dev.slipway.template"));
         assert!(!Needs::of(&fork).sockets);
         // A socket function that a pod begins with is for all of its containers.
@@ -292,5 +295,25 @@ mod tests {
     fn a_record_of_an_earlier_version_has_no_room_for_sockets() {
         let plugged = pod(1).plugged;
         assert_eq!((plugged.socket_slot, plugged.sockets), (false, None));
+    }
+
+    #[test]
+    fn a_fork_of_an_earlier_version_has_the_one_slot_that_is_for_shares() {
+        let mut written = serde_json::to_value(pod(0)).unwrap();
+        let keys = written.as_object_mut().unwrap();
+        keys.remove("fork_socket_slot").unwrap();
+        // As that version wrote it on a node with `pod_sockets`, whatever the template was.
+        let early = r#"{ "template": "web", "socket_slot": true, "given_sockets": null }"#;
+        let early: serde_json::Map<_, _> = serde_json::from_str(early).unwrap();
+        keys.extend(early);
+        let fork: Record = serde_json::from_value(written.clone()).unwrap();
+        assert!(check("/e", &fork).unwrap_err().to_string().contains("dev.slipway.template"));
+        assert_eq!(super::super::plug_slots(&fork), 1);
+        assert_eq!(fork.booted_needs(), Needs::of_template(false));
+        // A pod of that version that has booted has the room.
+        written["template"] = serde_json::Value::Null;
+        let booted: Record = serde_json::from_value(written).unwrap();
+        assert_eq!(check("/e", &booted).unwrap(), Some(PathBuf::from("/e")));
+        assert_eq!(super::super::plug_slots(&booted), 2);
     }
 }

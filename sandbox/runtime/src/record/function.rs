@@ -115,7 +115,17 @@ impl Record {
 
     /// Returns whether the machine has room for a socket function that it does not begin with.
     pub fn has_socket_slot(&self) -> bool {
-        self.plugged.socket_slot && !self.begins_with_sockets()
+        let has = if self.template.is_some() {
+            self.plugged.fork_socket_slot
+        } else {
+            self.plugged.socket_slot
+        };
+        has && !self.begins_with_sockets()
+    }
+
+    /// Returns whether the machine has a socket function, or room for one.
+    pub fn may_have_sockets(&self) -> bool {
+        self.sockets.is_some() || self.has_socket_slot()
     }
 
     /// Returns whether the sandbox's socket function is there from its start.
@@ -129,11 +139,11 @@ impl Record {
         self.sockets.is_some() && self.template.is_some()
     }
 
-    /// Returns the record of a machine that is saved as a template: in place of a socket function
-    /// it has room for one, since each fork has a function of its own. Without `sockets` it has
-    /// neither.
-    pub fn saved_without_sockets(mut self) -> Self {
-        self.plugged.socket_slot = self.sockets.take().is_some();
+    /// Returns the record of a machine that is saved as a template. It has no socket function,
+    /// since each fork has one of its own, but room for one if `has_room` is set.
+    pub fn saved_without_sockets(mut self, has_room: bool) -> Self {
+        self.plugged.socket_slot = has_room;
+        self.sockets = None;
         self
     }
 }

@@ -45,7 +45,7 @@ impl Needs {
     /// Returns the needs of a sandbox whose root is a disk.
     pub fn of(record: &Record) -> Self {
         Self {
-            sockets: record.sockets.is_some() || record.has_socket_slot(),
+            sockets: record.may_have_sockets(),
             shared_root: false,
             shares: record.may_share(),
             bridge: record.pod || record.settings.privileged,

@@ -27,9 +27,10 @@ impl Record {
         let reporting = || self.booted.as_ref().is_some_and(|booted| booted.reporting);
         match &self.origin {
             Some(origin) => origin.needs,
-            None if self.template.is_some() => {
-                Needs { reporting: reporting(), ..Needs::of_template(self.plugged.socket_slot) }
-            }
+            None if self.template.is_some() => Needs {
+                reporting: reporting(),
+                ..Needs::of_template(self.plugged.fork_socket_slot)
+            },
             None => Needs::of(self),
         }
     }

@@ -12,9 +12,12 @@ pub struct PluggedFunctions {
     /// The number of functions of pools that a pod's machine has room for.
     #[serde(rename = "function_slots")]
     pub slots: u32,
-    /// Set if the machine has room for a socket function that it does not begin with: a pod's, for
-    /// its containers, a template's and those of its forks. A fork's is known when it starts.
+    /// Set if the machine, when it boots, has room for a socket function that it does not begin
+    /// with: a pod's for its containers, a template's for its forks. Of a fork it says nothing:
+    /// earlier versions set it in pods that are forks as the node's settings were.
     pub socket_slot: bool,
+    /// Set if the machine of a fork has that room, as its template has. Known when the fork starts.
+    pub fork_socket_slot: bool,
     /// The socket function that a fork or the containers of a pod were given, from before it is
     /// added.
     #[serde(rename = "given_sockets")]

@@ -67,7 +67,8 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
     if mtu != 0 && !MTUS.contains(&mtu) {
         return invalid("an MTU is 68 to 65535 bytes");
     }
-    let made = save::make(node, Saves { name, mtu }, machine).await?;
+    let socket_room = !machine.socket_engine.is_empty();
+    let made = save::make(node, Saves { name, mtu, socket_room }, machine).await?;
     Ok(describe(&made))
 }
 

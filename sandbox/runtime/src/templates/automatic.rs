@@ -61,7 +61,8 @@ struct State {
     /// The names of those that are being made, or wait for it, each with a sender that is dropped
     /// when that ends.
     pending: BTreeMap<String, watch::Sender<()>>,
-    /// The times at which sandboxes of this daemon last began with them.
+    /// The times at which sandboxes of this daemon last began with them. A template that is gone
+    /// stays here at most until the next one is made.
     used: BTreeMap<String, Instant>,
     /// The times at which they could not be made.
     failed: BTreeMap<String, Instant>,
@@ -129,10 +130,12 @@ impl Automatic {
         }
     }
 
-    /// Returns those of the node's own templates in `all` that are too many, if at most `most` are
-    /// kept.
+    /// Returns those of the node's own templates that are too many, if at most `most` are kept.
+    /// Forgets the uses of others than these. `all` are the templates of the node, and no other
+    /// one is being made meanwhile.
     pub(crate) fn surplus(&self, all: &[Manifest], most: usize) -> Vec<String> {
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        state.used.retain(|name, _| all.iter().any(|one| one.name == *name));
         let mut own: Vec<_> = all.iter().filter(|one| is_automatic(&one.name)).collect();
         // Templates that no sandbox of this daemon began with come first, by their age.
         own.sort_by_key(|one| (state.used.get(&one.name).copied(), one.created_ns));
@@ -187,6 +190,18 @@ mod tests {
         automatic.used("auto-1");
         assert_eq!(automatic.surplus(&all, 2), ["auto-2"]);
         assert_eq!(automatic.surplus(&all, 0).len(), 3);
+    }
+
+    #[test]
+    fn templates_that_are_gone_are_forgotten_when_another_one_is_made() {
+        let automatic = Automatic::default();
+        for n in 0..99 {
+            let name = format!("{PREFIX}{n}");
+            automatic.used(&name);
+            assert!(automatic.surplus(&[manifest(&name)], 1).is_empty());
+        }
+        let state = lock(&automatic.state);
+        assert_eq!(state.used.keys().collect::<Vec<_>>(), ["auto-98"]);
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn figures() -> Figures {
         control_groups: Some(v1::ControlGroups { ready: 16, ..Default::default() }),
         traces: Some(v1::TraceFigures { sent_spans: 11, dropped_spans: 12 }),
         template_forks: 4,
+        automatic_forks: 3,
         snapshot_forks: 2,
         saved: vec![v1::SavedMachines {
             kind: "snapshot".into(),
@@ -142,7 +143,9 @@ fn metrics_have_base_units_and_labels() {
         "slipway_memory_pool_faults_total 8",
         "slipway_memory_pool_pages_bytes{state=\"dirty\"} 7",
         "slipway_memory_pool_node_bytes{node=\"1\",owner=\"lent\"} 3",
-        "slipway_sandbox_forks_total{of=\"template\"} 4",
+        "slipway_sandbox_forks_total{kind=\"template\"} 1",
+        "slipway_sandbox_forks_total{kind=\"automatic\"} 3",
+        "slipway_sandbox_forks_total{kind=\"snapshot\"} 2",
         "slipway_saved_machines{kind=\"snapshot\"} 1",
         "slipway_saved_machines_memory_bytes{kind=\"snapshot\"} 4096",
         "slipway_endpoint_connected{endpoint=\"e\"} 1",
