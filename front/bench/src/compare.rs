@@ -243,24 +243,37 @@ fn student_t(freedom: f64) -> f64 {
 /// The headings above rows of [`time_row`].
 pub(crate) const TIME_HEADINGS: [&str; 6] = ["", "before", "now", "speed", "noise", ""];
 
-/// Formats a row about a time in two reports: the means, shown by `show`, their ratio, and whether
-/// it differs by more than the noise. Returns `None` if a report lacks it.
+/// Formats a row about a time in two reports, as [`figure_row`] does.
 pub(crate) fn time_row(
     name: String,
     before: &[f64],
     now: &[f64],
     show: fn(f64) -> String,
 ) -> Option<[String; 6]> {
+    figure_row(name, before, now, (show, false))
+}
+
+/// Formats a row about a figure in two reports: the means, shown by `show`, how many times as good
+/// the later one is, and whether it differs by more than the noise. Returns `None` if a report
+/// lacks the figure.
+pub(crate) fn figure_row(
+    name: String,
+    before: &[f64],
+    now: &[f64],
+    (show, more_is_better): (fn(f64) -> String, bool),
+) -> Option<[String; 6]> {
     if before.is_empty() || now.is_empty() {
         return None;
     }
-    let (was, is) = (mean(before).max(f64::MIN_POSITIVE), mean(now).max(f64::MIN_POSITIVE));
-    // Relative to the later mean, as the speed is.
-    let noise = welch_half_width(before, now).map(|half| half / is);
+    let [was, is] = [before, now].map(|values| mean(values).max(f64::MIN_POSITIVE));
+    let (better, worse) = if more_is_better { (is, was) } else { (was, is) };
+    let speed = better / worse;
+    // Relative to the same mean as the speed is.
+    let noise = welch_half_width(before, now).map(|half| half / worse);
     let rounds = if noise.is_some() { before.len().min(now.len()) } else { 0 };
-    let verdict = rate_verdict(was / is, noise.unwrap_or(0.0), rounds);
+    let verdict = rate_verdict(speed, noise.unwrap_or(0.0), rounds);
     let noise = noise.map_or("?".to_owned(), |noise| format!("±{noise:.2}"));
-    Some([name, show(was), show(is), format!("{:.2}", was / is), noise, verdict.to_owned()])
+    Some([name, show(was), show(is), format!("{speed:.2}"), noise, verdict.to_owned()])
 }
 
 /// Formats rows of [`time_row`] as a table with a newline at the end.

@@ -28,6 +28,8 @@ pub struct AttachMeasured {
 }
 
 impl Measured for AttachMeasured {
+    type Load = AttachLoad;
+
     const KIND: &'static str = "attachments";
 }
 
@@ -65,7 +67,7 @@ impl AttachReport {
         let turns = self.turns(load, subject);
         turns.clone().next()?;
         let all = |value: fn(&AttachMeasured) -> u64| -> Vec<f64> {
-            turns.clone().map(|one| value(&one) as f64).collect()
+            turns.clone().map(|one| value(one) as f64).collect()
         };
         let (times, middles) = (all(|one| one.all_ns), all(|one| one.p50_ns));
         let refills: Vec<f64> =
@@ -115,10 +117,11 @@ pub(crate) mod tests {
             format: AttachReport::FORMAT,
             environment: Environment::default(),
             command: "bench attach".into(),
-            plan: AttachPlan { loads: vec![load], rounds: 3 },
+            plan: AttachPlan::new(vec![load], 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

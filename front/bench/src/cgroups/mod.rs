@@ -10,8 +10,9 @@
 //!   [`Way::Mkdir`] and [`Way::Take`] are the first step of each alone: what RunD-V's figures of
 //!   creation compare;
 //! - [`Version`] says where the groups are: [`Joint`] is RunD-V's one hierarchy of all controllers;
-//! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
-//!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`CgroupPlan`]; [`CgroupReport`] is
+//!   everything measured, as JSON; [`cgroup_table`] and [`cgroup_plot`] show it;
+//!   [`compare_cgroups`] compares two.
 //!
 //! [`idle`] measures what groups cost their host while their processes sleep.
 //!

@@ -6,6 +6,8 @@ use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::statistics::percentile;
 
 impl Measured for CgroupMeasured {
+    type Load = CgroupLoad;
+
     const KIND: &'static str = "control groups";
 }
 
@@ -38,7 +40,7 @@ pub struct CgroupFigures {
 impl CgroupReport {
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &CgroupLoad, subject: &str) -> Option<CgroupFigures> {
-        let sorted = |part: fn(CgroupMeasured) -> u64| {
+        let sorted = |part: fn(&CgroupMeasured) -> u64| {
             let mut values: Vec<u64> = self.turns(load, subject).map(part).collect();
             values.sort_unstable();
             values
@@ -86,10 +88,11 @@ pub(crate) mod tests {
             format: CgroupReport::FORMAT,
             environment: Environment::default(),
             command: "bench cgroups".into(),
-            plan: CgroupPlan { loads: vec![load], rounds: 3 },
+            plan: CgroupPlan::new(vec![load], 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

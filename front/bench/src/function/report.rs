@@ -27,6 +27,8 @@ pub struct FunctionMeasured {
 }
 
 impl Measured for FunctionMeasured {
+    type Load = FunctionLoad;
+
     const KIND: &'static str = "functions";
 }
 
@@ -69,10 +71,10 @@ pub struct FunctionFigures {
 impl FunctionReport {
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &FunctionLoad, subject: &str) -> Option<FunctionFigures> {
-        let all = |part: fn(FunctionMeasured) -> u64| -> Vec<f64> {
+        let all = |part: fn(&FunctionMeasured) -> u64| -> Vec<f64> {
             self.turns(load, subject).map(|one| part(one) as f64).collect()
         };
-        let middle = |part: fn(FunctionMeasured) -> u64| median(all(part));
+        let middle = |part: fn(&FunctionMeasured) -> u64| median(all(part));
         let medians = all(|one| one.p50_ns);
         (!medians.is_empty()).then(|| FunctionFigures {
             p50_range_ns: range(&medians),
@@ -125,10 +127,11 @@ pub(crate) mod tests {
             format: FunctionReport::FORMAT,
             environment: Environment::default(),
             command: "bench function".into(),
-            plan: FunctionPlan { loads, rounds: 3 },
+            plan: FunctionPlan::new(loads, 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

@@ -4,9 +4,9 @@
 //! - [`NicLoad`]: the data, its two ends, CPUs of a guest, the offered rate;
 //! - [`send`] and [`receive`] are the two ends, on ordinary sockets;
 //! - [`NicSubject`]: a subject; its caller has the guests;
-//! - [`measure`](crate::measure) runs a [`NicPlan`]; [`NicReport`] is everything measured, as JSON;
-//!   [`nic_table`] and [`nic_plot`] show it beside the paper's figures ([`paper`]);
-//!   [`compare_nics`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`NicPlan`]; [`NicReport`] is
+//!   everything measured, as JSON; [`nic_table`] and [`nic_plot`] show it beside the paper's
+//!   figures ([`paper`]); [`compare_nics`] compares two.
 
 mod compare;
 mod load;

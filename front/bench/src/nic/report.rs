@@ -39,6 +39,8 @@ pub struct NicWork {
 }
 
 impl Measured for NicMeasured {
+    type Load = NicLoad;
+
     const KIND: &'static str = "network interfaces";
 }
 
@@ -109,7 +111,7 @@ impl NicReport {
         let turns = self.turns(load, subject);
         turns.clone().next()?;
         let all = |value: &dyn Fn(&NicMeasured) -> f64| -> Vec<f64> {
-            turns.clone().map(|one| value(&one)).collect()
+            turns.clone().map(|one| value(one)).collect()
         };
         let rates = all(&|one| rate(one.measured(load)));
         let range = range(&rates);
@@ -176,10 +178,11 @@ pub(crate) mod tests {
             format: NicReport::FORMAT,
             environment: Environment::default(),
             command: "bench packet --guests".into(),
-            plan: NicPlan { loads, rounds: 3 },
+            plan: NicPlan::new(loads, 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

@@ -12,8 +12,9 @@
 //!   reads are left;
 //! - [`RootServer`]: makes functions, as the plane does; [`RootFiles`]: what they are made of;
 //! - [`DiskUse`]: requests and bytes of the files' disk meanwhile (RunD-V, figures 4, 5 and 13);
-//! - [`measure`](crate::measure) runs a [`RootPlan`]; [`RootReport`] is everything measured, as
-//!   JSON; [`root_table`] and [`root_plot`] show it; [`compare_roots`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`RootPlan`]; [`RootReport`] is
+//!   everything measured, as JSON; [`root_table`] and [`root_plot`] show it; [`compare_roots`]
+//!   compares two.
 
 mod compare;
 mod disk;

@@ -30,6 +30,8 @@ pub struct RootMeasured {
 }
 
 impl Measured for RootMeasured {
+    type Load = RootLoad;
+
     const KIND: &'static str = "roots";
 }
 
@@ -70,7 +72,7 @@ pub struct RootFigures {
 impl RootReport {
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &RootLoad, subject: &str) -> Option<RootFigures> {
-        let turns: Vec<RootMeasured> = self.turns(load, subject).collect();
+        let turns: Vec<RootMeasured> = self.turns(load, subject).copied().collect();
         let all = |value: fn(&RootMeasured) -> u64| -> Vec<f64> {
             turns.iter().map(|one| value(one) as f64).collect()
         };
@@ -132,10 +134,11 @@ pub(crate) mod tests {
             format: RootReport::FORMAT,
             environment: Environment::default(),
             command: "bench roots".into(),
-            plan: RootPlan { loads: vec![load], rounds: 3 },
+            plan: RootPlan::new(vec![load], 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

@@ -9,9 +9,9 @@
 //! - [`VmmSubject`]: a subject. [`Vmm`] is a VMM's program, [`Caged`] the same within the
 //!   namespaces that Slipway starts VMMs in, [`Fork`] is Slipway's own with a saved machine in
 //!   place of a boot, and [`Bare`] is KVM alone, which no VMM can beat;
-//! - [`measure`](crate::measure) runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON,
-//!   with percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`]
-//!   compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`VmmPlan`]; [`VmmReport`] is
+//!   everything measured, as JSON, with percentiles over the rounds; [`vmm_table`] and
+//!   [`vmm_plot`] show it; [`compare_vmms`] compares two.
 
 mod bare;
 mod compare;

@@ -27,6 +27,8 @@ pub struct VmmMeasured {
 }
 
 impl Measured for VmmMeasured {
+    type Load = VmmLoad;
+
     const KIND: &'static str = "VMMs";
 }
 
@@ -133,10 +135,11 @@ pub(crate) mod tests {
             format: VmmReport::FORMAT,
             environment: Environment::default(),
             command: "bench vmm".into(),
-            plan: VmmPlan { loads: vec![load], rounds: 3 },
+            plan: VmmPlan::new(vec![load], 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

@@ -45,7 +45,7 @@ fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
 
 fn run(args: &AttachArgs) -> Result<AttachReport> {
     let rounds = if args.quick { args.rounds.min(QUICK_ROUNDS) } else { args.rounds };
-    let plan = AttachPlan { loads: loads(args)?, rounds };
+    let plan = AttachPlan::new(loads(args)?, rounds);
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let subject = |(name, _): (&str, &str)| -> Box<AttachSubject> {
         match name {

@@ -60,7 +60,7 @@ fn scaling(name: &str) -> Scaling {
 
 fn run(node: &NodeArgs, args: &BenchFunctionArgs) -> Result<FunctionReport> {
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
-    let plan = FunctionPlan { loads: loads(args)?, rounds };
+    let plan = FunctionPlan::new(loads(args)?, rounds);
     let settings = Arc::new(settings(node, args)?);
     let way = |name, about| FunctionWay::new(name, about, scaling(name), &settings);
     if !args.quick {

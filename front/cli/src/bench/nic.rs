@@ -74,7 +74,7 @@ fn kinds(node: &NodeArgs, args: &PacketArgs) -> Result<Vec<Interface>> {
 fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
     let (warm_up, time) = args.turns.durations();
     let rounds = if args.quick { 1 } else { args.turns.rounds };
-    let plan = NicPlan { loads: loads(args)?, rounds };
+    let plan = NicPlan::new(loads(args)?, rounds);
     let kinds = kinds(node, args)?;
     ensure!(!kinds.is_empty(), "there is nothing to measure");
     let machine = MachineArgs {

@@ -62,7 +62,7 @@ fn loads(args: &RootsArgs) -> Vec<RootLoad> {
 
 fn run(args: &RootsArgs) -> Result<RootReport> {
     let rounds = if args.quick { args.rounds.min(QUICK_ROUNDS) } else { args.rounds };
-    let plan = RootPlan { loads: loads(args), rounds };
+    let plan = RootPlan::new(loads(args), rounds);
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let place = match &args.directory {
         Some(directory) => std::path::absolute(directory)?,

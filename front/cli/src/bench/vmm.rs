@@ -132,6 +132,6 @@ fn run(args: &VmmArgs) -> Result<VmmReport> {
     let kvm = std::fs::File::options().read(true).write(true).open(KVM);
     kvm.map_err(|error| anyhow::anyhow!("{KVM}: {error}; all subjects need KVM"))?;
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
-    let plan = VmmPlan { loads: loads(args)?, rounds };
+    let plan = VmmPlan::new(loads(args)?, rounds);
     subjects::report(subjects(args)?, plan, "kvm".to_owned())
 }

@@ -6,6 +6,8 @@ use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::statistics::{median, range};
 
 impl Measured for IdleMeasured {
+    type Load = IdleLoad;
+
     const KIND: &'static str = "idle control groups";
 }
 
@@ -40,7 +42,7 @@ pub struct IdleFigures {
 impl IdleReport {
     /// Returns medians over the rounds, or `None` if there was no turn.
     pub fn figures(&self, load: &IdleLoad, subject: &str) -> Option<IdleFigures> {
-        let all = |part: fn(IdleMeasured) -> f64| -> Vec<f64> {
+        let all = |part: fn(&IdleMeasured) -> f64| -> Vec<f64> {
             self.turns(load, subject).map(part).collect()
         };
         let busy = all(|one| part_of(one.busy_ns, one.window_ns, one.processors));
@@ -99,10 +101,11 @@ pub(crate) mod tests {
             format: IdleReport::FORMAT,
             environment: Environment::default(),
             command: "bench cgroups --idle".into(),
-            plan: IdlePlan { loads: vec![load], rounds: 3 },
+            plan: IdlePlan::new(vec![load], 3),
             subjects: subjects.iter().map(described).collect(),
             runs,
             faults: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 

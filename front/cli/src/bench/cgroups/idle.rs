@@ -81,7 +81,7 @@ fn run(args: &CgroupsArgs) -> Result<IdleReport> {
     ensure!(rustix::process::geteuid().is_root(), "control groups are made by root: use sudo");
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
     let window = if args.quick { QUICK } else { WINDOW };
-    let plan = IdlePlan { loads: args.idle.clone(), rounds };
+    let plan = IdlePlan::new(args.idle.clone(), rounds);
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     // A pipe to each process.
     raise_descriptor_limit();

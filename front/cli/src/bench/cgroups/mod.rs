@@ -136,7 +136,7 @@ fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<Box<Cgro
 fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     ensure!(rustix::process::geteuid().is_root(), "control groups are made by root: use sudo");
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
-    let plan = CgroupPlan { loads: loads(args)?, rounds };
+    let plan = CgroupPlan::new(loads(args)?, rounds);
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     // A socket to each process.
     raise_descriptor_limit();
