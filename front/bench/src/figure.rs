@@ -28,6 +28,16 @@ impl<L: 'static, M: 'static> Figure<L, M> {
     ) -> Self {
         Self { name, about, more_is_better: false, of, text, beside: &[] }
     }
+
+    /// Makes a figure of which more is better.
+    pub const fn more(
+        name: &'static str,
+        about: &'static str,
+        of: fn(&L, &M) -> Option<f64>,
+        text: fn(f64) -> String,
+    ) -> Self {
+        Self { name, about, more_is_better: true, of, text, beside: &[] }
+    }
 }
 
 /// A figure over the rounds of one subject with one load.

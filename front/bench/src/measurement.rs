@@ -7,6 +7,7 @@
 //! benchmarks.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::de::DeserializeOwned;
@@ -41,6 +42,12 @@ pub trait Measured: Clone + 'static {
     /// Returns whether turns with a load have their own number of rounds ([`Plan::gate_rounds`]).
     fn is_gate(_load: &Self::Load) -> bool {
         false
+    }
+
+    /// Returns the part of the turn for which a measuring thread waited for its processor. Returns
+    /// `None` if such threads share processors with others of the measurement.
+    fn waited(&self) -> Option<f64> {
+        None
     }
 }
 
@@ -108,6 +115,16 @@ impl<L> Plan<L> {
     /// Makes a plan of turns that end by themselves.
     pub fn new(loads: Vec<L>, rounds: u32) -> Self {
         Self { loads, rounds, gate_rounds: None, times: None }
+    }
+
+    /// Makes a plan of turns that last as long as `times` say.
+    pub fn timed(loads: Vec<L>, rounds: u32, times: Times) -> Self {
+        Self { times: Some(times), ..Self::new(loads, rounds) }
+    }
+
+    /// Returns the measured time of each turn, or zero if the turns end by themselves.
+    pub fn time(&self) -> Duration {
+        self.times.map_or(Duration::ZERO, |times| times.time)
     }
 }
 
@@ -188,6 +205,10 @@ impl<M: Measured> Subjects for All<'_, M::Load, M> {
 
     fn own(&self, subject: usize) -> Own {
         self.subjects[subject].own()
+    }
+
+    fn waited(&self, run: &Run<M::Load, M>) -> Option<f64> {
+        run.measured.waited()
     }
 }
 

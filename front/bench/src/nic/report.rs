@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::traffic::Counted;
 use super::{NicLoad, Traffic};
+use crate::duration;
+use crate::figure::Figure;
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
@@ -38,10 +40,30 @@ pub struct NicWork {
     pub received: u64,
 }
 
+/// A figure of network interfaces.
+type NicFigure = Figure<NicLoad, NicMeasured>;
+
+/// Returns the figure of datagrams, bytes or exchanges per second, which `text` formats.
+const fn received(text: fn(f64) -> String) -> NicFigure {
+    let of = |load: &NicLoad, turn: &NicMeasured| Some(rate(turn.measured(load)));
+    NicFigure::more("rate", "received a second", of, text)
+}
+
 impl Measured for NicMeasured {
     type Load = NicLoad;
 
     const KIND: &'static str = "network interfaces";
+
+    fn figures(load: &NicLoad) -> &'static [NicFigure] {
+        const DATAGRAMS: &[NicFigure] = &[received(|one| duration::rate(one, "pps"))];
+        const BYTES: &[NicFigure] = &[received(|one| duration::rate(one * 8.0, "bit/s"))];
+        const EXCHANGES: &[NicFigure] = &[received(|one| duration::rate(one, "/s"))];
+        match load.traffic {
+            Traffic::Udp(_) => DATAGRAMS,
+            Traffic::Tcp(_) => BYTES,
+            Traffic::RequestResponse => EXCHANGES,
+        }
+    }
 }
 
 /// A kind of interface that can be measured.

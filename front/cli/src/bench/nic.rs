@@ -3,9 +3,7 @@
 use std::rc::Rc;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::nic::{
-    NicLoad, NicPlan, NicReport, NicSubject, Times, compare_nics, nic_plot, nic_table,
-};
+use slipway_bench::nic::{NicLoad, NicPlan, NicReport, NicSubject, Times, nic_plot, nic_table};
 
 use super::reports::{self, View};
 use super::subjects;
@@ -49,7 +47,7 @@ const VIEW: View<NicReport> = View {
     },
     picture: nic_plot,
     table: nic_table,
-    differences: |before, now, _| compare_nics(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
