@@ -87,42 +87,23 @@ impl AttachReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 50 ms.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> AttachReport {
-        let load: AttachLoad = "n200-1024k-100ms".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let ns = ms * 1_000_000;
-                let measured = AttachMeasured {
-                    all_ns: ns,
-                    p50_ns: ns / 2,
-                    p99_ns: ns,
-                    cpu_ns: 1_000_000,
-                    resets: 0,
-                    refill_ns: (*name == "pool").then_some(50_000_000),
-                    refill_cpu_ns: None,
-                };
-                runs.push(AttachRun { subject: (*name).to_owned(), load, round, measured });
+        AttachReport::sample("bench attach", &["n200-1024k-100ms"], subjects, |_, (name, _), ms| {
+            let ns = ms * 1_000_000;
+            AttachMeasured {
+                all_ns: ns,
+                p50_ns: ns / 2,
+                p99_ns: ns,
+                cpu_ns: 1_000_000,
+                resets: 0,
+                refill_ns: (name == "pool").then_some(50_000_000),
+                refill_cpu_ns: None,
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        AttachReport {
-            format: AttachReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench attach".into(),
-            plan: AttachPlan::new(vec![load], 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]

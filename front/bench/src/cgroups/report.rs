@@ -62,38 +62,19 @@ impl CgroupReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these total times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 1 ms.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> CgroupReport {
-        let load: CgroupLoad = "2000-t50".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let measured = CgroupMeasured {
-                    total_ns: ms * 1_000_000,
-                    p50_ns: ms * 1_000,
-                    p99_ns: ms * 10_000,
-                    refill_ns: (*name == "pool").then_some(1_000_000),
-                };
-                runs.push(CgroupRun { subject: (*name).to_owned(), load, round, measured });
+        CgroupReport::sample("bench cgroups", &["2000-t50"], subjects, |_, (name, _), ms| {
+            CgroupMeasured {
+                total_ns: ms * 1_000_000,
+                p50_ns: ms * 1_000,
+                p99_ns: ms * 10_000,
+                refill_ns: (name == "pool").then_some(1_000_000),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        CgroupReport {
-            format: CgroupReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench cgroups".into(),
-            plan: CgroupPlan::new(vec![load], 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]

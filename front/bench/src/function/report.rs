@@ -95,44 +95,20 @@ impl FunctionReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these median latencies in milliseconds, round by round, with
     /// each of the loads.
     pub(crate) fn report(loads: &[&str], subjects: &[(&str, &[u64])]) -> FunctionReport {
-        let loads: Vec<FunctionLoad> = loads.iter().map(|load| load.parse().unwrap()).collect();
-        let mut runs = Vec::new();
-        for load in &loads {
-            for (name, times) in subjects {
-                for (round, ms) in (0..).zip(*times) {
-                    let measured = FunctionMeasured {
-                        p50_ns: ms * 1_000_000,
-                        p99_ns: ms * 2_000_000,
-                        max_ns: ms * 3_000_000,
-                        replicas_made: 7,
-                        sandboxes_made: 2,
-                        vmm_bytes: 100 << 20,
-                        host_bytes: 120 << 20,
-                    };
-                    let (subject, load) = ((*name).to_owned(), *load);
-                    runs.push(FunctionRun { subject, load, round, measured });
-                }
-            }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        FunctionReport {
-            format: FunctionReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench function".into(),
-            plan: FunctionPlan::new(loads, 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        FunctionReport::sample("bench function", loads, subjects, |_, _, ms| FunctionMeasured {
+            p50_ns: ms * 1_000_000,
+            p99_ns: ms * 2_000_000,
+            max_ns: ms * 3_000_000,
+            replicas_made: 7,
+            sandboxes_made: 2,
+            vmm_bytes: 100 << 20,
+            host_bytes: 120 << 20,
+        })
     }
 
     #[test]

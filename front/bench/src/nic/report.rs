@@ -169,43 +169,22 @@ impl NicReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report with these loads, of subjects with these rates, round by round, the same with
     /// each load.
     pub(crate) fn report(loads: &[&str], subjects: &[(&str, &[u64])]) -> NicReport {
-        let loads: Vec<NicLoad> = loads.iter().map(|load| load.parse().unwrap()).collect();
-        let mut runs = Vec::new();
-        for &load in &loads {
-            for (name, rates) in subjects {
-                for (round, rate) in (0..).zip(*rates) {
-                    let one = |count| Counted { count, all: 2 * count, elapsed_ns: 1_000_000_000 };
-                    let (kicks, interrupts) = (1, 2);
-                    let work = NicWork { exits: 5, kicks, interrupts, sent: 10, received: 0 };
-                    let measured = NicMeasured {
-                        sent: one(2 * rate),
-                        received: one(*rate),
-                        cpu_ns: 1_000_000,
-                        work: name.starts_with("csb").then_some(work),
-                    };
-                    runs.push(NicRun { subject: (*name).to_owned(), load, round, measured });
-                }
+        NicReport::sample("bench packet --guests", loads, subjects, |_, (name, _), rate| {
+            let one = |count| Counted { count, all: 2 * count, elapsed_ns: 1_000_000_000 };
+            let (kicks, interrupts) = (1, 2);
+            let work = NicWork { exits: 5, kicks, interrupts, sent: 10, received: 0 };
+            NicMeasured {
+                sent: one(2 * rate),
+                received: one(*rate),
+                cpu_ns: 1_000_000,
+                work: name.starts_with("csb").then_some(work),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        NicReport {
-            format: NicReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench packet --guests".into(),
-            plan: NicPlan::new(loads, 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]

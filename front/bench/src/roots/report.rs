@@ -103,43 +103,24 @@ impl RootReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these 99th percentiles in milliseconds, round by round. The
     /// disk does 1 request of 4 KiB in a millisecond.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> RootReport {
-        let load: RootLoad = "n200-a2".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let ns = ms * 1_000_000;
-                let measured = RootMeasured {
-                    p50_ns: ns / 2,
-                    p99_ns: ns,
-                    most_ns: 2 * ns,
-                    service_p50_ns: 1_000,
-                    service_p99_ns: 2_000,
-                    cpu_ns: 20_000_000,
-                    other_cpu_ns: 0,
-                    disk: Some(DiskUse { requests: Some(2 * ms), bytes: 8192 * ms }),
-                };
-                runs.push(RootRun { subject: (*name).to_owned(), load, round, measured });
+        RootReport::sample("bench roots", &["n200-a2"], subjects, |_, _, ms| {
+            let ns = ms * 1_000_000;
+            RootMeasured {
+                p50_ns: ns / 2,
+                p99_ns: ns,
+                most_ns: 2 * ns,
+                service_p50_ns: 1_000,
+                service_p99_ns: 2_000,
+                cpu_ns: 20_000_000,
+                other_cpu_ns: 0,
+                disk: Some(DiskUse { requests: Some(2 * ms), bytes: 8192 * ms }),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        RootReport {
-            format: RootReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench roots".into(),
-            plan: RootPlan::new(vec![load], 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]

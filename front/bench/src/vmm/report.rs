@@ -107,40 +107,21 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `bare` has slots of 1 ms and no process.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> VmmReport {
-        let load: VmmLoad = "128M".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let is_bare = *name == "bare";
-                let measured = VmmMeasured {
-                    byte_ns: ms * 1_000_000,
-                    end_ns: 500_000,
-                    private_bytes: (!is_bare).then_some(3 << 19),
-                    cpu_ns: (!is_bare).then_some(2_500_000),
-                    slot_ns: is_bare.then_some(1_000_000),
-                };
-                runs.push(VmmRun { subject: (*name).to_owned(), load, round, measured });
+        VmmReport::sample("bench vmm", &["128M"], subjects, |_, (name, _), ms| {
+            let is_bare = name == "bare";
+            VmmMeasured {
+                byte_ns: ms * 1_000_000,
+                end_ns: 500_000,
+                private_bytes: (!is_bare).then_some(3 << 19),
+                cpu_ns: (!is_bare).then_some(2_500_000),
+                slot_ns: is_bare.then_some(1_000_000),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        VmmReport {
-            format: VmmReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench vmm".into(),
-            plan: VmmPlan::new(vec![load], 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]

@@ -72,41 +72,22 @@ pub(super) fn percent(part: f64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects that kept two processors busy for these parts of a second of
     /// both, in percent, round by round. A program lost half of that.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> IdleReport {
-        let load: IdleLoad = "2000-w10".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, parts) in subjects {
-            for (round, percent) in (0..).zip(*parts) {
-                let measured = IdleMeasured {
-                    processors: 2,
-                    window_ns: 2_000_000_000,
-                    busy_ns: percent * 40_000_000,
-                    woken_in_1000s: 20_000_000,
-                    lost_ns: percent * 10_000_000,
-                    p50_ns: percent * 1_000,
-                    p99_ns: percent * 2_000,
-                };
-                runs.push(IdleRun { subject: (*name).to_owned(), load, round, measured });
+        IdleReport::sample("bench cgroups --idle", &["2000-w10"], subjects, |_, _, percent| {
+            IdleMeasured {
+                processors: 2,
+                window_ns: 2_000_000_000,
+                busy_ns: percent * 40_000_000,
+                woken_in_1000s: 20_000_000,
+                lost_ns: percent * 10_000_000,
+                p50_ns: percent * 1_000,
+                p99_ns: percent * 2_000,
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        IdleReport {
-            format: IdleReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench cgroups --idle".into(),
-            plan: IdlePlan::new(vec![load], 3),
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            left_out: Vec::new(),
-        }
+        })
     }
 
     #[test]
