@@ -1,10 +1,7 @@
 //! Compares two reports: which differences are more than noise.
 //!
-//! There are two measures of noise. For tables of rates ([`compare_rates`]) it is the spread of the
-//! rounds. For the stages of starts ([`compare`]) and other times ([`time_row`]) it is Welch's
-//! confidence interval ([`welch_half_width`]). A [`Verdict`] is the conclusion about a stage.
-
-use std::fmt::Display;
+//! The noise is Welch's confidence interval ([`welch_half_width`]), for the stages of starts
+//! ([`compare`]) as for figures ([`figure_row`]). A [`Verdict`] is the conclusion about a stage.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
@@ -13,7 +10,6 @@ use crate::duration::human;
 use crate::startup_report::StartupReport;
 use crate::statistics::time_in;
 use crate::table::{BOLD, PLAIN, grid};
-use crate::turns::Described;
 
 /// The fewest rounds from which the noise between rounds can be told.
 pub(crate) const LEAST_ROUNDS: usize = 3;
@@ -28,46 +24,6 @@ fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
         difference if -difference > noise => "slower",
         _ => "noise",
     }
-}
-
-/// The rate of a subject with a load in one report.
-pub(crate) struct ComparedRate {
-    /// The median over the rounds. More is better.
-    pub(crate) value: f64,
-    /// The rate for readers.
-    pub(crate) text: String,
-    /// The spread of the rounds, relative to `value`.
-    pub(crate) spread: f64,
-}
-
-/// Formats a row for each load and subject of which `rates` knows the earlier and the later rate. A
-/// difference counts as real if it exceeds the spread of the `rounds` of both reports; a single
-/// round has no known spread.
-pub(crate) fn compare_rates<L: Display>(
-    loads: &[L],
-    subjects: &[Described],
-    rounds: u32,
-    rates: impl Fn(&L, &str) -> Option<[ComparedRate; 2]>,
-) -> String {
-    let mut rows = Vec::new();
-    for load in loads {
-        for subject in subjects {
-            let Some(both) = rates(load, &subject.name) else { continue };
-            rows.push(rate_row(format!("{load} {}", subject.name), both, rounds));
-        }
-    }
-    if rows.is_empty() {
-        return NOTHING_IN_COMMON.to_owned();
-    }
-    grid(&["load, subject", "before", "now", "ratio", ""], &rows, |_, line| line)
-}
-
-/// Formats a row about a rate in two reports: both as text, the ratio of the later to the earlier
-/// one, and whether it differs by more than the greater spread of both.
-fn rate_row(name: String, [before, now]: [ComparedRate; 2], rounds: u32) -> [String; 5] {
-    let ratio = now.value / before.value.max(f64::MIN_POSITIVE);
-    let verdict = rate_verdict(ratio, before.spread.max(now.spread), rounds as usize);
-    [name, before.text, now.text, format!("{ratio:.2}"), verdict.to_owned()]
 }
 
 /// The text in place of a table without rows.

@@ -91,7 +91,7 @@ pub use environment::Environment;
 pub use figure::{Figure, OverRounds};
 pub use json::SavedReport;
 pub use line::Line;
-pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject};
+pub use measurement::{AnySubject, Measured, Measurement, NoExtra, Plan, Run, Subject};
 pub use outside::Own;
 pub use program::{BENCH, slipway};
 pub use slices::aligned;

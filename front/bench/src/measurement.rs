@@ -141,9 +141,13 @@ pub struct Run<L, M> {
     pub measured: M,
 }
 
+/// No further results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoExtra {}
+
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measurement<L, M> {
+pub struct Measurement<L, M, E = NoExtra> {
     /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
@@ -162,6 +166,9 @@ pub struct Measurement<L, M> {
     /// Loads that this host cannot run.
     #[serde(default)]
     pub left_out: Vec<LeftOut>,
+    /// Further results, of a kind that this benchmark alone has.
+    #[serde(flatten)]
+    pub extra: E,
 }
 
 /// The subjects of a measurement, with the turns that this host cannot run.
@@ -225,7 +232,7 @@ fn left_out<L: Display, M>(subjects: &[Box<AnySubject<L, M>>], loads: &[L]) -> V
     loads.iter().flat_map(of_load).collect()
 }
 
-impl<M: Measured> Measurement<M::Load, M>
+impl<M: Measured, E: Default> Measurement<M::Load, M, E>
 where
     Self: SavedReport,
 {
@@ -244,11 +251,12 @@ where
         let Turns { runs, faults } = take_turns(&mut all, &plan.loads, plan.rounds, before);
         let left_out = all.left_out;
         let (format, command, subjects) = (Self::FORMAT, command.into(), described);
-        Self { format, environment, command, plan, subjects, runs, faults, left_out }
+        let extra = E::default();
+        Self { format, environment, command, plan, subjects, runs, faults, left_out, extra }
     }
 }
 
-impl<M: Measured> Measurement<M::Load, M> {
+impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Returns the results of one subject with one load, in the order of the rounds.
     pub(crate) fn turns<'a>(
         &'a self,
@@ -280,10 +288,11 @@ impl<M: Measured> Measurement<M::Load, M> {
     }
 }
 
-impl<M> SavedReport for Measurement<M::Load, M>
+impl<M, E> SavedReport for Measurement<M::Load, M, E>
 where
     M: Measured + Serialize + DeserializeOwned,
     M::Load: Serialize + DeserializeOwned,
+    E: Serialize + DeserializeOwned,
 {
     const KIND: &'static str = M::KIND;
 
@@ -303,7 +312,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    impl<M: Measured> Measurement<M::Load, M>
+    impl<M: Measured, E: Default> Measurement<M::Load, M, E>
     where
         Self: SavedReport,
         M::Load: FromStr<Err: Debug>,
@@ -337,6 +346,7 @@ pub(crate) mod tests {
                 runs,
                 faults: Vec::new(),
                 left_out: Vec::new(),
+                extra: E::default(),
             }
         }
     }
@@ -344,6 +354,8 @@ pub(crate) mod tests {
     /// The time of a turn, ns.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     pub(crate) struct Taken(pub u64);
+
+    type Report = Measurement<u32, Taken>;
 
     const TAKEN: Figure<u32, Taken> =
         Figure::less("taken", "the time", |_, one| Some(one.0 as f64), |ns| format!("{ns} ns"));
@@ -404,20 +416,13 @@ pub(crate) mod tests {
         let plan = Plan { gate_rounds: Some(2), ..Plan::new(vec![3, 4, 5, 6], 1) };
         let mut subjects: Vec<Box<AnySubject<u32, Taken>>> = vec![Box::new(Picky)];
         let mut turns = Vec::new();
-        let report = Measurement::<u32, Taken>::take(
-            Environment::default(),
-            "test",
-            plan,
-            &mut subjects,
-            |turn| turns.push((turn.done, turn.turns)),
-        );
+        let report = Report::take(Environment::default(), "test", plan, &mut subjects, |turn| {
+            turns.push((turn.done, turn.turns))
+        });
         assert_eq!(turns, [(0, 3), (1, 3), (2, 3)]);
         let loads = report.runs.iter().map(|run| (run.load, run.round));
         assert_eq!(loads.collect::<Vec<_>>(), [(5, 0), (6, 0), (6, 1)]);
         assert!(report.obstacles().starts_with("LEFT OUT: picky with 4: needs a pin\n"));
-        assert_eq!(
-            Measurement::<u32, Taken>::from_json(&report.to_json().unwrap()).unwrap(),
-            report
-        );
+        assert_eq!(Report::from_json(&report.to_json().unwrap()).unwrap(), report);
     }
 }

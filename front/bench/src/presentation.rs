@@ -12,7 +12,7 @@ use crate::measurement::{Measured, Measurement};
 use crate::table::titled;
 use crate::turns::{Described, LeftOut, fault_lines, foot};
 
-impl<L: Display, M> Measurement<L, M> {
+impl<L: Display, M, E> Measurement<L, M, E> {
     /// Formats a table for each load of which `rows` returns any. The load is its title, the lines
     /// of `below` follow it, and an empty line ends it. Headings are bold if `colour`.
     pub(crate) fn tables<const N: usize>(
@@ -36,7 +36,7 @@ impl<L: Display, M> Measurement<L, M> {
     }
 }
 
-impl<L, M> Measurement<L, M> {
+impl<L, M, E> Measurement<L, M, E> {
     /// Formats what stands below all tables: loads that the host cannot run, faults, and what each
     /// subject is.
     pub(crate) fn foot(&self) -> String {
@@ -50,7 +50,7 @@ impl<L, M> Measurement<L, M> {
     }
 }
 
-impl<M: Measured> Measurement<M::Load, M> {
+impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Formats a table for each load with a row for each subject: the medians of its figures, for
     /// those that are compared with the spread and the ratio to the first row. The lines of `below`
     /// follow each table. Headings are bold if `colour`.

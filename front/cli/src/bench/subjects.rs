@@ -75,29 +75,32 @@ pub(super) fn measured<R>(turns: Turns<R>) -> Result<Turns<R>> {
     Ok(turns)
 }
 
-/// Measures `subjects`, and makes the report of a host with this accelerator.
+/// Measures `subjects`, and makes the report of a host with this accelerator. A plan without loads
+/// makes a report without turns.
 ///
 /// # Errors
-/// No subject takes a load, or all turns failed or are left out.
-pub(super) fn report<M: Measured>(
+/// No subject takes any of the loads, or all turns failed or are left out.
+pub(super) fn report<M: Measured, E: Default>(
     mut subjects: Vec<Box<AnySubject<M::Load, M>>>,
     plan: Plan<M::Load>,
     accelerator: String,
-) -> Result<Measurement<M::Load, M>>
+) -> Result<Measurement<M::Load, M, E>>
 where
-    Measurement<M::Load, M>: SavedReport,
+    Measurement<M::Load, M, E>: SavedReport,
 {
     let takes = |load| subjects.iter().any(|subject| subject.takes(load));
-    ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
+    let has_loads = !plan.loads.is_empty();
+    ensure!(!has_loads || plan.loads.iter().any(takes), "there is nothing to measure");
     let (environment, command) = (super::environment(accelerator), super::command_line());
     let bar = progress::turns();
     let report =
-        Measurement::<M::Load, M>::take(environment, command, plan, &mut subjects, |turn| {
+        Measurement::<M::Load, M, E>::take(environment, command, plan, &mut subjects, |turn| {
             progress::turn(&bar, &turn);
         });
     bar.finish_and_clear();
     let obstacles = report.obstacles();
-    ensure!(!report.runs.is_empty(), "nothing could be measured\n{}", obstacles.trim_end());
+    let has_turns = !has_loads || !report.runs.is_empty();
+    ensure!(has_turns, "nothing could be measured\n{}", obstacles.trim_end());
     Ok(report)
 }
 
