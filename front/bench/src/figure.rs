@@ -1,5 +1,6 @@
 //! Figures: the numbers of a turn by which subjects are compared.
 
+use crate::duration::human;
 use crate::statistics::{median, range};
 
 /// A figure of a turn. Reports show its median over the rounds.
@@ -38,6 +39,16 @@ impl<L: 'static, M: 'static> Figure<L, M> {
     ) -> Self {
         Self { name, about, more_is_better: true, of, text, beside: &[] }
     }
+}
+
+/// Formats a time of `ns` nanoseconds.
+pub(crate) fn time(ns: f64) -> String {
+    human(ns as u64)
+}
+
+/// Formats `bytes` as MiB.
+pub(crate) fn mib(bytes: f64) -> String {
+    format!("{:.2} MiB", bytes / f64::from(1 << 20))
 }
 
 /// A figure over the rounds of one subject with one load.

@@ -30,13 +30,16 @@ pub trait Measured: Clone + 'static {
 
     /// Returns the figures by which subjects with a load are compared. Tables have them with their
     /// spread, pictures have bars for them.
-    fn figures(_load: &Self::Load) -> &'static [Figure<Self::Load, Self>] {
-        &[]
-    }
+    fn figures(load: &Self::Load) -> &'static [Figure<Self::Load, Self>];
 
     /// Returns further figures of a load, which tables have behind those that are compared.
     fn further(_load: &Self::Load) -> &'static [Figure<Self::Load, Self>] {
         &[]
+    }
+
+    /// Names a load in pictures.
+    fn title(load: &Self::Load) -> String {
+        load.to_string()
     }
 
     /// Returns whether turns with a load have their own number of rounds ([`Plan::gate_rounds`]).

@@ -4,8 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Result;
 
-use crate::compare::{figure_row, time_row, time_table};
-use crate::duration::human;
+use crate::compare::{figure_row, time_table};
 use crate::figure::Figure;
 use crate::groups::{Group, groups};
 use crate::measurement::{Measured, Measurement};
@@ -87,7 +86,12 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
     }
 
     /// Formats the median of a figure, or returns `None` if no turn has it.
-    fn shown(&self, load: &M::Load, subject: &str, figure: &Figure<M::Load, M>) -> Option<String> {
+    pub(crate) fn shown(
+        &self,
+        load: &M::Load,
+        subject: &str,
+        figure: &Figure<M::Load, M>,
+    ) -> Option<String> {
         Some((figure.text)(self.over_rounds(load, subject, figure)?.median))
     }
 
@@ -122,7 +126,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
     }
 
     fn group(&self, load: &M::Load, figure: &Figure<M::Load, M>) -> Group {
-        let name = format!("{load}: {}", figure.about);
+        let name = format!("{}: {}", M::title(load), figure.about);
         Group::of(name, figure.more_is_better, &self.subjects, |subject| {
             let own = self.over_rounds(load, subject, figure)?;
             let beside = figure.beside.iter().filter_map(|one| self.shown(load, subject, one));
@@ -138,23 +142,6 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// If nothing was measured.
     pub fn picture(&self, title: &str) -> Result<String> {
         groups(title, self.plan.loads.iter().flat_map(|load| self.groups(load)))
-    }
-
-    /// Formats a row for each load and subject that this report and `before` have, with the mean of
-    /// a time in ns. A difference counts as real if it exceeds half the 99 % confidence interval of
-    /// the means' difference (Welch).
-    pub(crate) fn compare_times(&self, before: &Self, time_ns: impl Fn(&M) -> u64) -> String {
-        let mut rows = Vec::new();
-        for load in &self.plan.loads {
-            for subject in &self.subjects {
-                let times = |report: &Self| -> Vec<f64> {
-                    report.turns(load, &subject.name).map(|one| time_ns(one) as f64).collect()
-                };
-                let name = format!("{load} {}", subject.name);
-                rows.extend(time_row(name, &times(before), &times(self), |ns| human(ns as u64)));
-            }
-        }
-        time_table(&rows)
     }
 }
 

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
 use super::{Cost, SocketLoad, Traffic};
-use crate::duration::{human, rate};
-use crate::figure::Figure;
+use crate::duration::rate;
+use crate::figure::{Figure, time};
 use crate::measurement::Measured;
 
 /// The result of a turn.
@@ -196,10 +196,6 @@ pub(super) const MEMORY: SocketFigure = SocketFigure::less(
 /// Returns the bytes of a message.
 fn size(load: &SocketLoad) -> f64 {
     f64::from(load.bytes.max(1))
-}
-
-fn time(ns: f64) -> String {
-    human(ns as u64)
 }
 
 fn seconds(seconds: f64) -> String {

@@ -87,7 +87,7 @@ pub fn measure_apps(
     rounds: u32,
     before: impl FnMut(Turn<'_, App>),
 ) -> Turns<AppRun> {
-    let ways = ways.iter().map(Rc::as_ref).filter(|way| way.tls.is_none()).collect();
+    let ways = ways.iter().map(|way| &**way).filter(|way| way.tls.is_none()).collect();
     take_turns(&mut WithApps(ways), apps, rounds, before)
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use slipway_bench::attach::{
     AttachLoad, AttachPlan, AttachReport, AttachSubject, OneLock, Pooled, VfLocks, attach_plot,
-    attach_table, compare_attaches,
+    attach_table,
 };
 
 use super::reports::{self, View};
@@ -36,7 +36,7 @@ const VIEW: View<AttachReport> = View {
     },
     picture: attach_plot,
     table: attach_table,
-    differences: |before, now, _| compare_attaches(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use slipway_bench::roots::{
-    RootFiles, RootLoad, RootPlan, RootReport, RootServer, RootSubject, RootWay, Way,
-    compare_roots, root_plot, root_table,
+    RootFiles, RootLoad, RootPlan, RootReport, RootServer, RootSubject, RootWay, Way, root_table,
 };
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
@@ -42,9 +41,9 @@ const VIEW: View<RootReport> = View {
         let what = "Roots for many owners at once, until image and layer are read";
         reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: root_plot,
+    picture: RootReport::picture,
     table: root_table,
-    differences: |before, now, _| compare_roots(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &RootsArgs) -> Vec<RootLoad> {

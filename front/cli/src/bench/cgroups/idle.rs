@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::Sleepers;
 use slipway_bench::cgroups::idle::{
-    Grouping, IdleGroups, IdlePlan, IdleReport, IdleSubject, compare_idle, idle_plot, idle_table,
+    Grouping, IdleGroups, IdlePlan, IdleReport, IdleSubject, idle_table,
 };
 
 use crate::args::CgroupsArgs;
@@ -41,9 +41,9 @@ const VIEW: View<IdleReport> = View {
         let what = "Control groups whose processes sleep, and what they cost the host";
         reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: idle_plot,
+    picture: IdleReport::picture,
     table: idle_table,
-    differences: |before, now, _| compare_idle(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn grouping(name: &str) -> Grouping {

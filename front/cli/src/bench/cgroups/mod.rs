@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::{
     CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Joint, Sleepers, Version, Way,
-    cgroup_plot, cgroup_table, compare_cgroups,
+    cgroup_plot, cgroup_table,
 };
 
 use super::reports::{self, View};
@@ -57,7 +57,7 @@ const VIEW: View<CgroupReport> = View {
     },
     picture: cgroup_plot,
     table: cgroup_table,
-    differences: |before, now, _| compare_cgroups(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
