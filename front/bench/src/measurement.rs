@@ -101,7 +101,8 @@ pub type AnySubject<L, M> = dyn Subject<Load = L, Measured = M>;
 /// The loads and rounds of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan<L> {
-    /// The loads, one after the other.
+    /// The loads, one after the other. Earlier reports of disks have another name for them.
+    #[serde(alias = "workloads")]
     pub loads: Vec<L>,
     /// The number of turns of each subject with each load.
     pub rounds: u32,
@@ -136,7 +137,8 @@ impl<L> Plan<L> {
 pub struct Run<L, M> {
     /// The subject's name.
     pub subject: String,
-    /// The load.
+    /// The load. Earlier reports of disks have another name for it.
+    #[serde(alias = "workload")]
     pub load: L,
     /// The number of the round, from 0.
     pub round: u32,
