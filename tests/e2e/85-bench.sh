@@ -60,7 +60,7 @@ names = ["mapped", "mapped+4x", "mapped+randread-4k-d128-t1", "mapped+randread-1
 assert [s["name"] for s in report["subjects"]] == names, report["subjects"]
 assert len(report["runs"]) == 3 * 4, len(report["runs"])
 for run in report["runs"]:
-    assert run["workload"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
+    assert run["load"] == "randread-4k-d1-t1" and run["measured"]["bytes"] > 0, run
     assert sum(n for _, n in run["measured"]["at_least"]["buckets"]) > 0, run
 # A neighbour may wait for a processor through all of a turn.
 for name in names:

@@ -27,7 +27,7 @@ CHECK
 ok "Slipway's VMM, forks of it and KVM alone ran the guest three times each"
 
 bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
-grep -Eq '^128M native .* 1\.00 .*noise$' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
+grep -Eq '^128M native, byte .* 1\.00 .*noise$' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
 # A VMM that takes a tenth of the time: the report is forged, the verdict must follow.
 python3 - "$work/a.json" "$work/b.json" <<'FORGE' || fail "forging a report"
 import json, sys
@@ -38,7 +38,7 @@ for file, ns in ((sys.argv[1], 10_000_000), (sys.argv[2], 1_000_000)):
     json.dump(report, open(file, "w"))
 FORGE
 bench --report "$work/b.json" --compare "$work/a.json" >"$work/faster" || fail "comparing two reports"
-grep -Eq '^128M native .* 10\.00 .*faster$' "$work/faster" || fail "ten times the speed is not seen: $(cat "$work/faster")"
+grep -Eq '^128M native, byte .* 10\.00 .*faster$' "$work/faster" || fail "ten times the speed is not seen: $(cat "$work/faster")"
 ok "a report equals itself, and ten times the speed is seen"
 
 # What a VMM says when it cannot start is in the table, and the others are measured.

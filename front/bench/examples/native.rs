@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use slipway_bench::Environment;
 use slipway_bench::block::native::{Bare, Cpus, Session};
-use slipway_bench::block::{BlockReport, Plan, Subject, Workload, block_table, measure};
+use slipway_bench::block::{BlockReport, BlockSubject, Plan, Workload, block_table, timed};
+use slipway_bench::{Environment, Times};
 
 const DISK: u64 = 64 << 20;
 
@@ -24,19 +24,20 @@ fn main() -> Result<()> {
         workloads = usual.iter().filter_map(|name| name.parse().ok()).collect();
     }
     let cpus = Cpus::split(1)?;
-    let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(Bare::new(DISK, cpus.clone()))];
+    let times = Times { warm_up: Duration::from_millis(100), time: Duration::from_millis(500) };
+    let bare = Box::new(Bare::new(DISK, cpus.clone()));
+    let mut subjects: Vec<Box<BlockSubject>> = vec![timed(bare, times)];
     for target in targets {
         let (name, path) = target.split_once('=').context("NAME=SOCKET")?;
         let mut session = Session::connect(name, Path::new(path), cpus.clone(), &workloads)?;
         session.fill()?;
-        subjects.push(Box::new(session));
+        subjects.push(timed(Box::new(session), times));
     }
-    let (warm_up, time) = (Duration::from_millis(100), Duration::from_millis(500));
-    let plan = Plan { workloads, rounds: 5, warm_up, time };
-    let runs = measure(&mut subjects, &plan, |_| {});
+    let plan = Plan::timed(workloads, 5, times);
     let environment = Environment { accelerator: "none".into(), ..Environment::default() };
     let command = arguments.join(" ");
-    let report = BlockReport::new(environment, command, "the targets'", plan, &subjects, runs);
+    let mut report = BlockReport::take(environment, command, plan, &mut subjects, |_| {});
+    report.extra.disk = "the targets'".to_owned();
     print!("{}", block_table(&report, false));
     Ok(())
 }

@@ -1,10 +1,7 @@
 //! Compares two reports: which differences are more than noise.
 //!
-//! There are two measures of noise. For tables of rates ([`compare_rates`]) it is the spread of the
-//! rounds. For the stages of starts ([`compare`]) and other times ([`time_row`]) it is Welch's
-//! confidence interval ([`welch_half_width`]). A [`Verdict`] is the conclusion about a stage.
-
-use std::fmt::Display;
+//! The noise is Welch's confidence interval ([`welch_half_width`]), for the stages of starts
+//! ([`compare`]) as for figures ([`figure_row`]). A [`Verdict`] is the conclusion about a stage.
 
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
@@ -13,7 +10,6 @@ use crate::duration::human;
 use crate::startup_report::StartupReport;
 use crate::statistics::time_in;
 use crate::table::{BOLD, PLAIN, grid};
-use crate::turns::Described;
 
 /// The fewest rounds from which the noise between rounds can be told.
 pub(crate) const LEAST_ROUNDS: usize = 3;
@@ -28,46 +24,6 @@ fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
         difference if -difference > noise => "slower",
         _ => "noise",
     }
-}
-
-/// The rate of a subject with a load in one report.
-pub(crate) struct ComparedRate {
-    /// The median over the rounds. More is better.
-    pub(crate) value: f64,
-    /// The rate for readers.
-    pub(crate) text: String,
-    /// The spread of the rounds, relative to `value`.
-    pub(crate) spread: f64,
-}
-
-/// Formats a row for each load and subject of which `rates` knows the earlier and the later rate. A
-/// difference counts as real if it exceeds the spread of the `rounds` of both reports; a single
-/// round has no known spread.
-pub(crate) fn compare_rates<L: Display>(
-    loads: &[L],
-    subjects: &[Described],
-    rounds: u32,
-    rates: impl Fn(&L, &str) -> Option<[ComparedRate; 2]>,
-) -> String {
-    let mut rows = Vec::new();
-    for load in loads {
-        for subject in subjects {
-            let Some(both) = rates(load, &subject.name) else { continue };
-            rows.push(rate_row(format!("{load} {}", subject.name), both, rounds));
-        }
-    }
-    if rows.is_empty() {
-        return NOTHING_IN_COMMON.to_owned();
-    }
-    grid(&["load, subject", "before", "now", "ratio", ""], &rows, |_, line| line)
-}
-
-/// Formats a row about a rate in two reports: both as text, the ratio of the later to the earlier
-/// one, and whether it differs by more than the greater spread of both.
-fn rate_row(name: String, [before, now]: [ComparedRate; 2], rounds: u32) -> [String; 5] {
-    let ratio = now.value / before.value.max(f64::MIN_POSITIVE);
-    let verdict = rate_verdict(ratio, before.spread.max(now.spread), rounds as usize);
-    [name, before.text, now.text, format!("{ratio:.2}"), verdict.to_owned()]
 }
 
 /// The text in place of a table without rows.
@@ -243,24 +199,37 @@ fn student_t(freedom: f64) -> f64 {
 /// The headings above rows of [`time_row`].
 pub(crate) const TIME_HEADINGS: [&str; 6] = ["", "before", "now", "speed", "noise", ""];
 
-/// Formats a row about a time in two reports: the means, shown by `show`, their ratio, and whether
-/// it differs by more than the noise. Returns `None` if a report lacks it.
+/// Formats a row about a time in two reports, as [`figure_row`] does.
 pub(crate) fn time_row(
     name: String,
     before: &[f64],
     now: &[f64],
     show: fn(f64) -> String,
 ) -> Option<[String; 6]> {
+    figure_row(name, before, now, (show, false))
+}
+
+/// Formats a row about a figure in two reports: the means, shown by `show`, how many times as good
+/// the later one is, and whether it differs by more than the noise. Returns `None` if a report
+/// lacks the figure.
+pub(crate) fn figure_row(
+    name: String,
+    before: &[f64],
+    now: &[f64],
+    (show, more_is_better): (fn(f64) -> String, bool),
+) -> Option<[String; 6]> {
     if before.is_empty() || now.is_empty() {
         return None;
     }
-    let (was, is) = (mean(before).max(f64::MIN_POSITIVE), mean(now).max(f64::MIN_POSITIVE));
-    // Relative to the later mean, as the speed is.
-    let noise = welch_half_width(before, now).map(|half| half / is);
+    let [was, is] = [before, now].map(|values| mean(values).max(f64::MIN_POSITIVE));
+    let (better, worse) = if more_is_better { (is, was) } else { (was, is) };
+    let speed = better / worse;
+    // Relative to the same mean as the speed is.
+    let noise = welch_half_width(before, now).map(|half| half / worse);
     let rounds = if noise.is_some() { before.len().min(now.len()) } else { 0 };
-    let verdict = rate_verdict(was / is, noise.unwrap_or(0.0), rounds);
+    let verdict = rate_verdict(speed, noise.unwrap_or(0.0), rounds);
     let noise = noise.map_or("?".to_owned(), |noise| format!("±{noise:.2}"));
-    Some([name, show(was), show(is), format!("{:.2}", was / is), noise, verdict.to_owned()])
+    Some([name, show(was), show(is), format!("{speed:.2}"), noise, verdict.to_owned()])
 }
 
 /// Formats rows of [`time_row`] as a table with a newline at the end.

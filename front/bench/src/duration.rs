@@ -38,6 +38,15 @@ pub fn rate(value: f64, unit: &str) -> String {
     format!("{value:.decimals$} {prefix}{unit}")
 }
 
+/// Formats a number as `1.23 M`, `45.6 k`, `789`.
+pub(crate) fn thousands(value: f64) -> String {
+    match value {
+        1e6.. => format!("{:.2} M", value / 1e6),
+        1e4.. => format!("{:.1} k", value / 1e3),
+        _ => format!("{value:.0}"),
+    }
+}
+
 /// Returns the distance of at most `most` marks (at least one) on an axis from 0 to `end`, beside
 /// the one at 0: 1, 2 or 5 times a power of ten.
 pub(crate) fn round_step(end: f64, most: u32) -> f64 {
@@ -162,5 +171,10 @@ mod tests {
         let labels: Vec<_> = ticks.places(2_000_000_000).map(|at| ticks.label(at)).collect();
         assert_eq!(labels, ["0.0", "0.5", "1.0", "1.5", "2.0"]);
         assert_eq!(ticks.unit, "s");
+    }
+
+    #[test]
+    fn large_numbers_are_short() {
+        assert_eq!([999.0, 45_600.0, 2_345_678.0].map(thousands), ["999", "45.6 k", "2.35 M"]);
     }
 }

@@ -1,12 +1,9 @@
 //! Draws bars in groups: a group for each load, a bar for each subject.
 
-use std::fmt::Display;
-
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use crate::duration::human;
 use crate::palette;
 use crate::svg::{Area, FONT, INK, better, heading, printable, write};
 use crate::turns::Described;
@@ -54,8 +51,6 @@ pub(crate) struct Group {
 
 /// The length of a bar, its range, and the text behind it.
 pub(crate) type Shown = (f64, (f64, f64), String);
-/// Returns what the bar of a subject with these figures shows, or `None` if it has no bar.
-pub(crate) type ShownOf<F> = fn(&F) -> Option<Shown>;
 
 impl Group {
     /// Makes a group with a bar for each of the subjects of which `shown` shows something.
@@ -71,25 +66,6 @@ impl Group {
         };
         Self { name, more_is_better, bars: subjects.iter().enumerate().filter_map(bar).collect() }
     }
-
-    /// Makes a group for each of `shown`: the end of its name, which `load` begins, and the bar of
-    /// a subject's figures. `figures` returns those of a subject, if it has any. Shorter bars are
-    /// better.
-    pub(crate) fn of_load<F, const N: usize>(
-        load: impl Display,
-        subjects: &[Described],
-        figures: impl Fn(&str) -> Option<F>,
-        shown: [(&str, ShownOf<F>); N],
-    ) -> [Self; N] {
-        shown.map(|(what, shown)| {
-            Self::of(format!("{load}: {what}"), false, subjects, |one| shown(&figures(one)?))
-        })
-    }
-}
-
-/// Returns what the bar of a time in ns shows, with the least and the greatest of the rounds.
-pub(crate) fn time(ns: u64, range: (u64, u64)) -> Shown {
-    (ns as f64, (range.0 as f64, range.1 as f64), human(ns))
 }
 
 /// Draws the groups that have bars, with their names. The bars of a group share a scale, on which
@@ -186,6 +162,7 @@ fn draw_dashes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::duration::human;
     use crate::pictures::{Element, elements, fair};
 
     fn bar(subject: usize, length: f64, range: (f64, f64)) -> Bar {

@@ -54,6 +54,7 @@ mod cpu_time;
 pub mod density;
 mod duration;
 mod environment;
+mod figure;
 pub mod function;
 mod gate;
 mod groups;
@@ -69,6 +70,7 @@ mod outside;
 pub mod packet;
 mod palette;
 mod panels;
+mod presentation;
 mod program;
 pub mod roots;
 mod slices;
@@ -86,9 +88,10 @@ pub use bars::bars;
 pub use compare::{Basis, Comparison, StageComparison, Verdict, compare};
 pub use duration::human;
 pub use environment::Environment;
+pub use figure::{Figure, OverRounds};
 pub use json::SavedReport;
 pub use line::Line;
-pub use measurement::{AnySubject, Measured, Measurement, Plan, Run, Subject, measure};
+pub use measurement::{AnySubject, Measured, Measurement, NoExtra, Plan, Run, Subject};
 pub use outside::Own;
 pub use program::{BENCH, end_with_this_thread, slipway};
 pub use slices::aligned;
@@ -96,7 +99,10 @@ pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;
-pub use turns::{Described, Fault, Subjects, Turn, Turns, fault_lines, take_turns, void_note};
+pub use times::Times;
+pub use turns::{
+    Described, Fault, LeftOut, Subjects, Turn, Turns, fault_lines, take_turns, void_note,
+};
 pub use watch::{Watch, busy_ns};
 
 #[cfg(test)]

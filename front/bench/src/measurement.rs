@@ -1,28 +1,57 @@
-//! Reports of measurements in which a turn of a subject has one result, with the context needed to
-//! judge and repeat them.
+//! The model of measurements: a [`Subject`] runs loads in turn, each [`Run`] has a result, and
+//! [`Figure`]s of the results are compared.
 //!
-//! [`VmmReport`](crate::vmm::VmmReport), [`AttachReport`](crate::attach::AttachReport) and
-//! [`CgroupReport`](crate::cgroups::CgroupReport) are of this kind. They differ in their loads,
-//! their results, and the figures that are computed from these.
+//! A benchmark is a type of loads, a type of results ([`Measured`]) with its figures, and subjects.
+//! The report ([`Measurement`]) has everything that is needed to judge and repeat it. Its tables,
+//! its picture and its comparison with another one are in the module `presentation`, once for all
+//! benchmarks.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{time_row, time_table};
-use crate::duration::human;
 use crate::environment::Environment;
+use crate::figure::{Figure, OverRounds};
 use crate::json::SavedReport;
 use crate::outside::Own;
-use crate::table::titled;
-use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
+use crate::times::Times;
+use crate::turns::{Described, Fault, LeftOut, Subjects, Turn, Turns, take_turns};
 
 /// The result of a turn.
-pub trait Measured: Copy {
+pub trait Measured: Clone + 'static {
+    /// The load of a turn.
+    type Load: Copy + PartialEq + Display + 'static;
+
     /// The kind of report, for errors.
     const KIND: &'static str;
+
+    /// Returns the figures by which subjects with a load are compared. Tables have them with their
+    /// spread, pictures have bars for them.
+    fn figures(load: &Self::Load) -> &'static [Figure<Self::Load, Self>];
+
+    /// Returns further figures of a load, which tables have behind those that are compared.
+    fn further(_load: &Self::Load) -> &'static [Figure<Self::Load, Self>] {
+        &[]
+    }
+
+    /// Names a load in pictures.
+    fn title(load: &Self::Load) -> String {
+        load.to_string()
+    }
+
+    /// Returns whether turns with a load have their own number of rounds ([`Plan::gate_rounds`]).
+    fn is_gate(_load: &Self::Load) -> bool {
+        false
+    }
+
+    /// Returns the part of the turn for which a measuring thread waited for its processor. Returns
+    /// `None` if such threads share processors with others of the measurement.
+    fn waited(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// A subject that can be measured.
@@ -38,9 +67,14 @@ pub trait Subject {
     /// Describes the subject in a sentence.
     fn about(&self) -> String;
 
-    /// Returns whether the subject can carry the load.
+    /// Returns whether the load is one for this subject, on any host.
     fn takes(&self, _load: &Self::Load) -> bool {
         true
+    }
+
+    /// Returns what this host lacks for the load, and the remedy, or `None` if it lacks nothing.
+    fn lacks(&self, _load: &Self::Load) -> Option<String> {
+        None
     }
 
     /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
@@ -67,10 +101,35 @@ pub type AnySubject<L, M> = dyn Subject<Load = L, Measured = M>;
 /// The loads and rounds of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan<L> {
-    /// The loads, one after the other.
+    /// The loads, one after the other. Earlier reports of disks have another name for them.
+    #[serde(alias = "workloads")]
     pub loads: Vec<L>,
     /// The number of turns of each subject with each load.
     pub rounds: u32,
+    /// The number of turns with a load of a gate: many short ones, since differences are small.
+    /// `None` stands for `rounds`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_rounds: Option<u32>,
+    /// The times of each turn, if the plan sets them.
+    #[serde(flatten)]
+    pub times: Option<Times>,
+}
+
+impl<L> Plan<L> {
+    /// Makes a plan of turns that end by themselves.
+    pub fn new(loads: Vec<L>, rounds: u32) -> Self {
+        Self { loads, rounds, gate_rounds: None, times: None }
+    }
+
+    /// Makes a plan of turns that last as long as `times` say.
+    pub fn timed(loads: Vec<L>, rounds: u32, times: Times) -> Self {
+        Self { times: Some(times), ..Self::new(loads, rounds) }
+    }
+
+    /// Returns the measured time of each turn, or zero if the turns end by themselves.
+    pub fn time(&self) -> Duration {
+        self.times.map_or(Duration::ZERO, |times| times.time)
+    }
 }
 
 /// One turn of one subject.
@@ -78,7 +137,8 @@ pub struct Plan<L> {
 pub struct Run<L, M> {
     /// The subject's name.
     pub subject: String,
-    /// The load.
+    /// The load. Earlier reports of disks have another name for it.
+    #[serde(alias = "workload")]
     pub load: L,
     /// The number of the round, from 0.
     pub round: u32,
@@ -86,9 +146,13 @@ pub struct Run<L, M> {
     pub measured: M,
 }
 
+/// No further results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoExtra {}
+
 /// All results of one command, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measurement<L, M> {
+pub struct Measurement<L, M, E = NoExtra> {
     /// Version of this format: [`SavedReport::FORMAT`].
     pub format: u32,
     /// The machine and the versions of programs.
@@ -104,128 +168,136 @@ pub struct Measurement<L, M> {
     /// Turns that failed, and turns that are void.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<Fault>,
+    /// Loads that this host cannot run.
+    #[serde(default)]
+    pub left_out: Vec<LeftOut>,
+    /// Further results, of a kind that this benchmark alone has.
+    #[serde(flatten)]
+    pub extra: E,
 }
 
-struct All<'a, L, M>(&'a mut [Box<AnySubject<L, M>>]);
+/// The subjects of a measurement, with the turns that this host cannot run.
+struct All<'a, L, M> {
+    subjects: &'a mut [Box<AnySubject<L, M>>],
+    plan: &'a Plan<L>,
+    left_out: Vec<LeftOut>,
+}
 
-impl<L: Copy + Display, M> Subjects for All<'_, L, M> {
-    type Load = L;
-    type Run = Run<L, M>;
+impl<M: Measured> Subjects for All<'_, M::Load, M> {
+    type Load = M::Load;
+    type Run = Run<M::Load, M>;
 
     fn count(&self) -> usize {
-        self.0.len()
+        self.subjects.len()
     }
 
     fn name(&self, subject: usize) -> String {
-        self.0[subject].name().to_owned()
+        self.subjects[subject].name().to_owned()
     }
 
-    fn takes(&self, subject: usize, load: &L) -> bool {
-        self.0[subject].takes(load)
+    fn rounds(&self, load: &M::Load) -> Option<u32> {
+        self.plan.gate_rounds.filter(|_| M::is_gate(load))
+    }
+
+    fn takes(&self, subject: usize, load: &M::Load) -> bool {
+        let (subject, text) = (&self.subjects[subject], load.to_string());
+        let lacks = |out: &LeftOut| out.subject == subject.name() && out.load == text;
+        subject.takes(load) && !self.left_out.iter().any(lacks)
     }
 
     fn settle(&self, subject: usize) -> Option<String> {
-        self.0[subject].settle()
+        self.subjects[subject].settle()
     }
 
-    fn run(&mut self, subject: usize, load: &L, round: u32) -> Result<Run<L, M>> {
-        let subject = &mut self.0[subject];
+    fn run(&mut self, subject: usize, load: &M::Load, round: u32) -> Result<Run<M::Load, M>> {
+        let subject = &mut self.subjects[subject];
         let measured = subject.run(load)?;
         Ok(Run { subject: subject.name().to_owned(), load: *load, round, measured })
     }
 
     fn own(&self, subject: usize) -> Own {
-        self.0[subject].own()
+        self.subjects[subject].own()
+    }
+
+    fn waited(&self, run: &Run<M::Load, M>) -> Option<f64> {
+        run.measured.waited()
     }
 }
 
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure<L: Copy + Display, M>(
-    subjects: &mut [Box<AnySubject<L, M>>],
-    plan: &Plan<L>,
-    before: impl FnMut(Turn<'_, L>),
-) -> Turns<Run<L, M>> {
-    take_turns(&mut All(subjects), &plan.loads, plan.rounds, before)
+/// Returns the turns that this host cannot run.
+fn left_out<L: Display, M>(subjects: &[Box<AnySubject<L, M>>], loads: &[L]) -> Vec<LeftOut> {
+    let of_load = |load: &L| {
+        let able = subjects.iter().filter(|subject| subject.takes(load));
+        let out = able.filter_map(|subject| {
+            let (subject, reason) = (subject.name().to_owned(), subject.lacks(load)?);
+            Some(LeftOut { subject, load: load.to_string(), reason })
+        });
+        out.collect::<Vec<_>>()
+    };
+    loads.iter().flat_map(of_load).collect()
 }
 
-impl<L, M> Measurement<L, M>
+impl<M: Measured, E: Default> Measurement<M::Load, M, E>
 where
     Self: SavedReport,
 {
-    /// Makes a report of `turns`.
-    pub fn new(
+    /// Gives every subject its turns, and makes a report of them. Calls `before` at the start of
+    /// each turn.
+    pub fn take(
         environment: Environment,
         command: impl Into<String>,
-        plan: Plan<L>,
-        subjects: &[Box<AnySubject<L, M>>],
-        turns: Turns<Run<L, M>>,
+        plan: Plan<M::Load>,
+        subjects: &mut [Box<AnySubject<M::Load, M>>],
+        before: impl FnMut(Turn<'_, M::Load>),
     ) -> Self {
         let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
-        let subjects = described.collect();
-        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
-        Self { format, environment, command, plan, subjects, runs, faults }
+        let (described, left_out) = (described.collect(), left_out(subjects, &plan.loads));
+        let mut all = All { subjects, plan: &plan, left_out };
+        let Turns { runs, faults } = take_turns(&mut all, &plan.loads, plan.rounds, before);
+        let left_out = all.left_out;
+        let (format, command, subjects) = (Self::FORMAT, command.into(), described);
+        let extra = E::default();
+        Self { format, environment, command, plan, subjects, runs, faults, left_out, extra }
     }
 }
 
-impl<L: Display, M> Measurement<L, M> {
-    /// Formats a table for each load of which `rows` returns any. The load is its title, the lines
-    /// of `below` follow it, and an empty line ends it. Headings are bold if `colour`.
-    pub(crate) fn tables<const N: usize>(
-        &self,
-        headings: &[&str; N],
-        colour: bool,
-        rows: impl Fn(&L) -> Vec<[String; N]>,
-        below: impl Fn(&L) -> String,
-    ) -> String {
-        let table = |load: &L| {
-            let rows = rows(load);
-            let table = titled(&load.to_string(), headings, &rows, colour);
-            (!rows.is_empty()).then(|| table + &below(load) + "\n")
-        };
-        self.plan.loads.iter().filter_map(table).collect()
-    }
-
-    /// Returns the rows of those subjects for which `row` returns one, by their names.
-    pub(crate) fn rows<R>(&self, row: impl FnMut(&String) -> Option<R>) -> Vec<R> {
-        self.subjects.iter().map(|one| &one.name).filter_map(row).collect()
-    }
-}
-
-impl<L: PartialEq, M: Measured> Measurement<L, M> {
+impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Returns the results of one subject with one load, in the order of the rounds.
     pub(crate) fn turns<'a>(
         &'a self,
-        load: &'a L,
+        load: &'a M::Load,
         subject: &'a str,
-    ) -> impl Iterator<Item = M> + Clone + 'a {
-        let fits = move |run: &&Run<L, M>| run.subject == subject && run.load == *load;
-        self.runs.iter().filter(fits).map(|run| run.measured)
+    ) -> impl Iterator<Item = &'a M> + Clone + 'a {
+        let fits = move |run: &&Run<M::Load, M>| run.subject == subject && run.load == *load;
+        self.runs.iter().filter(fits).map(|run| &run.measured)
+    }
+
+    /// Returns a figure of one subject with one load, in the order of the rounds.
+    pub(crate) fn values(
+        &self,
+        load: &M::Load,
+        subject: &str,
+        figure: &Figure<M::Load, M>,
+    ) -> Vec<f64> {
+        self.turns(load, subject).filter_map(|one| (figure.of)(load, one)).collect()
+    }
+
+    /// Returns a figure over the rounds, or `None` if no turn has it.
+    pub fn over_rounds(
+        &self,
+        load: &M::Load,
+        subject: &str,
+        figure: &Figure<M::Load, M>,
+    ) -> Option<OverRounds> {
+        OverRounds::of(self.values(load, subject, figure))
     }
 }
 
-impl<L: PartialEq + Display, M: Measured> Measurement<L, M> {
-    /// Formats a row for each load and subject that this report and `before` have, with the mean of
-    /// a time in ns. A difference counts as real if it exceeds half the 99 % confidence interval of
-    /// the means' difference (Welch).
-    pub(crate) fn compare_times(&self, before: &Self, time_ns: impl Fn(M) -> u64) -> String {
-        let mut rows = Vec::new();
-        for load in &self.plan.loads {
-            for subject in &self.subjects {
-                let times = |report: &Self| -> Vec<f64> {
-                    report.turns(load, &subject.name).map(|one| time_ns(one) as f64).collect()
-                };
-                let name = format!("{load} {}", subject.name);
-                rows.extend(time_row(name, &times(before), &times(self), |ns| human(ns as u64)));
-            }
-        }
-        time_table(&rows)
-    }
-}
-
-impl<L, M> SavedReport for Measurement<L, M>
+impl<M, E> SavedReport for Measurement<M::Load, M, E>
 where
-    L: Serialize + DeserializeOwned,
     M: Measured + Serialize + DeserializeOwned,
+    M::Load: Serialize + DeserializeOwned,
+    E: Serialize + DeserializeOwned,
 {
     const KIND: &'static str = M::KIND;
 
@@ -235,5 +307,127 @@ where
 
     fn faults(&self) -> &[Fault] {
         &self.faults
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fmt::Debug;
+    use std::str::FromStr;
+
+    use super::*;
+
+    impl<M: Measured, E: Default> Measurement<M::Load, M, E>
+    where
+        Self: SavedReport,
+        M::Load: FromStr<Err: Debug>,
+    {
+        /// Makes a report with these loads, of subjects with these values, round by round, the same
+        /// with each load. `measured` makes the result of a load, a subject and a round.
+        pub(crate) fn sample<T>(
+            command: &str,
+            loads: &[&str],
+            subjects: &[(&str, &[T])],
+            measured: impl Fn(&M::Load, (&str, u32), &T) -> M,
+        ) -> Self {
+            let loads: Vec<M::Load> = loads.iter().map(|text| text.parse().unwrap()).collect();
+            let mut runs = Vec::new();
+            for load in &loads {
+                for &(name, values) in subjects {
+                    for (round, value) in (0..).zip(values) {
+                        let (subject, load) = (name.to_owned(), *load);
+                        let measured = measured(&load, (name, round), value);
+                        runs.push(Run { subject, load, round, measured });
+                    }
+                }
+            }
+            let described = |(name, _): &(&str, &[T])| Described::new(name, "<&>".to_owned());
+            Self {
+                format: Self::FORMAT,
+                environment: Environment::default(),
+                command: command.to_owned(),
+                plan: Plan::new(loads, 3),
+                subjects: subjects.iter().map(described).collect(),
+                runs,
+                faults: Vec::new(),
+                left_out: Vec::new(),
+                extra: E::default(),
+            }
+        }
+    }
+
+    /// The time of a turn, ns.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    pub(crate) struct Taken(pub u64);
+
+    type Report = Measurement<u32, Taken>;
+
+    const TAKEN: Figure<u32, Taken> =
+        Figure::less("taken", "the time", |_, one| Some(one.0 as f64), |ns| format!("{ns} ns"));
+    const RATE: Figure<u32, Taken> = Figure {
+        name: "rate",
+        about: "the rate",
+        more_is_better: true,
+        of: |_, one| Some(1e9 / one.0 as f64),
+        text: |rate| format!("{rate:.0}/s"),
+        beside: &[TAKEN],
+    };
+
+    impl Measured for Taken {
+        type Load = u32;
+
+        const KIND: &'static str = "times";
+
+        fn figures(_: &u32) -> &'static [Figure<u32, Self>] {
+            const BOTH: &[Figure<u32, Taken>] = &[TAKEN, RATE];
+            BOTH
+        }
+
+        fn is_gate(load: &u32) -> bool {
+            *load > 5
+        }
+    }
+
+    /// A subject that takes no small load, and lacks something for another.
+    struct Picky;
+
+    impl Subject for Picky {
+        type Load = u32;
+        type Measured = Taken;
+
+        fn name(&self) -> &str {
+            "picky"
+        }
+
+        fn about(&self) -> String {
+            String::new()
+        }
+
+        fn takes(&self, load: &u32) -> bool {
+            *load > 3
+        }
+
+        fn lacks(&self, load: &u32) -> Option<String> {
+            (*load == 4).then(|| "needs a pin".to_owned())
+        }
+
+        fn run(&mut self, load: &u32) -> Result<Taken> {
+            Ok(Taken(u64::from(*load) + 1))
+        }
+    }
+
+    #[test]
+    fn a_load_that_the_host_cannot_run_is_named_and_gates_have_their_own_rounds() {
+        let plan = Plan { gate_rounds: Some(2), ..Plan::new(vec![3, 4, 5, 6], 1) };
+        let mut subjects: Vec<Box<AnySubject<u32, Taken>>> = vec![Box::new(Picky)];
+        let mut turns = Vec::new();
+        let report = Report::take(Environment::default(), "test", plan, &mut subjects, |turn| {
+            turns.push((turn.done, turn.turns))
+        });
+        assert_eq!(turns, [(0, 3), (1, 3), (2, 3)]);
+        let loads = report.runs.iter().map(|run| (run.load, run.round));
+        assert_eq!(loads.collect::<Vec<_>>(), [(5, 0), (6, 0), (6, 1)]);
+        assert!(report.obstacles().starts_with("LEFT OUT: picky with 4: needs a pin\n"));
+        assert_eq!(Report::from_json(&report.to_json().unwrap()).unwrap(), report);
     }
 }

@@ -63,14 +63,13 @@ fn footnote(statistics: &Statistics) -> String {
 
 /// Lays `rows` out below `headings`, the first of which is replaced by `title`. Headings are bold
 /// if `colour`.
-pub(crate) fn titled<const N: usize>(
+pub(crate) fn titled<R: AsRef<[String]>>(
     title: &str,
-    headings: &[&str; N],
-    rows: &[[String; N]],
+    headings: &[&str],
+    rows: &[R],
     colour: bool,
 ) -> String {
-    let mut headings = *headings;
-    headings[0] = title;
+    let headings: Vec<&str> = [title].into_iter().chain(headings.iter().copied().skip(1)).collect();
     grid(&headings, rows, |row, line| match row {
         None if colour => format!("{BOLD}{line}{PLAIN}"),
         _ => line,
@@ -79,27 +78,29 @@ pub(crate) fn titled<const N: usize>(
 
 /// Lays `rows` out below `headings`, with the first column aligned to the left and the others to
 /// the right. `finish` decorates a line, and gets the row's number, or `None` for the headings.
-pub(crate) fn grid<const N: usize>(
-    headings: &[&str; N],
-    rows: &[[String; N]],
+pub(crate) fn grid<R: AsRef<[String]>>(
+    headings: &[&str],
+    rows: &[R],
     finish: impl Fn(Option<usize>, String) -> String,
 ) -> String {
-    let mut widths = headings.map(|heading| heading.chars().count());
-    for row in rows {
+    let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
+    let mut widths = vec![0_usize; headings.len()];
+    for row in rows.iter().map(AsRef::<[String]>::as_ref).chain([&headings[..]]) {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let line = |cells: &[String; N]| {
-        let mut line = format!("{:<1$}", cells[0], widths[0]);
-        for (cell, width) in cells.iter().zip(widths).skip(1) {
-            line.push_str(&format!("  {cell:>width$}"));
-        }
-        line
+    let line = |cells: &[String]| {
+        let cells = cells.iter().zip(&widths).enumerate();
+        let padded = cells.map(|(at, (cell, &width))| match at {
+            0 => format!("{cell:<width$}"),
+            _ => format!("  {cell:>width$}"),
+        });
+        padded.collect::<String>()
     };
-    let mut text = finish(None, line(&headings.map(str::to_owned))) + "\n";
+    let mut text = finish(None, line(&headings)) + "\n";
     for (number, row) in rows.iter().enumerate() {
-        text.push_str(&finish(Some(number), line(row)));
+        text.push_str(&finish(Some(number), line(row.as_ref())));
         text.push('\n');
     }
     text

@@ -45,6 +45,24 @@ pub struct Fault {
     pub failed: bool,
 }
 
+/// A load that this host cannot run with a subject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The subject's name.
+    pub subject: String,
+    /// The load, as in tables.
+    pub load: String,
+    /// The thing that the host lacks, and the remedy.
+    pub reason: String,
+}
+
+impl LeftOut {
+    /// Formats the line for readers of a table.
+    pub(crate) fn line(&self) -> String {
+        format!("LEFT OUT: {} with {}: {}\n", self.subject, self.load, self.reason)
+    }
+}
+
 /// The results of turns.
 #[derive(Debug)]
 pub struct Turns<R> {
@@ -70,6 +88,11 @@ pub trait Subjects {
     /// Returns whether a subject can run this load.
     fn takes(&self, subject: usize, load: &Self::Load) -> bool;
 
+    /// Returns the number of rounds with this load, if it has one of its own.
+    fn rounds(&self, _load: &Self::Load) -> Option<u32> {
+        None
+    }
+
     /// Waits until the host has ended what earlier turns left it to do. Returns the reason why the
     /// turn that follows is void if the host does not end it.
     fn settle(&self, _subject: usize) -> Option<String> {
@@ -94,19 +117,22 @@ pub trait Subjects {
     }
 }
 
-/// Gives every subject its turns. Calls `before` at the start of each.
+/// Gives every subject its turns, `rounds` with each load that has no number of its own. Calls
+/// `before` at the start of each.
 pub fn take_turns<S: Subjects>(
     subjects: &mut S,
     loads: &[S::Load],
     rounds: u32,
     mut before: impl FnMut(Turn<'_, S::Load>),
 ) -> Turns<S::Run> {
-    let turns = loads.iter().map(|load| able(subjects, load).len()).sum::<usize>();
-    let turns = turns * rounds as usize;
+    let turns_of = |load: &S::Load| {
+        able(subjects, load).len() * subjects.rounds(load).unwrap_or(rounds) as usize
+    };
+    let turns: usize = loads.iter().map(turns_of).sum();
     let (mut taken, mut done) = (Turns { runs: Vec::new(), faults: Vec::new() }, 0);
     for load in loads {
         let mut able = able(subjects, load);
-        for round in 0..rounds {
+        for round in 0..subjects.rounds(load).unwrap_or(rounds) {
             able.retain(|&one| {
                 before(Turn { subject: &subjects.name(one), load, round, done, turns });
                 done += 1;

@@ -9,10 +9,9 @@
 //! - [`AttachLoad`]: the number of owners, the bytes of a scrub, the wait of a reset;
 //! - [`AttachSubject`]: a subject. [`OneLock`] is VFIO's devset before FastIOV, [`VfLocks`] its
 //!   locks after FastIOV (section 4.2.1), [`Pooled`] the pool of `slipway-vf-pool`;
-//! - [`measure`](crate::measure) runs an [`AttachPlan`]; [`AttachReport`] is everything measured,
-//!   as JSON; [`attach_table`] and [`attach_plot`] show it; [`compare_attaches`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs an [`AttachPlan`]; [`AttachReport`] is
+//!   everything measured, as JSON; [`attach_table`] and [`attach_plot`] show it.
 
-mod compare;
 mod hollow;
 mod load;
 mod plot;
@@ -20,11 +19,8 @@ mod report;
 mod subjects;
 mod table;
 
-pub use compare::compare_attaches;
 pub use load::AttachLoad;
 pub use plot::attach_plot;
-pub use report::{
-    AttachFigures, AttachMeasured, AttachPlan, AttachReport, AttachRun, AttachSubject,
-};
+pub use report::{AttachMeasured, AttachPlan, AttachReport, AttachRun, AttachSubject};
 pub use subjects::{OneLock, Pooled, VfLocks};
 pub use table::attach_table;

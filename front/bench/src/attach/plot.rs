@@ -2,9 +2,8 @@
 
 use anyhow::Result;
 
-use super::{AttachFigures, AttachLoad, AttachReport};
-use crate::duration::human;
-use crate::groups::{Group, Shown, groups};
+use super::AttachReport;
+use crate::groups::{Group, groups};
 
 /// The mean times of 200 whole starts with one lock and with a lock for each VF, over the latter:
 /// 21.8 % and 65.7 % less than before (FastIOV, figure 11 with section 6.2).
@@ -16,16 +15,8 @@ static PAPER: [(&str, f64); 2] = [("one-lock", (1.0 - 0.218) / (1.0 - 0.657)), (
 /// # Errors
 /// If nothing was measured.
 pub fn attach_plot(report: &AttachReport, title: &str) -> Result<String> {
-    let of_load = |load: &AttachLoad| {
-        let figures = |one: &str| report.figures(load, one);
-        Group::of_load(
-            load,
-            &report.subjects,
-            figures,
-            [("until the last owner has its VF", all), ("until one owner has its VF, p50", one)],
-        )
-    };
-    groups(title, report.plan.loads.iter().flat_map(of_load).chain([of_paper(report)]))
+    let bars = report.plan.loads.iter().flat_map(|load| report.groups(load));
+    groups(title, bars.chain([of_paper(report)]))
 }
 
 /// Returns bars for the subjects that were measured and are in the paper.
@@ -36,16 +27,6 @@ fn of_paper(report: &AttachReport) -> Group {
         let (_, ratio) = PAPER.iter().find(|(name, _)| *name == one)?;
         Some((*ratio, (*ratio, *ratio), format!("{ratio:.2}")))
     })
-}
-
-fn all(figures: &AttachFigures) -> Option<Shown> {
-    Some((figures.all_ns, figures.range_ns, human(figures.all_ns as u64)))
-}
-
-fn one(figures: &AttachFigures) -> Option<Shown> {
-    let AttachFigures { p50_ns, p50_range_ns, p99_ns, .. } = *figures;
-    let text = format!("{}, p99 {}", human(p50_ns as u64), human(p99_ns as u64));
-    Some((p50_ns, p50_range_ns, text))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::AttachLoad;
+use crate::figure::{Figure, time};
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
-use crate::statistics::{median, range};
 
 /// The result of a turn: all owners have their VFs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +27,48 @@ pub struct AttachMeasured {
     pub refill_cpu_ns: Option<u64>,
 }
 
+/// A figure of attachments.
+type AttachFigure = Figure<AttachLoad, AttachMeasured>;
+
+/// The time until the last owner had its VF, ns.
+pub(super) const ALL: AttachFigure = AttachFigure::less(
+    "all attached",
+    "until the last owner has its VF",
+    |_, turn| Some(turn.all_ns as f64),
+    time,
+);
+/// The median over the owners, ns.
+const P50: AttachFigure = AttachFigure {
+    beside: &[AttachFigure { text: |ns| format!("p99 {}", time(ns)), ..P99 }],
+    ..AttachFigure::less(
+        "p50 of one",
+        "until one owner has its VF, p50",
+        |_, turn| Some(turn.p50_ns as f64),
+        time,
+    )
+};
+const P99: AttachFigure =
+    AttachFigure::less("p99 of one", "p99 of one", |_, turn| Some(turn.p99_ns as f64), time);
+/// The time until all VFs were ready again, ns, if there is a pool.
+const REFILL: AttachFigure =
+    AttachFigure::less("refill", "refill", |_, turn| Some(turn.refill_ns? as f64), time);
+
 impl Measured for AttachMeasured {
+    type Load = AttachLoad;
+
     const KIND: &'static str = "attachments";
+
+    fn figures(_: &AttachLoad) -> &'static [AttachFigure] {
+        const COMPARED: &[AttachFigure] = &[ALL, P50];
+        COMPARED
+    }
+
+    fn further(_: &AttachLoad) -> &'static [AttachFigure] {
+        const CPU: AttachFigure =
+            AttachFigure::less("CPU", "processor time", |_, turn| Some(turn.cpu_ns as f64), time);
+        const FURTHER: &[AttachFigure] = &[P99, CPU, REFILL];
+        FURTHER
+    }
 }
 
 /// A way to a VF that can be measured.
@@ -40,98 +80,38 @@ pub type AttachRun = Run<AttachLoad, AttachMeasured>;
 /// All results of one command, stored as JSON.
 pub type AttachReport = Measurement<AttachLoad, AttachMeasured>;
 
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttachFigures {
-    /// Time until the last owner had its VF, ns.
-    pub all_ns: f64,
-    /// The least and the greatest of that time, ns.
-    pub range_ns: (f64, f64),
-    /// Median over the owners, ns.
-    pub p50_ns: f64,
-    /// The least and the greatest of the rounds' medians, ns.
-    pub p50_range_ns: (f64, f64),
-    /// 99th percentile over the owners, ns.
-    pub p99_ns: f64,
-    /// Processors' time, ns.
-    pub cpu_ns: f64,
-    /// Time until all VFs were ready again, ns, if there is a pool.
-    pub refill_ns: Option<f64>,
-}
-
-impl AttachReport {
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, load: &AttachLoad, subject: &str) -> Option<AttachFigures> {
-        let turns = self.turns(load, subject);
-        turns.clone().next()?;
-        let all = |value: fn(&AttachMeasured) -> u64| -> Vec<f64> {
-            turns.clone().map(|one| value(&one) as f64).collect()
-        };
-        let (times, middles) = (all(|one| one.all_ns), all(|one| one.p50_ns));
-        let refills: Vec<f64> =
-            turns.clone().filter_map(|one| one.refill_ns).map(|ns| ns as f64).collect();
-        Some(AttachFigures {
-            range_ns: range(&times),
-            all_ns: median(times),
-            p50_range_ns: range(&middles),
-            p50_ns: median(middles),
-            p99_ns: median(all(|one| one.p99_ns)),
-            cpu_ns: median(all(|one| one.cpu_ns)),
-            refill_ns: (!refills.is_empty()).then(|| median(refills)),
-        })
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these times in milliseconds, round by round. A subject
     /// called `pool` has a refill of 50 ms.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> AttachReport {
-        let load: AttachLoad = "n200-1024k-100ms".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let ns = ms * 1_000_000;
-                let measured = AttachMeasured {
-                    all_ns: ns,
-                    p50_ns: ns / 2,
-                    p99_ns: ns,
-                    cpu_ns: 1_000_000,
-                    resets: 0,
-                    refill_ns: (*name == "pool").then_some(50_000_000),
-                    refill_cpu_ns: None,
-                };
-                runs.push(AttachRun { subject: (*name).to_owned(), load, round, measured });
+        AttachReport::sample("bench attach", &["n200-1024k-100ms"], subjects, |_, (name, _), ms| {
+            let ns = ms * 1_000_000;
+            AttachMeasured {
+                all_ns: ns,
+                p50_ns: ns / 2,
+                p99_ns: ns,
+                cpu_ns: 1_000_000,
+                resets: 0,
+                refill_ns: (name == "pool").then_some(50_000_000),
+                refill_cpu_ns: None,
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        AttachReport {
-            format: AttachReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench attach".into(),
-            plan: AttachPlan { loads: vec![load], rounds: 3 },
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-        }
+        })
     }
 
     #[test]
     fn figures_are_medians_and_survive_json() {
         let report = report(&[("pool", &[30, 10, 20]), ("one-lock", &[500]), ("none", &[])]);
         let load = report.plan.loads[0];
-        let pool = report.figures(&load, "pool").unwrap();
-        assert_eq!((pool.all_ns, pool.range_ns), (20e6, (10e6, 30e6)));
-        assert_eq!((pool.p50_ns, pool.refill_ns), (10e6, Some(50e6)));
-        assert_eq!(pool.p50_range_ns, (5e6, 15e6));
-        assert_eq!(report.figures(&load, "one-lock").unwrap().refill_ns, None);
-        assert_eq!(report.figures(&load, "none"), None);
+        let of = |subject, figure| report.over_rounds(&load, subject, figure);
+        let all = of("pool", &ALL).unwrap();
+        assert_eq!((all.median, all.range), (20e6, (10e6, 30e6)));
+        assert_eq!(of("pool", &P50).unwrap().range, (5e6, 15e6));
+        assert_eq!(of("pool", &REFILL).unwrap().median, 50e6);
+        assert_eq!((of("one-lock", &REFILL), of("none", &ALL)), (None, None));
         assert_eq!(AttachReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(AttachReport::from_json("{}").is_err());
     }

@@ -1,11 +1,8 @@
 //! Formats a report of attachments as tables for a terminal.
 
-use super::{AttachFigures, AttachLoad, AttachReport};
+use super::report::ALL;
+use super::{AttachLoad, AttachReport};
 use crate::duration::human;
-use crate::turns::foot;
-
-const HEADINGS: [&str; 8] =
-    ["", "all attached", "least", "most", "p50 of one", "p99 of one", "CPU", "refill"];
 
 /// FastIOV's figures (figure 11 with section 6.2, table 1).
 const PAPER: &str = "\
@@ -17,8 +14,6 @@ FastIOV, as published: 200 whole starts at once, on average
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
 /// how the subjects compare. Headings are bold if `colour`.
 pub fn attach_table(report: &AttachReport, colour: bool) -> String {
-    let rows =
-        |load: &AttachLoad| report.rows(|name| Some(row(name, &report.figures(load, name)?)));
     let below = |load: &AttachLoad| {
         let AttachLoad { owners, reset_ms, .. } = load;
         let said = format!(
@@ -26,26 +21,12 @@ pub fn attach_table(report: &AttachReport, colour: bool) -> String {
         );
         said + &compared(report, load)
     };
-    report.tables(&HEADINGS, colour, rows, below) + PAPER + &foot(&report.faults, &report.subjects)
-}
-
-fn row(name: &str, figures: &AttachFigures) -> [String; 8] {
-    let time = |ns: f64| human(ns as u64);
-    [
-        name.to_owned(),
-        time(figures.all_ns),
-        time(figures.range_ns.0),
-        time(figures.range_ns.1),
-        time(figures.p50_ns),
-        time(figures.p99_ns),
-        time(figures.cpu_ns),
-        figures.refill_ns.map(time).unwrap_or_default(),
-    ]
+    report.figure_tables(colour, below) + PAPER + &report.foot()
 }
 
 /// Formats the two comparisons that matter, of those subjects that were measured.
 fn compared(report: &AttachReport, load: &AttachLoad) -> String {
-    let all = |subject| report.figures(load, subject).map(|figures| figures.all_ns);
+    let all = |subject| report.over_rounds(load, subject, &ALL).map(|one| one.median);
     let (one, each, pool) = (all("one-lock"), all("vf-locks"), all("pool"));
     let mut text = String::new();
     if let (Some(one), Some(each)) = (one, each) {

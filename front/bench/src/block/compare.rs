@@ -1,11 +1,10 @@
 //! Compares two reports of disks.
 
+use super::measure::{BlockFigure, IOPS, P99};
 use super::{BlockReport, RocksJob, Run, Workload};
 use crate::compare::{LEAST_ROUNDS, Verdict, mean, welch_half_width};
-use crate::duration::human;
+use crate::duration::{human, thousands};
 use crate::table::{BOLD, PLAIN, grid};
-
-use super::table::thousands;
 
 /// The subject whose speed depends on the machine alone.
 const FLOOR: &str = "bare";
@@ -48,14 +47,14 @@ pub struct BlockComparison {
 /// drift that both share cancels out. A change is real if it is larger than the noise.
 pub fn compare_blocks(before: &BlockReport, after: &BlockReport) -> BlockComparison {
     let mut figures = Vec::new();
-    for workload in &after.plan.workloads {
+    for workload in &after.plan.loads {
         for subject in &after.subjects {
-            for figure in [Figure::Iops, Figure::P99] {
+            for figure in [&IOPS, &P99] {
                 figures.extend(compared(before, after, workload, &subject.name, figure));
             }
         }
     }
-    for job in after.rocksdb.iter().flat_map(|rocksdb| rocksdb.plan.jobs()) {
+    for job in after.extra.rocksdb.iter().flat_map(|rocksdb| rocksdb.plan.jobs()) {
         for subject in &after.subjects {
             figures.extend(compared_rocksdb(before, after, job, &subject.name));
         }
@@ -70,7 +69,7 @@ fn compared_rocksdb(
     subject: &str,
 ) -> Option<FigureComparison> {
     let rates = |report: &BlockReport| -> Option<Vec<f64>> {
-        let turns = report.rocksdb.as_ref()?.turns(job, subject);
+        let turns = report.extra.rocksdb.as_ref()?.turns(job, subject);
         Some(turns.map(|run| run.measured.rate()).collect())
     };
     let (a, b) = (rates(before)?, rates(after)?);
@@ -106,26 +105,13 @@ fn judged(a: &[f64], b: &[f64], more_is_better: bool) -> (f64, Option<f64>, Verd
     (change, noise, verdict)
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Figure {
-    Iops,
-    P99,
-}
-
-impl Figure {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Iops => "IOPS",
-            Self::P99 => "p99",
-        }
-    }
-
-    fn of(self, run: &Run) -> f64 {
-        match self {
-            Self::Iops => run.measured.iops(),
-            Self::P99 => run.measured.latency.percentile(99.0) as f64,
-        }
-    }
+/// Returns the turns of a subject with a load, in the order of their rounds.
+fn turns<'a>(
+    report: &'a BlockReport,
+    load: &'a Workload,
+    subject: &'a str,
+) -> impl Iterator<Item = &'a Run> {
+    report.runs.iter().filter(move |run| run.subject == subject && run.load == *load)
 }
 
 fn compared(
@@ -133,22 +119,22 @@ fn compared(
     after: &BlockReport,
     workload: &Workload,
     subject: &str,
-    figure: Figure,
+    figure: &BlockFigure,
 ) -> Option<FigureComparison> {
     let plain = [before, after].map(|report| values(report, workload, subject, figure, false));
     if plain.iter().any(Vec::is_empty) {
         return None;
     }
     let floored = subject != FLOOR
-        && [before, after].iter().all(|report| report.turns(workload, FLOOR).next().is_some());
+        && [before, after].iter().all(|report| turns(report, workload, FLOOR).next().is_some());
     let [a, b] = [before, after].map(|report| values(report, workload, subject, figure, floored));
-    let (change, noise, verdict) = judged(&a, &b, figure == Figure::Iops);
+    let (change, noise, verdict) = judged(&a, &b, figure.more_is_better);
     let [before, after] = plain.map(|values| mean(&values));
     let (workload, subject) = (workload.to_string(), subject.to_owned());
     Some(FigureComparison {
         workload,
         subject,
-        figure: figure.name(),
+        figure: figure.name,
         before,
         after,
         change,
@@ -163,19 +149,19 @@ fn values(
     report: &BlockReport,
     workload: &Workload,
     subject: &str,
-    figure: Figure,
+    figure: &BlockFigure,
     floored: bool,
 ) -> Vec<f64> {
-    let turns = report.turns(workload, subject);
+    let of = |run: &Run| (figure.of)(workload, &run.measured);
     let value = |run: &Run| {
-        let own = figure.of(run);
+        let own = of(run)?;
         if !floored {
             return Some(own);
         }
-        let floor = report.turns(workload, FLOOR).find(|floor| floor.round == run.round)?;
-        Some(own / figure.of(floor).max(f64::MIN_POSITIVE))
+        let floor = turns(report, workload, FLOOR).find(|floor| floor.round == run.round)?;
+        Some(own / of(floor)?.max(f64::MIN_POSITIVE))
     };
-    turns.filter_map(value).collect()
+    turns(report, workload, subject).filter_map(value).collect()
 }
 
 fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
@@ -187,8 +173,8 @@ fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
         differ("the machine", &a.machine, &b.machine),
         differ("the host's kernel", &a.kernel, &b.kernel),
         differ("the accelerator", &a.accelerator, &b.accelerator),
-        differ("the disk", &before.disk, &after.disk),
-        (before.plan.time != after.plan.time).then(|| "turns were not equally long".to_owned()),
+        differ("the disk", &before.extra.disk, &after.extra.disk),
+        (before.plan.time() != after.plan.time()).then(|| "turns were not equally long".to_owned()),
         (rocks_plan(before) != rocks_plan(after))
             .then(|| "RocksDB's keys, values or times differ".to_owned()),
         (before.plan.rounds.min(after.plan.rounds) < LEAST_ROUNDS as u32)
@@ -199,7 +185,7 @@ fn warnings(before: &BlockReport, after: &BlockReport) -> Vec<String> {
 
 /// Returns the settings that two reports on RocksDB must share to be comparable.
 fn rocks_plan(report: &BlockReport) -> Option<(u64, u32, std::time::Duration)> {
-    report.rocksdb.as_ref().map(|rocksdb| {
+    report.extra.rocksdb.as_ref().map(|rocksdb| {
         let plan = &rocksdb.plan;
         (plan.keys, plan.value_bytes, plan.time)
     })
@@ -321,7 +307,7 @@ mod tests {
         assert_eq!(compared.figures.len(), 2);
         assert!(compared.figures.iter().all(|f| f.figure == "ops/s" && f.change == 0.0));
         let mut other = one.clone();
-        other.rocksdb.as_mut().unwrap().plan.keys = 2;
+        other.extra.rocksdb.as_mut().unwrap().plan.keys = 2;
         let warnings = compare_blocks(&one, &other).warnings;
         assert!(warnings.iter().any(|warning| warning.contains("RocksDB's keys")), "{warnings:?}");
     }

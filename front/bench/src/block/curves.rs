@@ -3,17 +3,12 @@
 
 use anyhow::Result;
 
-use super::table::thousands;
+use super::measure::{BlockFigure, IOPS, MEAN};
 use super::workload::block_name;
-use super::{BlockReport, Figures, Pattern, RocksJob, RocksReport, Workload};
-use crate::duration::human;
-use crate::panels::{CurvePoint, Label, Panel, marks, panels};
+use super::{BlockReport, Pattern, RocksJob, RocksReport, Workload};
+use crate::duration::{human, thousands};
+use crate::panels::{CurvePoint, Panel, marks, panels};
 use crate::turns::Described;
-
-/// The labels of a rate: operations per second.
-const RATE: Label = thousands;
-/// The labels of a time in nanoseconds.
-const TIME: Label = |ns| human(ns.round() as u64);
 
 /// Draws `report`, with a curve for each subject through medians over rounds. The picture is
 /// well-formed SVG without scripts or outside references.
@@ -27,7 +22,7 @@ const TIME: Label = |ns| human(ns.round() as u64);
 /// If nothing was measured.
 pub fn curves(report: &BlockReport, title: &str) -> Result<String> {
     let mut all = over_depth(report);
-    if let Some(rocksdb) = &report.rocksdb {
+    if let Some(rocksdb) = &report.extra.rocksdb {
         all.extend(over_time(report, rocksdb));
     }
     let subjects: Vec<&str> = report.subjects.iter().map(|one| one.name.as_str()).collect();
@@ -40,14 +35,14 @@ fn family(workload: &Workload) -> (Pattern, u32, u32) {
 }
 
 fn over_depth(report: &BlockReport) -> Vec<Panel> {
-    let mut families: Vec<_> = report.plan.workloads.iter().map(family).collect();
+    let mut families: Vec<_> = report.plan.loads.iter().map(family).collect();
     families.sort_unstable();
     families.dedup();
     families.into_iter().flat_map(|family| depth_panels(report, family)).collect()
 }
 
 fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel> {
-    let loads = report.plan.workloads.iter().filter(|load| family(load) == wanted);
+    let loads = report.plan.loads.iter().filter(|load| family(load) == wanted);
     let mut loads: Vec<Workload> = loads.copied().collect();
     loads.sort_unstable();
     loads.dedup();
@@ -57,24 +52,21 @@ fn depth_panels(report: &BlockReport, wanted: (Pattern, u32, u32)) -> Vec<Panel>
     let (pattern, block, threads) = wanted;
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
     let name = format!("{}, {}, {threads}", pattern.name(), block_name(block));
-    let panel = |what: &str, more_is_better, label, value: fn(&Figures) -> f64| {
+    let panel = |figure: &BlockFigure| {
         let line = |(index, subject): (usize, &Described)| {
             let point = |(at, load): (f64, &Workload)| {
-                let range = report.range_of(load, &subject.name, value)?;
-                let value = value(&report.figures(load, &subject.name)?);
-                Some(CurvePoint { at, value, range })
+                let one = report.over_rounds(load, &subject.name, figure)?;
+                Some(CurvePoint { at, value: one.median, range: one.range })
             };
             (index, places().filter_map(point).collect::<Vec<_>>())
         };
         let lines = report.subjects.iter().enumerate().map(line);
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
-        let title = format!("{name}: {what}");
-        Panel { title, more_is_better, below: "depth", label, ticks: ticks.clone(), lines }
+        let (title, more_is_better) = (format!("{name}: {}", figure.about), figure.more_is_better);
+        let (label, ticks) = (figure.text, ticks.clone());
+        Panel { title, more_is_better, below: "depth", label, ticks, lines }
     };
-    let panels = [
-        panel("commands a second", true, RATE, |figures| figures.iops),
-        panel("mean latency", false, TIME, |figures| figures.mean_ns),
-    ];
+    let panels = [panel(&IOPS), panel(&MEAN)];
     panels.into_iter().filter(|panel| !panel.lines.is_empty()).collect()
 }
 
@@ -99,7 +91,7 @@ fn over_time(report: &BlockReport, rocksdb: &RocksReport) -> Vec<Panel> {
             ),
             more_is_better: true,
             below: "time",
-            label: RATE,
+            label: thousands,
             ticks: marks(last).map(tick).collect(),
             lines,
         }
@@ -121,8 +113,8 @@ mod tests {
         assert_eq!(over_depth(&two).len(), 2);
         let deeper: Workload = "randread-4k-d8-t1".parse().unwrap();
         let more = two.runs.to_vec();
-        two.plan.workloads.push(deeper);
-        two.runs.extend(more.into_iter().map(|run| crate::block::Run { workload: deeper, ..run }));
+        two.plan.loads.push(deeper);
+        two.runs.extend(more.into_iter().map(|run| crate::block::Run { load: deeper, ..run }));
         let panels = over_depth(&two);
         assert_eq!(panels.len(), 2, "depths share their panels");
         assert!(panels.iter().all(|panel| panel.lines.len() == 2 && panel.ticks.len() == 2));
@@ -132,7 +124,7 @@ mod tests {
     #[test]
     fn operations_over_time_are_medians_of_the_rounds() {
         let report = with_rocksdb();
-        let rocksdb = report.rocksdb.as_ref().unwrap();
+        let rocksdb = report.extra.rocksdb.as_ref().unwrap();
         let panels = over_time(&report, rocksdb);
         assert_eq!(panels.len(), 2);
         let point = |at, value, range| CurvePoint { at, value, range };

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 use slipway_telemetry::Histogram;
 
 use super::Workload;
+use crate::duration::thousands;
+use crate::figure::{Figure, time};
+use crate::measurement::{self, AnySubject};
 use crate::outside::Own;
-use crate::turns::{Subjects, Turn, Turns, take_turns};
+use crate::times::Times;
 
 /// The result of one turn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,18 +38,102 @@ pub struct Measured {
     pub waited_ns: Option<u64>,
 }
 
-/// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub workload: Workload,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: Measured,
+impl Measured {
+    /// Returns the commands per second.
+    pub fn iops(&self) -> f64 {
+        self.each_second(self.latency.count())
+    }
+
+    /// Returns a number for each second of the turn.
+    fn each_second(&self, count: u64) -> f64 {
+        count as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
 }
+
+/// A figure of disks.
+pub(super) type BlockFigure = Figure<Workload, Measured>;
+
+/// Commands per second.
+pub(super) const IOPS: BlockFigure =
+    BlockFigure::more("IOPS", "commands a second", |_, turn| Some(turn.iops()), thousands);
+/// The mean latency, ns.
+pub(super) const MEAN: BlockFigure =
+    BlockFigure::less("mean", "mean latency", |_, turn| Some(turn.latency.mean()), time);
+/// The latencies that 50, 99 and 99.9 % of the commands do not exceed, ns.
+pub(super) const P50: BlockFigure = BlockFigure::less(
+    "p50",
+    "p50 of the latency",
+    |_, turn| Some(turn.latency.percentile(50.0) as f64),
+    time,
+);
+pub(super) const P99: BlockFigure = BlockFigure::less(
+    "p99",
+    "p99 of the latency",
+    |_, turn| Some(turn.latency.percentile(99.0) as f64),
+    time,
+);
+pub(super) const P999: BlockFigure = BlockFigure::less(
+    "p99.9",
+    "p99.9 of the latency",
+    |_, turn| Some(turn.latency.percentile(99.9) as f64),
+    time,
+);
+/// The p99 without the delay by which the client may have seen completions late, ns.
+pub(super) const P99_AT_LEAST: BlockFigure = BlockFigure::less(
+    "p99 at least",
+    "p99 of the latency, at least",
+    |_, turn| Some(turn.at_least.as_ref()?.percentile(99.0) as f64),
+    time,
+);
+/// The commands per second of the neighbour.
+pub(super) const NEIGHBOUR: BlockFigure = BlockFigure::more(
+    "neighbour IOPS",
+    "commands of the neighbour a second",
+    |_, turn| Some(turn.each_second(turn.neighbour_commands?)),
+    thousands,
+);
+/// Bytes per second.
+const BYTES: BlockFigure = BlockFigure::more(
+    "MB/s",
+    "bytes a second",
+    |_, turn| Some(turn.each_second(turn.bytes)),
+    |bytes| format!("{:.0}", bytes / 1e6),
+);
+/// CPU time of the target per command, ns.
+pub(super) const TARGET_CPU: BlockFigure = BlockFigure::less(
+    "target CPU",
+    "processor time of the target for a command",
+    |_, turn| Some(turn.target_cpu_ns? as f64 / turn.latency.count().max(1) as f64),
+    time,
+);
+
+impl measurement::Measured for Measured {
+    type Load = Workload;
+
+    const KIND: &'static str = "disks";
+
+    fn figures(_: &Workload) -> &'static [BlockFigure] {
+        const COMPARED: &[BlockFigure] = &[IOPS];
+        COMPARED
+    }
+
+    fn further(_: &Workload) -> &'static [BlockFigure] {
+        const FURTHER: &[BlockFigure] = &[BYTES, MEAN, P50, P99, P999, TARGET_CPU];
+        FURTHER
+    }
+
+    fn waited(&self) -> Option<f64> {
+        let elapsed_ns = self.elapsed_ns.max(1) as f64;
+        self.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
+    }
+}
+
+/// The loads and times of a measurement.
+pub type Plan = measurement::Plan<Workload>;
+/// One turn of one subject.
+pub type Run = measurement::Run<Workload, Measured>;
+/// A target with the times of its turns.
+pub type BlockSubject = AnySubject<Workload, Measured>;
 
 /// A target that can be put under load.
 pub trait Subject {
@@ -74,106 +161,76 @@ pub trait Subject {
     }
 }
 
-/// The loads and times of [`measure`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
-    /// The loads, one after the other.
-    pub workloads: Vec<Workload>,
-    /// The number of turns of each subject with each load.
-    pub rounds: u32,
-    /// The time of load before each measurement.
-    pub warm_up: Duration,
-    /// The measured time of each turn.
-    pub time: Duration,
+/// A target with the times of its turns.
+struct Timed {
+    subject: Box<dyn Subject>,
+    times: Times,
 }
 
-/// The subjects with the times of their turns.
-struct Timed<'a> {
-    subjects: &'a mut [Box<dyn Subject>],
-    plan: &'a Plan,
+/// Makes a subject of a measurement, whose turns last as long as `times` say.
+pub fn timed(subject: Box<dyn Subject>, times: Times) -> Box<BlockSubject> {
+    Box::new(Timed { subject, times })
 }
 
-impl Subjects for Timed<'_> {
+impl measurement::Subject for Timed {
     type Load = Workload;
-    type Run = Run;
+    type Measured = Measured;
 
-    fn count(&self) -> usize {
-        self.subjects.len()
+    fn name(&self) -> &str {
+        self.subject.name()
     }
 
-    fn name(&self, subject: usize) -> String {
-        self.subjects[subject].name().to_owned()
+    fn about(&self) -> String {
+        self.subject.about()
     }
 
-    fn takes(&self, subject: usize, load: &Workload) -> bool {
-        self.subjects[subject].takes(load)
+    fn takes(&self, load: &Workload) -> bool {
+        self.subject.takes(load)
     }
 
-    fn run(&mut self, subject: usize, load: &Workload, round: u32) -> Result<Run> {
-        let subject = &mut self.subjects[subject];
-        let measured = subject.run(load, self.plan.warm_up, self.plan.time)?;
-        let time = self.plan.time;
+    fn run(&mut self, load: &Workload) -> Result<Measured> {
+        let Times { warm_up, time } = self.times;
+        let measured = self.subject.run(load, warm_up, time)?;
         ensure!(measured.latency.count() > 0, "not one command ended within {time:?}");
-        Ok(Run { subject: subject.name().to_owned(), workload: *load, round, measured })
+        Ok(measured)
     }
 
-    fn own(&self, subject: usize) -> Own {
-        self.subjects[subject].own()
+    fn own(&self) -> Own {
+        self.subject.own()
     }
-
-    fn waited(&self, Run { measured, .. }: &Run) -> Option<f64> {
-        let elapsed_ns = measured.elapsed_ns.max(1) as f64;
-        measured.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
-    }
-}
-
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure(
-    subjects: &mut [Box<dyn Subject>],
-    plan: &Plan,
-    before: impl FnMut(Turn<'_, Workload>),
-) -> Turns<Run> {
-    take_turns(&mut Timed { subjects, plan }, &plan.workloads, plan.rounds, before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::BlockReport;
+    use crate::environment::Environment;
 
-    struct Fixed(&'static str, u64);
+    /// A target that completes no command.
+    struct Stuck;
 
-    impl Subject for Fixed {
+    impl Subject for Stuck {
         fn name(&self) -> &str {
-            self.0
+            "stuck"
         }
 
         fn about(&self) -> String {
             String::new()
         }
 
-        fn takes(&self, workload: &Workload) -> bool {
-            self.0 != "b" || workload.depth == 1
-        }
-
         fn run(&mut self, _: &Workload, _: Duration, time: Duration) -> Result<Measured> {
-            let mut latency = Histogram::new();
-            latency.record_many(1, self.1);
-            Ok(Measured { latency, elapsed_ns: time.as_nanos() as u64, ..Measured::default() })
+            Ok(Measured { elapsed_ns: time.as_nanos() as u64, ..Measured::default() })
         }
-    }
-
-    fn plan() -> Plan {
-        let workloads = vec!["read-4k-d1".parse().unwrap(), "read-4k-d2".parse().unwrap()];
-        let time = Duration::from_secs(1);
-        Plan { workloads, rounds: 2, warm_up: Duration::ZERO, time }
     }
 
     #[test]
     fn a_turn_without_a_command_is_no_measurement() {
-        let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(Fixed("stuck", 0))];
-        let turns = measure(&mut subjects, &plan(), |_| {});
-        assert!(turns.runs.is_empty());
-        let lines = crate::fault_lines(&turns.faults);
+        let times = Times { warm_up: Duration::ZERO, time: Duration::from_secs(1) };
+        let plan = Plan::timed(vec!["read-4k-d1".parse().unwrap()], 2, times);
+        let mut subjects = [timed(Box::new(Stuck), times)];
+        let report = BlockReport::take(Environment::default(), "x", plan, &mut subjects, |_| {});
+        assert!(report.runs.is_empty());
+        let lines = crate::fault_lines(&report.faults);
         assert!(lines.starts_with("FAILED: stuck with read-4k-d1-t1: not one command"), "{lines}");
     }
 }

@@ -3,7 +3,7 @@
 //! - [`Workload`]: pattern, block size, depth and threads, under one short name;
 //! - [`Subject`]: a target of measurements. [`native`] has those that need no VM: a driver of ours
 //!   on a vfio-user socket, and the bare queue pair, which no target can beat;
-//! - [`measure`]: runs a [`Plan`]. In a round every subject has one turn, so that influences that
+//! - [`Plan`]: loads and rounds. In a round every subject has one turn, so that influences that
 //!   drift over minutes (a neighbour on the machine, a clock frequency) affect all of them alike:
 //!   ABAB, and never AABB;
 //! - [`fio_arguments`] and [`fio_measured`]: fio as the load, on the kernel of a host or a guest;
@@ -28,9 +28,9 @@ mod workload;
 pub use compare::{BlockComparison, compare_blocks};
 pub use curves::curves;
 pub use fio::{fio_arguments, fio_arguments_within, fio_measured};
-pub use measure::{Measured, Plan, Run, Subject, measure};
+pub use measure::{BlockSubject, Measured, Plan, Run, Subject, timed};
 pub use plot::plot;
-pub use report::{BlockReport, Figures};
+pub use report::{BlockExtra, BlockReport};
 pub use rocksdb::{
     RocksJob, RocksLoad, RocksMeasured, RocksPlace, RocksPlan, RocksReport, RocksRun, RocksSubject,
     measure_rocksdb, rocks_measured, rocks_script,

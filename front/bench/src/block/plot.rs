@@ -4,9 +4,10 @@ use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::table::thousands;
-use super::{BlockReport, Figures, Workload};
-use crate::duration::human;
+use super::measure::{BlockFigure, IOPS, P50, P99, P999};
+use super::{BlockReport, Workload};
+use crate::duration::{human, thousands};
+use crate::figure::OverRounds;
 use crate::palette;
 use crate::svg::{Area, FONT, INK, LINES, heading, printable, write};
 
@@ -55,9 +56,10 @@ struct Row {
     /// The subject's place in the report, which gives the colour.
     subject: usize,
     name: String,
-    figures: Figures,
-    /// The least and the greatest commands per second of the rounds.
-    range: (f64, f64),
+    /// Commands per second.
+    iops: OverRounds,
+    /// Latencies that 50, 99 and 99.9 % of the commands do not exceed, ns.
+    percentiles_ns: [f64; 3],
 }
 
 fn groups(report: &BlockReport) -> Vec<Group> {
@@ -65,13 +67,16 @@ fn groups(report: &BlockReport) -> Vec<Group> {
         let subjects = report.subjects.iter().enumerate();
         let rows = subjects.filter_map(|(index, subject)| {
             let name = subject.name.clone();
-            let figures = report.figures(workload, &name)?;
-            let range = report.range(workload, &name)?;
-            Some(Row { subject: index, name, figures, range })
+            let iops = report.over_rounds(workload, &name, &IOPS)?;
+            let median = |figure: &BlockFigure| {
+                report.over_rounds(workload, &name, figure).map_or(0.0, |one| one.median)
+            };
+            let percentiles_ns = [&P50, &P99, &P999].map(median);
+            Some(Row { subject: index, name, iops, percentiles_ns })
         });
         Group { workload: *workload, rows: rows.collect() }
     };
-    let groups = report.plan.workloads.iter().map(group);
+    let groups = report.plan.loads.iter().map(group);
     groups.filter(|group| !group.rows.is_empty()).collect()
 }
 
@@ -84,7 +89,7 @@ struct Axis {
 impl Axis {
     fn new(groups: &[Group]) -> Self {
         let all = groups.iter().flat_map(|group| &group.rows);
-        let ns = || all.clone().flat_map(|row| row.figures.percentiles_ns).map(|ns| ns.max(1.0));
+        let ns = || all.clone().flat_map(|row| row.percentiles_ns).map(|ns| ns.max(1.0));
         let (least, most) = (ns().fold(f64::MAX, f64::min), ns().fold(1.0, f64::max));
         // Whole decades, so that the ends have labels.
         let least = 10_f64.powf(least.log10().floor());
@@ -119,13 +124,12 @@ fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<(
     for group in groups {
         write(area, &group.workload.to_string(), (12, y + 8), FONT, HPos::Left)?;
         y += HEAD;
-        let best =
-            group.rows.iter().map(|row| row.figures.iops.max(row.range.1)).fold(1.0, f64::max);
+        let best = group.rows.iter().map(|row| row.iops.range.1).fold(1.0, f64::max);
         for row in &group.rows {
             write(area, &printable(&row.name), (NAMES, y + 3), FONT, HPos::Right)?;
             draw_bar(area, y, best, row)?;
             let fill = palette::subject(row.subject);
-            draw_latency(area, y + ROW / 2, &axis, &row.figures, fill)?;
+            draw_latency(area, y + ROW / 2, &axis, row.percentiles_ns, fill)?;
             y += ROW;
         }
     }
@@ -136,17 +140,17 @@ fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<(
 /// Draws the bar of the row at `y`, with a thin line from the least to the greatest of the rounds.
 fn draw_bar(area: &Area<'_>, y: i32, best: f64, row: &Row) -> Result<()> {
     let x = |iops: f64| BARS.0 + (iops / best * f64::from(BARS.1)).round() as i32;
-    let end = x(row.figures.iops).max(BARS.0 + 1);
+    let end = x(row.iops.median).max(BARS.0 + 1);
     let fill = palette::subject(row.subject).filled();
     area.draw(&Rectangle::new([(BARS.0, y + 3), (end, y + ROW - 3)], fill))?;
-    let (least, most, middle) = (x(row.range.0), x(row.range.1), y + ROW / 2);
+    let (least, most, middle) = (x(row.iops.range.0), x(row.iops.range.1), y + ROW / 2);
     if most > least {
         area.draw(&PathElement::new([(least, middle), (most, middle)], INK))?;
         for at in [least, most] {
             area.draw(&PathElement::new([(at, middle - 4), (at, middle + 4)], INK))?;
         }
     }
-    let text = thousands(row.figures.iops);
+    let text = thousands(row.iops.median);
     write(area, &text, (end.max(most) + 6, y + 3), FONT, HPos::Left)
 }
 
@@ -154,10 +158,10 @@ fn draw_latency(
     area: &Area<'_>,
     y: i32,
     axis: &Axis,
-    figures: &Figures,
+    percentiles_ns: [f64; 3],
     fill: RGBColor,
 ) -> Result<()> {
-    let [p50, p99, p999] = figures.percentiles_ns.map(|ns| axis.x(ns));
+    let [p50, p99, p999] = percentiles_ns.map(|ns| axis.x(ns));
     area.draw(&PathElement::new([(p50, y), (p999, y)], fill.stroke_width(2)))?;
     area.draw(&PathElement::new([(p99, y - 6), (p99, y + 6)], fill.stroke_width(2)))?;
     area.draw(&PathElement::new([(p999, y - 3), (p999, y + 3)], INK))?;

@@ -4,111 +4,29 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Measured, Plan, RocksJob, RocksPlan, RocksReport, RocksRun, RocksSubject, Run, Subject,
-    Workload,
-};
+use super::{Measured, Plan, RocksJob, RocksReport, RocksRun, RocksSubject, Workload};
 use crate::environment::Environment;
 use crate::json::SavedReport;
+use crate::measurement::Measurement;
 use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
-use crate::turns::{Described, Fault, Turns};
+use crate::times::Times;
+use crate::turns::Described;
 
 /// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BlockReport {
-    /// Version of this format: [`SavedReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
+pub type BlockReport = Measurement<Workload, Measured, BlockExtra>;
+
+/// Results that reports of disks alone have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockExtra {
     /// The disk behind the subjects, in a few words.
     pub disk: String,
-    /// The loads and times.
-    pub plan: Plan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<Run>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
     /// Results of RocksDB on file systems on the subjects' disks, if that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rocksdb: Option<RocksReport>,
 }
 
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figures {
-    /// Commands per second.
-    pub iops: f64,
-    /// Bytes per second.
-    pub bytes_per_second: f64,
-    /// Mean latency, ns.
-    pub mean_ns: f64,
-    /// Latencies that 50, 99 and 99.9 % of the commands do not exceed, ns.
-    pub percentiles_ns: [f64; 3],
-    /// CPU time of the target per command, ns.
-    pub target_cpu_ns: Option<f64>,
-}
-
-impl Measured {
-    /// Returns the commands per second.
-    pub fn iops(&self) -> f64 {
-        self.latency.count() as f64 * 1e9 / self.elapsed_ns.max(1) as f64
-    }
-
-    /// Returns the figures of this single turn.
-    pub fn figures(&self) -> Figures {
-        let count = self.latency.count().max(1) as f64;
-        Figures {
-            iops: self.iops(),
-            bytes_per_second: self.bytes as f64 * 1e9 / self.elapsed_ns.max(1) as f64,
-            mean_ns: self.latency.mean(),
-            percentiles_ns: [50.0, 99.0, 99.9].map(|p| self.latency.percentile(p) as f64),
-            target_cpu_ns: self.target_cpu_ns.map(|spent| spent as f64 / count),
-        }
-    }
-}
-
-impl SavedReport for BlockReport {
-    const KIND: &'static str = "disks";
-
-    fn format(&self) -> u32 {
-        self.format
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-}
-
 impl BlockReport {
-    /// Makes a report of `runs`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        disk: impl Into<String>,
-        plan: Plan,
-        subjects: &[Box<dyn Subject>],
-        turns: Turns<Run>,
-    ) -> Self {
-        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
-        Self {
-            format: Self::FORMAT,
-            environment,
-            command: command.into(),
-            disk: disk.into(),
-            plan,
-            subjects: described.collect(),
-            runs: turns.runs,
-            faults: turns.faults,
-            rocksdb: None,
-        }
-    }
-
     /// Makes a report of RocksDB on `subjects`.
     pub fn of_rocksdb(
         environment: Environment,
@@ -118,92 +36,18 @@ impl BlockReport {
         rocksdb: RocksReport,
     ) -> Self {
         let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
-        let RocksPlan { rounds, time, .. } = rocksdb.plan;
+        let times = Times { warm_up: Duration::ZERO, time: rocksdb.plan.time };
         Self {
             format: Self::FORMAT,
             environment,
             command: command.into(),
-            disk: disk.into(),
-            plan: Plan { workloads: Vec::new(), rounds, warm_up: Duration::ZERO, time },
+            plan: Plan::timed(Vec::new(), rocksdb.plan.rounds, times),
             subjects: described.collect(),
             runs: Vec::new(),
             faults: Vec::new(),
-            rocksdb: Some(rocksdb),
+            left_out: Vec::new(),
+            extra: BlockExtra { disk: disk.into(), rocksdb: Some(rocksdb) },
         }
-    }
-
-    /// Returns the turns of `subject` with `workload`, in the order of their rounds.
-    pub fn turns<'a>(
-        &'a self,
-        workload: &'a Workload,
-        subject: &'a str,
-    ) -> impl Iterator<Item = &'a Run> {
-        self.runs.iter().filter(move |run| run.subject == subject && run.workload == *workload)
-    }
-
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, workload: &Workload, subject: &str) -> Option<Figures> {
-        let turns: Vec<Figures> =
-            self.turns(workload, subject).map(|run| run.measured.figures()).collect();
-        if turns.is_empty() {
-            return None;
-        }
-        let over = |value: &dyn Fn(&Figures) -> f64| median(turns.iter().map(value).collect());
-        let cpu: Vec<f64> = turns.iter().filter_map(|turn| turn.target_cpu_ns).collect();
-        Some(Figures {
-            iops: over(&|turn| turn.iops),
-            bytes_per_second: over(&|turn| turn.bytes_per_second),
-            mean_ns: over(&|turn| turn.mean_ns),
-            percentiles_ns: [0, 1, 2].map(|at| over(&|turn| turn.percentiles_ns[at])),
-            target_cpu_ns: (!cpu.is_empty()).then(|| median(cpu)),
-        })
-    }
-
-    /// Returns the least and the greatest of the rounds' IOPS, or `None` if there was no turn.
-    pub fn range(&self, workload: &Workload, subject: &str) -> Option<(f64, f64)> {
-        self.range_of(workload, subject, |figures| figures.iops)
-    }
-
-    /// Returns the least and the greatest of a figure over the rounds, or `None` if there was no
-    /// turn.
-    pub(super) fn range_of(
-        &self,
-        workload: &Workload,
-        subject: &str,
-        figure: impl Fn(&Figures) -> f64,
-    ) -> Option<(f64, f64)> {
-        let turns = self.turns(workload, subject);
-        let all: Vec<f64> = turns.map(|run| figure(&run.measured.figures())).collect();
-        (!all.is_empty()).then(|| range(&all))
-    }
-
-    /// Returns the range of the rounds' IOPS relative to their median. Returns `None` if there was
-    /// only one turn or none.
-    pub fn spread(&self, workload: &Workload, subject: &str) -> Option<f64> {
-        let iops: Vec<f64> = self.turns(workload, subject).map(|run| run.measured.iops()).collect();
-        let (least, most) = self.range(workload, subject)?;
-        (iops.len() > 1).then(|| (most - least) / median(iops).max(f64::MIN_POSITIVE))
-    }
-
-    /// Returns the median over the rounds of p99, ns, without the delay by which the client may
-    /// have seen completions late. Returns `None` if that was not measured.
-    pub fn p99_at_least(&self, workload: &Workload, subject: &str) -> Option<f64> {
-        let each = self
-            .turns(workload, subject)
-            .filter_map(|run| Some(run.measured.at_least.as_ref()?.percentile(99.0) as f64));
-        let each: Vec<f64> = each.collect();
-        (!each.is_empty()).then(|| median(each))
-    }
-
-    /// Returns the median over the rounds of the commands per second of the neighbour of `subject`,
-    /// or `None` if there was no neighbour.
-    pub fn neighbour_iops(&self, workload: &Workload, subject: &str) -> Option<f64> {
-        let each = self.turns(workload, subject).filter_map(|run| {
-            let seconds = run.measured.elapsed_ns.max(1) as f64 / 1e9;
-            Some(run.measured.neighbour_commands? as f64 / seconds)
-        });
-        let each: Vec<f64> = each.collect();
-        (!each.is_empty()).then(|| median(each))
     }
 }
 
@@ -251,45 +95,24 @@ impl RocksReport {
 pub(crate) mod tests {
     use slipway_telemetry::Histogram;
 
+    use super::super::measure::{IOPS, MEAN, P50, TARGET_CPU};
     use super::*;
 
     /// Makes a report in which each subject has these mean latencies, round by round.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> BlockReport {
-        let workload: Workload = "randread-4k-d1-t1".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, rounds) in subjects {
-            for (round, &ns) in (0..).zip(*rounds) {
-                let mut latency = Histogram::new();
-                latency.record_many(ns, 1_000);
-                latency.record_many(ns * 10, 2);
-                let elapsed_ns = latency.sum() as u64;
-                let target_cpu_ns = Some(elapsed_ns / 2);
-                let bytes = 4_104_192;
-                let measured =
-                    Measured { latency, bytes, elapsed_ns, target_cpu_ns, ..Measured::default() };
-                runs.push(Run { subject: (*name).to_owned(), workload, round, measured });
-            }
-        }
-        let described = subjects
-            .iter()
-            .map(|(name, _)| Described { name: (*name).to_owned(), about: "<&>".into() });
-        let plan = Plan {
-            workloads: vec![workload],
-            rounds: 3,
-            warm_up: Duration::ZERO,
-            time: Duration::from_millis(1),
-        };
-        BlockReport {
-            format: BlockReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench block".into(),
-            disk: "ram:64M".into(),
-            plan,
-            subjects: described.collect(),
-            runs,
-            faults: Vec::new(),
-            rocksdb: None,
-        }
+        let loads = ["randread-4k-d1-t1"];
+        let mut report = BlockReport::sample("bench block", &loads, subjects, |_, _, &ns| {
+            let mut latency = Histogram::new();
+            latency.record_many(ns, 1_000);
+            latency.record_many(ns * 10, 2);
+            let elapsed_ns = latency.sum() as u64;
+            let target_cpu_ns = Some(elapsed_ns / 2);
+            Measured { latency, bytes: 4_104_192, elapsed_ns, target_cpu_ns, ..Measured::default() }
+        });
+        let times = Times { warm_up: Duration::ZERO, time: Duration::from_millis(1) };
+        report.plan = Plan::timed(report.plan.loads, 3, times);
+        report.extra.disk = "ram:64M".to_owned();
+        report
     }
 
     /// Makes a report in which "host" filled two databases in each of two rounds.
@@ -307,17 +130,17 @@ pub(crate) mod tests {
                 runs.push(RocksRun { subject: "host".into(), job, round, measured });
             }
         }
-        let rocksdb = Some(RocksReport { plan, runs });
-        let empty = report(&[("host", &[])]);
-        let plan = Plan { workloads: Vec::new(), ..empty.plan.clone() };
-        BlockReport { rocksdb, plan, ..empty }
+        let mut report = report(&[("host", &[])]);
+        report.extra.rocksdb = Some(RocksReport { plan, runs });
+        report.plan.loads.clear();
+        report
     }
 
     #[test]
     fn rocksdb_survives_json_and_gives_medians_and_spread() {
         let report = with_rocksdb();
         assert_eq!(BlockReport::from_json(&report.to_json().unwrap()).unwrap(), report);
-        let rocksdb = report.rocksdb.unwrap();
+        let rocksdb = report.extra.rocksdb.unwrap();
         let job = rocksdb.plan.jobs().next().unwrap();
         assert_eq!(rocksdb.rate(job, "host"), Some(150.0));
         assert_eq!(rocksdb.spread(job, "host"), Some((100.0, 200.0)));
@@ -337,16 +160,24 @@ pub(crate) mod tests {
     #[test]
     fn figures_are_medians_over_rounds() {
         let report = report(&[("mapped", &[900, 100, 110])]);
-        let workload = report.plan.workloads[0];
-        let figures = report.figures(&workload, "mapped").unwrap();
-        assert_eq!(figures.percentiles_ns[0], 110.0);
-        assert!((figures.mean_ns - 111.98).abs() < 0.1, "{figures:?}");
-        assert!((figures.iops * figures.mean_ns / 1e9 - 1.0).abs() < 1e-6, "one in flight");
-        assert!(figures.target_cpu_ns.is_some_and(|ns| (ns - figures.mean_ns / 2.0).abs() < 1.0));
-        let spread = report.spread(&workload, "mapped").unwrap();
+        let load = report.plan.loads[0];
+        let of = |figure| report.over_rounds(&load, "mapped", figure).unwrap();
+        let (iops, mean) = (of(&IOPS), of(&MEAN));
+        assert_eq!(of(&P50).median, 110.0);
+        assert!((mean.median - 111.98).abs() < 0.1, "{mean:?}");
+        assert!((iops.median * mean.median / 1e9 - 1.0).abs() < 1e-6, "one in flight");
+        assert!((of(&TARGET_CPU).median - mean.median / 2.0).abs() < 1.0);
+        let spread = iops.spread().unwrap();
         assert!((spread - (110.0 / 100.0 - 110.0 / 900.0)).abs() < 0.02, "{spread}");
-        assert_eq!(report.spread(&workload, "nobody"), None);
-        assert_eq!(report.figures(&workload, "nobody"), None);
+        assert_eq!(report.over_rounds(&load, "nobody", &IOPS), None);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn a_report_of_an_earlier_version_is_read() {
+        let now = report(&[("mapped", &[200])]);
+        let text = now.to_json().unwrap();
+        let then = text.replace(r#""load":"#, r#""workload":"#).replace("loads", "workloads");
+        assert_eq!(BlockReport::from_json(&then).unwrap(), now);
     }
 }

@@ -1,36 +1,22 @@
 //! Formats a report of disks as tables for a terminal.
 
-use super::{BlockReport, Figures, RocksReport};
-use crate::duration::human;
+use std::time::Duration;
+
+use super::measure::{BlockFigure, NEIGHBOUR, P50, P99, P99_AT_LEAST};
+use super::{BlockReport, RocksReport, Workload};
+use crate::duration::thousands;
+use crate::figure::time;
 use crate::table::titled;
-use crate::turns::{Described, fault_lines, foot};
+use crate::turns::foot;
 
-const HEADINGS: [&str; 9] =
-    ["", "IOPS", "spread", "MB/s", "mean", "p50", "p99", "p99.9", "target CPU"];
-
-/// Formats one table for each workload of `report`: medians over rounds, a row for each subject, a
+/// Formats a table for each load of `report`, then those of RocksDB and of neighbours, with a
 /// newline at the end. Headings are bold if `colour`.
 pub fn block_table(report: &BlockReport, colour: bool) -> String {
-    let mut text = String::new();
-    for workload in &report.plan.workloads {
-        let rows: Vec<[String; 9]> = report
-            .subjects
-            .iter()
-            .filter_map(|subject| {
-                let figures = report.figures(workload, &subject.name)?;
-                Some(row(&subject.name, &figures, report.spread(workload, &subject.name)))
-            })
-            .collect();
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&workload.to_string(), &HEADINGS, &rows, colour));
-        text.push('\n');
-    }
-    if let Some(rocksdb) = &report.rocksdb {
+    let mut text = report.figure_tables(colour, |_| String::new());
+    if let Some(rocksdb) = &report.extra.rocksdb {
         text.push_str(&rocks_table(report, rocksdb, colour));
     }
-    text + &neighbour_table(report, colour) + &fault_lines(&report.faults) + &notes(report)
+    text + &neighbour_table(report, colour) + &report.obstacles() + &notes(report)
 }
 
 const BESIDE: [&str; 11] = [
@@ -51,25 +37,13 @@ const BESIDE: [&str; 11] = [
 /// neighbour. Returns an empty text if there was none.
 fn neighbour_table(report: &BlockReport, colour: bool) -> String {
     let mut text = String::new();
-    for workload in &report.plan.workloads {
-        let beside = |subject: &Described| report.neighbour_iops(workload, &subject.name);
-        if !report.subjects.iter().any(|subject| beside(subject).is_some()) {
+    for load in &report.plan.loads {
+        let loud = |name: &String| report.over_rounds(load, name, &NEIGHBOUR);
+        let rows = report.rows(|name| beside_row(report, load, name));
+        if rows.is_empty() || report.rows(loud).is_empty() {
             continue;
         }
-        let rows = report.subjects.iter().filter_map(|subject| {
-            let (alone, _) = subject.name.split_once('+')?;
-            let loud = beside(subject);
-            let [own, others] = [alone, &subject.name].map(|name| report.figures(workload, name));
-            let least = [alone, &subject.name].map(|name| report.p99_at_least(workload, name));
-            let least = least[0].zip(least[1]);
-            let figures = (&own?, &others?);
-            Some(beside_row(&subject.name, figures, least, loud))
-        });
-        let rows: Vec<[String; 11]> = rows.collect();
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&format!("{workload}, alone and"), &BESIDE, &rows, colour));
+        text.push_str(&titled(&format!("{load}, alone and"), &BESIDE, &rows, colour));
         text.push_str(
             "p99 \u{2265}: up to the client's last look that found nothing; what p99 has beyond \
              it may be the client's own, which puts both loads on\n\n",
@@ -78,23 +52,19 @@ fn neighbour_table(report: &BlockReport, colour: bool) -> String {
     text
 }
 
-fn beside_row(
-    name: &str,
-    (alone, beside): (&Figures, &Figures),
-    least: Option<(f64, f64)>,
-    loud: Option<f64>,
-) -> [String; 11] {
-    let three = |alone: f64, beside: f64| {
-        let ns = |value: f64| human(value.round() as u64);
-        [ns(alone), ns(beside), format!("{:.2}", beside / alone.max(1.0))]
+/// Formats the row of a neighbour: the quiet client alone, beside it, and the ratio.
+fn beside_row(report: &BlockReport, load: &Workload, name: &str) -> Option<[String; 11]> {
+    let (alone, _) = name.split_once('+')?;
+    let three = |figure: &BlockFigure| {
+        let median = |subject| Some(report.over_rounds(load, subject, figure)?.median);
+        let (alone, beside) = (median(alone)?, median(name)?);
+        Some([time(alone), time(beside), format!("{:.2}", beside / alone.max(1.0))])
     };
-    let [p50, p99] = [0, 1].map(|at| three(alone.percentiles_ns[at], beside.percentiles_ns[at]));
-    let least = match least {
-        Some((alone, beside)) => three(alone, beside),
-        None => [(); 3].map(|()| "-".to_owned()),
-    };
-    let ([a, b, c], [d, e, f], [g, h, i]) = (p50, p99, least);
-    [name.to_owned(), a, b, c, d, e, f, g, h, i, loud.map_or_else(|| "-".to_owned(), thousands)]
+    let none = || "-".to_owned();
+    let ([a, b, c], [d, e, f]) = (three(&P50)?, three(&P99)?);
+    let [g, h, i] = three(&P99_AT_LEAST).unwrap_or_else(|| [none(), none(), none()]);
+    let loud = report.shown(load, name, &NEIGHBOUR).unwrap_or_else(none);
+    Some([name.to_owned(), a, b, c, d, e, f, g, h, i, loud])
 }
 
 /// Formats a table for each load with a row for each subject: the median over rounds of the
@@ -124,44 +94,20 @@ fn rocks_table(report: &BlockReport, rocksdb: &RocksReport, colour: bool) -> Str
     )
 }
 
-fn row(name: &str, figures: &Figures, spread: Option<f64>) -> [String; 9] {
-    let ns = |value: f64| human(value.round() as u64);
-    let [p50, p99, p999] = figures.percentiles_ns.map(ns);
-    [
-        name.to_owned(),
-        thousands(figures.iops),
-        spread.map_or_else(|| "-".to_owned(), |spread| format!("{:.0} %", spread * 100.0)),
-        format!("{:.0}", figures.bytes_per_second / 1e6),
-        ns(figures.mean_ns),
-        p50,
-        p99,
-        p999,
-        figures.target_cpu_ns.map_or_else(|| "-".to_owned(), ns),
-    ]
-}
-
-/// Formats a number as `1.23 M`, `45.6 k`, `789`.
-pub(crate) fn thousands(value: f64) -> String {
-    match value {
-        1e6.. => format!("{:.2} M", value / 1e6),
-        1e4.. => format!("{:.1} k", value / 1e3),
-        _ => format!("{value:.0}"),
-    }
-}
-
 fn notes(report: &BlockReport) -> String {
     let plan = &report.plan;
     let (rounds, plural) = (plan.rounds, if plan.rounds == 1 { "" } else { "s" });
-    let (disk, accelerator) = (&report.disk, &report.environment.accelerator);
-    let turns = match report.rocksdb {
+    let (disk, accelerator) = (&report.extra.disk, &report.environment.accelerator);
+    let turns = match report.extra.rocksdb {
         Some(_) => format!("{rounds} round{plural}, in turn"),
         None => {
-            let (time, warm_up) = (plan.time, plan.warm_up);
+            let time = plan.time();
+            let warm_up = plan.times.map_or(Duration::ZERO, |times| times.warm_up);
             format!("{rounds} turn{plural} of {time:?} each after {warm_up:?} of warm-up, in turn")
         }
     };
     let mut text = format!("{turns}; medians. Disk: {disk}. Accelerator: {accelerator}.\n");
-    if report.rocksdb.is_none() {
+    if report.extra.rocksdb.is_none() {
         text.push_str(
             "spread: from the least to the most IOPS of the rounds; target CPU: what the target's \
              process spent for one command\n",
@@ -215,10 +161,5 @@ mod tests {
         let text = block_table(&report, false);
         let row = text.lines().skip_while(|line| !line.contains("ratio")).nth(1).unwrap();
         assert!(row.starts_with("mapped+x") && row.matches("1.50").count() == 2, "{text}");
-    }
-
-    #[test]
-    fn large_numbers_are_short() {
-        assert_eq!([999.0, 45_600.0, 2_345_678.0].map(thousands), ["999", "45.6 k", "2.35 M"]);
     }
 }

@@ -10,8 +10,8 @@
 //!   [`Way::Mkdir`] and [`Way::Take`] are the first step of each alone: what RunD-V's figures of
 //!   creation compare;
 //! - [`Version`] says where the groups are: [`Joint`] is RunD-V's one hierarchy of all controllers;
-//! - [`measure`](crate::measure) runs a [`CgroupPlan`]; [`CgroupReport`] is everything measured, as
-//!   JSON; [`cgroup_table`] and [`cgroup_plot`] show it; [`compare_cgroups`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`CgroupPlan`]; [`CgroupReport`] is
+//!   everything measured, as JSON; [`cgroup_table`] and [`cgroup_plot`] show it.
 //!
 //! [`idle`] measures what groups cost their host while their processes sleep.
 //!
@@ -19,7 +19,6 @@
 //! after each, which is not part of a turn. The groups are removed then, too, and the next turn
 //! waits for the kernel to release them.
 
-mod compare;
 pub mod idle;
 mod joint;
 mod load;
@@ -32,11 +31,10 @@ mod sleepers;
 mod subjects;
 mod table;
 
-pub use compare::compare_cgroups;
 pub use joint::Joint;
 pub use load::CgroupLoad;
 pub use plot::cgroup_plot;
-pub use report::{CgroupFigures, CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};
+pub use report::{CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};
 pub use sleepers::Sleepers;
 pub use subjects::{CgroupMeasured, CgroupWay, Version, Way};
 pub use table::cgroup_table;

@@ -3,9 +3,10 @@
 use anyhow::Result;
 
 use super::paper::creation_ns;
-use super::{CgroupFigures, CgroupLoad, CgroupReport};
+use super::{CgroupLoad, CgroupMeasured, CgroupReport};
 use crate::duration::human;
-use crate::groups::{Group, Shown, groups, time};
+use crate::groups::{Group, groups};
+use crate::measurement::Measured;
 
 /// Draws `report`: for each load the time for all groups and the 99th percentile of a request, with
 /// a bar for each subject, and RunD-V's times for creation where it has that load.
@@ -13,36 +14,19 @@ use crate::groups::{Group, Shown, groups, time};
 /// # Errors
 /// If nothing was measured.
 pub fn cgroup_plot(report: &CgroupReport, title: &str) -> Result<String> {
-    let of_load = |load: &CgroupLoad| {
-        let CgroupLoad { groups, threads } = *load;
-        let name = format!("{groups} groups by {threads} threads");
-        let [all, tail] = Group::of_load(
-            &name,
-            &report.subjects,
-            |one| report.figures(load, one),
-            [("all", all), ("p99 of a request", tail)],
-        );
-        [all, tail, of_paper(report, load, &name)]
-    };
-    groups(title, report.plan.loads.iter().flat_map(of_load))
+    let both = |load| report.groups(load).chain([of_paper(report, load)]);
+    groups(title, report.plan.loads.iter().flat_map(both))
 }
 
 /// Returns bars for the subjects that were measured and are in the paper.
-fn of_paper(report: &CgroupReport, load: &CgroupLoad, name: &str) -> Group {
-    let name = format!("{name}: creation of all in RunD-V's paper (section VI.B)");
+fn of_paper(report: &CgroupReport, load: &CgroupLoad) -> Group {
+    let title = CgroupMeasured::title(load);
+    let name = format!("{title}: creation of all in RunD-V's paper (section VI.B)");
     Group::of(name, false, &report.subjects, |one| {
-        report.figures(load, one)?;
+        report.turns(load, one).next()?;
         let ns = creation_ns(one, load)?;
         Some((ns, (ns, ns), human(ns as u64)))
     })
-}
-
-fn all(figures: &CgroupFigures) -> Option<Shown> {
-    Some(time(figures.total_ns, figures.range_ns))
-}
-
-fn tail(figures: &CgroupFigures) -> Option<Shown> {
-    Some(time(figures.p99_ns, figures.p99_range_ns))
 }
 
 #[cfg(test)]

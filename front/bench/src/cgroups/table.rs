@@ -3,20 +3,16 @@
 use super::paper::pool_ns;
 use super::{CgroupLoad, CgroupReport};
 use crate::duration::human;
-use crate::turns::{fault_lines, foot};
-
-const HEADINGS: [&str; 7] = ["", "all", "of the first", "p50", "p99", "of the first", "refill"];
 
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn cgroup_table(report: &CgroupReport, colour: bool) -> String {
-    let mut text = report.tables(&HEADINGS, colour, |load| rows(report, load), published);
-    text.push_str(&fault_lines(&report.faults));
+    let mut text = report.figure_tables(colour, published);
     text.push_str(
         "all: from the first request to the end of the last; p50, p99: of a request; refill: CPU \
          time to make the pool's groups before the turn\n",
     );
-    text + &foot(&[], &report.subjects)
+    text + &report.foot()
 }
 
 /// Formats RunD-V's figure for a load, if it has one.
@@ -29,25 +25,6 @@ fn published(load: &CgroupLoad) -> String {
         )
     };
     pool_ns(load).map(line).unwrap_or_default()
-}
-
-fn rows(report: &CgroupReport, load: &CgroupLoad) -> Vec<[String; 7]> {
-    let mut first = None;
-    let row = |name: &String| {
-        let figures = report.figures(load, name)?;
-        let (all, tail) = *first.get_or_insert((figures.total_ns, figures.p99_ns));
-        let of = |value: u64, base: u64| format!("{:.3}", value as f64 / base.max(1) as f64);
-        Some([
-            name.clone(),
-            human(figures.total_ns),
-            of(figures.total_ns, all),
-            human(figures.p50_ns),
-            human(figures.p99_ns),
-            of(figures.p99_ns, tail),
-            figures.refill_ns.map(human).unwrap_or_default(),
-        ])
-    };
-    report.rows(row)
 }
 
 #[cfg(test)]

@@ -4,11 +4,9 @@
 //! - [`FunctionWay`], the subject: the function's server with bounds that let it scale both ways,
 //!   by new sandboxes alone, or by new replicas in the sandboxes that are there alone. A turn is a
 //!   server of its own, `slipway function serve`, and a burst of `slipway function load`;
-//! - [`measure`](crate::measure) runs a [`FunctionPlan`]; [`FunctionReport`] is everything
-//!   measured, as JSON; [`function_table`] and [`function_plot`] show it; [`compare_functions`]
-//!   compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`FunctionPlan`]; [`FunctionReport`]
+//!   is everything measured, as JSON; [`function_table`] and [`function_plot`] show it.
 
-mod compare;
 mod load;
 mod plot;
 mod report;
@@ -16,12 +14,9 @@ mod server;
 mod subjects;
 mod table;
 
-pub use compare::compare_functions;
 pub use load::FunctionLoad;
 pub use plot::function_plot;
-pub use report::{
-    FunctionFigures, FunctionMeasured, FunctionPlan, FunctionReport, FunctionRun, FunctionSubject,
-};
+pub use report::{FunctionMeasured, FunctionPlan, FunctionReport, FunctionRun, FunctionSubject};
 pub use server::FunctionSettings;
 pub use subjects::{FunctionWay, Scaling};
 pub use table::function_table;

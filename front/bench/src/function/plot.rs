@@ -4,33 +4,14 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{FunctionFigures, FunctionLoad, FunctionReport};
-use crate::duration::human;
-use crate::panels::{CurvePoint, Label, Panel, panels};
+use super::report::{P50, REPLICAS_MADE, SANDBOXES_MADE, VMMS};
+use super::{FunctionLoad, FunctionMeasured, FunctionReport};
+use crate::figure::Figure;
+use crate::panels::{CurvePoint, Panel, panels};
 
-/// A figure that a panel shows: its name, its labels, its value and the range of that.
-type Shown = (&'static str, Label, fn(&FunctionFigures) -> (f64, (f64, f64)));
-
-const SHOWN: [Shown; 4] = [
-    ("median latency", |ns| human(ns as u64), |one| (one.p50_ns, one.p50_range_ns)),
-    ("memory of the VMMs, MiB", number, |one| {
-        // In MiB already, so that the marks of the axis are round.
-        let range = one.vmm_range_bytes;
-        (mib(one.vmm_bytes), (mib(range.0), mib(range.1)))
-    }),
-    ("sandboxes made", number, |one| (one.sandboxes_made, one.sandboxes_range)),
-    ("replicas made", number, |one| (one.replicas_made, one.replicas_range)),
-];
-
-fn mib(bytes: f64) -> f64 {
-    bytes / f64::from(1 << 20)
-}
-
-/// Formats a mark of an axis that counts. Marks below one are tenths and more.
-fn number(value: f64) -> String {
-    let whole = (value - value.round()).abs() < 1e-6;
-    if whole { format!("{value:.0}") } else { format!("{value:.1}") }
-}
+/// The figures that panels show.
+const SHOWN: [Figure<FunctionLoad, FunctionMeasured>; 4] =
+    [P50, VMMS, SANDBOXES_MADE, REPLICAS_MADE];
 
 /// A number of loads, and its name.
 type Axis = (&'static str, fn(&FunctionLoad) -> u32);
@@ -75,24 +56,23 @@ fn over(report: &FunctionReport, axis: Axis, other: Axis, least: usize) -> Vec<P
 fn panel(
     report: &FunctionReport,
     loads: &[FunctionLoad],
-    (name, label, value): &Shown,
+    figure: &Figure<FunctionLoad, FunctionMeasured>,
     (below, grows): Axis,
     what: &str,
 ) -> Panel {
     let lines = report.subjects.iter().enumerate().map(|(subject, described)| {
         let point = |load: &FunctionLoad| {
-            let figures = report.figures(load, &described.name)?;
-            let (value, range) = value(&figures);
-            Some(CurvePoint { at: f64::from(grows(load)), value, range })
+            let one = report.over_rounds(load, &described.name, figure)?;
+            Some(CurvePoint { at: f64::from(grows(load)), value: one.median, range: one.range })
         };
         (subject, loads.iter().filter_map(point).collect())
     });
     let tick = |load: &FunctionLoad| (f64::from(grows(load)), grows(load).to_string());
     Panel {
-        title: format!("{name}, {what}"),
-        more_is_better: false,
+        title: format!("{}, {what}", figure.about),
+        more_is_better: figure.more_is_better,
         below,
-        label: *label,
+        label: figure.text,
         ticks: loads.iter().map(tick).collect(),
         lines: lines.collect(),
     }

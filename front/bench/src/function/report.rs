@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::FunctionLoad;
+use crate::figure::{Figure, time};
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
-use crate::statistics::{median, range};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,8 +26,68 @@ pub struct FunctionMeasured {
     pub host_bytes: u64,
 }
 
+/// A figure of functions.
+type FunctionFigure = Figure<FunctionLoad, FunctionMeasured>;
+
+/// The median of a request, ns.
+pub(super) const P50: FunctionFigure =
+    FunctionFigure::less("p50", "median latency", |_, turn| Some(turn.p50_ns as f64), time);
+/// The replicas that were begun.
+pub(super) const REPLICAS_MADE: FunctionFigure = FunctionFigure::less(
+    "replicas made",
+    "replicas made",
+    |_, turn| Some(turn.replicas_made as f64),
+    number,
+);
+/// The sandboxes that were begun.
+pub(super) const SANDBOXES_MADE: FunctionFigure = FunctionFigure::less(
+    "sandboxes made",
+    "sandboxes made",
+    |_, turn| Some(turn.sandboxes_made as f64),
+    number,
+);
+/// The memory of the VMMs. It is in MiB already, so that the marks of an axis are round.
+pub(super) const VMMS: FunctionFigure = FunctionFigure::less(
+    "VMMs MiB",
+    "memory of the VMMs, MiB",
+    |_, turn| Some(mib(turn.vmm_bytes)),
+    number,
+);
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Formats a number. Those that are not whole have tenths.
+fn number(value: f64) -> String {
+    let whole = (value - value.round()).abs() < 1e-6;
+    if whole { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
 impl Measured for FunctionMeasured {
+    type Load = FunctionLoad;
+
     const KIND: &'static str = "functions";
+
+    fn figures(_: &FunctionLoad) -> &'static [FunctionFigure] {
+        const COMPARED: &[FunctionFigure] = &[P50];
+        COMPARED
+    }
+
+    fn further(_: &FunctionLoad) -> &'static [FunctionFigure] {
+        const P99: FunctionFigure =
+            FunctionFigure::less("p99", "p99", |_, turn| Some(turn.p99_ns as f64), time);
+        const ALL: FunctionFigure =
+            FunctionFigure::less("all", "all", |_, turn| Some(turn.max_ns as f64), time);
+        const HOST: FunctionFigure = FunctionFigure::less(
+            "host MiB",
+            "memory of the host",
+            |_, turn| Some(mib(turn.host_bytes)),
+            number,
+        );
+        const FURTHER: &[FunctionFigure] = &[P99, ALL, REPLICAS_MADE, SANDBOXES_MADE, VMMS, HOST];
+        FURTHER
+    }
 }
 
 /// A way to scale that can be measured.
@@ -39,108 +99,35 @@ pub type FunctionRun = Run<FunctionLoad, FunctionMeasured>;
 /// All results of one command, stored as JSON.
 pub type FunctionReport = Measurement<FunctionLoad, FunctionMeasured>;
 
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FunctionFigures {
-    /// Median of the rounds' medians of a request, ns.
-    pub p50_ns: f64,
-    /// The least and the greatest of the rounds' medians, ns.
-    pub p50_range_ns: (f64, f64),
-    /// Median of the rounds' 99th percentiles of a request, ns.
-    pub p99_ns: f64,
-    /// Median of the times until the last answer, ns.
-    pub max_ns: f64,
-    /// Median of the replicas that were begun.
-    pub replicas_made: f64,
-    /// The least and the greatest of the rounds' replicas.
-    pub replicas_range: (f64, f64),
-    /// Median of the sandboxes that were begun.
-    pub sandboxes_made: f64,
-    /// The least and the greatest of the rounds' sandboxes.
-    pub sandboxes_range: (f64, f64),
-    /// Median of the memory of VMMs, bytes.
-    pub vmm_bytes: f64,
-    /// The least and the greatest of the rounds' memory of VMMs, bytes.
-    pub vmm_range_bytes: (f64, f64),
-    /// Median of the host's memory, bytes.
-    pub host_bytes: f64,
-}
-
-impl FunctionReport {
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, load: &FunctionLoad, subject: &str) -> Option<FunctionFigures> {
-        let all = |part: fn(FunctionMeasured) -> u64| -> Vec<f64> {
-            self.turns(load, subject).map(|one| part(one) as f64).collect()
-        };
-        let middle = |part: fn(FunctionMeasured) -> u64| median(all(part));
-        let medians = all(|one| one.p50_ns);
-        (!medians.is_empty()).then(|| FunctionFigures {
-            p50_range_ns: range(&medians),
-            p50_ns: median(medians),
-            p99_ns: middle(|one| one.p99_ns),
-            max_ns: middle(|one| one.max_ns),
-            replicas_made: middle(|one| one.replicas_made),
-            replicas_range: range(&all(|one| one.replicas_made)),
-            sandboxes_made: middle(|one| one.sandboxes_made),
-            sandboxes_range: range(&all(|one| one.sandboxes_made)),
-            vmm_bytes: middle(|one| one.vmm_bytes),
-            vmm_range_bytes: range(&all(|one| one.vmm_bytes)),
-            host_bytes: middle(|one| one.host_bytes),
-        })
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these median latencies in milliseconds, round by round, with
     /// each of the loads.
     pub(crate) fn report(loads: &[&str], subjects: &[(&str, &[u64])]) -> FunctionReport {
-        let loads: Vec<FunctionLoad> = loads.iter().map(|load| load.parse().unwrap()).collect();
-        let mut runs = Vec::new();
-        for load in &loads {
-            for (name, times) in subjects {
-                for (round, ms) in (0..).zip(*times) {
-                    let measured = FunctionMeasured {
-                        p50_ns: ms * 1_000_000,
-                        p99_ns: ms * 2_000_000,
-                        max_ns: ms * 3_000_000,
-                        replicas_made: 7,
-                        sandboxes_made: 2,
-                        vmm_bytes: 100 << 20,
-                        host_bytes: 120 << 20,
-                    };
-                    let (subject, load) = ((*name).to_owned(), *load);
-                    runs.push(FunctionRun { subject, load, round, measured });
-                }
-            }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        FunctionReport {
-            format: FunctionReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench function".into(),
-            plan: FunctionPlan { loads, rounds: 3 },
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-        }
+        FunctionReport::sample("bench function", loads, subjects, |_, _, ms| FunctionMeasured {
+            p50_ns: ms * 1_000_000,
+            p99_ns: ms * 2_000_000,
+            max_ns: ms * 3_000_000,
+            replicas_made: 7,
+            sandboxes_made: 2,
+            vmm_bytes: 100 << 20,
+            host_bytes: 120 << 20,
+        })
     }
 
     #[test]
     fn figures_are_medians_and_survive_json() {
         let report = report(&["s4-q24"], &[("both", &[30, 10, 20]), ("none", &[])]);
         let load = report.plan.loads[0];
-        let both = report.figures(&load, "both").unwrap();
-        assert_eq!((both.p50_ns, both.p50_range_ns), (20e6, (10e6, 30e6)));
-        assert_eq!((both.p99_ns, both.max_ns), (40e6, 60e6));
-        assert_eq!((both.replicas_made, both.sandboxes_made), (7.0, 2.0));
-        assert_eq!(report.figures(&load, "none"), None);
+        let p50 = report.over_rounds(&load, "both", &P50).unwrap();
+        assert_eq!((p50.median, p50.range), (20e6, (10e6, 30e6)));
+        let further = FunctionMeasured::further(&load).iter();
+        let medians = further.map(|one| report.over_rounds(&load, "both", one).unwrap().median);
+        assert_eq!(medians.collect::<Vec<_>>(), [40e6, 60e6, 7.0, 2.0, 100.0, 120.0]);
+        assert_eq!(report.over_rounds(&load, "none", &P50), None);
         assert_eq!(FunctionReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(FunctionReport::from_json("{}").is_err());
     }

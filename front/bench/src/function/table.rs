@@ -1,20 +1,7 @@
 //! Formats a report of functions as tables for a terminal.
 
-use super::{FunctionLoad, FunctionReport};
-use crate::duration::human;
-use crate::turns::{fault_lines, foot};
+use super::FunctionReport;
 
-const HEADINGS: [&str; 9] = [
-    "",
-    "p50",
-    "least, most",
-    "p99",
-    "all",
-    "of the first",
-    "replicas, sandboxes made",
-    "VMMs MiB",
-    "host MiB",
-];
 /// The words of RunD-V about its figures 16 and 17 (sections IX.E and F).
 const PAPER: &str = "\
 RunD-V, as published, beside horizontal scaling alone:
@@ -27,40 +14,13 @@ RunD-V, as published, beside horizontal scaling alone:
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
 /// newline at the end. Headings are bold if `colour`.
 pub fn function_table(report: &FunctionReport, colour: bool) -> String {
-    let mut text = report.tables(&HEADINGS, colour, |load| rows(report, load), |_| String::new());
-    text.push_str(&fault_lines(&report.faults));
+    let mut text = report.figure_tables(colour, |_| String::new());
     text.push_str(
         "p50, p99: of a request; all: until the last answer; of the first: p50 in relation to the \
          first row; VMMs: PSS with guests, after the burst; host: decrease of MemAvailable\n",
     );
     text.push_str(PAPER);
-    text + &foot(&[], &report.subjects)
-}
-
-/// Formats bytes as MiB.
-fn mib(bytes: f64) -> String {
-    format!("{:.1}", bytes / f64::from(1 << 20))
-}
-
-fn rows(report: &FunctionReport, load: &FunctionLoad) -> Vec<[String; 9]> {
-    let mut first = None;
-    let time = |ns: f64| human(ns as u64);
-    let row = |name: &String| {
-        let one = report.figures(load, name)?;
-        let base = *first.get_or_insert(one.p50_ns);
-        Some([
-            name.clone(),
-            time(one.p50_ns),
-            format!("{}, {}", time(one.p50_range_ns.0), time(one.p50_range_ns.1)),
-            time(one.p99_ns),
-            time(one.max_ns),
-            format!("{:.3}", one.p50_ns / base.max(1.0)),
-            format!("{:.0}, {:.0}", one.replicas_made, one.sandboxes_made),
-            mib(one.vmm_bytes),
-            mib(one.host_bytes),
-        ])
-    };
-    report.rows(row)
+    text + &report.foot()
 }
 
 #[cfg(test)]
@@ -74,7 +34,7 @@ mod tests {
         let report = report(&["s4-q24"], &[("horizontal", &[10]), ("both", &[5])]);
         let text = function_table(&report, false);
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
-        for part in ["5.00 ms", "10.0 ms", "15.0 ms", "0.500", "7, 2", "100.0", "120.0"] {
+        for part in ["5.00 ms", "10.0 ms", "15.0 ms", "0.500", " 7 ", " 2 ", " 100 ", "120"] {
             assert!(line("both ").contains(part), "{part}: {text}");
         }
         assert!(line("horizontal ").contains("1.000"), "{text}");

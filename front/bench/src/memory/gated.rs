@@ -10,8 +10,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use slipway_peer::Bin;
 use slipway_ram::{Access, DmaMap, LateMemory, Memory, Permissions, Region, Span, View};
 
-use super::{MemoryLoad, MemoryMeasured, MemorySubject, Operation};
+use super::{MemoryLoad, MemoryMeasured, Operation};
 use crate::block::native::{Cpus, pinned};
+use crate::measurement::Subject;
 
 /// The size of the memory in bytes.
 const LEN: usize = 64 << 20;
@@ -157,7 +158,10 @@ impl<'a> Device<'a> {
     }
 }
 
-impl MemorySubject for Gated {
+impl Subject for Gated {
+    type Load = MemoryLoad;
+    type Measured = MemoryMeasured;
+
     fn name(&self) -> &str {
         self.name
     }
@@ -168,10 +172,6 @@ impl MemorySubject for Gated {
 
     fn takes(&self, load: &MemoryLoad) -> bool {
         matches!(load, MemoryLoad::Gate(_))
-    }
-
-    fn lacks(&self, _load: &MemoryLoad) -> Option<String> {
-        None
     }
 
     fn run(&mut self, load: &MemoryLoad) -> Result<MemoryMeasured> {

@@ -10,8 +10,9 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use slipway_pool::{Pool, Settings, TemplateName};
 
 use super::user::{ANSWER, Answer, Origin, TEMPLATE, Used, UserSpec, touched};
-use super::{Keeping, MemoryLoad, MemoryMeasured, MemorySubject, PageSize, host, template};
+use super::{Keeping, MemoryLoad, MemoryMeasured, PageSize, host, template};
 use crate::block::native::{Cpus, pinned};
+use crate::measurement::Subject;
 use crate::packet::process::Running;
 
 /// The longest time for a program's answer, or for the pool, and again for each GiB.
@@ -175,7 +176,10 @@ impl Giver {
     }
 }
 
-impl MemorySubject for Giver {
+impl Subject for Giver {
+    type Load = MemoryLoad;
+    type Measured = MemoryMeasured;
+
     fn name(&self) -> &str {
         self.name
     }

@@ -7,29 +7,21 @@
 //!   pool, FastIOV's baselines, a template. [`Gated`] is memory that a device accesses;
 //! - [`serve_user`] is the sandbox's process: this program again, which only takes memory as a VMM
 //!   does and writes to each page;
-//! - [`measure_memory`] runs a [`MemoryPlan`]; [`MemoryReport`] is everything measured, as JSON;
-//!   [`memory_table`] and [`memory_plot`] show it; [`compare_memory`] compares two.
+//! - [`MemoryReport`] is everything measured by a [`MemoryPlan`]; [`memory_table`] shows it.
 
-mod compare;
 mod gated;
 mod giver;
 mod host;
 mod load;
-mod plot;
 mod report;
 mod table;
 mod template;
 mod user;
 
 pub use crate::keeping::Keeping;
-pub use compare::compare_memory;
 pub use gated::{Gate, Gated};
 pub use giver::{Giver, Source};
 pub use load::{MemoryLoad, Operation, PageSize};
-pub use plot::memory_plot;
-pub use report::{
-    LeftOut, MemoryFigures, MemoryMeasured, MemoryPlan, MemoryReport, MemoryRun, MemorySubject,
-    Quantity, measure_memory,
-};
+pub use report::{MemoryMeasured, MemoryPlan, MemoryReport, MemoryRun, MemorySubject};
 pub use table::memory_table;
 pub use user::serve as serve_user;

@@ -4,11 +4,10 @@
 //! - [`NicLoad`]: the data, its two ends, CPUs of a guest, the offered rate;
 //! - [`send`] and [`receive`] are the two ends, on ordinary sockets;
 //! - [`NicSubject`]: a subject; its caller has the guests;
-//! - [`measure`](crate::measure) runs a [`NicPlan`]; [`NicReport`] is everything measured, as JSON;
-//!   [`nic_table`] and [`nic_plot`] show it beside the paper's figures ([`paper`]);
-//!   [`compare_nics`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`NicPlan`]; [`NicReport`] is
+//!   everything measured, as JSON; [`nic_table`] and [`nic_plot`] show it beside the paper's
+//!   figures ([`paper`]).
 
-mod compare;
 mod load;
 mod paper;
 mod plot;
@@ -16,7 +15,6 @@ mod report;
 mod table;
 mod traffic;
 
-pub use compare::compare_nics;
 pub use load::{Ends, NicLoad, Traffic};
 pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;

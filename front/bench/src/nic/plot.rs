@@ -20,7 +20,7 @@ pub fn nic_plot(report: &NicReport, title: &str) -> Result<String> {
     if loads.iter().all(|load| load.offered > 0) {
         return curves(report, title);
     }
-    let both = |load| [measured(report, load), of_paper(report, load)];
+    let both = |load| report.groups(load).chain([of_paper(report, load)]);
     groups(title, loads.iter().flat_map(both))
 }
 
@@ -45,13 +45,6 @@ fn curves(report: &NicReport, title: &str) -> Result<String> {
     };
     let drawn: Vec<Panel> = kinds.iter().map(panel).collect();
     panels(title, &names, &drawn)
-}
-
-fn measured(report: &NicReport, load: &NicLoad) -> Group {
-    Group::of(format!("{load}: received a second"), true, &report.subjects, |subject| {
-        let figures = report.figures(load, subject)?;
-        Some((figures.rate, figures.range, shown(load, figures.rate)))
-    })
 }
 
 /// Returns bars for the subjects that were measured and are in the paper.

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::traffic::Counted;
 use super::{NicLoad, Traffic};
+use crate::duration;
+use crate::figure::Figure;
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
@@ -38,8 +40,30 @@ pub struct NicWork {
     pub received: u64,
 }
 
+/// A figure of network interfaces.
+type NicFigure = Figure<NicLoad, NicMeasured>;
+
+/// Returns the figure of datagrams, bytes or exchanges per second, which `text` formats.
+const fn received(text: fn(f64) -> String) -> NicFigure {
+    let of = |load: &NicLoad, turn: &NicMeasured| Some(rate(turn.measured(load)));
+    NicFigure::more("rate", "received a second", of, text)
+}
+
 impl Measured for NicMeasured {
+    type Load = NicLoad;
+
     const KIND: &'static str = "network interfaces";
+
+    fn figures(load: &NicLoad) -> &'static [NicFigure] {
+        const DATAGRAMS: &[NicFigure] = &[received(|one| duration::rate(one, "pps"))];
+        const BYTES: &[NicFigure] = &[received(|one| duration::rate(one * 8.0, "bit/s"))];
+        const EXCHANGES: &[NicFigure] = &[received(|one| duration::rate(one, "/s"))];
+        match load.traffic {
+            Traffic::Udp(_) => DATAGRAMS,
+            Traffic::Tcp(_) => BYTES,
+            Traffic::RequestResponse => EXCHANGES,
+        }
+    }
 }
 
 /// A kind of interface that can be measured.
@@ -109,7 +133,7 @@ impl NicReport {
         let turns = self.turns(load, subject);
         turns.clone().next()?;
         let all = |value: &dyn Fn(&NicMeasured) -> f64| -> Vec<f64> {
-            turns.clone().map(|one| value(&one)).collect()
+            turns.clone().map(|one| value(one)).collect()
         };
         let rates = all(&|one| rate(one.measured(load)));
         let range = range(&rates);
@@ -145,42 +169,22 @@ impl NicReport {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report with these loads, of subjects with these rates, round by round, the same with
     /// each load.
     pub(crate) fn report(loads: &[&str], subjects: &[(&str, &[u64])]) -> NicReport {
-        let loads: Vec<NicLoad> = loads.iter().map(|load| load.parse().unwrap()).collect();
-        let mut runs = Vec::new();
-        for &load in &loads {
-            for (name, rates) in subjects {
-                for (round, rate) in (0..).zip(*rates) {
-                    let one = |count| Counted { count, all: 2 * count, elapsed_ns: 1_000_000_000 };
-                    let (kicks, interrupts) = (1, 2);
-                    let work = NicWork { exits: 5, kicks, interrupts, sent: 10, received: 0 };
-                    let measured = NicMeasured {
-                        sent: one(2 * rate),
-                        received: one(*rate),
-                        cpu_ns: 1_000_000,
-                        work: name.starts_with("csb").then_some(work),
-                    };
-                    runs.push(NicRun { subject: (*name).to_owned(), load, round, measured });
-                }
+        NicReport::sample("bench packet --guests", loads, subjects, |_, (name, _), rate| {
+            let one = |count| Counted { count, all: 2 * count, elapsed_ns: 1_000_000_000 };
+            let (kicks, interrupts) = (1, 2);
+            let work = NicWork { exits: 5, kicks, interrupts, sent: 10, received: 0 };
+            NicMeasured {
+                sent: one(2 * rate),
+                received: one(*rate),
+                cpu_ns: 1_000_000,
+                work: name.starts_with("csb").then_some(work),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        NicReport {
-            format: NicReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench packet --guests".into(),
-            plan: NicPlan { loads, rounds: 3 },
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-        }
+        })
     }
 
     #[test]

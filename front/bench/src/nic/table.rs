@@ -1,7 +1,8 @@
 //! Formats a report of network interfaces as tables for a terminal.
 
-use super::{NicFigures, NicLoad, NicReport, PaperFigure, Traffic, paper};
-use crate::duration::{human, rate};
+use super::{NicFigures, NicLoad, NicMeasured, NicReport, PaperFigure, Traffic, paper};
+use crate::duration::human;
+use crate::measurement::Measured;
 use crate::turns::foot;
 
 const HEADINGS: [&str; 11] = [
@@ -20,11 +21,7 @@ const HEADINGS: [&str; 11] = [
 
 /// Formats a rate of a load with its unit: datagrams, bits, or exchanges per second.
 pub(super) fn shown(load: &NicLoad, value: f64) -> String {
-    match load.traffic {
-        Traffic::Udp(_) => rate(value, "pps"),
-        Traffic::Tcp(_) => rate(value * 8.0, "bit/s"),
-        Traffic::RequestResponse => rate(value, "/s"),
-    }
+    NicMeasured::figures(load).first().map_or_else(String::new, |figure| (figure.text)(value))
 }
 
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, a

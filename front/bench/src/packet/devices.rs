@@ -11,8 +11,9 @@ use slipway_vfio_user_client::{Registers, TestGuest};
 use slipway_virtio_net::driver::{Arena, Driver, Options, RegisterAccess, notification};
 
 use super::served::{MEMORY, Model, PATIENCE, Serve, Wanted, drive_apart};
-use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
+use super::{PacketLoad, PacketMeasured, Times};
 use crate::block::native::Cpus;
+use crate::measurement::Subject;
 
 /// Entries of each queue.
 const ENTRIES: u16 = 256;
@@ -29,13 +30,14 @@ const TURNS: u32 = 32;
 /// the client's.
 pub struct Devices {
     cpus: Cpus,
+    times: Times,
     serve: Box<Serve>,
 }
 
 impl Devices {
-    /// Makes the subject, with functions that `serve` serves.
-    pub fn new(cpus: Cpus, serve: Box<Serve>) -> Self {
-        Self { cpus, serve }
+    /// Makes the subject, whose turns last `times`, with functions that `serve` serves.
+    pub fn new(cpus: Cpus, times: Times, serve: Box<Serve>) -> Self {
+        Self { cpus, times, serve }
     }
 
     /// Returns the MAC address of function `number`, as text.
@@ -44,7 +46,10 @@ impl Devices {
     }
 }
 
-impl PacketSubject for Devices {
+impl Subject for Devices {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         "virtio-net"
     }
@@ -59,9 +64,9 @@ impl PacketSubject for Devices {
         load.is_plain() && load.bytes <= 1518
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
-        let (path, cpus) = (directory.path(), &self.cpus);
+        let (path, cpus, times) = (directory.path(), &self.cpus, self.times);
         let wanted = Wanted { directory: path, cpus, model: Model::Virtio, source: None };
         let served = (self.serve)(&wanted)?;
         let measured = drive_apart(cpus, || drive(path, load, times));

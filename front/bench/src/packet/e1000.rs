@@ -13,8 +13,9 @@ use slipway_vfio_user_spec::{IrqSetFlags, irq, region};
 
 use super::native::frame;
 use super::served::{MEMORY, Model, PATIENCE, Serve, Served, TargetCounts, Wanted, drive_apart};
-use super::{FunctionCounts, PacketLoad, PacketMeasured, PacketSubject, Source, Times, Work};
+use super::{FunctionCounts, PacketLoad, PacketMeasured, Source, Times, Work};
 use crate::block::native::Cpus;
+use crate::measurement::Subject;
 
 /// Descriptors of each ring: as many as Linux's driver has.
 const DESCRIPTORS: u32 = 256;
@@ -114,17 +115,21 @@ impl Mode {
 pub struct E1000 {
     mode: Mode,
     cpus: Cpus,
+    times: Times,
     serve: Box<Serve>,
 }
 
 impl E1000 {
-    /// Makes the subject, with functions that `serve` serves.
-    pub fn new(mode: Mode, cpus: Cpus, serve: Box<Serve>) -> Self {
-        Self { mode, cpus, serve }
+    /// Makes the subject, whose turns last `times`, with functions that `serve` serves.
+    pub fn new(mode: Mode, cpus: Cpus, times: Times, serve: Box<Serve>) -> Self {
+        Self { mode, cpus, times, serve }
     }
 }
 
-impl PacketSubject for E1000 {
+impl Subject for E1000 {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         self.mode.name()
     }
@@ -138,14 +143,14 @@ impl PacketSubject for E1000 {
         bare.is_plain() && load.bytes <= 1514 && (load.offered == 0 || load.window == 0)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
         let directory = tempfile::tempdir().context("no place for sockets")?;
         let (path, cpus) = (directory.path(), &self.cpus);
         let model = if self.mode == Mode::Block { Model::E1000Csb } else { Model::E1000 };
         let source = Source { bytes: load.bytes, rate: load.offered };
         let source = (load.offered > 0).then_some(source);
         let mut served = (self.serve)(&Wanted { directory: path, cpus, model, source })?;
-        let (mode, counts) = (self.mode, &mut *served);
+        let (mode, times, counts) = (self.mode, self.times, &mut *served);
         drive_apart(cpus, || drive(mode, path, load, times, counts))
     }
 }

@@ -11,8 +11,9 @@ use slipway_switch::{Burst, Offload, Pick, Port};
 
 use super::native::frame;
 use super::process::{find, in_namespace, run};
-use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
+use super::{PacketLoad, PacketMeasured, Times};
 use crate::block::native::{Cpus, pin};
+use crate::measurement::Subject;
 
 /// The most frames that the source passes to the kernel in a call, if there is such a call.
 const BATCH: u16 = 32;
@@ -31,16 +32,17 @@ pub enum Ends {
 pub struct Bridge {
     ends: Ends,
     cpus: Cpus,
+    times: Times,
 }
 
 impl Bridge {
     /// Returns the subject, or `None` unless this process is root and has `ip` and, for TAP
     /// interfaces, /dev/net/tun.
-    pub fn find(cpus: &Cpus, ends: Ends) -> Option<Self> {
+    pub fn find(cpus: &Cpus, times: Times, ends: Ends) -> Option<Self> {
         let able = rustix::process::geteuid().is_root()
             && find(&["ip"]).is_some()
             && (ends == Ends::Veth || std::path::Path::new("/dev/net/tun").exists());
-        able.then(|| Self { ends, cpus: cpus.clone() })
+        able.then(|| Self { ends, cpus: cpus.clone(), times })
     }
 
     /// Makes the bridge. Returns the ports of the source and of the sink.
@@ -65,7 +67,8 @@ impl Bridge {
         Ok([open("source")?, open("sink")?])
     }
 
-    fn carry(&self, load: &PacketLoad, Times { warm_up, time }: Times) -> Result<PacketMeasured> {
+    fn carry(&self, load: &PacketLoad) -> Result<PacketMeasured> {
+        let Times { warm_up, time } = self.times;
         let [mut source, mut sink] = self.make()?;
         open_path(&mut *source, &mut *sink, load.bytes)?;
         let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -159,7 +162,10 @@ fn ip(arguments: &str) -> Result<()> {
     run(Command::new(program).args(arguments.split(' ')))
 }
 
-impl PacketSubject for Bridge {
+impl Subject for Bridge {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         match self.ends {
             Ends::Veth => "bridge-veth",
@@ -179,8 +185,8 @@ impl PacketSubject for Bridge {
         load.is_plain() && load.bytes <= 1514
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
-        in_namespace(|| self.carry(load, times))
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load))
     }
 }
 
@@ -190,15 +196,15 @@ mod tests {
 
     #[test]
     fn bridges_forward_as_root() {
-        let cpus = Cpus::split(1).unwrap();
+        let (cpus, ms) = (Cpus::split(1).unwrap(), Duration::from_millis);
+        let times = Times { warm_up: ms(10), time: ms(100) };
         for ends in [Ends::Veth, Ends::Tap] {
-            let Some(mut bridge) = Bridge::find(&cpus, ends) else {
+            let Some(mut bridge) = Bridge::find(&cpus, times, ends) else {
                 eprintln!("SKIPPED: bridges_forward_as_root: needs root, ip, /dev/net/tun");
                 continue;
             };
             let load: PacketLoad = "64b-p2".parse().unwrap();
-            let ms = Duration::from_millis;
-            match bridge.run(&load, Times { warm_up: ms(10), time: ms(100) }) {
+            match bridge.run(&load) {
                 Ok(measured) => assert!(measured.delivered > 0, "{measured:?}"),
                 // Root in a container may lack the right to make namespaces and bridges.
                 Err(error) => eprintln!("SKIPPED: bridges_forward_as_root: {error:#}"),

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::process::{PERIOD, Running, find, listen, wait_for};
-use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
+use super::{PacketLoad, PacketMeasured, Times};
 use crate::block::native::Cpus;
+use crate::measurement::Subject;
 
 /// The longest time that testpmd may take until the link is up.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -18,14 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Memif {
     program: PathBuf,
     cpus: Cpus,
+    times: Times,
 }
 
 impl Memif {
     /// Returns the subject, or `None` if DPDK's testpmd is not in the path or there are no two
     /// processors.
-    pub fn find(cpus: &Cpus) -> Option<Self> {
+    pub fn find(cpus: &Cpus, times: Times) -> Option<Self> {
         let program = find(&["dpdk-testpmd", "testpmd"])?;
-        (cpus.target != cpus.client).then(|| Self { program, cpus: cpus.clone() })
+        (cpus.target != cpus.client).then(|| Self { program, cpus: cpus.clone(), times })
     }
 
     fn start(&self, role: &str, folder: &std::path::Path, mode: &[String]) -> Result<Running> {
@@ -57,7 +59,10 @@ impl Memif {
     }
 }
 
-impl PacketSubject for Memif {
+impl Subject for Memif {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         "memif"
     }
@@ -73,7 +78,7 @@ impl PacketSubject for Memif {
         load.is_plain() && load.bytes >= 64
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
         // The affinity set for earlier subjects is inherited, and would keep both on one processor.
         let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
         crate::block::native::pin(&both)?;
@@ -86,7 +91,7 @@ impl PacketSubject for Memif {
             .with_context(|| format!("try {} by hand", self.program.display()))?;
         let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={}", load.bytes)];
         let _client = self.start("client", folder.path(), &sends)?;
-        let (sum, count) = listen(&rates, 1, deadline, times.time)?;
+        let (sum, count) = listen(&rates, 1, deadline, self.times.time)?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
         Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, ..PacketMeasured::default() })
     }

@@ -6,15 +6,13 @@
 //!   is the floor, and the switch with memory ports; [`Memif`], [`OvsDpdk`] and [`Bridge`] are
 //!   peers, where they are installed; [`Devices`] are two virtio-net functions in another process,
 //!   with our own driver on both, and [`E1000`] two e1000 functions;
-//! - [`measure_packets`] runs a [`PacketPlan`]; [`PacketReport`] is everything measured, as JSON,
-//!   with medians over the rounds; [`packet_table`] and [`packet_plot`] show it;
-//!   [`compare_packets`] compares two.
+//! - [`PacketReport`] is everything measured by a [`PacketPlan`]; [`packet_table`] and
+//!   [`packet_plot`] show it.
 //!
 //! A source and the code that forwards its frames share a processor. The sink has another one and
 //! reads headers only. VALE was measured in this way (*Speeding Up Packet I/O in Virtual Machines*,
 //! section 4.4).
 
-mod compare;
 mod devices;
 mod e1000;
 mod kernel;
@@ -30,7 +28,6 @@ mod source;
 mod table;
 mod work;
 
-pub use compare::compare_packets;
 pub use devices::Devices;
 pub use e1000::{E1000, Mode};
 pub use kernel::{Bridge, Ends};
@@ -41,8 +38,7 @@ pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use process::run as run_command;
 pub use report::{
-    Neighbour, PacketFigures, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject,
-    Work, measure_packets,
+    Neighbour, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject, Work,
 };
 pub use served::{FunctionCounts, Model, Serve, Served, TargetCounts, Wanted};
 pub use source::Source;

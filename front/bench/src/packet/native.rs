@@ -13,8 +13,9 @@ use slipway_ring::{Consumer, Descriptor, Geometry, Link, Producer};
 use slipway_switch::ports::{MemoryPort, Tell};
 use slipway_switch::{Abilities, BURST, Learning, LearningOptions, Mac, PortConfig, Switch};
 
-use super::{Neighbour, PacketLoad, PacketMeasured, PacketSubject, Times};
+use super::{Neighbour, PacketLoad, PacketMeasured, Times};
 use crate::block::native::{Cpus, pin};
+use crate::measurement::Subject;
 use crate::watch::Waiting;
 
 /// Frames of a burst at a set rate, as in *Speeding Up Packet I/O in Virtual Machines*.
@@ -276,9 +277,12 @@ fn timed(
 }
 
 /// Links of packet rings without a switch: frames are only copied into them.
-pub struct RawLink(pub Cpus);
+pub struct RawLink(pub Cpus, pub Times);
 
-impl PacketSubject for RawLink {
+impl Subject for RawLink {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         "link"
     }
@@ -291,7 +295,7 @@ impl PacketSubject for RawLink {
         (load.offered, load.neighbour, load.window) == (0, 0, 0)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
         let (mut outputs, mut inputs) = (Vec::new(), Vec::new());
         for _ in 1..load.ports {
             let link = Link::new(geometry(load)).context("memory for the rings")?;
@@ -303,7 +307,7 @@ impl PacketSubject for RawLink {
         let row = if load.ports == 2 { BURST } else { (load.row as usize).min(BURST) };
         let frame = frame(0, 1, load.bytes);
         let (mut at, mut sent) = (0, 0);
-        let measured = timed(&sinks, times, || {
+        let measured = timed(&sinks, self.1, || {
             // A burst is less by what remains of a row: what is sent is counted.
             for _ in 0..BURST / row {
                 if outputs.len() > AHEAD {
@@ -334,9 +338,12 @@ fn fill(output: &mut Producer, frame: &[u8], count: usize) -> Result<u64> {
 }
 
 /// The switch, with a program that sends at one of its memory ports and sinks at all others.
-pub struct Switched(pub Cpus);
+pub struct Switched(pub Cpus, pub Times);
 
-impl PacketSubject for Switched {
+impl Subject for Switched {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         "switch"
     }
@@ -349,7 +356,7 @@ impl PacketSubject for Switched {
         load.window == 0
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
         // Any number will do, since no frames are hostile here.
         let table = Learning::new(LearningOptions::default(), 0x9e37_79b9_7f4a_7c15);
         let mut switch = Switch::new(Box::new(table));
@@ -373,8 +380,8 @@ impl PacketSubject for Switched {
         pin(&self.0.target)?;
         let source = Source::new(output, load)?;
         let measured = match quiet {
-            None => alone(&mut switch, source, &sinks, times)?,
-            Some(quiet) => beside(&mut switch, (source, quiet), &sinks, times)?,
+            None => alone(&mut switch, source, &sinks, self.1)?,
+            Some(quiet) => beside(&mut switch, (source, quiet), &sinks, self.1)?,
         };
         sinks.finish()?;
         Ok(measured)
@@ -438,14 +445,19 @@ fn attach(switch: &mut Switch, number: u32, geometry: &Geometry) -> Result<(Cons
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::PacketSubject;
+
+    /// Makes a subject whose turns last so long.
+    type Make = fn(Cpus, Times) -> Box<PacketSubject>;
 
     /// Runs a load until frames of all kinds have arrived, for longer each time: a busy machine may
     /// carry none in a short time. Returns the result, and how long the last run took in all.
-    fn carry(subject: &mut dyn PacketSubject, load: &PacketLoad) -> (PacketMeasured, Duration) {
+    fn carry(make: Make, cpus: &Cpus, load: &PacketLoad) -> (PacketMeasured, Duration) {
         let mut time = Duration::from_millis(100);
         loop {
             let begin = Instant::now();
-            let measured = subject.run(load, Times { warm_up: time / 5, time }).unwrap();
+            let mut subject = make(cpus.clone(), Times { warm_up: time / 5, time });
+            let measured = subject.run(load).unwrap();
             let quiet = measured.neighbour.map(|one| one.offered.min(one.delivered));
             let carried = measured.sent > 0 && measured.delivered > 0 && quiet != Some(0);
             if carried || time > Duration::from_secs(10) {
@@ -461,11 +473,14 @@ mod tests {
         let cpus = Cpus::split(1).unwrap();
         for load in ["64b-p2", "1500b-p2", "64b-p100-r8", "64b-p2-o100k", "64b-p2-n10k"] {
             let load: PacketLoad = load.parse().unwrap();
-            let subjects: [Box<dyn PacketSubject>; 2] =
-                [Box::new(RawLink(cpus.clone())), Box::new(Switched(cpus.clone()))];
-            for mut subject in subjects {
-                if subject.takes(&load) {
-                    let (measured, took) = carry(&mut *subject, &load);
+            let both: [Make; 2] = [
+                |cpus, times| Box::new(RawLink(cpus, times)),
+                |cpus, times| Box::new(Switched(cpus, times)),
+            ];
+            for make in both {
+                let times = Times { warm_up: Duration::ZERO, time: Duration::ZERO };
+                if make(cpus.clone(), times).takes(&load) {
+                    let (measured, took) = carry(make, &cpus, &load);
                     assert_eq!(measured.neighbour.is_some(), load.neighbour > 0);
                     let most = took.as_secs_f64() * load.offered as f64;
                     assert!(load.offered == 0 || measured.sent as f64 <= most, "{measured:?}");

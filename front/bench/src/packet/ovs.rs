@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::process::{PERIOD, Running, find, in_namespace, listen, run, wait_for};
-use super::{PacketLoad, PacketMeasured, PacketSubject, Times};
+use super::{PacketLoad, PacketMeasured, Times};
 use crate::block::native::Cpus;
+use crate::measurement::Subject;
 
 /// The longest time that Open vSwitch may take to begin, and testpmd after it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,6 +30,7 @@ pub struct OvsDpdk {
     vswitchd: PathBuf,
     programs: Programs,
     cpus: Cpus,
+    times: Times,
 }
 
 struct Programs {
@@ -41,7 +43,7 @@ struct Programs {
 impl OvsDpdk {
     /// Returns the subject, or `None` if Open vSwitch or DPDK's testpmd is not installed, this
     /// process is not root, or there are no two processors.
-    pub fn find(cpus: &Cpus) -> Option<Self> {
+    pub fn find(cpus: &Cpus, times: Times) -> Option<Self> {
         let vswitchd = PathBuf::from(VSWITCHD);
         let able = rustix::process::geteuid().is_root()
             && cpus.target != cpus.client
@@ -53,10 +55,10 @@ impl OvsDpdk {
             database: find(&["ovsdb-server"])?,
             control: find(&["ovs-vsctl"])?,
         };
-        able.then(|| Self { vswitchd, programs, cpus: cpus.clone() })
+        able.then(|| Self { vswitchd, programs, cpus: cpus.clone(), times })
     }
 
-    fn carry(&self, load: &PacketLoad, time: Duration) -> Result<PacketMeasured> {
+    fn carry(&self, load: &PacketLoad) -> Result<PacketMeasured> {
         // The affinity set for earlier subjects is inherited, and would keep everything on one
         // processor.
         let both: Vec<usize> = self.cpus.target.iter().chain(&self.cpus.client).copied().collect();
@@ -66,7 +68,7 @@ impl OvsDpdk {
         let _switch = self.start_switch(folder.path(), deadline)?;
         let mut testpmd = self.start_testpmd(folder.path(), load)?;
         let rates = testpmd.rates();
-        let (sum, count) = listen(&rates, 2, deadline + PATIENCE, time)
+        let (sum, count) = listen(&rates, 2, deadline + PATIENCE, self.times.time)
             .context("Open vSwitch forwards nothing")?;
         let elapsed_ns = count * PERIOD.as_nanos() as u64;
         Ok(PacketMeasured { sent: sum, delivered: sum, elapsed_ns, ..PacketMeasured::default() })
@@ -170,7 +172,10 @@ impl OvsDpdk {
     }
 }
 
-impl PacketSubject for OvsDpdk {
+impl Subject for OvsDpdk {
+    type Load = PacketLoad;
+    type Measured = PacketMeasured;
+
     fn name(&self) -> &'static str {
         "ovs-dpdk"
     }
@@ -185,7 +190,7 @@ impl PacketSubject for OvsDpdk {
         load.is_plain() && (64..=1514).contains(&load.bytes)
     }
 
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured> {
-        in_namespace(|| self.carry(load, times.time))
+    fn run(&mut self, load: &PacketLoad) -> Result<PacketMeasured> {
+        in_namespace(|| self.carry(load))
     }
 }

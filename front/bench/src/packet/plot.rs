@@ -6,8 +6,8 @@ use super::{Mode, PacketLoad, PacketReport};
 use crate::duration::rate;
 use crate::groups::{Bar, Group, groups};
 
-/// Draws `report`, with a row for each subject of each load, with a bar for its frames per second.
-/// Below those with e1000 functions are the rates of *Speeding Up Packet I/O in Virtual Machines*.
+/// Draws `report`: bars of its figures, and below those of e1000 functions the rates of *Speeding
+/// Up Packet I/O in Virtual Machines*.
 ///
 /// # Errors
 /// If nothing was measured.
@@ -17,24 +17,15 @@ pub fn packet_plot(report: &PacketReport, title: &str) -> Result<String> {
         more_is_better: true,
         bars: paper_bars(report, load),
     };
-    let both = |load| [delivered(report, load), paper(load)];
+    let both = |load| report.groups(load).chain([paper(load)]);
     groups(title, report.plan.loads.iter().flat_map(both))
-}
-
-fn delivered(report: &PacketReport, load: &PacketLoad) -> Group {
-    let name = format!("{load}: frames delivered a second");
-    Group::of(name, true, &report.subjects, |subject| {
-        let figures = report.figures(load, subject)?;
-        let (frames, bits) = (rate(figures.delivered, "pps"), rate(figures.bits, "bit/s"));
-        Some((figures.delivered, figures.range, format!("{frames}, {bits}")))
-    })
 }
 
 /// Returns a bar for each way to drive an e1000 that was measured and is in the paper.
 fn paper_bars(report: &PacketReport, load: &PacketLoad) -> Vec<Bar> {
     let bar = |mode: Mode| {
         let subject = report.subjects.iter().position(|one| one.name == mode.name())?;
-        report.figures(load, mode.name())?;
+        report.turns(load, mode.name()).next()?;
         let length = mode.paper(load)?;
         let (name, text) = (mode.name().to_owned(), rate(length, "pps"));
         Some(Bar { subject, name, length, range: (length, length), text, modelled: false })

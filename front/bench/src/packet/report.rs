@@ -1,15 +1,11 @@
 //! A report of a measurement of packets, with the context needed to judge and repeat it.
 
-use std::time::Duration;
-
-use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::{FunctionCounts, PacketLoad, Times};
-use crate::environment::Environment;
-use crate::json::SavedReport;
-use crate::statistics::median;
-use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
+use super::{FunctionCounts, PacketLoad};
+use crate::duration::rate;
+use crate::figure::Figure;
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
 
 /// The result of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,193 +46,82 @@ pub struct Neighbour {
     pub delivered: u64,
 }
 
-/// A target that can be put under load.
-pub trait PacketSubject {
-    /// Returns the name for tables.
-    fn name(&self) -> &str;
-
-    /// Describes the subject in a sentence.
-    fn about(&self) -> String;
-
-    /// Returns whether the subject can carry the load.
-    fn takes(&self, load: &PacketLoad) -> bool;
-
-    /// Runs the load for the warm-up without measuring, and then measures.
-    ///
-    /// # Errors
-    /// An obstacle, with a hint at the remedy.
-    fn run(&mut self, load: &PacketLoad, times: Times) -> Result<PacketMeasured>;
+impl PacketMeasured {
+    /// Returns a number of frames for each second of the turn.
+    fn each_second(&self, frames: u64) -> f64 {
+        frames as f64 * 1e9 / self.elapsed_ns.max(1) as f64
+    }
 }
 
-/// The loads and times of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PacketPlan {
-    /// The loads, one after the other.
-    pub loads: Vec<PacketLoad>,
-    /// The number of turns of each subject with each load.
-    pub rounds: u32,
-    /// The time of load before each measurement.
-    pub warm_up: Duration,
-    /// The measured time of each turn.
-    pub time: Duration,
-}
+/// A figure of packets.
+type PacketFigure = Figure<PacketLoad, PacketMeasured>;
 
-/// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PacketRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: PacketLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: PacketMeasured,
-}
+/// Frames delivered per second.
+pub(super) const DELIVERED: PacketFigure = PacketFigure {
+    name: "delivered",
+    about: "frames delivered a second",
+    more_is_better: true,
+    of: |_, turn| Some(turn.each_second(turn.delivered)),
+    text: |frames| rate(frames, "pps"),
+    beside: &[BITS],
+};
+/// Bits delivered per second, counting frames only.
+const BITS: PacketFigure = PacketFigure::more(
+    "bits",
+    "bits delivered a second",
+    |load, turn| Some(turn.each_second(turn.delivered) * f64::from(load.bytes) * 8.0),
+    |bits| rate(bits, "bit/s"),
+);
+/// Frames sent per second.
+const SENT: PacketFigure = PacketFigure::more(
+    "offered",
+    "frames sent a second",
+    |_, turn| Some(turn.each_second(turn.sent)),
+    |frames| rate(frames, "pps"),
+);
+/// The part of a neighbour's frames that was delivered.
+pub(super) const NEIGHBOUR: PacketFigure = PacketFigure::more(
+    "neighbour's share",
+    "the part of a neighbour's frames that was delivered",
+    |_, turn| turn.neighbour.map(|one| one.delivered as f64 / one.offered.max(1) as f64),
+    |share| format!("{:.2}%", share * 100.0),
+);
 
-/// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PacketReport {
-    /// Version of this format: [`SavedReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The loads and times.
-    pub plan: PacketPlan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<PacketRun>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
-}
-
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PacketFigures {
-    /// Frames delivered per second.
-    pub delivered: f64,
-    /// Frames sent per second.
-    pub sent: f64,
-    /// Bits delivered per second, counting frames only.
-    pub bits: f64,
-    /// The least and the greatest of the rounds, in frames delivered per second.
-    pub range: (f64, f64),
-    /// The part of a neighbour's frames that was delivered in the worst round, if there was a
-    /// neighbour.
-    pub neighbour: Option<f64>,
-}
-
-/// The subjects with the times of their turns.
-struct Timed<'a> {
-    subjects: &'a mut [Box<dyn PacketSubject>],
-    plan: &'a PacketPlan,
-}
-
-impl Subjects for Timed<'_> {
+impl Measured for PacketMeasured {
     type Load = PacketLoad;
-    type Run = PacketRun;
 
-    fn count(&self) -> usize {
-        self.subjects.len()
-    }
-
-    fn name(&self, subject: usize) -> String {
-        self.subjects[subject].name().to_owned()
-    }
-
-    fn takes(&self, subject: usize, load: &PacketLoad) -> bool {
-        self.subjects[subject].takes(load)
-    }
-
-    fn run(&mut self, subject: usize, load: &PacketLoad, round: u32) -> Result<PacketRun> {
-        let subject = &mut self.subjects[subject];
-        let times = Times { warm_up: self.plan.warm_up, time: self.plan.time };
-        let measured = subject.run(load, times)?;
-        Ok(PacketRun { subject: subject.name().to_owned(), load: *load, round, measured })
-    }
-
-    fn waited(&self, PacketRun { measured, .. }: &PacketRun) -> Option<f64> {
-        let elapsed_ns = measured.elapsed_ns.max(1) as f64;
-        measured.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
-    }
-}
-
-/// Gives every subject its turns. Calls `before` at the start of each.
-pub fn measure_packets(
-    subjects: &mut [Box<dyn PacketSubject>],
-    plan: &PacketPlan,
-    before: impl FnMut(Turn<'_, PacketLoad>),
-) -> Turns<PacketRun> {
-    take_turns(&mut Timed { subjects, plan }, &plan.loads, plan.rounds, before)
-}
-
-impl PacketFigures {
-    /// Returns the range of the rounds relative to their median.
-    pub fn spread(&self) -> f64 {
-        (self.range.1 - self.range.0) / self.delivered.max(f64::MIN_POSITIVE)
-    }
-}
-
-impl SavedReport for PacketReport {
     const KIND: &'static str = "packets";
 
-    fn format(&self) -> u32 {
-        self.format
+    fn figures(_: &PacketLoad) -> &'static [PacketFigure] {
+        const COMPARED: &[PacketFigure] = &[DELIVERED];
+        COMPARED
     }
 
-    fn faults(&self) -> &[Fault] {
-        &self.faults
+    fn further(_: &PacketLoad) -> &'static [PacketFigure] {
+        const FURTHER: &[PacketFigure] = &[BITS, SENT];
+        FURTHER
+    }
+
+    fn waited(&self) -> Option<f64> {
+        let elapsed_ns = self.elapsed_ns.max(1) as f64;
+        self.waited_ns.map(|waited_ns| waited_ns as f64 / elapsed_ns)
     }
 }
 
+/// A target that can be put under load.
+pub type PacketSubject = AnySubject<PacketLoad, PacketMeasured>;
+/// The loads and times of a measurement.
+pub type PacketPlan = Plan<PacketLoad>;
+/// One turn of one subject.
+pub type PacketRun = Run<PacketLoad, PacketMeasured>;
+/// All results of one command, stored as JSON.
+pub type PacketReport = Measurement<PacketLoad, PacketMeasured>;
+
 impl PacketReport {
-    /// Makes a report of `runs`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        plan: PacketPlan,
-        subjects: &[Box<dyn PacketSubject>],
-        turns: Turns<PacketRun>,
-    ) -> Self {
-        let described = subjects.iter().map(|one| Described::new(one.name(), one.about()));
-        let subjects = described.collect();
-        let (format, command, Turns { runs, faults }) = (Self::FORMAT, command.into(), turns);
-        Self { format, environment, command, plan, subjects, runs, faults }
-    }
-
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, load: &PacketLoad, subject: &str) -> Option<PacketFigures> {
-        let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
-        let rate = |count: u64, run: &PacketRun| {
-            count as f64 * 1e9 / run.measured.elapsed_ns.max(1) as f64
-        };
-        let share = |one: Neighbour| one.delivered as f64 / one.offered.max(1) as f64;
-        let shares = turns.clone().filter_map(|run| run.measured.neighbour).map(share);
-        let neighbour = shares.min_by(f64::total_cmp);
-        let (mut delivered, sent): (Vec<f64>, Vec<f64>) = turns
-            .map(|run| (rate(run.measured.delivered, run), rate(run.measured.sent, run)))
-            .unzip();
-        delivered.sort_by(f64::total_cmp);
-        let range = (*delivered.first()?, *delivered.last()?);
-        let middle = median(delivered);
-        Some(PacketFigures {
-            delivered: middle,
-            sent: median(sent),
-            bits: middle * f64::from(load.bytes) * 8.0,
-            range,
-            neighbour,
-        })
-    }
-
     /// Returns the work of the functions of one subject with one load, all rounds together. Returns
     /// `None` if it has none, or there was no turn.
     pub fn work(&self, load: &PacketLoad, subject: &str) -> Option<Work> {
-        let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
-        let all = turns.filter_map(|run| run.measured.work.as_ref());
+        let all = self.turns(load, subject).filter_map(|turn| turn.work.as_ref());
         all.fold(None, |sum: Option<Work>, work| {
             let mut sum = sum.unwrap_or_default();
             sum.one.add(&work.one);
@@ -248,45 +133,43 @@ impl PacketReport {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::Times;
+    use crate::json::SavedReport;
 
     /// Makes a report of subjects with these rates in frames per second, round by round.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> PacketReport {
-        let load = PacketLoad::default();
-        let mut runs = Vec::new();
-        for (name, rates) in subjects {
-            for (round, rate) in (0..).zip(*rates) {
-                let (sent, elapsed_ns) = (2 * rate, 1_000_000_000);
-                let neighbour = Some(Neighbour { offered: 100, delivered: 100 - u64::from(round) });
-                let delivered = *rate;
-                let rest = PacketMeasured::default();
-                let measured = PacketMeasured { sent, delivered, elapsed_ns, neighbour, ..rest };
-                runs.push(PacketRun { subject: (*name).to_owned(), load, round, measured });
+        PacketReport::sample("bench packet", &["64b-p2"], subjects, |_, (_, round), &delivered| {
+            let neighbour = Neighbour { offered: 100, delivered: 100 - u64::from(round) };
+            PacketMeasured {
+                sent: 2 * delivered,
+                delivered,
+                elapsed_ns: 1_000_000_000,
+                neighbour: Some(neighbour),
+                ..PacketMeasured::default()
             }
-        }
-        let time = Duration::from_secs(1);
-        PacketReport {
-            format: PacketReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench packet".into(),
-            plan: PacketPlan { loads: vec![load], rounds: 3, warm_up: Duration::ZERO, time },
-            subjects: subjects
-                .iter()
-                .map(|(name, _)| Described { name: (*name).to_owned(), about: "<&>".into() })
-                .collect(),
-            runs,
-            faults: Vec::new(),
-        }
+        })
     }
 
     #[test]
     fn figures_are_medians_and_survive_json() {
-        let report = report(&[("switch", &[30, 10, 20]), ("link", &[])]);
-        let figures = report.figures(&PacketLoad::default(), "switch").unwrap();
-        assert_eq!((figures.delivered, figures.sent, figures.bits), (20.0, 40.0, 20.0 * 512.0));
-        assert_eq!((figures.spread(), figures.neighbour), (1.0, Some(0.98)));
-        assert_eq!(report.figures(&PacketLoad::default(), "link"), None);
-        assert_eq!(PacketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        let times = Times { warm_up: Duration::ZERO, time: Duration::from_millis(1500) };
+        let mut report = report(&[("switch", &[30, 10, 20]), ("link", &[])]);
+        report.plan = PacketPlan::timed(report.plan.loads, 3, times);
+        let of = |figure: &PacketFigure| {
+            report.over_rounds(&PacketLoad::default(), "switch", figure).unwrap()
+        };
+        let medians = [DELIVERED, SENT, BITS].map(|figure| of(&figure).median);
+        assert_eq!(medians, [20.0, 40.0, 20.0 * 512.0]);
+        assert_eq!((of(&DELIVERED).spread(), of(&NEIGHBOUR).range.0), (Some(1.0), 0.98));
+        assert_eq!(report.over_rounds(&PacketLoad::default(), "link", &DELIVERED), None);
+        let text = report.to_json().unwrap();
+        // As in reports of earlier versions, times are beside the loads.
+        let time = r#""rounds":3,"warm_up":{"secs":0,"nanos":0},"time":{"secs":1,"nanos":5"#;
+        assert!(text.contains(time), "{text}");
+        assert_eq!(PacketReport::from_json(&text).unwrap(), report);
         assert!(PacketReport::from_json("{}").is_err());
     }
 }

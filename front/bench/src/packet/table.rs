@@ -1,47 +1,27 @@
 //! Formats a report of packets as tables for a terminal.
 
-use super::PacketReport;
+use super::report::NEIGHBOUR;
 use super::work::{paper_table, work_table};
-use crate::table::titled;
-use crate::turns::foot;
+use super::{PacketLoad, PacketReport};
 
-const HEADINGS: [&str; 7] =
-    ["", "Mpps", "spread", "Gbit/s", "offered", "of the first", "neighbour's share"];
-
-/// Formats one table for each load of `report`: medians over rounds, a row for each subject, a
-/// newline at the end. The work of e1000 functions and the paper's rates follow in tables of their
-/// own. Headings are bold if `colour`.
+/// Formats a table for each load of `report`, with a newline at the end. Neighbours' losses, the
+/// work of e1000 functions and the paper's rates follow each. Headings are bold if `colour`.
 pub fn packet_table(report: &PacketReport, colour: bool) -> String {
-    let mut text = String::new();
-    for load in &report.plan.loads {
-        let mut first = None;
-        let rows = report.subjects.iter().filter_map(|subject| {
-            let figures = report.figures(load, &subject.name)?;
-            let base = *first.get_or_insert(figures.delivered);
-            Some([
-                subject.name.clone(),
-                format!("{:.2}", figures.delivered / 1e6),
-                format!("{:.0}%", figures.spread() * 100.0),
-                format!("{:.1}", figures.bits / 1e9),
-                format!("{:.2}", figures.sent / 1e6),
-                format!("{:.2}", figures.delivered / base.max(f64::MIN_POSITIVE)),
-                figures.neighbour.map_or(String::new(), |share| format!("{:.2}%", share * 100.0)),
-            ])
-        });
-        let rows: Vec<[String; 7]> = rows.collect();
-        if rows.is_empty() {
-            continue;
-        }
-        text.push_str(&titled(&load.to_string(), &HEADINGS, &rows, colour));
-        text.push('\n');
-        for further in [work_table(report, load, colour), paper_table(report, load, colour)] {
-            if !further.is_empty() {
-                text.push_str(&further);
-                text.push('\n');
-            }
-        }
-    }
-    text + &foot(&report.faults, &report.subjects)
+    let below = |load: &PacketLoad| {
+        let further = [work_table(report, load, colour), paper_table(report, load, colour)];
+        let further = further.into_iter().filter(|table| !table.is_empty());
+        neighbours(report, load) + &further.map(|table| format!("\n{table}")).collect::<String>()
+    };
+    report.figure_tables(colour, below) + &report.foot()
+}
+
+/// Formats a line for each subject that had a neighbour.
+fn neighbours(report: &PacketReport, load: &PacketLoad) -> String {
+    let line = |name: &String| {
+        let share = (NEIGHBOUR.text)(report.over_rounds(load, name, &NEIGHBOUR)?.range.0);
+        Some(format!("{name}: {share} of its neighbour's frames arrived in the worst round\n"))
+    };
+    report.rows(line).concat()
 }
 
 #[cfg(test)]
@@ -55,11 +35,11 @@ mod tests {
         let text =
             packet_table(&report(&[("link", &[40_000_000]), ("switch", &[20_000_000])]), false);
         assert!(
-            text.contains("64b-p2") && text.contains("40.00") && text.contains("0.50"),
+            text.contains("64b-p2") && text.contains("40.0 Mpps") && text.contains("0.500"),
             "{text}"
         );
-        assert!(text.contains("100.00%"), "{text}");
-        assert!(text.contains("10.2") && text.contains("link: <&>"), "{text}");
+        assert!(text.contains("switch: 100.00% of its neighbour's frames"), "{text}");
+        assert!(text.contains("10.2 Gbit/s") && text.contains("link: <&>"), "{text}");
         assert!(packet_table(&report(&[("x", &[1])]), true).contains(BOLD));
     }
 }

@@ -1,5 +1,6 @@
 //! Formats the work of e1000 functions: what each frame has cost, beside the paper's rates.
 
+use super::report::DELIVERED;
 use super::{FunctionCounts, Mode, PacketLoad, PacketReport};
 use crate::table::titled;
 
@@ -59,7 +60,7 @@ pub(super) fn work_table(report: &PacketReport, load: &PacketLoad, colour: bool)
 /// Formats each way's rate as a multiple of that without any technique, beside the paper's, or
 /// nothing if they were not measured.
 pub(super) fn paper_table(report: &PacketReport, load: &PacketLoad, colour: bool) -> String {
-    let rate = |mode: Mode| report.figures(load, mode.name()).map(|one| one.delivered);
+    let rate = |mode: Mode| report.over_rounds(load, mode.name(), &DELIVERED).map(|one| one.median);
     let bases = rate(Mode::Base).zip(Mode::Base.paper(load));
     let Some((base, of_paper)) = bases else { return String::new() };
     let row = |mode: Mode| {

@@ -12,25 +12,21 @@
 //!   reads are left;
 //! - [`RootServer`]: makes functions, as the plane does; [`RootFiles`]: what they are made of;
 //! - [`DiskUse`]: requests and bytes of the files' disk meanwhile (RunD-V, figures 4, 5 and 13);
-//! - [`measure`](crate::measure) runs a [`RootPlan`]; [`RootReport`] is everything measured, as
-//!   JSON; [`root_table`] and [`root_plot`] show it; [`compare_roots`] compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`RootPlan`]; [`RootReport`] is
+//!   everything measured, as JSON; [`root_table`] shows it.
 
-mod compare;
 mod disk;
 mod files;
 mod load;
 mod owner;
-mod plot;
 mod report;
 mod subjects;
 mod table;
 mod turn;
 
-pub use compare::compare_roots;
 pub use disk::DiskUse;
 pub use files::RootFiles;
 pub use load::RootLoad;
-pub use plot::root_plot;
-pub use report::{RootFigures, RootMeasured, RootPlan, RootReport, RootRun, RootSubject};
+pub use report::{RootMeasured, RootPlan, RootReport, RootRun, RootSubject};
 pub use subjects::{RootServer, RootWay, Way};
 pub use table::root_table;

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{DiskUse, RootLoad};
+use crate::duration::rate;
+use crate::figure::{Figure, time};
 use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
-use crate::statistics::{median, range};
 
 /// The result of a turn: each owner has read from its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +30,75 @@ pub struct RootMeasured {
     pub disk: Option<DiskUse>,
 }
 
+/// A figure of roots.
+type RootFigure = Figure<RootLoad, RootMeasured>;
+
+/// The 99th percentile over the owners, ns.
+pub(super) const P99: RootFigure = RootFigure {
+    beside: &[RootFigure { text: |ns| format!("CPU {}", time(ns)), ..CPU }],
+    ..RootFigure::less("p99", "p99 of a root", |_, turn| Some(turn.p99_ns as f64), time)
+};
+/// Processors' time of one root from the request on, ns.
+const CPU: RootFigure = RootFigure::less(
+    "CPU each",
+    "processor time",
+    |load, turn| Some(each(turn.cpu_ns, load)),
+    time,
+);
+
+/// Returns the part of one of the owners of a load.
+fn each(ns: u64, load: &RootLoad) -> f64 {
+    ns as f64 / f64::from(load.owners.max(1))
+}
+
+/// Returns a number for each second until the last owner had read.
+fn each_second(count: u64, turn: &RootMeasured) -> f64 {
+    count as f64 * 1e9 / turn.most_ns.max(1) as f64
+}
+
 impl Measured for RootMeasured {
+    type Load = RootLoad;
+
     const KIND: &'static str = "roots";
+
+    fn figures(_: &RootLoad) -> &'static [RootFigure] {
+        const P50: RootFigure =
+            RootFigure::less("p50", "p50 of a root", |_, turn| Some(turn.p50_ns as f64), time);
+        const COMPARED: &[RootFigure] = &[P50, P99];
+        COMPARED
+    }
+
+    fn further(_: &RootLoad) -> &'static [RootFigure] {
+        const FURTHER: &[RootFigure] = &[
+            RootFigure::less("most", "the last root", |_, turn| Some(turn.most_ns as f64), time),
+            RootFigure::less(
+                "p99 of work",
+                "p99 of the work on a root",
+                |_, turn| Some(turn.service_p99_ns as f64),
+                time,
+            ),
+            CPU,
+            RootFigure::less(
+                "CPU beside",
+                "processor time before and after",
+                |load, turn| Some(each(turn.other_cpu_ns, load)),
+                time,
+            ),
+            RootFigure::less(
+                "disk",
+                "requests of the disk a second",
+                |_, turn| Some(each_second(turn.disk?.requests?, turn)),
+                |requests| rate(requests, "IOPS"),
+            ),
+            RootFigure::less(
+                "of the disk",
+                "bytes of the disk a second",
+                |_, turn| Some(each_second(turn.disk?.bytes, turn)),
+                |bytes| rate(bytes, "B/s"),
+            ),
+        ];
+        FURTHER
+    }
 }
 
 /// A way to a root that can be measured.
@@ -42,117 +110,45 @@ pub type RootRun = Run<RootLoad, RootMeasured>;
 /// All results of one command, stored as JSON.
 pub type RootReport = Measurement<RootLoad, RootMeasured>;
 
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RootFigures {
-    /// Median over the owners, ns.
-    pub p50_ns: f64,
-    /// The least and the greatest of the rounds' medians, ns.
-    pub p50_range_ns: (f64, f64),
-    /// 99th percentile over the owners, ns.
-    pub p99_ns: f64,
-    /// The least and the greatest of the rounds' 99th percentiles, ns.
-    pub p99_range_ns: (f64, f64),
-    /// The time until the last owner had read, ns.
-    pub most_ns: f64,
-    /// 99th percentile of the time that a request was worked on, ns.
-    pub service_p99_ns: f64,
-    /// Processors' time of one root from the request on, ns.
-    pub cpu_ns: f64,
-    /// Processors' time of one root ahead of the request and for its removal, ns.
-    pub other_cpu_ns: f64,
-    /// Requests of the disk per second, if they were counted.
-    pub iops: Option<f64>,
-    /// Bytes of the disk per second, if they were counted.
-    pub bytes_per_second: Option<f64>,
-}
-
-impl RootReport {
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, load: &RootLoad, subject: &str) -> Option<RootFigures> {
-        let turns: Vec<RootMeasured> = self.turns(load, subject).collect();
-        let all = |value: fn(&RootMeasured) -> u64| -> Vec<f64> {
-            turns.iter().map(|one| value(one) as f64).collect()
-        };
-        let rate = |value: fn(DiskUse) -> Option<u64>| -> Option<f64> {
-            let rate = |one: &RootMeasured| {
-                Some(value(one.disk?)? as f64 * 1e9 / one.most_ns.max(1) as f64)
-            };
-            let rates: Vec<f64> = turns.iter().filter_map(rate).collect();
-            (!rates.is_empty()).then(|| median(rates))
-        };
-        let (middles, tails) = (all(|one| one.p50_ns), all(|one| one.p99_ns));
-        let each = |values: Vec<f64>| median(values) / f64::from(load.owners.max(1));
-        (!turns.is_empty()).then(|| RootFigures {
-            p50_range_ns: range(&middles),
-            p99_range_ns: range(&tails),
-            p50_ns: median(middles),
-            p99_ns: median(tails),
-            most_ns: median(all(|one| one.most_ns)),
-            service_p99_ns: median(all(|one| one.service_p99_ns)),
-            cpu_ns: each(all(|one| one.cpu_ns)),
-            other_cpu_ns: each(all(|one| one.other_cpu_ns)),
-            iops: rate(|disk| disk.requests),
-            bytes_per_second: rate(|disk| Some(disk.bytes)),
-        })
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::environment::Environment;
     use crate::json::SavedReport;
-    use crate::turns::Described;
 
     /// Makes a report of subjects with these 99th percentiles in milliseconds, round by round. The
     /// disk does 1 request of 4 KiB in a millisecond.
     pub(crate) fn report(subjects: &[(&str, &[u64])]) -> RootReport {
-        let load: RootLoad = "n200-a2".parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, times) in subjects {
-            for (round, ms) in (0..).zip(*times) {
-                let ns = ms * 1_000_000;
-                let measured = RootMeasured {
-                    p50_ns: ns / 2,
-                    p99_ns: ns,
-                    most_ns: 2 * ns,
-                    service_p50_ns: 1_000,
-                    service_p99_ns: 2_000,
-                    cpu_ns: 20_000_000,
-                    other_cpu_ns: 0,
-                    disk: Some(DiskUse { requests: Some(2 * ms), bytes: 8192 * ms }),
-                };
-                runs.push(RootRun { subject: (*name).to_owned(), load, round, measured });
+        RootReport::sample("bench roots", &["n200-a2"], subjects, |_, _, ms| {
+            let ns = ms * 1_000_000;
+            RootMeasured {
+                p50_ns: ns / 2,
+                p99_ns: ns,
+                most_ns: 2 * ns,
+                service_p50_ns: 1_000,
+                service_p99_ns: 2_000,
+                cpu_ns: 20_000_000,
+                other_cpu_ns: 0,
+                disk: Some(DiskUse { requests: Some(2 * ms), bytes: 8192 * ms }),
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        RootReport {
-            format: RootReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench roots".into(),
-            plan: RootPlan { loads: vec![load], rounds: 3 },
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-        }
+        })
     }
 
     #[test]
     fn figures_are_medians_and_survive_json() {
         let mut report = report(&[("made", &[30, 10, 20]), ("floor", &[2]), ("none", &[])]);
         let load = report.plan.loads[0];
-        let made = report.figures(&load, "made").unwrap();
-        assert_eq!((made.p50_ns, made.p99_ns, made.most_ns), (10e6, 20e6, 40e6));
-        assert_eq!((made.p50_range_ns, made.p99_range_ns), ((5e6, 15e6), (10e6, 30e6)));
-        assert_eq!((made.service_p99_ns, made.cpu_ns, made.other_cpu_ns), (2e3, 1e5, 0.0));
-        assert_eq!((made.iops, made.bytes_per_second), (Some(1e3), Some(4096e3)));
-        assert_eq!(report.figures(&load, "none"), None);
+        let of = |report: &RootReport, figure: &RootFigure| {
+            report.over_rounds(&load, "made", figure).map(|one| one.median)
+        };
+        let p99 = report.over_rounds(&load, "made", &P99).unwrap();
+        assert_eq!((p99.median, p99.range), (20e6, (10e6, 30e6)));
+        let further = RootMeasured::further(&load);
+        let medians: Vec<_> = further.iter().map(|one| of(&report, one).unwrap()).collect();
+        assert_eq!(medians, [40e6, 2e3, 1e5, 0.0, 1e3, 4096e3]);
+        assert_eq!(report.over_rounds(&load, "none", &P99), None);
         assert_eq!(RootReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         report.runs.iter_mut().for_each(|run| run.measured.disk = None);
-        let floor = report.figures(&load, "floor").unwrap();
-        assert_eq!((floor.p99_ns, floor.iops, floor.bytes_per_second), (2e6, None, None));
+        assert_eq!((of(&report, &P99), of(&report, &further[4])), (Some(20e6), None));
         assert_eq!(RootReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(RootReport::from_json("{}").is_err());
     }

@@ -1,11 +1,8 @@
 //! Formats a report of roots as tables for a terminal.
 
-use super::{RootFigures, RootLoad, RootReport};
-use crate::duration::{human, rate};
-use crate::turns::foot;
+use super::report::P99;
+use super::{RootLoad, RootReport};
 
-const HEADINGS: [&str; 9] =
-    ["", "p50", "p99", "most", "p99 of work", "CPU each", "CPU beside", "disk", "of the disk"];
 /// RunD-V's figures, of its section VI.A.
 const PAPER: &str = "RunD-V, 200 at once: 207 ms on average, 4500 IOPS and 100 MB/s; with its \
                      template 0.2 ms, 1500 IOPS and 8 MB/s\n";
@@ -13,24 +10,8 @@ const PAPER: &str = "RunD-V, 200 at once: 207 ms on average, 4500 IOPS and 100 M
 /// Formats one table for each load of `report`: medians over rounds, a row for each subject, then
 /// how the subjects compare. Headings are bold if `colour`.
 pub fn root_table(report: &RootReport, colour: bool) -> String {
-    let rows = |load: &RootLoad| report.rows(|name| Some(row(name, &report.figures(load, name)?)));
     let below = |load: &RootLoad| said(load) + &compared(report, load);
-    report.tables(&HEADINGS, colour, rows, below) + PAPER + &foot(&report.faults, &report.subjects)
-}
-
-fn row(name: &str, figures: &RootFigures) -> [String; 9] {
-    let time = |ns: f64| human(ns as u64);
-    [
-        name.to_owned(),
-        time(figures.p50_ns),
-        time(figures.p99_ns),
-        time(figures.most_ns),
-        time(figures.service_p99_ns),
-        time(figures.cpu_ns),
-        time(figures.other_cpu_ns),
-        figures.iops.map(|one| rate(one, "IOPS")).unwrap_or_default(),
-        figures.bytes_per_second.map(|one| rate(one, "B/s")).unwrap_or_default(),
-    ]
+    report.figure_tables(colour, below) + PAPER + &report.foot()
 }
 
 /// Formats what the load is.
@@ -46,7 +27,7 @@ fn said(load: &RootLoad) -> String {
 
 /// Formats how much later than the floor the other subjects are there.
 fn compared(report: &RootReport, load: &RootLoad) -> String {
-    let p99 = |subject: &str| report.figures(load, subject).map(|figures| figures.p99_ns);
+    let p99 = |subject: &str| report.over_rounds(load, subject, &P99).map(|one| one.median);
     let Some(floor) = p99("floor") else { return String::new() };
     let beside = |name: &str| {
         let times = p99(name)? / floor.max(1.0);
@@ -58,6 +39,7 @@ fn compared(report: &RootReport, load: &RootLoad) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pictures::fair;
     use crate::roots::report::tests::report;
     use crate::table::BOLD;
 
@@ -76,5 +58,16 @@ mod tests {
         assert!(root_table(&report(&[("ready", &[1])]), true).contains(BOLD));
         let load: RootLoad = "n3-cold".parse().unwrap();
         assert!(said(&load).contains("a thread of its own; the files are not in the page cache."));
+    }
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let text = report(&[("made", &[4]), ("<floor>", &[8])]).picture("a & b").unwrap();
+        fair(&text).unwrap();
+        for part in ["made", "&lt;floor&gt;", "a &amp; b", "n200-a2", "8.00 ms, CPU 100 µs"] {
+            assert!(text.contains(part), "{part}");
+        }
+        assert_eq!(text.matches("less is better").count(), 2);
+        assert!(report(&[]).picture("x").is_err());
     }
 }

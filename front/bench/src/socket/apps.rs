@@ -91,17 +91,17 @@ impl App {
         self.programs().into_iter().find(lacks)
     }
 
-    /// Runs the load over `way`, for about `time`.
+    /// Runs the load over `way`, for about as long as its turns are.
     ///
     /// # Errors
     /// If one of the programs fails.
-    pub fn run(self, way: &Way, round: u32, time: Duration) -> Result<AppRun> {
+    pub fn run(self, way: &Way, round: u32) -> Result<AppRun> {
         // The folder for configuration files and for the servers' standard and temporary files.
         let directory = tempfile::Builder::new().prefix("slipway-bench").tempdir()?;
         let servers = self.servers(way, &directory)?;
         let pids: Vec<u32> = servers.iter().flat_map(|server| family(server.id())).collect();
         let (began, before) = (Instant::now(), Cost::of_all(&pids));
-        let text = self.client(way, time)?;
+        let text = self.client(way)?;
         let (elapsed, server) = (began.elapsed(), Cost::of_all(&pids).since(before));
         let rate = self.rate(&text);
         let rate = rate.with_context(|| format!("{} says: {text}", self.programs()[0]))?;
@@ -139,8 +139,8 @@ impl App {
     }
 
     /// Runs the client. Returns its output.
-    fn client(self, way: &Way, time: Duration) -> Result<String> {
-        let (address, seconds) = (way.net.address(), time.as_secs().max(1));
+    fn client(self, way: &Way) -> Result<String> {
+        let (address, seconds) = (way.net.address(), way.times.time.as_secs().max(1));
         let mut command = program(way, Role::Client, self.programs()[0])?;
         let port = if self == Self::NginxProxy { 8081 } else { 8080 };
         let arguments = match self {

@@ -5,9 +5,7 @@
 //! - [`Way`]: a subject. All ways have the same two programs ([`peer`]), each on a processor of its
 //!   own. They differ in the network between the programs ([`Net`]), in the use of TLS, and in the
 //!   library that is preloaded;
-//! - [`measure_sockets`] runs a [`SocketPlan`]; [`SocketReport`] is everything measured, as JSON,
-//!   with medians over the rounds; [`socket_table`] and [`socket_plot`] show it;
-//!   [`compare_sockets`] compares two.
+//! - [`SocketReport`] is everything measured by a [`SocketPlan`]; [`socket_table`] shows it.
 //!
 //! The work of two linked engines on each byte is also measured alone, part by part ([`Parts`]).
 //!
@@ -23,34 +21,28 @@
 
 mod apps;
 mod board;
-mod compare;
 mod cost;
 pub mod drf;
 mod engine;
 mod links;
 mod load;
+mod measured;
 mod net;
 mod parts;
 pub mod peer;
-mod plot;
 mod report;
 mod table;
 mod turn;
 mod way;
 
 pub use apps::{App, AppRun};
-pub use compare::compare_sockets;
 pub use cost::Cost;
 pub use engine::{Build, Engines};
 pub use load::{Pace, SocketLoad, Traffic};
+pub use measured::{Parts, SocketMeasured};
 pub use net::Net;
-pub use parts::{Parts, PartsRun};
-pub use plot::socket_plot;
-pub use report::{
-    SocketFigures, SocketPlan, SocketReport, SocketRun, measure_apps, measure_sockets,
-};
+pub use report::{SocketExtra, SocketPlan, SocketReport, SocketRun, SocketSubject, measure_apps};
 pub use table::socket_table;
-pub use turn::SocketMeasured;
 pub use way::{Certificate, Way};
 
 use std::fs::File;

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use slipway_warp::record::{self, HEADER, TAG};
 use slipway_warp::{Cipher, Opener, Sealer, Secret};
 
 use super::links::RECORD;
 use super::turn::turn;
-use super::{SocketLoad, SocketMeasured, Traffic, Way};
+use super::{Parts, SocketLoad, SocketMeasured, Traffic, Way};
 use crate::block::native::pin;
 
 /// Bytes that each part except transport is measured with.
@@ -24,55 +23,21 @@ const FIFO: usize = 512 << 10;
 /// Records that are copied into: as many as an engine fills before it sends.
 const RECORDS: usize = 4;
 
-/// Processor time per byte, ns.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Parts {
-    /// A copy, into records, of data that another processor has written, as an engine finds it in a
-    /// program's FIFO. Each of two engines makes one.
-    pub copy: f64,
-    /// Sealing a record.
-    pub seal: f64,
-    /// Opening a record.
-    pub open: f64,
-    /// Kernel TCP between the engines' namespaces: both ends, and the kernel's threads.
-    pub transport: f64,
+/// Measures the parts between the namespaces of `way`.
+///
+/// # Errors
+/// If sealing, copying or the transport fails.
+pub(super) fn measure(way: &Way) -> Result<Parts> {
+    let (seal, open) = crypto()?;
+    let copy = copy([way.cpus.client.clone(), way.cpus.target.clone()])?;
+    Ok(Parts { copy, seal, open, transport: transport(way)? })
 }
 
-/// The parts, measured after a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PartsRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: SocketLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The results.
-    pub parts: Parts,
-}
-
-impl Parts {
-    /// Returns the sum of the parts' times for a byte, with two copies.
-    pub fn sum(&self) -> f64 {
-        2.0 * self.copy + self.seal + self.open + self.transport
-    }
-
-    /// Measures the parts between the namespaces of `way`.
-    ///
-    /// # Errors
-    /// If sealing, copying or the transport fails.
-    pub(super) fn measure(way: &Way, warm_up: Duration, time: Duration) -> Result<Self> {
-        let (seal, open) = crypto()?;
-        let copy = copy([way.cpus.client.clone(), way.cpus.target.clone()])?;
-        Ok(Self { copy, seal, open, transport: transport(way, warm_up, time)? })
-    }
-
-    /// Returns whether `way` has these parts with `load`: it needs two engines, and a load that
-    /// fills records.
-    pub(super) fn belong(way: &Way, load: &SocketLoad) -> bool {
-        let linked = way.engines.as_ref().is_some_and(|engines| engines.ids().len() > 1);
-        linked && load.traffic == Traffic::Stream && load.bytes as usize >= RECORD
-    }
+/// Returns whether `way` has these parts with `load`: it needs two engines, and a load that fills
+/// records.
+pub(super) fn belong(way: &Way, load: &SocketLoad) -> bool {
+    let linked = way.engines.as_ref().is_some_and(|engines| engines.ids().len() > 1);
+    linked && load.traffic == Traffic::Stream && load.bytes as usize >= RECORD
 }
 
 fn own_cpu() -> Duration {
@@ -149,7 +114,7 @@ fn crypto() -> Result<(f64, f64)> {
 
 /// Returns the time per byte of kernel TCP: the same two programs, with messages of a record's
 /// size.
-fn transport(way: &Way, warm_up: Duration, time: Duration) -> Result<f64> {
+fn transport(way: &Way) -> Result<f64> {
     let way = Way {
         name: "transport",
         about: String::new(),
@@ -158,11 +123,12 @@ fn transport(way: &Way, warm_up: Duration, time: Duration) -> Result<f64> {
         engines: None,
         program: way.program.clone(),
         cpus: way.cpus.clone(),
+        times: way.times,
     };
     let bytes = (HEADER + RECORD + TAG) as u32;
     let load = SocketLoad { traffic: Traffic::Stream, bytes, sockets: 1 };
     let SocketMeasured { bytes, client, server, kernel, .. } =
-        turn(&way, &load, warm_up, time).context("transport alone")?;
+        turn(&way, &load).context("transport alone")?;
     Ok(client.plus(server).plus(kernel).cpu_ns as f64 / bytes as f64)
 }
 

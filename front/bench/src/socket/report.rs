@@ -1,178 +1,74 @@
 //! A report of a measurement of sockets, with the context needed to judge and repeat it.
 
-use std::time::Duration;
+use std::rc::Rc;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::turn::turn;
-use super::{App, AppRun, Cost, Parts, PartsRun, SocketLoad, SocketMeasured, Traffic, Way};
-use crate::environment::Environment;
-use crate::json::SavedReport;
+use super::{App, AppRun, Parts, SocketLoad, SocketMeasured, Traffic, Way, parts};
+use crate::figure::OverRounds;
+use crate::measurement::{AnySubject, Measurement, Plan, Run, Subject};
 use crate::statistics::median;
-use crate::turns::{Described, Fault, Subjects, Turn, Turns, take_turns};
+use crate::turns::{Subjects, Turn, Turns, take_turns};
 
+/// A way that can be measured.
+pub type SocketSubject = AnySubject<SocketLoad, SocketMeasured>;
 /// The loads and times of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SocketPlan {
-    /// The loads, one after the other.
-    pub loads: Vec<SocketLoad>,
-    /// The number of turns of each subject with each load.
-    pub rounds: u32,
-    /// The time of load before each measurement.
-    pub warm_up: Duration,
-    /// The measured time of each turn.
-    pub time: Duration,
-}
-
+pub type SocketPlan = Plan<SocketLoad>;
 /// One turn of one subject.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SocketRun {
-    /// The subject's name.
-    pub subject: String,
-    /// The load.
-    pub load: SocketLoad,
-    /// The number of the round, from 0.
-    pub round: u32,
-    /// The result.
-    pub measured: SocketMeasured,
-}
-
+pub type SocketRun = Run<SocketLoad, SocketMeasured>;
 /// All results of one command, stored as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SocketReport {
-    /// Version of this format: [`SavedReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The loads and times.
-    pub plan: SocketPlan,
-    /// The subjects, in the order of their turns.
-    pub subjects: Vec<Described>,
-    /// The turns.
-    pub runs: Vec<SocketRun>,
-    /// Turns that failed, and turns that are void.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
-    /// The work of two linked engines, measured alone after turns with them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<PartsRun>,
+pub type SocketReport = Measurement<SocketLoad, SocketMeasured, SocketExtra>;
+
+/// Results that reports of sockets alone have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SocketExtra {
     /// The turns of existing programs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apps: Vec<AppRun>,
 }
 
-/// Medians over the rounds of one subject with one load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SocketFigures {
-    /// Bytes per second.
-    pub bytes: f64,
-    /// Messages, or round trips, per second.
-    pub messages: f64,
-    /// Round trips that 50, 99 and 99.9 % do not exceed, ns.
-    pub latency: Option<[f64; 3]>,
-    /// Processors kept busy by programs, engines and the kernel together.
-    pub cores: f64,
-    /// Processor time of all of them per byte, ns; infinite without bytes.
-    pub cpu_per_byte: f64,
-    /// Processor time of the two programs alone per byte, ns.
-    pub programs_per_byte: f64,
-    /// Processor time of the engines per byte, ns.
-    pub engines_per_byte: f64,
-    /// Context switches of all processes per message; with idle sockets per second.
-    pub switches: f64,
-    /// With idle sockets, memory for each pair of sockets, bytes.
-    pub memory: Option<f64>,
-    /// The least and the greatest of the rounds: bytes per second, the median round trip in ns, or
-    /// with idle sockets the processors kept busy.
-    pub range: (f64, f64),
-    /// `range` relative to the median.
-    pub spread: f64,
-}
-
-impl SocketFigures {
-    /// Returns the rate by which subjects are compared: bytes per second, or for a ping-pong the
-    /// rate of the median round trip. For idle sockets it means nothing.
-    pub fn main(&self) -> f64 {
-        self.latency.map_or(self.bytes, |[p50, ..]| 1e9 / p50.max(1.0))
-    }
-
-    /// Returns the processors needed for 10 Gbit/s.
-    pub fn cores_per_10_gbits(&self) -> f64 {
-        self.cpu_per_byte * 1.25
-    }
-
-    /// Returns processor seconds per GiB: of all processes, of the two programs, of the engines.
-    pub fn seconds_per_gib(&self) -> [f64; 3] {
-        [self.cpu_per_byte, self.programs_per_byte, self.engines_per_byte]
-            .map(|ns| ns * f64::from(1 << 30) / 1e9)
-    }
-}
-
-/// The ways with the times of their turns, and the work of engines alone.
-struct Timed<'a> {
-    ways: &'a [Way],
-    plan: &'a SocketPlan,
-    parts: Vec<PartsRun>,
-}
-
-impl Subjects for Timed<'_> {
+impl Subject for Rc<Way> {
     type Load = SocketLoad;
-    type Run = SocketRun;
+    type Measured = SocketMeasured;
 
-    fn count(&self) -> usize {
-        self.ways.len()
+    fn name(&self) -> &str {
+        self.name
     }
 
-    fn name(&self, subject: usize) -> String {
-        self.ways[subject].name.to_owned()
+    fn about(&self) -> String {
+        self.about.clone()
     }
 
-    fn takes(&self, subject: usize, load: &SocketLoad) -> bool {
-        self.ways[subject].takes(load)
+    fn takes(&self, load: &SocketLoad) -> bool {
+        // The cost of idle TLS sessions is of no interest, and their handshakes would take most of
+        // the time.
+        self.tls.is_none() || load.traffic != Traffic::Idle
     }
 
-    fn run(&mut self, subject: usize, load: &SocketLoad, round: u32) -> Result<SocketRun> {
-        let (way, SocketPlan { warm_up, time, .. }) = (&self.ways[subject], self.plan);
-        let measured = turn(way, load, *warm_up, *time)?;
-        let (subject, load) = (way.name.to_owned(), *load);
-        if Parts::belong(way, &load) {
-            let parts = Parts::measure(way, *warm_up, *time)?;
-            self.parts.push(PartsRun { subject: subject.clone(), load, round, parts });
+    fn run(&mut self, load: &SocketLoad) -> Result<SocketMeasured> {
+        let mut measured = turn(self, load)?;
+        if parts::belong(self, load) {
+            measured.parts = Some(parts::measure(self)?);
         }
-        Ok(SocketRun { subject, load, round, measured })
+        Ok(measured)
     }
 }
 
-/// Gives every way its turns. Calls `before` at the start of each.
-pub fn measure_sockets(
-    ways: &[Way],
-    plan: &SocketPlan,
-    before: impl FnMut(Turn<'_, SocketLoad>),
-) -> (Turns<SocketRun>, Vec<PartsRun>) {
-    let mut timed = Timed { ways, plan, parts: Vec::new() };
-    let turns = take_turns(&mut timed, &plan.loads, plan.rounds, before);
-    (turns, timed.parts)
-}
-
-/// The ways, with the time of a turn of a program.
-struct WithApps<'a> {
-    ways: Vec<&'a Way>,
-    time: Duration,
-}
+/// The ways that existing programs run over.
+struct WithApps<'a>(Vec<&'a Way>);
 
 impl Subjects for WithApps<'_> {
     type Load = App;
     type Run = AppRun;
 
     fn count(&self) -> usize {
-        self.ways.len()
+        self.0.len()
     }
 
     fn name(&self, subject: usize) -> String {
-        self.ways[subject].name.to_owned()
+        self.0[subject].name.to_owned()
     }
 
     fn takes(&self, _: usize, _: &App) -> bool {
@@ -180,217 +76,95 @@ impl Subjects for WithApps<'_> {
     }
 
     fn run(&mut self, subject: usize, app: &App, round: u32) -> Result<AppRun> {
-        app.run(self.ways[subject], round, self.time)
+        app.run(self.0[subject], round)
     }
 }
 
 /// Gives every way without TLS turns with each of `apps`. Calls `before` at the start of each.
 pub fn measure_apps(
-    ways: &[Way],
+    ways: &[Rc<Way>],
     apps: &[App],
-    (rounds, time): (u32, Duration),
+    rounds: u32,
     before: impl FnMut(Turn<'_, App>),
 ) -> Turns<AppRun> {
-    let ways = ways.iter().filter(|way| way.tls.is_none()).collect();
-    take_turns(&mut WithApps { ways, time }, apps, rounds, before)
-}
-
-/// Returns the processor time per byte of `turn`, ns.
-fn per_byte(cost: Cost, turn: &SocketMeasured) -> f64 {
-    cost.cpu_ns as f64 / turn.bytes as f64
-}
-
-impl SavedReport for SocketReport {
-    const KIND: &'static str = "sockets";
-
-    fn format(&self) -> u32 {
-        self.format
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
+    let ways = ways.iter().map(|way| &**way).filter(|way| way.tls.is_none()).collect();
+    take_turns(&mut WithApps(ways), apps, rounds, before)
 }
 
 impl SocketReport {
-    /// Makes a report of `runs`.
-    pub fn new(
-        environment: Environment,
-        command: impl Into<String>,
-        plan: SocketPlan,
-        ways: &[Way],
-        (turns, parts): (Turns<SocketRun>, Vec<PartsRun>),
-    ) -> Self {
-        let described =
-            |way: &Way| Described { name: way.name.to_owned(), about: way.about.clone() };
-        let subjects = ways.iter().map(described).collect();
-        let (format, command, apps) = (Self::FORMAT, command.into(), Vec::new());
-        let Turns { runs, faults } = turns;
-        Self { format, environment, command, plan, subjects, runs, faults, parts, apps }
-    }
-
-    /// Returns the median rate of `app`, the range of its rounds relative to that, and the
-    /// processors that its servers kept busy. Returns `None` if there was no turn.
-    pub fn app(&self, app: App, subject: &str) -> Option<[f64; 3]> {
-        let turns = self.apps.iter().filter(|run| run.app == app && run.subject == subject);
+    /// Returns the rate of `app`, and the median of the processors that its servers kept busy.
+    /// Returns `None` if there was no turn.
+    pub fn app(&self, app: App, subject: &str) -> Option<(OverRounds, f64)> {
+        let turns = self.extra.apps.iter().filter(|run| run.app == app && run.subject == subject);
         let busy = |run: &AppRun| run.server.cpu_ns as f64 / run.elapsed_ns.max(1) as f64;
-        let (mut rates, cores): (Vec<f64>, Vec<f64>) =
-            turns.map(|run| (run.rate, busy(run))).unzip();
-        rates.sort_by(f64::total_cmp);
-        let apart = rates.last()? - rates.first()?;
-        let middle = median(rates);
-        Some([middle, apart / middle.max(f64::MIN_POSITIVE), median(cores)])
+        let (rates, cores): (Vec<f64>, Vec<f64>) = turns.map(|run| (run.rate, busy(run))).unzip();
+        Some((OverRounds::of(rates)?, median(cores)))
     }
 
     /// Returns medians over the rounds of the parts of engines' work, and of the ratio between the
     /// engines' processor time per byte and the parts' sum in the same round. Returns `None` if
     /// they were not measured.
     pub fn parts(&self, load: &SocketLoad, subject: &str) -> Option<(Parts, f64)> {
-        let all = self.parts.iter().filter(|run| run.subject == subject && run.load == *load);
-        let all: Vec<&PartsRun> = all.collect();
-        let engines = |run: &PartsRun| {
-            let mut turns = self.runs.iter().filter(|turn| turn.subject == subject);
-            let turn = turns.find(|turn| turn.load == *load && turn.round == run.round);
-            turn.map_or(0.0, |turn| per_byte(turn.measured.engine, &turn.measured))
+        let turns = self.turns(load, subject);
+        let all: Vec<_> = turns.filter_map(|turn| Some((turn, turn.parts?))).collect();
+        let middle = |of: fn(&SocketMeasured, Parts) -> f64| {
+            median(all.iter().map(|(turn, parts)| of(turn, *parts)).collect())
         };
-        if all.is_empty() {
-            return None;
-        }
-        let middle =
-            |of: &dyn Fn(&PartsRun) -> f64| median(all.iter().map(|run| of(run)).collect());
         let parts = Parts {
-            copy: middle(&|run| run.parts.copy),
-            seal: middle(&|run| run.parts.seal),
-            open: middle(&|run| run.parts.open),
-            transport: middle(&|run| run.parts.transport),
+            copy: middle(|_, parts| parts.copy),
+            seal: middle(|_, parts| parts.seal),
+            open: middle(|_, parts| parts.open),
+            transport: middle(|_, parts| parts.transport),
         };
-        Some((parts, middle(&|run| engines(run) / run.parts.sum())))
+        let ratio = middle(|turn, parts| turn.per_byte(turn.engine) / parts.sum());
+        (!all.is_empty()).then_some((parts, ratio))
     }
-
-    /// Returns medians over the rounds, or `None` if there was no turn.
-    pub fn figures(&self, load: &SocketLoad, subject: &str) -> Option<SocketFigures> {
-        let turns = self.runs.iter().filter(|run| run.subject == subject && run.load == *load);
-        let turns: Vec<&SocketMeasured> = turns.map(|run| &run.measured).collect();
-        if turns.is_empty() {
-            return None;
-        }
-        let middle = |of: &dyn Fn(&SocketMeasured) -> f64| middle(&turns, of);
-        let (size, is_idle) = (f64::from(load.bytes.max(1)), load.traffic == Traffic::Idle);
-        let main: Vec<f64> = turns.iter().map(|turn| main_figure(turn, is_idle)).collect();
-        let (least, most) = main.iter().fold((f64::MAX, 0.0_f64), |(least, most), value| {
-            (least.min(*value), most.max(*value))
-        });
-        let messages = |turn: &SocketMeasured| match is_idle {
-            true => turn.elapsed_ns as f64 / 1e9,
-            false => turn.bytes as f64 / size,
-        };
-        let memory = |turn: &SocketMeasured| turn.memory_bytes.unwrap_or(0) as f64;
-        Some(SocketFigures {
-            bytes: middle(&rate),
-            messages: middle(&|turn| rate(turn) / size),
-            latency: latency(&turns),
-            cores: middle(&cores),
-            cpu_per_byte: middle(&|turn| per_byte(of_all(turn), turn)),
-            programs_per_byte: middle(&|turn| per_byte(of_programs(turn), turn)),
-            engines_per_byte: middle(&|turn| per_byte(turn.engine, turn)),
-            switches: middle(&|turn| of_all(turn).switches as f64 / messages(turn)),
-            memory: is_idle.then(|| middle(&memory) / f64::from(load.sockets)),
-            range: (least, most),
-            spread: (most - least) / median(main).max(f64::MIN_POSITIVE),
-        })
-    }
-}
-
-/// Returns the median of `of` over the turns.
-fn middle(turns: &[&SocketMeasured], of: &dyn Fn(&SocketMeasured) -> f64) -> f64 {
-    median(turns.iter().map(|turn| of(turn)).collect())
-}
-
-/// Returns what the two programs of a turn cost.
-fn of_programs(turn: &SocketMeasured) -> Cost {
-    turn.client.plus(turn.server)
-}
-
-/// Returns what programs, engines and the kernel cost in a turn.
-fn of_all(turn: &SocketMeasured) -> Cost {
-    of_programs(turn).plus(turn.engine).plus(turn.kernel)
-}
-
-/// Returns the bytes per second of a turn.
-fn rate(turn: &SocketMeasured) -> f64 {
-    turn.bytes as f64 * 1e9 / turn.elapsed_ns.max(1) as f64
-}
-
-/// Returns the processors that were kept busy in a turn.
-fn cores(turn: &SocketMeasured) -> f64 {
-    of_all(turn).cpu_ns as f64 / turn.elapsed_ns.max(1) as f64
-}
-
-/// Returns the figure whose range over the rounds is shown: as [`SocketFigures::range`].
-fn main_figure(turn: &SocketMeasured, is_idle: bool) -> f64 {
-    match &turn.latency {
-        _ if is_idle => cores(turn),
-        Some(latency) => latency.percentile(50.0) as f64,
-        None => rate(turn),
-    }
-}
-
-/// Returns medians of the percentiles of round trips, as [`SocketFigures::latency`]. Returns `None`
-/// if a turn measured none.
-fn latency(turns: &[&SocketMeasured]) -> Option<[f64; 3]> {
-    turns.iter().all(|turn| turn.latency.is_some()).then(|| {
-        [50.0, 99.0, 99.9].map(|percent| {
-            middle(turns, &|turn| {
-                turn.latency.as_ref().map_or(0, |latency| latency.percentile(percent)) as f64
-            })
-        })
-    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use slipway_telemetry::Histogram;
+
+    use super::super::Cost;
+    use super::super::measured::{
+        BANDWIDTH, CORES_AT_REST, MEMORY, ROUND_TRIP, SWITCHES, SWITCHES_AT_REST,
+    };
     use super::*;
+    use crate::figure::Figure;
+    use crate::json::SavedReport;
+    use crate::measurement::Measured;
+    use crate::pictures::fair;
 
     /// Makes a report of subjects with these rates in bytes per second, round by round, and with
     /// one load. Each byte costs a nanosecond of client, server, engine and kernel each.
     pub(crate) fn report(load: &str, subjects: &[(&str, &[u64])]) -> SocketReport {
-        let load: SocketLoad = load.parse().unwrap();
-        let mut runs = Vec::new();
-        for (name, rates) in subjects {
-            for (round, rate) in (0..).zip(*rates) {
-                let cost = Cost { cpu_ns: *rate, switches: 1 };
-                let latency = load.is_latency().then(|| {
-                    let mut latency = slipway_telemetry::Histogram::new();
-                    latency.record(1_000_000_000 / rate);
-                    latency
-                });
-                let measured = SocketMeasured {
-                    bytes: *rate,
-                    elapsed_ns: 1_000_000_000,
-                    client: cost,
-                    server: cost,
-                    engine: cost,
-                    kernel: cost,
-                    latency,
-                    memory_bytes: (load.traffic == Traffic::Idle).then_some(1 << 20),
-                };
-                runs.push(SocketRun { subject: (*name).to_owned(), load, round, measured });
+        SocketReport::sample("bench socket", &[load], subjects, |load, _, rate| {
+            let cost = Cost { cpu_ns: *rate, switches: 1 };
+            let latency = load.is_latency().then(|| {
+                let mut latency = Histogram::new();
+                latency.record(1_000_000_000 / rate);
+                latency
+            });
+            SocketMeasured {
+                bytes: *rate,
+                elapsed_ns: 1_000_000_000,
+                client: cost,
+                server: cost,
+                engine: cost,
+                kernel: cost,
+                latency,
+                memory_bytes: (load.traffic == Traffic::Idle).then_some(1 << 20),
+                parts: None,
             }
-        }
-        let described =
-            |(name, _): &(&str, _)| Described { name: (*name).to_owned(), about: "<&>".into() };
-        let time = Duration::from_secs(1);
-        SocketReport {
-            format: SocketReport::FORMAT,
-            environment: Environment::default(),
-            command: "bench socket".into(),
-            plan: SocketPlan { loads: vec![load], rounds: 3, warm_up: Duration::ZERO, time },
-            subjects: subjects.iter().map(described).collect(),
-            runs,
-            faults: Vec::new(),
-            parts: Vec::new(),
-            apps: Vec::new(),
-        }
+        })
+    }
+
+    /// Returns the median of a figure of `tcp` with the report's load.
+    fn median_of(
+        report: &SocketReport,
+        figure: &Figure<SocketLoad, SocketMeasured>,
+    ) -> Option<f64> {
+        Some(report.over_rounds(&report.plan.loads[0], "tcp", figure)?.median)
     }
 
     #[test]
@@ -398,9 +172,8 @@ pub(crate) mod tests {
         let mut report = report("stream-128b-c1", &[("linked", &[1000, 2000, 3000])]);
         let load = report.plan.loads[0];
         assert_eq!(report.parts(&load, "linked"), None);
-        for (round, open) in [(0, 1.0), (1, 2.0), (2, 3.0)] {
-            let parts = Parts { copy: 0.25, seal: 0.0, open, transport: 0.5 };
-            report.parts.push(PartsRun { subject: "linked".into(), load, round, parts });
+        for (run, open) in report.runs.iter_mut().zip([1.0, 2.0, 3.0]) {
+            run.measured.parts = Some(Parts { copy: 0.25, seal: 0.0, open, transport: 0.5 });
         }
         // A byte cost the engines a nanosecond in each round.
         let (parts, ratio) = report.parts(&load, "linked").unwrap();
@@ -412,13 +185,16 @@ pub(crate) mod tests {
     fn figures_are_medians_and_survive_json() {
         let report = report("stream-128b-c1", &[("tcp", &[3000, 1000, 2000]), ("none", &[])]);
         let load = report.plan.loads[0];
-        let figures = report.figures(&load, "tcp").unwrap();
-        assert_eq!((figures.bytes, figures.messages, figures.spread), (2000.0, 15.625, 1.0));
-        assert_eq!((figures.cpu_per_byte, figures.programs_per_byte), (4.0, 2.0));
-        assert_eq!((figures.engines_per_byte, figures.latency), (1.0, None));
-        assert_eq!(figures.cores_per_10_gbits(), 5.0);
-        assert_eq!(figures.switches, 4.0 * 128.0 / 2000.0);
-        assert_eq!(report.figures(&load, "none"), None);
+        let bandwidth = report.over_rounds(&load, "tcp", &BANDWIDTH).unwrap();
+        assert_eq!((bandwidth.median, bandwidth.spread()), (2000.0, Some(1.0)));
+        let further = SocketMeasured::further(&load);
+        let medians: Vec<_> = further.iter().map(|one| median_of(&report, one).unwrap()).collect();
+        let gib = f64::from(1 << 30) / 1e9;
+        let switches = 4.0 * 128.0 / 2000.0;
+        assert_eq!(medians[..3], [15.625, 8e-6, 5.0]);
+        assert_eq!(medians[3..], [4.0 * gib, 2.0 * gib, gib, switches]);
+        assert_eq!(median_of(&report, &SWITCHES), Some(switches));
+        assert_eq!(report.over_rounds(&load, "none", &BANDWIDTH), None);
         assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(SocketReport::from_json("{}").is_err());
     }
@@ -428,23 +204,42 @@ pub(crate) mod tests {
         let mut report = report("idle-c1", &[("tcp", &[])]);
         for (round, rate) in [(0, 30.0), (1, 10.0), (2, 20.0)] {
             let (subject, server) = ("tcp".to_owned(), Cost { cpu_ns: 500_000_000, switches: 0 });
-            let elapsed_ns = 1_000_000_000;
-            report.apps.push(AppRun { subject, app: App::Redis, round, rate, server, elapsed_ns });
+            let (app, elapsed_ns) = (App::Redis, 1_000_000_000);
+            report.extra.apps.push(AppRun { subject, app, round, rate, server, elapsed_ns });
         }
-        assert_eq!(report.app(App::Redis, "tcp"), Some([20.0, 1.0, 0.5]));
+        let (rate, cores) = report.app(App::Redis, "tcp").unwrap();
+        assert_eq!((rate.median, rate.spread(), cores), (20.0, Some(1.0), 0.5));
         assert_eq!(report.app(App::Redis, "none"), None);
         assert_eq!(report.app(App::Nginx, "tcp"), None);
-        assert_eq!(SocketReport::from_json(&report.to_json().unwrap()).unwrap(), report);
+        let text = report.to_json().unwrap();
+        assert!(text.contains(r#""apps":[{"subject":"tcp","app":"redis""#), "{text}");
+        assert_eq!(SocketReport::from_json(&text).unwrap(), report);
     }
 
     #[test]
     fn a_ping_pong_is_judged_by_its_latency_and_idle_sockets_by_their_memory() {
         let turns = report("pingpong-64b-busy", &[("tcp", &[1_000_000])]);
-        let figures = turns.figures(&turns.plan.loads[0], "tcp").unwrap();
-        let [p50, p99, p999] = figures.latency.unwrap();
-        assert!((p50 - 1000.0).abs() < 10.0 && p50 == p99 && p99 == p999, "{figures:?}");
+        let p50 = median_of(&turns, &ROUND_TRIP).unwrap();
+        assert!((p50 - 1000.0).abs() < 10.0, "{p50}");
         let idle = report("idle-c1024", &[("tcp", &[1])]);
-        let figures = idle.figures(&idle.plan.loads[0], "tcp").unwrap();
-        assert_eq!((figures.memory, figures.switches), (Some(1024.0), 4.0));
+        let medians = [MEMORY, SWITCHES_AT_REST, CORES_AT_REST].map(|one| median_of(&idle, &one));
+        assert_eq!(medians, [Some(1024.0), Some(4.0), Some(4e-9)]);
+    }
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let both: [(&str, &[u64]); 2] = [("tcp", &[1_000_000_000]), ("<ours>", &[1])];
+        for (load, end) in [
+            ("stream-128k-c1", "8.00 Gbit/s, 5.00 cores for 10 Gbit/s, 1.25 the engines"),
+            ("pingpong-64b-busy", "p99 1 ns"),
+            ("idle-c1024", "4.0000 cores"),
+        ] {
+            let text = report(load, &both).picture("a & b").unwrap();
+            fair(&text).unwrap();
+            for name in ["tcp", "&lt;ours&gt;", "a &amp; b", load, end] {
+                assert!(text.contains(name), "{name}: {text}");
+            }
+        }
+        assert!(report("idle-c1", &[]).picture("x").is_err());
     }
 }

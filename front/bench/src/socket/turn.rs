@@ -5,38 +5,13 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
-use slipway_telemetry::Histogram;
 
 use super::board::{Board, Phase};
 use super::cost::{Cost, softirq_threads, used};
 use super::peer::{PeerResult, PeerSpec, Role};
-use super::{SocketLoad, Traffic, Way};
+use super::{SocketLoad, SocketMeasured, Traffic, Way};
 use crate::packet::process::Running;
-
-/// The result of a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SocketMeasured {
-    /// Bytes that arrived; for a ping-pong those of one direction.
-    pub bytes: u64,
-    /// The measured time, ns.
-    pub elapsed_ns: u64,
-    /// Cost of the program that drives the load.
-    pub client: Cost,
-    /// Cost of the program that answers.
-    pub server: Cost,
-    /// Cost of the engines.
-    pub engine: Cost,
-    /// Cost of the kernel's threads for the network.
-    pub kernel: Cost,
-    /// Round trips of a ping-pong, ns.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latency: Option<Histogram>,
-    /// With idle sockets, the growth of memory in use since before the client was started, in
-    /// bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
+use crate::times::Times;
 
 /// The longest time that a program may take to begin or to end, and again for each thousand
 /// sockets.
@@ -137,16 +112,12 @@ fn parts(load: &SocketLoad) -> Vec<SocketLoad> {
     (0..count).map(|part| SocketLoad { sockets: sockets(part), ..*load }).collect()
 }
 
-/// Runs `load` over `way`: `warm_up` without measuring, then for `time`.
+/// Runs `load` over `way`, for as long as the way's times say.
 ///
 /// # Errors
 /// An obstacle, with a hint at the remedy.
-pub fn turn(
-    way: &Way,
-    load: &SocketLoad,
-    warm_up: Duration,
-    time: Duration,
-) -> Result<SocketMeasured> {
+pub fn turn(way: &Way, load: &SocketLoad) -> Result<SocketMeasured> {
+    let Times { warm_up, time } = way.times;
     let parts = parts(load);
     let pairs: Result<Vec<Pair>> = parts.iter().map(|part| Pair::start(way, part)).collect();
     let mut pairs = pairs?;
@@ -194,8 +165,7 @@ fn window(way: &Way, pairs: &[Pair], (time, carries): (Duration, bool)) -> Socke
         server,
         engine,
         kernel,
-        latency: None,
-        memory_bytes: None,
+        ..SocketMeasured::default()
     }
 }
 

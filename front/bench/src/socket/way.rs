@@ -10,9 +10,10 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 
 use super::peer::{PeerSpec, Role};
-use super::{Engines, Net, SocketLoad, Traffic, memory_file, path_of};
+use super::{Engines, Net, memory_file, path_of};
 use crate::block::native::Cpus;
 use crate::packet::process::find;
+use crate::times::Times;
 
 /// A way from one program to another: a subject.
 pub struct Way {
@@ -32,16 +33,11 @@ pub struct Way {
     pub program: Vec<OsString>,
     /// Processors: `target` for the server, `client` for the client.
     pub cpus: Cpus,
+    /// The times of its turns.
+    pub times: Times,
 }
 
 impl Way {
-    /// Returns whether the way can carry the load.
-    pub fn takes(&self, load: &SocketLoad) -> bool {
-        // The cost of idle TLS sessions is of no interest, and their handshakes would take most of
-        // the time.
-        self.tls.is_none() || load.traffic != Traffic::Idle
-    }
-
     /// Returns the command for a side of a load.
     pub(super) fn command(&self, spec: &PeerSpec) -> Result<Command> {
         let (program, arguments) = self.program.split_first().context("no program for loads")?;

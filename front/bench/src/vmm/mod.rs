@@ -9,15 +9,12 @@
 //! - [`VmmSubject`]: a subject. [`Vmm`] is a VMM's program, [`Caged`] the same within the
 //!   namespaces that Slipway starts VMMs in, [`Fork`] is Slipway's own with a saved machine in
 //!   place of a boot, and [`Bare`] is KVM alone, which no VMM can beat;
-//! - [`measure`](crate::measure) runs a [`VmmPlan`]; [`VmmReport`] is everything measured, as JSON,
-//!   with percentiles over the rounds; [`vmm_table`] and [`vmm_plot`] show it; [`compare_vmms`]
-//!   compares two.
+//! - [`Measurement::take`](crate::Measurement::take) runs a [`VmmPlan`]; [`VmmReport`] is
+//!   everything measured, as JSON, with percentiles over the rounds; [`vmm_table`] shows it.
 
 mod bare;
-mod compare;
 mod fork;
 mod load;
-mod plot;
 mod process;
 mod programs;
 mod report;
@@ -25,10 +22,8 @@ pub mod stub;
 mod table;
 
 pub use bare::Bare;
-pub use compare::compare_vmms;
 pub use fork::Fork;
 pub use load::VmmLoad;
-pub use plot::vmm_plot;
 pub use programs::{Caged, Program, Vmm};
-pub use report::{VmmFigures, VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject};
+pub use report::{VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject};
 pub use table::vmm_table;

@@ -1,8 +1,9 @@
 //! Formats a report of VMMs as tables for a terminal.
 
-use super::{VmmFigures, VmmLoad, VmmReport};
+use super::report::{BYTE, CPU, END, PRIVATE};
+use super::{VmmLoad, VmmReport};
 use crate::duration::human;
-use crate::turns::foot;
+use crate::figure::time;
 
 const HEADINGS: [&str; 9] =
     ["", "p50", "p90", "least", "without slots", "CPU time", "memory", "end", "of the first"];
@@ -11,45 +12,41 @@ const HEADINGS: [&str; 9] =
 /// newline at the end. Headings are bold if `colour`.
 pub fn vmm_table(report: &VmmReport, colour: bool) -> String {
     let slots = |load: &VmmLoad| {
-        let said = |ns| format!("KVM's own time for the memory slots: {}\n", human(ns));
+        let said = |ns| format!("KVM's own time for the memory slots: {}\n", time(ns));
         report.slot_ns(load).map(said).unwrap_or_default()
     };
-    report.tables(&HEADINGS, colour, |load| rows(report, load), slots)
-        + &foot(&report.faults, &report.subjects)
+    report.tables(&HEADINGS, colour, |load| rows(report, load), slots) + &report.foot()
 }
 
 fn rows(report: &VmmReport, load: &VmmLoad) -> Vec<[String; 9]> {
     let slots = report.slot_ns(load);
     let mut first = None;
     let row = |name: &String| {
-        let figures = report.figures(load, name)?;
-        let base = *first.get_or_insert(figures.p50_ns);
+        let byte = report.over_rounds(load, name, &BYTE)?;
+        let base = *first.get_or_insert(byte.median);
         // Two medians of two sets of starts: on a noisy machine the difference may be below zero.
-        let without = slots.map(|ns| figures.p50_ns.checked_sub(ns).map_or("–".into(), human));
+        let without = slots.map(|ns| byte.median - ns);
+        let without = without.map(|ns| if ns < 0.0 { "–".to_owned() } else { time(ns) });
+        let shown = |figure| report.shown(load, name, figure).unwrap_or_default();
         Some([
             name.clone(),
-            human(figures.p50_ns),
-            human(figures.p90_ns),
-            human(figures.range_ns.0),
+            time(byte.median),
+            human(report.p90_ns(load, name)),
+            time(byte.range.0),
             without.unwrap_or_default(),
-            figures.cpu_ns.map_or(String::new(), human),
-            memory(&figures),
-            human(figures.end_ns),
-            format!("{:.2}", figures.p50_ns as f64 / base.max(1) as f64),
+            shown(&CPU),
+            shown(&PRIVATE),
+            shown(&END),
+            format!("{:.2}", byte.median / base.max(1.0)),
         ])
     };
     report.rows(row)
 }
 
-/// Formats the private memory of a process.
-pub(super) fn memory(figures: &VmmFigures) -> String {
-    let mib = |bytes| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
-    figures.private_bytes.map_or(String::new(), mib)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pictures::fair;
     use crate::table::BOLD;
     use crate::vmm::report::tests::report;
 
@@ -66,5 +63,16 @@ mod tests {
         assert!(line("128M").contains("without slots"), "{text}");
         assert!(text.contains("memory slots: 1.00 ms") && text.contains("native: <&>"), "{text}");
         assert!(vmm_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+
+    #[test]
+    fn every_subject_is_drawn() {
+        let text = report(&[("bare", &[4]), ("<native>", &[8])]).picture("a & b").unwrap();
+        fair(&text).unwrap();
+        for part in ["bare", "&lt;native&gt;", "a &amp; b", "128M", "8.00 ms", "1.50 MiB"] {
+            assert!(text.contains(part), "{part}");
+        }
+        assert_eq!(text.matches("less is better").count(), 3);
+        assert!(report(&[]).picture("x").is_err());
     }
 }

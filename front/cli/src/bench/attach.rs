@@ -3,7 +3,7 @@
 use anyhow::Result;
 use slipway_bench::attach::{
     AttachLoad, AttachPlan, AttachReport, AttachSubject, OneLock, Pooled, VfLocks, attach_plot,
-    attach_table, compare_attaches,
+    attach_table,
 };
 
 use super::reports::{self, View};
@@ -36,7 +36,7 @@ const VIEW: View<AttachReport> = View {
     },
     picture: attach_plot,
     table: attach_table,
-    differences: |before, now, _| compare_attaches(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
@@ -45,7 +45,7 @@ fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
 
 fn run(args: &AttachArgs) -> Result<AttachReport> {
     let rounds = if args.quick { args.rounds.min(QUICK_ROUNDS) } else { args.rounds };
-    let plan = AttachPlan { loads: loads(args)?, rounds };
+    let plan = AttachPlan::new(loads(args)?, rounds);
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let subject = |(name, _): (&str, &str)| -> Box<AttachSubject> {
         match name {

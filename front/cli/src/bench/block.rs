@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use slipway_bench::Turns;
+use anyhow::{Context, Result};
+use slipway_bench::Times;
 use slipway_bench::block::native::{Bare, Cpus, Neighbours, Pair, Session};
 use slipway_bench::block::{
-    BlockReport, Pattern, Plan, RocksPlan, RocksReport, Run, Subject, Workload, block_table,
-    compare_blocks, curves, measure, plot,
+    BlockReport, BlockSubject, Pattern, Plan, RocksPlan, RocksReport, Subject, Workload,
+    block_table, compare_blocks, curves, plot, timed,
 };
 
 use super::reports::{self, View, write};
@@ -16,7 +16,6 @@ use super::subjects;
 use super::target::{BenchDisk, Target};
 use super::vm;
 use crate::args::{BlockArgs, DiskKind, Doorbells, NodeArgs};
-use crate::progress;
 
 /// The configurations that need no VM, with descriptions.
 const NATIVE: [(&str, &str); 4] = [
@@ -52,12 +51,12 @@ pub fn block(node: &NodeArgs, args: &BlockArgs) -> Result<i32> {
 /// The view of these reports.
 const VIEW: View<BlockReport> = View {
     title: |report| {
-        let what = format!("Commands on a disk: {}", report.disk);
-        reports::heading(&what, &report.environment, report.plan.rounds, report.plan.time)
+        let what = format!("Commands on a disk: {}", report.extra.disk);
+        reports::heading(&what, &report.environment, report.plan.rounds, report.plan.time())
     },
     picture: |report, title| {
         // RocksDB's results have curves only.
-        let draw = if report.rocksdb.is_some() { curves } else { plot };
+        let draw = if report.extra.rocksdb.is_some() { curves } else { plot };
         draw(report, title)
     },
     table: block_table,
@@ -145,14 +144,19 @@ fn own_workloads(args: &BlockArgs) -> Vec<Workload> {
     loads
 }
 
-fn plan(args: &BlockArgs) -> Plan {
+/// Returns the times of each turn.
+fn times(args: &BlockArgs) -> Times {
     let (warm_up, time) = match (args.quick, is_native(args)) {
         (true, true) => QUICK,
         (true, false) => QUICK_GUESTS,
         _ => (Duration::from_secs_f64(args.warm_up), Duration::from_secs_f64(args.time)),
     };
+    Times { warm_up, time }
+}
+
+fn plan(args: &BlockArgs) -> Plan {
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
-    Plan { workloads: workloads(args), rounds, warm_up, time }
+    Plan::timed(workloads(args), rounds, times(args))
 }
 
 fn rocks_plan(args: &BlockArgs) -> RocksPlan {
@@ -171,9 +175,9 @@ fn rocks_plan(args: &BlockArgs) -> RocksPlan {
 fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
     let names = configurations(args, &vm::CONFIGURATIONS.map(|(name, _)| name))?;
     let names = vm::with_hardware(args, &names)?;
-    let environment = super::environment(super::accelerator(args.machine.accel.as_deref()));
-    let command = super::command_line();
+    let accelerator = super::accelerator(args.machine.accel.as_deref());
     if args.rocksdb {
+        let (environment, command) = (super::environment(accelerator), super::command_line());
         let (plan, names) = (rocks_plan(args), vm::with_file_system(&names));
         // Room for a database, for the output of compaction, and for the file system's own data.
         let bytes = (plan.keys * 1040 * 4).next_multiple_of(1 << 20) + (256 << 20);
@@ -187,12 +191,13 @@ fn guests(node: &NodeArgs, args: &BlockArgs) -> Result<BlockReport> {
     }
     let plan = plan(args);
     let disk = args.disk.clone().unwrap_or(DiskKind::File("/var/tmp".into(), 256 << 20));
-    let threads = plan.workloads.iter().map(|load| load.threads).max().unwrap_or(1);
+    let threads = plan.loads.iter().map(|load| load.threads).max().unwrap_or(1);
     let machines =
         vm::Machines::new(node, args, vm::Medium::make(&disk, &names)?, &names, threads)?;
-    let mut subjects = machines.subjects(&names)?;
-    let runs = take_turns(&mut subjects, &plan)?;
-    Ok(BlockReport::new(environment, command, machines.disk(), plan, &subjects, runs))
+    let subjects = machines.subjects(&names)?;
+    let mut report = report(args, plan, subjects, accelerator)?;
+    report.extra.disk = machines.disk().to_owned();
+    Ok(report)
 }
 
 /// Measures without any guest.
@@ -205,7 +210,7 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
     let mut targets = Vec::new();
     if !args.neighbour.is_empty() {
         let subjects = neighbours(args, &plan, &disk, &cpus, &mut targets)?;
-        return report(plan, &disk, subjects);
+        return native_report(args, plan, &disk, subjects);
     }
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for name in configurations(args, &NATIVE.map(|(name, _)| name))? {
@@ -229,7 +234,7 @@ fn native(args: &BlockArgs) -> Result<BlockReport> {
         let session = session(&other.name, &other.path, &cpus, &plan, args.fill);
         subjects.push(Box::new(session?));
     }
-    report(plan, &disk, subjects)
+    native_report(args, plan, &disk, subjects)
 }
 
 /// Makes a target with two clients for each configuration. The quiet client is measured alone, and
@@ -254,18 +259,29 @@ fn neighbours(
     Ok(subjects)
 }
 
-/// Takes the turns and makes the report.
-fn report(
+/// Takes the turns of subjects that need no guest, and makes the report.
+fn native_report(
+    args: &BlockArgs,
     plan: Plan,
     disk: &BenchDisk,
-    mut subjects: Vec<Box<dyn Subject>>,
+    subjects: Vec<Box<dyn Subject>>,
 ) -> Result<BlockReport> {
-    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
-    ensure!(plan.workloads.iter().any(takes), "there is nothing to measure");
-    let runs = take_turns(&mut subjects, &plan)?;
-    let environment = super::environment("none".to_owned());
-    let command = super::command_line();
-    Ok(BlockReport::new(environment, command, disk.name(), plan, &subjects, runs))
+    let mut report = report(args, plan, subjects, "none".to_owned())?;
+    report.extra.disk = disk.name();
+    Ok(report)
+}
+
+/// Takes the turns, and makes the report without the name of the disk.
+fn report(
+    args: &BlockArgs,
+    plan: Plan,
+    subjects: Vec<Box<dyn Subject>>,
+    accelerator: String,
+) -> Result<BlockReport> {
+    let times = times(args);
+    let timed = |one| timed(one, times);
+    let subjects: Vec<Box<BlockSubject>> = subjects.into_iter().map(timed).collect();
+    subjects::report(subjects, plan, accelerator)
 }
 
 /// Returns those of the `known` configurations that the user named, each once, in the order of
@@ -279,7 +295,7 @@ fn doorbells(configuration: &str) -> Doorbells {
 }
 
 fn session(name: &str, socket: &Path, cpus: &Cpus, plan: &Plan, fill: bool) -> Result<Session> {
-    let mut session = Session::connect(name, socket, cpus.clone(), &plan.workloads)
+    let mut session = Session::connect(name, socket, cpus.clone(), &plan.loads)
         .with_context(|| format!("configuration {name}"))?;
     if fill {
         session.fill().with_context(|| format!("filling the disk of {name}"))?;
@@ -298,17 +314,10 @@ fn pair(
     plan: &Plan,
     (fill, loads): (bool, &[Workload]),
 ) -> Result<Pair> {
-    let quiet = Plan { workloads: Neighbours::all_of(&plan.workloads), ..plan.clone() };
+    let quiet = Plan { loads: Neighbours::all_of(&plan.loads), ..plan.clone() };
     let quiet = session(name, &target.socket, cpus, &quiet, fill)?;
-    let loud = Plan { workloads: loads.to_vec(), ..plan.clone() };
+    let loud = Plan { loads: loads.to_vec(), ..plan.clone() };
     // The disk is shared, and has its content by now.
     let noisy = session(name, &target.neighbour, cpus, &loud, false)?;
     Ok(Pair { quiet, noisy })
-}
-
-fn take_turns(subjects: &mut [Box<dyn Subject>], plan: &Plan) -> Result<Turns<Run>> {
-    let bar = progress::turns();
-    let turns = measure(subjects, plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    subjects::measured(turns)
 }

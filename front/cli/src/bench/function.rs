@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use slipway_bench::Subject;
 use slipway_bench::function::{
     FunctionLoad, FunctionPlan, FunctionReport, FunctionSettings, FunctionSubject, FunctionWay,
-    Scaling, compare_functions, function_plot, function_table,
+    Scaling, function_plot, function_table,
 };
 
 use super::reports::{self, View};
@@ -43,7 +43,7 @@ const VIEW: View<FunctionReport> = View {
     },
     picture: function_plot,
     table: function_table,
-    differences: |before, now, _| compare_functions(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &BenchFunctionArgs) -> Result<Vec<FunctionLoad>> {
@@ -60,7 +60,7 @@ fn scaling(name: &str) -> Scaling {
 
 fn run(node: &NodeArgs, args: &BenchFunctionArgs) -> Result<FunctionReport> {
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
-    let plan = FunctionPlan { loads: loads(args)?, rounds };
+    let plan = FunctionPlan::new(loads(args)?, rounds);
     let settings = Arc::new(settings(node, args)?);
     let way = |name, about| FunctionWay::new(name, about, scaling(name), &settings);
     if !args.quick {

@@ -3,17 +3,16 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::memory::{
     Gate, Gated, Giver, Keeping, MemoryLoad, MemoryPlan, MemoryReport, MemorySubject, Source,
-    compare_memory, measure_memory, memory_plot, memory_table, serve_user,
+    memory_table, serve_user,
 };
 
 use super::reports::{self, View};
 use super::subjects;
 use crate::args::{MemoryArgs, MemoryUserArgs};
-use crate::progress;
 
 /// The subjects to measure, with descriptions. The first of each kind is the one that others are
 /// compared with.
@@ -79,25 +78,25 @@ const VIEW: View<MemoryReport> = View {
         let what = "Recycled memory for sandboxes";
         reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: memory_plot,
+    picture: MemoryReport::picture,
     table: memory_table,
-    differences: |before, now, _| compare_memory(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
-fn subjects(args: &MemoryArgs) -> Result<Vec<Box<dyn MemorySubject>>> {
+fn subjects(args: &MemoryArgs) -> Result<Vec<Box<MemorySubject>>> {
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let (keeping, cpus) = (Arc::new(Keeping::start()?), Cpus::split(1)?);
     let pages = Gated::pages()?;
     let program = slipway_bench::slipway().context("which program this is")?;
     let program: [OsString; 3] = [program.into(), "bench".into(), "memory-user".into()];
-    let giver = |named, source| -> Result<Box<dyn MemorySubject>> {
+    let giver = |named, source| -> Result<Box<MemorySubject>> {
         Ok(Box::new(Giver::new(named, source, &keeping, &program, &cpus)))
     };
-    let gated = |named, gate| -> Result<Box<dyn MemorySubject>> {
+    let gated = |named, gate| -> Result<Box<MemorySubject>> {
         Ok(Box::new(Gated::new(named, gate, &pages, &cpus)?))
     };
     let subject = |named: (&'static str, &'static str)| match named.0 {
@@ -122,16 +121,7 @@ fn subjects(args: &MemoryArgs) -> Result<Vec<Box<dyn MemorySubject>>> {
 fn run(args: &MemoryArgs) -> Result<MemoryReport> {
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
     let gate_rounds = if args.quick { rounds } else { GATE_ROUNDS * rounds };
-    let plan = MemoryPlan { loads: loads(args)?, rounds, gate_rounds };
-    let mut subjects = subjects(args)?;
-    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
-    ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
-    let bar = progress::turns();
-    let (turns, left_out) = measure_memory(&mut subjects, &plan, |turn| {
-        progress::turn(&bar, &turn);
-    });
-    bar.finish_and_clear();
-    let environment = super::environment("none".to_owned());
-    let turns = (turns, left_out);
-    Ok(MemoryReport::new(environment, super::command_line(), plan, &subjects, turns))
+    let plan =
+        MemoryPlan { gate_rounds: Some(gate_rounds), ..MemoryPlan::new(loads(args)?, rounds) };
+    subjects::report(subjects(args)?, plan, "none".to_owned())
 }

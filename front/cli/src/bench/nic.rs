@@ -3,9 +3,7 @@
 use std::rc::Rc;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::nic::{
-    NicLoad, NicPlan, NicReport, NicSubject, Times, compare_nics, nic_plot, nic_table,
-};
+use slipway_bench::nic::{NicLoad, NicPlan, NicReport, NicSubject, Times, nic_plot, nic_table};
 
 use super::reports::{self, View};
 use super::subjects;
@@ -49,7 +47,7 @@ const VIEW: View<NicReport> = View {
     },
     picture: nic_plot,
     table: nic_table,
-    differences: |before, now, _| compare_nics(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
@@ -74,7 +72,7 @@ fn kinds(node: &NodeArgs, args: &PacketArgs) -> Result<Vec<Interface>> {
 fn run(node: &NodeArgs, args: &PacketArgs) -> Result<NicReport> {
     let (warm_up, time) = args.turns.durations();
     let rounds = if args.quick { 1 } else { args.turns.rounds };
-    let plan = NicPlan { loads: loads(args)?, rounds };
+    let plan = NicPlan::new(loads(args)?, rounds);
     let kinds = kinds(node, args)?;
     ensure!(!kinds.is_empty(), "there is nothing to measure");
     let machine = MachineArgs {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
+use slipway_bench::Subject;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
 use slipway_bench::packet::{
-    Bridge, Devices, E1000, Ends, Memif, Mode, OvsDpdk, PacketLoad, PacketPlan, PacketReport,
-    PacketSubject, compare_packets, measure_packets, packet_plot, packet_table,
+    Bridge, Devices, E1000, Ends, Memif, Mode, OvsDpdk, PacketLoad, PacketMeasured, PacketPlan,
+    PacketReport, PacketSubject, Times, packet_plot, packet_table,
 };
 
 use super::nic;
@@ -15,7 +16,6 @@ use super::packet_target;
 use super::reports::{self, View};
 use super::subjects;
 use crate::args::{NodeArgs, PacketArgs};
-use crate::progress;
 
 /// The subjects to measure, with descriptions.
 const SUBJECTS: [(&str, &str); 12] = [
@@ -78,36 +78,37 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 const VIEW: View<PacketReport> = View {
     title: |report| {
         let what = "Frames through switches";
-        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time)
+        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time())
     },
     picture: packet_plot,
     table: packet_table,
-    differences: |before, now, _| compare_packets(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
 }
 
-fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
+fn subjects(args: &PacketArgs, times: Times) -> Result<Vec<Box<PacketSubject>>> {
     let only = &args.turns.only;
     let chosen = subjects::chosen("subject", only, &SUBJECTS, |(name, _)| name)?;
     let cpus = Cpus::split(1)?;
-    let mut subjects: Vec<Box<dyn PacketSubject>> = Vec::new();
+    let mut subjects: Vec<Box<PacketSubject>> = Vec::new();
     for (name, _) in chosen {
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == name);
         if let Some(mode) = mode {
             let serve = Box::new(packet_target::start);
-            subjects.push(Box::new(E1000::new(mode, cpus.clone(), serve)));
+            subjects.push(Box::new(E1000::new(mode, cpus.clone(), times, serve)));
             continue;
         }
         match name {
-            "link" => subjects.push(Box::new(RawLink(cpus.clone()))),
-            "switch" => subjects.push(Box::new(Switched(cpus.clone()))),
+            "link" => subjects.push(Box::new(RawLink(cpus.clone(), times))),
+            "switch" => subjects.push(Box::new(Switched(cpus.clone(), times))),
             "virtio-net" => {
-                subjects.push(Box::new(Devices::new(cpus.clone(), Box::new(packet_target::start))));
+                let serve = Box::new(packet_target::start);
+                subjects.push(Box::new(Devices::new(cpus.clone(), times, serve)));
             }
-            _ => match peer(name, &cpus) {
+            _ => match peer(name, &cpus, times) {
                 (Some(peer), _) => subjects.push(peer),
                 (None, needs) if !only.is_empty() => bail!("{name} needs {needs}"),
                 (None, needs) => eprintln!("Left out: {name} (needs {needs})"),
@@ -118,22 +119,24 @@ fn subjects(args: &PacketArgs) -> Result<Vec<Box<dyn PacketSubject>>> {
 }
 
 /// Returns a peer if it can run here, and what it needs.
-fn peer(name: &str, cpus: &Cpus) -> (Option<Box<dyn PacketSubject>>, &'static str) {
-    fn boxed(subject: impl PacketSubject + 'static) -> Box<dyn PacketSubject> {
+fn peer(name: &str, cpus: &Cpus, times: Times) -> (Option<Box<PacketSubject>>, &'static str) {
+    fn boxed(
+        subject: impl Subject<Load = PacketLoad, Measured = PacketMeasured> + 'static,
+    ) -> Box<PacketSubject> {
         Box::new(subject)
     }
     match name {
         "memif" => (
-            Memif::find(cpus).map(boxed),
+            Memif::find(cpus, times).map(boxed),
             "DPDK's testpmd (Debian 12: apt install dpdk-dev) and two processors",
         ),
         "ovs-dpdk" => (
-            OvsDpdk::find(cpus).map(boxed),
+            OvsDpdk::find(cpus, times).map(boxed),
             "root, Open vSwitch with DPDK (Debian: apt install openvswitch-switch-dpdk) and two \
              processors",
         ),
-        "bridge-veth" => (Bridge::find(cpus, Ends::Veth).map(boxed), "root and `ip`"),
-        _ => (Bridge::find(cpus, Ends::Tap).map(boxed), "root, `ip` and /dev/net/tun"),
+        "bridge-veth" => (Bridge::find(cpus, times, Ends::Veth).map(boxed), "root and `ip`"),
+        _ => (Bridge::find(cpus, times, Ends::Tap).map(boxed), "root, `ip` and /dev/net/tun"),
     }
 }
 
@@ -143,16 +146,9 @@ fn run(args: &PacketArgs) -> Result<PacketReport> {
         false => args.turns.durations(),
     };
     let rounds = if args.quick { args.turns.rounds.min(3) } else { args.turns.rounds };
-    let plan = PacketPlan { loads: loads(args)?, rounds, warm_up, time };
-    let mut subjects = subjects(args)?;
-    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
-    ensure!(plan.loads.iter().any(takes), "there is nothing to measure");
-    let bar = progress::turns();
-    let turns = measure_packets(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let environment = super::environment("none".to_owned());
-    let turns = subjects::measured(turns)?;
-    Ok(PacketReport::new(environment, super::command_line(), plan, &subjects, turns))
+    let times = Times { warm_up, time };
+    let plan = PacketPlan::timed(loads(args)?, rounds, times);
+    subjects::report(subjects(args, times)?, plan, "none".to_owned())
 }
 
 #[cfg(test)]
@@ -162,8 +158,9 @@ mod tests {
     #[test]
     fn a_peer_names_the_packages_that_have_its_programs() {
         let cpus = Cpus::split(1).unwrap();
+        let times = Times { warm_up: Duration::ZERO, time: Duration::ZERO };
         // Debian 12 has dpdk-testpmd in dpdk-dev, not in dpdk.
-        assert!(peer("memif", &cpus).1.contains("apt install dpdk-dev)"));
-        assert!(peer("ovs-dpdk", &cpus).1.contains("openvswitch-switch-dpdk"));
+        assert!(peer("memif", &cpus, times).1.contains("apt install dpdk-dev)"));
+        assert!(peer("ovs-dpdk", &cpus, times).1.contains("openvswitch-switch-dpdk"));
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use slipway_bench::roots::{
-    RootFiles, RootLoad, RootPlan, RootReport, RootServer, RootSubject, RootWay, Way,
-    compare_roots, root_plot, root_table,
+    RootFiles, RootLoad, RootPlan, RootReport, RootServer, RootSubject, RootWay, Way, root_table,
 };
 use slipway_plane::{Plane, Settings};
 use slipway_plane_api::v1;
@@ -42,9 +41,9 @@ const VIEW: View<RootReport> = View {
         let what = "Roots for many owners at once, until image and layer are read";
         reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: root_plot,
+    picture: RootReport::picture,
     table: root_table,
-    differences: |before, now, _| compare_roots(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &RootsArgs) -> Vec<RootLoad> {
@@ -62,7 +61,7 @@ fn loads(args: &RootsArgs) -> Vec<RootLoad> {
 
 fn run(args: &RootsArgs) -> Result<RootReport> {
     let rounds = if args.quick { args.rounds.min(QUICK_ROUNDS) } else { args.rounds };
-    let plan = RootPlan { loads: loads(args), rounds };
+    let plan = RootPlan::new(loads(args), rounds);
     let chosen = subjects::chosen("subject", &args.only, &SUBJECTS, |(name, _)| name)?;
     let place = match &args.directory {
         Some(directory) => std::path::absolute(directory)?,

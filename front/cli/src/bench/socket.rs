@@ -5,15 +5,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use slipway_bench::Turns;
+use anyhow::{Context, Result};
 use slipway_bench::block::native::Cpus;
 use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
 use slipway_bench::socket::peer::OpenSsl;
 use slipway_bench::socket::{
-    App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport, Way,
-    compare_sockets, measure_apps, measure_sockets, socket_plot, socket_table,
+    App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport,
+    SocketSubject, Way, measure_apps, socket_table,
 };
+use slipway_bench::{Times, Turns};
 
 use super::reports::{self, View};
 use super::subjects;
@@ -89,11 +89,11 @@ pub fn load(args: &SocketLoadArgs) -> Result<i32> {
 const VIEW: View<SocketReport> = View {
     title: |report| {
         let what = "Bytes between two programs";
-        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time)
+        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time())
     },
-    picture: socket_plot,
+    picture: SocketReport::picture,
     table: socket_table,
-    differences: |before, now, _| compare_sockets(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 /// The view of reports of fair shares.
@@ -131,18 +131,20 @@ fn loads(args: &SocketArgs) -> Result<Vec<SocketLoad>> {
 struct Shared {
     program: Vec<OsString>,
     cpus: Cpus,
+    times: Times,
     bridged: Option<Rc<Net>>,
     certificate: Option<Certificate>,
     build: Build,
 }
 
 impl Shared {
-    fn new(engine: Option<&Path>) -> Result<Self> {
+    fn new(engine: Option<&Path>, times: Times) -> Result<Self> {
         let program = slipway_bench::slipway().context("which program this is")?;
         let engine = engine.unwrap_or(&program).to_owned();
         let build = Build { engine, beside: program.clone() };
         let program = vec![program.into(), "bench".into(), "socket-load".into()];
-        Ok(Self { program, cpus: Cpus::split(1)?, bridged: None, certificate: None, build })
+        let cpus = Cpus::split(1)?;
+        Ok(Self { program, cpus, times, bridged: None, certificate: None, build })
     }
 
     fn bridged(&mut self) -> Result<Rc<Net>> {
@@ -184,18 +186,19 @@ impl Shared {
             engines,
             program: self.program.clone(),
             cpus: self.cpus.clone(),
+            times: self.times,
         })
     }
 }
 
-fn ways(args: &SocketArgs) -> Result<Vec<Way>> {
+fn ways(args: &SocketArgs, times: Times) -> Result<Vec<Rc<Way>>> {
     let only = &args.turns.only;
     let chosen = subjects::chosen("subject", only, &SUBJECTS, |(name, _)| name)?;
-    let mut shared = Shared::new(args.engine.as_deref())?;
+    let mut shared = Shared::new(args.engine.as_deref(), times)?;
     let mut ways = Vec::new();
     for (name, about) in chosen {
         match shared.way(name, about) {
-            Ok(way) => ways.push(way),
+            Ok(way) => ways.push(Rc::new(way)),
             Err(error) if !only.is_empty() => return Err(error.context(name)),
             Err(error) => eprintln!("Left out: {name} ({error:#})"),
         }
@@ -210,27 +213,21 @@ fn run(args: &SocketArgs) -> Result<SocketReport> {
     };
     let rounds = if args.quick { args.turns.rounds.min(2) } else { args.turns.rounds };
     let loads = if args.apps && args.load.is_empty() { Vec::new() } else { loads(args)? };
-    let plan = SocketPlan { loads, rounds, warm_up, time };
-    let ways = ways(args)?;
-    let takes = |load| ways.iter().any(|way| way.takes(load));
-    ensure!(args.apps || plan.loads.iter().any(takes), "there is nothing to measure");
-    let bar = progress::turns();
-    let (turns, parts) = measure_sockets(&ways, &plan, |turn| progress::turn(&bar, &turn));
-    bar.finish_and_clear();
-    let turns = if plan.loads.is_empty() { turns } else { subjects::measured(turns)? };
-    let environment = super::environment("none".to_owned());
-    let command = super::command_line();
-    let mut report = SocketReport::new(environment, command, plan, &ways, (turns, parts));
+    let times = Times { warm_up, time };
+    let (plan, ways) = (SocketPlan::timed(loads, rounds, times), ways(args, times)?);
+    let subject = |way: &Rc<Way>| -> Box<SocketSubject> { Box::new(Rc::clone(way)) };
+    let subjects: Vec<Box<SocketSubject>> = ways.iter().map(subject).collect();
+    let mut report: SocketReport = subjects::report(subjects, plan, "none".to_owned())?;
     if args.apps {
-        let Turns { runs, faults } = apps(&ways, rounds, time)?;
-        report.apps = runs;
+        let Turns { runs, faults } = apps(&ways, rounds)?;
+        report.extra.apps = runs;
         report.faults.extend(faults);
     }
     Ok(report)
 }
 
 /// Measures the installed programs over all ways.
-fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Turns<AppRun>> {
+fn apps(ways: &[Rc<Way>], rounds: u32) -> Result<Turns<AppRun>> {
     let able = |app: &App| match app.lacks() {
         None => true,
         Some(program) => {
@@ -240,7 +237,7 @@ fn apps(ways: &[Way], rounds: u32, time: Duration) -> Result<Turns<AppRun>> {
     };
     let able: Vec<App> = App::ALL.into_iter().filter(able).collect();
     let bar = progress::turns();
-    let turns = measure_apps(ways, &able, (rounds, time), |turn| progress::turn(&bar, &turn));
+    let turns = measure_apps(ways, &able, rounds, |turn| progress::turn(&bar, &turn));
     bar.finish_and_clear();
     subjects::measured(turns)
 }

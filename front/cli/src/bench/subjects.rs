@@ -6,8 +6,8 @@
 //! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
 //! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
 //! are lists. A further figure is a field of the turn's result (with `#[serde(default)]`, since
-//! `--compare` reads older reports) and of the figures in `report.rs`, a column in `table.rs`, and
-//! a row in `compare.rs`, which says which way is better. `docs/bench-NAME.md` has tables of
+//! `--compare` reads older reports), and a `Figure` in `report.rs`, which says which way is better:
+//! tables, pictures and comparisons have it by that. `docs/bench-NAME.md` has tables of
 //! subjects, loads and columns; `tests/e2e/85-bench.sh` to `89-bench-cgroups.sh` run some. `vm`
 //! (disks in guests), `arms` and `density` list theirs in their own modules.
 
@@ -15,7 +15,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::{AnySubject, Measurement, Plan, SavedReport, Turns, fault_lines, measure};
+use slipway_bench::{AnySubject, Measured, Measurement, Plan, SavedReport, Turns, fault_lines};
 
 use crate::progress;
 
@@ -75,25 +75,33 @@ pub(super) fn measured<R>(turns: Turns<R>) -> Result<Turns<R>> {
     Ok(turns)
 }
 
-/// Measures `subjects`, and makes the report of a host with this accelerator.
+/// Measures `subjects`, and makes the report of a host with this accelerator. A plan without loads
+/// makes a report without turns.
 ///
 /// # Errors
-/// There is no subject, or all turns failed.
-pub(super) fn report<L: Copy + Display, M>(
-    mut subjects: Vec<Box<AnySubject<L, M>>>,
-    plan: Plan<L>,
+/// No subject takes any of the loads, or all turns failed or are left out.
+pub(super) fn report<M: Measured, E: Default>(
+    mut subjects: Vec<Box<AnySubject<M::Load, M>>>,
+    plan: Plan<M::Load>,
     accelerator: String,
-) -> Result<Measurement<L, M>>
+) -> Result<Measurement<M::Load, M, E>>
 where
-    Measurement<L, M>: SavedReport,
+    Measurement<M::Load, M, E>: SavedReport,
 {
-    ensure!(!subjects.is_empty(), "there is nothing to measure");
+    let takes = |load| subjects.iter().any(|subject| subject.takes(load));
+    let has_loads = !plan.loads.is_empty();
+    ensure!(!has_loads || plan.loads.iter().any(takes), "there is nothing to measure");
+    let (environment, command) = (super::environment(accelerator), super::command_line());
     let bar = progress::turns();
-    let turns = measure(&mut subjects, &plan, |turn| progress::turn(&bar, &turn));
+    let report =
+        Measurement::<M::Load, M, E>::take(environment, command, plan, &mut subjects, |turn| {
+            progress::turn(&bar, &turn);
+        });
     bar.finish_and_clear();
-    let turns = measured(turns)?;
-    let environment = super::environment(accelerator);
-    Ok(Measurement::new(environment, super::command_line(), plan, &subjects, turns))
+    let obstacles = report.obstacles();
+    let has_turns = !has_loads || !report.runs.is_empty();
+    ensure!(has_turns, "nothing could be measured\n{}", obstacles.trim_end());
+    Ok(report)
 }
 
 /// Lists subjects with their descriptions, and loads. Returns the exit status.

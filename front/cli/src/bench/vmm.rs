@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use slipway_bench::Subject;
 use slipway_bench::vmm::{
     Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
-    compare_vmms, vmm_plot, vmm_table,
+    vmm_table,
 };
 
 use super::reports::{self, View};
@@ -42,9 +42,9 @@ const VIEW: View<VmmReport> = View {
         let what = "VMMs, from start to a guest's first byte";
         reports::titled(what, &report.environment, report.plan.rounds, "start", "")
     },
-    picture: vmm_plot,
+    picture: VmmReport::picture,
     table: vmm_table,
-    differences: |before, now, _| compare_vmms(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
@@ -132,6 +132,6 @@ fn run(args: &VmmArgs) -> Result<VmmReport> {
     let kvm = std::fs::File::options().read(true).write(true).open(KVM);
     kvm.map_err(|error| anyhow::anyhow!("{KVM}: {error}; all subjects need KVM"))?;
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
-    let plan = VmmPlan { loads: loads(args)?, rounds };
+    let plan = VmmPlan::new(loads(args)?, rounds);
     subjects::report(subjects(args)?, plan, "kvm".to_owned())
 }

@@ -6,23 +6,18 @@
 //!   or a group for each without the controller `cpu`, which the scheduler does not know of. What
 //!   the processes and their wakes cost is the same for all three, so the difference is that of the
 //!   groups;
-//! - [`IdleReport`] is everything measured, as JSON; [`idle_table`] and [`idle_plot`] show it;
-//!   [`compare_idle`] compares two.
+//! - [`IdleReport`] is everything measured, as JSON; [`idle_table`] shows it.
 //!
 //! Two things are measured one after the other: the time for which the host's processors are not
 //! idle, and the time that a program which never sleeps loses to interrupts and to the scheduler.
 
-mod compare;
 mod host;
 mod load;
-mod plot;
 mod report;
 mod subjects;
 mod table;
 
-pub use compare::compare_idle;
 pub use load::IdleLoad;
-pub use plot::idle_plot;
-pub use report::{IdleFigures, IdlePlan, IdleReport, IdleRun, IdleSubject};
+pub use report::{IdlePlan, IdleReport, IdleRun, IdleSubject};
 pub use subjects::{Grouping, IdleGroups, IdleMeasured};
 pub use table::idle_table;

@@ -42,14 +42,6 @@ pub struct IdleMeasured {
     pub p99_ns: u64,
 }
 
-impl IdleMeasured {
-    /// Returns how much a time in the window is in a second, ns.
-    pub(super) fn each_second(&self, ns: u64) -> u64 {
-        let all = u128::from(ns) * 1_000_000_000 / u128::from(self.window_ns.max(1));
-        u64::try_from(all).unwrap_or(u64::MAX)
-    }
-}
-
 /// The groups that the processes are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {

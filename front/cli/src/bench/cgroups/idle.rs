@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::Sleepers;
 use slipway_bench::cgroups::idle::{
-    Grouping, IdleGroups, IdlePlan, IdleReport, IdleSubject, compare_idle, idle_plot, idle_table,
+    Grouping, IdleGroups, IdlePlan, IdleReport, IdleSubject, idle_table,
 };
 
 use crate::args::CgroupsArgs;
@@ -41,9 +41,9 @@ const VIEW: View<IdleReport> = View {
         let what = "Control groups whose processes sleep, and what they cost the host";
         reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: idle_plot,
+    picture: IdleReport::picture,
     table: idle_table,
-    differences: |before, now, _| compare_idle(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn grouping(name: &str) -> Grouping {
@@ -81,7 +81,7 @@ fn run(args: &CgroupsArgs) -> Result<IdleReport> {
     ensure!(rustix::process::geteuid().is_root(), "control groups are made by root: use sudo");
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
     let window = if args.quick { QUICK } else { WINDOW };
-    let plan = IdlePlan { loads: args.idle.clone(), rounds };
+    let plan = IdlePlan::new(args.idle.clone(), rounds);
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     // A pipe to each process.
     raise_descriptor_limit();

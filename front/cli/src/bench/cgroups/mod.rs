@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::{
     CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Joint, Sleepers, Version, Way,
-    cgroup_plot, cgroup_table, compare_cgroups,
+    cgroup_plot, cgroup_table,
 };
 
 use super::reports::{self, View};
@@ -57,7 +57,7 @@ const VIEW: View<CgroupReport> = View {
     },
     picture: cgroup_plot,
     table: cgroup_table,
-    differences: |before, now, _| compare_cgroups(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
@@ -136,7 +136,7 @@ fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<Box<Cgro
 fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     ensure!(rustix::process::geteuid().is_root(), "control groups are made by root: use sudo");
     let rounds = if args.quick { args.rounds.min(2) } else { args.rounds };
-    let plan = CgroupPlan { loads: loads(args)?, rounds };
+    let plan = CgroupPlan::new(loads(args)?, rounds);
     let most = plan.loads.iter().map(|load| load.groups).max().unwrap_or(0);
     // A socket to each process.
     raise_descriptor_limit();
