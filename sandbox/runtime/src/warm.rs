@@ -136,7 +136,8 @@ mod tests {
         let plain = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
         let asks = Record { sockets: Some("/e".into()), ..plain.clone() };
         // Of a node with `pod_sockets`.
-        let pod = Record { pod: true, socket_slot: true, ..plain.clone() };
+        let mut pod = Record { pod: true, ..plain.clone() };
+        pod.plugged.socket_slot = true;
         for (record, room) in [(plain, false), (asks, true), (pod, true)] {
             assert_eq!(saves("auto-0", &record).socket_room, room);
             let saved = record.saved_without_sockets(room);

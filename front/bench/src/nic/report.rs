@@ -133,7 +133,7 @@ impl NicReport {
         let turns = self.turns(load, subject);
         turns.clone().next()?;
         let all = |value: &dyn Fn(&NicMeasured) -> f64| -> Vec<f64> {
-            turns.clone().map(|one| value(one)).collect()
+            turns.clone().map(value).collect()
         };
         let rates = all(&|one| rate(one.measured(load)));
         let range = range(&rates);
