@@ -2,10 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 /// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two,
 /// and a divisor of the size of a huge page.
 pub const GRANULE: usize = 64 << 10;
+
+/// The number of looks at a granule that another thread is writing before a look lets other threads
+/// run: for about as long as zeros are written.
+const SPINS: u32 = 1000;
+/// The number of looks before the looking thread sleeps between two of them.
+const YIELDS: u32 = SPINS + 1000;
+/// The time of such a sleep.
+const NAP: Duration = Duration::from_micros(100);
 
 /// A reason for which bytes of late memory cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +146,10 @@ impl Late {
         Ok(())
     }
 
-    /// Does what [`Late::take`] does, and lets other threads finish what they are writing.
+    /// Does what [`Late::take`] does, and lets other threads finish what they are writing. Sleeps
+    /// if that lasts: a thread that copies a page of a fork waits for the holes that the fork's
+    /// process makes in its file, and a reactor goes on without a task that sleeps, but not without
+    /// one that only yields.
     #[inline]
     pub(crate) fn take_patiently(&self, offset: usize, len: usize) -> Result<(), NotYet> {
         if self.is_open() || self.is_ready(offset, len) {
@@ -151,8 +163,9 @@ impl Late {
         let mut tries = 0u32;
         loop {
             match self.pass(offset, len) {
-                Err(NotYet::Busy) if tries < 1000 => std::hint::spin_loop(),
-                Err(NotYet::Busy) => std::thread::yield_now(),
+                Err(NotYet::Busy) if tries < SPINS => std::hint::spin_loop(),
+                Err(NotYet::Busy) if tries < YIELDS => std::thread::yield_now(),
+                Err(NotYet::Busy) => std::thread::sleep(NAP),
                 other => return other,
             }
             tries = tries.saturating_add(1);

@@ -208,10 +208,14 @@ impl Namespace {
         candidates().find(near).or_else(|| candidates().next()).map(|own| own.0)
     }
 
-    /// Returns all addresses but loopback's, for people to read.
-    pub fn addresses(&mut self) -> Vec<[u8; 16]> {
-        self.addresses.refresh(&self.file, FRESH);
-        self.addresses.all.iter().map(|own| own.0).collect()
+    /// Returns all addresses but loopback's, as the kernel told them last, for people to read. The
+    /// kernel is asked only if it was not before: a report has all namespaces, and questions about
+    /// each would take the time that connections of the same users need.
+    pub fn addresses(&mut self) -> impl Iterator<Item = &[u8; 16]> {
+        if self.addresses.asked.is_none() {
+            self.addresses.refresh(&self.file, FRESH);
+        }
+        self.addresses.all.iter().map(|own| &own.0)
     }
 
     /// Forgets the addresses, and leaves the user no time for questions.
@@ -428,6 +432,23 @@ mod tests {
             let space = namespaces.get_mut(number).unwrap();
             assert_eq!((space.is_known(), space.addresses.asked.is_some()), (is_known, true));
         }
+    }
+
+    /// Metrics, which any user may ask for, are made of reports.
+    #[test]
+    fn a_report_takes_no_time_that_connections_need() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let mut namespaces = Namespaces::default();
+        let number = namespaces.enter(&peer, &Policy::default());
+        let space = namespaces.get_mut(number).unwrap();
+        let told = space.addresses().count();
+        assert!(space.addresses.asked.is_some(), "a first report has addresses");
+        // As if the answer were old enough for another question.
+        let asked = Instant::now().checked_sub(FRESH * 2);
+        (space.addresses.asked, space.addresses.pause) = (asked, Duration::ZERO);
+        assert_eq!(space.addresses().count(), told);
+        assert_eq!(space.addresses.asked, asked);
     }
 
     #[test]

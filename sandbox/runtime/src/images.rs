@@ -45,19 +45,33 @@ pub fn in_use(config: &Config) -> Result<BTreeSet<Digest>> {
 }
 
 fn of_sandboxes(sandboxes: &Path) -> Result<BTreeSet<Digest>> {
-    let mut used = BTreeSet::new();
+    let (mut used, mut known) = (BTreeSet::new(), BTreeSet::new());
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // Others may begin while the record of one is waited for.
+        let all = ids(sandboxes)?.into_iter();
+        let new: Vec<String> = all.filter(|id| known.insert(id.clone())).collect();
+        if new.is_empty() {
+            return Ok(used);
+        }
+        for id in new {
+            let record = record_by(&Store::new(sandboxes, &id), until)?;
+            let digests = record.iter().flat_map(Record::image_digests);
+            used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
+        }
+    }
+}
+
+/// Returns the ids of the sandboxes that have a directory in `sandboxes`.
+///
+/// # Errors
+/// [`Error::File`] if the directory cannot be read.
+fn ids(sandboxes: &Path) -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(sandboxes) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(used),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(Error::file("cannot read", sandboxes))?,
     };
-    let ids = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let until = Instant::now() + PATIENCE;
-    for id in ids {
-        let record = record_by(&Store::new(sandboxes, &id), until)?;
-        let digests = record.iter().flat_map(Record::image_digests);
-        used.extend(digests.filter_map(|digest| digest.parse::<Digest>().ok()));
-    }
-    Ok(used)
+    Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
 /// Returns the record of a sandbox. Waits for it, up to `until`, if the sandbox is being created.
@@ -184,6 +198,26 @@ mod tests {
         });
         let used = of_sandboxes(dir.path()).unwrap();
         joins.join().unwrap();
+        assert!(used.contains(&digest));
+    }
+
+    #[test]
+    fn a_sandbox_that_begins_while_another_is_waited_for_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let waited_for = Store::new(dir.path(), "0123456789ab");
+        waited_for.create().unwrap();
+        let later = Store::new(dir.path(), "0123456789ac");
+        let digest = Digest::of(b"image");
+        let mut record = record_of(SandboxState::Created);
+        record.settings.image_digest = digest.to_string();
+        let begins = std::thread::spawn(move || {
+            std::thread::sleep(AGAIN * 5);
+            later.create().unwrap();
+            later.save(&record).unwrap();
+            waited_for.remove().unwrap();
+        });
+        let used = of_sandboxes(dir.path()).unwrap();
+        begins.join().unwrap();
         assert!(used.contains(&digest));
     }
 

@@ -122,6 +122,39 @@ fn who_may_come_back_does_not_wait_for_a_page_that_is_being_copied() {
     assert_eq!(bytes, [3, 12]);
 }
 
+/// The thread that copies waits while the fork's process makes a hole: a reactor goes on without a
+/// task that sleeps.
+#[test]
+fn who_waits_long_for_a_page_that_is_being_copied_sleeps() {
+    let fork = fork(&template());
+    let (_map, memory) = mapped(&fork);
+    assert_eq!(states::take(&fork.states()[1]), TakeOutcome::Mine);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            memory.write(PAGE as u64, &[7])
+        });
+        let thread = told.recv().unwrap().as_raw_nonzero();
+        let stat = format!("/proc/self/task/{thread}/stat");
+        let is_asleep = || {
+            let stat = std::fs::read_to_string(&stat).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+        };
+        // More often than a thread sleeps that only begins.
+        let limit = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let mut asleep = 0;
+        while asleep < 100 && std::time::Instant::now() < limit {
+            asleep += usize::from(is_asleep());
+            std::thread::yield_now();
+        }
+        fork.fill(1..2, states::CLEAN).unwrap();
+        assert_eq!(writer.join().unwrap(), Ok(()));
+        assert_eq!(asleep, 100);
+    });
+    assert_eq!(fork.count(), count(3, 1));
+}
+
 #[test]
 fn a_successor_copies_again_what_was_being_copied() {
     let template = template();

@@ -21,7 +21,9 @@
 //! (words, ring entries, structures) wait for the other thread, which writes at most 64 KiB:
 //! zeros without a system call, the template's bytes by one pwrite(2), which makes the pages as
 //! well. Threads that zero ahead must therefore not do so at idle priority, at which they may wait
-//! for a CPU.
+//! for a CPU. A pwrite(2) waits for holes that the user's process makes in the file, and that
+//! process may have to wait for its share of a CPU meanwhile: the device's thread then sleeps, so
+//! that its reactor goes on without it.
 //!
 //! The user of a fork may give pages that it does not need back to the kernel. For that no state
 //! changes (see `states`).

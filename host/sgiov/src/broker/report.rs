@@ -30,6 +30,9 @@ use crate::remote::StreamCarrier;
 /// The number of connections, and of listeners, that a report lists one by one. The rest is
 /// counted.
 const LISTED: usize = 10_000;
+/// The number of addresses that a report has of a network namespace, which may have thousands: the
+/// engine's thread, which serves all programs, writes them down.
+const ADDRESSES_LISTED: usize = 64;
 
 /// The programs, listeners and connections that the engine serves.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -84,7 +87,7 @@ pub struct Reloads {
 pub struct TenantReport {
     /// The policy's name of it, or the kernel's, as `net:[4026531840]`.
     pub name: String,
-    /// Addresses other than loopback's.
+    /// The first 64 addresses other than loopback's, as the kernel told them last.
     pub addresses: Vec<String>,
     /// The number of its families, or of its guests.
     pub families: u32,
@@ -294,7 +297,7 @@ impl Broker {
             let past = if scope.0.is_none() { space.past } else { (0, 0) };
             Some(TenantReport {
                 name: space.name(),
-                addresses: space.addresses().iter().map(text).collect(),
+                addresses: space.addresses().take(ADDRESSES_LISTED).map(text).collect(),
                 families: space.families,
                 endpoints: space.endpoints,
                 sent: sent.wrapping_add(past.0),
@@ -364,4 +367,36 @@ fn tenants_of(guests: &[crate::GuestReport]) -> Vec<TenantReport> {
 fn program(pid: i32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().chars().filter(|letter| !letter.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use slipway_sgiov_spec::control::{Request, VERSION};
+
+    use super::*;
+    use crate::policy::Policy;
+
+    /// A namespace may have thousands of addresses, which its own programs choose.
+    #[test]
+    fn a_report_has_a_bounded_number_of_addresses_of_a_namespace() {
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let peer = crate::peer::peer(here.as_fd()).unwrap();
+        let mut broker = Broker::new(Policy::default(), None);
+        let (client, _) = broker.join(peer, false).unwrap();
+        broker.request(client, Request::Attach { version: VERSION }, Vec::new());
+        let address = |number: u16| {
+            let [high, low] = number.to_be_bytes();
+            Address::v4([10, 0, high, low], 0).ip
+        };
+        for (count, listed) in [(3, 3), (16_000, ADDRESSES_LISTED)] {
+            let all: Vec<_> = (1..=count).map(address).collect();
+            broker.namespaces.get_mut(0).unwrap().set_addresses(&all);
+            let report = broker.report(Scope(None));
+            let [tenant] = &report.tenants[..] else { panic!("one namespace has a family") };
+            assert_eq!(tenant.addresses.len(), listed);
+            assert_eq!(tenant.addresses[0], "10.0.0.1");
+        }
+    }
 }
