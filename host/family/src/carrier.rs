@@ -27,17 +27,18 @@ pub const NAP: Duration = Duration::from_millis(1);
 /// The most signals of a family that are taken in a step.
 const SIGNALS: usize = 1024;
 /// The most commands that are carried out in a step. Some come as fast as they are carried out: the
-/// signals that another carrier passes on ([`Beside`](crate::Beside)). Each of these may concern all
-/// streams of a family.
+/// signals that another carrier passes on ([`Beside`](crate::Beside)). Each of these may concern
+/// all streams of a family.
 const COMMANDS: usize = 128;
 /// The reactor's token of [`Work::descriptor`]; families have their numbers, which are lower.
 const OWN: u32 = u32::MAX;
 
-/// What a carrier does. All calls come from the carrier's task, and none may block.
+/// The work of a carrier, in which carriers differ. All calls come from the carrier's task, and
+/// none may block.
 pub trait Work: Send + 'static {
     /// A command of the engine's thread.
     type Command: Send + 'static;
-    /// What the work keeps of each family whose signals the carrier takes.
+    /// The work's own state of each family whose signals the carrier takes.
     type Member: Default + Send + 'static;
 
     /// Returns the descriptor, beside the bells of families, that ends a sleep when it is readable.
@@ -73,7 +74,7 @@ pub trait Work: Send + 'static {
     fn woken(&mut self, since: Option<Instant>);
 }
 
-/// Whether a carrier may sleep.
+/// The answer of [`Work::rest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// There is something to do already.
@@ -178,6 +179,12 @@ impl<C, N> Carrier<C, N> {
     /// Takes all news, as [`NewsReceiver::take`] does.
     pub fn news(&self) -> impl Iterator<Item = N> + '_ {
         self.news.take()
+    }
+
+    /// Returns whether the carrier has ended, by [`Carrier::end`] or by a defect. Commands are then
+    /// not carried out any more.
+    pub fn has_ended(&self) -> bool {
+        self.news.is_over()
     }
 
     /// Ends the carrier before the handle is dropped, and waits until its work is dropped.

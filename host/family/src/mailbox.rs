@@ -99,6 +99,11 @@ impl<N> NewsReceiver<N> {
         slipway_peer::eventfd::drain(self.notice.as_fd());
         self.news.try_iter()
     }
+
+    /// Returns whether the carrier's end is dropped, so that no more news comes.
+    pub fn is_over(&self) -> bool {
+        Arc::strong_count(&self.notice) == 1
+    }
 }
 
 /// Makes the two ends of a carrier's news.

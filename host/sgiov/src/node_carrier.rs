@@ -240,7 +240,8 @@ impl StreamCarrier for NodeCarrier {
     }
 
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
-        self.settings.engine_of(tenant, to.ip).is_some()
+        // After a defect, connections are left to the kernel: nobody would answer them.
+        !self.links.has_ended() && self.settings.engine_of(tenant, to.ip).is_some()
     }
 
     fn family(&mut self, number: u32, family: Family) {

@@ -17,6 +17,8 @@ const ENTRIES: usize = 16;
 enum Command {
     /// Sends the same command so many times more, each when the last is carried out.
     Repeat(CommandSender<Command>, usize),
+    /// Is a defect.
+    Panic,
     /// Makes a family's signals, which lie here, invalid between the last look at them and sleep.
     Spoil(Lasting),
 }
@@ -51,6 +53,7 @@ impl Work for Script {
                 sender.send(Command::Repeat(sender.clone(), left - 1));
             }
             Command::Repeat(..) => {}
+            Command::Panic => panic!("a defect"),
             Command::Spoil(signals) => self.spoils = Some(signals),
         }
     }
@@ -99,7 +102,7 @@ impl Rig {
     fn new() -> Self {
         let alive = Arc::new(());
         let work = |news| Script { news, obeyed: 0, spoils: None, _alive: alive.clone() };
-        let carrier = Carrier::start("carrier", |why| panic!("{why}"), work).unwrap();
+        let carrier = Carrier::start("carrier", |why| eprintln!("{why}"), work).unwrap();
         Self { carrier, alive }
     }
 
@@ -142,8 +145,21 @@ fn signals_wake_a_carrier_that_sleeps_and_its_end_is_waited_for() {
         }
         assert_eq!(rig.news(1), [News::Signalled(3, Some(entry))]);
     }
+    assert!(!rig.carrier.has_ended());
     rig.carrier.end();
     assert_eq!(Arc::strong_count(&rig.alive), 1, "the work is still there");
+    assert!(rig.carrier.has_ended());
+    rig.carrier.command(Command::Panic);
+}
+
+#[test]
+fn the_owner_sees_that_a_carrier_has_ended_by_a_defect() {
+    let (rig, begun) = (Rig::new(), Instant::now());
+    rig.carrier.command(Command::Panic);
+    while !rig.carrier.has_ended() {
+        assert!(begun.elapsed() < LIMIT, "the carrier has not ended");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

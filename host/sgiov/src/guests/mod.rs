@@ -184,7 +184,8 @@ impl Guests {
 
 impl StreamCarrier for Guests {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
-        self.book.route(&self.policy, tenant, to).is_some()
+        // After a defect, connections are left to the kernel: nobody would answer them.
+        !self.carrier.has_ended() && self.book.route(&self.policy, tenant, to).is_some()
     }
 
     fn family(&mut self, number: u32, family: Family) {
@@ -231,5 +232,25 @@ impl Drop for Guests {
     fn drop(&mut self) {
         self.carrier.end();
         self.served.values().for_each(Served::close);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_carrier_that_has_ended_is_for_no_connection() {
+        let mut guests = Guests::start(Policy::default()).unwrap();
+        let (name, tenant) = ("one".into(), "web".into());
+        let addresses = vec![Ipv4Addr::new(10, 9, 0, 1).into()];
+        guests.book.add(0, Function { name, tenant, addresses, memory: None });
+        let at = Address::v4([10, 9, 0, 1], 80);
+        assert!(guests.book.listen(0, at));
+        assert!(guests.is_for("web", &at));
+        guests.carrier.end();
+        assert!(!guests.is_for("web", &at));
     }
 }
