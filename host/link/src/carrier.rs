@@ -38,7 +38,8 @@ pub enum Command {
         /// The address that the program connects to.
         destination: Address,
     },
-    /// Calls [`Links::attach`].
+    /// Calls [`Links::attach`]. The stream is reset if the carrier does not take the signals of the
+    /// family.
     Attach {
         /// The stream.
         stream: StreamId,
@@ -125,11 +126,17 @@ impl Work for Carrying {
                 self.news.send(News::Opening { ticket, stream });
             }
             Command::Attach { stream, end, entry } => {
-                if let Some(entries) = families.member(entry.0) {
+                let entries = families.member(entry.0);
+                let is_deaf = entries.is_none();
+                if let Some(entries) = entries {
                     entries.insert(entry.1, stream);
                     self.places.insert(stream, entry);
                 }
                 self.links.attach(stream, end);
+                if is_deaf {
+                    // Without signals the stream would stand still, and nobody would know why.
+                    self.links.reset(stream, now);
+                }
             }
             Command::Refuse(stream, errno) => self.links.refuse(stream, errno, now),
             Command::Leave(stream) => self.links.leave(stream, now),
