@@ -7,7 +7,15 @@
 //! two carriers have streams of a family, one of them takes the signals and passes them on
 //! ([`Beside`]).
 //!
-//! Dependencies: `rustix` for the one write(2).
+//! With the feature `carrier` there is the frame of a carrier, too: [`Carrier`], its owner's
+//! handle, and [`Work`], what differs between carriers.
+//!
+//! Dependencies: `rustix` for eventfds.
+
+#[cfg(feature = "carrier")]
+mod carrier;
+#[cfg(feature = "carrier")]
+mod mailbox;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +25,11 @@ use slipway_ram::Lasting;
 use slipway_ring::cross::{Signals, Spoiled};
 use slipway_ring::sleep::{ANY, SleepWord};
 use slipway_sgiov_spec::table;
+
+#[cfg(feature = "carrier")]
+pub use self::carrier::{Carrier, Families, NAP, Rest, Work};
+#[cfg(feature = "carrier")]
+pub use self::mailbox::{CommandSender, NewsReceiver, NewsSender, news};
 
 /// The engine's end of a family's signals: the table, and the bell that is raised when the engine
 /// sleeps.

@@ -20,7 +20,7 @@ use common::{DESTINATION, Memory, Program, SOURCE, certificates, left, right};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
 use slipway_family::Family;
-use slipway_link::{Carrier, Command, End, Event, Links, News, Settings, StreamId};
+use slipway_link::{Carrier, Command, End, Event, Links, News, Settings, StreamId, start_carrier};
 use slipway_ram::Lasting;
 use slipway_ring::cross::Signals;
 use slipway_ring::sleep::{ANY, SleepWord};
@@ -62,8 +62,8 @@ impl Node {
         let table = Lasting::new("table", table::bytes(1024, 1)).unwrap();
         let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let family = Family::new(&table, 1024, 1, bell.clone()).unwrap();
-        let carrier = Carrier::start(links).unwrap();
-        carrier.command(Command::Join(0, family));
+        let carrier = start_carrier(links).unwrap();
+        carrier.join(0, family);
         (Self { carrier, memory: Memory::new(1024), table, bell }, at)
     }
 

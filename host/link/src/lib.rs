@@ -86,7 +86,7 @@ mod stream;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 
-pub use carrier::{Carrier, Command, News};
+pub use carrier::{Carrier, Command, News, start_carrier};
 pub use connection::Report;
 pub use error::LinksError;
 pub use event::{Ended, Event, StreamId};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{certificates, left};
-use slipway_link::{Carrier, Command, Links, News};
+use slipway_link::{Carrier, Command, Links, News, start_carrier};
 
 /// The longest time for which a test waits.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ fn a_carrier_obeys_sleeps_while_it_is_idle_and_ends_with_its_handle() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
     let links = Links::new(left(dir.path(), "127.0.0.1:1")).unwrap();
-    let carrier = Carrier::start(links).unwrap();
+    let carrier = start_carrier(links).unwrap();
     let its = thread().expect("a thread of its own");
     carrier.command(Command::Report);
     assert_eq!(next(&carrier), News::Reports(Vec::new()));

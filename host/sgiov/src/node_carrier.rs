@@ -127,7 +127,7 @@ impl NodeCarrier {
     /// Wrong settings or certificates, or an error of the system.
     pub fn start(settings: Settings) -> Result<Self, LinksError> {
         let links = Links::new(settings.clone())?;
-        let links = slipway_link::Carrier::start(links)?;
+        let links = slipway_link::start_carrier(links)?;
         let (carried, streams, asked) = Default::default();
         Ok(Self { links, settings, carried, streams, asked, next: 0, shares: None })
     }
@@ -240,15 +240,16 @@ impl StreamCarrier for NodeCarrier {
     }
 
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
-        self.settings.engine_of(tenant, to.ip).is_some()
+        // After a defect, connections are left to the kernel: nobody would answer them.
+        !self.links.has_ended() && self.settings.engine_of(tenant, to.ip).is_some()
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        self.links.command(Command::Join(number, family));
+        self.links.join(number, family);
     }
 
     fn family_ended(&mut self, family: u32) {
-        self.links.command(Command::Part(family));
+        self.links.part(family);
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {

@@ -8,7 +8,7 @@ use slipway_sgiov_spec::function::{Message, VERSION};
 
 use super::carrying::Carrying;
 use super::guest::GuestSignals;
-use super::mailbox::News;
+use super::messages::News;
 use super::pair::Answerer;
 use crate::error::errno_number;
 

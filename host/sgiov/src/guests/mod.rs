@@ -5,12 +5,13 @@
 //! - The engine's thread calls [`Guests`].
 //! - A reactor serves the functions (`serve`): it handles accesses of a guest's VMM to registers.
 //! - The carrier (`carrying`, whose head has a table of its files), a task on a reactor of its own
-//!   with the thread `slipway-guests`, has the channels of all guests, and all streams with a guest
-//!   at one end at least. It copies bytes once, from one end's FIFO into the other's (`pair`). In
-//!   each step every stream moves a limited number of bytes. A stream with nothing to do is armed
-//!   and costs nothing, and if no stream has anything to do the carrier sleeps.
+//!   with the thread `slipway-guests` ([`Carrier`]), has the channels of all guests, and all
+//!   streams with a guest at one end at least. It copies bytes once, from one end's FIFO into the
+//!   other's (`pair`). In each step every stream moves a limited number of bytes. A stream with
+//!   nothing to do is armed and costs nothing, and if no stream has anything to do the carrier
+//!   sleeps.
 //!
-//! The engine's thread and the carrier exchange messages (`mailbox`), and share one table (`book`).
+//! The engine's thread and the carrier exchange messages (`messages`) and share a table (`book`).
 //! In an engine with links, whose carrier takes the programs' signals, the carrier of guests gets
 //! its own streams' signals from there (`claims`, `signal_receiver`).
 //!
@@ -25,7 +26,7 @@ mod channels;
 mod claims;
 mod guest;
 mod lifecycle;
-mod mailbox;
+mod messages;
 mod pair;
 mod pairs;
 mod programs;
@@ -36,10 +37,8 @@ mod signal_receiver;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
-use slipway_family::Family;
+use slipway_family::{Carrier, Family};
 use slipway_reactor::Reactor;
 use slipway_sgiov_spec::Address;
 
@@ -51,20 +50,19 @@ use book::Book;
 pub use book::GuestReport;
 use carrying::Carrying;
 use claims::Claims;
-use mailbox::{Command, CommandSender, News, NewsReceiver};
+use messages::{Command, News};
 use serve::Served;
 use signal_receiver::SignalReceiver;
 
 /// The bit of [`Event::Incoming`]'s numbers that marks requests of guests.
 pub const GUESTS: u64 = 1 << 63;
 
-/// The number of signals of a guest or a family that are taken at a time.
+/// The number of signals of a guest that are taken at a time.
 const SIGNALS: usize = 1024;
 
 /// The guests of an engine, for the engine's thread.
 pub struct Guests {
-    commands: CommandSender,
-    news: NewsReceiver,
+    carrier: Carrier<Command, News>,
     book: Arc<Book>,
     policy: Policy,
     /// The functions, by guest.
@@ -75,8 +73,6 @@ pub struct Guests {
     next: u32,
     /// The reactor that serves the functions, once there is one.
     reactor: Option<Reactor>,
-    /// The carrier's reactor. `None` once the carrier has ended.
-    carrier: Option<Reactor>,
 }
 
 impl Guests {
@@ -85,27 +81,25 @@ impl Guests {
     /// # Errors
     /// No descriptors or threads are left.
     pub fn start(policy: Policy) -> std::io::Result<Self> {
-        let (commands, receiver) = channel();
-        let (news_sender, news) = mailbox::news()?;
         let book = Arc::<Book>::default();
-        let carrying = Carrying::new(receiver, news_sender, book.clone(), policy.clone());
-        let (carrier, wake) = Reactor::of_one(carrier_settings(), Box::new(carrying))?;
-        let (commands, carrier) = (CommandSender::new(commands, wake), Some(carrier));
+        let work = |news| Carrying::new(news, book.clone(), policy.clone());
+        let ended = |why: &str| tracing::error!("streams with guests have ended: {why}");
+        let carrier = Carrier::start("slipway-guests", ended, work)?;
         let (served, connections, reactor) = Default::default();
-        Ok(Self { commands, news, book, policy, served, connections, next: 0, reactor, carrier })
+        Ok(Self { carrier, book, policy, served, connections, next: 0, reactor })
     }
 
     /// Uses another policy for connections from now on.
     pub fn renew_policy(&mut self, policy: Policy) {
         self.policy = policy.clone();
-        self.commands.send(Command::Policy(policy));
+        self.carrier.command(Command::Policy(policy));
     }
 
     /// Adds a family whose signals the links' carrier takes. Returns the family for that carrier.
     pub fn claimed_family(&mut self, number: u32, family: Family) -> Family {
         let claims = Arc::<Claims>::default();
-        self.commands.send(Command::ClaimedFamily(number, claims.clone()));
-        let commands = self.commands.clone();
+        self.carrier.command(Command::ClaimedFamily(number, claims.clone()));
+        let commands = self.carrier.sender();
         family.with_beside(Box::new(SignalReceiver { family: number, claims, commands }))
     }
 
@@ -128,12 +122,12 @@ impl Guests {
             None => Reactor::spawn(slipway_reactor::Settings::default())?,
         };
         let reactor = self.reactor.insert(reactor);
-        let (waker, memory) = (self.commands.waker(), (function.memory, file));
+        let (waker, memory) = (self.carrier.waker(), (function.memory, file));
         let (served, peer) = serve::serve(asker, listener, memory, waker, &reactor.handle())?;
         let guest = self.next;
         self.next = self.next.wrapping_add(1);
         self.book.add(guest, function);
-        self.commands.send(Command::Add { guest, peer, control: served.control() });
+        self.carrier.command(Command::Add { guest, peer, control: served.control() });
         self.served.insert(guest, served);
         Ok(())
     }
@@ -151,7 +145,7 @@ impl Guests {
         if let Some(served) = self.served.remove(&guest) {
             served.close();
             self.book.remove(guest);
-            self.commands.send(Command::Remove(guest));
+            self.carrier.command(Command::Remove(guest));
         }
     }
 
@@ -188,36 +182,28 @@ impl Guests {
     }
 }
 
-/// Returns the settings of the carrier's reactor.
-fn carrier_settings() -> slipway_reactor::Settings {
-    slipway_reactor::Settings {
-        name: "slipway-guests".into(),
-        // How long to poll is the task's decision.
-        poll_budget: Duration::ZERO,
-        self_polling: true,
-        on_panic: Arc::new(|why| tracing::error!("streams with guests have ended: {why}")),
-        ..slipway_reactor::Settings::default()
-    }
-}
-
 impl StreamCarrier for Guests {
     fn is_for(&self, tenant: &str, to: &Address) -> bool {
-        self.book.route(&self.policy, tenant, to).is_some()
+        // After a defect, connections are left to the kernel: nobody would answer them.
+        !self.carrier.has_ended() && self.book.route(&self.policy, tenant, to).is_some()
     }
 
     fn family(&mut self, number: u32, family: Family) {
-        self.commands.send(Command::Family(number, family));
+        self.carrier.join(number, family);
     }
 
     fn family_ended(&mut self, family: u32) {
-        self.commands.send(Command::FamilyEnded(family));
+        // The first is for a family whose signals the carrier takes, the second for one whose
+        // signals links take.
+        self.carrier.part(family);
+        self.carrier.command(Command::FamilyEnded(family));
     }
 
     fn connect(&mut self, connection: u32, tenant: &str, from: Address, to: Address, line: Line) {
         self.connections.insert(connection);
         // `None` if the guest has stopped listening since the request.
         let guest = self.book.route(&self.policy, tenant, &to);
-        self.commands.send(Command::Connect { connection, guest, from, to, line });
+        self.carrier.command(Command::Connect { connection, guest, from, to, line });
     }
 
     fn answer(&mut self, incoming: u64, answer: Result<(u32, Line), u32>) {
@@ -225,26 +211,46 @@ impl StreamCarrier for Guests {
             self.connections.insert(*connection);
         }
         let incoming = (incoming & !GUESTS) as u32;
-        self.commands.send(Command::Answer { incoming, answer });
+        self.carrier.command(Command::Answer { incoming, answer });
     }
 
     fn closed(&mut self, connection: u32) {
-        self.commands.send(Command::Closed(connection));
+        self.carrier.command(Command::Closed(connection));
     }
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.news.descriptor()]
+        vec![self.carrier.descriptor()]
     }
 
     fn events(&mut self) -> Vec<Event> {
-        self.news.take().into_iter().filter_map(|news| self.handle(news)).collect()
+        let news: Vec<_> = self.carrier.news().collect();
+        news.into_iter().filter_map(|news| self.handle(news)).collect()
     }
 }
 
 impl Drop for Guests {
     fn drop(&mut self) {
-        // Waits for the carrier's end.
-        self.carrier = None;
+        self.carrier.end();
         self.served.values().for_each(Served::close);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_carrier_that_has_ended_is_for_no_connection() {
+        let mut guests = Guests::start(Policy::default()).unwrap();
+        let (name, tenant) = ("one".into(), "web".into());
+        let addresses = vec![Ipv4Addr::new(10, 9, 0, 1).into()];
+        guests.book.add(0, Function { name, tenant, addresses, memory: None });
+        let at = Address::v4([10, 9, 0, 1], 80);
+        assert!(guests.book.listen(0, at));
+        assert!(guests.is_for("web", &at));
+        guests.carrier.end();
+        assert!(!guests.is_for("web", &at));
     }
 }

@@ -1,12 +1,10 @@
-//! The programs of this node whose streams end at guests: their pairs, and their families' signals.
+//! The programs of this node whose streams end at guests: their pairs, and the claims of families
+//! whose signals the links' carrier takes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use slipway_family::Family;
-
-use super::SIGNALS;
 use super::claims::Claims;
 use crate::remote::Line;
 
@@ -18,81 +16,35 @@ pub struct Programs {
     /// The pair, by family and entry. Sorted, so that those of one family are found without a look
     /// at the others': a program may say without end that any of its entries may have changed.
     entries: BTreeMap<(u32, u32), u32>,
-    /// Families whose signals this carrier takes.
-    families: HashMap<u32, Family>,
     /// Families whose signals the links' carrier takes.
     claims: HashMap<u32, Arc<Claims>>,
     /// Pairs whose program could not be woken.
     unwoken: Vec<u32>,
 }
 
-/// Signals of families.
-#[derive(Default)]
-pub struct FamilySignals {
-    /// Set if there was any signal.
-    pub any: bool,
-    /// The pairs that the signals concern.
-    pub pairs: Vec<u32>,
-    /// A family whose signals are invalid.
-    pub spoiled: Option<u32>,
-}
-
 impl Programs {
-    /// Adds a family whose signals this carrier takes.
-    pub fn join(&mut self, number: u32, family: Family) {
-        self.families.insert(number, family);
-    }
-
     /// Adds a family whose signals the links' carrier takes.
     pub fn join_claimed(&mut self, number: u32, claims: Arc<Claims>) {
         self.claims.insert(number, claims);
     }
 
-    /// Removes a family. Returns it if this carrier took its signals.
-    pub fn part(&mut self, number: u32) -> Option<Family> {
+    /// Removes a family. Its pairs stay.
+    pub fn part(&mut self, number: u32) {
         self.claims.remove(&number);
-        self.families.remove(&number)
-    }
-
-    /// Takes a limited number of signals of each family.
-    pub fn take_signals(&mut self) -> FamilySignals {
-        let mut signals = FamilySignals::default();
-        for (number, family) in &mut self.families {
-            for _ in 0..SIGNALS {
-                match family.take() {
-                    Ok(Some(entry)) => {
-                        signals.any = true;
-                        let entry = u32::try_from(entry).ok();
-                        let pair = entry.and_then(|entry| self.entries.get(&(*number, entry)));
-                        signals.pairs.extend(pair);
-                    }
-                    Ok(None) => break,
-                    Err(_) => {
-                        signals.spoiled = Some(*number);
-                        break;
-                    }
-                }
-            }
-            if family.overflowed() {
-                signals.any = true;
-                let all = self.entries.range((*number, 0)..=(*number, u32::MAX));
-                signals.pairs.extend(all.map(|(_, pair)| *pair));
-            }
-        }
-        signals
     }
 
     /// Notes a signal that the links' carrier has taken. Without an entry, any entry of the family
-    /// may have changed. Returns the pairs to look at.
-    pub fn signalled(&self, number: u32, entry: Option<u32>) -> Vec<u32> {
-        // Before the look, or a signal that comes meanwhile would be lost.
+    /// may have changed. The pairs are to be looked at after this call, or a signal that comes
+    /// meanwhile would be lost.
+    pub fn seen(&self, number: u32, entry: Option<u32>) {
         if let Some(claims) = self.claims.get(&number) {
             claims.seen(entry);
         }
-        match entry {
-            Some(entry) => self.entries.get(&(number, entry)).copied().into_iter().collect(),
-            None => self.of_family(number),
-        }
+    }
+
+    /// Returns the pair of a family's entry.
+    pub fn at_entry(&self, number: u32, entry: u32) -> Option<u32> {
+        self.entries.get(&(number, entry)).copied()
     }
 
     /// Returns the pairs with programs of a family.
@@ -145,15 +97,5 @@ impl Programs {
     /// Takes the pairs whose program could not be woken.
     pub fn take_unwoken(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.unwoken)
-    }
-
-    /// Sets whether families whose signals this carrier takes must raise their bell after a signal.
-    pub fn set_asleep(&self, asleep: bool) {
-        self.families.values().for_each(|family| family.set_asleep(asleep));
-    }
-
-    /// Lowers the bell of a family. Returns `false` if its program keeps it raised.
-    pub fn lower_bell(&self, number: u32) -> bool {
-        self.families.get(&number).is_none_or(Family::lower_bell)
     }
 }

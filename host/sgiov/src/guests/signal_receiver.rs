@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use slipway_family::Beside;
+use slipway_family::{Beside, CommandSender};
 
 use super::claims::Claims;
-use super::mailbox::{Command, CommandSender};
+use super::messages::Command;
 
 /// Passes the signals of one family's claimed entries to the carrier of guests as commands.
 pub struct SignalReceiver {
     pub family: u32,
     pub claims: Arc<Claims>,
-    pub commands: CommandSender,
+    pub commands: CommandSender<Command>,
 }
 
 impl Beside for SignalReceiver {

@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 
+use slipway_family::NewsReceiver;
 use slipway_pci::{FifoSink, Interrupt};
 use slipway_ram::{Access, Lasting, Memory};
 use slipway_reactor::Reactor;
@@ -15,7 +15,6 @@ use slipway_sgiov_function::{Broken, Device, Parts};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
-use super::super::mailbox::{self, NewsReceiver};
 use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
@@ -28,21 +27,19 @@ const HEAD: usize = 64;
 /// The thread's state, whose turns the test takes.
 struct Rig {
     carrying: Carrying,
-    _commands: Sender<Command>,
-    news: NewsReceiver,
+    news: NewsReceiver<News>,
     reactor: Reactor,
     dir: tempfile::TempDir,
 }
 
 impl Rig {
     fn new() -> Self {
-        let (commands, receiver) = channel();
-        let (sender, news) = mailbox::news().unwrap();
+        let (sender, news) = slipway_family::news().unwrap();
         let (book, policy) = Default::default();
-        let carrying = Carrying::new(receiver, sender, book, policy);
+        let carrying = Carrying::new(sender, book, policy);
         let reactor = Reactor::spawn(slipway_reactor::Settings::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        Self { carrying, _commands: commands, news, reactor, dir }
+        Self { carrying, news, reactor, dir }
     }
 
     /// Returns a guest that has started its function and sent its hello. Its address is
@@ -82,7 +79,7 @@ impl Rig {
     }
 
     fn asked(&self) -> Vec<u64> {
-        let asked = self.news.take().into_iter().filter_map(|news| match news {
+        let asked = self.news.take().filter_map(|news| match news {
             News::Event(Event::FromGuest { incoming, .. }) => Some(incoming),
             _ => None,
         });

@@ -1,0 +1,189 @@
+//! Carriers whose work is a script.
+
+use std::sync::atomic::Ordering;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use slipway_ram::Lasting;
+use slipway_ring::cross::Signals;
+use slipway_ring::sleep::{ANY, SleepWord};
+use slipway_sgiov_spec::table;
+
+use super::*;
+
+/// The longest time for which a test waits.
+const LIMIT: Duration = Duration::from_secs(60);
+const ENTRIES: usize = 16;
+
+enum Command {
+    /// Sends the same command so many times more, each when the last is carried out.
+    Repeat(CommandSender<Command>, usize),
+    /// Is a defect.
+    Panic,
+    /// Makes a family's signals, which lie here, invalid between the last look at them and sleep.
+    Spoil(Lasting),
+}
+
+#[derive(Debug, PartialEq)]
+enum News {
+    /// A turn came after so many commands.
+    Turn(usize),
+    Signalled(u32, Option<u32>),
+    Spoiled(u32),
+}
+
+struct Script {
+    news: NewsSender<News>,
+    obeyed: usize,
+    spoils: Option<Lasting>,
+    _alive: Arc<()>,
+}
+
+impl Work for Script {
+    type Command = Command;
+    type Member = ();
+
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    fn obey(&mut self, command: Command, _: &mut Families<()>, _: Instant) {
+        self.obeyed += 1;
+        match command {
+            Command::Repeat(sender, left) if left > 0 => {
+                sender.send(Command::Repeat(sender.clone(), left - 1));
+            }
+            Command::Repeat(..) => {}
+            Command::Panic => panic!("a defect"),
+            Command::Spoil(signals) => self.spoils = Some(signals),
+        }
+    }
+
+    fn signalled(&mut self, family: u32, (): &(), entry: Option<u32>) {
+        self.news.send(News::Signalled(family, entry));
+    }
+
+    fn spoiled(&mut self, family: u32, (): (), _: Instant) {
+        self.news.send(News::Spoiled(family));
+    }
+
+    fn turn(&mut self, _: &mut Families<()>, _: Instant) -> bool {
+        let obeyed = std::mem::take(&mut self.obeyed);
+        if obeyed > 0 {
+            self.news.send(News::Turn(obeyed));
+        }
+        self.news.announce();
+        false
+    }
+
+    fn worked(&mut self) {}
+
+    fn looks_on(&mut self, _: Instant) -> bool {
+        false
+    }
+
+    fn rest(&mut self, _: Instant) -> Rest {
+        if let Some(signals) = self.spoils.take() {
+            signals.words()[0].store(u64::MAX, Ordering::Relaxed);
+        }
+        slipway_ring::barrier();
+        Rest::Asleep(None)
+    }
+
+    fn woken(&mut self, _: Option<Instant>) {}
+}
+
+/// A carrier, and what tells whether its work is dropped.
+struct Rig {
+    carrier: Carrier<Command, News>,
+    alive: Arc<()>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let alive = Arc::new(());
+        let work = |news| Script { news, obeyed: 0, spoils: None, _alive: alive.clone() };
+        let carrier = Carrier::start("carrier", |why| eprintln!("{why}"), work).unwrap();
+        Self { carrier, alive }
+    }
+
+    /// Waits until so much news, or more, is announced, and takes it.
+    fn news(&self, count: usize) -> Vec<News> {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        let (file, mut all) = (self.carrier.descriptor(), Vec::new());
+        while all.len() < count {
+            let ready = poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&limit)).unwrap();
+            assert_eq!(ready, 1, "no news is announced after {all:?}");
+            all.extend(self.carrier.news());
+        }
+        all
+    }
+
+    /// Adds a family. Returns its table and its bell.
+    fn join(&self, number: u32) -> (Lasting, Arc<OwnedFd>) {
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let memory = Lasting::heap(table::bytes(ENTRIES, 2));
+        let family = Family::new(&memory, ENTRIES, 2, bell.clone()).unwrap();
+        self.carrier.join(number, family);
+        (memory, bell)
+    }
+}
+
+/// Returns the signals in a family's table.
+fn signals(memory: &Lasting) -> Lasting {
+    memory.split(table::signals(ENTRIES, 2)).unwrap().1
+}
+
+#[test]
+fn signals_wake_a_carrier_that_sleeps_and_its_end_is_waited_for() {
+    let mut rig = Rig::new();
+    let (memory, bell) = rig.join(3);
+    let mut program = Signals::new(signals(&memory), table::SIGNALS).unwrap();
+    for entry in 0..100 {
+        program.raise(entry.into()).unwrap().unwrap();
+        if SleepWord::new(&memory.words()[table::ASLEEP / 8]).barrier_and_take(ANY) {
+            crate::wake(&bell);
+        }
+        assert_eq!(rig.news(1), [News::Signalled(3, Some(entry))]);
+    }
+    assert!(!rig.carrier.has_ended());
+    rig.carrier.end();
+    assert_eq!(Arc::strong_count(&rig.alive), 1, "the work is still there");
+    assert!(rig.carrier.has_ended());
+    rig.carrier.command(Command::Panic);
+}
+
+#[test]
+fn the_owner_sees_that_a_carrier_has_ended_by_a_defect() {
+    let (rig, begun) = (Rig::new(), Instant::now());
+    rig.carrier.command(Command::Panic);
+    while !rig.carrier.has_ended() {
+        assert!(begun.elapsed() < LIMIT, "the carrier has not ended");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn commands_without_end_leave_turns() {
+    let rig = Rig::new();
+    let total = 4 * COMMANDS;
+    rig.carrier.command(Command::Repeat(rig.carrier.sender(), total - 1));
+    let (mut obeyed, begun) = (0, Instant::now());
+    while obeyed < total {
+        for news in rig.news(1) {
+            let News::Turn(count) = news else { panic!("{news:?}") };
+            assert!(count <= COMMANDS, "{count} commands before a turn");
+            obeyed += count;
+        }
+        assert!(begun.elapsed() < LIMIT, "{obeyed} of {total} commands are carried out");
+    }
+}
+
+/// A family's signals become invalid after a turn, when the carrier is about to sleep. What follows
+/// is announced before it sleeps.
+#[test]
+fn invalid_signals_are_announced_before_the_carrier_sleeps() {
+    let rig = Rig::new();
+    let (memory, _bell) = rig.join(3);
+    rig.carrier.command(Command::Spoil(signals(&memory)));
+    assert_eq!(rig.news(2), [News::Turn(1), News::Spoiled(3)]);
+}
