@@ -28,7 +28,7 @@ use slipway_hypervisor::Vm;
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::agent::Agent;
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::configure::configure;
 use crate::container::OWN;
 use crate::node::Node;
@@ -401,7 +401,7 @@ async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
 async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) -> Result<Back> {
     let own = Target::own(Arc::clone(sandbox));
     let gone_on = async {
-        let carrier = Carrier::attach(&own, &agent, node.config.log_bytes, None).await?;
+        let carrier = OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?;
         freeze(&agent, OWN, false).await?;
         Ok(carrier)
     };
