@@ -1,17 +1,22 @@
-//! The place of a reactor while its thread is inside a call into a task.
+//! The *seat*: where a reactor is while its thread is inside a call into a task.
 //!
-//! The thread parks the reactor before the call and takes it back afterwards. If the thread falls
-//! asleep in the call, the watchdog may take the reactor instead, once, and have a new thread go on
-//! with all tasks but the called one.
+//! The thread parks the reactor in its seat before each call, and takes it back after the call. If
+//! the thread falls asleep in the call, the watchdog may take the reactor out of the seat. A new
+//! thread then goes on with all tasks but the called one. This happens at most once for a seat.
 //!
 //! # Which thread owns the reactor
-//! The thread's side takes a few plain stores and one load, since it runs at each call. After the
-//! call the thread clears `parked` and *then* looks at `claimed`; the watchdog sets `claimed` and
-//! *then* looks at `parked`, with membarrier(2) in between, which puts a full barrier into the
-//! thread wherever it is. If the barrier comes before the thread clears `parked`, its look at
-//! `claimed` comes after the barrier and finds it set. If the barrier comes after that, the
-//! watchdog finds `parked` cleared (or the next call's) and gives up. A thread that finds `claimed`
-//! set takes the lock, under which the watchdog decides.
+//! Two threads may want the reactor at the same time: the seat's thread, whose call ends, and the
+//! watchdog. Each writes one word and then reads the other's:
+//! - after the call, the seat's thread clears `parked`, and *then* reads `claimed`;
+//! - the watchdog sets `claimed`, calls membarrier(2), and *then* reads `parked`.
+//!
+//! The seat's thread does so at each call, so it has plain stores and one load, without a barrier.
+//! The barrier is the watchdog's: membarrier(2) puts a full one into the seat's thread, wherever
+//! that is. There are two cases:
+//! - The barrier comes before the thread clears `parked`. Then the thread reads `claimed` after the
+//!   barrier, and finds it set. It takes the lock of `decision` and reads who has the reactor.
+//! - The barrier comes after that. Then the watchdog reads that `parked` is cleared, or that it
+//!   belongs to a later call, and gives up.
 
 #![allow(unsafe_code)] // a reactor behind a pointer that two threads may want
 
@@ -26,32 +31,36 @@ use crate::run::{Run, drive_alone};
 use crate::tasks::Body;
 use crate::{Settings, Step, TaskId};
 
-/// The seat of one thread. A thread that loses its reactor loses the seat with it, so a reactor is
-/// taken from a seat at most once.
+/// The seat of one thread. A thread whose reactor was taken has no seat any more, so that a reactor
+/// is taken from a seat at most once.
 pub(crate) struct Seat {
-    /// The reactor during a call; null at other times. Written by the seat's thread alone.
+    /// The reactor during a call, and null otherwise. Only the seat's thread writes it.
     parked: AtomicPtr<Run>,
-    /// Set while the watchdog decides whether to take the reactor, and after it has taken it.
+    /// `true` while the watchdog decides whether to take the reactor, and after it has taken it.
     claimed: AtomicBool,
     /// The watchdog's decision.
     decision: Mutex<Decision>,
-    /// Count of calls and wake-ups. Written by the seat's thread alone.
+    /// The number of calls and wake-ups. Only the seat's thread writes it.
     calls: AtomicU64,
-    /// The task of the last call. Written by the seat's thread alone.
+    /// The task of the last call. Only the seat's thread writes it.
     task: AtomicU64,
-    /// The thread's number in the kernel.
+    /// The thread id of the seat's thread in the kernel.
     thread: i32,
 }
 
+/// Which thread has the reactor.
 enum Decision {
+    /// The seat's thread.
     Stays,
-    /// Another thread has the reactor. This is the called task's mailbox from now on.
+    /// Another thread. The called task, which stays behind, has this mailbox from then on.
     Taken(Arc<Mailbox>),
 }
 
-/// A reactor in its seat, or kept at hand by a thread without a seat.
+/// The place of a reactor during a call.
 pub(crate) enum Parked<'a> {
+    /// In a seat.
     In(&'a Seat, *mut Run),
+    /// With its thread, which has no seat.
     Kept(Box<Run>),
 }
 
@@ -69,7 +78,7 @@ impl Seat {
         })
     }
 
-    /// Parks `run` for the length of a call into `task`.
+    /// Parks the reactor `run` in `seat`, if there is one, during a call into `task`.
     #[inline]
     pub(crate) fn park(seat: Option<&Self>, run: Box<Run>, task: TaskId) -> Parked<'_> {
         let Some(seat) = seat else { return Parked::Kept(run) };
@@ -82,29 +91,30 @@ impl Seat {
         Parked::In(seat, run)
     }
 
-    /// Increments the count of calls. For the seat's thread alone.
+    /// Increments the number of calls. Only the seat's thread may call it.
     #[inline]
     pub(crate) fn count(&self) {
         let calls = self.calls.load(Ordering::Relaxed);
         self.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns a count that changes with each call, and the task of the call in progress, if any. A
-    /// seat whose reactor was taken looks as if that call were in progress until it ends.
+    /// Returns the number of calls, which changes with each call, and the task of the call that is
+    /// in progress, if there is one. After the reactor was taken, its call counts as in progress
+    /// until it ends.
     pub(crate) fn look(&self) -> (u64, Option<TaskId>) {
         let within = !self.parked.load(Ordering::Acquire).is_null();
         let task = within.then(|| TaskId(self.task.load(Ordering::Relaxed)));
         (self.calls.load(Ordering::Relaxed), task)
     }
 
-    /// Returns the kernel's number of the seat's thread.
+    /// Returns the thread id of the seat's thread in the kernel.
     pub(crate) fn thread(&self) -> i32 {
         self.thread
     }
 
-    /// Takes the reactor from the seat's thread, if that is still in the call that [`Seat::look`]
-    /// counted as `calls`. `alone` becomes the called task's mailbox. Returns `None` if the call
-    /// has ended, if the reactor was taken before, or if membarrier(2) failed.
+    /// Takes the reactor out of the seat if its thread is still in the call for which
+    /// [`Seat::look`] returned `calls`. `alone` becomes the called task's mailbox. Returns `None`
+    /// if that call has ended, the reactor was taken before, or membarrier(2) failed.
     pub(crate) fn take_over(&self, alone: Arc<Mailbox>, calls: u64) -> Option<Box<Run>> {
         let mut decision = lock(&self.decision);
         if matches!(*decision, Decision::Taken(_)) {
@@ -126,7 +136,8 @@ impl Seat {
         Some(unsafe { Box::from_raw(found) })
     }
 
-    /// Returns whether the seat's thread, which found the seat claimed, still owns the reactor.
+    /// Returns whether the seat's thread still owns the reactor. Waits for a decision of the
+    /// watchdog that is under way.
     #[cold]
     fn is_kept(&self) -> bool {
         matches!(*lock(&self.decision), Decision::Stays)
@@ -173,7 +184,7 @@ pub(crate) fn register() -> std::io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
 }
 
-/// The future of a task that its reactor left behind during a call, by the call's result.
+/// The future of a task that was left behind, after the call in which it slept.
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
     /// The task goes on, on this thread.
@@ -185,7 +196,7 @@ pub(crate) enum Fate {
 }
 
 impl Fate {
-    /// Returns the fate of a task that requested `step`.
+    /// Returns the fate of a task whose call returned `step`.
     pub(crate) fn after(step: Step) -> Self {
         match step {
             Step::Done => Self::Ends,
@@ -195,7 +206,8 @@ impl Fate {
     }
 }
 
-/// The remainder of a thread that lost its reactor: the task that slept, if there still is one.
+/// The remainder of a thread whose reactor was taken: the task that slept in the call, if it is not
+/// gone.
 pub(crate) struct Lost(Option<Left>);
 
 struct Left {
@@ -206,7 +218,7 @@ struct Left {
 }
 
 impl Lost {
-    /// Keeps `body`, whose task meets `fate` on this thread.
+    /// Makes the remainder of a thread that has the task in `body`. `fate` is what happens to it.
     pub(crate) fn new(
         seat: Option<&Seat>,
         settings: &Arc<Settings>,
@@ -218,12 +230,13 @@ impl Lost {
         Self(mailbox.map(|mailbox| Left { body, fate, mailbox, settings }))
     }
 
-    /// Returns the remainder of a thread whose task is gone already.
+    /// Makes the remainder of a thread whose task is gone already.
     pub(crate) fn nothing() -> Self {
         Self(None)
     }
 
-    /// Runs the task on this thread until it is done or leaves. `watches` are the lost reactor's.
+    /// Carries out the task's fate on this thread: runs it until it is done or leaves, or drops it.
+    /// `watches` has the descriptors that the lost reactor watches.
     pub(crate) fn go_on(self, watches: &Watches) {
         // The stall is over, so making a thread does not block. The rescue used up the standby
         // thread.

@@ -1,20 +1,23 @@
 //! The thread that finds reactors that sleep inside a call.
 //!
 //! No task sleeps in a call on purpose, but a peer can make one sleep: a page fault on memory that
-//! the peer takes away at that moment waits in the kernel. The watchdog looks at all reactors'
-//! threads at regular times. A thread that is inside the same call at two looks, and asleep at the
-//! second one, loses its reactor: a new thread goes on with all other tasks. A thread that is
-//! merely not scheduled, on a busy machine, is not asleep and keeps its reactor. A task whose calls
-//! each sleep for less than the time between two looks is found asleep at many looks; its thread
-//! loses the reactor for that.
+//! the peer takes away at that moment waits in the kernel. The watchdog looks at the threads of all
+//! reactors of several tasks at regular times. A reactor of one task
+//! ([`exit_when_empty`](crate::Settings::exit_when_empty)) has no other task that could go on, and
+//! is not looked at. A thread that is inside the same call at two looks, and asleep at the second
+//! one, loses its reactor: a new thread goes on with all other tasks. A thread that is merely not
+//! scheduled, on a busy machine, is not asleep and keeps its reactor. A task whose calls each sleep
+//! for less than the time between two looks is found asleep at many looks; its thread loses the
+//! reactor for that.
 //!
 //! The thread that goes on is made before it is needed ([`Standby`]): the page fault that a thread
 //! sleeps in may hold the lock of the process's mappings for reading, and making a thread takes
 //! that lock for writing.
 //!
-//! The watchdog sleeps while all reactors do; the first reactor that wakes up wakes it. The flag
-//! that it sleeps is set and read in the order of `slipway_ring::sleep`. It is not the word from
-//! there, since it is also the condition of the condition variable that the watchdog sleeps on.
+//! The watchdog sleeps while all these reactors do; the first reactor that wakes up wakes it. The
+//! flag that it sleeps is set and read in the order of `slipway_ring::sleep`. It is not the word
+//! from there, since it is also the condition of the condition variable that the watchdog sleeps
+//! on.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Sender, channel};

@@ -18,9 +18,9 @@
 //!    commands of several steps take their next one (`engine::complete`, `engine::steps`);
 //! 6. each completion queue that got entries raises one interrupt (`engine::interrupts`).
 //!
-//! The modules by floor; each uses those above it in this table, never those below:
+//! The modules by layer; each uses those above it in this table, never those below:
 //!
-//! | floor | modules | |
+//! | layer | modules | |
 //! |---|---|---|
 //! | values | `registers`, `phase`, `features`, `events`, `health`, `parts`, `namespace` | what a controller has |
 //! | mechanisms | `cell`, `queue`, `prp`, `sgl`, `turn`, `limiter`, `journal`, `permit`, `mailbox`, `nap`, `trace`, `activity` | each can be understood alone |

@@ -1,17 +1,21 @@
-//! Bounds the work of a poll, so that functions that share a thread have fair turns.
+//! The bounds of a *turn*, the work of one poll of the controller, so that functions that share a
+//! thread are served fairly.
 //!
-//! A poll starts a bounded number of I/O commands, of one queue after the other, and hands a
-//! bounded number of bytes to disks that copy on this thread ([`Disk::copies`]). A request that
-//! exceeds the rest of the turn goes in pieces, its rest in the next polls. Until waiting requests
-//! have gone, no further command is fetched: commands stay in the guest's memory. Commands whose
-//! data has many pieces count as several. All bounds are counts, so a turn is the same on every
-//! machine and reads no clock. If the bytes of a turn run out, the next one begins with the
-//! namespace after the last one that had some, so a long command delays no other namespace's.
+//! A turn has two bounds ([`Quota`]): the number of I/O commands that it starts, of one queue after
+//! the other, and the number of bytes that it hands to disks which copy on this thread
+//! ([`Disk::copies`]). Both are counts, so a turn is the same on every machine and reads no clock.
 //!
-//! Disks that do not copy get all requests of a poll at once, as a batch, and decide themselves how
-//! many of them their medium has at a time. A disk that copies for some reads only, as an overlay
-//! does, is told what the turn has room for, and leaves the rest for the next polls
-//! ([`Disk::allow`]). The admin queue moves little data.
+//! - A request with more bytes than the turn has left is split into pieces ([`Feeder`]): the
+//!   remaining pieces go to the disk in later turns. No command is fetched until all requests have
+//!   gone to their disks: commands stay in the guest's memory.
+//! - A command whose data has many pieces counts as several commands.
+//! - If a turn runs out of bytes, the next one begins with the namespace after the last one that
+//!   had some. So a long command delays no other namespace's.
+//!
+//! A disk that does not copy gets all requests of a poll as one batch, and decides itself how many
+//! of them its medium has at a time. A disk that copies for some reads only, as an overlay does, is
+//! told the bytes that the turn has left, and leaves further reads for later polls
+//! ([`Disk::allow`]). The admin queue is not bounded here, since its commands move little data.
 
 use slipway_block::{Completion, Disk, DiskError, Operation, Request};
 use slipway_pci::TurnLength;
@@ -20,14 +24,14 @@ use slipway_ram::{Span, SpanCursor};
 /// The bounds of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// I/O commands to start.
+    /// The most I/O commands that the poll may start.
     pub commands: u32,
-    /// Bytes for disks to copy.
+    /// The most bytes that disks may copy in the poll.
     pub bytes: u64,
 }
 
 impl Quota {
-    /// A quota without bounds.
+    /// No bounds.
     pub const WHOLE: Self = Self { commands: u32::MAX, bytes: u64::MAX };
 }
 
@@ -36,45 +40,45 @@ impl From<TurnLength> for Quota {
         match turn {
             // Some 25 µs of copying.
             TurnLength::Long => Self { commands: 64, bytes: 256 << 10 },
-            // Some 0.2 µs of copying, or a command that is too small to cut: a guest that sends one
-            // command of 4 KiB after the other waits for less than one such command.
+            // Some 0.2 µs of copying, or one request that is too small to split. A guest that sends
+            // one command of 4 KiB after the other then waits less than one such command takes.
             TurnLength::Short => Self { commands: 1, bytes: LEAST },
         }
     }
 }
 
-/// Bytes of the largest request that is not worth cutting.
+/// The size in bytes up to which a request is never split.
 const SMALL: u64 = 4096;
-/// The least bytes of a piece.
+/// The smallest size of a piece in bytes, unless a request's last piece is smaller.
 const LEAST: u64 = 2048;
-/// Pieces of requests that zero or discard end at multiples of this many bytes: discarding a part
-/// of a huge page would break the page up.
+/// The alignment in bytes of the ends of pieces of requests that zero or discard: a piece that
+/// discarded a part of a huge page would split the page.
 const ZEROED: u64 = 2 << 20;
-/// Bytes that are zeroed or discarded in about the time in which one byte is copied.
+/// The number of bytes that are zeroed or discarded in about the time of copying one byte.
 const ZEROING: u64 = 32;
-/// Entries of PRP lists and SGL segments that count as a command when they are walked.
+/// The number of entries of PRP lists and SGL segments whose walk counts as one command.
 const ENTRIES: u32 = 256;
 
-/// Returns the number of commands that walking `entries` entries of lists counts as.
+/// Returns the number of commands as which the walk of `entries` list entries counts.
 pub(crate) fn commands_of(entries: u32) -> u32 {
     entries / ENTRIES
 }
 
-/// A request that goes to its disk in pieces.
+/// A request that is handed to its disk in pieces, one after the other.
 struct Split {
     whole: Request,
-    /// The number of blocks that have gone to the disk.
+    /// The number of blocks in the pieces that were handed to the disk so far.
     gone: u32,
-    /// The place of the next piece in the spans.
+    /// The position of the next piece in the request's spans.
     cursor: SpanCursor,
-    /// `true` while the disk has a piece.
+    /// `true` from the hand-over of a piece until its completion.
     outstanding: bool,
 }
 
-/// Hands as many requests to a disk as a turn has room for.
+/// Hands requests to one disk, within the bounds of turns.
 #[derive(Default)]
 pub(crate) struct Feeder {
-    /// `true` if the disk copies: for reads, for writes.
+    /// `true` if the disk copies on this thread ([`Disk::copies`]): for reads, and for all others.
     copies: [bool; 2],
     /// `true` if the disk bounds its work on reads ([`Disk::bounds_reads`]).
     pub bounds_reads: bool,
@@ -89,13 +93,13 @@ impl Feeder {
         Self { copies, bounds_reads: disk.bounds_reads(), ..Self::default() }
     }
 
-    /// Returns whether a request has gone to the disk in part.
+    /// Returns whether a request was handed to the disk in part.
     pub fn is_splitting(&self) -> bool {
         self.split.is_some()
     }
 
-    /// Returns the cost of a read or write of `bytes` bytes. Returns `None` if the bytes `left` of
-    /// the turn do not suffice.
+    /// Returns the cost in bytes of a read or write of `bytes` bytes. Returns `None` if the turn,
+    /// with `left` bytes left, has no room for all of it.
     #[inline]
     pub fn price(&self, operation: Operation, bytes: u64, left: u64) -> Option<u64> {
         let [reads, writes] = self.copies;
@@ -104,8 +108,9 @@ impl Feeder {
         has_room(cost, left).then_some(cost)
     }
 
-    /// Hands over the first of `requests`, as many as the bytes `left` of the turn suffice for, and
-    /// the beginning of the next one. Removes them from `requests`, and returns their number.
+    /// Hands the disk as many of `requests`, from the first on, as the turn has room for, and then
+    /// the first pieces of the next one. Removes them from `requests`, and returns their number.
+    /// `left` is the number of bytes that the turn has left, from which their cost is deducted.
     #[inline]
     pub fn feed(
         &mut self,
@@ -153,8 +158,8 @@ impl Feeder {
         count + 1
     }
 
-    /// Hands over more pieces of the request that has begun, if any, as far as the bytes `left` of
-    /// the turn suffice.
+    /// Hands over further pieces of the request that is split, if there is one, until the turn has
+    /// no bytes left or the disk does not complete a piece at once.
     #[cold]
     pub fn go_on(
         &mut self,
@@ -174,8 +179,8 @@ impl Feeder {
         }
     }
 
-    /// Removes the end of a piece from `completions`, looking from index `before` on. Appends the
-    /// end of the whole request after its last piece, or after one that failed.
+    /// Removes the completion of a piece from `completions`, from index `before` on. If the piece
+    /// was the last one or has failed, appends the completion of the whole request.
     pub fn take_piece(&mut self, before: usize, completions: &mut Vec<Completion>) {
         let Some(split) = &mut self.split else { return };
         let tag = split.whole.tag;
@@ -189,8 +194,8 @@ impl Feeder {
         }
     }
 
-    /// Cancels the rest of request `tag`. Returns `false` if the request has not begun, or the disk
-    /// has a piece of it.
+    /// Cancels the request `tag` if it is split and the disk has no piece of it at the moment.
+    /// Returns whether it was cancelled; its completion is then in `completions`.
     pub fn cancel(&mut self, tag: u64, completions: &mut Vec<Completion>) -> bool {
         let is_it = |split: &Split| split.whole.tag == tag && !split.outstanding;
         let found = self.split.as_ref().is_some_and(is_it);
@@ -208,8 +213,8 @@ impl Feeder {
     }
 }
 
-/// Returns how many of `requests`, from the first on, the bytes `left` suffice for, and deducts
-/// their cost.
+/// Returns how many of `requests`, from the first on, a turn with `left` bytes has room for, and
+/// deducts their cost from `left`.
 #[inline]
 fn fitting(
     requests: &[Request],
@@ -228,8 +233,8 @@ fn fitting(
     requests.len()
 }
 
-/// Returns whether a request of this cost goes whole while `left` bytes of the turn are left. A
-/// request of cost 0 always does.
+/// Returns whether a turn with `left` bytes has room for a whole request of this cost. It always
+/// has for a request of cost 0.
 #[inline]
 fn has_room(cost: u64, left: u64) -> bool {
     cost <= left || (cost <= SMALL && left > 0)
@@ -247,8 +252,8 @@ fn cost(request: &Request, block_size: u32) -> u64 {
 }
 
 impl Split {
-    /// Returns the next piece, with its data in `spans`, which is empty. The piece has at least one
-    /// block, and about as many bytes as are `left`.
+    /// Returns the next piece, and deducts its cost from `left`. The piece has at least one block,
+    /// and about `left` bytes if it moves data. `spans` is an empty vector for the piece's spans.
     fn piece(&mut self, block_size: u32, left: &mut u64, mut spans: Vec<Span>) -> Request {
         let block = u64::from(block_size);
         let (whole, rest) = (&self.whole, self.whole.blocks - self.gone);

@@ -1,18 +1,19 @@
-//! Processor time that processes outside of a measurement use meanwhile.
+//! The processor time that processes outside of a measurement use while it runs.
 //!
-//! Times are read from `/proc/PID/stat` (proc(5)) at two moments. A process's time has that of its
-//! ended children in it, so the short-lived processes of a compilation count with their parent.
+//! Times are read from `/proc/PID/stat` (proc(5)) at two moments. The kernel adds the time of a
+//! process that has ended to that of the process which waited for it, so the short-lived processes
+//! of a compilation count with their parent.
 //!
-//! Ancestors of the measurement, such as a user's service manager, may be those to which the kernel
-//! gives processes that have lost their parent (`PR_SET_CHILD_SUBREAPER` of prctl(2)), and so
-//! processes that the measurement has left. Their ended children do not count.
+//! A process whose parent has ended is given to a *reaper*: the nearest ancestor that is a child
+//! subreaper (`PR_SET_CHILD_SUBREAPER` of prctl(2)), such as a user's service manager, or init. The
+//! reapers of the measurement's own processes are ancestors of the measurement. The times of
+//! children that these have waited for are not counted: they may be the measurement's.
 //!
-//! Three kinds of processor time do not count:
-//! - that of the kernel's threads: they may do the measurement's own work, such as that on its
-//!   packets;
-//! - that of a process that began meanwhile and is a child of such an ancestor: the measurement may
-//!   have left it, as runc leaves its containers;
-//! - that of processes that this one cannot see, in other PID namespaces.
+//! Three kinds of processes are not counted:
+//! - the kernel's threads: they may work for the measurement, for example on its packets;
+//! - processes that began between the two moments and are children of such a reaper: the
+//!   measurement may have left them, as runc leaves its containers;
+//! - processes in other PID namespaces, which this process cannot see.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,10 +21,10 @@ use crate::program::runs_slipway;
 
 /// The flag `PF_KTHREAD` of a process (include/linux/sched.h).
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// The process that gets the children of processes which end, if no ancestor of theirs does.
+/// The process id of init, which is given a process without a parent if it has no subreaper.
 const INIT: u32 = 1;
-/// The most ancestors of a process that are looked at. The table is no snapshot, so that a circle
-/// is possible.
+/// The most ancestors of a process that are looked at. Processes are read one after the other, so
+/// the parents in a table may form a circle.
 const DEPTH: usize = 64;
 
 /// The processes that belong to a measurement.
@@ -43,7 +44,8 @@ struct Process {
     used: u64,
     /// Processor time of ended children in ticks.
     of_children: u64,
-    /// The start after boot in ticks, which tells it from an earlier process with the same id.
+    /// The start of the process in ticks after boot, by which it differs from an earlier process
+    /// with the same id.
     began: u64,
     is_kernel: bool,
 }
@@ -54,15 +56,15 @@ impl Process {
     }
 }
 
-/// The processes of the machine at a moment, by their ids.
+/// The processes of the machine at one moment, by id.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessTable {
     all: HashMap<u32, Process>,
     /// The processes that belong to the measurement.
     own: HashSet<u32>,
-    /// The processes that may get children which the measurement has left: [`INIT`], and ancestors
-    /// of the measurement.
-    heirs: HashSet<u32>,
+    /// The processes that may have been given processes of the measurement, as init or subreapers:
+    /// [`INIT`] and all ancestors of the measurement.
+    reapers: HashSet<u32>,
 }
 
 impl ProcessTable {
@@ -77,16 +79,16 @@ impl ProcessTable {
         Some(Self::new(ids.filter_map(read).collect(), is_root))
     }
 
-    /// Makes a table in which the descendants of each process with `is_root` belong to the
-    /// measurement.
+    /// Makes a table of these processes. Those with `is_root` and all of their descendants belong
+    /// to the measurement.
     fn new(all: HashMap<u32, Process>, is_root: impl Fn(u32) -> bool) -> Self {
         let users = all.iter().filter(|(_, one)| !one.is_kernel).map(|(id, _)| *id);
         let roots: HashSet<u32> = users.filter(|id| is_root(*id)).collect();
         let is_own = |id: &u32| line(&all, *id).any(|ancestor| roots.contains(&ancestor));
         let own: HashSet<u32> = all.keys().copied().filter(is_own).collect();
         let ancestors = roots.iter().flat_map(|root| line(&all, *root));
-        let heirs = ancestors.filter(|id| !own.contains(id)).chain([INIT]).collect();
-        Self { all, own, heirs }
+        let reapers = ancestors.filter(|id| !own.contains(id)).chain([INIT]).collect();
+        Self { all, own, reapers }
     }
 
     /// Returns the ticks that processes outside of the measurement have used since `before`.
@@ -96,7 +98,7 @@ impl ProcessTable {
             let Some(was) = before.all.get(id).filter(|was| was.began == now.began) else {
                 return if self.is_foreign(*id, before) { now.total() } else { 0 };
             };
-            if self.heirs.contains(id) {
+            if self.reapers.contains(id) {
                 return now.used.saturating_sub(was.used);
             }
             let of_children = moved.get(id).copied().unwrap_or(0);
@@ -106,27 +108,28 @@ impl ProcessTable {
         self.outside().filter(|(id, _)| !before.own.contains(*id)).map(used).sum()
     }
 
-    /// Returns the times that processes had at `before` and that have come to those of a process
-    /// which waited for their end, by the id of the latter.
+    /// Returns, by process, the time to subtract from its growth since `before`: the time, at
+    /// `before`, of its descendants that have ended since. The kernel has added it to the process
+    /// that waited for their end, taken to be their nearest ancestor that still runs.
     fn moved_since(&self, before: &Self) -> HashMap<u32, u64> {
         let mut moved: HashMap<u32, u64> = HashMap::new();
         for (id, ended) in before.outside().filter(|(id, one)| !self.has(**id, one)) {
             let is_left = |at: &u32| before.all.get(at).is_some_and(|one| self.has(*at, one));
-            if let Some(heir) = line(&before.all, *id).skip(1).find(is_left) {
-                *moved.entry(heir).or_default() += ended.total();
+            if let Some(ancestor) = line(&before.all, *id).skip(1).find(is_left) {
+                *moved.entry(ancestor).or_default() += ended.total();
             }
         }
         moved
     }
 
-    /// Returns whether a process that was not there at `before` comes of one that was, other than
-    /// those that may get the measurement's.
+    /// Returns whether a process that has begun since `before` is outside of the measurement. It is
+    /// if its nearest ancestor that was there at `before` is no reaper of the measurement.
     fn is_foreign(&self, id: u32, before: &Self) -> bool {
         let was = |at: &u32| self.all.get(at).is_some_and(|one| before.has(*at, one));
         line(&self.all, id)
             .skip(1)
             .find(was)
-            .is_some_and(|ancestor| !self.heirs.contains(&ancestor))
+            .is_some_and(|ancestor| !self.reapers.contains(&ancestor))
     }
 
     fn has(&self, id: u32, process: &Process) -> bool {
@@ -138,7 +141,7 @@ impl ProcessTable {
     }
 }
 
-/// Returns a process, its parent, the parent of that one, and so on.
+/// Returns the ids of a process and of its ancestors, the nearest first, at most [`DEPTH`].
 fn line(all: &HashMap<u32, Process>, id: u32) -> impl Iterator<Item = u32> {
     let parent = move |at: &u32| all.get(at).map(|one| one.parent).filter(|parent| *parent != 0);
     std::iter::successors(Some(id), parent).take(DEPTH)

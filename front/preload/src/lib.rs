@@ -40,7 +40,9 @@
 //! beside it, and its number in `c::syscall` if programs call it so.
 //!
 //! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
-//! Another one is an arm of `read_option` and of `write_option` there. If it is on or off, it is a
+//! Another one is an arm of `read_option` and of `write_option` there. In `write_option` it comes
+//! before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those take any value for any option
+//! of these levels and have no effect. If it is on or off, it is a
 //! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a half of another
 //! word of the entry, and gets a row of [`halves`]. The doc comment of `slipway_socket::option`
 //! (`host/socket/src/endpoint.rs`) says which halves and words are left. `c::options` hands

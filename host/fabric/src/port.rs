@@ -2,12 +2,13 @@
 //!
 //! A new counter of ports is counted by the switch (`slipway_switch::PortStats`). It has a field of
 //! `SwitchPort` in `plane.proto`, which [`port`] fills in; a place in `as_json` of the CLI's
-//! `port.rs`, for `slipway port inspect`, and in `counter_row` if `slipway port stats` is to show
-//! it; a sum in `encode_ports` of the CLI's `metrics/figures.rs`; and a row in `docs/observe.md`.
-//! Tests: those of `backend/switch` for the count, `slipway-plane --test network` for the
-//! interface, and those of `metrics/figures.rs`. A new cause of drops needs none of that, since the
-//! switch gives causes with their names: see `slipway_switch::Drop`, and the table of causes in
-//! `docs/networks.md`.
+//! `port.rs`, which serves `slipway port inspect` and, with `--json`, `port ls` and `port stats`,
+//! and in `counter_row` if the table of `port stats` is to show it (the table of `port ls` is
+//! `address_row`, without counters); a sum in `encode_ports` of the CLI's `metrics/figures.rs`; and
+//! a row in `docs/observe.md`. Tests: those of `backend/switch` for the count,
+//! `slipway-plane --test network` for the interface, and those of `metrics/figures.rs`. A new cause
+//! of drops needs none of that, since the switch gives causes with their names: see
+//! `slipway_switch::Drop`, and the table of causes in `docs/networks.md`.
 
 use std::time::Duration;
 

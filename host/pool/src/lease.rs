@@ -160,8 +160,9 @@ impl Lease {
             // Its VMM was never told to begin: nobody waits, and all of it is freed.
             return Err(std::io::Error::other("its sandbox had not begun"));
         }
-        let parts = match left.take_apart(&shared.templates) {
-            Ok(parts) => parts,
+        let parts = left.take_apart(&shared.templates);
+        let (parts, bell) = match parts.and_then(|parts| Ok((parts, Bell::new()?))) {
+            Ok(taken) => taken,
             Err(error) => {
                 // The last close of the userfaultfd would show the sandbox what is not zeroed. Its
                 // faults wait, and what the keeper holds stays there.
@@ -173,10 +174,11 @@ impl Lease {
         let memory = Arc::new(at_home(parts.memory, home));
         // Pages that the predecessor had not copied ahead are copied when they are needed.
         let fork = memory.template().map(|_| Fork::new(&[]));
-        let bell = Arc::new(Bell::new()?);
+        let bell = Arc::new(bell);
         let page = page_size(memory.file());
         // A predecessor of an earlier version left them to the kernel.
         memory.give_holes();
+        wake_all(&parts.faults, &parts.ranges);
         shared.settings.files.add(&memory);
         shared.lend(&memory, &bell);
         Ok(Self {
@@ -357,6 +359,19 @@ impl Lease {
         // From here on a successor knows nothing of the memory.
         drop(place);
         shared.put(memory, is_urgent);
+    }
+}
+
+/// Wakes all threads that wait in a fault of these ranges, so that each of them faults again.
+///
+/// The kernel tells of a fault once: neither poll(2) nor read(2) of the userfaultfd reports a fault
+/// that was read before. A predecessor that was killed may have read faults and not served them,
+/// and their threads would wait for ever.
+fn wake_all(faults: &Userfault, ranges: &[Range]) {
+    for range in ranges {
+        if let Err(error) = faults.wake(range.address, range.len) {
+            tracing::warn!(%error, "faults that a predecessor had read may wait");
+        }
     }
 }
 

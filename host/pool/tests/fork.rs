@@ -15,15 +15,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use node::{BYTES, Node, PATIENCE, connect};
+use node::{BYTES, Node, PATIENCE, be_predecessor};
 use own::Own;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use slipway_peer::Bin;
-use slipway_pool::{Pool, SLOTS, Settings, Shelves, Template, TemplateName};
+use slipway_pool::{Pool, Settings, Template, TemplateName};
 use slipway_pool_wire::{Completion, HandOver, Lease, Page, Range, Request, WireError, complete};
 use slipway_ram::{DmaMap, Permissions};
 
@@ -404,7 +404,7 @@ fn what_one_fork_touched_is_copied_ahead_for_the_next() {
 #[test]
 fn a_successor_serves_forks_that_run() {
     let Some(node) = Node::new() else { return };
-    let mut predecessor = predecessor_of(&node);
+    let mut predecessor = node.predecessor();
     let (mut one, mut two) = (User::start(&node), User::start(&node));
     one.write(3 * PAGE, 0);
     assert_eq!(two.read(PAGE), byte(PAGE));
@@ -422,7 +422,7 @@ fn a_successor_serves_forks_that_run() {
 #[test]
 fn without_its_template_a_fork_waits() {
     let Some(node) = Node::new() else { return };
-    let mut predecessor = predecessor_of(&node);
+    let mut predecessor = node.predecessor();
     let mut user = User::start(&node);
     assert_eq!(user.read(PAGE), byte(PAGE));
     predecessor.kill().unwrap();
@@ -453,33 +453,32 @@ fn without_its_template_a_fork_waits() {
     user.child.wait().unwrap();
 }
 
-/// Starts a pool in a process of its own.
-fn predecessor_of(node: &Node) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["predecessor", "--exact"]).env("POOL_NODE", node.path());
-    let child = command.stdout(Stdio::null()).spawn().unwrap();
-    let mut waited = Duration::ZERO;
-    while !node.path().join("serves").exists() {
-        assert!(waited < PATIENCE);
-        std::thread::sleep(Duration::from_millis(5));
-        waited += Duration::from_millis(5);
-    }
-    child
+/// The kernel reports a fault once, here to the test, which reads it in place of the predecessor.
+#[test]
+fn a_successor_serves_a_fault_that_was_read_and_not_answered() {
+    let Some(node) = Node::new() else { return };
+    let mut predecessor = node.predecessor();
+    let own: &'static Own = Box::leak(Box::new(Own::take(&node, request(Some(name())))));
+    predecessor.kill().unwrap();
+    predecessor.wait().unwrap();
+    let (answer, answered) = std::sync::mpsc::channel();
+    std::thread::spawn(move || answer.send(own.load(PAGE)));
+    let left = node.keeper().1;
+    let faults = &left[0].files[&2];
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let mut polled = [PollFd::new(faults, PollFlags::IN)];
+    assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "the touch faults");
+    assert_eq!(rustix::io::read(faults, &mut [0; 32]).unwrap(), 32);
+    let _pool = node.pool(false, true);
+    assert_eq!(answered.recv_timeout(PATIENCE), Ok(byte(PAGE)));
 }
 
 /// The predecessor itself: gives memory until it is killed.
 #[test]
 fn predecessor() {
-    let Some(directory) = std::env::var_os("POOL_NODE") else { return };
-    let directory = Path::new(&directory);
-    let keeper = connect(&directory.join("keeper"));
-    assert!(keeper.take(PATIENCE).unwrap().is_empty());
-    let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
-    let pool = Pool::new(Settings { shelves, ..Settings::default() }).unwrap();
-    pool.add_template(name(), Template::copy_of(saved().as_fd()).unwrap()).unwrap();
-    let _server = pool.listen(&directory.join("pool")).unwrap();
-    std::fs::write(directory.join("serves"), "").unwrap();
-    std::thread::sleep(PATIENCE * 10);
+    be_predecessor(|pool, _| {
+        pool.add_template(name(), Template::copy_of(saved().as_fd()).unwrap()).unwrap();
+    });
 }
 
 #[test]

@@ -16,16 +16,15 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use huge_pages::HugePages;
-use node::{BYTES, Node, PATIENCE, all_back, connect};
+use node::{BYTES, Node, PATIENCE, all_back, be_predecessor};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::sched_setaffinity;
 use slipway_numa::{NumaNode, Topology};
 use slipway_peer::Bin;
-use slipway_pool::{Pool, SLOTS, Settings, Shelves};
+use slipway_pool::Pool;
 use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
 use slipway_ram::{Access, DmaMap, Permissions};
 
@@ -313,16 +312,7 @@ fn a_successor_knows_the_home_of_memory() {
     for wanted in nodes {
         let Some(node) = Node::new() else { return };
         keep_away(&topology, wanted);
-        // The predecessor is a process of its own, which is killed.
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["predecessor", "--exact"]).env("POOL_NODE", node.path());
-        let mut predecessor = command.stdout(Stdio::null()).spawn().unwrap();
-        let ready = node.path().join("ready");
-        let tries = (0..60_000).find(|_| {
-            std::thread::sleep(Duration::from_millis(1));
-            ready.exists()
-        });
-        assert!(tries.is_some(), "the predecessor does not serve");
+        let mut predecessor = node.predecessor();
         let user = User::start(&node.socket(), Page::Base, Some(wanted));
         predecessor.kill().unwrap();
         predecessor.wait().unwrap();
@@ -341,15 +331,7 @@ fn a_successor_knows_the_home_of_memory() {
 /// The predecessor itself: serves until it is killed.
 #[test]
 fn predecessor() {
-    let Some(directory) = std::env::var_os("POOL_NODE") else { return };
-    let directory = Path::new(&directory);
-    let keeper = connect(&directory.join("keeper"));
-    assert!(keeper.take(PATIENCE).unwrap().is_empty());
-    let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
-    let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
-    let _server = pool.listen(&directory.join("pool")).unwrap();
-    std::fs::write(directory.join("ready"), "").unwrap();
-    std::thread::sleep(PATIENCE * 10);
+    be_predecessor(|_, _| ());
 }
 
 /// Without a wish, or on a host with one node, nothing is asked of the kernel.

@@ -16,11 +16,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
 
 use huge_pages::HugePages;
-use node::{BYTES, Node, PATIENCE, all_back, connect};
+use node::{BYTES, Node, all_back, be_predecessor};
 use own::Own;
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_peer::Bin;
@@ -323,16 +321,8 @@ fn memory_is_not_given_again_while_its_process_lives() {
 #[test]
 fn a_successor_serves_the_faults_of_those_that_were_given_memory() {
     let Some(node) = Node::new() else { return };
-    // The predecessor is a process of its own, which is killed with faults to serve.
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["predecessor", "--exact"]).env("POOL_NODE", node.path());
-    let mut predecessor = command.stdout(Stdio::null()).spawn().unwrap();
-    let mut waited = Duration::ZERO;
-    while !node.path().join("recycled").exists() {
-        assert!(waited < PATIENCE);
-        std::thread::sleep(Duration::from_millis(5));
-        waited += Duration::from_millis(5);
-    }
+    // It is killed after the answer to one fault and before most others.
+    let mut predecessor = node.predecessor();
     let mut user = User::start(&node.socket());
     assert_eq!(user.ask("write"), "written");
     predecessor.kill().unwrap();
@@ -348,19 +338,12 @@ fn a_successor_serves_the_faults_of_those_that_were_given_memory() {
 /// The predecessor itself: recycles memory, and gives it until it is killed.
 #[test]
 fn predecessor() {
-    let Some(directory) = std::env::var_os("POOL_NODE") else { return };
-    let directory = Path::new(&directory);
-    let keeper = connect(&directory.join("keeper"));
-    assert!(keeper.take(PATIENCE).unwrap().is_empty());
-    let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
-    let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
-    let _server = pool.listen(&directory.join("pool")).unwrap();
-    let mut user = User::start(&directory.join("pool"));
-    user.ask("fill");
-    user.end();
-    all_back(&pool);
-    std::fs::write(directory.join("recycled"), "").unwrap();
-    std::thread::sleep(PATIENCE * 10);
+    be_predecessor(|pool, socket| {
+        let mut user = User::start(socket);
+        user.ask("fill");
+        user.end();
+        all_back(pool);
+    });
 }
 
 #[test]

@@ -243,7 +243,7 @@ impl Accounts {
         // One message of a program may bring as many descriptors as a message can hold.
         let descriptors = files.saturating_sub(OWN + MAX_FILES as u64);
         let mappings = maps.saturating_sub(OWN_MAPPINGS.min(maps / 4));
-        let capacity = [descriptors, mappings, crate::keeper::ends_within(files)];
+        let capacity = [descriptors, mappings, crate::eventfds::ends_within(files)];
         let common =
             Arc::new(Common { used: Count::default(), capacity, limits: RwLock::default() });
         let own = std::fs::File::open("/proc/self/ns/net").and_then(NamespaceId::of).ok();

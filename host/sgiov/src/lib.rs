@@ -16,7 +16,7 @@
 //!   which;
 //! - [`Policy`]: which tenants may reach each other; [`remote`]: streams to other nodes, by
 //!   [`NodeCarrier`], which uses `slipway_link`;
-//! - `keeper`: eventfds of connections beyond what one table of descriptors holds;
+//! - `eventfds`: eventfds of connections beyond what one table of descriptors holds;
 //! - `guests` (a feature): guests' socket functions, and streams with a guest at one end;
 //! - `carriers`: the carriers to other nodes and to guests side by side;
 //! - [`guest`]: the engine inside a guest, where streams to other machines go through the guest's
@@ -57,7 +57,6 @@ pub mod guest;
 #[cfg(feature = "guests")]
 mod guests;
 mod idle;
-mod keeper;
 mod log;
 mod namespace;
 #[cfg(feature = "links")]
@@ -78,10 +77,10 @@ pub use accounts::{AllLimits, Limits};
 pub use ask::{is_served, raise_descriptor_limit, reload, report, serve_function};
 pub use broker::{ConnectionReport, FamilyReport, ListenerReport, Reloads, Report, TenantReport};
 pub use error::Error;
+pub use eventfds::ends_within;
 pub use function::{Function, Memory};
 #[cfg(feature = "guests")]
 pub use guests::GuestReport;
-pub use keeper::ends_within;
 #[cfg(feature = "links")]
 pub use node_carrier::{CarrierError, NodeCarrier};
 pub use place::{SHARED, administration, folder};

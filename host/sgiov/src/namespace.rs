@@ -1,5 +1,11 @@
-//! Network namespaces, which are the tenants. The kernel is asked for a namespace's addresses from
-//! inside that namespace.
+//! Network namespaces, which are the tenants, and their addresses.
+//!
+//! The engine asks the kernel for the addresses of a namespace (an *address query*, rtnetlink(7))
+//! by a socket that it opens inside the namespace, and uses the answer for a while. The engine's
+//! one thread waits for each answer, and a user can make any number of namespaces with very many
+//! addresses. So the queries about all namespaces that one user made share a budget of the
+//! thread's time ([`QueryBudget`]): once it is used up, these namespaces keep their last answers,
+//! and other users' namespaces are not affected.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,50 +22,55 @@ use crate::policy::{Policy, Tenant};
 use crate::ports::Ports;
 use crate::slab::Slab;
 
-/// The time for which the kernel's answer is used.
+/// The time for which the engine uses the kernel's answer to an address query.
 const FRESH: Duration = Duration::from_secs(1);
-/// The shortest pause before the kernel is asked again because an address is unknown.
+/// The shortest time between two queries about a namespace, if the second one is made because an
+/// address is unknown.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The pause before the kernel is asked again, as a multiple of the time that its answer took, and
-/// at most [`FRESH`]: the engine's thread, which serves all programs, waits for the answer.
+/// The pause after a query, as a multiple of the time that the kernel took to answer it. The pause
+/// is at most [`FRESH`].
 const PAUSE: u32 = 16;
-/// The pause before the kernel is asked again after it did not answer, or had too much to say.
+/// The pause after a query that failed, or whose answer has more than [`MOST`] addresses.
 const LATER: Duration = Duration::from_secs(10);
-/// The part of the engine's time that questions about the namespaces of one user may take: one of
-/// so many. A user can make namespaces, each with as many addresses as the kernel lists slowly.
+/// The divisor of a user's share: queries about one user's namespaces may take a sixteenth of the
+/// thread's time.
 const SHARE: u32 = 16;
-/// The time by which these questions may be ahead of their share: 250 ms of the engine's time at
-/// once, which suffice for the first questions about a thousand namespaces with few addresses.
+/// The burst that a budget allows, in the time after which it is paid back: `AHEAD / SHARE`, 250 ms
+/// of the thread's time, at once. That suffices for the first queries about a thousand namespaces
+/// with few addresses.
 const AHEAD: Duration = Duration::from_secs(4);
-/// The age from which on the kernel's answer does not tell any more which addresses a namespace
-/// has: longer than any pause, but not than the wait of a user whose questions have taken long.
+/// The age at which an answer is too old to decide which addresses a namespace has. It is longer
+/// than any pause, so an answer becomes as old as this only if the user's budget is used up or
+/// queries fail.
 const STALE: Duration = Duration::from_secs(20);
-/// The most addresses of a namespace. Whoever has the rights of a namespace's network can give it
-/// any number.
+/// The most addresses of a namespace that is served. CAP_NET_ADMIN in a namespace suffices to give
+/// it any number.
 const MOST: usize = 16_384;
 
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
 
-/// The account of questions about the namespaces of one user: the moment from which on they are
-/// within their share of time. Each question puts it off by [`SHARE`] times the time that it took.
-/// `None` before the first question.
+/// The budget of one user for address queries: the thread's time that queries about the user's
+/// namespaces may take.
+///
+/// It holds the time at which all queries so far are paid back. A query that took some time moves
+/// it [`SHARE`] times as far into the future. `None` before the first query.
 #[derive(Default)]
-struct AskTime(Mutex<Option<Instant>>);
+struct QueryBudget(Mutex<Option<Instant>>);
 
-impl AskTime {
-    /// Returns the time by which the questions are ahead of their share.
+impl QueryBudget {
+    /// Returns the time until all queries so far are paid back; 0 if they are.
     fn ahead(&self, now: Instant) -> Duration {
         let paid = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(now))
     }
 
-    /// Returns whether the kernel may be asked once more.
+    /// Returns whether the budget allows one more query.
     fn is_left(&self, now: Instant) -> bool {
         self.ahead(now) < AHEAD
     }
 
-    /// Counts a question that began at `now` and took so long.
+    /// Charges a query that began at `now` and took the time `took`.
     fn spend(&self, now: Instant, took: Duration) {
         let ahead = self.ahead(now);
         let paid = now + ahead + took * SHARE;
@@ -67,26 +78,27 @@ impl AskTime {
     }
 }
 
-/// The addresses of a network namespace other than loopback's, as the kernel reported them last.
+/// The addresses of a network namespace other than loopback's, by the kernel's last answer.
 #[derive(Default)]
 struct KnownAddresses {
-    /// The socket by which the kernel is asked, opened in the namespace. `None` before the first
-    /// use, and if it could not be opened.
+    /// The netlink socket for queries, opened in the namespace. `None` before the first query, and
+    /// if it could not be opened.
     netlink: Option<Netlink>,
-    /// In the kernel's order, of which the first is the source of connections.
+    /// All addresses in the kernel's order, the default source of connections first.
     all: Vec<Prefixed>,
-    /// The same without prefixes: a connection to another namespace looks for its address in each
-    /// one with a listener, and a namespace may have thousands.
+    /// All addresses without their prefixes, for fast lookups: a connection to another namespace
+    /// looks its destination up in each namespace with a listener, and one may have thousands of
+    /// addresses.
     ips: HashSet<[u8; 16]>,
-    /// The time at which the kernel was asked last.
+    /// The time of the last query. `None` before the first one.
     asked: Option<Instant>,
-    /// The time of the question that the kernel answered last. `None` if it answered none, or had
-    /// too much to say since.
+    /// The time of the last query with a usable answer. `None` if there was none, or if a later
+    /// answer had more than [`MOST`] addresses.
     answered: Option<Instant>,
-    /// The shortest pause from then on.
+    /// The shortest time from the last query to the next one.
     pause: Duration,
-    /// The time for questions about all namespaces of the user who made this one.
-    time: Arc<AskTime>,
+    /// The budget of the user who made this namespace, shared by all namespaces of that user.
+    budget: Arc<QueryBudget>,
 }
 
 impl KnownAddresses {
@@ -94,20 +106,20 @@ impl KnownAddresses {
         self.ips.contains(ip)
     }
 
-    /// Asks the kernel again if its last answer is older than `than`, and the namespace's user has
-    /// time left for a question. `namespace` is the namespace's file.
+    /// Makes a query if the last one was at least `than` and the pause ago, and the user's budget
+    /// allows it. `namespace` is the namespace's file.
     fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
         let now = Instant::now();
         let is_fresh = self.asked.is_some_and(|asked| now - asked < than.max(self.pause));
-        if is_fresh || !self.time.is_left(now) {
+        if is_fresh || !self.budget.is_left(now) {
             return;
         }
         self.asked = Some(now);
         self.ask(namespace);
-        self.time.spend(now, now.elapsed());
+        self.budget.spend(now, now.elapsed());
     }
 
-    /// Asks the kernel, and sets the pause until the next question.
+    /// Asks the kernel for the addresses, and sets the pause until the next query.
     fn ask(&mut self, namespace: &Arc<OwnedFd>) {
         self.pause = FRESH;
         if self.netlink.is_none() {
@@ -142,7 +154,7 @@ impl KnownAddresses {
     }
 }
 
-/// Returns an address as it is compared, or `None` for one of loopback's.
+/// Returns an address and its prefix as IPv6 has them, or `None` for a loopback address.
 fn prefixed(own: &slipway_netlink::Address) -> Option<Prefixed> {
     let above = if own.address.is_ipv4() { 96 } else { 0 };
     let known = (octets(own.address), own.prefix.saturating_add(above));
@@ -188,9 +200,9 @@ impl Namespace {
         self.addresses.has(ip)
     }
 
-    /// Returns whether it is known which addresses the namespace has. It is not while the
-    /// namespace's user has no time left for questions, if the namespace has too many addresses, or
-    /// if the engine cannot enter it.
+    /// Returns whether an answer about the namespace is at hand that is younger than [`STALE`]. It
+    /// is not while the user's budget is used up, if the namespace has more than [`MOST`]
+    /// addresses, or if the engine cannot enter it.
     pub fn is_known(&mut self) -> bool {
         self.addresses.refresh(&self.file, FRESH);
         self.addresses.answered.is_some_and(|answered| answered.elapsed() < STALE)
@@ -218,12 +230,12 @@ impl Namespace {
         self.addresses.all.iter().map(|own| &own.0)
     }
 
-    /// Forgets the addresses, and leaves the user no time for questions.
+    /// Forgets the addresses, and uses up the user's budget for queries.
     #[cfg(test)]
     pub fn overspend(&mut self) {
         self.addresses =
-            KnownAddresses { time: self.addresses.time.clone(), ..KnownAddresses::default() };
-        self.addresses.time.spend(Instant::now(), AHEAD);
+            KnownAddresses { budget: self.addresses.budget.clone(), ..KnownAddresses::default() };
+        self.addresses.budget.spend(Instant::now(), AHEAD);
     }
 
     /// Gives the namespace these addresses, whatever the kernel says.
@@ -270,10 +282,10 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
-    /// The time for questions, by the user who made a namespace ([`maker`]). A user who is merely
-    /// the first in another one's, as in the host's, does not count: such a user could spend the
-    /// time of all others there.
-    times: HashMap<u32, Arc<AskTime>>,
+    /// The budgets for address queries, by the user who made a namespace ([`maker`]). A user who
+    /// merely has the first family in a namespace that somebody else made, as in the host's, is not
+    /// charged for it: such a user could use up the budget of all others there.
+    budgets: HashMap<u32, Arc<QueryBudget>>,
     /// Bytes sent and received by families of namespaces that are gone.
     gone: (u64, u64),
 }
@@ -288,12 +300,12 @@ impl Namespaces {
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
             let user = maker(peer.file.as_fd()).unwrap_or(peer.uid);
-            let time = self.times.entry(user).or_default().clone();
+            let budget = self.budgets.entry(user).or_default().clone();
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
                 tenant: policy.tenant_of(peer.namespace).cloned(),
-                addresses: KnownAddresses { time, ..KnownAddresses::default() },
+                addresses: KnownAddresses { budget, ..KnownAddresses::default() },
                 past: (0, 0),
                 families: 0,
                 endpoints: 0,
@@ -324,9 +336,9 @@ impl Namespaces {
             self.gone = sum(self.gone, namespace.past);
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
-            // Time that is spent stays so: a user can leave a namespace and come again.
+            // A budget that is not paid back stays: a user can leave a namespace and come again.
             let now = Instant::now();
-            self.times.retain(|_, time| Arc::strong_count(time) > 1 || !time.ahead(now).is_zero());
+            self.budgets.retain(|_, one| Arc::strong_count(one) > 1 || !one.ahead(now).is_zero());
         }
     }
 
@@ -386,7 +398,7 @@ mod tests {
     /// A user's namespaces, of which each has many addresses, take a part of the engine's time
     /// together, and other users' namespaces are asked about all the same.
     #[test]
-    fn questions_about_the_namespaces_of_one_user_share_their_time() {
+    fn queries_about_the_namespaces_of_one_user_share_a_budget() {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
         let own = crate::peer::peer(here.as_fd()).unwrap();
         // Nobody made what is no namespace: the user who is the first in it counts.
@@ -405,7 +417,7 @@ mod tests {
             assert!(!space.has(&[1; 16]));
             let is_asked = space.addresses.asked.is_some();
             // As if the kernel had needed so long for its answer.
-            space.addresses.time.spend(Instant::now(), took);
+            space.addresses.budget.spend(Instant::now(), took);
             namespaces.leave(number);
             is_asked
         };
@@ -452,16 +464,16 @@ mod tests {
     }
 
     #[test]
-    fn time_for_questions_comes_back() {
-        let (time, now) = (AskTime::default(), Instant::now());
+    fn a_budget_is_paid_back() {
+        let (budget, now) = (QueryBudget::default(), Instant::now());
         for _ in 0..16 {
-            assert!(time.is_left(now));
-            time.spend(now, AHEAD / SHARE / 16);
+            assert!(budget.is_left(now));
+            budget.spend(now, AHEAD / SHARE / 16);
         }
-        assert!(!time.is_left(now) && time.ahead(now) == AHEAD);
-        assert!(time.is_left(now + AHEAD / 16));
-        time.spend(now + AHEAD * 2, AHEAD / SHARE);
-        assert!(!time.is_left(now + AHEAD * 2) && time.ahead(now + AHEAD * 3).is_zero());
+        assert!(!budget.is_left(now) && budget.ahead(now) == AHEAD);
+        assert!(budget.is_left(now + AHEAD / 16));
+        budget.spend(now + AHEAD * 2, AHEAD / SHARE);
+        assert!(!budget.is_left(now + AHEAD * 2) && budget.ahead(now + AHEAD * 3).is_zero());
     }
 
     #[test]

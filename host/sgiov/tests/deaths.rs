@@ -207,7 +207,8 @@ fn without_descriptors_a_connection_is_refused_and_nothing_is_held() {
 #[test]
 fn more_connections_than_descriptors_end_as_others_do() {
     many_connections_end_as_others_do(false);
-    // The server's eventfds are shared, and held by this process; a keeper has the other ones.
+    // The server's eventfds are shared, and held by this process; the engine's threads
+    // for eventfds have the others.
     many_connections_end_as_others_do(true);
 }
 

@@ -36,8 +36,10 @@ pub enum Half {
 
 /// Words of an endpoint's table entry that only the family uses, and bits in the first of them.
 ///
-/// All six words have a use. A new value has room in the high half of `TURN`, and in the bits of
-/// `FLAGS` above those that the preload library has from `FREE` on. A whole word is left before
+/// All six words have a use. A new value has room in the high half of `TURN`. A new bit has room in
+/// `FLAGS`: bits 7 to 15 are free for this crate. From bit `FREE` on the bits are the preload
+/// library's, by number in its table `SWITCHES`, which has 11 entries: its next one is `FREE + 11`,
+/// and bit 63 the last. A whole word is left before
 /// `OWN` (`slipway_sgiov_spec::table::entry`): `OWN` goes down by one then, so that
 /// `Endpoint::begin` clears it, and the table has another `VERSION`, since the other words move. A
 /// half is stored by a compare-and-swap of the whole word: the other half may change meanwhile.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::owner::Owner;
 
-/// The state of a VF.
+/// The state of a VF, which users read as [`VfState::word`] in `slipway vf` and in metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VfState {
     /// Open, reset and scrubbed: the next owner may have it.

@@ -2,8 +2,8 @@
 //!
 //! At most as many jobs run at once as the pool's settings say. A job that has not ended when its
 //! deadline passes is given up: the supervisor takes its VFs out of service and starts another
-//! thread in place of the one that hangs. A VF out of service gets no further job, so that the
-//! threads that hang are never more than the VFs.
+//! thread in place of the one that hangs. Such a VF gets no further job until the operation that
+//! hangs has ended, so that the threads that hang are never more than the VFs.
 //!
 //! The supervisor also begins the tries of VFs that failed, when they are due. At most one try is
 //! under way at a time: resets that fail again, or hang, leave the other threads to the VFs that

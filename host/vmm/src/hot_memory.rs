@@ -1,25 +1,27 @@
-//! Memory that a guest is given, and gives back, while it runs: regions behind the RAM, of which
-//! the guest has what it has plugged ([`crate::own::memory`]).
+//! Hot-plug memory: regions behind the RAM, of which a guest plugs and unplugs blocks while it runs
+//! ([`crate::own::memory`], virtio-mem).
 //!
-//! The bytes of the regions are the end of the file of the guest's memory, so that servers of
-//! functions, which know that file and take no other, do DMA there. This process maps everything
-//! when the machine is made: no memory slot of KVM's changes later, which takes milliseconds.
+//! The bytes of the regions are the end of the file of the guest's memory. Servers of functions
+//! know that file and accept no other, so they can do DMA there. This process maps all regions when
+//! the machine is made: a later change of a memory slot of KVM would take milliseconds.
 //!
-//! KVM has a mapping of each region for itself. Of that, the blocks that are not plugged allow no
-//! access (mprotect(2)): a guest that touches one ends, and cannot keep pages that it has given
-//! back. A region has at most [`MAX_BLOCKS`] blocks, and so at most as many mappings of the
-//! kernel's whichever of them a guest plugs: eight regions have about half of what
-//! `vm.max_map_count` allows.
+//! Each region is mapped twice. KVM uses one mapping, in which the blocks that are not plugged
+//! allow no access (mprotect(2)). A guest that touches such a block ends, so it cannot keep pages
+//! that it has given back. A region has at most [`MAX_BLOCKS`] blocks, so whichever of them are
+//! plugged, it needs at most as many mappings of the kernel: eight regions need about half of
+//! `vm.max_map_count`.
 //!
-//! The devices of this process have another mapping, in which all of a region can be accessed: the
-//! pages that they make count against this process's control group. A server of a function makes
-//! pages that count against its own group. So it has DMA maps of the usable part alone, whose size
-//! is the most that the host has ever asked the guest to have plugged, in whole blocks of the
-//! guest's memory hot plug. The part grows by one map for each function, while the event loop asks
-//! for more, and no map goes: plugged and unplugged blocks change none, and so a function never
-//! waits for its requests in flight. A function that a guest lets write to an unplugged block of
-//! the usable part makes a page there that the host does not get back before the block is plugged
-//! and unplugged again.
+//! The devices of this process use the other mapping, which allows access to the whole region. The
+//! pages that they touch are charged to this process's control group.
+//!
+//! A server of a function touches pages that are charged to the server's own control group. It
+//! therefore maps the *usable part* of a region alone: the start of the region, up to the largest
+//! size that the host has ever asked the guest to plug, in units of Linux's memory hot plug. When
+//! the host asks for more, the event loop has each server map the difference. It never has one
+//! unmap anything: plugging and unplugging change no map, so no function has to wait for its
+//! requests in flight. The price is a known weakness: a guest can have a function write to an
+//! unplugged block of the usable part, and the page that this makes is not the host's again before
+//! the block has been plugged and unplugged.
 //!
 //! An unplugged block is a hole in the file: the host has its pages at once.
 
@@ -47,12 +49,13 @@ const _: () = assert!(slipway_virtio_mem::PIECE == slipway_machine::MAX_HOLE);
 const _: () = assert!(slipway_virtio_balloon::PIECE == slipway_machine::MAX_HOLE);
 const _: () = assert!(layout::HUGE_PAGE == slipway_machine::MAX_HOLE);
 
-/// Returns the bytes of a region's block: 2 MiB, or more if that would be more than [`MAX_BLOCKS`].
+/// Returns the size of a region's blocks in bytes: 2 MiB, or the smallest power of two for which
+/// the region has no more than [`MAX_BLOCKS`] blocks.
 fn block(region: &HotRegion) -> u64 {
     (region.bytes / MAX_BLOCKS).next_power_of_two().max(MIN_BLOCK)
 }
 
-/// Checks the regions of a machine. Returns their bytes in all.
+/// Checks the regions of a machine. Returns the sum of their sizes in bytes.
 ///
 /// # Errors
 /// [`Error::Config`].
@@ -78,24 +81,24 @@ pub fn check(regions: &[HotRegion]) -> Result<u64> {
     Ok(sum)
 }
 
-/// A region of a machine.
+/// A region of hot-plug memory.
 pub struct HotMemory {
     /// The mapping of the devices.
     devices: Part,
     /// The mapping of the guest's CPUs.
     guest: Part,
     region: HotRegion,
-    /// The bytes by which the usable part grows.
+    /// The unit in bytes by which the usable part grows.
     unit: u64,
     reach: Mutex<Reach>,
 }
 
-/// The part of a region that servers of functions reach.
+/// The part of a region that servers of functions have mapped.
 #[derive(Default)]
 struct Reach {
-    /// The bytes of the usable part.
+    /// The size of the usable part in bytes.
     usable: u64,
-    /// The functions, each with the bytes that its server has mapped.
+    /// The functions, each with the number of bytes of the usable part that its server has mapped.
     functions: Vec<(Weak<RemoteFunction>, u64)>,
 }
 
@@ -135,11 +138,11 @@ impl HotMemory {
         Geometry { address, bytes, block, unit, node: node.into() }
     }
 
-    /// Has the server of a new function map the usable part, whose bytes are those of `file`, and
-    /// later what the part grows by. Waits for the server.
+    /// Has the server of a new function map the usable part, which lies in `file`, and remembers
+    /// the function for [`HotMemory::reveal`]. Waits for the server.
     ///
     /// # Errors
-    /// The server does not map it.
+    /// The server refuses.
     pub(crate) fn show_to(
         &self,
         function: &Arc<RemoteFunction>,
@@ -154,14 +157,15 @@ impl HotMemory {
     /// each of them as long as a function may be silent before it is broken.
     ///
     /// # Errors
-    /// A server does not map it. The usable part is as before, though others may have mapped more.
+    /// A server refuses. The usable part is then as before, though other servers may have mapped
+    /// more.
     pub(crate) fn reveal(&self, end: u64, file: BorrowedFd<'_>) -> Result<(), FunctionError> {
         let mut reach = lock(&self.reach);
         let before = std::mem::replace(&mut reach.usable, end);
         self.extend(&mut reach, file).inspect_err(|_| reach.usable = before)
     }
 
-    /// Has each function's server map what it has not mapped of the usable part.
+    /// Has each function's server map the rest of the usable part.
     fn extend(&self, reach: &mut Reach, file: BorrowedFd<'_>) -> Result<(), FunctionError> {
         let (start, offset) = (self.devices.start, self.devices.offset);
         reach.functions.retain(|(function, _)| function.strong_count() > 0);
@@ -177,7 +181,8 @@ impl HotMemory {
         Ok(())
     }
 
-    /// Sets the access that the guest has to a range, as offsets in the region.
+    /// Sets the access that the guest has to a range of the region, which is given by offsets in
+    /// it.
     pub(crate) fn protect(&self, range: &Range<u64>, access: MprotectFlags) -> io::Result<()> {
         let (start, len) = (range.start as usize, (range.end - range.start) as usize);
         let (base, len) = self.guest.span.slice(start, len).io_vector();

@@ -1,4 +1,10 @@
-//! Groups that are made ahead, and the thread that makes and resets them.
+//! A pool of control groups that are made before sandboxes need them, and the thread that makes and
+//! resets them.
+//!
+//! A request of a start of a sandbox takes a group from the list, within a *turn*
+//! ([`turns`](crate::turns)): a bounded number of requests runs at a time. The pool's thread fills
+//! the list. It makes no group while a request runs or may follow soon, unless the list is empty:
+//! the kernel makes groups and moves processes under one lock, on which the request would wait.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -10,16 +16,18 @@ use crate::reset::{Reset, reset};
 use crate::turns::SlotQueue;
 use crate::{Counters, Group, Hierarchies, Limits, Result, Slot};
 
-/// Time between two attempts to reset a group that a process has not left yet, and between two
-/// looks at requests that are served.
+/// The time between two attempts to reset a group in which a process still is, and between two
+/// looks whether a request runs.
 const AGAIN: Duration = Duration::from_millis(10);
-/// The number of attempts after which the log has a line about such a group. Attempts become rare
-/// then, and do not end: the process may be one that the kernel cannot end yet.
+/// The number of attempts to reset a group after which the log has a line about it. Further
+/// attempts follow every [`LATER`], without an end: the kernel may not be able to end the process
+/// yet.
 const TRIES: u32 = 200;
-/// Time between two of the rare attempts, and between two attempts to make a group.
+/// The time between two attempts to reset a group after [`TRIES`] attempts, and between two
+/// attempts to make a group.
 const LATER: Duration = Duration::from_secs(5);
-/// Time after a group was taken in which no group is made while others are ready. A sandbox that
-/// starts alone has its turn and enters its group later than it takes the group.
+/// The time after a group was taken in which none is made while others are ready: a sandbox that
+/// starts alone takes the group first, and has its turn and enters the group later.
 const QUIET: Duration = Duration::from_millis(100);
 
 /// The settings of a pool.
@@ -29,7 +37,7 @@ pub struct Settings {
     pub tag: String,
     /// The number of groups that the pool keeps ready. 0: none, and every group is made on demand.
     pub size: usize,
-    /// The limits that groups are made with, until sandboxes with other limits come.
+    /// The limits that groups are made with, until a sandbox has other limits.
     pub limits: Limits,
 }
 
@@ -48,7 +56,7 @@ pub struct PoolCounts {
     pub made: u64,
     /// Groups that were reset and listed again.
     pub reused: u64,
-    /// Groups that were removed, since they did not come clean or were more than the pool keeps.
+    /// Groups that were removed: they could not be reset, or the pool had its number of groups.
     pub removed: u64,
 }
 
@@ -73,22 +81,21 @@ struct Shared {
 struct PoolState {
     ready: Vec<Group>,
     returning: VecDeque<Returning>,
-    /// Set while the thread resets a group, which is in neither list then.
+    /// `true` while the thread resets a group, which is in neither list at that time.
     resetting: bool,
-    /// The names in `ready` and `returning`: a group must be in the pool once.
+    /// The names of the groups in `ready` and `returning`: no group may be in the pool twice.
     listed: BTreeSet<String>,
-    /// The limits of the sandbox that came last; the next one will likely have the same.
+    /// The limits of the last sandbox. The next one will likely have the same.
     usual: Limits,
     counts: PoolCounts,
     /// The number of the next group's name.
     next: u64,
-    /// Set once the pool knows which groups sandboxes of an earlier daemon have.
+    /// `true` once the pool knows which groups sandboxes of an earlier daemon have.
     open: bool,
     closed: bool,
     /// The earliest time of the next attempt to make a group.
     make_at: Instant,
-    /// The end of the last time in which no group is made while others are ready; `None` if no
-    /// group was taken yet.
+    /// The end of the last quiet time ([`QUIET`]). `None` if no group was taken yet.
     quiet_until: Option<Instant>,
 }
 
@@ -163,20 +170,22 @@ impl Pool {
         self.shared.hierarchies.group(name)
     }
 
-    /// Waits for the turn of a request, in the order of the calls. Within the turn the caller makes
-    /// or takes a group, sets its limits, and moves a process into it if it has one; nothing else,
-    /// above all no wait for a peer. As many turns run at once as the process has CPUs, and two at
-    /// least.
+    /// Waits for a turn, and begins it. Turns begin in the order of the calls. As many run at once
+    /// as the process has CPUs, and two at least.
     ///
-    /// Waits for 1 s at most, whatever the others do; the turn is then one more than those. Blocks
-    /// the thread, so this is no call for an asynchronous task. The thread must have no other turn.
+    /// During its turn the caller takes or makes a group, sets its limits, and moves a process into
+    /// it, if it has one. It must do nothing else, and above all wait for no peer. The turn ends
+    /// when the returned value is dropped.
+    ///
+    /// Blocks the thread for 1 s at most, so asynchronous tasks must not call it. If no turn of
+    /// others has ended by then, this one begins beside them. The thread must have no other turn.
     pub fn turn(&self) -> Slot<'_> {
         self.shared.turns.take()
     }
 
     /// Removes a group from the list, in constant time and without a system call. Returns `None`
-    /// if none is ready: the caller then makes one ([`make`](Self::make)). The list is filled again
-    /// a moment later, or at once if it is empty.
+    /// if none is ready: the caller then makes one ([`make`](Self::make)). The pool's thread fills
+    /// the list again at once if it is empty, and otherwise when no request runs.
     pub fn take(&self) -> Option<Group> {
         let mut state = self.shared.lock();
         let group = state.ready.pop();
@@ -193,14 +202,14 @@ impl Pool {
         group
     }
 
-    /// Sets the limits that groups in the list get from now on. A sandbox with the same limits as
-    /// the one before has nothing to write.
+    /// Sets the limits with which groups are put into the list from now on. A sandbox that has
+    /// these limits need not write any.
     pub fn expect(&self, limits: Limits) {
         self.shared.lock().usual = limits;
     }
 
-    /// Makes a group of another name than the pool's own, which is not the pool's afterwards. An
-    /// existing group is no error.
+    /// Makes a group outside of the pool, whose name is not one of the pool's. It is no error if
+    /// the group exists.
     ///
     /// # Errors
     /// If a directory cannot be made.
@@ -215,8 +224,8 @@ impl Pool {
         name.starts_with(&self.prefix())
     }
 
-    /// Takes a group back. The pool's thread resets it once its last process is gone. A group that
-    /// is in the pool already stays where it is.
+    /// Returns a group to the pool. The pool's thread resets it when its last process has ended.
+    /// Does nothing for a group that is in the pool already.
     pub fn give_back(&self, group: Group) {
         let mut state = self.shared.lock();
         if state.listed.insert(group.name().to_owned()) {
@@ -234,8 +243,8 @@ impl Pool {
         PoolCounts { ready, returning, ..state.counts }
     }
 
-    /// Ends the pool's thread and removes the groups that are ready, as far as they are empty.
-    /// Waits for what the thread is doing. The pool makes no more groups.
+    /// Ends the pool's thread, waits for its end, and removes the groups in the pool that are
+    /// empty. The pool makes no more groups.
     pub fn close(&self) {
         self.shared.lock().closed = true;
         self.shared.work.notify_one();
@@ -294,10 +303,10 @@ impl Shared {
             let wants = state.open && state.ready.len() < self.settings.size;
             if wants && state.make_at <= now && !self.hierarchies.is_empty() {
                 let just_taken = state.quiet_until.is_some_and(|end| now < end);
-                let is_quiet = self.turns.is_busy() || just_taken;
-                if !state.ready.is_empty() && is_quiet {
-                    // A request would wait for the group that is made now, and needs none yet: the
-                    // kernel makes groups and moves processes under one lock.
+                let must_wait = self.turns.is_busy() || just_taken;
+                if !state.ready.is_empty() && must_wait {
+                    // The kernel makes groups and moves processes under one lock: the requests that
+                    // run would wait for the new group, and there are others for the next request.
                     drop(state);
                     std::thread::sleep(AGAIN);
                     state = self.lock();
@@ -311,8 +320,8 @@ impl Shared {
         }
     }
 
-    /// Returns a name that no group of the pool has. A group that is being reset may be there in
-    /// part.
+    /// Returns a name that no group in the pool has. A group that is being reset may exist in some
+    /// of the hierarchies only.
     fn next_name(&self, state: &mut PoolState) -> String {
         loop {
             state.next += 1;
@@ -341,7 +350,7 @@ impl Shared {
                 self.lock().counts.made += 1;
                 self.list(group);
             }
-            // A sandbox of an earlier daemon has this one.
+            // The group exists: it belongs to a sandbox of an earlier daemon.
             Ok(false) => {}
             Err(error) => {
                 tracing::warn!(%error, "the pool of control groups stays short");
@@ -370,12 +379,13 @@ impl Shared {
         self.lock().returning.push_back(returning);
     }
 
-    /// Adds a clean group to the list, with the usual limits. Removes it if the list is full.
+    /// Adds a group that is reset to the list, with the limits of the last sandbox. Removes the
+    /// group if the list is full.
     fn list(&self, group: Group) {
         let usual = self.lock().usual;
         let before = Counters::read(group.dirs());
         let mut group = self.hierarchies.group(group.name()).counting_from(before);
-        // A limit that cannot be set now is set, or fails, when a sandbox asks for it.
+        // If a limit cannot be set here, the sandbox that takes the group sets it, or fails.
         let _ = group.limit(usual);
         let mut state = self.lock();
         if state.ready.len() < self.settings.size && !state.closed {
@@ -396,11 +406,11 @@ fn lower_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LOWEST);
 }
 
-/// Returns the end of the time in which no group is made while others are ready, given the last
-/// such end and the time at which a group is taken.
+/// Returns the end of the quiet time ([`QUIET`]) after a group was taken at `now`. `last` is the
+/// end of the last quiet time.
 ///
-/// Takes within that time do not prolong it, and as much time follows in which takes begin no other
-/// one: a node that starts sandboxes all the time has its list filled then.
+/// A quiet time is not prolonged by further takes, and the next one begins [`QUIET`] after its end
+/// at the earliest. So there is time to fill the list on a node that takes groups all the time.
 fn quiet_end(last: Option<Instant>, now: Instant) -> Instant {
     match last {
         Some(end) if now < end + QUIET => end,

@@ -20,7 +20,7 @@ use std::time::Duration;
 use slipway_hypervisor::{LeftVm, Vm, VmRecord};
 use slipway_plane_api::v1 as plane_v1;
 
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::node::Node;
 use crate::reach::reach;
 use crate::record::{Record, SandboxState};
@@ -91,7 +91,7 @@ async fn take(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running> {
     let own = Target::own(Arc::clone(sandbox));
     let carrier = match record.pod {
         true => None,
-        false => Some(Carrier::attach(&own, &agent, node.config.log_bytes, None).await?),
+        false => Some(OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?),
     };
     own.end_lost_input();
     cpus::recount(sandbox, &*vm).await?;

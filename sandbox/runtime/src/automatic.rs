@@ -1,12 +1,19 @@
-//! The choice of a template for a sandbox that names none but asks for one ([`AUTO`]).
+//! The choice of a template by the node, for a sandbox that names none.
 //!
-//! Such a sandbox begins with the template that has its machine, if there is one. Otherwise it
-//! boots, and once it runs the node makes that template for those that come later (the module
-//! `warm`). The template's name tells its machine, so a machine that differs in anything has
-//! another one. Sandboxes that start together ask for one without naming it, if the node's settings
-//! say so ([`choice`]), and many of them wait until it is made ([`missing`]). Single sandboxes do,
-//! if the settings say so, from when their image is started often ([`Frequency`]). The record of a
-//! sandbox that boots even so says why (`template_why_not`).
+//! A template suits a sandbox if it was made of the same *machine*: the kernel, the memory, the
+//! CPUs and everything else that a guest sees of its VM (`Shape`). The name of a template that the
+//! node makes has a digest of its machine, so another machine means another template. If the node
+//! has the template of a sandbox's machine, the sandbox begins with it. Otherwise the sandbox
+//! boots, and when it runs the node makes the template for later sandboxes (the module `warm`).
+//!
+//! A sandbox leaves the choice to the node in one of three ways ([`choice`]):
+//! - it asks for that by the template name [`AUTO`];
+//! - several sandboxes start together, if the node's settings allow it. If there are many, they
+//!   wait until their template is made ([`missing`]);
+//! - a single sandbox starts whose image is started often ([`Frequency`]), if the node's settings
+//!   say how often that is.
+//!
+//! If such a sandbox boots, its record has the reason (`template_why_not`).
 //!
 //! [`AUTO`]: crate::templates::AUTO
 
@@ -22,14 +29,15 @@ use crate::templates::{
 use crate::v1::RunSpec;
 use crate::{Config, Error, Result, fork};
 
-/// The hexadecimal digits of a machine's digest in such a name.
+/// The number of hexadecimal digits of a machine's digest in the name of its template.
 const DIGITS: usize = 12;
-/// The reason why a sandbox boots whose image has to be started often.
+/// The reason why a sandbox boots if a template is only for images that are started often and its
+/// image is not.
 const SELDOM: &str = "its image was not started often enough (templates_after)";
 
-/// Returns the way in which the template of a new sandbox is chosen. On a node that shares roots a
-/// sandbox has to ask for the node's choice by name, since a fork shares no root. A pod has to,
-/// too: it has no image, and a fork has no room for more memory.
+/// Returns how the template of a new sandbox is chosen. Two kinds of sandboxes have the node choose
+/// only if they name [`AUTO`]: those on a node that shares roots, since a fork shares no root, and
+/// pods, which have no image and may need room for more memory, which a fork lacks.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
@@ -50,13 +58,14 @@ pub(crate) fn choice(config: &Config, spec: &RunSpec) -> Result<Choice> {
     Ok(if may_choose { Choice::Node { at_once } } else { Choice::Request })
 }
 
-/// Returns whether the guest of a sandbox is `asked` to report free pages, and those of the
-/// templates that the node makes are not: they do as the node's settings say.
+/// Returns whether a sandbox has to boot because its guest is `asked` to report free pages. Guests
+/// of the node's templates report them only if the node's settings say so.
 fn boots_to_report(config: &Config, asked: Option<bool>) -> bool {
     asked == Some(true) && !config.free_page_reporting
 }
 
-/// Returns why a sandbox can begin with no template that the node makes. Returns `None` if it can.
+/// Returns the reason why a sandbox cannot begin with a template that the node makes. Returns
+/// `None` if it can.
 ///
 /// # Errors
 /// The errors of [`Config::shares_roots`].
@@ -80,13 +89,13 @@ fn why_boots(config: &Config, record: &Record, choice: Choice) -> Result<Option<
     Ok(reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why))
 }
 
-/// Notes in the record of a sandbox that the node chooses no template for it, and why.
+/// Notes in a sandbox's record the reason why it boots, without a template.
 pub(crate) fn boots(sandbox: &Sandbox, why: &str) {
     sandbox.note(|record| why.clone_into(&mut record.template_why_not));
 }
 
-/// Returns the name of the template with which a sandbox could begin and which is not there yet.
-/// Returns `None` if the node has it, or if the sandbox can be no fork.
+/// Returns the name of the template of a sandbox's machine if the node does not have it yet.
+/// Returns `None` if the node has it, or if the sandbox cannot be a fork.
 ///
 /// # Errors
 /// The errors of [`Known::files`](crate::boot::Known::files).
@@ -100,10 +109,10 @@ pub(crate) async fn missing(node: &Node, sandbox: &Sandbox) -> Result<Option<Str
     Ok(matches!(found, Err(Error::NoTemplate(_))).then_some(name))
 }
 
-/// Returns the template of the machine of a sandbox that leaves the choice to the node and is about
-/// to start on a VMM that saves machines. Returns `None` if there is no such template yet, if the
-/// sandbox can be no fork, or if its image has to be started often and was not. The record says
-/// which it is.
+/// Chooses the template of a sandbox that leaves the choice to the node, when it is about to start
+/// on a VMM that can save machines. Returns `None` if the sandbox is to boot: the node does not
+/// have the template yet, the sandbox cannot be a fork, or its image would have to be started often
+/// and was not. The reason is then in the record.
 ///
 /// # Errors
 /// The errors of [`Known::files`](crate::boot::Known::files).
@@ -143,8 +152,9 @@ pub(crate) async fn choose(node: &Node, sandbox: &Sandbox) -> Result<Option<Arc<
     Ok(None)
 }
 
-/// Returns how often the image of a sandbox that starts now is started, on the machine of the
-/// template `name`. If the node chooses in any case, that is often.
+/// Counts the start of a sandbox, and returns how often its image is started on the machine of the
+/// template `name`. Returns [`Frequency::OftenNow`] for a sandbox whose template does not depend on
+/// that.
 fn frequency(node: &Node, record: &Record, choice: Choice, name: &str) -> Frequency {
     if choice != Choice::NodeIfOften {
         return Frequency::OftenNow;
@@ -156,8 +166,8 @@ fn frequency(node: &Node, record: &Record, choice: Choice, name: &str) -> Freque
     node.automatic.started(&record.settings.image_digest, name, threshold)
 }
 
-/// Has a sandbox boot whose template is not there. The template is made once the sandbox runs,
-/// unless its image is not started often any more: then it would be made for few.
+/// Has a sandbox boot, since the node does not have its template `name`, and has the template made
+/// when the sandbox runs. If the image is not started often any more, the template is not made.
 fn want(sandbox: &Sandbox, name: String, frequency: Frequency) {
     if frequency != Frequency::OftenNow {
         return boots(sandbox, SELDOM);
@@ -170,15 +180,16 @@ fn want(sandbox: &Sandbox, name: String, frequency: Frequency) {
     sandbox.want_template(name);
 }
 
-/// Has a sandbox boot that cannot have the memory of the template that was chosen for it.
+/// Has a sandbox boot although a template was chosen for it: its memory cannot be had.
 pub(crate) fn decline(sandbox: &Sandbox, error: &Error) {
     tracing::warn!(sandbox = sandbox.name, %error, "it boots, without a template");
     sandbox.note(|record| record.template = None);
     boots(sandbox, &error.to_string());
 }
 
-/// Removes the template of a fork whose machine failed before its container ran, if the node made
-/// the template by itself: the next sandbox boots, and has the template made anew.
+/// Removes an automatic template after a fork of it has failed before its container ran. The next
+/// sandbox then boots and has the template made anew. Other templates and other errors change
+/// nothing.
 pub(crate) async fn distrust(node: &Node, sandbox: &Sandbox, template: &Template, error: &Error) {
     let name = &template.manifest.name;
     let machine_failed = matches!(error, Error::VmEnded(_) | Error::Agent(_));
@@ -200,7 +211,7 @@ async fn remove(node: &Node, name: &str, why: &Error) {
     }
 }
 
-/// Returns the name of the template of the sandbox's machine.
+/// Returns the name of the template of a sandbox's machine.
 async fn name_of(node: &Node, record: &Record) -> Result<String> {
     let needs = Needs::of_template(record.may_have_sockets());
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;

@@ -9,12 +9,12 @@ use crate::target::Target;
 use crate::{Error, Result, log};
 
 /// The streams of a container's first process, attached and not yet carried.
-pub(crate) struct Carrier {
+pub(crate) struct OutputCarrier {
     output: Pieces,
     log: log::Writer,
 }
 
-impl Carrier {
+impl OutputCarrier {
     /// Attaches the streams of a container that the guest has, with the output that follows the
     /// kept output. The kept output has at most `most` bytes. `session` is held until the output
     /// has ended.

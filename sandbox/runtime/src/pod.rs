@@ -30,7 +30,7 @@ use self::request::{check_count, describe, refuse_machine};
 pub(crate) use self::request::{check_huge_pages, limits, limits_of_new, max_containers, settings};
 pub(crate) use self::update::{GivenBack, limit_in_guest};
 use crate::agent::{Agent, Ended};
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::container::Container;
 use crate::life::Outcome;
 use crate::node::Node;
@@ -325,7 +325,8 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
     let request = request.ok_or_else(gone)?;
     agent.check_container(&request)?;
     copies::create(&agent, request).await?;
-    let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
+    let carrier =
+        OutputCarrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     let start = agent_v1::StartContainerRequest { id: container.name.clone() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
     let carry = carrier.carry(target, &agent);
@@ -340,7 +341,8 @@ async fn start(node: &Node, target: &Target) -> Result<Running> {
 async fn rejoin(node: &Node, target: &Target) -> Result<Running> {
     let agent = target.sandbox.agent()?;
     let session = agent.session(&target.sandbox.name)?;
-    let carrier = Carrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
+    let carrier =
+        OutputCarrier::attach(target, &agent, log_bytes(node, target), Some(session)).await?;
     target.end_lost_input();
     pause::settle(node, target.clone());
     let carry = carrier.carry(target, &agent);

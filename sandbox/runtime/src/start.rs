@@ -18,7 +18,7 @@ use slipway_telemetry::monotonic_ns;
 
 use self::machine::{begin_memory, choose_parent, vm_spec};
 use crate::agent::{Agent, Hello};
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::configure::configure;
 use crate::memory::client_memory;
 use crate::node::Node;
@@ -417,7 +417,7 @@ async fn container(
     let create = sandbox.look(|record| function::create_request(record, its));
     agent.check_container(&create)?;
     copies::create(agent, create).await?;
-    let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
+    let carrier = OutputCarrier::attach(&own, agent, log_bytes, None).await?;
     if let Some(network) = network {
         network.done().await?;
     }

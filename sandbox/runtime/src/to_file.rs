@@ -1,21 +1,23 @@
-//! A paused sandbox whose memory is in a file: it is saved for itself, and its VMM ends.
+//! Pausing a sandbox to a file: its memory is saved, its VMM ends, and it comes back later.
 //!
-//! The files of the save are in a directory of the sandbox's own, which is made as that of a
-//! snapshot ([`Templates`]). Disks whose content is in the host's memory are copied to it; other
-//! volumes stay, and so do the addresses. The sandbox comes back as a fork of its own save: pages
-//! are copied when they are first needed, and all others behind that. It has the id, name,
-//! addresses and disks that it had, so its guest is told nothing but the time and random numbers,
-//! and nothing of its connections is cut.
+//! A pause writes the files of a save to a directory of the sandbox's own, in the same way as a
+//! snapshot ([`Templates`]). Disks whose content is in the host's memory are copied to that
+//! directory. Other volumes and the addresses stay the sandbox's.
 //!
-//! `Saving::in_file` says which one is the sandbox: the file, or the VMM. It is set once the file
-//! is on disk, before the VMM ends, and cleared once the guest answers, before its processes go on.
-//! So a daemon that was killed in between leaves a sandbox that is paused as a whole: [`put_down`]
-//! ends a VMM that had begun. The kernel of that one's guest may have written back to volumes what
-//! the file has, too; it does so again.
+//! The sandbox comes back as a fork of its own save: a page is copied when the guest first needs
+//! it, and the remaining pages are copied meanwhile. The sandbox has the same id, name, addresses
+//! and disks as before. Its guest is told the time and gets random numbers; connections stay.
 //!
-//! A container or a VMM that ends before the file is the sandbox ends the sandbox
-//! ([`note_in_file`], [`ends`]): what it held is given back then, and its addresses may be
-//! another's, so nothing comes back from the file.
+//! `Saving::in_file` tells which of the two *is the sandbox*, the file or the VMM: the sandbox
+//! goes on from that one. It is set when the file is on disk, before the VMM ends, and cleared when
+//! the guest of a new VMM answers, before the guest's processes go on. So a daemon that was killed
+//! leaves a sandbox that is paused in one of them. If that is the file, [`put_down`] ends a VMM
+//! that was started for it. The kernel in that VMM may have written cached pages back to volumes;
+//! the save has these pages, too, and the next guest writes them once more.
+//!
+//! If the container or the VMM ends before the file is the sandbox, the sandbox ends
+//! ([`note_in_file`], [`ends`]). Its resources are then released, and its addresses may be given to
+//! another sandbox, so it never comes back from the file.
 
 mod moments;
 
@@ -28,7 +30,7 @@ use slipway_hypervisor::Vm;
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::agent::Agent;
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::configure::configure;
 use crate::container::OWN;
 use crate::node::Node;
@@ -48,11 +50,12 @@ use crate::templates::{Choice, Templates, UNFINISHED, Unfinished, apart};
 use crate::v1::ResumeReply;
 use crate::{Error, Result};
 
-/// The name of the directory of the save, in the sandbox's own directory.
+/// The name of the save's directory within the sandbox's own directory.
 const NAME: &str = "paused";
 
-/// Stops the processes of a sandbox where they are, writes its memory to a file, and ends its VMM.
-/// Returns once nothing of the VMM is left. If it fails, the sandbox goes on.
+/// Pauses the container of a sandbox, writes the sandbox's memory to a file, and ends its VMM.
+/// Returns when everything that the VMM had on the host is released. After an error the sandbox
+/// runs on.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the sandbox cannot come back from a file, with the reason;
@@ -74,7 +77,7 @@ pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     save_and_end_vmm(node, target, volumes).await
 }
 
-/// Returns the first part of a sandbox that could not come back from a file.
+/// Returns the first reason why a sandbox could not come back from a file, if there is one.
 fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     let process = &record.settings.process;
     let network = record.network.as_ref();
@@ -93,12 +96,12 @@ fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     cannot_save(record).or(reason)
 }
 
-/// Returns the place of a sandbox's save.
+/// Returns the store of a sandbox's save, in the sandbox's own directory.
 fn place(node: &Node, sandbox: &Sandbox) -> Templates {
     Templates::of_sandbox(sandbox.store.dir().to_owned(), node.plane.clone(), &sandbox.id)
 }
 
-/// Removes what is left of a save that the sandbox does not need any more.
+/// Removes the files of a save, complete or not, that the sandbox no longer needs.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -117,11 +120,11 @@ pub(crate) async fn clear(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Saves a sandbox with these volumes for itself, and ends its VMM.
+/// Writes the save of a sandbox that has these volumes, and ends its VMM.
 async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) -> Result<()> {
     let sandbox = &target.sandbox;
-    // One save at a time, of a machine that keeps its size, and not amid the last pages of an
-    // earlier one.
+    // The machine keeps its size during the save. The lock also keeps another save out, and waits
+    // until a sandbox that came back from a file has its last pages.
     let _size = sandbox.wait_to_change_size().await;
     let _network = sandbox.configuring.lock().await;
     sandbox.agent()?;
@@ -130,7 +133,7 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
     let unfinished = place(node, sandbox).begin(NAME).await?;
     let copied = async {
         let memory = copy_ahead(node, &*vm, &sandbox.record(), &unfinished).await?;
-        // From here on no process begins, and nobody else pauses the container.
+        // With this lock no command is started in the container, and nobody else pauses it.
         let turn = sandbox.own.pausing.write().await;
         check_runs(target)?;
         Ok::<_, Error>((memory, turn, sandbox.agent()?))
@@ -150,7 +153,7 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
         let _ = clear(sandbox).await;
         return Err(error);
     }
-    // The file is the sandbox now. The task that runs the sandbox gives back what the VMM had.
+    // The file is the sandbox now. The task that runs the sandbox releases the VMM's resources.
     if !end(&*vm).await {
         tracing::warn!(sandbox = sandbox.name, "its VMM does not end");
     }
@@ -158,13 +161,13 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
         () = sandbox.comes_to_rest() => return Ok(()),
         _ = sandbox.wait_state(|state| !state.is_live()) => {}
     }
-    // The memory of a sandbox that has ended. What is left goes with the sandbox.
+    // The sandbox has ended. Files that cannot be removed now are removed with the sandbox.
     let _ = clear(sandbox).await;
     Err(Error::Stopped)
 }
 
-/// Stops a sandbox, writes the files of its save, and notes that they are the sandbox. The sandbox
-/// stands still when this returns.
+/// Stops a sandbox's CPUs and processes, writes the files of its save, and notes in its record that
+/// the file is the sandbox. The CPUs are stopped when this returns.
 async fn write_save(
     node: &Node,
     sandbox: &Sandbox,
@@ -174,7 +177,7 @@ async fn write_save(
 ) -> Result<()> {
     let begun = Instant::now();
     let saved = async {
-        // A daemon that finds this set has the sandbox go on.
+        // If this daemon is killed, the next one finds this flag and has the sandbox go on.
         sandbox.update(|record| record.saving.under_way = true).await?;
         let files = (&unfinished, memory);
         let saved = save(node, record, (vm, agent), files, Copied::InMemory).await?;
@@ -197,8 +200,8 @@ async fn write_save(
     if is_kept { Ok(()) } else { Err(Error::Stopped) }
 }
 
-/// Notes that the file is the sandbox. Returns `false`, with nothing changed, if its container or
-/// its VMM has ended while the file was written: the sandbox ends then.
+/// Notes in the record that the file is the sandbox. Returns `false` and changes nothing if the
+/// container or the VMM has ended while the file was written: the sandbox ends then.
 fn note_in_file(record: &mut Record, origin: Origin) -> bool {
     if record.state != SandboxState::Running {
         return false;
@@ -208,8 +211,9 @@ fn note_in_file(record: &mut Record, origin: Origin) -> bool {
     true
 }
 
-/// Returns whether a sandbox ends with its VMM, and notes that it does: no file is the sandbox from
-/// then on. Otherwise the file is the sandbox already.
+/// Decides, when a VMM has ended, whether its sandbox ends as well. Returns `false` if the file is
+/// the sandbox. Otherwise returns `true` and notes it in the record, so that the file cannot become
+/// the sandbox any more.
 fn ends(record: &mut Record) -> bool {
     if record.saving.in_file {
         return false;
@@ -218,7 +222,7 @@ fn ends(record: &mut Record) -> bool {
     true
 }
 
-/// Undoes a save that failed: `before` is the sandbox's record before it, and its guest goes on.
+/// Undoes a save that failed: restores the record `before`, and has the guest go on.
 async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agent: Agent) {
     sandbox.note(|record| {
         (record.saving.under_way, record.run.paused, record.saving.in_file) = (true, false, false);
@@ -230,11 +234,12 @@ async fn undo_save(sandbox: &Arc<Sandbox>, before: Record, vm: Arc<dyn Vm>, agen
     }
 }
 
-/// Waits for the end of a sandbox's container, also across the times for which its memory is in a
-/// file. Returns the exit status.
+/// Waits for the end of a sandbox's container and returns the exit status. Goes on waiting while
+/// the sandbox's memory is in a file, and after it has come back.
 ///
 /// # Errors
-/// The errors of [`Running::wait`]; [`Error::Stopped`] if it is asked to end while it is in a file.
+/// The errors of [`Running::wait`]; [`Error::Stopped`] if the sandbox is asked to end while it
+/// is in a file.
 pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Running) -> Result<u32> {
     loop {
         let ended = running.wait(sandbox).await;
@@ -250,16 +255,16 @@ pub(crate) async fn wait(node: &Node, sandbox: &Arc<Sandbox>, mut running: Runni
     }
 }
 
-/// Waits as [`wait`] does for a sandbox that [rests](put_down) in a file.
+/// Does what [`wait`] does, for a sandbox whose memory is in a file ([`put_down`]).
 ///
 /// # Errors
-/// Those of [`wait`].
+/// The errors of [`wait`].
 pub(crate) async fn wait_in_file(node: &Node, sandbox: &Arc<Sandbox>) -> Result<u32> {
     let running = returned(sandbox).await?;
     wait(node, sandbox, running).await
 }
 
-/// Waits until the sandbox has come back. The files of one that has not are removed.
+/// Waits until a sandbox has come back from its file. Removes its files if it ends instead.
 async fn returned(sandbox: &Sandbox) -> Result<Running> {
     let returned = sandbox.returned().await;
     let returned = returned.map(|(vm, agent, carry)| Running::new(vm, agent, Some(carry)));
@@ -271,9 +276,10 @@ async fn returned(sandbox: &Sandbox) -> Result<Running> {
     returned
 }
 
-/// Puts a sandbox to rest whose memory is in a file: ends its VMM, if one still runs or was started
-/// to have the sandbox come back, and gives back what that VMM had on the host. The sandbox keeps
-/// its addresses, volumes and published ports, and its record says that it is in the file.
+/// Ends the VMM of a sandbox whose memory is in a file, and releases the VMM's resources on the
+/// host. The VMM may be the one that was saved, or one that was started to have the sandbox come
+/// back. The sandbox keeps its addresses, volumes and published ports, and *rests*: its record says
+/// that it is in the file.
 pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     sandbox.set_agent(None);
     let Released { processes_gone, outcome } = release_machine(node, sandbox).await;
@@ -289,12 +295,12 @@ pub(crate) async fn put_down(node: &Node, sandbox: &Sandbox) {
     sandbox.come_to_rest();
 }
 
-/// Has a sandbox come back from its file. Returns the moments once all of its memory is the
-/// guest's. One that has come back meanwhile runs on.
+/// Has a sandbox come back from its file. Returns, when the guest has all of its memory, how long
+/// the steps took. Returns zeros at once if the sandbox has come back already.
 ///
 /// # Errors
 /// [`Error::Invalid`] if its files are not as they were written; the error of the step that failed.
-/// It stays paused if its guest has not answered; otherwise it ends.
+/// The sandbox stays paused if its guest had not answered yet; otherwise it ends.
 pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<ResumeReply> {
     let since = monotonic_ns();
     let _size = sandbox.wait_to_change_size().await;
@@ -328,7 +334,8 @@ pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Res
             return Err(error);
         }
     };
-    // Commands of clients begin beside this one. Nobody pauses the container amid it.
+    // Clients' commands may run at the same time as this one. Until it has answered, nobody pauses
+    // the container.
     let turn = turn.downgrade();
     let answered_ns = moments::first_exec(sandbox, &agent).await.map_or(0, |at_ns| at_ns - since);
     drop(turn);
@@ -340,8 +347,8 @@ pub(crate) async fn come_back(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Res
     Ok(ResumeReply { ready_ns, answered_ns, last_page_ns })
 }
 
-/// Starts the VMM of a sandbox with the memory in its file, and notes that the VMM is the sandbox.
-/// The guest answers when this returns, and its processes are stopped.
+/// Starts a VMM with the memory in a sandbox's file, and notes in the record that the VMM is the
+/// sandbox. When this returns, the guest answers and the container's processes are still stopped.
 async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> Result<Booted> {
     if sandbox.look(|record| record.vmm_uid.is_some()) {
         put_down(node, sandbox).await;
@@ -363,7 +370,7 @@ async fn begin_again(node: &Node, sandbox: &Arc<Sandbox>, place: &Templates) -> 
     Ok(booted)
 }
 
-/// Checks the files of a sandbox's save, and has the sandbox begin with them.
+/// Checks the files of a sandbox's save, and makes the save the template of the sandbox's next VMM.
 async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
     let template = place.get(NAME).await.map_err(|error| match error {
         Error::Template { why, .. } => {
@@ -397,11 +404,11 @@ async fn take_files(sandbox: &Sandbox, place: &Templates) -> Result<()> {
     Ok(())
 }
 
-/// Has the processes of a sandbox go on whose guest answers.
+/// Lets the processes of a sandbox run again. The guest answers already.
 async fn go_on(node: &Node, sandbox: &Arc<Sandbox>, vm: Arc<dyn Vm>, agent: Agent) -> Result<Back> {
     let own = Target::own(Arc::clone(sandbox));
     let gone_on = async {
-        let carrier = Carrier::attach(&own, &agent, node.config.log_bytes, None).await?;
+        let carrier = OutputCarrier::attach(&own, &agent, node.config.log_bytes, None).await?;
         freeze(&agent, OWN, false).await?;
         Ok(carrier)
     };

@@ -1,53 +1,56 @@
-//! The protocol between two socket engines.
+//! The protocol between two socket engines: links.
 //!
-//! Two engines share one TCP connection for the streams of a tenant. The connection begins with a
+//! Two engines share one TCP connection for all streams of a tenant. The connection begins with a
 //! TLS 1.3 handshake (RFC 8446), in which both engines show a certificate. Within TLS each side
-//! sends one [`Hello`], the connecting one first. After that TLS is no longer used: records follow
-//! (`slipway_warp::record`), sealed under keys that both sides derive from the session with the
-//! exporter (RFC 8446, section 7.5):
+//! sends one [`Hello`], the connecting side first. After the hellos, TLS is no longer used: both
+//! sides send records (`slipway_warp::record`). The keys of the records come from the TLS session:
+//! - TLS's exporter (RFC 8446, section 7.5), with the label [`EXPORTER`] and the tenant's name as
+//!   context, gives both sides the same 32 bytes;
+//! - a secret for each direction is derived from these bytes, with the labels [`TO_SERVER`] and
+//!   [`TO_CLIENT`].
 //!
-//! - label [`EXPORTER`], context the tenant's name, 32 bytes;
-//! - from these a secret for each direction, [`TO_SERVER`] and [`TO_CLIENT`].
+//! So each tenant has a connection of its own, with keys that no other tenant's connection has.
 //!
-//! So a tenant's bytes are sealed under keys of that tenant alone, on a connection of its own. The
-//! payload of a record is a sequence of whole frames: a [`Frame`] of 16 bytes, and the body of
-//! those kinds that have one. Messages about streams are therefore sealed like the bytes of
-//! streams.
+//! The payload of a record is a sequence of whole frames. A frame is a header of 16 bytes
+//! ([`Frame`]) and, for some kinds, a body. Bytes of streams and messages about streams are both
+//! frames, so both are sealed.
 //!
 //! # Streams
-//! Either side opens streams: the connecting side with odd numbers, the other with even numbers.
-//! Number 0 is the connection. A number is used once.
+//! Either side opens streams: the connecting side with odd numbers, the other one with even
+//! numbers. A number is used once. Number 0 is the connection itself.
 //!
-//! Credit: a side may send as many bytes of a stream as the other has granted, [`Hello::window`] of
-//! them with the stream itself and what [`Kind::Credit`] adds. Bytes beyond it end the connection.
+//! Flow control: a side may send only as many bytes of a stream as the other side has granted. It
+//! grants [`Hello::window`] bytes when the stream begins, and more with [`Kind::Credit`]. A side
+//! that gets more bytes than it has granted ends the connection.
 //!
+//! # Encoding and errors
 //! All numbers are little-endian. An invalid frame ends the connection, and so does a frame for a
-//! stream that never existed. A frame for a stream that has ended does not: it may have crossed the
-//! other side's last frame.
+//! stream that never existed. A frame for a stream that has ended is ignored: it may have been sent
+//! before the sender got the frame that ended the stream.
 
 use crate::Address;
 use crate::words::{address, put_address, word32, word64};
 
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
-/// Label of the exporter.
+/// The label for TLS's exporter.
 pub const EXPORTER: &[u8] = b"EXPORTER-slipway-link-1";
 /// The label from which the secret of the connecting side's records is derived.
 pub const TO_SERVER: &[u8] = b"to server";
 /// The label from which the secret of the accepting side's records is derived.
 pub const TO_CLIENT: &[u8] = b"to client";
-/// Bytes of a frame without its body.
+/// The size in bytes of a frame without its body.
 pub const FRAME: usize = 16;
-/// Bytes of the body of [`Kind::Open`]: source and destination, each an address of 16 bytes, a port
-/// of 2, and 6 bytes of 0.
+/// The size in bytes of the body of [`Kind::Open`]: the source and the destination, each with 16
+/// bytes of address, 2 of port, and 6 of 0.
 pub const OPEN: usize = 48;
-/// The largest payload of a record in bytes, for which each side reserves memory.
+/// The largest payload of a record in bytes. Each side reserves memory for one.
 pub const PAYLOAD: usize = 128 << 10;
-/// The largest length in bytes of the name of an engine or a tenant; the smallest is 1.
+/// The largest length in bytes of the name of an engine or a tenant. The smallest is 1.
 pub const NAME: usize = 64;
-/// Bytes of a [`Hello`].
+/// The size in bytes of a [`Hello`].
 pub const HELLO: usize = 256;
-/// The largest [`Hello::window`].
+/// The largest [`Hello::window`] in bytes.
 pub const MAX_WINDOW: u32 = 4 << 20;
 
 const MAGIC: [u8; 8] = *b"sliplink";
@@ -61,7 +64,7 @@ pub enum Cipher {
     Aes256Gcm = 2,
 }
 
-/// A name, 1 to [`NAME`] bytes of printable ASCII without spaces.
+/// The name of an engine or a tenant: 1 to [`NAME`] bytes of printable ASCII without spaces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     bytes: [u8; NAME],
@@ -98,15 +101,16 @@ impl core::fmt::Debug for Name {
     }
 }
 
-/// The first message of a side, and the only one that TLS itself carries.
+/// The first message of each side, and the only one that is sent within TLS.
 ///
 /// | offset | what |
 /// |---|---|
 /// | 0 | the bytes `sliplink` |
 /// | 8 | version, `u32` |
-/// | 12 | status, `u32`: 0, or a number of errno(3) for which the accepting side has no such connection |
+/// | 12 | status, `u32`: 0, or the number of errno(3) with which the accepting side refuses the
+/// connection |
 /// | 16 | window, `u32` |
-/// | 20 | cipher, `u8`; the accepting side repeats the one that was asked for |
+/// | 20 | cipher, `u8`; the accepting side repeats the connecting side's |
 /// | 21 | length of the engine's name, `u8` |
 /// | 22 | length of the tenant's name, `u8` |
 /// | 64 | the engine's name, 64 bytes, and zeros |
@@ -117,12 +121,12 @@ impl core::fmt::Debug for Name {
 pub struct Hello {
     /// 0, or the reason for a refusal: a number of errno(3).
     pub status: u32,
-    /// Bytes of each stream that the other side may send before it gets credit: 1 to
+    /// The number of bytes of each stream that the other side may send before it gets credit: 1 to
     /// [`MAX_WINDOW`].
     pub window: u32,
-    /// The records' cipher.
+    /// The cipher of the records.
     pub cipher: Cipher,
-    /// The name of the sending engine, which its certificate has as well.
+    /// The name of the sending engine. It is also in the engine's certificate.
     pub engine: Name,
     /// The tenant whose streams the connection carries.
     pub tenant: Name,
@@ -167,25 +171,25 @@ impl Hello {
 /// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A program connects: the stream begins. Body: [`Open`].
+    /// A program connects, and the stream begins. The body is an [`Open`].
     Open,
     /// The stream was accepted.
     Accepted,
     /// The stream was refused, and has ended. The value is a number of errno(3), 1 to 4,095.
     Refused,
-    /// Bytes of the stream, which are the body. The value is their number, at least 1.
+    /// Bytes of the stream. The body has the bytes; the value is their number, at least 1.
     Data,
     /// The other side may send more bytes. The value is their number, 1 to 2^31.
     Credit,
-    /// This side sends no more bytes of the stream.
+    /// The sending side of the frame sends no more bytes of the stream.
     Fin,
-    /// The stream is reset, in both directions.
+    /// The stream is reset in both directions, and has ended.
     Reset,
-    /// Of the connection: asks for a pong with the same value.
+    /// For the connection: the other side answers with a pong that has the same value.
     Ping,
-    /// Of the connection: the value of a ping.
+    /// For the connection: the answer to a ping, with the ping's value.
     Pong,
-    /// Of the connection: the other side must not open streams any more.
+    /// For the connection: the other side must open no more streams.
     GoAway,
 }
 
@@ -208,7 +212,7 @@ const KINDS: [Kind; 10] = [
 /// |---|---|
 /// | 0 | kind, `u8`: 1 to 10, in [`Kind`]'s order |
 /// | 1 | 3 bytes of 0 |
-/// | 4 | stream, `u32`; 0 for frames of the connection, and for no others |
+/// | 4 | stream, `u32`; 0 exactly for the kinds that concern the connection |
 /// | 8 | value, `u64`; 0 where a kind has none |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
@@ -230,8 +234,8 @@ impl Frame {
         bytes
     }
 
-    /// Returns the first frame of `payload`, its body, and the rest. Returns `None` if the frame is
-    /// invalid or cut off.
+    /// Returns the first frame of `payload`, the frame's body, and the payload after it. Returns
+    /// `None` if the frame is invalid or not complete.
     pub fn decode(payload: &[u8]) -> Option<(Self, &[u8], &[u8])> {
         let (head, rest) = payload.split_at_checked(FRAME)?;
         let kind = *KINDS.get(usize::from(head[0]).checked_sub(1)?)?;

@@ -9,10 +9,20 @@
 //!
 //! A new observer is an `Observer`, which `Owner::observe` puts in front of a port: `Observed`
 //! needs no change. `host/fabric` attaches it (`capture`), and `plane.proto` has the call. A new
-//! decorator of another kind has a variant of `Layer`, by which the switch finds it again: `strip`
-//! of `switch` removes it with what waits in it. If frames wait in it, it is a `Timed`. An
-//! impairment is `impairment`'s affair. Tests: `tests/decorators.rs` of this crate; the order
-//! above, `docs/walks/frame.md`, "Decorators", and `docs/networks.md` name it.
+//! impairment needs none of the following steps: see the head of `impairment`.
+//!
+//! A new decorator of another kind takes these steps:
+//! - a variant of [`Layer`] (`port.rs`), by which `strip` finds the decorator and removes it with
+//!   the frames that wait in it. If frames wait in it, it implements [`Timed`] (`port.rs`), too;
+//! - its place in the order above: a function of this file that puts it there. `translate` and
+//!   `wrap_behind_impairments` pass over the layers in front of their own, and their `match` names
+//!   the new one if it is such a layer;
+//! - a field of `PortConfig` (`rules.rs`). `Switch::attach` (`switch/settings.rs`) puts the
+//!   decorator in front of a new port that has the setting, and `Switch::configure` strips it and
+//!   puts it there again when the setting changes. The head of `host/fabric/src/settings.rs` says
+//!   where settings come from;
+//! - tests in `tests/decorators.rs` of this crate. The order is also in `docs/walks/frame.md`,
+//!   "Decorators", and in `docs/networks.md`.
 
 /// The methods that every decorator forwards to the port behind it, its field `inner`; with
 /// `nothing_waits` also those that a decorator forwards in which no frame waits.

@@ -1,4 +1,13 @@
-//! The ways in which sandboxes get their network, and the paper's figures of them.
+//! The ways in which sandboxes get their network, and the paper's figures of them. A way is Slipway
+//! with or without a pool, an ablation of it (a mechanism that is switched off), or a peer.
+//!
+//! A new way is a variant of [`Arm`], with its place in [`Arm::ALL`], a name, a description and its
+//! traits (`Arm::traits`), on which the predicates depend. `spec_of` and `prepare` of
+//! `front/cli/src/bench/arms/turn.rs` start its sandboxes. An ablation by a setting of the daemon
+//! has a change of the settings in `own_daemon.rs` there; it is a setting in
+//! `sandbox/runtime/src/config.rs`. The help in `front/cli/src/args/startup.rs` and
+//! `docs/bench-startup.md` name the way. Tests: those of this file and of `own_daemon.rs`, and
+//! `tests/e2e/67-hollow.sh`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -114,40 +123,82 @@ impl Arm {
         }
     }
 
+    /// Returns the source of the way's network, and whether the mechanism that the way is about is
+    /// one of guests.
+    fn traits(self) -> (Source, bool) {
+        match self {
+            Self::None => (Source::Node, false),
+            Self::Slipway => (Source::Node, false),
+            Self::Pool => (Source::Pool, false),
+            Self::NoAsync => (Source::Node, false),
+            Self::VfLocks => (Source::PoolWithReset, false),
+            Self::OneLock => (Source::PoolWithReset, false),
+            Self::PoolNoCgroups => (Source::PoolOfOwnDaemon, false),
+            Self::PoolNoLayer => (Source::PoolOfOwnDaemon, false),
+            Self::PoolNoLate => (Source::PoolOfOwnDaemon, true),
+            Self::PoolNoRoot => (Source::PoolOfOwnDaemon, true),
+            Self::Veth => (Source::Namespace, false),
+            Self::Macvlan => (Source::Namespace, false),
+            Self::Macvtap => (Source::Namespace, false),
+            Self::Tap => (Source::Node, true),
+            Self::Vf => (Source::Node, false),
+            Self::Runc => (Source::NamespaceOfRunc, false),
+            Self::RuncCni => (Source::NamespaceOfRunc, false),
+        }
+    }
+
+    fn source(self) -> Source {
+        self.traits().0
+    }
+
     /// Returns whether the function is one of a pool that is made for the measurement.
     pub fn takes_of_pool(self) -> bool {
-        self == Self::Pool || self.resets() || self.has_own_daemon()
+        self.source() == Source::Pool || self.resets() || self.has_own_daemon()
     }
 
     /// Returns whether a setting of the daemon switches a mechanism off, so that the way has a
     /// daemon beside the node's.
     pub fn has_own_daemon(self) -> bool {
-        matches!(
-            self,
-            Self::PoolNoCgroups | Self::PoolNoLayer | Self::PoolNoLate | Self::PoolNoRoot
-        )
+        self.source() == Source::PoolOfOwnDaemon
     }
 
     /// Returns whether the mechanism that the way is about is one of guests, which hollow sandboxes
     /// do not have.
     pub fn needs_guests(self) -> bool {
-        matches!(self, Self::Tap | Self::PoolNoLate | Self::PoolNoRoot)
+        self.traits().1
     }
 
     /// Returns whether a start has a wait that stands for a function-level reset.
     pub fn resets(self) -> bool {
-        matches!(self, Self::VfLocks | Self::OneLock)
+        self.source() == Source::PoolWithReset
     }
 
     /// Returns whether the interface is one of the kernel's in a network namespace.
     pub fn is_in_namespace(self) -> bool {
-        self.is_runc() || matches!(self, Self::Veth | Self::Macvlan | Self::Macvtap)
+        self.source() == Source::Namespace || self.is_runc()
     }
 
     /// Returns whether runc's containers are started in place of sandboxes.
     pub fn is_runc(self) -> bool {
-        matches!(self, Self::Runc | Self::RuncCni)
+        self.source() == Source::NamespaceOfRunc
     }
+}
+
+/// The source of a way's network.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// The node's daemon as it is, or none.
+    Node,
+    /// A pool that is made for the measurement.
+    Pool,
+    /// As [`Source::Pool`], and each start waits as if for a function-level reset.
+    PoolWithReset,
+    /// As [`Source::Pool`], of a daemon that is started for the way, with a mechanism switched off.
+    PoolOfOwnDaemon,
+    /// An interface of the kernel's in a network namespace.
+    Namespace,
+    /// As [`Source::Namespace`], for runc's containers in place of sandboxes.
+    NamespaceOfRunc,
 }
 
 impl fmt::Display for Arm {
@@ -252,6 +303,17 @@ mod tests {
         assert!(own.len() == 4 && own.iter().all(|arm| !arm.resets()), "{own:?}");
         assert!(!Arm::Pool.resets() && Arm::OneLock.resets());
         assert!(published(&[Arm::OneLock]).any(|one| one.short == "FastIOV-L (paper)"));
+    }
+
+    #[test]
+    fn each_way_has_its_traits() {
+        let with = |has: fn(Arm) -> bool| -> Vec<Arm> {
+            Arm::ALL.into_iter().filter(|arm| has(*arm)).collect()
+        };
+        assert_eq!(with(Arm::needs_guests), [Arm::PoolNoLate, Arm::PoolNoRoot, Arm::Tap]);
+        assert_eq!(with(Arm::is_runc), [Arm::Runc, Arm::RuncCni]);
+        let in_namespaces = [Arm::Veth, Arm::Macvlan, Arm::Macvtap, Arm::Runc, Arm::RuncCni];
+        assert_eq!(with(Arm::is_in_namespace), in_namespaces);
     }
 
     #[test]

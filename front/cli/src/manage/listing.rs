@@ -133,7 +133,8 @@ fn sandbox_row(sandbox: &v1::Sandbox) -> Row {
     ]
 }
 
-/// Returns the line of a container, which has its pod's CPUs, address and ports.
+/// Returns the line of a container. Its cells of CPUs, address and ports are empty: it has those of
+/// its pod, whose line is above.
 fn container_row(pod: &v1::Sandbox, container: &v1::Container) -> Row {
     [
         pod.id.clone(),

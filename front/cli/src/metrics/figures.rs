@@ -2,15 +2,16 @@
 //!
 //! A new metric comes from what `Figures::ask` asks for: `FiguresReply` (`sandbox.proto`) has the
 //! sums of sandboxes since the daemon began, which `Service::figures` (`sandbox/runtime`,
-//! `service`) fills in; figures of endpoints, switches, the pool and overlays are those of the
-//! plane's calls, and pools of virtual functions and operations of CNI have calls of their own. The
-//! socket engine and servers of functions are asked at their own sockets (`sockets`, `served`). It
-//! is encoded in one of the functions that `encode` calls: those of pools of virtual functions are
-//! in `functions`, of reactors in `reactors`, of the pool of memory in `memory`, all others here.
-//! A label has as many values as the node has objects of its kind at most, and none that an
-//! unprivileged program or a guest chooses. The test `metrics_have_base_units_and_labels` and its
-//! figures have it, and `docs/observe.md` a row; `tests/e2e/96-metrics.sh` reads the metrics of a
-//! daemon.
+//! `service`) fills in; the sizes of templates and snapshots in it arise in
+//! `sandbox/runtime/src/templates/sizes.rs`; figures of endpoints, switches, the pool and overlays
+//! are those of the plane's calls, and pools of virtual functions and operations of CNI have calls
+//! of their own. The socket engine and servers of functions are asked at their own sockets
+//! (`sockets`, `served`). It is encoded in one of the functions that `encode` calls: those of pools
+//! of virtual functions are in `functions`, of reactors in `reactors`, of the pool of memory in
+//! `memory`, all others here. A label has as many values as the node has objects of its kind at
+//! most, and none that an unprivileged program or a guest chooses. The test
+//! `metrics_have_base_units_and_labels` and its figures have it, and `docs/observe.md` a row;
+//! `tests/e2e/96-metrics.sh` reads the metrics of a daemon.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -87,7 +87,7 @@ fn report_item(item: &mut Item, ready: &Ready, now: u64) {
         item.reported = ready.is;
     }
     item.busy = now;
-    item.turn = now;
+    item.last_report = now;
 }
 
 /// Prefetches the memory that the next active connections' turns will read, each part by a pointer
@@ -157,7 +157,7 @@ fn looked_at(item: &mut Item, fd: c_int, now: u64) -> Option<Ready> {
         return None;
     }
     let since = item.object.and_then(Object::stream)?.endpoint.since();
-    let (time, since) = place(since, item.turn, now);
+    let (time, since) = place(since, item.last_report, now);
     Some(Ready { time, since, fd, is, marks })
 }
 

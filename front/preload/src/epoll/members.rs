@@ -1,4 +1,10 @@
-//! The members of a set: what is counted and listed of them is kept in step with them here.
+//! The members of an epoll set, and the lists and counters that depend on them.
+//!
+//! [`Inner`] (`mod.rs`, whose head explains active and armed members, and their order) has a table
+//! of members by descriptor number. Beside it are the connections of ours (`ours`), those that are
+//! active (`active`), the programs at their other ends (`peers`), and the counts of all members and
+//! of spent ones. The methods of this file add, replace and remove members, and update all of these
+//! together.
 
 use std::ptr;
 
@@ -9,15 +15,21 @@ use super::{Inner, Interest, Item};
 use crate::fds::Object;
 
 impl Item {
-    /// Makes a member of which nothing was reported yet. It has its turn since `turn`.
-    fn new(interest: Interest, object: Option<&'static Object>, now: u64, turn: u64) -> Self {
+    /// Makes a member whose events are not reported yet. `last_report` is the time that decides
+    /// where it comes in the order of reports: the last report of the same connection, or `now`.
+    fn new(
+        interest: Interest,
+        object: Option<&'static Object>,
+        now: u64,
+        last_report: u64,
+    ) -> Self {
         Self {
             interest,
             object,
             active: object.is_some(),
             spent: false,
             busy: now,
-            turn,
+            last_report,
             found: 0,
             // Nothing was reported yet, so the present state is an edge.
             marks: (u64::MAX, u64::MAX),
@@ -27,8 +39,9 @@ impl Item {
 }
 
 impl Inner {
-    /// Puts a member at the number `at`, in place of the one that is there. A connection, which is
-    /// passed as `ours`, is active at first.
+    /// Adds a member with the descriptor number `at`, or replaces the one with that number. `ours`
+    /// is the connection if the descriptor is one of ours, which is active at first; `None` stands
+    /// for a descriptor of the kernel's.
     pub(super) fn put(&mut self, at: usize, interest: Interest, ours: Option<&'static Object>) {
         if self.items.len() <= at {
             self.items.resize_with(at + 1, || None);
@@ -37,8 +50,8 @@ impl Inner {
         let was = before.as_ref();
         let (address, now) = (ours.map(ptr::from_ref), Deadline::now());
         let same = was.filter(|item| item.object.map(ptr::from_ref) == address);
-        let turn = same.map_or(now, |item| item.turn);
-        self.items[at] = Some(Item::new(interest, ours, now, turn));
+        let last_report = same.map_or(now, |item| item.last_report);
+        self.items[at] = Some(Item::new(interest, ours, now, last_report));
         self.spent -= usize::from(was.is_some_and(|item| item.spent));
         self.count += usize::from(was.is_none());
         let fd = at as c_int;
@@ -51,7 +64,8 @@ impl Inner {
         self.want_times(fd);
     }
 
-    /// Adds a connection to the lists in which the member `was` at its number is not yet.
+    /// Adds the connection `fd` to the lists of active members and of connections. `was` is the
+    /// former member with this number: a list in which it was has the number already.
     fn enlist(&mut self, fd: c_int, was: Option<&Item>) {
         if !was.is_some_and(|item| item.active) {
             self.active.reserve(self.count);
@@ -63,7 +77,8 @@ impl Inner {
         }
     }
 
-    /// Replaces the connection `left` among the peers by `joined`.
+    /// Updates the list of peers after the connection `left` has left the set and `joined` has come
+    /// into it.
     fn change_peer(&mut self, left: Option<&'static Object>, joined: Option<&'static Object>) {
         if let Some(stream) = left.and_then(Object::stream) {
             self.peers.leave(&stream.endpoint);
@@ -73,9 +88,9 @@ impl Inner {
         }
     }
 
-    /// Has the other side of `fd`, which joined the set, note the times by which the set is
-    /// ordered. A connection that is alone needs no order, so its time is wanted when the second
-    /// one joins.
+    /// Asks the other side of the new connection `fd` to note when it writes into an empty FIFO
+    /// (`Endpoint::since`): reports are in the order of these times. One connection alone needs no
+    /// order, so the first one is asked when the second one joins.
     fn want_times(&self, fd: c_int) {
         let want = |fd: &c_int| {
             if let Some(stream) = self.object(*fd).and_then(Object::stream) {
@@ -89,7 +104,7 @@ impl Inner {
         }
     }
 
-    /// Takes the member with the number `fd` out. Returns `None` if there is none.
+    /// Removes the member with the number `fd` and returns it. Returns `None` if there is none.
     pub(super) fn take(&mut self, fd: c_int) -> Option<Item> {
         let item = self.items.get_mut(usize::try_from(fd).ok()?)?.take()?;
         self.count -= 1;
@@ -114,7 +129,7 @@ mod tests {
         Interest { events: IN | EDGE, datum }
     }
 
-    /// Makes an object that is a member as a connection is, and never has events.
+    /// Makes an object that can be a member like a connection, and never has events.
     fn quiet() -> Ref {
         make(DescriptorKind::Plain)
     }
@@ -161,15 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_stands_for_another_object_has_its_turn_from_now_on() {
+    fn a_number_that_stands_for_another_object_counts_as_reported_now() {
         let (first, second, mut inner) = (quiet(), quiet(), Inner::default());
-        let turn = |inner: &Inner| inner.items[3].as_ref().map(|item| item.turn);
+        let last_report = |inner: &Inner| inner.items[3].as_ref().map(|item| item.last_report);
         inner.put(3, interest(1), Some(first.object()));
-        inner.items[3].as_mut().unwrap().turn = 1;
+        inner.items[3].as_mut().unwrap().last_report = 1;
         inner.put(3, interest(1), Some(first.object()));
-        assert_eq!(turn(&inner), Some(1), "it stays itself");
+        assert_eq!(last_report(&inner), Some(1), "it stays itself");
         inner.put(3, interest(1), Some(second.object()));
-        assert!(turn(&inner) > Some(1));
+        assert!(last_report(&inner) > Some(1));
         assert_eq!((active(&inner), inner.ours.as_slice()), (vec![3], &[3][..]));
     }
 

@@ -86,8 +86,8 @@ struct Item {
     spent: bool,
     /// The time when it was last ready, or became active.
     busy: u64,
-    /// The time of the last report, or when it came into the set.
-    turn: u64,
+    /// The time of the last report, or of the moment when it came into the set if there was none.
+    last_report: u64,
     /// The time of the last look that found events.
     found: u64,
     /// The stream's marks at the last report.

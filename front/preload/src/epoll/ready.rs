@@ -82,12 +82,12 @@ impl Found {
 }
 
 /// Returns the `time` and the `since` of [`Ready`]. The time is when the bytes that wait began to
-/// come (`since`), or the last report (`turn`) if they were there before it. `now` is a time not
-/// long before the look.
+/// come (`since`), or that of the last report if they were there before it. `now` is a time shortly
+/// before the look.
 #[inline]
-pub(super) fn place(since: Option<u64>, turn: u64, now: u64) -> (u64, u64) {
-    let since = since.filter(|since| *since < now.saturating_add(AHEAD)).unwrap_or(turn);
-    (since.max(turn), since)
+pub(super) fn place(since: Option<u64>, last_report: u64, now: u64) -> (u64, u64) {
+    let since = since.filter(|since| *since < now.saturating_add(AHEAD)).unwrap_or(last_report);
+    (since.max(last_report), since)
 }
 
 #[cfg(test)]

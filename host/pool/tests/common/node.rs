@@ -1,6 +1,7 @@
 //! A host with pools of memory, one after the other, for tests.
 
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ pub const BYTES: u64 = 8 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Connects to a keeper that may not listen yet.
-pub fn connect(path: &Path) -> Keeper {
+fn connect(path: &Path) -> Keeper {
     let tries = std::iter::repeat_with(|| Keeper::connect(path)).take(60_000);
     let connected = tries.map(Result::ok).find_map(|keeper| {
         std::thread::sleep(Duration::from_millis(1));
@@ -76,6 +77,21 @@ impl Node {
         pool
     }
 
+    /// Starts the test `predecessor` of this program as a process of its own, and waits until its
+    /// pool serves the node ([`be_predecessor`]).
+    pub fn predecessor(&self) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["predecessor", "--exact"]).env("POOL_NODE", self.path());
+        let child = command.stdout(Stdio::null()).spawn().unwrap();
+        let mut waited = Duration::ZERO;
+        while !self.path().join("serves").exists() {
+            assert!(waited < PATIENCE, "the predecessor does not serve");
+            std::thread::sleep(Duration::from_millis(5));
+            waited += Duration::from_millis(5);
+        }
+        child
+    }
+
     /// Returns the path of the node's directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
@@ -95,4 +111,21 @@ pub fn all_back(pool: &Pool) {
         std::thread::sleep(Duration::from_millis(5));
         waited += Duration::from_millis(5);
     }
+}
+
+/// Has a pool serve the node that this process was started for ([`Node::predecessor`]) until the
+/// process is killed. `prepare` is called with the pool and the path of its socket before that.
+/// Does nothing in a process that was started for no node.
+pub fn be_predecessor(prepare: impl FnOnce(&Pool, &Path)) {
+    let Some(directory) = std::env::var_os("POOL_NODE") else { return };
+    let directory = Path::new(&directory);
+    let keeper = connect(&directory.join("keeper"));
+    assert!(keeper.take(PATIENCE).unwrap().is_empty());
+    let shelves = Some(Shelves::new(Arc::new(keeper), 0..SLOTS * 16));
+    let pool = Pool::new(Settings { limit: BYTES, shelves, ..Settings::default() }).unwrap();
+    let socket = directory.join("pool");
+    let _server = pool.listen(&socket).unwrap();
+    prepare(&pool, &socket);
+    std::fs::write(directory.join("serves"), "").unwrap();
+    std::thread::sleep(PATIENCE * 10);
 }

@@ -9,7 +9,7 @@ use slipway_sgiov_spec::Address;
 use super::links::Party;
 use super::sharing::Bell;
 use crate::accounts::{Account, Resource, ResourceHold};
-use crate::keeper::PairPlace;
+use crate::eventfds::PairPlace;
 use crate::peer::NamespaceId;
 
 /// One end of a connection.
@@ -41,9 +41,10 @@ impl ConnectionEnd {
 /// The eventfds that the two ends of a connection sleep on.
 pub struct Bells {
     /// By side. `None` if that end is closed or the engine's, if it was not accepted yet and its
-    /// eventfd is chosen later, or if a keeper has the eventfd.
+    /// eventfd is chosen later, or if an `EventfdThreads` has the eventfd.
     pub here: [Option<Bell>; 2],
-    /// The keeper of the eventfds that are not shared, once both ends have been introduced.
+    /// The place of the eventfds that are not shared in `EventfdThreads`, once both ends have been
+    /// introduced.
     pub kept: Option<PairPlace>,
     /// The connector has not asked for the acceptor's eventfd yet.
     pub later: bool,

@@ -140,7 +140,7 @@ impl Broker {
         } else if let Some(kept) = connection.bells.kept
             && is_open
         {
-            self.keepers.raise(kept, side);
+            self.eventfd_threads.raise(kept, side);
         }
     }
 
@@ -157,7 +157,7 @@ impl Broker {
         let Some(connection) = self.connections.remove(number) else { return };
         self.release_port(&connection);
         if let Some(kept) = connection.bells.kept {
-            self.keepers.drop(kept);
+            self.eventfd_threads.drop(kept);
         }
         self.forget_swept(number);
         let Some(link) = self.links.get_mut(connection.link) else { return };

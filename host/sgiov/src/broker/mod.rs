@@ -45,7 +45,7 @@ use slipway_sgiov_spec::control::{Reply, Request};
 use crate::accounts::{Account, Accounts, Refused, Resource, ResourceHold};
 use crate::carriers::Carriers;
 use crate::error::errno_number;
-use crate::keeper::Keepers;
+use crate::eventfds::EventfdThreads;
 use crate::log::Log;
 use crate::namespace::Namespaces;
 use crate::peer::Peer;
@@ -165,7 +165,7 @@ pub struct Broker {
     /// The number of the group that began last.
     last_group: u32,
     /// Threads that hold eventfds beyond the limit of open files.
-    keepers: Keepers,
+    eventfd_threads: EventfdThreads,
     listeners: Listeners,
     /// The round that takes memory of idle sockets back.
     sweep: Sweep,

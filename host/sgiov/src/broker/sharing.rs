@@ -63,8 +63,8 @@ impl Broker {
         if let Some(Group(bell)) = client.groups.get(&link).filter(|group| group.has_room()) {
             return Ok(bell.clone());
         }
-        // No keeper takes a shared eventfd, so a client with many descriptors gets eventfds of its
-        // own.
+        // No other thread keeps a shared eventfd (`eventfds`), so a client with many descriptors
+        // gets eventfds of its own.
         if client.account.is_large(Resource::Descriptors) {
             return Bell::own(&client.account);
         }
@@ -92,7 +92,7 @@ impl Broker {
         let there = self.connections.get_mut(connection).ok_or(Errno::BADF)?;
         let Some(bell) = there.bell(side.other()).cloned() else {
             if let Some(kept) = there.bells.kept {
-                self.keepers.raise(kept, side.other());
+                self.eventfd_threads.raise(kept, side.other());
             }
             return Err(Errno::AGAIN);
         };
@@ -103,8 +103,8 @@ impl Broker {
         Ok(Outcome::Answer(Reply::Done, vec![bell.eventfd]))
     }
 
-    /// Hands the eventfds of a connection whose ends have both been introduced to a keeper, if the
-    /// engine has many descriptors.
+    /// Hands the eventfds of a connection whose ends have both been introduced to another thread
+    /// (`eventfds`), if the engine has many descriptors.
     pub(super) fn keep(&mut self, connection: u32) {
         let Some(there) = self.connections.get_mut(connection) else { return };
         let is_remote = there.ends.iter().any(|end| end.party == Party::Engine);
@@ -119,7 +119,8 @@ impl Broker {
         if !is_needed || is_remote || is_asked_for || there.bells.own() == 0 {
             return;
         }
-        if let Some(kept) = self.keepers.keep([first.eventfd.as_fd(), second.eventfd.as_fd()]) {
+        let pair = [first.eventfd.as_fd(), second.eventfd.as_fd()];
+        if let Some(kept) = self.eventfd_threads.keep(pair) {
             there.bells.kept = Some(kept);
             for bell in &mut there.bells.here {
                 bell.take_if(|bell| bell.group == 0);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use slipway_agent_protocol::v1 as agent_v1;
 
 use crate::agent::Agent;
-use crate::carrier::Carrier;
+use crate::carrier::OutputCarrier;
 use crate::configure::configure;
 use crate::record::Record;
 use crate::running::Carry;
@@ -27,7 +27,7 @@ use crate::{Result, network};
 ///
 /// # Errors
 /// [`Error::Agent`](crate::Error::Agent) with the agent's message; those of
-/// [`Carrier::attach`].
+/// [`OutputCarrier::attach`].
 pub(crate) async fn go_on(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
@@ -47,7 +47,7 @@ pub(crate) async fn go_on(
         frozen: record.run.paused,
     };
     agent.call(|mut client| async move { client.rejoin(request).await }).await?;
-    let carrier = Carrier::attach(&own, agent, log_bytes, None).await?;
+    let carrier = OutputCarrier::attach(&own, agent, log_bytes, None).await?;
     own.end_lost_input();
     Ok(carrier.carry(&own, agent))
 }

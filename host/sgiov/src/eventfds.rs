@@ -3,8 +3,8 @@
 //! The engine needs the eventfds of a connection to introduce its two ends, and after that only to
 //! tell one end that the other has ended. With very many idle connections the limit of open files
 //! would be reached first. That limit holds for each table of descriptors, and threads of one
-//! process need not share their table: a thread of [`Keepers`] has a table of its own, takes pairs
-//! of eventfds over a socket, and raises them on command. A thread holds as many as the limit
+//! process need not share their table: a thread of [`EventfdThreads`] has a table of its own, takes
+//! pairs of eventfds over a socket, and raises them on command. A thread holds as many as the limit
 //! allows, and sleeps otherwise. Threads start as they are needed; at first there are none.
 //!
 //! A descriptor on its way through a socket counts for its user (unix(7)), so pairs go only to a
@@ -29,18 +29,18 @@ use slipway_ring::cross::Side;
 /// raising.
 const RESERVE: u64 = 64;
 /// The most threads. With the usual limits they hold far more pairs than there can be connections.
-const KEEPERS: usize = 64;
+const MOST_THREADS: usize = 64;
 
 /// Returns the number of ends of connections for which an engine has eventfds, at `limit` open
 /// files.
 pub fn ends_within(limit: u64) -> u64 {
-    (limit / 2).saturating_add(limit.saturating_sub(RESERVE).saturating_mul(KEEPERS as u64))
+    (limit / 2).saturating_add(limit.saturating_sub(RESERVE).saturating_mul(MOST_THREADS as u64))
 }
 
 /// The place of a pair: its thread and its slot there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairPlace {
-    keeper: u32,
+    thread: u32,
     slot: u32,
 }
 
@@ -53,50 +53,50 @@ const RAISE: u32 = 2;
 
 /// Threads that keep pairs of eventfds.
 #[derive(Default)]
-pub struct Keepers {
-    all: Vec<Keeper>,
+pub struct EventfdThreads {
+    all: Vec<EventfdThread>,
     /// Set once a thread could not be started. No further start is tried.
     failed: bool,
 }
 
-impl Keepers {
+impl EventfdThreads {
     /// Has a thread take copies of a pair. Returns `None` if no thread has room or the pair cannot
     /// be sent; the caller then keeps the pair.
     pub fn keep(&mut self, pair: [BorrowedFd<'_>; 2]) -> Option<PairPlace> {
-        let with_room = self.all.iter().position(Keeper::has_room);
+        let with_room = self.all.iter().position(EventfdThread::has_room);
         let at = match with_room {
             Some(at) => at,
-            None if self.failed || self.all.len() == KEEPERS => return None,
+            None if self.failed || self.all.len() == MOST_THREADS => return None,
             None => {
-                let started = Keeper::start();
+                let started = EventfdThread::start();
                 self.failed = started.is_none();
                 self.all.push(started?);
                 self.all.len() - 1
             }
         };
         let slot = self.all[at].keep(pair)?;
-        Some(PairPlace { keeper: at as u32, slot })
+        Some(PairPlace { thread: at as u32, slot })
     }
 
     /// Has a thread raise one eventfd of the pair. The thread does so soon, maybe after this
     /// returns.
     pub fn raise(&self, kept: PairPlace, side: Side) {
-        if let Some(keeper) = self.all.get(kept.keeper as usize) {
-            keeper.send(RAISE + side as u32, kept.slot, &[]);
+        if let Some(thread) = self.all.get(kept.thread as usize) {
+            thread.send(RAISE + side as u32, kept.slot, &[]);
         }
     }
 
     /// Has a thread close a pair.
     pub fn drop(&mut self, kept: PairPlace) {
-        if let Some(keeper) = self.all.get_mut(kept.keeper as usize) {
-            keeper.send(DROP, kept.slot, &[]);
-            keeper.free.push(kept.slot);
+        if let Some(thread) = self.all.get_mut(kept.thread as usize) {
+            thread.send(DROP, kept.slot, &[]);
+            thread.free.push(kept.slot);
         }
     }
 }
 
 /// The handle of a thread.
-struct Keeper {
+struct EventfdThread {
     /// The socket to the thread, or `None` while the thread is being ended.
     socket: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -108,7 +108,7 @@ struct Keeper {
     room: u32,
 }
 
-impl Keeper {
+impl EventfdThread {
     fn start() -> Option<Self> {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
         let room = u32::try_from(limit.checked_sub(RESERVE)? / 2).ok().filter(|room| *room > 0)?;
@@ -159,7 +159,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for EventfdThread {
     fn drop(&mut self) {
         drop(self.socket.take());
         if let Some(thread) = self.thread.take() {
@@ -253,63 +253,63 @@ mod tests {
 
     #[test]
     fn kept_eventfds_can_be_raised() {
-        let mut keepers = Keepers::default();
+        let mut threads = EventfdThreads::default();
         let pairs: Vec<_> = (0..100).map(|_| pair()).collect();
         let kept: Vec<PairPlace> = pairs
             .iter()
-            .map(|pair| keepers.keep([pair[0].as_fd(), pair[1].as_fd()]).unwrap())
+            .map(|pair| threads.keep([pair[0].as_fd(), pair[1].as_fd()]).unwrap())
             .collect();
-        assert_eq!(keepers.all.len(), 1);
+        assert_eq!(threads.all.len(), 1);
         for (pair, kept) in pairs.iter().zip(&kept).rev() {
-            keepers.raise(*kept, Side::One);
+            threads.raise(*kept, Side::One);
             assert!(is_raised(&pair[1]));
-            keepers.raise(*kept, Side::Zero);
+            threads.raise(*kept, Side::Zero);
             assert!(is_raised(&pair[0]));
         }
         // A free slot is used again, with the new pair.
-        keepers.drop(kept[50]);
+        threads.drop(kept[50]);
         let other = pair();
-        let again = keepers.keep([other[0].as_fd(), other[1].as_fd()]).unwrap();
+        let again = threads.keep([other[0].as_fd(), other[1].as_fd()]).unwrap();
         assert_eq!(again, kept[50]);
-        keepers.raise(again, Side::Zero);
+        threads.raise(again, Side::Zero);
         assert!(is_raised(&other[0]));
         let nothing = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut old = [PollFd::new(&pairs[50][0], PollFlags::IN)];
         assert_eq!(poll(&mut old, Some(&nothing)).unwrap(), 0);
     }
 
-    /// A pipe's reader sees the end once nobody has its writer. A keeper may not have a copy by
+    /// A pipe's reader sees the end once nobody has its writer. A thread may not have a copy by
     /// accident, and may not keep what it was told to drop.
     #[test]
-    fn a_keeper_has_the_pairs_that_it_was_given_and_nothing_else() {
+    fn a_thread_has_the_pairs_that_it_was_given_and_nothing_else() {
         let end = |reader: &OwnedFd| rustix::io::read(reader, &mut [0; 1]) == Ok(0);
-        let mut keepers = Keepers::default();
+        let mut threads = EventfdThreads::default();
         let (before, writer) = rustix::pipe::pipe().unwrap();
         let first = pair();
-        keepers.keep([first[0].as_fd(), first[1].as_fd()]).unwrap();
+        threads.keep([first[0].as_fd(), first[1].as_fd()]).unwrap();
         drop(writer);
         assert!(end(&before));
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let kept = keepers.keep([writer.as_fd(), writer.as_fd()]).unwrap();
+        let kept = threads.keep([writer.as_fd(), writer.as_fd()]).unwrap();
         drop(writer);
-        keepers.drop(kept);
+        threads.drop(kept);
         assert!(end(&reader));
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        keepers.keep([writer.as_fd(), writer.as_fd()]).unwrap();
-        drop((writer, keepers));
+        threads.keep([writer.as_fd(), writer.as_fd()]).unwrap();
+        drop((writer, threads));
         assert!(end(&reader));
     }
 
     #[test]
     fn a_full_thread_has_another_one_started() {
-        let mut keepers = Keepers::default();
+        let mut threads = EventfdThreads::default();
         let one = pair();
         for _ in 0..3 {
-            keepers.keep([one[0].as_fd(), one[1].as_fd()]).unwrap();
-            keepers.all.iter_mut().for_each(|keeper| keeper.room = keeper.next);
+            threads.keep([one[0].as_fd(), one[1].as_fd()]).unwrap();
+            threads.all.iter_mut().for_each(|thread| thread.room = thread.next);
         }
-        assert_eq!(keepers.all.len(), 3);
-        keepers.raise(PairPlace { keeper: 2, slot: 0 }, Side::One);
+        assert_eq!(threads.all.len(), 3);
+        threads.raise(PairPlace { thread: 2, slot: 0 }, Side::One);
         assert!(is_raised(&one[1]));
     }
 }
