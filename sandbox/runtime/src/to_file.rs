@@ -1,12 +1,10 @@
 //! Pausing a sandbox to a file: its memory is saved, its VMM ends, and it comes back later.
 //!
-//! A pause writes the files of a save to a directory of the sandbox's own, in the same way as a
-//! snapshot ([`Templates`]). Disks whose content is in the host's memory are copied to that
-//! directory. Other volumes and the addresses stay the sandbox's.
-//!
-//! The sandbox comes back as a fork of its own save: a page is copied when the guest first needs
-//! it, and the remaining pages are copied meanwhile. The sandbox has the same id, name, addresses
-//! and disks as before. Its guest is told the time and gets random numbers; connections stay.
+//! A pause writes a save to a directory of the sandbox's own, as a snapshot is written
+//! ([`Templates`]), with the disks whose content is in the host's memory. The sandbox comes back as
+//! a fork of its own save, with the same id, name, addresses and disks: a page is copied when the
+//! guest first needs it, and the remaining pages meanwhile. Its guest is told the time and gets
+//! random numbers; connections stay.
 //!
 //! `Saving::in_file` tells which of the two *is the sandbox*, the file or the VMM: the sandbox
 //! goes on from that one. It is set when the file is on disk, before the VMM ends, and cleared when
@@ -16,8 +14,7 @@
 //! the save has these pages, too, and the next guest writes them once more.
 //!
 //! If the container or the VMM ends before the file is the sandbox, the sandbox ends
-//! ([`note_in_file`], [`ends`]). Its resources are then released, and its addresses may be given to
-//! another sandbox, so it never comes back from the file.
+//! ([`note_in_file`], [`ends`]) and never comes back: its addresses may be another sandbox's.
 
 mod moments;
 
