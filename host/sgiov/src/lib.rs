@@ -52,6 +52,7 @@ mod broker;
 mod carriers;
 mod doors;
 mod error;
+mod eventfds;
 mod function;
 pub mod guest;
 #[cfg(feature = "guests")]
