@@ -92,7 +92,8 @@ impl Runc {
             tokio::time::sleep(LOOK).await;
         }
         let names = containers(self.scratch.path());
-        names.iter().fold(Ok(()), |removed, name| removed.and(self.remove(name)))
+        let removed: Vec<Result<()>> = names.iter().map(|name| self.remove(name)).collect();
+        removed.into_iter().collect()
     }
 
     fn runc(&self) -> Command {
