@@ -176,10 +176,23 @@ own_daemons() { grep -las 'slipway-bench[^/]*/settings.toml' /proc/[0-9]*/cmdlin
 [ -z "$(own_daemons)" ] || fail "daemons of the benchmark are left: $(own_daemons)"
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "the benchmark's pool is left"
 "$slipway" image ls >/dev/null || fail "the node's images after the benchmark"
+# Not by a function of the shell, which would get the signal.
+"$slipway" bench startup --engine hollow --count 2 --rounds 1000 --arms pool,pool-no-layer,runc "$image" >/dev/null 2>"$work/errors" & bench=$!
+has_turns() { grep -q '^round 2 ' "$work/errors"; }
+wait_until 120 has_turns || fail "no turns: $(tail -3 "$work/errors")"
+kill -TERM "$bench"
+wait "$bench" && fail "bench startup succeeds when it is ended"
+grep -q interrupted "$work/errors" || fail "bench startup that is ended says: $(tail -3 "$work/errors")"
+no_sandbox() { [ "$("$slipway" ps --json)" = "[]" ]; }
+wait_until 20 no_sandbox || fail "bench startup that was ended leaves $("$slipway" ps)"
+[ -z "$(own_folders)$(own_daemons)" ] || fail "bench startup that was ended leaves $(own_folders) $(own_daemons)"
+[ -z "$("$slipway" vf ls | grep bench)" ] || fail "bench startup that was ended leaves its pool"
+# The control group of a container of runc has the container's name.
+! grep -qs "bench-startup-$bench-" /proc/[0-9]*/cgroup || fail "bench startup that was ended leaves containers of runc"
 refuses "needs guests" bench startup --engine hollow --arms pool,pool-no-late "$image"
 refuses 'need shared_root = "on"' bench startup --arms pool-no-root "$image"
 refuses "with the network default" bench startup --engine hollow --arms pool-no-layer --network other "$image"
-ok "bench startup: a pool of control groups and a layers' template switched off, each in a daemon of its own; nothing is left"
+ok "bench startup: a pool of control groups and a layers' template switched off, each in a daemon of its own; nothing is left, also of one that is ended"
 
 refuses "--vf-pool POOL" bench startup --arms vf "$image"
 refuses "needs guests" bench startup --engine hollow --arms tap "$image"

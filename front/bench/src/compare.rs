@@ -14,14 +14,13 @@ use crate::table::{BOLD, PLAIN, grid};
 /// The fewest rounds from which the noise between rounds can be told.
 pub(crate) const LEAST_ROUNDS: usize = 3;
 
-/// Returns the verdict on the ratio of two rates, given the spread of the rounds relative to the
-/// rate as `noise`. A difference counts as real if it exceeds the noise; too few rounds give no
-/// verdict.
-fn rate_verdict(ratio: f64, noise: f64, rounds: usize) -> &'static str {
-    match ratio - 1.0 {
+/// Returns the verdict on a difference of two means, which is above zero if the later one is
+/// better. It counts as real if it exceeds the noise; too few rounds give no verdict.
+fn verdict_on(difference: f64, noise: f64, rounds: usize) -> &'static str {
+    match difference {
         _ if rounds < LEAST_ROUNDS => "needs three rounds",
-        difference if difference > noise => "faster",
-        difference if -difference > noise => "slower",
+        better if better > noise => "faster",
+        worse if -worse > noise => "slower",
         _ => "noise",
     }
 }
@@ -210,8 +209,8 @@ pub(crate) fn time_row(
 }
 
 /// Formats a row about a figure in two reports: the means, shown by `show`, how many times as good
-/// the later one is, and whether it differs by more than the noise. Returns `None` if a report
-/// lacks the figure.
+/// the later one is, and whether it differs by more than the noise. A ratio to zero is `-`. Returns
+/// `None` if a report lacks the figure.
 pub(crate) fn figure_row(
     name: String,
     before: &[f64],
@@ -221,15 +220,18 @@ pub(crate) fn figure_row(
     if before.is_empty() || now.is_empty() {
         return None;
     }
-    let [was, is] = [before, now].map(|values| mean(values).max(f64::MIN_POSITIVE));
+    let [was, is] = [before, now].map(mean);
     let (better, worse) = if more_is_better { (is, was) } else { (was, is) };
-    let speed = better / worse;
-    // Relative to the same mean as the speed is.
-    let noise = welch_half_width(before, now).map(|half| half / worse);
-    let rounds = if noise.is_some() { before.len().min(now.len()) } else { 0 };
-    let verdict = rate_verdict(speed, noise.unwrap_or(0.0), rounds);
-    let noise = noise.map_or("?".to_owned(), |noise| format!("±{noise:.2}"));
-    Some([name, show(was), show(is), format!("{speed:.2}"), noise, verdict.to_owned()])
+    let half = welch_half_width(before, now);
+    let rounds = if half.is_some() { before.len().min(now.len()) } else { 0 };
+    let verdict = verdict_on(better - worse, half.unwrap_or(0.0), rounds);
+    // The noise is relative to the same mean as the speed is.
+    let part = |sign: &str, value: f64| match worse > 0.0 {
+        true => format!("{sign}{:.2}", value / worse),
+        false => "-".to_owned(),
+    };
+    let noise = half.map_or_else(|| "?".to_owned(), |half| part("±", half));
+    Some([name, show(was), show(is), part("", better), noise, verdict.to_owned()])
 }
 
 /// Formats rows of [`time_row`] as a table with a newline at the end.
@@ -405,6 +407,17 @@ mod tests {
         assert!((half - 3.355).abs() < 1e-9, "{half}");
         assert_eq!(welch_half_width(&[1.0], &a), None);
         assert_eq!(welch_half_width(&[1.0, 1.0], &[2.0, 2.0]), Some(0.0));
+    }
+
+    #[test]
+    fn a_mean_of_zero_has_a_verdict_and_no_ratio() {
+        let row = |before: f64, now: f64| {
+            let shown: (fn(f64) -> String, bool) = (|value| format!("{value}"), false);
+            figure_row("x".to_owned(), &[before; 3], &[now; 3], shown).unwrap().join(" ")
+        };
+        assert_eq!(row(0.5, 0.0), "x 0.5 0 - - faster");
+        assert_eq!(row(0.0, 0.5), "x 0 0.5 0.00 ±0.00 slower");
+        assert_eq!(row(0.0, 0.0), "x 0 0 - - noise");
     }
 
     #[test]

@@ -51,6 +51,11 @@ pub(crate) fn mib(bytes: f64) -> String {
     format!("{:.2} MiB", bytes / f64::from(1 << 20))
 }
 
+/// Formats the ratio of a value to the first one, or `-` if the first one is zero.
+pub(crate) fn ratio(value: f64, first: f64) -> String {
+    if first > 0.0 { format!("{:.3}", value / first) } else { "-".to_owned() }
+}
+
 /// A figure over the rounds of one subject with one load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OverRounds {
@@ -69,13 +74,14 @@ impl OverRounds {
         (rounds > 0).then(|| Self { median: median(values), range, rounds })
     }
 
-    /// Returns the range of the rounds relative to their median, or `None` of a single round.
+    /// Returns the range of the rounds relative to their median. Returns `None` of a single round,
+    /// and if the median is zero.
     pub fn spread(&self) -> Option<f64> {
         let apart = self.range.1 - self.range.0;
-        (self.rounds > 1).then(|| apart / self.median.max(f64::MIN_POSITIVE))
+        (self.rounds > 1 && self.median > 0.0).then(|| apart / self.median)
     }
 
-    /// Formats the spread as percent, or `-` of a single round.
+    /// Formats the spread as percent, or `-` if there is none.
     pub(crate) fn spread_text(&self) -> String {
         self.spread().map_or_else(|| "-".to_owned(), |spread| format!("{:.0}%", spread * 100.0))
     }
@@ -92,5 +98,8 @@ mod tests {
         let one = OverRounds::of(vec![7.0]).unwrap();
         assert_eq!((one.median, one.spread_text().as_str()), (7.0, "-"));
         assert_eq!(OverRounds::of(Vec::new()), None);
+        let idle = OverRounds::of(vec![0.0, 0.0, 1e-6]).unwrap();
+        assert_eq!((idle.median, idle.spread()), (0.0, None));
+        assert_eq!([ratio(1.0, 2.0), ratio(1e-6, 0.0)], ["0.500", "-"]);
     }
 }

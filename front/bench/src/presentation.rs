@@ -5,7 +5,7 @@ use std::fmt::Display;
 use anyhow::Result;
 
 use crate::compare::{figure_row, time_table};
-use crate::figure::Figure;
+use crate::figure::{Figure, ratio};
 use crate::groups::{Group, groups};
 use crate::measurement::{Measured, Measurement};
 use crate::table::titled;
@@ -75,8 +75,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
             let three = own.map(|own| {
                 let all = |one: &Described| self.over_rounds(load, &one.name, figure);
                 let first = self.subjects.iter().find_map(all).map_or(0.0, |one| one.median);
-                let ratio = own.median / first.max(f64::MIN_POSITIVE);
-                [(figure.text)(own.median), own.spread_text(), format!("{ratio:.3}")]
+                [(figure.text)(own.median), own.spread_text(), ratio(own.median, first)]
             });
             cells.extend(three.unwrap_or_default());
         }

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     /// The keys of a record on disk, ascending.
-    const KEYS: [&str; 72] = [
+    const KEYS: [&str; 73] = [
         "accelerator",
         "added",
         "assigned_function",
@@ -382,6 +382,7 @@ mod tests {
         "state",
         "stop_signal",
         "template",
+        "template_why_not",
         "timeline",
         "trees",
         "version",

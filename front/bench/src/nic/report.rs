@@ -91,9 +91,9 @@ pub struct NicFigures {
 }
 
 impl NicFigures {
-    /// Returns the range of the rounds relative to their median.
-    pub fn spread(&self) -> f64 {
-        (self.range.1 - self.range.0) / self.rate.max(f64::MIN_POSITIVE)
+    /// Returns the range of the rounds relative to their median, or `None` if the median is zero.
+    pub fn spread(&self) -> Option<f64> {
+        (self.rate > 0.0).then(|| (self.range.1 - self.range.0) / self.rate)
     }
 }
 

@@ -58,7 +58,11 @@ fn row(
     figures: &NicFigures,
     base: Option<(f64, Option<f64>)>,
 ) -> [String; 11] {
-    let ratio = |value: f64, of: f64| format!("{:.2}", value / of.max(f64::MIN_POSITIVE));
+    let ratio = |value: f64, of: f64| match of > 0.0 {
+        true => format!("{:.2}", value / of),
+        false => "-".to_owned(),
+    };
+    let spread = figures.spread().map(|spread| format!("{:.0}%", spread * 100.0));
     let then = paper(name, load);
     let star = |then: &PaperFigure| if then.only_sent { "*" } else { "" };
     let cpu_ns = match load.traffic {
@@ -72,7 +76,7 @@ fn row(
     [
         name.to_owned(),
         shown(load, figures.rate),
-        format!("{:.0}%", figures.spread() * 100.0),
+        spread.unwrap_or_else(|| "-".to_owned()),
         shown(load, figures.sent),
         base.map(|(first, _)| ratio(figures.rate, first)).unwrap_or_default(),
         then.map(|then| shown(load, then.rate) + star(&then)).unwrap_or_default(),
@@ -109,5 +113,14 @@ mod tests {
         assert_eq!(lines[1][1..3], ["1.60", "Mbit/s"], "{text}");
         assert_eq!(lines[2][1..3], ["400", "k/s"], "{text}");
         assert!(nic_table(&report, true).contains(BOLD));
+    }
+
+    #[test]
+    fn an_interface_that_received_nothing_has_no_ratio_to_it() {
+        let subjects = [("base", &[0, 0, 1][..]), ("csb", &[200_000])];
+        let text = nic_table(&report(&["udp8-gg"], &subjects), false);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        assert_eq!(line("base ").split_whitespace().nth(3), Some("-"), "{text}");
+        assert!(line("csb ").contains("  -  ") && line("csb ").len() < 200, "{text}");
     }
 }

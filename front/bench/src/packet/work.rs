@@ -66,7 +66,10 @@ pub(super) fn paper_table(report: &PacketReport, load: &PacketLoad, colour: bool
     let row = |mode: Mode| {
         let (now, then) = rate(mode).zip(mode.paper(load))?;
         let kpps = |rate: f64| format!("{:.0}", rate / 1e3);
-        let ratio = |rate: f64, base: f64| format!("{:.1}", rate / base.max(f64::MIN_POSITIVE));
+        let ratio = |rate: f64, base: f64| match base > 0.0 {
+            true => format!("{:.1}", rate / base),
+            false => "-".to_owned(),
+        };
         let name = mode.name().to_owned();
         Some([name, kpps(now), ratio(now, base), kpps(then), ratio(then, of_paper)])
     };

@@ -1,6 +1,7 @@
 //! Formats a report of sockets as tables for a terminal.
 
 use super::{App, Parts, SocketLoad, SocketReport};
+use crate::figure::ratio;
 use crate::table::titled;
 
 /// Formats a table for each load of `report`, and a newline at the end. The parts of engines' work
@@ -37,7 +38,7 @@ fn apps(report: &SocketReport, colour: bool) -> String {
                 subject.name.clone(),
                 format!("{:.1}", rate.median),
                 rate.spread_text(),
-                format!("{:.3}", rate.median / base.max(f64::MIN_POSITIVE)),
+                ratio(rate.median, base),
                 format!("{cores:.2}"),
             ])
         });
@@ -69,5 +70,10 @@ mod tests {
         assert!(text.contains("100 µs") && text.contains(BOLD), "{text}");
         let text = socket_table(&report("idle-c1024", &[("tcp", &[1])]), false);
         assert!(text.contains("1024 bytes"), "{text}");
+        // Sockets at rest may take no time at all, to which nothing has a ratio.
+        let rest: [(&str, &[u64]); 2] = [("tcp", &[0, 0, 1_000_000]), ("slipway", &[1_000])];
+        let text = socket_table(&report("idle-c1024", &rest), false);
+        assert_eq!(text.lines().filter(|line| line.contains(" - ")).count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.len() < 120), "{text}");
     }
 }

@@ -134,12 +134,15 @@ async fn take_turns(
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
-/// sandboxes that are there if the measurement was broken off.
+/// sandboxes and the peer's containers that are there if the measurement was broken off.
 async fn close(turns: Turns, pool: Option<Pool>, broken_off: bool) -> Result<()> {
     let mut closed = match broken_off {
         true => own_daemon::remove_left(&turns.client).await,
         false => Ok(()),
     };
+    if let Some(runc) = turns.runc.filter(|_| broken_off) {
+        closed = closed.and(runc.remove_left().await);
+    }
     for daemon in turns.daemons {
         closed = closed.and(daemon.end().await);
     }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use rustix::process::{Pid, Signal, kill_process};
 use slipway_bench::arms::Arm;
 use slipway_plane_api::VfClient;
@@ -29,6 +29,9 @@ use crate::keeper;
 const START: Duration = Duration::from_secs(120);
 /// The longest time that a process may take to end after it was told to.
 const END: Duration = Duration::from_secs(60);
+/// The longest time that a process may take to end which nobody waits for any more. A daemon gives
+/// its clients 5 s.
+const FAREWELL: Duration = Duration::from_secs(10);
 /// The time between two looks at a process.
 const LOOK: Duration = Duration::from_millis(20);
 /// The most sandboxes in a network that nobody gave a subnet.
@@ -106,13 +109,13 @@ impl OwnDaemon {
 /// Removes the sandboxes of this process that a daemon has.
 ///
 /// # Errors
-/// The daemon refuses or goes away.
+/// The daemon goes away, or refuses the removal of one; the others are removed even so.
 pub async fn remove_left(client: &SandboxClient) -> Result<()> {
     let beginning = format!("{}-", own());
     let all = client.clone().list(v1::Empty {}).await.map_err(refused)?.into_inner().sandboxes;
     let its = all.into_iter().map(|one| one.name).filter(|name| name.starts_with(&beginning));
-    try_join_all(its.map(|name| remove(client.clone(), name))).await?;
-    Ok(())
+    let removed = join_all(its.map(|name| remove(client.clone(), name))).await;
+    removed.into_iter().collect()
 }
 
 /// Checks ways that have daemons of their own against the node's settings, the network and the
@@ -169,7 +172,7 @@ fn apart(node: Config, place: u32) -> Result<Config> {
 }
 
 /// A daemon's or keeper's process, which ends with the thread that started it. One that is dropped
-/// is killed.
+/// is told to end, and killed if it does not.
 struct Process {
     child: Child,
     what: &'static str,
@@ -178,6 +181,12 @@ struct Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // A daemon that is killed leaves on the host what it has made, such as control groups.
+        let begun = Instant::now();
+        let _ = self.tell();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < FAREWELL {
+            std::thread::sleep(LOOK);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -221,13 +230,19 @@ impl Process {
         }
     }
 
+    /// Tells the process to end, if it has not.
+    fn tell(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_none() {
+            kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        }
+        Ok(())
+    }
+
     /// Tells the process to end, and waits until it has. One that does not end is killed when it is
     /// dropped.
     async fn end(&mut self) -> Result<()> {
         let begun = Instant::now();
-        if self.child.try_wait()?.is_none() {
-            kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-        }
+        self.tell()?;
         while self.child.try_wait()?.is_none() {
             ensure!(begun.elapsed() < END, "the {} does not end: {}", self.what, self.last_words());
             tokio::time::sleep(LOOK).await;
@@ -296,6 +311,22 @@ mod tests {
         assert!(refusal(Arm::PoolNoLayer, &usual, "other", 1).unwrap_err().contains("default"));
         assert!(refusal(Arm::PoolNoLayer, &usual, NETWORK, 254).unwrap_err().contains("253"));
         assert_eq!(refusal(Arm::Slipway, &none, "other", 300), Ok(()));
+    }
+
+    #[test]
+    fn a_process_that_is_dropped_is_told_to_end_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let [runs, told] = ["runs", "told"].map(|name| folder.path().join(name));
+        let (mark, begin) = (told.display(), runs.display());
+        let script =
+            format!("trap 'touch {mark}; exit' TERM; touch {begin}; while :; do sleep 0.01; done");
+        let child = Command::new("sh").arg("-c").arg(script).spawn().unwrap();
+        let process = Process { child, what: "daemon", log: PathBuf::new() };
+        while !runs.exists() {
+            std::thread::sleep(LOOK);
+        }
+        drop(process);
+        assert!(told.exists());
     }
 
     #[test]

@@ -29,18 +29,21 @@ impl Pool {
             ..Default::default()
         };
         networks.create_port(port).await.map_err(refused)?;
-        let request = network_v1::GetNetworkRequest { name: on.to_owned() };
-        let network = networks.get_network(request).await.map_err(refused)?;
-        let mtu = network.into_inner().mtu;
         let mut pool = Self { networks, functions };
-        // A network's switch has its name.
-        let made = vf::make_nics(&mut pool.functions, &own(), on, count, mtu).await;
-        if let Err(error) = made {
+        if let Err(error) = pool.fill(on, count).await {
             // The first error is the one that tells.
             let _ = pool.remove().await;
             return Err(error);
         }
         Ok(pool)
+    }
+
+    /// Makes the functions, on the switch of the network `on`, which has its name.
+    async fn fill(&mut self, on: &str, count: u32) -> Result<()> {
+        let request = network_v1::GetNetworkRequest { name: on.to_owned() };
+        let network = self.networks.get_network(request).await.map_err(refused)?;
+        let mtu = network.into_inner().mtu;
+        vf::make_nics(&mut self.functions, &own(), on, count, mtu).await
     }
 
     /// Removes the pool, and the port that kept its switch.

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -13,6 +15,14 @@ use slipway_image::Image;
 
 use crate::bench::scratch::Scratch;
 use crate::bench::vm::Namespace;
+
+/// The configuration in a container's bundle.
+const CONFIG: &str = "config.json";
+/// The longest time for which starts that are under way may go on after a measurement was broken
+/// off.
+const END: Duration = Duration::from_secs(60);
+/// The time between two looks at such starts.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// runc with a root file system for its containers.
 pub struct Runc {
@@ -54,7 +64,7 @@ impl Runc {
         let bundle = self.bundle(name);
         std::fs::create_dir(&bundle)?;
         let config = config(name, &self.root(), network).to_string();
-        std::fs::write(bundle.join("config.json"), config)?;
+        std::fs::write(bundle.join(CONFIG), config)?;
         let mut command = self.runc();
         command.args(["run", "--detach", "--bundle"]).arg(&bundle).arg(name);
         run(&mut command).with_context(|| self.words())
@@ -68,6 +78,22 @@ impl Runc {
         run(self.runc().args(["delete", "--force", name])).with_context(|| self.words())?;
         std::fs::remove_dir_all(self.bundle(name))?;
         Ok(())
+    }
+
+    /// Ends and removes the containers that are left by a measurement that was broken off. Starts
+    /// that are under way, on threads of their own, come to their end before.
+    ///
+    /// # Errors
+    /// A start takes too long, or runc's own words about the first container that stays.
+    pub async fn remove_left(self: &Arc<Self>) -> Result<()> {
+        let begun = Instant::now();
+        while Arc::strong_count(self) > 1 {
+            ensure!(begun.elapsed() < END, "runc does not come to the end of a start");
+            tokio::time::sleep(LOOK).await;
+        }
+        let names = containers(self.scratch.path());
+        let removed: Vec<Result<()>> = names.iter().map(|name| self.remove(name)).collect();
+        removed.into_iter().collect()
     }
 
     fn runc(&self) -> Command {
@@ -94,6 +120,13 @@ impl Runc {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         format!("runc: {}", log.lines().last().unwrap_or("no words in its log"))
     }
+}
+
+/// Returns the names of the containers whose bundles are in a folder.
+fn containers(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bundles = entries.filter(|entry| entry.path().join(CONFIG).is_file());
+    bundles.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Runs a command whose output nobody reads: a container would keep a pipe open.
@@ -138,6 +171,17 @@ fn config(name: &str, root: &Path, network: &str) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn containers_that_are_left_are_known_by_their_bundles() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["root", "state", "bench-startup-1-0", "bench-startup-1-1"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        std::fs::write(folder.path().join("log"), "").unwrap();
+        std::fs::write(folder.path().join("bench-startup-1-1").join(CONFIG), "{}").unwrap();
+        assert_eq!(containers(folder.path()), ["bench-startup-1-1"]);
+    }
 
     #[test]
     fn a_container_has_the_images_root_and_the_namespace() {
