@@ -99,6 +99,7 @@ ok "ps -a lists what has ended"
 mkdir -m 700 "$work/closed"
 SLIPWAY_DATA_DIR=$work/closed/data "$slipway" doctor >"$work/out" 2>&1 && fail "doctor passes a closed data directory: $(cat "$work/out")"
 grep -q '^data directory  *MISSING .*is closed to the users that VMMs run as' "$work/out" || fail "doctor: $(cat "$work/out")"
+grep -Eq '^moves into groups  *(ok|note .*mount -o remount,favordynmods /)' "$work/out" || fail "doctor: $(cat "$work/out")"
 ok "doctor fails for a data directory that VMMs cannot enter"
 SLIPWAY_DATA_DIR=$work/elsewhere refuses 'has its data in' ps
 "$slipway" rm -f taken >/dev/null

@@ -24,6 +24,9 @@ for run in report["runs"]:
     measured = run["measured"]
     assert run["load"] == "50-t4" and 0 < measured["p50_ns"] <= measured["p99_ns"] <= measured["total_ns"], run
     assert ("refill_ns" in measured) == run["subject"].startswith(("pool", "take")), run
+systems = [line.rstrip("\n").split(" - ", 1)[1].split(" ") for line in open("/proc/self/mountinfo")]
+favours = any(kind in ("cgroup", "cgroup2") and "favordynmods" in options.split(",") for kind, _, options in systems)
+assert report["favours_moves"] == favours, report
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
 [ -z "$(find /sys/fs/cgroup -maxdepth 2 -name 'slipway-bench-*')" ] || fail "left: $(find /sys/fs/cgroup -maxdepth 2 -name 'slipway-bench-*')"
@@ -50,6 +53,7 @@ fi
 
 bench --report "$work/a.json" --compare "$work/a.json" >"$work/same" || fail "comparing a report with itself"
 grep -Eq '^50-t4 .* 1\.00 ' "$work/same" || fail "a report differs from itself: $(cat "$work/same")"
+grep -q '^moves: the host ' "$work/same" || fail "the table does not say whether the host favours moves: $(cat "$work/same")"
 ok "a report that was written is compared with itself"
 
 # Short turns: 20 processes are woken ten times a second, by pipes, and are in groups of the controllers that this host has.

@@ -6,10 +6,12 @@
 //! `docs/operation.md` about what needs the host's part names the check;
 //! `deploy/kubernetes/node/services.sh` reports lines with the word `MISSING`.
 
+use std::borrow::Cow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::Result;
+use slipway_cgroup::{FAVORDYNMODS, Moves};
 use slipway_hypervisor::{CpuTemplate, Hypervisor, OfferedTemplate, Page, accel};
 use slipway_runtime::Config;
 use slipway_space::Space;
@@ -43,11 +45,14 @@ struct Finding {
     verdict: Verdict,
     detail: String,
     /// The command that mends it.
-    mend: &'static str,
+    mend: Cow<'static, str>,
 }
 
 /// The command that sets a host up; an installed copy names it, too.
 const SET_UP: &str = "make setup (in Slipway's source tree)";
+
+/// The check of moves of processes by others.
+const MOVES: &str = "moves into groups";
 
 /// Runs all checks. The exit status is 1 if sandboxes cannot run.
 pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
@@ -64,6 +69,7 @@ pub async fn doctor(config: &Config, args: &DoctorArgs) -> Result<i32> {
         agent(config),
         mkfs_ext4(),
         cgroups(),
+        moves(),
         networks(),
         hardware_functions(),
         data_dir(config),
@@ -80,14 +86,15 @@ fn json(finding: &Finding) -> serde_json::Value {
         "check": finding.what,
         "verdict": finding.verdict.word().to_lowercase(),
         "found": finding.detail,
-        "mend": (finding.verdict != Verdict::Fine).then_some(finding.mend),
+        "mend": (finding.verdict != Verdict::Fine).then_some(&finding.mend),
     })
 }
 
 fn row(finding: &Finding) -> [String; 4] {
-    let mend = if finding.verdict == Verdict::Fine { "" } else { finding.mend };
+    let fine = finding.verdict == Verdict::Fine;
+    let mend = if fine { String::new() } else { finding.mend.to_string() };
     let word = finding.verdict.word();
-    [finding.what.to_owned(), word.to_owned(), finding.detail.clone(), mend.to_owned()]
+    [finding.what.to_owned(), word.to_owned(), finding.detail.clone(), mend]
 }
 
 /// Makes a finding: fine with the detail in `Ok`, or missing with the detail in `Err`.
@@ -96,7 +103,7 @@ fn needed(what: &'static str, outcome: Result<String, String>, mend: &'static st
         Ok(detail) => (Verdict::Fine, detail),
         Err(detail) => (Verdict::Missing, detail),
     };
-    Finding { what, verdict, detail, mend }
+    Finding { what, verdict, detail, mend: mend.into() }
 }
 
 fn root() -> Finding {
@@ -151,7 +158,7 @@ fn accelerator() -> Finding {
         Err(reason) => (Verdict::Lesser, format!("software emulation: {reason}")),
     };
     let mend = "a machine, or a VM with nested virtualisation, that has VT-x or AMD-V";
-    Finding { what: "accelerator", verdict, detail, mend }
+    Finding { what: "accelerator", verdict, detail, mend: mend.into() }
 }
 
 /// Returns the finding about the CPU templates that this host can give.
@@ -218,7 +225,44 @@ fn cgroups() -> Finding {
         Err(words) => (Verdict::Lesser, words.to_owned()),
     };
     let mend = "mount -t cgroup2 none /sys/fs/cgroup";
-    Finding { what: "control groups", verdict, detail, mend }
+    Finding { what: "control groups", verdict, detail, mend: mend.into() }
+}
+
+/// Returns the finding about the wait of processes that others move into groups.
+fn moves() -> Finding {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match Moves::of_host() {
+        Ok(moves) => found_moves(&moves, &release),
+        Err(error) => fine_moves(format!("not known: {error}")),
+    }
+}
+
+/// Returns the finding about moves on a host whose kernel has this release.
+fn found_moves(moves: &Moves, release: &str) -> Finding {
+    match &moves.v2 {
+        _ if moves.favoured => fine_moves(format!("the host favours them ({FAVORDYNMODS})")),
+        Some(point) if knows_favordynmods(release) => Finding {
+            what: MOVES,
+            verdict: Verdict::Lesser,
+            detail: "some wait 8 to 20 ms; a host that favours them starts and ends all of its \
+                     processes a little slower"
+                .to_owned(),
+            mend: format!("mount -o remount,{FAVORDYNMODS} {point}").into(),
+        },
+        Some(_) => fine_moves("some wait 8 to 20 ms; Linux 6.0 can favour them".to_owned()),
+        None => fine_moves("no cgroup2 is mounted, whose option favours them".to_owned()),
+    }
+}
+
+fn fine_moves(detail: String) -> Finding {
+    Finding { what: MOVES, verdict: Verdict::Fine, detail, mend: "".into() }
+}
+
+/// Returns whether a kernel of this release, as `uname -r` prints it, has the option: Linux 6.0 was
+/// the first.
+fn knows_favordynmods(release: &str) -> bool {
+    let major = release.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    major.is_some_and(|major| major >= 6)
 }
 
 fn networks() -> Finding {
@@ -226,7 +270,8 @@ fn networks() -> Finding {
         None => (Verdict::Fine, "nft and /dev/net/tun".to_owned()),
         Some(what) => (Verdict::Lesser, format!("{what} is missing: sandboxes have none")),
     };
-    Finding { what: "networks", verdict, detail, mend: "apt-get install nftables; modprobe tun" }
+    let mend = "apt-get install nftables; modprobe tun";
+    Finding { what: "networks", verdict, detail, mend: mend.into() }
 }
 
 /// Returns the finding about virtual functions of hardware, which few hosts give to guests.
@@ -235,7 +280,7 @@ fn hardware_functions() -> Finding {
         None => "guests can be given some".to_owned(),
         Some(what) => format!("none can be given to guests: {what}"),
     };
-    Finding { what: "hardware functions", verdict: Verdict::Fine, detail, mend: "" }
+    Finding { what: "hardware functions", verdict: Verdict::Fine, detail, mend: "".into() }
 }
 
 /// Checks that the users of VMMs can pass to the kernel and the initramfs in the data directory.
@@ -263,7 +308,7 @@ fn space(config: &Config) -> Finding {
     let free = Space::at(dir).map_or(0, |space| space.free);
     let verdict = if free < 2 << 30 { Verdict::Lesser } else { Verdict::Fine };
     let detail = format!("{} free at {}", crate::size::show(free), dir.display());
-    Finding { what: "disk space", verdict, detail, mend: "slipway image prune --all" }
+    Finding { what: "disk space", verdict, detail, mend: "slipway image prune --all".into() }
 }
 
 /// Returns the finding about the source of sandboxes' memory.
@@ -291,7 +336,7 @@ fn huge_pages(config: &Config) -> Finding {
         },
         _ => (Verdict::Fine, "not used".to_owned()),
     };
-    Finding { what, verdict, detail, mend: "sysctl vm.nr_hugepages=PAGES (of 2 MiB)" }
+    Finding { what, verdict, detail, mend: "sysctl vm.nr_hugepages=PAGES (of 2 MiB)".into() }
 }
 
 /// Returns the number of huge pages that are free, or that the kernel may make when they are asked
@@ -309,7 +354,7 @@ fn huge_pages_to_be_had() -> u64 {
 fn daemon(config: &Config) -> Finding {
     let running = config.socket().exists();
     let detail = if running { "runs" } else { "does not run; the next run starts one" };
-    Finding { what: "daemon", verdict: Verdict::Fine, detail: detail.to_owned(), mend: "" }
+    Finding { what: "daemon", verdict: Verdict::Fine, detail: detail.to_owned(), mend: "".into() }
 }
 
 #[cfg(test)]
@@ -329,6 +374,55 @@ mod tests {
         let none = || Err("/dev/kvm: it is not there".to_owned());
         assert!(given_templates(CpuTemplate::Host, none()).is_ok());
         assert!(given_templates(v2, none()).unwrap_err().starts_with("x86-64-v2 needs KVM: "));
+    }
+
+    /// The mounts of a host with version 2 alone, and of one with both versions.
+    const MOUNTS: [(&str, &str); 2] = [
+        (
+            "/sys/fs/cgroup",
+            "28 24 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
+        ),
+        (
+            "/sys/fs/cgroup/unified",
+            "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+             41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n",
+        ),
+    ];
+
+    #[test]
+    fn a_host_that_can_favour_moves_gets_the_command_for_its_mount_point() {
+        for (point, lines) in MOUNTS {
+            let finding = found_moves(&Moves::parse(lines), "6.18.44-cloud");
+            let [what, word, detail, mend] = row(&finding);
+            assert_eq!((&*what, &*word), ("moves into groups", "note"));
+            assert!(detail.contains("a little slower"), "{detail}");
+            assert_eq!(mend, format!("mount -o remount,favordynmods {point}"));
+            assert_eq!(json(&finding)["mend"], mend);
+        }
+    }
+
+    #[test]
+    fn a_host_that_favours_moves_or_cannot_is_fine() {
+        let fine = |lines: &str, release: &str| {
+            let finding = found_moves(&Moves::parse(lines), release);
+            let [_, word, detail, mend] = row(&finding);
+            assert_eq!((&*word, &*mend), ("ok", ""), "{detail}");
+            detail
+        };
+        for (_, lines) in MOUNTS {
+            let favoured = lines.replace("cgroup2 rw", "cgroup2 rw,favordynmods");
+            assert!(fine(&favoured, "6.1.0-1").contains("favours"));
+            assert!(fine(lines, "5.15.0-91-generic").contains("Linux 6.0"));
+        }
+        assert!(fine("", "6.18.44").contains("no cgroup2"));
+    }
+
+    #[test]
+    fn the_option_is_known_since_linux_6() {
+        for (release, known) in [("6.0.0", true), ("10.2", true), ("5.19.17", false), ("x", false)]
+        {
+            assert_eq!(knows_favordynmods(release), known, "{release}");
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@
 //! after a crash passes the names that its records own to [`Pool::open`], and the pool takes all
 //! others of its tag.
 //!
+//! [`Moves`] tells whether the host's kernel favours moves of processes by others.
+//!
 //! A group can be confined to CPUs and memory nodes of the host ([`Hierarchies::confine`]).
 //!
 //! Where the daemon's own group is delegated to it (systemd's `Delegate=yes` on cgroup v2), all
@@ -37,6 +39,7 @@ mod error;
 mod group;
 mod hierarchy;
 mod limits;
+mod moves;
 mod parents;
 mod pool;
 mod reset;
@@ -48,5 +51,6 @@ pub use error::{Error, Result};
 pub use group::{Group, Usage};
 pub use hierarchy::{Hierarchies, ROOT, V1_CONTROLLERS};
 pub use limits::Limits;
+pub use moves::{FAVORDYNMODS, Moves};
 pub use pool::{Pool, PoolCounts, Settings};
 pub use turns::Slot;

@@ -1,5 +1,7 @@
 //! A report of a measurement of control groups, with the context needed to judge and repeat it.
 
+use serde::{Deserialize, Serialize};
+
 use super::CgroupLoad;
 use super::subjects::CgroupMeasured;
 use crate::figure::{Figure, time};
@@ -48,7 +50,16 @@ pub type CgroupPlan = Plan<CgroupLoad>;
 /// One turn of one subject.
 pub type CgroupRun = Run<CgroupLoad, CgroupMeasured>;
 /// All results of one command, stored as JSON.
-pub type CgroupReport = Measurement<CgroupLoad, CgroupMeasured>;
+pub type CgroupReport = Measurement<CgroupLoad, CgroupMeasured, CgroupExtra>;
+
+/// Facts about the host that reports of control groups alone have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupExtra {
+    /// `true` if the host favoured moves of processes by others when the measurement began. `None`
+    /// in earlier reports, and if the host's mounts could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub favours_moves: Option<bool>,
+}
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -81,5 +92,15 @@ pub(crate) mod tests {
         assert_eq!((of("create", &REFILL), of("none", &ALL)), (None, None));
         assert_eq!(CgroupReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(CgroupReport::from_json("{}").is_err());
+    }
+
+    #[test]
+    fn whether_the_host_favours_moves_survives_json() {
+        let mut report = report(&[("create", &[30])]);
+        assert!(!report.to_json().unwrap().contains("favours_moves"));
+        report.extra.favours_moves = Some(true);
+        let text = report.to_json().unwrap();
+        assert!(text.contains("\"favours_moves\":true"), "{text}");
+        assert_eq!(CgroupReport::from_json(&text).unwrap(), report);
     }
 }

@@ -12,7 +12,25 @@ pub fn cgroup_table(report: &CgroupReport, colour: bool) -> String {
         "all: from the first request to the end of the last; p50, p99: of a request; refill: CPU \
          time to make the pool's groups before the turn\n",
     );
+    text.push_str(favour(report.extra.favours_moves));
     text + &report.foot()
+}
+
+/// Formats the differences between two reports, with a note if only one host favoured moves.
+pub fn cgroup_differences(before: &CgroupReport, now: &CgroupReport) -> String {
+    let [old, new] = [before, now].map(|report| report.extra.favours_moves);
+    let differ = old.zip(new).is_some_and(|(old, new)| old != new);
+    let note = "note: the host favours moves (favordynmods) in one of the two reports only\n";
+    now.compare(before) + if differ { note } else { "" }
+}
+
+/// Formats whether the host favoured moves of processes by others, or nothing if that is unknown.
+fn favour(favours_moves: Option<bool>) -> &'static str {
+    match favours_moves {
+        Some(true) => "moves: the host favours them (favordynmods)\n",
+        Some(false) => "moves: the host does not favour them (no favordynmods)\n",
+        None => "",
+    }
 }
 
 /// Formats RunD-V's figure for a load, if it has one.
@@ -44,6 +62,32 @@ mod tests {
         assert!(text.contains("2000-t50") && text.contains("create: <&>"), "{text}");
         assert!(line("RunD-V").contains("100 ms for the creation of all"), "{text}");
         assert_eq!(published(&"50-t4".parse().unwrap()), "");
+        assert!(!text.contains("moves: "), "{text}");
         assert!(cgroup_table(&report(&[("x", &[1])]), true).contains(BOLD));
+    }
+
+    #[test]
+    fn the_foot_says_whether_the_host_favours_moves() {
+        let foot = |favours| {
+            let mut report = report(&[("create", &[10])]);
+            report.extra.favours_moves = Some(favours);
+            cgroup_table(&report, false)
+        };
+        assert!(foot(true).contains("moves: the host favours them"), "{}", foot(true));
+        assert!(foot(false).contains("moves: the host does not favour"), "{}", foot(false));
+    }
+
+    #[test]
+    fn reports_that_differ_in_favouring_moves_are_told_apart() {
+        let favours = |favours_moves| {
+            let mut report = report(&[("create", &[10, 11])]);
+            report.extra.favours_moves = favours_moves;
+            report
+        };
+        let note = |before, now| {
+            cgroup_differences(&favours(before), &favours(now)).contains("note: the host favours")
+        };
+        assert!(note(Some(false), Some(true)) && note(Some(true), Some(false)));
+        assert!(!note(Some(true), Some(true)) && !note(None, Some(true)));
     }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use slipway_bench::cgroups::{
     CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Joint, Sleepers, Version, Way,
-    cgroup_plot, cgroup_table,
+    cgroup_differences, cgroup_plot, cgroup_table,
 };
+use slipway_cgroup::Moves;
 
 use super::reports::{self, View};
 use super::subjects;
@@ -57,7 +58,7 @@ const VIEW: View<CgroupReport> = View {
     },
     picture: cgroup_plot,
     table: cgroup_table,
-    differences: |before, now, _| now.compare(before),
+    differences: |before, now, _| cgroup_differences(before, now),
 };
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
@@ -141,5 +142,9 @@ fn run(args: &CgroupsArgs) -> Result<CgroupReport> {
     // A socket to each process.
     raise_descriptor_limit();
     let sleepers = Arc::new(Sleepers::start(most)?);
-    subjects::report(subjects(args, &sleepers)?, plan, "none".to_owned())
+    let favours_moves = Moves::of_host().ok().map(|moves| moves.favoured);
+    let mut report: CgroupReport =
+        subjects::report(subjects(args, &sleepers)?, plan, "none".to_owned())?;
+    report.extra.favours_moves = favours_moves;
+    Ok(report)
 }
