@@ -192,8 +192,9 @@ static void slip_tx_combine(struct slip_nic *nic)
 }
 
 /*
- * Stops the queue if the ring has no room for another frame of any shape. What the last frames'
- * reports or the block's word bring is an interrupt, and its poll wakes the queue.
+ * Stops the queue if the ring has no room for another frame of any shape. The device interrupts
+ * once it has sent frames, as their descriptors' report bits or the status block's word ask for.
+ * The poll after that interrupt wakes the queue.
  */
 static void slip_tx_stop(struct slip_nic *nic)
 {
@@ -222,7 +223,7 @@ void slip_tx_poll(struct slip_nic *nic, int budget)
 	__netif_tx_lock(queue, smp_processor_id());
 	slip_tx_reclaim(nic, slip_tx_done(nic), budget);
 	slip_tx_tell(nic);
-	/* Not at once, so that a full ring's every frame is not an interrupt. */
+	/* A quarter of the ring at least: else each frame of a full ring costs an interrupt. */
 	if (netif_queue_stopped(nic->netdev) &&
 	    slip_tx_free(tx) >= max_t(u32, tx->count / 4, FRAME_MOST))
 		netif_wake_queue(nic->netdev);

@@ -5,11 +5,11 @@
 //! takes the lock of the slot only if that word is set. A holder of the lock only moves boxes. The
 //! function never waits: it asks for the path and finds it in a later poll or register access.
 //!
-//! New rules go to the port in the same way. A function whose driver writes registers gives them
-//! before it stores a tail that the driver wrote after them, and its port looks for rules after it
-//! has loaded the tail. So a tail is never used with older rules. A client that stores tails itself
-//! does so when it has had the answers to all earlier writes of registers; one that does not harms
-//! its own guest only.
+//! New rules reach the port through the same slot. A driver writes registers first, which makes
+//! rules, and then a tail, which must not be used with older rules. So the function gives the rules
+//! before it stores the tail, and the port looks for rules after it has loaded the tail. A client
+//! that stores tails itself waits for the answers to its writes of registers before that; one that
+//! does not harms its own guest only.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -38,7 +38,7 @@ pub struct Exchange<P: Exchanged> {
     /// The number of rules that the function gave, and how many of them the port follows by now.
     asked: AtomicU32,
     applied: AtomicU32,
-    /// `true` while the port may have frames and take some, as the function sees it.
+    /// Set by the function: `true` while the driver runs, so that the port may move frames.
     up: AtomicBool,
     /// The link state that the host set.
     link: AtomicBool,

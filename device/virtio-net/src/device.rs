@@ -57,7 +57,8 @@ pub struct Device {
     resetting: bool,
     /// `true` if the queues' registers have changed since the port got the queues.
     pub(crate) queues_changed: bool,
-    /// `true` if queues go on where their used index says, instead of at 0.
+    /// `true` if the state was loaded, so that queues begin at their used index instead of at 0
+    /// when the port gets them next.
     pub(crate) resumes: bool,
     /// The link state that the driver was told last.
     pub(crate) link: bool,
@@ -140,9 +141,9 @@ impl Device {
         self.quiesced || resets || self.queues_changed || !self.runs()
     }
 
-    /// Does what the registers ask for: resets the device and queues, and gives the queues to the
-    /// port. Each of these needs the data path, so while the port has it, this only asks for it
-    /// back if it is needed, and a later call goes on. Never waits.
+    /// Carries out what the registers ask for: resets the device or queues, and gives the queues to
+    /// the port. This takes the data path. While the port has the path, asks for its return if
+    /// there is something to carry out, and leaves that to a later call. Never waits.
     fn advance(&mut self) {
         if self.path.is_port() && self.live.is_broken() {
             self.transport.need_reset();

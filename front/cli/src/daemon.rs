@@ -1,8 +1,13 @@
 //! `slipway daemon`: serves the node's plane and its sandboxes behind one Unix socket.
 //!
-//! `serve` goes through the steps in order: the directories; their locks, which keep other daemons
-//! away (`claim`); a socket that no client finds yet (`connection`); all that is served (`Served`);
-//! and the socket's own name. From then on `end` looks for a reason to end.
+//! `serve` goes through the steps in order:
+//! 1. the directories, and their locks, which keep other daemons away (`claim`);
+//! 2. the settings (`check_settings`), and a socket that no client finds yet (`connection`);
+//! 3. the plane ([`Plane::with_keeper`] takes over endpoints), and the socket of its pool;
+//! 4. all else that is served (`Served::open`): pools of virtual functions, networks, sandboxes;
+//! 5. the socket's own name (`serve_clients`), from which on clients find the daemon.
+//!
+//! From then on `end` looks for a reason to end. `docs/walks/restart.md` has the steps of 3 and 4.
 
 mod claim;
 mod connection;

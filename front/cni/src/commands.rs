@@ -85,10 +85,10 @@ impl Operation<'_> {
         added.map_err(|failure| self.undo(&connection, failure, is_second))
     }
 
-    /// Undoes an ADD that failed, as far as it is known that nothing comes of it any more: then the
-    /// IPAM plugin frees the addresses. The runtime calls DEL after a failure as well, but it does
-    /// not have to. Returns the error with its next step. A second ADD of a container leaves the
-    /// attachment and the addresses to the first one.
+    /// Undoes an ADD that failed: has the daemon remove the attachment, if it may have made one,
+    /// and the IPAM plugin free the addresses once no attachment uses them for sure. A runtime may
+    /// call DEL after a failed ADD, but need not. A second ADD of a container undoes nothing: the
+    /// attachment and the addresses are the first one's. Returns `failure` with its next step.
     fn undo(&self, connection: &Connection<'_>, failure: Failure, is_second: bool) -> Failure {
         let outcome = failure.outcome();
         let is_undone = match outcome {
@@ -106,9 +106,9 @@ impl Operation<'_> {
         }
     }
 
-    /// Has the daemon that serves now remove what a lost call of Attach has made. Returns whether
-    /// nothing is left of that call. Without a daemon the ledger tells: the next one makes what is
-    /// in it, and leaves it to DEL.
+    /// Undoes a call of Attach whose connection broke, by a new connection to the daemon. Returns
+    /// whether the attachment is gone for sure. If no daemon serves, it is gone if the ledger lacks
+    /// it: the next daemon makes every attachment of the ledger, and only DEL removes one.
     fn detach_by_next(&self) -> bool {
         match self.daemon.connect() {
             Ok(connection) => self.detach_by(&connection.within(UNDOING)).is_ok(),

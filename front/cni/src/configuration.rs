@@ -10,12 +10,20 @@
 //! - `Request::of` (`host/network`, `networks/attachment_request.rs`) checks it again;
 //! - `Attachment` (`host/network`, `attachment.rs`) has it on disk, with `#[serde(default)]` since
 //!   files of earlier builds lack it, if the next daemon needs it;
+//! - `make_interface` (`networks/attachments.rs`) puts what concerns the interface or its port into
+//!   `AttachTapRequest` of `plane.proto`, of which `config` (`host/fabric`, `taps.rs`) makes the
+//!   port's settings;
+//! - with `function` the interface has no port: `claim` and `take` (`networks/namespaces.rs`) give
+//!   what the sandbox must know in `Interface` of `network.proto`, and `network/namespace.rs` of
+//!   `sandbox/runtime` puts it into the sandbox's record (`record/network.rs`);
 //! - settings of a function of hardware are in `HardwareSettings`, and `take_function`
 //!   (`networks/functions.rs`) gives them to the pool, which has them in `Client` of `vf.proto`.
 //!
 //! `fuzz::operation`, the fuzz target `cni-operations`, calls what reads the key. `docs/cni.md` has
-//! a row, and `docs/walks/attach.md` the step if there is a new one. End-to-end tests are
-//! `tests/e2e/76-cni.sh` and `76-cni-pool.sh`, and `69-hardware-nic.sh` for keys of hardware.
+//! a row, and a copy of `deploy/cni/10-slipway.conflist`, which lists the capabilities.
+//! `docs/walks/attach.md` has the step if there is a new one. `host/network` has its tests in
+//! `tests/attachments_as_root.rs`. End-to-end tests are `tests/e2e/76-cni.sh` and
+//! `76-cni-pool.sh`, and `69-hardware-nic.sh` for keys of hardware.
 
 use std::path::PathBuf;
 

@@ -131,9 +131,10 @@ impl Lease {
         Some(Fork::new(named.as_ref().map_or(&[], |named| &named.ahead)))
     }
 
-    /// Takes memory of the pool, and a place at the keeper. Memory without a place is zeroed, or
-    /// copied from its template, now, and so is all recycled memory if the settings say so. Of
-    /// other memory, the sandbox has the parts without pages.
+    /// Takes memory from the pool, and a place for it at the keeper if there is one. Without a
+    /// keeper, or with [`Settings::zero_first`](crate::Settings::zero_first) for memory without a
+    /// template, all of it is zeroed, or copied from its template, before this returns. Otherwise
+    /// only the parts without pages are the sandbox's at once, since they read as zeros anyway.
     fn take_memory(
         shared: &Shared,
         request: Request,
@@ -320,11 +321,11 @@ impl Lease {
         }
     }
 
-    /// Returns whether no thread of the VMM's process runs any more. A process that only closed its
-    /// connection still has the memory.
+    /// Returns whether no thread of the VMM's process runs any more: UFFDIO_CONTINUE fails with
+    /// ESRCH then. A process that only closed its connection still has the memory.
     fn is_gone(&self) -> bool {
         let Some(range) = self.ranges.first() else { return false };
-        // What the kernel maps here must be clean.
+        // The call below maps this page if the process lives, so its bytes must be final.
         if settle(&self.memory, range.offset as usize, self.page as usize).is_err() {
             return false;
         }

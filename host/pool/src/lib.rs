@@ -28,8 +28,10 @@
 //! Pages are the machine's own or, of hugetlbfs, of 2 MiB, reserved with the host when memory is
 //! made ([`Page`](slipway_pool_spec::Page)).
 //!
-//! Memory is given again when no thread of the VMM's process runs any more, which the kernel tells
-//! by its userfaultfd, and no device of this process refers to it.
+//! Memory is given again when no thread of the VMM's process runs any more, and no device of this
+//! process refers to it. The lease's connection ends first (`POLLRDHUP`), which a process that runs
+//! on can bring about, too. From then on UFFDIO_CONTINUE is tried every 50 ms, until it fails with
+//! ESRCH: the kernel says so that the process is gone.
 //!
 //! If this process dies, nobody may close the last userfaultfd of memory that is not zeroed yet:
 //! the kernel would then show its bytes. So userfaultfd, file and table lie with a keeper, and a

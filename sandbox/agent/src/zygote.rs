@@ -12,8 +12,8 @@
 //! 3. *Ready*: [`await_self_stop`] returns once the program has stopped itself by SIGSTOP, with
 //!    one thread. The state is `Ready`.
 //! 4. *Forked from*: [`try_fork`] has [`fork_process`] make a child for each request with the same
-//!    [`fork_key`]. The child goes on behind the signal. For a request with another key the
-//!    program is started anew, and the zygote stays ready.
+//!    [`fork_key`]. The child continues after its SIGSTOP. A request with another key has the
+//!    program started anew, and the zygote stays ready.
 //! 5. *Refused*: the program did not get ready, or a fork failed, as it does once the zygote has
 //!    ended. The zygote is killed, and the state is `Refused` for the rest of the container's
 //!    life: [`prepare_unforked`] starts the program anew for each request, and
@@ -253,8 +253,9 @@ impl ContainerContext<'_> {
         }
     }
 
-    /// Prepares the program anew in place of a fork, with the variables in its environment, too.
-    /// The program is sent SIGCONT when it stops itself as a zygote would.
+    /// Prepares a new process of the program for a request that cannot have a fork. The process has
+    /// the request's variables in its environment as well as in their file. It is sent SIGCONT once
+    /// it stops itself, which it does as a zygote would.
     async fn prepare_unforked(
         self,
         mut request: ExecRequest,

@@ -83,7 +83,11 @@ pub(crate) async fn learn(node: &Node, template: &Template, file: (u64, u64)) {
     }
 }
 
-/// Returns the first part of a sandbox that no template has.
+/// Returns why a sandbox with this record cannot be a fork, or `None` if it can. Whether its
+/// template's machine has room for its functions is the question of [`lacks_room`].
+///
+/// Tests of the reasons: below, and in `network/further.rs`, `network/pooled.rs`, `shares/mod.rs`.
+/// `docs/templates.md`, *What cannot be a fork*, lists them.
 pub(crate) fn cannot_fork(record: &Record) -> Option<&'static str> {
     let own = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let reasons = [

@@ -16,8 +16,9 @@
 //!   does neither;
 //! - [`boot`] finds and makes the files that a guest boots from;
 //! - `start` leads a sandbox through its stages (control group, disks, NVMe functions, VMM, guest,
-//!   container). One function of it releases everything at the end, and also cleans up after a
-//!   daemon that was killed. `configure` gives a guest the settings that it has as a whole;
+//!   container), and `life` from there to its end. `release` gives back everything that it held,
+//!   also after a daemon that was killed. `configure` gives a guest the settings that it has as a
+//!   whole;
 //! - `recover` reads what an earlier daemon left; `adopt` takes over a sandbox that outlived it;
 //! - [`container`] is one container with its streams, and `target` a container that a call names;
 //!   `pod` adds containers to a sandbox that has none of its own, `pod_functions` gives them

@@ -1,4 +1,5 @@
-//! The life of a sandbox: its container's run and its end. `release` gives back what it held.
+//! The life of a sandbox: its container's run and its end. The module `release` gives back what the
+//! sandbox held.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -131,13 +131,14 @@ impl Node {
                 Err(error) => reason = error.to_string(),
             }
         }
-        // A created sandbox that was not started is lost, too: the client that would have started
-        // it is gone. An ended sandbox with a user id had a process left that did not end.
+        // A sandbox in the state `Created` is live, and lost as well: the client that would have
+        // started it is gone. An ended sandbox that still has a user id has left a process, which
+        // the release ends.
         if record.state.is_live() || record.vmm_uid.is_some() {
             self.release_lost(&sandbox, &reason).await;
         }
-        // A sandbox with a process that is left, or whose files cannot be removed, is listed, so
-        // that it can be removed later.
+        // Without a keeper, the sandbox of a `run --rm` goes now. If a process of its is left, or
+        // its files cannot be removed, it is listed, so that a user can remove it later.
         let ended = sandbox.look(|record| record.vmm_uid.is_none());
         if record.remove && !self.keeps && ended && note(&sandbox, remove_files(&sandbox).await) {
             return;

@@ -74,7 +74,8 @@ pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     save_and_end_vmm(node, target, volumes).await
 }
 
-/// Returns the first reason why a sandbox could not come back from a file, if there is one.
+/// Returns why a sandbox's memory cannot be in a file, or `None` if it can. The reasons have a test
+/// below, those of [`cannot_save`] one beside that function; `docs/snapshots.md` lists all.
 fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     let process = &record.settings.process;
     let network = record.network.as_ref();

@@ -44,7 +44,7 @@ const NOWHERE: u16 = u16::MAX;
 
 /// Most bytes of a message: a refusal's text.
 pub const MOST: usize = 512;
-/// Most ranges of a VMM.
+/// Most ranges of addresses that a VMM may send in its message ([`faults`]).
 const RANGES: usize = 8;
 
 /// The size of pages.
@@ -92,8 +92,9 @@ impl Request {
     }
 }
 
-/// A request for the file of memory that a sandbox has and that began as a template, with all of
-/// the template's bytes in it: for another process that serves the sandbox's guest.
+/// A request to complete a fork's memory: all pages that are still the template's are copied into
+/// its file, and the answer has the file. The launcher sends it before another process that serves
+/// the guest gets the file, since that process's faults do not reach the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The device number of the memory's file.

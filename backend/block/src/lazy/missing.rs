@@ -18,8 +18,8 @@ use crate::{Completion, DiskError, OpenError, Request};
 pub(super) const BLOCK: u64 = 4096;
 /// Most blocks that are wanted by one message.
 const MOST_BLOCKS: u64 = MOST_BYTES / BLOCK;
-/// Most wants that are unanswered at a time. The fetcher permits twice as many; so it never ends
-/// the connection for wants whose blocks it has sent word of in other messages meanwhile.
+/// Most wants that are unanswered at a time. The fetcher ends a connection with more than twice as
+/// many. It may count wants that are forgotten here, since answers to others had their blocks.
 const MOST_UNANSWERED: usize = MOST_WANTED / 2;
 /// Most messages that one poll takes.
 const MOST_HEARD: usize = 64;
@@ -39,9 +39,10 @@ struct Waiting {
     request: Request,
     /// The blocks of the file that the read concerns.
     blocks: Range<u64>,
-    /// A block before which none of the read's is missing.
+    /// The first block of the read that may be missing: all before it are there.
     missing: u64,
-    /// A block before which each of the read's is there or wanted.
+    /// The first block of the read that may have to be asked for: all before it are there, or
+    /// wanted.
     asked: u64,
     /// The time at which the read fails.
     due: Duration,

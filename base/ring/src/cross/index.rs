@@ -9,10 +9,10 @@
 //! own inbox. The other side stores the counter in the sleeper's inbox, passes a full barrier, and
 //! loads the wish in its own inbox. At least one of the two loads sees the other side's store, so
 //! no wake-up is lost (`tests/cross.rs` has loom try every interleaving). The side that wakes the
-//! sleeper takes the wish away, so it wakes once. `outside.rs` explains how the barrier that each
-//! message has to pass is made cheap. A wish is not the word of `sleep.rs`: it says where to wake
-//! the sleeper, so that the other side's counter can pass it, and its place is part of version 1 of
-//! arenas.
+//! sleeper clears the wish, so it wakes it once. `outside.rs` explains how the barrier that each
+//! message has to pass is made cheap. `sleep.rs` has another protocol: its word says for which
+//! events to wake, a wish says at which position. The place of wishes in memory is part of version
+//! 1 of arenas.
 
 use super::outside::{AtomicU64, Ordering, heavy, light, now};
 
@@ -180,7 +180,8 @@ impl Own<'_> {
 #[inline]
 fn fulfil(wanted: &AtomicU64, position: u64, always: bool) -> bool {
     let wish = wanted.load(Ordering::Relaxed);
-    // A wish for more than there can be between two looks lies in the past.
+    // Positions wrap. Less than half of their range apart, `position` is the later one; a FIFO is
+    // far smaller, so no valid wish is half of the range ahead of it.
     let reached = || distance(position, wish & POSITION) < 1 << 35;
     wish & WANTED != 0
         && (always || reached())

@@ -5,11 +5,17 @@
 //! out with one line. The subject itself is a module of `front/bench`: an implementation of the
 //! `Subject` trait of its benchmark (the head of `mod.rs` there names it), which runs one turn. A
 //! further load is a text that the benchmark's load type parses: in `LOADS` or `QUICK` where these
-//! are lists. A further figure is a field of the turn's result (with `#[serde(default)]`, since
-//! `--compare` reads older reports), and a `Figure` in `report.rs`, which says which way is better:
-//! tables, pictures and comparisons have it by that. `docs/bench-NAME.md` has tables of
-//! subjects, loads and columns; `tests/e2e/85-bench.sh` to `89-bench-cgroups.sh` run some. `vm`
-//! (disks in guests), `arms` and `density` list theirs in their own modules.
+//! are lists.
+//!
+//! A further figure is a field of the turn's result (with `#[serde(default)]`, since `--compare`
+//! reads older reports), and a `Figure` beside it, in `report.rs` for most benchmarks, which says
+//! which way is better. The report in JSON has the field, not the figure. A figure of
+//! `Measured::figures` (`COMPARED`) is in tables with its spread, in pictures and in `--compare`;
+//! one of `Measured::further` (`FURTHER`) is a column of tables only.
+//!
+//! `docs/bench-NAME.md` has tables of subjects, loads and columns; `tests/e2e/85-bench.sh` to
+//! `89-bench-cgroups.sh` run some. `vm` (disks in guests), `arms` and `density` list theirs in
+//! their own modules.
 
 use std::fmt::Display;
 use std::str::FromStr;

@@ -23,7 +23,7 @@ use crate::session;
 /// Nanoseconds between two polls of the kernel's set while connections of ours have events.
 const KERNEL_EVERY: u64 = 5_000;
 /// The longest sleep in nanoseconds if a wake-up may be lost ([`is_told_surely`] is `false`).
-const A_BIT: u64 = 1_000_000;
+const LONGEST_UNSURE_SLEEP: u64 = 1_000_000;
 
 /// A set that a thread waits for.
 #[derive(Clone, Copy)]
@@ -77,10 +77,10 @@ impl Waited<'_> {
         looked: u64,
     ) -> Result<usize, Errno> {
         let own = self.own;
-        // Connections that became ready up to `time` are reported before a kernel event. The kernel
-        // did not have the event when it was last asked, so what came before that came earlier. The
-        // kernel lists events in the order in which they came, so a connection of ours that it
-        // lists before the event became ready earlier, too.
+        // Events are reported in the order in which they came. `time` is the time before which the
+        // next kernel event cannot have come: at first the last look, at which the kernel had no
+        // event. The kernel lists events in their order, so each connection of ours in its list
+        // moves `time` on to when that became ready. Connections ready by then are reported first.
         let mut time = looked;
         kernels.wait(self.set, most, left, self.mask, |event| {
             let data = event.u64;
@@ -173,7 +173,7 @@ impl Waited<'_> {
         let left = if is_told_surely() {
             until.left()
         } else {
-            Some(until.left().unwrap_or(A_BIT).min(A_BIT))
+            Some(until.left().unwrap_or(LONGEST_UNSURE_SLEEP).min(LONGEST_UNSURE_SLEEP))
         };
         let looked = own.inner.hold().looked;
         let got = self.ask_kernel(kernels, most, left, looked);
@@ -238,7 +238,7 @@ enum Pass {
     First,
     /// A further look, before a sleep.
     Later,
-    /// The look after a sleep: the connections whose eventfds were raised before it are active.
+    /// The look after a sleep. The connections whose eventfds ended the sleep are active already.
     Woken,
 }
 

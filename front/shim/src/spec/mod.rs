@@ -9,8 +9,8 @@
 //! of its own, [`pod_spec`] for a pod, [`member_spec`] for a container of a pod, and
 //! [`restored_spec`] if a container that begins with a checkpoint may have another value than the
 //! saved one. One that needs the daemon or other tasks is read by `TaskMaker` (`create`), as
-//! [`TEMPLATE`] is. It has a row in `docs/containerd.md` and a case in `src/tests/config.rs`;
-//! `tests/e2e/75-pods.sh` has pods with annotations.
+//! [`TEMPLATE`] is. It has a row in `docs/containerd.md` and a case in `src/tests/spec.rs`, or in
+//! `src/tests/pod.rs` if pods have it; `tests/e2e/75-pods.sh` has pods with annotations.
 //! A setting that no field of `RunSpec` stands for yet needs one: the head of `create` in
 //! `sandbox/runtime`.
 //!

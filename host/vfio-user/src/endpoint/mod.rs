@@ -72,9 +72,9 @@ const ACCEPTS_PER_STEP: usize = 4;
 /// descriptors that it watches are level-triggered and it has a step as soon as it has arrived, so
 /// it misses nothing that happens during the move.
 ///
-/// An endpoint that slept in a step, in a page fault on its client's memory, has a thread of its
-/// own from then on ([`slipway_reactor::Context::is_alone`]), and keeps it: its next client may do
-/// the same.
+/// If a step sleeps in a page fault on a client's memory, the reactor goes on without the endpoint,
+/// which has a thread of its own from then on ([`slipway_reactor::Context::is_alone`]). It keeps
+/// that thread, since the next client's memory may be of the same kind.
 pub struct Endpoint {
     config: Arc<Config>,
     state: EndpointState,
@@ -288,9 +288,9 @@ impl Endpoint {
         Sleep { pending, looks, deadline, handshake, retry }.step(now)
     }
 
-    /// Tells the function of a client that it will not be polled, and polls it once more if only
-    /// its doorbells' changes are looked at from now on. Returns the looks at the doorbells during
-    /// the sleep, or `None` if there is work and the endpoint must not sleep.
+    /// Prepares a sleep of the endpoint. Tells the function that polling stops, and polls it a last
+    /// time if only changes of its doorbells are noticed from then on. Returns how the doorbells
+    /// are looked at during the sleep, or `None` if there is work, so that there is no sleep.
     fn last_look(&mut self, may_poll: bool, now: Instant) -> Option<DoorbellPolling> {
         if !may_poll {
             return Some(DoorbellPolling::None);

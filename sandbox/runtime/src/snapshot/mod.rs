@@ -182,7 +182,10 @@ pub(crate) async fn resume_later(sandbox: Arc<Sandbox>, vm: Arc<dyn Vm>, agent: 
 /// version, and that of this one refuses its saved machine.
 const OTHER_VERSION: &str = "another version of Slipway started it; run it anew";
 
-/// Returns the first part of a sandbox that no snapshot has.
+/// Returns why a sandbox cannot be saved as a snapshot, or `None` if it can.
+///
+/// Test of the reasons: `what_no_snapshot_has_is_named`, below. `docs/snapshots.md`, *What cannot
+/// be saved*, lists them.
 pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
     let own_device = record.volumes.iter().any(|volume| volume.device != Device::Namespace);
     let of_host =
