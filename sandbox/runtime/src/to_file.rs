@@ -74,8 +74,7 @@ pub(crate) async fn pause(node: &Node, target: &Target) -> Result<()> {
     save_and_end_vmm(node, target, volumes).await
 }
 
-/// Returns why a sandbox's memory cannot be in a file, or `None` if it can. The reasons have a test
-/// below, those of [`cannot_save`] one beside that function; `docs/snapshots.md` lists all.
+/// Returns why a sandbox's memory cannot be in a file (`docs/snapshots.md`), or `None` if it can.
 fn cannot_be_in_file(record: &Record) -> Option<&'static str> {
     let process = &record.settings.process;
     let network = record.network.as_ref();
