@@ -39,9 +39,9 @@ start engine "$work/confined" socket engine --socket "$SLIPWAY_SOCKET"
 engine=${started[0]}
 wait_until 20 test -S "$SLIPWAY_SOCKET" || fail "no engine: $(cat "$work/engine.log")"
 grep -q '^NoNewPrivs:[[:space:]]*1$' "/proc/$engine/status" || fail "the engine may have new privileges"
-# CAP_NET_ADMIN is bit 12, and CAP_SYS_ADMIN bit 21 (capability.h).
+# CAP_SYS_MODULE is bit 16, and CAP_SYS_ADMIN bit 21 (capability.h).
 rights=$((16#$(awk '$1 == "CapEff:" { print $2 }' "/proc/$engine/status")))
-[ $((rights >> 12 & 1)):$((rights >> 21 & 1)) = 0:1 ] || fail "the engine's capabilities: $rights"
+[ $((rights >> 16 & 1)):$((rights >> 21 & 1)) = 0:1 ] || fail "the engine's capabilities: $rights"
 ok "an engine with $kept"
 
 start namespace unshare --net sleep 100000
