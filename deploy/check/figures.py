@@ -119,6 +119,8 @@ def wrong_command(command, crates, verbs):
         return None if words[1] in verbs else f"slipway has no command {words[1]}"
     if program != "cargo":
         return None if (ROOT / program).exists() else f"{program} does not exist"
+    if "-p" not in words[:-1]:
+        return "names no package: -p PACKAGE"
     crate = crates.get(words[words.index("-p") + 1])
     if crate is None:
         return "no such crate"
@@ -130,10 +132,16 @@ def wrong_command(command, crates, verbs):
     return None
 
 
+def verbs_of(source):
+    """Returns the commands of slipway: the variants of `Command`, in kebab case as clap names them."""
+    body = source.partition("enum Command {")[2].partition("\n}")[0]
+    variants = re.findall(r"^    ((?:[A-Z][a-z]+)+)(?:\(| \{|,)", body, flags=re.M)
+    return {re.sub(r"\B([A-Z])", r"-\1", name).lower() for name in variants}
+
+
 def wrong_commands(figures):
     crates = packages()
-    variants = (ROOT / "front/cli/src/args.rs").read_text()
-    verbs = {name.lower() for name in re.findall(r"^    ([A-Z][a-z]+)(?:\(| \{|,)", variants, flags=re.M)}
+    verbs = verbs_of((ROOT / "front/cli/src/args.rs").read_text())
     for figure in figures:
         for command in figure["command"]:
             reason = wrong_command(command, crates, verbs)

@@ -8,8 +8,9 @@
 //! New rules reach the port through the same slot. A driver writes registers first, which makes
 //! rules, and then a tail, which must not be used with older rules. So the function gives the rules
 //! before it stores the tail, and the port looks for rules after it has loaded the tail. A client
-//! that stores tails itself waits for the answers to its writes of registers before that; one that
-//! does not harms its own guest only.
+//! may store tails itself, in memory that it shares with the port. It must then wait for the
+//! answers to its writes of registers before it stores a tail. A client that does not wait harms
+//! its own guest only.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

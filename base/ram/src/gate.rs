@@ -1,22 +1,25 @@
-//! The gate before memory whose bytes may not be those with which its user begins yet.
+//! The gate before recycled memory, and before memory of a fork. A granule of recycled memory may
+//! still hold an earlier user's bytes; a granule of a fork may lack the template's. Each access
+//! passes this gate, which first writes the bytes that the present user is to find: zeros, or the
+//! template's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// The size in bytes of the parts of recycled memory that are zeroed as a whole. A power of two,
+/// The size in bytes of a granule of recycled memory, which is zeroed as a whole. A power of two,
 /// and a divisor of the size of a huge page.
 pub const GRANULE: usize = 64 << 10;
 
-/// The number of looks at a granule that another thread is writing before a look lets other threads
-/// run: for about as long as zeros are written.
+/// The number of attempts to take a busy granule before the thread yields its CPU between two
+/// attempts. They last about as long as another thread needs to write a granule's zeros.
 const SPINS: u32 = 1000;
-/// The number of looks before the looking thread sleeps between two of them.
+/// The number of attempts before the thread sleeps between two attempts.
 const YIELDS: u32 = SPINS + 1000;
-/// The time of such a sleep.
+/// The time of a sleep between two attempts to take a busy granule.
 const NAP: Duration = Duration::from_micros(100);
 
-/// A reason for which bytes of late memory cannot be used now.
+/// The reason why bytes of late memory cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotYet {
     /// Another thread is writing the first bytes of a granule; try again.
@@ -25,45 +28,45 @@ pub enum NotYet {
     Gone,
 }
 
-/// The place of a granule's bytes for a reader.
+/// The place from which a reader gets a granule's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GranuleSource {
-    /// In the file: the granule was taken.
+    /// The memory's file: the granule was taken.
     Own,
-    /// Nowhere: they are zeros.
+    /// No file: the granule was not taken, and reads as zeros.
     Zeros,
-    /// In the template.
+    /// The template: the granule was not taken, and reads as the template.
     Template,
 }
 
-/// The table of a gate. It stays at its place as long as the gate exists.
+/// The table of a gate. Its address does not change while the gate exists.
 pub(crate) struct Table<'a> {
     /// The state of each granule.
     pub states: &'a [AtomicU8],
-    /// The state of a granule that was taken, in which it stays.
+    /// The final state of a granule: it was taken, and holds its user's bytes.
     pub clean: u8,
     /// The size of a granule in bytes, a power of two.
     pub granule: usize,
-    /// Set once all granules were taken. It stays so.
+    /// Set once all granules were taken, and never cleared.
     pub given: &'a AtomicBool,
 }
 
-/// The state of the granules of a file.
+/// The owner of the states of a file's granules.
 pub(crate) trait Gate: Send + Sync {
-    /// Returns the table, at which each access looks without a call.
+    /// Returns the table. Each access reads its granules' states there, without a call of the gate.
     fn table(&self) -> Table<'_>;
 
-    /// Takes all granules of `offset..offset + len` of the file for their user: writes the bytes
-    /// with which the user begins into those that have others. Never waits.
+    /// Takes all granules of `offset..offset + len` of the file: writes zeros or the template's
+    /// bytes into each granule that was not taken before. Never waits.
     fn take(&self, offset: usize, len: usize) -> Result<(), NotYet>;
 
     /// Returns the number of bytes that [`Gate::take`] of the same range has still to write.
     fn unwritten(&self, offset: usize, len: usize) -> usize;
 
-    /// Notes that hardware is given a part of the memory.
+    /// Notes that hardware gets access to a part of the memory.
     fn note_hardware(&self);
 
-    /// Returns where the bytes of granule `number` are at this moment.
+    /// Returns the place of the bytes of granule `number` at this moment.
     fn find(&self, number: usize) -> GranuleSource;
 
     /// Copies bytes of the template from `offset` of the file on. Returns `false` if there are
@@ -71,7 +74,7 @@ pub(crate) trait Gate: Send + Sync {
     fn read_template(&self, offset: usize, into: &mut [u8]) -> bool;
 }
 
-/// The gate before a mapping.
+/// A mapping's view of the gate of its file.
 pub(crate) struct Late {
     gate: Arc<dyn Gate>,
     /// The parts of the gate's table, and the granule's size as a power of two: a device's access
@@ -82,9 +85,9 @@ pub(crate) struct Late {
     shift: u32,
     /// The offset in the file of the mapping's first byte.
     offset: usize,
-    /// Set once all of the memory was given. It stays so: memory is recycled only when no mapping
+    /// Set once all granules were taken, and never cleared: memory is recycled only when no mapping
     /// is behind a gate any more. The flag lies here, beside the mapping's address, so that an
-    /// access to such memory touches no cache line more than one to other memory.
+    /// access to such memory touches as few cache lines as one to other memory.
     open: AtomicBool,
 }
 
@@ -109,14 +112,14 @@ impl Late {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Returns whether all of the file was taken, which `pass` has to note.
+    /// Returns whether all granules of the file were taken. `pass` then sets `open`.
     #[inline]
     fn is_given(&self) -> bool {
         // SAFETY: `gate`, which lives as long as this value, has the flag at this place.
         unsafe { &*self.given }.load(Ordering::Acquire)
     }
 
-    /// Returns whether nothing has to be done before an access to a range of the mapping.
+    /// Returns whether a range of the mapping can be accessed without a call of `pass`.
     #[inline]
     fn is_ready(&self, offset: usize, len: usize) -> bool {
         let start = self.offset + offset;
@@ -173,17 +176,16 @@ impl Late {
     }
 
     /// Takes the granules of a range of the mapping for hardware, like [`Late::take_patiently`].
-    /// Returns the number of bytes that were not yet those with which their user begins.
+    /// Returns the number of bytes that were not written before.
     pub(crate) fn give_to_hardware(&self, offset: usize, len: usize) -> Result<usize, NotYet> {
         self.gate.note_hardware();
         let unwritten = self.gate.unwritten(self.offset + offset, len);
         self.take_patiently(offset, len).map(|()| unwritten)
     }
 
-    /// Reads a range of the mapping that may not have been taken, granule by granule: bytes that
-    /// were taken by `own`, which is called with parts of the range by their offset from its start,
-    /// and others as their user begins with them. Returns `false` if `own` does, or if the
-    /// template's bytes are gone.
+    /// Reads a range of the mapping granule by granule, and takes none. `own` reads the parts that
+    /// were taken; it gets a part's offset from the start of the range. Other parts read as zeros,
+    /// or as the template. Returns `false` if `own` does, or if the template's bytes are gone.
     pub(crate) fn look(
         &self,
         offset: usize,

@@ -184,7 +184,7 @@ pub(crate) fn register() -> std::io::Result<()> {
     Ok(membarrier(MembarrierCommand::RegisterPrivateExpedited)?)
 }
 
-/// The future of a task that was left behind, after the call in which it slept.
+/// The outcome for a task that was left behind, once the call in which it slept has returned.
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
     /// The task goes on, on this thread.

@@ -238,8 +238,8 @@ impl Device {
         }
     }
 
-    /// Takes a notification: wakes the port for a queue of frames. The poll that follows every
-    /// write serves the control queue.
+    /// Handles the driver's notification of a queue. The port, which serves the queues of frames,
+    /// is woken. The control queue is served by the poll that follows every register write.
     fn notify(&mut self, queue: u64) {
         self.live.notifications.add(1);
         if self.path.is_port() && queue < self.transport.registers.queues.len() as u64 {

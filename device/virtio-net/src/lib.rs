@@ -18,9 +18,10 @@
 //! function hands it to the port. The function asks for it back, without waiting, when the device
 //! or a queue is reset, or when the function is quiesced because memory is about to be taken away.
 //! Only the switch's thread touches a frame: no lock, no allocation, no system call per packet. A
-//! notification of the driver is a trapped register write, by which the function wakes the switch.
-//! While the switch polls, it asks the driver for no notifications (`slipway_virtio` argues in
-//! `notify` why none is lost while the switch sleeps).
+//! notification of the driver is a register write. It reaches the function as a trapped write or,
+//! under `slipway-vmm`, by an eventfd that KVM raises, and the function wakes the switch. While the
+//! switch polls, it asks the driver for no notifications (`slipway_virtio` argues in `notify` why
+//! none is lost while the switch sleeps).
 //!
 //! A hostile driver can harm only itself: an invalid frame is dropped and counted by cause
 //! ([`Counters`]); an invalid ring, descriptor or chain ends in DEVICE_NEEDS_RESET. Everything is

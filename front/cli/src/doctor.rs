@@ -1,9 +1,10 @@
 //! `slipway doctor`: reports what this host can do, what is missing, and the command that mends it.
 //!
-//! A new check is a function that returns a `Finding`, in the list of `doctor`. It changes nothing
-//! on the host, and what mends the lack is a command. Its decision is a function of what was found
-//! on the host, with a test below, and `tests/e2e/50-bad-input.sh` runs the command. The section of
-//! `docs/operation.md` about what needs the host's part names the check;
+//! A new check is a function that returns a `Finding`, in the list of `doctor`. The check changes
+//! nothing on the host. If something is missing, the finding has a command that adds it. The
+//! decision is a function of values that were read from the host, with a test below, and
+//! `tests/e2e/50-bad-input.sh` runs `slipway doctor`. If a feature needs the part of the host that
+//! is checked, the section of `docs/operation.md` about that feature names the check;
 //! `deploy/kubernetes/node/services.sh` reports lines with the word `MISSING`.
 
 use std::borrow::Cow;

@@ -126,7 +126,10 @@ fn tell_moments(name: &str, moments: &v1::ResumeReply) {
 /// Runs `slipway rm`.
 pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
     let force = args.force;
-    let names = if args.all { removable(&mut client, force).await? } else { args.names.clone() };
+    let names = match args.all {
+        true => removable(list(&mut client).await?, force),
+        false => args.names.clone(),
+    };
     each(client, &names, |mut client, name| async move {
         client.remove(v1::RemoveRequest { name, force, ..Default::default() }).await.map(drop)
     })
@@ -135,10 +138,9 @@ pub async fn rm(mut client: SandboxClient, args: &RmArgs) -> Result<i32> {
 
 /// Returns the names of the sandboxes that `slipway rm --all` removes: all with `force`, otherwise
 /// those that have ended.
-async fn removable(client: &mut SandboxClient, force: bool) -> Result<Vec<String>> {
-    let lives = |state: &str| matches!(state, "starting" | "running" | "paused" | "stopping");
-    let all = list(client).await?.into_iter();
-    Ok(all.filter(|one| force || !lives(&one.state)).map(|one| one.name).collect())
+fn removable(all: Vec<v1::Sandbox>, force: bool) -> Vec<String> {
+    let ended = all.into_iter().filter(|one| force || listing::has_ended(&one.state));
+    ended.map(|one| one.name).collect()
 }
 
 /// Runs `slipway inspect`.
@@ -183,4 +185,23 @@ fn update_request(args: &UpdateArgs) -> v1::UpdateRequest {
     }
     let resources = Some(spec::resources(args.memory, args.cpus));
     v1::UpdateRequest { name, resources, ..Default::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_ended_is_removed_without_force() {
+        let states =
+            ["created", "starting", "running", "paused", "stopping", "exited", "failed", "lost"];
+        let sandbox = |state: &str| v1::Sandbox {
+            name: format!("is-{state}"),
+            state: state.to_owned(),
+            ..Default::default()
+        };
+        let all = || Vec::from(states.map(sandbox));
+        assert_eq!(removable(all(), false), ["is-exited", "is-failed", "is-lost"]);
+        assert_eq!(removable(all(), true).len(), states.len());
+    }
 }

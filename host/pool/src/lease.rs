@@ -96,7 +96,8 @@ impl Lease {
                 return Err(WireError::Refused(text));
             }
         };
-        // Before anybody else has the file: a device that is given it must know what it is.
+        // The file is noted before another process has it: a client may pass it to a device of this
+        // process, which must find it here and map it behind its gate.
         shared.settings.files.add(&memory);
         let traits = Traits { home: memory.home(), fork: memory.template().is_some() };
         send(connection.as_fd(), &Answer::Given(traits).encode(), &[memory.file()])?;

@@ -1,5 +1,6 @@
-//! [`StreamCarrier`] by links to other engines. Their carrier ([`slipway_link::Carrier`]) has the
-//! streams; this maps streams to connections.
+//! The [`StreamCarrier`] that reaches engines of other nodes by links. The links' own carrier
+//! ([`slipway_link::Carrier`]) moves the bytes; this module maps its streams to the engine's
+//! connections.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;

@@ -5,20 +5,22 @@
 //! A new device is a crate of `device/`, and here a PCI device number and a function that adds it.
 //! All numbers below `plug::FIRST_FUNCTION` are taken. So another fixed device either takes numbers
 //! from the end of the bus, as `layout::hot_memory_device` and behind them the balloon do, which
-//! leaves fewer slots for functions (`make::check_counts`), or raises `FIRST_FUNCTION`. With that
-//! go `VmSpec::FIRST_SLOT` of `host/hypervisor`, which QEMU's machines have too, `FIRST_SLOT` of
-//! `front/hollow` and a new `state::VERSION`, since saved machines have their functions at the old
-//! numbers.
+//! leaves fewer slots for functions, or raises `FIRST_FUNCTION`. A device at the end of the bus has
+//! its number in `layout`, its setting in `Config` (`machine`), and counts among the `others` of
+//! `make::check_counts`. With another `FIRST_FUNCTION` go `VmSpec::FIRST_SLOT` of
+//! `host/hypervisor`, which QEMU's machines have too, `FIRST_SLOT` of `front/hollow` and a new
+//! `state::VERSION`, since saved machines have their functions at the old numbers.
 //!
 //! Its saved state is a field of `OwnState` (`state`), with `#[serde(default)]` if not every
 //! machine has it. A device that not every machine has is also in `Identity`, as `shared` and
 //! `hot_memory` are, with its check in `Identity::check`: a state goes on only in a machine with
 //! the same devices. `Ports::restore` alone checks the balloon. In `front/vmm`, `Ports` (`ports`)
 //! has it as a field, with a `Token`, and in `new`, `save`, `go_on`, `restore`, `watch` and
-//! `serve`; an option for it is in `args` and `help.txt`. With `Polling::Anywhere` CPUs' threads
-//! poll it too: `filter` admits what it calls for both roles. The guest's driver is in
-//! `sandbox/initramfs` (`modules`), unless it is in every kernel. Tests: `tests/guests` of this
-//! crate; `docs/vmm.md`, "The machine", has it.
+//! `serve`; an option for it is in `args` and `help.txt`. With `Polling::Anywhere` the threads of
+//! CPUs poll it too, and then `filter` must admit its system calls for `Role::Cpu` as well as for
+//! `Role::Events`. The guest's driver is in `sandbox/initramfs` (`modules`), unless it is in every
+//! kernel. Tests: `tests/guests` of this crate. `docs/vmm.md`, "The machine", and `SECURITY.md`
+//! describe the device. Its lines count for the bound of `deploy/check/vmm_lines.py`.
 
 use std::sync::Arc;
 

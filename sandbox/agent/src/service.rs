@@ -3,10 +3,13 @@
 //! A new call is in `agent.proto` (`sandbox/agent-protocol`), here, in the host's `agent.rs`
 //! (`sandbox/runtime`), and in two stand-ins for a guest: `slipway-hollow` (`front/hollow`,
 //! `service`) and `tests/harness/guest.rs` of the runtime. A sandbox that outlived its daemon has
-//! an older agent: that answers Unimplemented to a call that it does not know, and ignores such a
-//! field. `PROTOCOL` is raised only for what would then go wrong, since the next daemon ends
-//! sandboxes of another number. Tests: `sandbox/agent/tests`, and `sandbox/runtime/tests`, of which
-//! `hostile_guest.rs` has an agent that answers wrongly.
+//! an older agent, which answers Unimplemented to a call that it does not know, and ignores a field
+//! that it does not know. If ignoring the field does harm, a flag of `HelloReply` says that the
+//! agent knows it. The runtime reads the flag into `Abilities` (`agent/abilities.rs`), and refuses
+//! the field, or does without it, if the flag is not set. Both stand-ins answer the flag, the one
+//! of the tests if a test needs it. `PROTOCOL` is raised only where no flag helps, since the next
+//! daemon ends sandboxes of another number. Tests: `sandbox/agent/tests`, and
+//! `sandbox/runtime/tests`, of which `hostile_guest.rs` has an agent that answers wrongly.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,8 +6,9 @@
 //! --check`: `check_settings` of `daemon/settings.rs` (`front/cli`) calls the function of `checks`
 //! that parses or checks it, and so do the setting's users. No command shows settings; what follows
 //! from one is shown where it has its effect, and by `slipway doctor` if a host may lack what it
-//! needs. An older build refuses a file that names it. Tests are below;
-//! `tests/e2e/50-bad-input.sh` has wrong values.
+//! needs. An older build refuses a file that names it. Tests are below. A setting that can be wrong
+//! has a row in the table of the test `each_wrong_setting_is_named`, which is in
+//! `daemon/settings.rs`, too; `tests/e2e/50-bad-input.sh` has wrong values.
 
 mod checks;
 mod programs;

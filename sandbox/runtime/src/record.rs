@@ -65,9 +65,8 @@ pub use self::volume::{Device, FileStamp, HostDevice, Volume};
 /// and the next daemon (`recover`, `adopt`) have something to end. Records on disk have it: an
 /// earlier build passes over a record with a word that it does not know. Clients get the word: the
 /// comments at `state` in `sandbox.proto`, `STATES` of the CLI's `metrics/figures.rs` with the row
-/// of `sandboxes` in `docs/observe.md`, `has_ended` and `state_text` in `manage/listing.rs`,
-/// `lives` in `manage.rs`. A word that only replaces another one in lists, as `PAUSED` does, is no
-/// state.
+/// of `sandboxes` in `docs/observe.md`, `has_ended` and `state_text` in `manage/listing.rs`. A word
+/// that only replaces another one in lists, as `PAUSED` does, is no state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {

@@ -13,8 +13,8 @@
 //! that was started for it. The kernel in that VMM may have written cached pages back to volumes;
 //! the save has these pages, too, and the next guest writes them once more.
 //!
-//! If the container or the VMM ends before the file is the sandbox, the sandbox ends
-//! ([`note_in_file`], [`ends`]) and never comes back: its addresses may be another sandbox's.
+//! If the container or the VMM ends before `in_file` is set, the sandbox ends ([`note_in_file`],
+//! [`ends`]) and cannot come back: its addresses may have been given to another sandbox.
 
 mod moments;
 

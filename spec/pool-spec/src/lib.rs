@@ -11,7 +11,10 @@
 //! | [`Completion`], in place of a request | launcher | pool | |
 //! | [`Answer`] | pool | launcher | the memory's file, unless refused |
 //!
-//! `slipway-pool-wire` says what each party does with them.
+//! A token of the memory's file is a descriptor by which the file can be neither read, nor written,
+//! nor mapped. The VMM passes it to devices, which find the memory by it.
+//!
+//! `slipway-pool-wire` says what each party does with the messages.
 //!
 //! Dependency: `slipway-numa` for the numbers of nodes.
 #![no_std]

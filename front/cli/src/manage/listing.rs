@@ -43,7 +43,7 @@ pub fn runs(sandbox: &v1::Sandbox) -> bool {
 }
 
 /// Returns whether a state is one of a sandbox or container that has ended.
-fn has_ended(state: &str) -> bool {
+pub fn has_ended(state: &str) -> bool {
     matches!(state, "exited" | "failed" | "lost")
 }
 
