@@ -187,8 +187,9 @@ no_sandbox() { [ "$("$slipway" ps --json)" = "[]" ]; }
 wait_until 20 no_sandbox || fail "bench startup that was ended leaves $("$slipway" ps)"
 [ -z "$(own_folders)$(own_daemons)" ] || fail "bench startup that was ended leaves $(own_folders) $(own_daemons)"
 [ -z "$("$slipway" vf ls | grep bench)" ] || fail "bench startup that was ended leaves its pool"
-# The control group of a container of runc has the container's name.
-! grep -qs "bench-startup-$bench-" /proc/[0-9]*/cgroup || fail "bench startup that was ended leaves containers of runc"
+# The control group of a container of runc has the container's name. A process that was killed is there until it is reaped.
+no_container() { ! grep -qs "bench-startup-$bench-" /proc/[0-9]*/cgroup; }
+wait_until 20 no_container || fail "bench startup that was ended leaves containers of runc"
 refuses "needs guests" bench startup --engine hollow --arms pool,pool-no-late "$image"
 refuses 'need shared_root = "on"' bench startup --arms pool-no-root "$image"
 refuses "with the network default" bench startup --engine hollow --arms pool-no-layer --network other "$image"
