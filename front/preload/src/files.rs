@@ -11,7 +11,7 @@ use crate::transfer::{PIECE, deadline, may_wait, recv_all, send_all, wait};
 /// either of which is moved by what was sent.
 ///
 /// # Errors
-/// Those of sendfile(2).
+/// The errors of sendfile(2).
 pub fn send_file(
     to: c_int,
     object: &fds::Ref,
@@ -58,7 +58,7 @@ pub fn send_file(
 /// Carries out splice(2) between `from` and `to`, of which at least one is a connection of ours.
 ///
 /// # Errors
-/// Those of splice(2): `EINVAL` if both are connections.
+/// The errors of splice(2): `EINVAL` if both are connections.
 pub fn splice(
     (from, source): (c_int, Option<fds::Ref>),
     (to, sink): (c_int, Option<fds::Ref>),

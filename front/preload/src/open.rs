@@ -28,8 +28,8 @@ pub fn own_address(fd: c_int) -> Option<Address> {
 /// engine knows. Returns `false` if the socket is left to the kernel.
 ///
 /// # Errors
-/// Those of connect(2): `EINPROGRESS` if the socket is connected now and non-blocking, as programs
-/// expect.
+/// The errors of connect(2): `EINPROGRESS` if the socket is connected now and non-blocking, as
+/// programs expect.
 pub fn connect(fd: c_int, to: Option<Address>) -> Result<bool, Errno> {
     let Some(to) = to.filter(|to| to.port != 0) else { return Ok(false) };
     let Some(domain) = real::tcp_domain(fd) else { return Ok(false) };
@@ -210,7 +210,7 @@ pub struct Accepted {
 /// and `flags` are that call's. The object of `fd` is `object`, which has `listener`.
 ///
 /// # Errors
-/// Those of accept4(2).
+/// The errors of accept4(2).
 pub fn accept(
     fd: c_int,
     object: &Ref,

@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn each_number_is_looked_at_once_and_keeps_its_place() {
         let stream = SetOwner::Stream { object: 7, sleeps: true };
-        // What each number stands for at first, and after another thread changed it meanwhile.
+        // The owner of each number at first, and after another thread has changed it.
         let all = [
             [SetOwner::Listener(900), SetOwner::Kernels],
             [SetOwner::Kernels, SetOwner::Listener(901)],

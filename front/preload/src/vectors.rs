@@ -26,8 +26,8 @@ pub fn expected(lengths: impl ExactSizeIterator<Item = usize>) -> Option<usize> 
 /// is sent in part only. No piece is empty. Returns the number of bytes that were sent.
 ///
 /// # Errors
-/// That of a piece, and that of `send` for the first piece: later ones end the call with what was
-/// sent before, without `SIGPIPE`.
+/// The error of a piece, and that of `send` for the first piece: later ones end the call with what
+/// was sent before, without `SIGPIPE`.
 pub fn send<'a>(
     pieces: impl Iterator<Item = Result<&'a [u8], Errno>>,
     flags: c_int,
@@ -55,8 +55,8 @@ pub fn send<'a>(
 /// No piece is empty. Returns the number of bytes that were received.
 ///
 /// # Errors
-/// That of a piece, and that of `receive` for the first piece: later ones end the call with what
-/// was received before.
+/// The error of a piece, and that of `receive` for the first piece: later ones end the call with
+/// what was received before.
 pub fn receive<'a>(
     pieces: impl Iterator<Item = Result<&'a mut [u8], Errno>>,
     flags: c_int,
@@ -84,7 +84,7 @@ pub fn receive<'a>(
 /// gets whether the message is the first. Returns how many were moved.
 ///
 /// # Errors
-/// That of the first message.
+/// The error of the first message.
 pub fn each_message<T>(
     messages: &mut [T],
     mut moves: impl FnMut(&mut T, bool) -> Result<bool, Errno>,

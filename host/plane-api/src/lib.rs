@@ -79,7 +79,7 @@ pub async fn connect(socket: &Path) -> Result<Channel, tonic::transport::Error> 
 /// Connects to the socket at `path` once its listener's queue has room.
 ///
 /// # Errors
-/// Those of connect(2); `TimedOut` if the queue has no room for [`LONGEST_WAIT`].
+/// The errors of connect(2); `TimedOut` if the queue has no room for [`LONGEST_WAIT`].
 async fn stream(path: &Path) -> io::Result<UnixStream> {
     let waited = tokio::time::timeout(LONGEST_WAIT, stream_with_room(path)).await;
     waited.map_err(|_| {

@@ -48,11 +48,11 @@ pub(crate) fn knows(name: &str) -> bool {
 pub enum Beginning {
     /// Its guest booted.
     Boot,
-    /// That of a template that a user made.
+    /// A template that a user made.
     Template,
-    /// That of a template of the node's own.
+    /// A template of the node's own.
     Automatic,
-    /// That of a snapshot.
+    /// A snapshot.
     Snapshot,
 }
 

@@ -70,7 +70,7 @@ impl NotedBinding {
     /// could not. May wait for a program that has it open.
     ///
     /// # Errors
-    /// Those of [`Sysfs::give_back`]. The next call tries again.
+    /// The errors of [`Sysfs::give_back`]. The next call tries again.
     pub fn give_back(&mut self, sysfs: &Sysfs) -> Result<(), Fault> {
         let binding = self.binding.take().or_else(|| {
             // An error: the VF is gone, and its binding with it.

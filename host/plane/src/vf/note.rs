@@ -58,7 +58,7 @@ impl Note {
     /// Notes settings, without their values.
     ///
     /// # Errors
-    /// Those of [`Note::write`].
+    /// The errors of [`Note::write`].
     pub fn keep(&self, settings: Limits) -> Result<(), Fault> {
         self.write(&settings.words())
     }
