@@ -16,6 +16,9 @@ use crate::place::DriverMemory;
 
 /// The longest wait for a server: hundreds of starts may be ahead of this one.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The first and the longest time between two looks of a driver at its function. A driver in a
+/// guest would sleep until an interrupt; a start counts the rest of a pause as its own time.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(4));
 /// The functions' place on the bus of the machine that there would be: PCI device 4 is the first.
 const FIRST_SLOT: usize = 4;
 /// The part of the guest's memory that each function's driver has, and where the first begins.
@@ -89,7 +92,7 @@ impl Functions {
         let class = header[BASE_CLASS];
         let vendor = u16::from_le_bytes([header[VENDOR], header[VENDOR + 1]]);
         client.write(region::CONFIG, COMMAND, &DRIVEN.to_le_bytes())?;
-        let registers = Registers::new(client, PATIENCE);
+        let registers = Registers::new(client, PATIENCE).with_pauses(PAUSES.0, PAUSES.1);
         match (class, vendor) {
             (MASS_STORAGE, _) => drop(self.disks.insert(number, Disks::new(registers, place))),
             (NETWORK, VIRTIO) if self.nic.is_none() => {

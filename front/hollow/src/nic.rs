@@ -1,24 +1,16 @@
 //! The network interface of the VM, driven by Slipway's own driver.
 
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use slipway_agent_protocol::v1::ConfigureNetworkRequest;
 use slipway_ethernet_spec::{ArpPacket, EthernetFrame, MIN_FRAME, Mac, ethertype};
+use slipway_pci::driver::RegisterAccess;
 use slipway_vfio_user_client::Registers;
 use slipway_virtio_net::driver::{Arena, Driver, Options};
 use slipway_virtio_spec::net::{Header, control};
 
 use crate::place::DriverMemory;
-
-/// The longest wait until the switch has taken a frame.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The time between the first two looks at whether the switch has taken a frame. Each further one
-/// is twice the last, since the looks of hundreds of sandboxes would leave the switch no processor.
-/// [`LONGEST_PAUSE`] bounds it, since a start counts the rest of a pause as its own time.
-const PAUSE: Duration = Duration::from_micros(200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
 /// The network interface, before or after its driver is in place.
 pub enum Nic {
@@ -63,14 +55,11 @@ impl Nic {
         let queue = transmit.first_mut().context("an interface without queues")?;
         queue.push(arena, &Header::default(), &announcement(mac, address), &[])?;
         driver.flush(0)?;
-        let (begun, mut pause) = (Instant::now(), PAUSE);
+        // The switch takes it at its own time, and a guest would send no message meanwhile.
         while driver.transmit[0].reap()? > 0 {
-            // The switch takes it at its own time, and a guest would send no message meanwhile.
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
-            if begun.elapsed() >= PATIENCE {
+            if let Err(error) = driver.registers.idle() {
                 driver.needs_no_reset()?;
-                bail!("no switch takes the frame");
+                return Err(error).context("no switch takes the frame");
             }
         }
         *self = Self::Driven(Box::new(driver));

@@ -8,26 +8,45 @@ use slipway_pci::driver::{AccessError, RegisterAccess};
 
 use crate::{Client, ClientError, IoFds, RegisterWindow, RemoteFunction};
 
+/// The pauses between a driver's looks at its function.
+struct Pauses {
+    /// The first pause after a write. Each further one is twice the last.
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
 /// A driver's wait for its function. Each write begins it anew.
 struct Wait {
     longest: Duration,
     since: Instant,
+    /// Without pauses, the driver yields the processor between two looks.
+    pauses: Option<Pauses>,
 }
 
 impl Wait {
     fn new(longest: Duration) -> Self {
-        Self { longest, since: Instant::now() }
+        Self { longest, since: Instant::now(), pauses: None }
     }
 
     fn restart(&mut self) {
         self.since = Instant::now();
+        if let Some(pauses) = &mut self.pauses {
+            pauses.next = pauses.first;
+        }
     }
 
-    fn go_on(&self) -> Result<(), AccessError> {
+    fn go_on(&mut self) -> Result<(), AccessError> {
         if self.since.elapsed() > self.longest {
             return Err(AccessError("the function does not answer".into()));
         }
-        std::thread::yield_now();
+        match &mut self.pauses {
+            Some(pauses) => {
+                std::thread::sleep(pauses.next);
+                pauses.next = (2 * pauses.next).min(pauses.longest);
+            }
+            None => std::thread::yield_now(),
+        }
         Ok(())
     }
 }
@@ -53,6 +72,15 @@ impl Registers {
     pub fn new(client: Client, patience: Duration) -> Self {
         let (io_fds, wait) = (IoFds::default(), Wait::new(patience));
         Self { client, doorbells: None, io_fds, wait }
+    }
+
+    /// Sleeps between two looks of a driver that waits: for `first` after a write, then for twice
+    /// the last pause each time, at most for `longest`. Hundreds of drivers that yield instead
+    /// leave their functions no processor.
+    #[must_use]
+    pub fn with_pauses(mut self, first: Duration, longest: Duration) -> Self {
+        self.wait.pauses = Some(Pauses { first, longest, next: first });
+        self
     }
 
     /// Stores to the page of doorbells at `offset`, if the server lets clients map it.
