@@ -82,8 +82,11 @@ pub(crate) struct Feeder {
     copies: [bool; 2],
     /// `true` if the disk bounds its work on reads ([`Disk::bounds_reads`]).
     pub bounds_reads: bool,
+    /// The request that is handed over in pieces.
     split: Option<Split>,
+    /// Room for requests on their way to the disk; empty between calls.
     batch: Vec<Request>,
+    /// An empty vector, for the spans of the next piece.
     spare: Vec<Span>,
 }
 
@@ -102,9 +105,7 @@ impl Feeder {
     /// with `left` bytes left, has no room for all of it.
     #[inline]
     pub fn price(&self, operation: Operation, bytes: u64, left: u64) -> Option<u64> {
-        let [reads, writes] = self.copies;
-        let copies = if operation == Operation::Read { reads } else { writes };
-        let cost = if copies { bytes } else { 0 };
+        let cost = if copies_for(self.copies, operation) { bytes } else { 0 };
         has_room(cost, left).then_some(cost)
     }
 
@@ -126,14 +127,16 @@ impl Feeder {
         };
         if count == all {
             disk.submit(requests, completions);
-            // `submit` must drain the vector; a disk that leaves a request behind would make us
-            // submit it twice.
+            // `submit` has drained the vector. A request that a faulty disk leaves behind would be
+            // submitted twice.
             requests.clear();
             return all;
         }
         self.feed_part((disk, block_size), requests, count, left, completions)
     }
 
+    /// Hands over the first `count` requests, for which the turn has room, and then pieces of the
+    /// next one, if bytes are left.
     #[cold]
     fn feed_part(
         &mut self,
@@ -205,6 +208,7 @@ impl Feeder {
         found
     }
 
+    /// Appends the completion of the request that is split, with its own spans.
     fn end(&mut self, result: Result<(), DiskError>, completions: &mut Vec<Completion>) {
         if let Some(split) = self.split.take() {
             let Request { tag, spans, .. } = split.whole;
@@ -216,21 +220,23 @@ impl Feeder {
 /// Returns how many of `requests`, from the first on, a turn with `left` bytes has room for, and
 /// deducts their cost from `left`.
 #[inline]
-fn fitting(
-    requests: &[Request],
-    block_size: u32,
-    [reads, writes]: [bool; 2],
-    left: &mut u64,
-) -> usize {
+fn fitting(requests: &[Request], block_size: u32, copies: [bool; 2], left: &mut u64) -> usize {
     for (at, request) in requests.iter().enumerate() {
-        let copies = if request.operation == Operation::Read { reads } else { writes };
-        let cost = if copies { cost(request, block_size) } else { 0 };
+        let copied = copies_for(copies, request.operation);
+        let cost = if copied { cost(request, block_size) } else { 0 };
         if !has_room(cost, *left) {
             return at;
         }
         *left = left.saturating_sub(cost);
     }
     requests.len()
+}
+
+/// Returns whether a disk copies on this thread for an operation; `reads` and `others` say so of
+/// reads and of all other operations.
+#[inline]
+fn copies_for([reads, others]: [bool; 2], operation: Operation) -> bool {
+    if operation == Operation::Read { reads } else { others }
 }
 
 /// Returns whether a turn with `left` bytes has room for a whole request of this cost. It always

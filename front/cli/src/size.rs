@@ -1,4 +1,5 @@
-//! Parses and formats sizes, times and rates.
+//! Parses and formats the quantities of the command line: sizes, times, rates, fractions, VLANs and
+//! block sizes. The error of each parser is a line for the user, which quotes the text.
 
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Reads a rate in bits as tc(8) does: "10Mbit", "1gbit", "64kbit", "8000bit" (powers of 1000).
-/// Returns bytes per second.
+/// Returns bytes per second: 0, or from 1 to less than 10^18.
 pub fn parse_bit_rate(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is no rate, as 10Mbit or 64kbit");
     let lower = text.to_ascii_lowercase();
@@ -62,7 +63,7 @@ pub fn parse_bit_rate(text: &str) -> Result<u64, String> {
     match bytes {
         0.0 => Ok(0),
         1.0..1e18 => Ok(bytes as u64),
-        _ => Err(format!("\"{text}\" is no rate that can be kept")),
+        _ => Err(format!("\"{text}\" is out of range: 0bit, or 8bit to less than 8e9Gbit")),
     }
 }
 

@@ -40,15 +40,18 @@
 //! beside it, and its number in `c::syscall` if programs call it so.
 //!
 //! An option of sockets without an effect is a row of `SWITCHES` or `NUMBERS` in [`options`].
-//! Another one is an arm of `read_option` and of `write_option` there. In `write_option` it comes
-//! before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those take any value for any option
-//! of these levels and have no effect. If it is on or off, it is a
-//! bit of the entry's word `FLAGS` (`slipway_socket::option`). A value needs a half of another
-//! word of the entry, and gets a row of [`halves`]. The doc comment of `slipway_socket::option`
-//! (`host/socket/src/endpoint.rs`) says which halves and words are left. `c::options` hands
-//! `write_option` the first 16 bytes of a value, as many as a timeout has. Programs set many
-//! options before connect(2): `take_over` of [`options`] copies those that matter from the kernel's
-//! socket. Accepted connections begin with none of their listener's.
+//! Another one has no row, but an arm of `read_option` and of `write_option` there. In
+//! `write_option` it comes before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those take
+//! any value for any option of these levels and have no effect. The effect is in the call that
+//! moves bytes, as that of timeouts ([`transfer`]), or in `host/socket`, which reads the entry's
+//! word itself: `Endpoint::most` in `endpoint/transfer.rs`, `endpoint/readiness.rs` for poll(2).
+//!
+//! An option that is on or off is a bit of the entry's word `FLAGS` (`slipway_socket::option`). A
+//! value needs a half of another word of the entry, and gets a row of [`halves`]. The doc comment
+//! of `slipway_socket::option` (`host/socket/src/endpoint.rs`) says which halves and words are
+//! left. `c::options` hands `write_option` the first 16 bytes of a value, as many as a timeout has.
+//! Programs set many options before connect(2): `take_over` of [`options`] copies those that matter
+//! from the kernel's socket. Accepted connections begin with none of their listener's.
 //!
 //! Unit tests are beside what they test, and compiled without `c`: its names are libc's, and a test
 //! program that had them would be its own subject. `tests/semantics.py` gets a case of each

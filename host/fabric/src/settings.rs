@@ -1,7 +1,12 @@
 //! Changes settings of ports while frames pass.
 //!
 //! A new setting is a field of `PortConfig` (`backend/switch`, `rules`), checked in its `check`,
-//! and is obeyed in `judge` (frames from the port) or `switch` (frames for it). It comes from
+//! and is obeyed in `judge` (frames from the port) or `switch` (frames for it). `judge` keeps
+//! nothing from frame to frame. The state of a setting, such as the bucket of a rate, is in `Slot`
+//! of `switch` (`max_rate`: `Switch::turn` asks it before it takes frames) or in a decorator
+//! (`receive_rate`: `pace`). `attach` of `switch/settings.rs` makes the state, and `configure`
+//! makes it anew when the setting changes. Frames that a setting drops have a cause of their own
+//! (`Drop` of `stats`). The setting comes from
 //! - `VirtioNet` of `plane.proto`, for functions (`host/plane`, `network::port_config`);
 //! - `AttachTapRequest`, for containers' interfaces by CNI (`taps::config`);
 //! - `SetPortRequest`, for ports that are there: here, and in `KeptPlace::set_port` (`host/plane`,

@@ -15,7 +15,7 @@ const MOST_GROUPS: usize = 65_536;
 /// The most paths of a list.
 const MOST_PATHS: usize = 1024;
 /// The longest path in bytes.
-const LONGEST: usize = 4096;
+const LONGEST_PATH: usize = 4096;
 /// The size of an instruction of a filter, bytes.
 const INSTRUCTION: usize = 8;
 /// The most instructions of a filter.
@@ -27,9 +27,10 @@ const MOST_INSTRUCTIONS: usize = 4096;
 pub struct Security {
     /// Groups beside those of the user.
     pub groups: Vec<u32>,
-    /// The capabilities that the process can have, or `None` for the usual ones.
+    /// The capabilities that the process can have (its bounding set), or `None` for the agent's
+    /// default.
     pub capabilities: Option<Vec<String>>,
-    /// Those of the named capabilities that programs of any user have.
+    /// Ambient capabilities (capabilities(7)): programs keep them under any user.
     pub ambient: Vec<String>,
     /// Set if no program gains rights by its file.
     pub no_new_privileges: bool,
@@ -60,12 +61,9 @@ impl Security {
                 "a filter of system calls has at most {MOST_INSTRUCTIONS} instructions of 8 bytes"
             ));
         }
-        let settings = asked.sysctls.iter();
-        settings.clone().try_for_each(|(name, value)| {
-            sysctl::check(name, value)
-                .map(|_| ())
-                .map_err(|error| Error::Invalid(error.to_string()))
-        })?;
+        for (name, value) in &asked.sysctls {
+            sysctl::check(name, value).map_err(|error| Error::Invalid(error.to_string()))?;
+        }
         let (capabilities, ambient) = match &asked.capabilities {
             Some(asked) => (Some(capabilities(&asked.names)?), capabilities(&asked.ambient)?),
             None => (None, Vec::new()),
@@ -77,7 +75,7 @@ impl Security {
             no_new_privileges: asked.no_new_privileges,
             masked: paths(asked.masked.as_ref())?,
             read_only: paths(asked.read_only.as_ref())?,
-            sysctls: settings.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            sysctls: asked.sysctls.clone().into_iter().collect(),
             seccomp: hex::encode(&asked.seccomp),
         })
     }
@@ -109,7 +107,8 @@ impl Security {
         })
     }
 
-    /// Returns the agent's form of what concerns each process.
+    /// Returns the agent's message with the rights of one process. Paths and kernel settings, which
+    /// a container has once, are not in it.
     pub fn of_process(&self) -> agent_v1::Security {
         let named = |names| agent_v1::Capabilities { names, ambient: self.ambient.clone() };
         agent_v1::Security {
@@ -121,7 +120,7 @@ impl Security {
         }
     }
 
-    /// Returns the agent's form of the hidden and of the read-only paths.
+    /// Returns the agent's messages with the hidden paths and the read-only paths.
     pub fn paths(&self) -> (Option<agent_v1::Paths>, Option<agent_v1::Paths>) {
         let paths =
             |paths: &Option<Vec<String>>| paths.clone().map(|paths| agent_v1::Paths { paths });
@@ -129,6 +128,7 @@ impl Security {
     }
 }
 
+/// Checks names of capabilities, and returns them.
 fn capabilities(names: &[String]) -> Result<Vec<String>> {
     let is_name = |name: &String| {
         let bare = name.strip_prefix("CAP_").unwrap_or_default();
@@ -146,10 +146,11 @@ fn capabilities(names: &[String]) -> Result<Vec<String>> {
     }
 }
 
+/// Checks a list of paths in the container, and returns it.
 fn paths(asked: Option<&v1::Paths>) -> Result<Option<Vec<String>>> {
     let Some(asked) = asked else { return Ok(None) };
     let is_path =
-        |path: &String| path.starts_with('/') && path.len() <= LONGEST && !path.contains('\0');
+        |path: &String| path.starts_with('/') && path.len() <= LONGEST_PATH && !path.contains('\0');
     match asked.paths.iter().find(|path| !is_path(path)) {
         Some(path) => {
             let path: String = path.chars().take(80).collect();

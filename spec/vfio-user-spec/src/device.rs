@@ -32,7 +32,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Returns the request.
+    /// Returns the request of a client that takes the structure's 16 bytes in reply.
     pub fn request() -> Self {
         Self { argsz: U32::new(16), ..Self::default() }
     }
@@ -105,12 +105,7 @@ impl RegionInfo {
             let rest = reply.get(at..)?;
             let (header, rest) = CapabilityHeader::read_from_prefix(rest).ok()?;
             if header.id.get() == capability::SPARSE_MMAP {
-                let (sparse, mut rest) = SparseHeader::read_from_prefix(rest).ok()?;
-                for _ in 0..sparse.nr_areas.get() {
-                    let (area, more) = SparseArea::read_from_prefix(rest).ok()?;
-                    areas.push((area.offset.get(), area.size.get()));
-                    rest = more;
-                }
+                append_areas(rest, &mut areas)?;
             }
             let next = header.next.get() as usize;
             if next != 0 && next <= at {
@@ -120,6 +115,18 @@ impl RegionInfo {
         }
         Some(areas)
     }
+}
+
+/// Appends the areas of a *sparse mmap* capability to `areas`. `bytes` are those behind the
+/// capability's header. Returns `None` if they end before the last area does.
+fn append_areas(bytes: &[u8], areas: &mut Vec<(u64, u64)>) -> Option<()> {
+    let (sparse, mut rest) = SparseHeader::read_from_prefix(bytes).ok()?;
+    for _ in 0..sparse.nr_areas.get() {
+        let (area, more) = SparseArea::read_from_prefix(rest).ok()?;
+        areas.push((area.offset.get(), area.size.get()));
+        rest = more;
+    }
+    Some(())
 }
 
 /// Identifiers of region capabilities (`<linux/vfio.h>`).
@@ -238,6 +245,7 @@ impl SubRegion {
         if let Ok((one, _)) = Self::read_from_prefix(bytes) {
             return Some(one);
         }
+        // The specification's layout lacks `shadow_offset`, which is 0 then.
         let (head, datamatch) = bytes.get(..SUB_REGION_LEN)?.split_at(SUB_REGION_LEN - 8);
         let mut padded = [0; size_of::<Self>()];
         padded[..head.len()].copy_from_slice(head);

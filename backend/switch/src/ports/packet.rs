@@ -37,6 +37,7 @@ const PACKET_MR_ALLMULTI: u16 = 2;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
+/// `struct packet_mreq`: how much an interface receives for a socket.
 #[repr(C)]
 struct Membership {
     interface: c_int,
@@ -127,25 +128,9 @@ impl PacketPort {
         }
         // Without the privilege for it, the usual buffer size has to do.
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &WAITING);
-        let membership = Membership {
-            interface: index as c_int,
-            kind: match reception {
-                Reception::All => PACKET_MR_PROMISC,
-                Reception::OwnAndGroups => PACKET_MR_ALLMULTI,
-            },
-            address_len: 0,
-            address: [0; 8],
-        };
-        // SAFETY: all zeros is a valid address.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = index as c_int;
-        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: an address of this length.
-        check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+        bind(&socket, index)?;
         // Last: an interface that is seen to receive for this port has a port that takes it.
-        set(&socket, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership)?;
+        join(&socket, index, reception)?;
         Ok(Self {
             socket,
             memory: Span::heap(BATCH * ROOM),
@@ -179,7 +164,8 @@ impl PacketPort {
             libc::recvmmsg(socket, messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, none)
         };
         let received = usize::try_from(received).unwrap_or(0);
-        messages[..received].iter().map(|m| (m.msg_len as usize, tag(&m.msg_hdr))).collect()
+        let frame = |message: &libc::mmsghdr| (message.msg_len as usize, tag(&message.msg_hdr));
+        messages[..received].iter().map(frame).collect()
     }
 
     /// Adds the frame in slot `number`, of `len` bytes with its header. Returns `false` if it is
@@ -332,6 +318,33 @@ impl Port for PacketPort {
     }
 }
 
+/// Binds a packet socket to the interface `index`, for frames of all types.
+fn bind(socket: &OwnedFd, index: u32) -> std::io::Result<()> {
+    // SAFETY: all zeros is a valid address.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index as c_int;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: an address of this length.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })
+}
+
+/// Has the interface `index` receive such frames for as long as the socket lives.
+fn join(socket: &OwnedFd, index: u32, reception: Reception) -> std::io::Result<()> {
+    let membership = Membership {
+        interface: index as c_int,
+        kind: match reception {
+            Reception::All => PACKET_MR_PROMISC,
+            Reception::OwnAndGroups => PACKET_MR_ALLMULTI,
+        },
+        address_len: 0,
+        address: [0; 8],
+    };
+    set(socket, libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &membership)
+}
+
+/// Sets a socket option.
 fn set<T>(socket: &OwnedFd, level: c_int, option: c_int, value: &T) -> std::io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     let value = (value as *const T).cast();

@@ -35,6 +35,10 @@ impl From<Spoiled> for Error {
 
 /// One side of a stream. It may be made for a call or kept: its state is in the words that it
 /// refers to. Each direction is used by one thread at a time; the two directions are independent.
+///
+/// The FIFO of a direction grows and moves only while it is empty. A writer that has filled a FIFO
+/// which is smaller than it may be *pinches* it: it writes nothing until the other side has read
+/// all, and then takes a larger region.
 pub struct Stream<'a> {
     arena: &'a Arena,
     number: u32,
@@ -70,7 +74,7 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`Error`].
     pub fn space(&self) -> Result<usize, Error> {
-        self.is_open()?;
+        self.check_open()?;
         let used = self.out.refresh()?;
         let size = self.out.tail().region().unwrap_or_else(|| Regions::own(self.number)).len();
         let waits = used > 0 && self.out.is_pinched();
@@ -84,13 +88,13 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`Error::Spoiled`].
     pub fn arm_space(&self) -> Result<bool, Error> {
-        Ok(self.out.arm(self.left())?)
+        Ok(self.out.arm(self.wake_level())?)
     }
 
     /// Does the first part of [`Stream::arm_space`]: [`heavy`](super::heavy), which serves any
     /// number of streams, and [`Stream::is_space_there`] must follow.
     pub fn wish_space(&self) {
-        self.out.wish(self.left());
+        self.out.wish(self.wake_level());
     }
 
     /// Does the last part of [`Stream::arm_space`], and returns its result.
@@ -98,10 +102,11 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`Error::Spoiled`].
     pub fn is_space_there(&self) -> Result<bool, Error> {
-        Ok(self.out.is_wish_fulfilled(self.left())?)
+        Ok(self.out.is_wish_fulfilled(self.wake_level())?)
     }
 
-    fn left(&self) -> u64 {
+    /// Returns the number of unread bytes at which a writer that waits for space is woken.
+    fn wake_level(&self) -> u64 {
         if self.out.is_pinched() { 0 } else { self.out.tail().size() / 2 }
     }
 
@@ -129,7 +134,11 @@ impl<'a> Stream<'a> {
         Ok(self.into.is_wish_fulfilled(least as u64)?)
     }
 
-    fn is_open(&self) -> Result<(), Error> {
+    /// Checks that this side may write.
+    ///
+    /// # Errors
+    /// [`Error::Reset`], [`Error::Shut`].
+    fn check_open(&self) -> Result<(), Error> {
         if self.out.tail().is_reset() || self.out.is_reset() {
             Err(Error::Reset)
         } else if self.out.tail().is_end() || self.out.is_shut() {
@@ -145,7 +154,7 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// [`Error`].
     pub fn expect(&self, wanted: usize, most: usize, regions: Regions<'_>) -> Result<(), Error> {
-        self.is_open()?;
+        self.check_open()?;
         let used = self.out.refresh()?;
         if self.out.tail().size() - used < wanted as u64 {
             self.fit(used, wanted, most, regions);
@@ -158,7 +167,7 @@ impl<'a> Stream<'a> {
     /// to be woken, possibly more than once.
     ///
     /// # Errors
-    /// [`Error`]; nothing was written then.
+    /// [`Error`]; nothing was written then. [`Error::Spoiled`] may come after some of the bytes.
     pub fn write(
         &self,
         from: &[u8],
@@ -166,7 +175,7 @@ impl<'a> Stream<'a> {
         regions: Regions<'_>,
         mut tell: impl FnMut(),
     ) -> Result<usize, Error> {
-        self.is_open()?;
+        self.check_open()?;
         let mut done = 0;
         while done < from.len() {
             let count = self.write_some(&from[done..], most, regions, &mut tell)?;
@@ -178,7 +187,11 @@ impl<'a> Stream<'a> {
         Ok(done)
     }
 
-    /// Writes up to [`STRIDE`] bytes, up to the region's end.
+    /// Writes up to [`STRIDE`] bytes, up to the region's end. Returns their number; 0 if the FIFO
+    /// has no room.
+    ///
+    /// # Errors
+    /// [`Error::Spoiled`], [`Error::NoMemory`]; nothing was written then.
     fn write_some(
         &self,
         from: &[u8],
@@ -227,6 +240,8 @@ impl<'a> Stream<'a> {
         }
     }
 
+    /// Moves an empty FIFO to a region of at least `target` bytes, if it has a smaller one and
+    /// `regions` has one left. A FIFO without a region gets at least the stream's own page.
     #[cold]
     fn grow(&self, target: usize, regions: Regions<'_>) {
         let now = self.out.tail().region();
@@ -312,6 +327,7 @@ impl<'a> Stream<'a> {
         Ok(done)
     }
 
+    /// Copies bytes that are known to be there, from `skip` bytes behind the head on.
     fn copy_out(&self, skip: usize, into: &mut [u8]) {
         let Some(region) = self.into.tail().region() else { return };
         let from = self.arena.address(self.side.other(), region);
@@ -331,6 +347,9 @@ impl<'a> Stream<'a> {
     /// Returns the one or two stretches of memory that hold the next bytes to read, as `(address,
     /// length)`, for an engine that works on them in place and releases them with `into.release`.
     /// The other side may change the bytes.
+    ///
+    /// # Errors
+    /// As for [`Stream::available`].
     pub fn readable(&self) -> Result<[(*const u8, usize); 2], Error> {
         self.available()?;
         let tail: Tail = self.into.tail();
@@ -354,7 +373,7 @@ impl<'a> Stream<'a> {
         most: usize,
         regions: Regions<'_>,
     ) -> Result<[(*mut u8, usize); 2], Error> {
-        self.is_open()?;
+        self.check_open()?;
         let used = self.out.refresh()?;
         if self.out.tail().size() - used < wanted as u64 || self.out.is_pinched() {
             self.fit(used, wanted, most, regions);

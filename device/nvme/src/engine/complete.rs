@@ -4,6 +4,10 @@
 //! command's next step (`steps`) or to its end ([`IoEngine::end`]): data that the host is to have
 //! is copied back, an error is logged, and the completion is posted ([`IoEngine::complete`]). Here
 //! are also the commands that end early: by Abort, or with their queue or namespace.
+//!
+//! The verbs: a request or a command *ends* when its work is done, a command is *completed* when
+//! the guest is to learn of that, an entry is *posted* in the completion queue, and the command's
+//! slot in the journal is *concluded*. A command that is *abandoned* is concluded without an entry.
 
 use slipway_block::Completion;
 use slipway_nvme_spec::command::{CompletionEntry, SubmissionEntry};
@@ -64,6 +68,7 @@ impl IoEngine {
         busy
     }
 
+    /// Ends a request of a disk. A command whose last request this was goes on, or ends.
     fn end_request(&mut self, completion: Completion) {
         self.recycle(completion.spans);
         let Some(kind) = self.inflight.kind(completion.tag) else { return };
@@ -72,11 +77,12 @@ impl IoEngine {
             if let Some(tracer) = &mut self.tracer {
                 tracer.completed(completion.tag, command.owner.is_guest());
             }
-            self.finish(command);
+            self.step_or_end(command);
         }
     }
 
-    fn finish(&mut self, mut command: Command) {
+    /// Takes the next step of a command that has several, and ends any other one.
+    fn step_or_end(&mut self, mut command: Command) {
         if let Some(work) = command.work.take() {
             return self.after_step(command, work);
         }

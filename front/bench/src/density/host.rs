@@ -63,7 +63,8 @@ pub struct Cpu {
 }
 
 impl Processes {
-    /// Finds the processes of Slipway's that are neither the daemon nor one of `vmms`.
+    /// Returns the daemon, these VMMs, and all other processes of Slipway's that run on the host,
+    /// but the calling one.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -82,7 +83,8 @@ impl Processes {
         Ok(Self { vmms, daemon, others })
     }
 
-    /// Reads the memory of the processes. That of a pool is not in it.
+    /// Reads the memory of the processes. Another process that is gone counts as having none. The
+    /// field `pool` is left to the caller, since the daemon alone knows that memory.
     ///
     /// # Errors
     /// A VMM or the daemon is gone, or may not be looked at.
@@ -113,7 +115,7 @@ impl Processes {
 }
 
 impl Cpu {
-    /// Returns what was used since `before`.
+    /// Returns the processor time since `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             vmms: self.vmms.saturating_sub(before.vmms),
@@ -123,7 +125,7 @@ impl Cpu {
         }
     }
 
-    /// Returns what Slipway's processes used.
+    /// Returns the processor time of Slipway's processes.
     pub fn own(self) -> u64 {
         self.vmms + self.daemon + self.others
     }

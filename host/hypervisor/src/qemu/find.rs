@@ -1,6 +1,5 @@
 //! Finds a QEMU, and checks that it can run sandboxes.
 
-use std::cmp::Ordering;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -74,7 +73,11 @@ impl Binary {
         self.version
     }
 
-    /// Carries out [`Qemu::find`](super::Qemu::find).
+    /// Finds the QEMU of `SLIPWAY_QEMU` if that is set, and else the first usable one of
+    /// [`candidates`]. See [`Qemu::find`](super::Qemu::find).
+    ///
+    /// # Errors
+    /// [`Error::NoQemu`], with the reason for each file that was examined.
     pub(super) fn find(cache: &Path) -> Result<Self> {
         if let Some(path) = std::env::var_os("SLIPWAY_QEMU").filter(|path| !path.is_empty()) {
             return Self::at(Path::new(&path), cache)
@@ -114,7 +117,7 @@ impl Binary {
 fn examine(path: &Path) -> Result<Version, String> {
     let text = output(path, &["--version"])?;
     let version: Version = text.parse().map_err(|()| "is no QEMU".to_owned())?;
-    if version.cmp(&MINIMUM_VERSION) == Ordering::Less {
+    if version < MINIMUM_VERSION {
         return Err(format!("is version {version}; {MINIMUM_VERSION} is the first that will do"));
     }
     match output(path, &["-device", "vfio-user-pci,help"]) {
@@ -123,6 +126,8 @@ fn examine(path: &Path) -> Result<Version, String> {
     }
 }
 
+/// Runs the program, and returns its standard output. The error is a sentence without its subject,
+/// the program.
 fn output(path: &Path, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(path)
         .args(arguments)

@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 use simple_dns::RCODE;
@@ -34,9 +34,11 @@ pub struct Server {
     tasks: JoinSet<()>,
 }
 
+/// The parts of a server that all of its tasks have.
 struct Shared {
     zone: Arc<RwLock<Zone>>,
     resolv_conf: PathBuf,
+    /// Queries by UDP that wait for the host's resolvers.
     under_way: Arc<Shares>,
     connections: Arc<Shares>,
 }
@@ -81,35 +83,47 @@ impl Server {
 
     /// Replaces the zone.
     pub fn set(&self, zone: Zone) {
-        *self.zone.write().unwrap_or_else(PoisonError::into_inner) = zone;
+        *self.zone() = zone;
     }
 
     /// Adds the names of a new attachment's lease.
     pub fn add(&self, id: &str, lease: &Lease) {
-        self.zone.write().unwrap_or_else(PoisonError::into_inner).add(id, lease);
+        self.zone().add(id, lease);
     }
 
     /// Adds the names of a lease if no other lease has one of them. Returns whether it did.
     pub fn add_new(&self, id: &str, lease: &Lease) -> bool {
-        self.zone.write().unwrap_or_else(PoisonError::into_inner).add_new(id, lease)
+        self.zone().add_new(id, lease)
     }
 
     /// Removes the names of a lease that was added with the id.
     pub fn remove(&self, id: &str, lease: &Lease) {
-        self.zone.write().unwrap_or_else(PoisonError::into_inner).remove(id, lease);
+        self.zone().remove(id, lease);
+    }
+
+    /// Locks the zone for a change.
+    fn zone(&self) -> RwLockWriteGuard<'_, Zone> {
+        self.zone.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shared {
+    /// Locks the zone for an answer.
+    fn zone(&self) -> RwLockReadGuard<'_, Zone> {
+        self.zone.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn serves(&self, client: IpAddr) -> bool {
-        self.zone.read().unwrap_or_else(PoisonError::into_inner).serves(client)
+        self.zone().serves(client)
     }
 
     fn answer(&self, query: &[u8]) -> Answer {
-        answer(&self.zone.read().unwrap_or_else(PoisonError::into_inner), query)
+        answer(&self.zone(), query)
     }
 }
 
+/// Answers the queries that come by UDP. Queries for the host's resolvers have tasks of their own,
+/// and are dropped if the client has its share of them already.
 async fn datagrams(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; MAX_UDP];
     // These tasks end with this one.
@@ -154,6 +168,7 @@ async fn forward(resolv_conf: PathBuf, query: Vec<u8>) -> Vec<u8> {
     reply.unwrap_or_else(|| failure(&query, RCODE::ServerFailure))
 }
 
+/// Accepts TCP connections, each of which has a task of its own.
 async fn streams(shared: Arc<Shared>, listener: TcpListener) {
     // These tasks end with this one.
     let mut conversations = JoinSet::new();
@@ -198,10 +213,11 @@ async fn converse(shared: &Shared, mut stream: TcpStream) -> std::io::Result<()>
     }
 }
 
+/// Reads a query with its length before it, at most [`MAX_UDP`] bytes.
 async fn read(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let length = usize::from(stream.read_u16().await?);
     if length > MAX_UDP {
-        return Err(std::io::Error::other("a question of that length"));
+        return Err(std::io::Error::other("the query is too long"));
     }
     let mut query = vec![0; length];
     stream.read_exact(&mut query).await?;

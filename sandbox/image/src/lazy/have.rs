@@ -64,6 +64,7 @@ impl SpanBitmap {
         Self::of(None, zeros(count), count)
     }
 
+    /// Makes a bitmap of these bits. `file` gets the bits that are set later.
     fn of(file: Option<File>, mut bits: Vec<u8>, count: usize) -> Self {
         // Bits beyond the last span stand for none.
         if let Some(last) = bits.last_mut()
