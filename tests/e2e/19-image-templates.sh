@@ -31,7 +31,6 @@ create=(template create --network none --image "$image")
 says 'of the node.s own' "${create[@]}" auto
 says 'no name for a template' "${create[@]}" ../x
 says 'leave it out' "${create[@]}" --volume /tmp:/tmp one
-says 'leave it out' "${create[@]}" --max-memory 1G one
 says 'is not made' template create --network none --image "sha256:$(printf '0%.0s' {1..64})" one
 nothing_left "options that a template cannot have, and an image that is gone"
 ok "an image that is gone, and what no template can have, is refused in one line before anything starts"

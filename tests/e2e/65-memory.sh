@@ -91,7 +91,7 @@ ok "what a program used stayed until it ended: $left of 384 MiB"
 refused 'too little for sandbox web: the 128 MiB' update web --memory 1M
 refused 'too much for sandbox web: at most 256 MiB' update web --memory 1G
 refused 'more than this host has' run --memory 128M --max-memory 900T "$image" -- true
-refused 'with a template' run --from nothing --memory 128M --max-memory 256M "$image" -- true
+refused 'no template or snapshot' run --from nothing --memory 128M --max-memory 256M "$image" -- true
 has 128
 "$slipway" rm --force web >/dev/null || fail "rm"
 

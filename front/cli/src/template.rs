@@ -60,9 +60,14 @@ fn row(template: &v1::Template) -> [String; 6] {
         true => format!("{} of {}", template.cpus, template.max_cpus),
         false => template.cpus.to_string(),
     };
+    let (memory, most) = (template.memory_bytes >> 20, template.max_memory_bytes >> 20);
+    let memory = match most > memory {
+        true => format!("{memory} of {most} MiB"),
+        false => format!("{memory} MiB"),
+    };
     [
         template.name.clone(),
-        format!("{} MiB", template.memory_bytes >> 20),
+        memory,
         format!("{} MiB", template.touched_bytes >> 20),
         cpus,
         interface,
@@ -75,6 +80,7 @@ fn as_json(template: &v1::Template) -> serde_json::Value {
         "name": template.name,
         "created_ns": template.created_ns,
         "memory_bytes": template.memory_bytes,
+        "max_memory_bytes": template.max_memory_bytes,
         "touched_bytes": template.touched_bytes,
         "cpus": template.cpus,
         "max_cpus": template.max_cpus,

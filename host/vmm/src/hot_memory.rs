@@ -24,6 +24,12 @@
 //! the block has been plugged and unplugged.
 //!
 //! An unplugged block is a hole in the file: the host has its pages at once.
+//!
+//! The file may be memory of a pool that began as a template ([`crate::memory::GuestRam::leased`]).
+//! The pool then serves the faults of both mappings where the template has bytes, those of blocks
+//! that were plugged when it was saved, and leaves the rest to the kernel. A page of such a block
+//! that nobody has touched is not in the file: unplugging costs and changes nothing there, and a
+//! guest that plugs the block again finds the template's bytes.
 
 use std::io;
 use std::ops::Range;

@@ -49,8 +49,8 @@ pub struct Config {
     /// A file whose pages the guest reads and shares with other guests ([`crate::shared`]).
     pub shared: Option<OwnedFd>,
     /// The regions of hot-plug memory ([`crate::hot_memory`]), up to
-    /// [`slipway_machine::MAX_HOT_REGIONS`].
-    /// Their bytes are the last ones of `memory`, which no pool has given.
+    /// [`slipway_machine::MAX_HOT_REGIONS`]. Their bytes are the last ones of `memory`, which is no
+    /// recycled memory of a pool.
     pub hot_memory: Vec<HotRegion>,
     /// The guest has a device to report free pages to ([`crate::own::balloon`]).
     pub free_page_reporting: bool,

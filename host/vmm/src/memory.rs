@@ -56,30 +56,20 @@ impl GuestRam {
     /// against shrinking, or cannot be mapped. [`Error::Config`] for regions that no machine can
     /// have.
     pub fn with_hot_memory(file: OwnedFd, regions: &[HotRegion]) -> Result<Self> {
-        let mut ram = Self::map(file, hot_memory::check(regions)?)?;
-        let failed = |error: io::Error| Error::Memory(error.to_string());
-        let starts = layout::hot_memory(ram.bytes, regions.iter().map(|region| region.bytes));
-        let mut offset = ram.bytes;
-        for (region, start) in regions.iter().zip(starts) {
-            let unit = layout::hot_memory_block(ram.bytes);
-            let place = (start, offset);
-            let hot = HotMemory::new(&mut ram.map, ram.file.as_fd(), place, *region, unit);
-            ram.hot.push(hot.map_err(failed)?);
-            offset += region.bytes;
-        }
-        let map = ram.map.regions();
-        if map.iter().any(|(_, region)| region.is_guarded()) {
+        let ram = Self::map(file, regions)?;
+        if ram.map.regions().iter().any(|(_, region)| region.is_guarded()) {
             let what = "its file is not a memfd that is sealed against shrinking";
             return Err(Error::Memory(what.into()));
         }
         Ok(ram)
     }
 
-    /// Maps the RAM of `file`: all of it but the last `hot` bytes.
-    fn map(file: OwnedFd, hot: u64) -> Result<Self> {
+    /// Maps `file`: the RAM, and behind it the regions.
+    fn map(file: OwnedFd, regions: &[HotRegion]) -> Result<Self> {
         let failed = |error: io::Error| Error::Memory(error.to_string());
+        let room = hot_memory::check(regions)?;
         let found = rustix::fs::fstat(&file).map_err(|errno| failed(errno.into()))?;
-        let bytes = u64::try_from(found.st_size).unwrap_or(0).saturating_sub(hot);
+        let bytes = u64::try_from(found.st_size).unwrap_or(0).saturating_sub(room);
         if !(layout::MIN_MEMORY..=layout::MAX_MEMORY).contains(&bytes) || bytes % MIB != 0 {
             return Err(Error::Memory(format!(
                 "{bytes} bytes; a machine has {} MiB to {} GiB, in whole MiB",
@@ -95,28 +85,44 @@ impl GuestRam {
             let part = Part::new(&mut map, file.as_fd(), place, Permissions::READ_WRITE);
             parts.push(part.map_err(failed)?);
         }
-        let (lease, recycled) = (None, false);
-        Ok(Self { file, map, bytes, parts, shared: None, hot: Vec::new(), lease, recycled })
+        let starts = layout::hot_memory(bytes, regions.iter().map(|region| region.bytes));
+        let (mut hot, mut offset) = (Vec::new(), bytes);
+        for (region, start) in regions.iter().zip(starts) {
+            let (place, unit) = ((start, offset), layout::hot_memory_block(bytes));
+            let mapped = HotMemory::new(&mut map, file.as_fd(), place, *region, unit);
+            hot.push(mapped.map_err(failed)?);
+            offset += region.bytes;
+        }
+        let (shared, lease, recycled) = (None, None, false);
+        Ok(Self { file, map, bytes, parts, shared, hot, lease, recycled })
     }
 
     /// Maps `file`, memory of a pool whose pages may still have the bytes of an earlier guest, and
     /// hands the faults of the mappings to the pool over `connection`. On return, each page is zero
-    /// when this process or the guest first sees it, and no descriptor shows anything else. Its
-    /// pages may be huge: the pool has them reserved, so that none is missing.
+    /// when this process or the guest first sees it, or the template's, and no descriptor shows
+    /// anything else. Its pages may be huge: the pool has them reserved, so that none is missing.
+    ///
+    /// Memory that began as a template has the bytes of `regions` at its end, as
+    /// [`GuestRam::with_hot_memory`] has them: both mappings of a region are handed over.
     ///
     /// # Errors
     /// As for [`GuestRam::with_hot_memory`]; or the pool does not serve the faults.
-    pub fn leased(file: OwnedFd, connection: OwnedFd) -> Result<Self> {
+    /// [`Error::Config`] for regions in recycled memory, whose pages are the pool's to give back.
+    pub fn leased(file: OwnedFd, connection: OwnedFd, regions: &[HotRegion]) -> Result<Self> {
         let failed = |error: slipway_pool_wire::WireError| Error::Memory(error.to_string());
         let hand_over = HandOver::begin(connection).map_err(failed)?;
-        let ram = Self::map(file, 0)?;
+        let recycled = !hand_over.traits.fork;
+        if recycled && !regions.is_empty() {
+            return Err(Error::Config("recycled memory of a pool has no hot-plug memory".into()));
+        }
+        let ram = Self::map(file, regions)?;
         let range = |part: &Part| Range {
             address: part.span.io_vector().0.addr() as u64,
             len: part.len,
             offset: part.offset,
         };
-        let ranges: Vec<Range> = ram.parts.iter().map(range).collect();
-        let recycled = !hand_over.traits.fork;
+        let hot = ram.hot.iter().flat_map(|hot| [hot.devices(), hot.guest()]);
+        let ranges: Vec<Range> = ram.parts.iter().chain(hot).map(range).collect();
         let (connection, token) = hand_over.finish(&ranges).map_err(failed)?;
         Ok(Self { file: token, lease: Some(connection), recycled, ..ram })
     }

@@ -37,7 +37,7 @@ const SELDOM: &str = "its image was not started often enough (templates_after)";
 
 /// Returns how the template of a new sandbox is chosen. Two kinds of sandboxes have the node choose
 /// only if they name [`AUTO`]: those on a node that shares roots, since a fork shares no root, and
-/// pods, which have no image and may need room for more memory, which a fork lacks.
+/// pods, which have no image, and of which only one that boots is given room for more memory.
 ///
 /// # Errors
 /// The errors of [`Config::forks_many`] and [`Config::shares_roots`].
@@ -75,7 +75,6 @@ fn why_boots(config: &Config, record: &Record, choice: Choice) -> Result<Option<
     }
     let is_of_pool = record.network.as_ref().is_some_and(|network| network.pool.is_some());
     let reasons = [
-        (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (
             boots_to_report(config, record.reporting.asked),
             "its guest is to report free pages, and those of the node's templates do not",
@@ -213,7 +212,8 @@ async fn remove(node: &Node, name: &str, why: &Error) {
 
 /// Returns the name of the template of a sandbox's machine.
 async fn name_of(node: &Node, record: &Record) -> Result<String> {
-    let needs = Needs::of_template(record.may_have_sockets());
+    let memory = record.hot_bytes() > 0;
+    let needs = Needs { memory, ..Needs::of_template(record.may_have_sockets()) };
     let boot = node.boot.files(record.kernel.as_deref(), needs).await?;
     let cpu_template = node.config.cpu_template()?;
     let boots = Boots { needs, kernel: &boot.kernel, initramfs: &boot.initramfs, cpu_template };
@@ -305,7 +305,7 @@ mod tests {
             |config: &Config, change: fn(&mut Record)| chosen(Choice::NodeIfOften, config, change);
         assert_eq!(why(&config, |_| ()), "");
         let grows = |record: &mut Record| record.memory = MemoryBounds::new(1, 2);
-        assert!(why(&config, grows).contains("--max-memory"));
+        assert_eq!(why(&config, grows), "", "its template has the room");
         let reports = |record: &mut Record| record.reporting.asked = Some(true);
         assert!(why(&config, reports).contains("free pages"));
         // Also of sandboxes that start together: `run --count` takes functions as one run does.
@@ -332,6 +332,7 @@ mod tests {
         assert_eq!((same.clone(), same.len()), (name(|_| ()), PREFIX.len() + DIGITS));
         let mut others = vec![
             name(|shape| shape.memory_bytes *= 2),
+            name(|shape| shape.room_bytes = 128 << 20),
             name(|shape| shape.cpus = 2),
             name(|shape| shape.interface.as_mut().unwrap().mtu = 1450),
             name(|shape| shape.interface = None),

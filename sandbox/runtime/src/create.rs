@@ -228,10 +228,6 @@ impl Node {
     /// # Errors
     /// [`Error::Invalid`], [`Error::TooLarge`], [`Error::NoTemplate`] and errors of the boot files.
     async fn check_new(&self, record: &Record) -> Result<()> {
-        if !record.has_own_machine() && record.memory.room() > 0 {
-            let why = "--max-memory cannot be had with a template, whose memory has one size";
-            return Err(Error::Invalid(why.to_owned()));
-        }
         record::check_size(record)?;
         self.boot.files(record.kernel.as_deref(), Needs::of(record)).await?;
         if let Some(name) = &record.template {

@@ -36,6 +36,13 @@ pub(crate) async fn complete(node: &Node, memory: ClientMemory) -> Result<OwnedF
     apart(move || Ok(GuestMemory::complete(&path, memory.file)?)).await
 }
 
+/// Returns the most memory that a request has to name for a machine which begins with `begin` bytes
+/// and has room for `room` bytes beside them: 0 without room. Room is rounded up when it is made,
+/// and may be a little more than this host has, which no request may name.
+pub(crate) fn most_to_ask_for(begin: u64, room: u64) -> u64 {
+    if room > 0 { begin.saturating_add(room).min(of_host()) } else { 0 }
+}
+
 /// Returns the memory of this host in bytes.
 pub(crate) fn of_host() -> u64 {
     let host = rustix::system::sysinfo();

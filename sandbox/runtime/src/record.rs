@@ -298,6 +298,18 @@ impl Record {
         self.memory.room().saturating_add(self.bound.room())
     }
 
+    /// Returns the bytes of memory that the machine begins with, and keeps.
+    pub fn ram_bytes(&self) -> u64 {
+        let grows = self.memory.room() > 0;
+        if grows { self.memory.boot_bytes } else { self.memory_bytes }
+    }
+
+    /// Returns the size in bytes of the file of the guest's memory: what the machine begins with,
+    /// and behind it its regions of hot-plug memory.
+    pub fn memory_file_bytes(&self) -> u64 {
+        self.ram_bytes().saturating_add(self.hot_bytes())
+    }
+
     /// Returns the container `name` that was added to the pod.
     pub fn added(&self, name: &str) -> Option<&Added> {
         self.added.iter().find(|one| one.name == name)

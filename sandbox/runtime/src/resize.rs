@@ -110,6 +110,11 @@ pub(crate) fn of_new(begin: u64, asked: u64, host: u64) -> Result<u64> {
     Ok(begin + room.next_multiple_of(ROOM_UNIT))
 }
 
+/// Returns whether a machine can have room for so many bytes.
+pub(crate) fn is_room(bytes: u64) -> bool {
+    bytes <= MOST_ROOM && bytes.is_multiple_of(ROOM_UNIT)
+}
+
 /// Returns whether a sandbox gets the room for more memory that the node's settings give: a pod
 /// that names no most, binds no memory to containers, and neither is a fork nor becomes a template.
 /// Room costs a guest with an e1000 64 MiB of what it begins with ([`kernel_words`]), so it has

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::memory::most_to_ask_for;
 use crate::node::Node;
 use crate::record::Record;
 use crate::sandbox::Sandbox;
@@ -105,7 +106,9 @@ fn saves(name: &str, record: &Record) -> Saves {
 fn machine(record: &Record) -> v1::RunSpec {
     let kernel = record.kernel.as_ref().map(|path| path.to_string_lossy().into_owned());
     let machine = v1::RunSpec {
-        memory_bytes: record.memory_bytes,
+        // The sandbox may have been given memory since it began.
+        memory_bytes: record.ram_bytes(),
+        max_memory_bytes: most_to_ask_for(record.ram_bytes(), record.memory.room()),
         cpus: record.cpus.count,
         max_cpus: record.cpus.max,
         kernel: kernel.unwrap_or_default(),
@@ -123,12 +126,26 @@ fn machine(record: &Record) -> v1::RunSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::MemoryBounds;
 
     #[test]
     fn few_sandboxes_boot_and_many_wait_for_their_template() {
         let cpus = std::thread::available_parallelism().unwrap().get() as u32;
         assert!(!pays(0) && !pays(1) && !pays(2 * cpus));
         assert!(pays(2 * cpus + 1) && pays(u32::MAX));
+    }
+
+    #[test]
+    fn a_template_has_the_room_for_memory_of_its_sandbox_and_nothing_plugged() {
+        let plain = crate::adopt::tests::record_of(crate::record::SandboxState::Running);
+        let memory = MemoryBounds::new(256 << 20, 512 << 20).with_plugged(64 << 20);
+        let grown = Record { memory_bytes: 320 << 20, memory, ..plain.clone() };
+        let described = |record| {
+            let machine = machine(record);
+            (machine.memory_bytes, machine.max_memory_bytes)
+        };
+        assert_eq!(described(&grown), (256 << 20, 512 << 20));
+        assert_eq!(described(&plain), (1, 0));
     }
 
     #[test]

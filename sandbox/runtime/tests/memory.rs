@@ -121,7 +121,7 @@ async fn a_size_that_cannot_be_is_refused_when_a_sandbox_is_made() {
     let refused = [
         (v1::RunSpec { max_memory_bytes: 64 * MIB, ..wanted("a") }, "less than the 128 MiB"),
         (v1::RunSpec { max_memory_bytes: u64::MAX, ..wanted("b") }, "more than this host has"),
-        (v1::RunSpec { template: "base".into(), ..wanted("c") }, "with a template"),
+        (v1::RunSpec { template: "base".into(), ..wanted("c") }, "no template or snapshot"),
     ];
     for (spec, said) in refused {
         let status = run_with(sandbox.daemon.client.clone(), spec).await.unwrap_err();

@@ -47,8 +47,9 @@ const NOWHERE: u16 = u16::MAX;
 
 /// Most bytes of a message: a refusal's text.
 pub const MOST: usize = 512;
-/// Most ranges of addresses that a VMM may send in its message ([`faults`]).
-const RANGES: usize = 8;
+/// Most ranges of addresses that a VMM may send in its message ([`faults`]): two parts of RAM, and
+/// two mappings of each of eight regions of hot-plug memory.
+const RANGES: usize = 18;
 
 /// The size of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +211,7 @@ pub mod faults {
         bytes(&[FAULTS].into_iter().chain(parts).collect::<Vec<_>>())
     }
 
-    /// Returns the ranges in a message: 1 to 8, none of which overflows. Returns `None` if it is
+    /// Returns the ranges in a message: 1 to 18, none of which overflows. Returns `None` if it is
     /// another message.
     pub fn decode(message: &[u8]) -> Option<Vec<Range>> {
         let words = words(message)?;

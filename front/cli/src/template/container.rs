@@ -73,7 +73,6 @@ fn check(args: &TemplateCreateArgs) -> Result<()> {
         (shares, "--volume HOST:/PATH"),
         (args.network.sockets, "--sockets"),
         (args.network.network_namespace.is_some(), "--network-namespace"),
-        (args.machine.max_memory.is_some(), "--max-memory"),
     ];
     match options.into_iter().find(|(given, _)| *given) {
         Some((_, option)) => bail!("no template with a container has {option}: leave it out"),

@@ -3,7 +3,7 @@
 
 use slipway_sandbox_api::v1;
 
-use super::sizes::{CPUS, LAYERS, MAX_CPUS};
+use super::sizes::{CPUS, LAYERS, MAX_CPUS, MAX_MEMORY};
 use super::{NETWORK, Oci, hooks, namespaces, sizes};
 
 /// Translates a container with a sandbox of its own that begins with a checkpoint. The caller adds
@@ -53,7 +53,9 @@ fn largest(oci: &Oci) -> Result<(u64, u32), String> {
     // An update may have given the saved container these.
     let more = sizes::number(&oci.annotations, MAX_CPUS)?.unwrap_or(0);
     let cpus = if cpus == 0 { 0 } else { cpus.max(more) };
-    Ok((sizes::memory(oci)?, cpus))
+    let memory = sizes::memory(oci)?;
+    let more = sizes::annotated_memory(&oci.annotations, MAX_MEMORY)?.unwrap_or(0);
+    Ok((if memory == 0 { 0 } else { memory.max(more) }, cpus))
 }
 
 #[cfg(test)]
@@ -85,6 +87,7 @@ mod tests {
             (json!({}), json!({})),
             (json!({}), json!({"memory": {"limit": 512 << 20}})),
             (json!({"dev.slipway.memory": "1G"}), json!({"memory": {"limit": 1 << 20}})),
+            (json!({"dev.slipway.memory": "256M", "dev.slipway.max-memory": "512M"}), json!({})),
             (json!({}), cpu(150_000)),
             (json!({"dev.slipway.cpus": "1", "dev.slipway.max-cpus": "2"}), json!({})),
         ] {

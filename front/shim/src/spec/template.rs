@@ -14,10 +14,14 @@ pub const AUTO: &str = "auto";
 /// One line: the template's machine is smaller.
 pub fn begin_with(run: &mut v1::RunSpec, template: &v1::Template) -> Result<(), String> {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let v1::Template { name, memory_bytes, cpus, max_cpus, .. } = template;
+    let v1::Template { name, memory_bytes, max_memory_bytes, cpus, max_cpus, .. } = template;
+    let most = *max_memory_bytes.max(memory_bytes);
     let lacks = if run.memory_bytes > *memory_bytes {
         let (has, needs) = (mib(*memory_bytes), mib(run.memory_bytes));
         Some(format!("{has} MiB of memory, and {needs} are needed: make it with --memory {needs}M"))
+    } else if run.max_memory_bytes > most {
+        let (has, needs) = (mib(most), mib(run.max_memory_bytes));
+        Some(format!("{has} MiB at most, and {needs} may be: make it with --max-memory {needs}M"))
     } else if run.cpus > *cpus {
         Some(format!("{cpus} CPUs, and {0} are needed: make it with --cpus {0}", run.cpus))
     } else if run.max_cpus > *max_cpus {
@@ -30,6 +34,7 @@ pub fn begin_with(run: &mut v1::RunSpec, template: &v1::Template) -> Result<(), 
         return Err(format!("the template {name} has {lacks}"));
     }
     (run.memory_bytes, run.cpus, run.max_cpus) = (*memory_bytes, *cpus, *max_cpus);
+    run.max_memory_bytes = if most > *memory_bytes { most } else { 0 };
     run.template.clone_from(name);
     Ok(())
 }
@@ -56,6 +61,19 @@ mod tests {
             let machine = (run.memory_bytes, run.cpus, run.max_cpus);
             assert_eq!((run.template.as_str(), machine), ("web", (512 << 20, 2, 4)));
         }
+        let grows = v1::Template { max_memory_bytes: 768 << 20, ..template.clone() };
+        let with_most = |template: &v1::Template, most_mib: u64| {
+            let most = most_mib << 20;
+            let mut run = v1::RunSpec { max_memory_bytes: most, ..Default::default() };
+            begin_with(&mut run, template).map(|()| run.max_memory_bytes >> 20)
+        };
+        for (template, asked, given) in
+            [(&template, 0, 0), (&template, 512, 0), (&grows, 0, 768), (&grows, 600, 768)]
+        {
+            assert_eq!(with_most(template, asked), Ok(given));
+        }
+        let error = with_most(&grows, 769).unwrap_err();
+        assert!(error.ends_with("769 may be: make it with --max-memory 769M"), "{error}");
         for (asked, advice) in [
             (
                 (640 << 20, 0, 0),

@@ -1,16 +1,21 @@
 //! Hot-plug memory by the control socket, with a guest that has a driver of the device.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use slipway_pool::{Pool, Server, Settings, Template, TemplateName};
+use slipway_pool_wire::{Lease, Page, Request};
 
 use crate::common::has_kvm;
 use crate::{Client, Running, TestDir, vmm};
 
 /// Bytes of a block.
 const BLOCK: u64 = 2 << 20;
+/// Bytes of a machine's memory with both regions of [`start`].
+const BYTES: u64 = (64 + 256 + 128) << 20;
 
 // The driver of the memory device that is PCI device 31, whose region is at 68 GiB: plugs the first
 // block that is not plugged, or unplugs the last one, until as much is plugged as was asked for.
@@ -177,4 +182,96 @@ fn plugged_memory_is_part_of_a_saved_machine() {
     assert_eq!(devices(&mut client)[0]["plugged"], 3 * BLOCK);
     request(&mut client, 4 * BLOCK);
     request(&mut client, 0);
+}
+
+/// A pool without a keeper, which has the template "web" of `memory`, at the socket "pool".
+fn pool_with_template(place: &TestDir, memory: &OwnedFd) -> (Pool, Server) {
+    let pool = Pool::new(Settings { limit: 0, ..Settings::default() }).unwrap();
+    pool.add_template(template(), Template::copy_of(memory.as_fd()).unwrap()).unwrap();
+    let server = pool.listen(&place.path("pool")).unwrap();
+    (pool, server)
+}
+
+fn template() -> TemplateName {
+    TemplateName::new("web").unwrap()
+}
+
+/// Has `command` use `bytes` bytes of the pool's memory, which begin as `template` if there is one.
+/// The command's process inherits the descriptors.
+fn lease(
+    place: &TestDir,
+    command: &mut Command,
+    (bytes, template): (u64, Option<TemplateName>),
+) -> Lease {
+    let request = Request { bytes, page: Page::Base, near: None, template };
+    let lease = Lease::ask(&place.path("pool"), request).unwrap();
+    command.stdin(Stdio::null());
+    for (option, file) in [("--memory", &lease.file), ("--lease", &lease.connection)] {
+        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).unwrap();
+        command.args([option, &format!("fd:{}", file.as_raw_fd())]);
+    }
+    lease
+}
+
+#[test]
+fn forks_have_what_their_template_had_plugged_and_give_it_back_alone() {
+    let name = "forks_have_what_their_template_had_plugged_and_give_it_back_alone";
+    if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
+        return;
+    }
+    let place = TestDir::new();
+    let memory = crate::common::memory(BYTES >> 20);
+    let mut command = vmm(&place.kernel(follows_requests()));
+    command.args(["--memory", "fd:0"]).stdin(memory.try_clone().unwrap());
+    let (running, mut client) = start(&place, command);
+    request(&mut client, 3 * BLOCK);
+    client.execute("stop");
+    let state = place.path("state");
+    let saved = client.save(&[File::create(&state).unwrap().as_fd()]);
+    assert!(saved["return"]["bytes"].is_u64(), "{saved}");
+    drop(running);
+    // In the second block, as the guest or a device could have written it.
+    let at = (64 << 20) + BLOCK + 5;
+    rustix::io::pwrite(&memory, b"plugged", at).unwrap();
+    let (_pool, _server) = pool_with_template(&place, &memory);
+    let fork = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slipway-vmm"));
+        command.arg("--restore").arg(&state);
+        let lease = lease(&place, &mut command, (BYTES, Some(template())));
+        let (running, client) = start(&place, command);
+        (running, client, lease.file)
+    };
+    let (mut one, mut two) = (fork(), fork());
+    let bytes = |file: &OwnedFd| {
+        let mut bytes = [1; 7];
+        assert_eq!(rustix::io::pread(file, &mut bytes, at).unwrap(), bytes.len());
+        bytes
+    };
+    for (_running, client, file) in [&mut one, &mut two] {
+        assert_eq!(devices(client)[0]["plugged"], 3 * BLOCK);
+        assert_eq!(bytes(file), *b"plugged");
+    }
+    request(&mut one.1, 0);
+    assert_eq!(bytes(&one.2), [0; 7], "it is the host's");
+    request(&mut one.1, 64 * BLOCK);
+    request(&mut one.1, BLOCK);
+    assert_eq!(devices(&mut two.1)[0]["plugged"], 3 * BLOCK);
+    assert_eq!(bytes(&two.2), *b"plugged", "the other fork's");
+    request(&mut two.1, 4 * BLOCK);
+    assert_eq!(bytes(&two.2), *b"plugged");
+}
+
+#[test]
+fn recycled_memory_has_no_regions() {
+    let name = "recycled_memory_has_no_regions";
+    if !has_kvm(name) || !Path::new("/dev/userfaultfd").exists() {
+        return;
+    }
+    let place = TestDir::new();
+    let (_pool, _server) = pool_with_template(&place, &crate::common::memory(64));
+    let mut command = vmm(&place.kernel(follows_requests()));
+    command.args(["--hotplug-memory", "256", "--hotplug-memory", "128"]);
+    let _lease = lease(&place, &mut command, (1 << 20, None));
+    let error = crate::error_of(&command.output().unwrap());
+    assert!(error.contains("recycled memory of a pool has no hot-plug memory"), "{error}");
 }

@@ -79,10 +79,7 @@ pub(super) fn make_ram(
     hot: &[HotRegion],
 ) -> Result<GuestRam> {
     let mut ram = match lease {
-        Some(_) if !hot.is_empty() => {
-            return Err(Error::Config("memory of a pool has no hot-plug memory".into()));
-        }
-        Some(connection) => GuestRam::leased(memory, connection)?,
+        Some(connection) => GuestRam::leased(memory, connection, hot)?,
         None => GuestRam::with_hot_memory(memory, hot)?,
     };
     if let Some(file) = shared {

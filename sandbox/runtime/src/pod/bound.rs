@@ -87,7 +87,7 @@ pub(crate) fn of_new(spec: &RunSpec, host: u64) -> Result<BoundMemory> {
         return refuse("is for pods, whose containers have the memory");
     }
     if !spec.template.is_empty() {
-        return refuse("cannot be had with a template, whose memory has one size");
+        return refuse("cannot be had with a template, whose machine has no memory of containers");
     }
     if spec.max_memory_bytes != 0 {
         return refuse("and --max-memory cannot be had together");

@@ -40,6 +40,13 @@ impl MemoryBounds {
         }
     }
 
+    /// Returns the bounds of a sandbox whose machine begins with `plugged` bytes beside its memory,
+    /// at most those that there is room for.
+    pub fn with_plugged(self, plugged: u64) -> Self {
+        let granted_bytes = self.boot_bytes.saturating_add(plugged.min(self.room()));
+        Self { granted_bytes, ..self }
+    }
+
     /// Returns the bytes that the sandbox can be given beside what it begins with.
     pub fn room(&self) -> u64 {
         self.max_bytes.saturating_sub(self.boot_bytes)

@@ -28,6 +28,7 @@ impl Record {
         match &self.origin {
             Some(origin) => origin.needs,
             None if self.template.is_some() => Needs {
+                memory: self.hot_bytes() > 0,
                 reporting: reporting(),
                 ..Needs::of_template(self.plugged.fork_socket_slot)
             },

@@ -79,7 +79,7 @@ fn describe(manifest: &Manifest) -> Option<v1::Snapshot> {
         sandbox: snapshot.sandbox.clone(),
         image: snapshot.settings.image.clone(),
         created_ns: manifest.created_ns,
-        memory_bytes: manifest.shape.memory_bytes,
+        memory_bytes: manifest.shape.memory_bytes.saturating_add(snapshot.plugged_bytes),
         touched_bytes: manifest.touched_bytes,
         disk_bytes: snapshot.files.iter().map(|file| file.data_bytes).sum(),
         cpus: snapshot.cpus,

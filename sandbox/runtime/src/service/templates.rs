@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use super::Reply;
+use crate::memory::most_to_ask_for;
 use crate::node::Node;
 use crate::save::{self, Saves};
 use crate::templates::{Interface, Manifest, check_chosen};
@@ -90,6 +91,8 @@ fn describe(manifest: &Manifest) -> v1::Template {
         name: manifest.name.clone(),
         created_ns: manifest.created_ns,
         memory_bytes: shape.memory_bytes,
+        max_memory_bytes: most_to_ask_for(shape.memory_bytes, shape.room_bytes)
+            .max(shape.memory_bytes),
         touched_bytes: manifest.touched_bytes,
         cpus: shape.cpus,
         max_cpus: shape.max_cpus,

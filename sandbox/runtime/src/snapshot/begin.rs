@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::asked::first_refused;
 use super::disks::copy_now;
+use crate::memory::most_to_ask_for;
 use crate::node::Node;
 use crate::record::{Cpus, LAYER, Placement, Record, Run, Settings, Store, Volume};
 use crate::sandbox::Sandbox;
@@ -63,6 +64,7 @@ pub(crate) fn complete(asked: &RunSpec, manifest: &Manifest, most: u64) -> Resul
     let shape = &manifest.shape;
     let mut spec = RunSpec {
         memory_bytes: shape.memory_bytes,
+        max_memory_bytes: most_to_ask_for(shape.memory_bytes, shape.room_bytes),
         cpus: shape.cpus,
         max_cpus: shape.max_cpus,
         kernel: snapshot.kernel.as_ref().map_or_else(String::new, |path| text(path)),
@@ -108,7 +110,10 @@ pub(crate) fn record(record: Record, snapshot: &Snapshot, store: &Store) -> Reco
         true => Volume { path: store.dir().join(&volume.path), ..volume.clone() },
         false => volume.clone(),
     };
+    let memory = record.memory.with_plugged(snapshot.plugged_bytes);
     Record {
+        memory_bytes: record.memory_bytes.max(memory.granted_bytes),
+        memory,
         origin: Some(snapshot.origin.clone()),
         volumes: snapshot.volumes.iter().map(own).collect(),
         run: Run { paused: snapshot.paused, ..record.run },
@@ -144,7 +149,7 @@ pub(crate) fn link_one(from: &Path, to: &Path) -> Result<()> {
 pub(crate) mod tests {
     use super::*;
     use crate::adopt::tests::record_of;
-    use crate::record::{Device, Needs, Origin, SandboxState};
+    use crate::record::{Device, MemoryBounds, Needs, Origin, SandboxState};
     use crate::templates::DiskFile;
     use crate::templates::manifest::tests::manifest;
 
@@ -177,6 +182,7 @@ pub(crate) mod tests {
             volumes: vec![volume("own", true), volume("shared", false)],
             files: Vec::new(),
             paused_ns: 1,
+            plugged_bytes: 0,
         }
     }
 
@@ -190,6 +196,11 @@ pub(crate) mod tests {
         assert_eq!((spec.layers_bytes, spec.accelerator.as_str()), (32 << 20, "kvm"));
         let asked = RunSpec { layers_bytes: 64 << 20, ..RunSpec::default() };
         assert_eq!(complete(&asked, &manifest, 0).unwrap().layers_bytes, 64 << 20);
+        assert_eq!(spec.max_memory_bytes, 0);
+        let mut grows = manifest.clone();
+        grows.shape.room_bytes = 256 << 20;
+        let spec = complete(&RunSpec::default(), &grows, 0).unwrap();
+        assert_eq!((spec.memory_bytes, spec.max_memory_bytes), (128 << 20, 384 << 20));
         let mut alone = manifest.clone();
         alone.shape.interface = None;
         assert_eq!(complete(&asked, &alone, 0).unwrap().network, "none");
@@ -269,6 +280,23 @@ pub(crate) mod tests {
         let paths: Vec<_> = new.volumes.iter().map(|volume| volume.path.clone()).collect();
         assert_eq!(paths, [store.dir().join("volume-own"), "/data".into()]);
         assert_eq!((new.cpus.count, new.disks_id()), (2, "0123456789ab"));
+    }
+
+    #[test]
+    fn a_record_has_the_memory_that_was_plugged_within_its_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "ba9876543210");
+        let begun = |room: u64, plugged_bytes: u64| {
+            let memory = MemoryBounds::new(128 << 20, (128 << 20) + room);
+            let new = record_of(SandboxState::Created);
+            let new = Record { memory_bytes: 128 << 20, memory, ..new };
+            let new = record(new, &Snapshot { plugged_bytes, ..snapshot() }, &store);
+            assert_eq!((new.ram_bytes(), new.memory_file_bytes()), (128 << 20, (128 << 20) + room));
+            assert_eq!(new.memory_bytes, new.memory.granted_bytes);
+            new.memory_bytes >> 20
+        };
+        assert_eq!([begun(0, 0), begun(256 << 20, 0), begun(256 << 20, 64 << 20)], [128, 128, 192]);
+        assert_eq!([begun(0, 64 << 20), begun(256 << 20, u64::MAX)], [128, 384], "a changed file");
     }
 
     #[test]

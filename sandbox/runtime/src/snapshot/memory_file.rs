@@ -44,8 +44,8 @@ impl MemoryFile {
 }
 
 /// Makes the file of the memory, and copies most of the memory while the sandbox runs, that of a
-/// fork once it has all of it. If its VMM cannot tell what is written meanwhile, the file is left
-/// empty.
+/// fork once it has all of it. If its VMM cannot tell what is written meanwhile, as that of a
+/// sandbox with room for more memory, the file is left empty.
 ///
 /// # Errors
 /// [`Error::VmEnded`]; those of [`memory::complete`], and of making the file, or that its disk is
@@ -60,13 +60,17 @@ pub(crate) async fn copy_ahead(
         memory::complete(node, memory).await?;
     }
     let path = unfinished.memory();
-    let (its, bytes) = (path.clone(), record.memory_bytes);
+    let (its, bytes) = (path.clone(), record.memory_file_bytes());
     // Not on this thread, which serves others: the disk may be busy with their writes.
     let made =
         apart(move || MemoryFile::create(&its, bytes).map_err(Error::file("cannot create", its)));
     let mut memory = made.await?;
+    if record.hot_bytes() > 0 {
+        // Its VMM does not note what is written to memory that may be unplugged meanwhile.
+        return Ok(memory);
+    }
     let copied = tokio::select! {
-        copied = vm.copy_ahead(record.memory_bytes, memory.sink()) => copied,
+        copied = vm.copy_ahead(bytes, memory.sink()) => copied,
         ended = vm.wait() => return Err(Error::vm_ended(&ended)),
     };
     match copied {

@@ -203,7 +203,6 @@ pub(crate) fn cannot_save(record: &Record) -> Option<&'static str> {
             record.volumes.iter().any(of_host),
             "it writes to a block device of the host, whose content cannot be copied",
         ),
-        (record.memory.room() > 0, "it has room for more memory (--max-memory)"),
         (record.shared_root.is_some(), "its root is in shared pages"),
         (record.emulated_nic.is_some(), "its interface is the VMM's own"),
         (record.assigned_function.is_some(), "its VMM has a function of hardware"),
@@ -225,7 +224,7 @@ pub(crate) async fn save(
         or_end(vm, freeze(agent, OWN, true)).await?;
     }
     vm.pause().await?;
-    let (bytes, sink) = (record.memory_bytes, memory.sink());
+    let (bytes, sink) = (record.memory_file_bytes(), memory.sink());
     let machine = match memory.ahead {
         true => vm.save_rest(bytes, sink).await?,
         false => vm.save_with_memory(bytes, sink).await?,
@@ -295,6 +294,7 @@ pub(crate) async fn describe(
         volumes,
         files: Vec::new(),
         paused_ns: u64::try_from(paused.as_nanos()).unwrap_or(u64::MAX),
+        plugged_bytes: record.memory_bytes.saturating_sub(record.ram_bytes()),
     };
     Ok((shape, snapshot))
 }
@@ -312,8 +312,8 @@ pub(crate) fn finish(
     written.map_err(Error::file("cannot write", &path))?;
     let machine_sha256 = digest(machine);
     let path = unfinished.memory();
-    let measured =
-        std::fs::File::open(&path).and_then(|file| measure_pages(&file, record.memory_bytes));
+    let bytes = record.memory_file_bytes();
+    let measured = std::fs::File::open(&path).and_then(|file| measure_pages(&file, bytes));
     let (touched_bytes, memory_sha256) = measured.map_err(Error::file("cannot read", &path))?;
     snapshot.files = disks::measure(&snapshot.volumes, &unfinished)?;
     // Forks are given the room of their volumes once more.
@@ -359,7 +359,8 @@ mod tests {
         assert!(why(|record| record.pod = true).contains("a pod"));
         assert!(why(|record| record.sockets = Some("/s".into())).contains("socket function"));
         assert!(why(|record| record.shares = vec![Share::default()]).contains("directories"));
-        assert!(why(|record| record.memory = MemoryBounds::new(1, 2)).contains("--max-memory"));
+        let grows = Record { memory: MemoryBounds::new(1, 2), ..record() };
+        assert_eq!(cannot_save(&grows), None, "with room for more memory");
         assert!(why(|record| record.shared_root = Some((1, 2))).contains("shared pages"));
         let mut hardware = record();
         hardware.plugged.own = Some(OwnFunction { pool: "vfs".into(), addresses: Vec::new() });

@@ -193,7 +193,7 @@ mod tests {
             measure_pages(&file, bytes).unwrap()
         };
         (manifest.touched_bytes, manifest.memory_sha256) =
-            write(MEMORY, manifest.shape.memory_bytes);
+            write(MEMORY, manifest.shape.memory_file_bytes());
         let described = names(&snapshot.volumes).map(|name| {
             let (data_bytes, sha256) = write(&name, DISK);
             DiskFile { name, bytes: DISK, data_bytes, sha256 }
@@ -327,6 +327,16 @@ mod tests {
         assert!(refused(|one| one.cpus = 3).contains("CPUs"));
         assert!(refused(|one| one.origin.disks = "../..".into()).contains("disks"));
         assert!(refused(|one| one.origin.slots = 2).contains("slots"));
+        assert!(refused(|one| one.plugged_bytes = 1).contains("plugged memory"));
+        let room = |bytes| {
+            let mut manifest = whole.clone();
+            manifest.shape.room_bytes = bytes;
+            check(&manifest)
+        };
+        assert_eq!(room(256 << 20), Ok(()));
+        for bytes in [1, 64 << 20, 257 << 30, u64::MAX] {
+            assert!(room(bytes).unwrap_err().contains("the size of its memory"), "{bytes}");
+        }
         assert!(refused(|one| one.settings.image_digest = "debian:12".into()).contains("image"));
         assert!(refused(|one| one.settings.image = "a\nb".into()).contains("image"));
         assert!(refused(|one| one.volumes[0].overlay = false).contains("of a host"));

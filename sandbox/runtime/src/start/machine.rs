@@ -51,8 +51,7 @@ async fn choose(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<Option<Arc<T
 }
 
 /// Gives a pod that boots, and names no most memory, the room for more that the node's settings
-/// give to pods, if its VMM and its kernel can add memory. A fork has the memory of its template,
-/// which is of one size.
+/// give to pods, if its VMM and its kernel can add memory. A fork has its template's room.
 ///
 /// # Errors
 /// There is no VMM for the pod, or its boot files cannot be made.
@@ -107,21 +106,21 @@ pub(super) async fn choose_parent(node: &Node, sandbox: &Sandbox, uid: u32) {
 /// # Errors
 /// There is no VMM for the sandbox, or its boot files cannot be made.
 async fn capabilities(node: &Node, record: &Record, uid: u32) -> Result<Capabilities> {
-    let spec = vm_spec(node, record, uid, GuestMemory::new(record.memory_bytes)?).await?;
+    let spec = vm_spec(node, record, uid, GuestMemory::new(record.memory_file_bytes())?).await?;
     Ok(node.hypervisor.capabilities(&spec).await?)
 }
 
 /// Makes the memory of a sandbox, or takes it of the pool: as that of its template, if it has one,
-/// or as recycled pages. A machine that is to be saved, or has room for more memory, has memory of
-/// its own, with that room at its end. The socket engine and the server of shares, other processes,
-/// know no memory of the pool.
+/// or as recycled pages. A machine that boots and is to be saved, or has room for more memory, has
+/// memory of its own. The room is at the end of the memory, also at that of a template. The socket
+/// engine and the server of shares, other processes, know no memory of the pool.
 async fn guest_memory(
     node: &Node,
     sandbox: &Sandbox,
     record: &Record,
     template: Option<&Template>,
 ) -> Result<GuestMemory> {
-    let bytes = record.memory_bytes + record.hot_bytes();
+    let bytes = record.memory_file_bytes();
     if let Some(template) = template {
         let (path, name) = (node.config.pool_socket(), template.memory);
         let topology = Arc::clone(&node.topology);

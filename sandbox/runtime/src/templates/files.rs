@@ -87,7 +87,7 @@ pub(super) fn open(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
         return Err(no("its file \"machine\" was changed"));
     }
     let found = std::fs::metadata(&path).map_err(Error::file("cannot read", &path))?;
-    if found.len() != manifest.shape.memory_bytes {
+    if found.len() != manifest.shape.memory_file_bytes() {
         return Err(no("its file \"memory\" has another length"));
     }
     // The pool has the memory by this name before its content is checked: nothing but a digest is
@@ -106,7 +106,8 @@ pub(super) fn open(dir: &Path, name: &str, prefix: &str) -> Result<Template> {
 pub(super) fn read_whole(dir: &Path, manifest: &Manifest) -> Result<()> {
     let no = |why: String| Error::Template { name: manifest.name.clone(), why };
     let path = memory(dir);
-    let read = File::open(&path).and_then(|file| digest_pages(&file, manifest.shape.memory_bytes));
+    let bytes = manifest.shape.memory_file_bytes();
+    let read = File::open(&path).and_then(|file| digest_pages(&file, bytes));
     if read.map_err(Error::file("cannot read", &path))? != manifest.memory_sha256 {
         return Err(no("its file \"memory\" was changed".to_owned()));
     }

@@ -84,6 +84,14 @@ pub(crate) struct Snapshot {
     pub files: Vec<DiskFile>,
     /// For how long the sandbox stood still to be saved, in ns.
     pub paused_ns: u64,
+    /// The bytes of the room for more memory that the guest had plugged.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub plugged_bytes: u64,
+}
+
+/// Returns whether a description has no field for a number of bytes, since it is 0.
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// A file with the content of a disk, which is sparse.
@@ -110,8 +118,11 @@ pub(crate) struct Shape {
     pub initramfs: PathBuf,
     /// The parts of the initramfs.
     pub needs: Needs,
-    /// The size of guest memory in bytes.
+    /// The size in bytes of the guest memory that it begins with.
     pub memory_bytes: u64,
+    /// The bytes that it can be given beside that while it runs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub room_bytes: u64,
     /// Virtual CPUs.
     pub cpus: u32,
     /// The most CPUs that it can be given while it runs.
@@ -252,12 +263,19 @@ impl Shape {
             kernel: kernel.to_owned(),
             initramfs: initramfs.to_owned(),
             needs,
-            memory_bytes: record.memory_bytes,
+            memory_bytes: record.ram_bytes(),
+            room_bytes: record.memory.room(),
             cpus: record.cpus.boot,
             max_cpus: record.cpus.max,
             cpu_template: cpu_template.to_string(),
             interface,
         }
+    }
+
+    /// Returns the size in bytes of the file of the memory: what the machine begins with, and the
+    /// room behind it, whose blocks that are not plugged are holes.
+    pub(crate) fn memory_file_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_add(self.room_bytes)
     }
 
     /// Returns the files that the guest booted.
@@ -285,6 +303,11 @@ impl Shape {
             let [has, asked] =
                 [self, wanted].map(|shape| format!("{} MiB", shape.memory_bytes >> 20));
             return differs("memory of", &has, &asked);
+        }
+        if self.room_bytes != wanted.room_bytes {
+            let [has, asked] =
+                [self, wanted].map(|shape| format!("{} MiB", shape.room_bytes >> 20));
+            return differs("room for more memory (--max-memory):", &has, &asked);
         }
         if (self.cpus, self.max_cpus) != (wanted.cpus, wanted.max_cpus) {
             let [has, asked] =
@@ -329,6 +352,7 @@ pub(crate) mod tests {
             initramfs: "/i".into(),
             needs: Needs::default(),
             memory_bytes: 128 << 20,
+            room_bytes: 0,
             cpus: 1,
             max_cpus: 2,
             cpu_template: "host".to_owned(),
@@ -360,6 +384,7 @@ pub(crate) mod tests {
             has.check(&wanted).unwrap_err()
         };
         assert!(refused(|shape| shape.memory_bytes *= 2).contains("128 MiB, and 256 MiB"));
+        assert!(refused(|shape| shape.room_bytes = 1 << 30).contains(": 0 MiB, and 1024 MiB"));
         assert!(refused(|shape| shape.cpus = 2).contains("1 of 2, and 2 of 2"));
         let other = refused(|shape| shape.cpu_template = "x86-64-v2".to_owned());
         assert_eq!(other, "it has cpu_template = host, and x86-64-v2 is asked for");

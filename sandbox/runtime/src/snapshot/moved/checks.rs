@@ -8,7 +8,7 @@ use crate::memory::of_host;
 use crate::record::{Device, Volume};
 use crate::snapshot::disks::{file_of, names};
 use crate::templates::{Manifest, Shape, Snapshot};
-use crate::{Error, Result, name, volume};
+use crate::{Error, Result, name, resize, volume};
 
 /// The bytes of a page of memory.
 pub(super) const PAGE: u64 = 4096;
@@ -38,8 +38,12 @@ fn check_machine(shape: &Shape, snapshot: &Snapshot) -> Result<(), String> {
     if snapshot.kernel.is_some() {
         return Err("its guest has a kernel of its own (--kernel), which is not in it".to_owned());
     }
-    if shape.memory_bytes == 0 || !shape.memory_bytes.is_multiple_of(PAGE) {
+    let (memory, room) = (shape.memory_bytes, shape.room_bytes);
+    if memory == 0 || !memory.is_multiple_of(PAGE) || !resize::is_room(room) {
         return wrong("the size of its memory");
+    }
+    if snapshot.plugged_bytes > room {
+        return wrong("the size of its plugged memory");
     }
     if ![1, shape.cpus, snapshot.cpus, shape.max_cpus].is_sorted() {
         return wrong("the number of its CPUs");
@@ -127,7 +131,7 @@ pub(super) fn clamp_to_node(
         let (size, most) = (bytes >> 20, most >> 20);
         Err(Error::Invalid(format!("{what} of {size} MiB is more than {bound}, {most} MiB")))
     };
-    let (memory, host) = (manifest.shape.memory_bytes, of_host());
+    let (memory, host) = (manifest.shape.memory_file_bytes(), of_host());
     if memory > host {
         return too_large("the snapshot's memory", memory, "this host has", host);
     }

@@ -35,7 +35,7 @@ impl<'a> PagesFile<'a> {
     fn memory(manifest: &'a Manifest) -> Self {
         Self {
             name: MEMORY,
-            bytes: manifest.shape.memory_bytes,
+            bytes: manifest.shape.memory_file_bytes(),
             data_bytes: manifest.touched_bytes,
             sha256: &manifest.memory_sha256,
         }

@@ -36,7 +36,7 @@ pub fn description(data: &[u8]) {
         assert!(volume.overlay && volume.path.is_relative(), "{:?} is of this host", volume.path);
     }
     match clamp_to_node(&mut manifest, LAYERS, Path::new("/")) {
-        Ok(()) => assert!(manifest.shape.memory_bytes <= of_host()),
+        Ok(()) => assert!(manifest.shape.memory_file_bytes() <= of_host()),
         Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
     }
     let spec = begin::complete(&RunSpec::default(), &manifest, LAYERS);
