@@ -8,14 +8,17 @@
 //! ([`Beside`]).
 //!
 //! With the feature `carrier` there is the frame of a carrier, too: [`Carrier`], its owner's
-//! handle, and [`Work`], what differs between carriers.
+//! handle, [`Work`], what differs between carriers, and [`Stalls`], by which a carrier leaves out
+//! peers whose memory made it sleep.
 //!
-//! Dependencies: `rustix` for eventfds.
+//! Dependencies: `rustix` for eventfds; `libc` for getrusage(2), which `rustix` lacks.
 
 #[cfg(feature = "carrier")]
 mod carrier;
 #[cfg(feature = "carrier")]
 mod mailbox;
+#[cfg(feature = "carrier")]
+mod stalls;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +33,8 @@ use slipway_sgiov_spec::table;
 pub use self::carrier::{Carrier, Families, NAP, Rest, Work};
 #[cfg(feature = "carrier")]
 pub use self::mailbox::{CommandSender, NewsReceiver, NewsSender, news};
+#[cfg(feature = "carrier")]
+pub use self::stalls::Stalls;
 
 /// The engine's end of a family's signals: the table, and the bell that is raised when the engine
 /// sleeps.

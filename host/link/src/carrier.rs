@@ -198,6 +198,7 @@ impl Work for Carrying {
 
     fn woken(&mut self, since: Option<Instant>) {
         if let Some(since) = since {
+            self.links.woken();
             self.patience.slept(since, Instant::now());
         }
     }

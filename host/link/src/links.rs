@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
+use slipway_family::Stalls;
 use slipway_rate::{Bucket, Rate};
 use slipway_ring::cross;
 use slipway_sgiov_spec::Address;
@@ -53,6 +54,8 @@ pub struct Links {
     backoffs: Vec<Backoff>,
     /// The choice of the next connection.
     shares: Shares,
+    /// Tenants whose memory made the thread sleep.
+    stalls: Stalls<String>,
     /// Limits on what tenants send.
     rates: HashMap<String, Bucket>,
     /// The time that rates and shares count from.
@@ -88,6 +91,7 @@ impl Links {
             connections: HashMap::new(),
             order: VecDeque::new(),
             next: 0,
+            stalls: Stalls::new(Instant::now()),
             rates: HashMap::new(),
             begin: Instant::now(),
             events: VecDeque::new(),
@@ -290,20 +294,14 @@ impl Links {
     /// costs as much as some records) only if a stream asks for something that it did not ask for
     /// before.
     pub fn rest(&mut self, now: Instant) -> bool {
-        let (mut around, connections, _) = self.around(now);
-        let mut due = false;
-        for connection in connections.values_mut() {
-            due |= connection.rest(&mut around);
-        }
+        let (mut due, mut asleep) = (false, true);
+        self.each(now, |connection, around| due |= connection.rest(around));
         if due {
             cross::heavy();
         } else {
             slipway_ring::barrier();
         }
-        let mut asleep = true;
-        for connection in connections.values_mut() {
-            asleep &= connection.rested(&mut around);
-        }
+        self.each(now, |connection, around| asleep &= connection.rested(around));
         asleep && self.events.is_empty()
     }
 
@@ -312,16 +310,18 @@ impl Links {
     /// millisecond. A program that wrote in this very moment may not see that it has to signal: its
     /// stream is polled after the sleep.
     pub fn doze(&mut self, now: Instant) -> bool {
-        let (mut around, connections, _) = self.around(now);
-        connections.values_mut().for_each(|connection| connection.doze(&mut around));
+        let mut asleep = true;
+        self.each(now, |connection, around| connection.doze(around));
         slipway_ring::barrier();
         // A write of a program before it could see the wish is visible by now.
         (0..PAUSES).for_each(|_| std::hint::spin_loop());
-        let mut asleep = true;
-        for connection in connections.values_mut() {
-            asleep &= connection.dozes(&mut around);
-        }
+        self.each(now, |connection, around| asleep &= connection.dozes(around));
         asleep && self.events.is_empty()
+    }
+
+    /// Notes that the thread has slept since the last turn.
+    pub fn woken(&mut self) {
+        self.stalls.woken();
     }
 
     /// Returns when a turn is due even if nothing happens.

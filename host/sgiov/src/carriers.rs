@@ -187,6 +187,7 @@ mod tests {
             stream: 0,
             side: Side::One,
             eventfd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            tenant: "web".into(),
             family: 0,
             entry: 0,
             regions: Arc::new([]),

@@ -28,6 +28,8 @@ pub struct Line {
     /// The eventfd that the family sleeps on. Raise it with `slipway_peer::eventfd::raise` when a
     /// call says so.
     pub eventfd: Arc<OwnedFd>,
+    /// The tenant on the other side: the name of its network namespace.
+    pub tenant: Arc<str>,
     /// The family on the other side.
     pub family: u32,
     /// The stream's entry in the family's table. The family's signals name it.

@@ -119,6 +119,9 @@ pub(crate) struct Connection {
     /// The connection must not send before this time: its tenant has sent enough, or its way is
     /// busy.
     pub(crate) held: Option<Instant>,
+    /// The connection neither receives nor sends before this time: memory of its tenant's programs
+    /// made the carrier sleep. If set, `held` is no earlier.
+    pub(crate) left_out: Option<Instant>,
     pub(crate) busy: Duration,
     pub(crate) interest: Option<Interest>,
 }
@@ -168,6 +171,7 @@ impl Connection {
             away: false,
             leaving: false,
             held: None,
+            left_out: None,
             busy: Duration::ZERO,
             interest: None,
         }
@@ -208,6 +212,9 @@ impl Connection {
             ConnectionState::Connecting(_) => Interest { read: false, write: true },
             ConnectionState::Handshake(handshake) => {
                 Interest { read: true, write: handshake.wants_write() }
+            }
+            ConnectionState::Up(_) if self.left_out.is_some() => {
+                Interest { read: false, write: false }
             }
             ConnectionState::Up(sender) => Interest { read: true, write: sender.blocked },
             ConnectionState::None => Interest { read: false, write: false },

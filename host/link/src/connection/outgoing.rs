@@ -48,6 +48,15 @@ impl Connection {
         }
     }
 
+    /// Sends waiting frames, as far as the socket takes them. Touches no stream's memory.
+    pub(super) fn send_frames(&mut self) -> Result<(), Broken> {
+        let ConnectionState::Up(sender) = &mut self.state else { return Ok(()) };
+        sender.put(&mut self.frames)?;
+        sender.seal()?;
+        sender.send(self.socket.as_fd())?;
+        Ok(())
+    }
+
     /// Serves each hot stream once, as far as there is room. Returns whether any stream had
     /// something to do.
     fn fill(&mut self, around: &mut Around<'_>) -> Result<bool, Broken> {

@@ -32,6 +32,11 @@ impl Connection {
                 Ok(())
             };
         }
+        if self.left_out.is_some() {
+            // What the other side says is not heard meanwhile.
+            self.heard = now;
+            return self.show_life(now, settings);
+        }
         while let Some((when, number)) = self.resting.front().copied()
             && when <= now
         {
@@ -50,6 +55,17 @@ impl Connection {
             self.frames.put(Kind::Ping, 0, 0);
         }
         Ok(())
+    }
+
+    /// Sends a ping from time to time while the connection is left out: the other side must not
+    /// take it for dead.
+    fn show_life(&mut self, now: Instant, settings: &Settings) -> Result<(), Broken> {
+        if now < self.pinged + settings.silence() / 3 {
+            return Ok(());
+        }
+        self.pinged = now;
+        self.frames.put(Kind::Ping, 0, 0);
+        self.send_frames()
     }
 
     /// Gives up streams that the other side has not answered in time.
@@ -117,6 +133,10 @@ impl Connection {
         if !self.is_up() {
             let late = self.since + settings.handshake();
             return Some(asking.map_or(late, |asking| asking.min(late)));
+        }
+        if let Some(until) = self.left_out {
+            let until = until.min(self.pinged + settings.silence() / 3);
+            return Some(asking.map_or(until, |asking| asking.min(until)));
         }
         let alive = match self.streams.is_empty() {
             true if self.away => self.emptied,

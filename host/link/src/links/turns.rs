@@ -1,8 +1,9 @@
 //! Turns: connections are served by their tenants' shares, one quantum after the other.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use slipway_family::Stalls;
 use slipway_rate::Bucket;
 use slipway_warp::share::Ticket;
 
@@ -41,6 +42,7 @@ impl Quantum {
         };
         let before = moved(connection);
         let done = match direction {
+            _ if connection.left_out.is_some() => Ok(false),
             Direction::In => connection.receive(QUANTUM, around),
             Direction::Out if connection.held.is_some() => Ok(false),
             Direction::Out => connection.send(QUANTUM, around),
@@ -56,6 +58,7 @@ impl Links {
     /// Serves the connections that have something to do, as their tenants' shares say. Returns
     /// whether there was anything: if so, there may be more.
     pub fn turn(&mut self, now: Instant) -> bool {
+        self.stalls.settle(now);
         if self.paused.take_if(|until| *until <= now).is_some() {
             self.listen_for(epoll::EventFlags::IN);
         }
@@ -108,13 +111,13 @@ impl Links {
         let done = if shakes { connection.shake_hands(&mut around) } else { Ok(false) };
         let done = done.and_then(|worked| connection.tend(&mut around).map(|()| worked));
         let (is_up, sends) = (connection.is_up(), connection.wants_to_send(writable));
-        let due = connection.is_due(now);
+        let (due, is_served) = (connection.is_due(now), connection.left_out.is_none());
         match done {
             Ok(worked) => {
                 if !was_up && is_up {
                     self.came_up(key, now);
                 }
-                if (readable || due) && is_up {
+                if (readable || due) && is_up && is_served {
                     self.shares.want(key, Direction::In);
                 }
                 if sends {
@@ -129,19 +132,22 @@ impl Links {
         }
     }
 
-    /// Sets until when a connection may not send: its tenant has sent enough, or its way is busy.
+    /// Sets until when a connection may not send: its tenant has sent enough, its way is busy, or
+    /// it is left out, so that it does not receive either.
     fn throttle(&mut self, key: u32, now: Instant) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let opens = self.rates.get(&connection.tenant).map(Bucket::opens_at);
         let way = self.shares.held(key, now.saturating_duration_since(self.begin));
         let until = opens.max(way).map(|until| self.begin + until);
-        connection.held = until.filter(|until| *until > now);
+        connection.left_out = self.stalls.until(connection.tenant.as_str());
+        connection.held = until.filter(|until| *until > now).max(connection.left_out);
     }
 
     /// Serves chosen connections, one quantum after the other. Returns whether there was anything
     /// to do.
     fn share(&mut self, now: Instant) -> bool {
         let (mut worked, mut began) = (false, Instant::now());
+        self.stalls.begin(began);
         for _ in 0..QUANTA.min(2 * self.order.len() + 2) {
             let Some(turn) = self.shares.next(self.since_begin(began)) else { break };
             // The connection may have waited for its way while its tenant sent elsewhere.
@@ -150,6 +156,7 @@ impl Links {
             worked |= some;
             began = ended;
         }
+        self.stalls.end();
         worked
     }
 
@@ -176,6 +183,7 @@ impl Links {
         if direction == Direction::Out && bytes > 0 {
             self.count(key, bytes, now);
         }
+        self.charge(key, now);
         if sends {
             self.shares.want(key, Direction::Out);
         }
@@ -192,11 +200,57 @@ impl Links {
         (worked, ended)
     }
 
+    /// Charges the tenant of a connection whose quantum made the thread sleep.
+    fn charge(&mut self, key: u32, now: Instant) {
+        let Some(slept) = self.stalls.slept() else { return };
+        let Self { connections, stalls, logs, settings, events, .. } = self;
+        if let Some(connection) = connections.get(&key) {
+            let mut around = Around { now, settings, events, logs };
+            charge_tenant(stalls, slept, &connection.tenant, &mut around);
+        }
+    }
+
+    /// Calls `act` for all connections, and charges the tenants of those that make the thread sleep
+    /// in it.
+    pub(super) fn each(
+        &mut self,
+        now: Instant,
+        mut act: impl FnMut(&mut Connection, &mut Around<'_>),
+    ) {
+        let Self { connections, stalls, logs, settings, events, .. } = self;
+        let mut around = Around { now, settings, events, logs };
+        stalls.begin(now);
+        for connection in connections.values_mut() {
+            act(connection, &mut around);
+            if let Some(slept) = stalls.slept() {
+                charge_tenant(stalls, slept, &connection.tenant, &mut around);
+            }
+        }
+        stalls.end();
+    }
+
     /// Counts bytes that a connection has sent for its tenant's rate.
     fn count(&mut self, key: u32, sent: u64, now: Instant) {
         let tenant = self.connections.get(&key).map(|connection| &connection.tenant);
         if let Some(rate) = tenant.and_then(|tenant| self.rates.get_mut(tenant)) {
             rate.take(sent, now.saturating_duration_since(self.begin));
         }
+    }
+}
+
+/// Charges a tenant whose programs' memory made the thread sleep.
+fn charge_tenant(
+    stalls: &mut Stalls<String>,
+    slept: Duration,
+    tenant: &str,
+    around: &mut Around<'_>,
+) {
+    if stalls.charge(tenant, slept) {
+        let what = format!(
+            "tenant {tenant}: all streams waited {} ms for memory of its programs: its streams \
+             stand still for a while",
+            slept.as_millis()
+        );
+        around.logs.warn(around.now, &around.settings.name, &what);
     }
 }

@@ -60,7 +60,9 @@ impl Broker {
             .find(|side| connection.end(*side).party == Party::Engine)?;
         let other = connection.end(side.other());
         let Party::Family(family) = other.party else { return None };
+        let namespace = self.families.get(family)?.namespace;
         Some(Line {
+            tenant: self.namespaces.get(namespace)?.name().into(),
             arena: link.arena.clone(),
             stream: connection.stream,
             side,

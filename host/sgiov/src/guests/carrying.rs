@@ -12,6 +12,7 @@
 //! | `requests` | `requests` | times of unanswered requests to guests | `lifecycle` |
 //! | `book` | `book` | listeners and counters, which the engine's thread reads | `channels` |
 //! | `policy` | | connections that are allowed | `obey` |
+//! | `stalls` | `slipway_family` | tenants whose memory made the carrier sleep | `serve`, `charge` |
 //! | `log` | `crate::log` | log lines, limited in rate | all |
 //! | `news` | `messages` | messages to the engine's thread | all |
 //! | `idle_since` | | when work was first looked for in vain | `worked`, `looks_on` |
@@ -33,13 +34,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slipway_family::{Families, NAP, NewsSender, Rest, Work};
+use slipway_family::{Families, NAP, NewsSender, Rest, Stalls, Work};
 use slipway_ring::cross::{heavy, is_told_surely};
 
 use super::book::Book;
-use super::guest::{Guest, GuestTable};
+use super::guest::{Guest, GuestTable, Tenants};
 use super::messages::{Command, News};
-use super::pair::EndOwner;
+use super::pair::{EndOwner, Pair};
 use super::pairs::Pairs;
 use super::programs::Programs;
 use super::requests::Requests;
@@ -58,6 +59,8 @@ pub struct Carrying {
     pub requests: Requests,
     pub book: Arc<Book>,
     pub policy: Policy,
+    /// Pairs of tenants: that of a stream's two ends, or a guest's own, twice.
+    pub stalls: Stalls<Tenants>,
     pub log: Log,
     pub news: NewsSender<News>,
     /// The time at which work was first looked for in vain. `None` if there was work since.
@@ -76,6 +79,7 @@ impl Carrying {
             requests: Requests::default(),
             book,
             policy,
+            stalls: Stalls::new(Instant::now()),
             log: Log::default(),
             news,
             idle_since: None,
@@ -115,10 +119,42 @@ impl Carrying {
         pairs.into_iter().for_each(|pair| self.pairs.stir(pair));
     }
 
+    /// Attends to guests and carries streams, but those that are left out at `now`, and charges
+    /// the tenants whose memory makes the thread sleep. Returns whether there was anything to do.
+    fn serve(&mut self, now: Instant) -> bool {
+        if self.stalls.settle(now) {
+            self.pairs.readmit();
+        }
+        self.stalls.begin(now);
+        let worked = self.attend() | self.carry();
+        self.stalls.end();
+        worked
+    }
+
+    /// Charges these tenants if the thread slept in the work for them. `None` if single peers were
+    /// not measured when that began.
+    pub fn charge(&mut self, tenants: Option<Tenants>) {
+        let Some((tenants, slept)) = tenants.zip(self.stalls.slept()) else { return };
+        if self.stalls.charge(&tenants, slept) {
+            let ([one, other], millis) = (&tenants, slept.as_millis());
+            let text = format_args!(
+                "all streams with guests waited {millis} ms for memory of tenant {one} or {other}: \
+                 the streams between the two stand still for a while"
+            );
+            self.log.line("stall", text);
+        }
+    }
+
     /// Gives a turn to every stream that has something to do. Returns whether any had.
     fn carry(&mut self) -> bool {
         let mut worked = false;
         for number in self.pairs.round() {
+            let tenants = self.pairs.get(number).and_then(Pair::tenants);
+            if tenants.is_some_and(|tenants| self.stalls.until(tenants).is_some()) {
+                self.pairs.leave_out(number);
+                continue;
+            }
+            let tenants = tenants.filter(|_| self.stalls.is_alert()).cloned();
             let Some(report) = self.pairs.turn(number, &self.guests) else { continue };
             worked |= report.worked;
             self.count(number, report.bytes);
@@ -130,6 +166,7 @@ impl Carrying {
                 worked = true;
             }
             self.pairs.stay(number);
+            self.charge(tenants);
         }
         self.pairs.end_round(&self.guests);
         worked
@@ -181,8 +218,8 @@ impl Work for Carrying {
     fn obey(&mut self, command: Command, _: &mut Families<()>, _: Instant) {
         match command {
             Command::Add { guest, peer, control } => {
-                let counts = self.book.counts(guest);
-                self.guests.insert(guest, Guest::new(peer, control, counts));
+                let (counts, tenant) = (self.book.counts(guest), self.book.tenant(guest).into());
+                self.guests.insert(guest, Guest::new(peer, control, tenant, counts));
             }
             Command::Remove(guest) => {
                 self.lose(guest);
@@ -213,9 +250,9 @@ impl Work for Carrying {
         self.family_spoiled(family);
     }
 
-    fn turn(&mut self, _: &mut Families<()>, _: Instant) -> bool {
+    fn turn(&mut self, _: &mut Families<()>, now: Instant) -> bool {
         self.refuse_overdue();
-        let worked = self.attend() | self.carry();
+        let worked = self.serve(now);
         self.notify();
         worked | self.reset_unwoken()
     }
@@ -243,19 +280,26 @@ impl Work for Carrying {
             return Rest::Awake;
         }
         heavy();
+        let stalls = &self.stalls;
+        let is_left_out = |guest: &Guest| stalls.until(&guest.tenants).is_some();
+        let sleeps = |guest: &mut Guest| is_left_out(guest) || guest.sleep();
         // All guests, so that each is asked.
-        if !self.guests.values_mut().fold(true, |quiet, guest| guest.sleep() & quiet) {
+        if !self.guests.values_mut().fold(true, |quiet, guest| sleeps(guest) & quiet) {
             return Rest::Awake;
         }
         self.naps = !self.programs.is_empty() && !is_told_surely();
-        // Until the next stream's memory or the oldest request is due.
-        let due = [self.pairs.trim(&self.guests), answer].into_iter().flatten().min();
+        let served = self.stalls.due().map(|at| at.saturating_duration_since(Instant::now()));
+        // Until the next stream's memory or the oldest request is due, or a tenant is served again.
+        let due = [self.pairs.trim(&self.guests), answer, served].into_iter().flatten().min();
         let longest = if self.naps { Some(NAP) } else { due };
         Rest::Asleep(longest.map(|longest| Instant::now() + longest))
     }
 
     fn woken(&mut self, since: Option<Instant>) {
         self.guests.values().for_each(Guest::awake);
+        if since.is_some() {
+            self.stalls.woken();
+        }
         if since.is_some() && self.naps {
             self.stir_all(self.programs.pairs());
         }

@@ -20,13 +20,25 @@ impl Carrying {
     pub(super) fn attend(&mut self) -> bool {
         let (mut worked, mut next) = (false, self.guests.keys().next().copied());
         while let Some(guest) = next {
-            match self.attend_one(guest) {
-                Ok(some) => worked |= some,
-                Err(why) => self.break_off(guest, why),
-            }
+            worked |= self.attend_served(guest);
             let after = (Bound::Excluded(guest), Bound::Unbounded);
             next = self.guests.range(after).next().map(|(guest, _)| *guest);
         }
+        worked
+    }
+
+    /// Attends to a guest, unless it is left out. Returns whether there was something to do.
+    fn attend_served(&mut self, number: u32) -> bool {
+        let Some(guest) = self.guests.get(&number) else { return false };
+        if self.stalls.until(&guest.tenants).is_some() {
+            return false;
+        }
+        let tenants = self.stalls.is_alert().then(|| guest.tenants.clone());
+        let worked = self.attend_one(number).unwrap_or_else(|why| {
+            self.break_off(number, why);
+            false
+        });
+        self.charge(tenants);
         worked
     }
 

@@ -17,6 +17,10 @@ const BACKLOG: usize = 1024;
 /// have in flight to the engine.
 const UNANSWERED: usize = 1024;
 
+/// The tenants of a stream's two ends, sorted. Streams between the same two are left out together
+/// if the memory at one of their ends made the carrier sleep: nobody knows at which.
+pub type Tenants = [Arc<str>; 2];
+
 /// The guests by number.
 pub type GuestTable = BTreeMap<u32, Guest>;
 
@@ -52,6 +56,8 @@ pub enum GuestSignals {
 pub struct Guest {
     peer: Peer,
     control: Control,
+    /// The guest's tenant, twice: the guest is left out as its streams within its tenant are.
+    pub tenants: Tenants,
     /// The channel to the guest, or `None` if the guest has not started its function.
     pub channel: Option<Channel>,
     /// Set once the guest has sent its hello.
@@ -76,10 +82,11 @@ pub struct Guest {
 
 impl Guest {
     /// Makes a guest that has not started its function.
-    pub fn new(peer: Peer, control: Control, counts: Arc<Counts>) -> Self {
+    pub fn new(peer: Peer, control: Control, tenant: Arc<str>, counts: Arc<Counts>) -> Self {
         Self {
             peer,
             control,
+            tenants: [tenant.clone(), tenant],
             channel: None,
             greeted: false,
             suspended: false,

@@ -19,6 +19,7 @@
 //! number. A reset (`reset_end`) changes no state: the end's program sees ECONNRESET, and closes
 //! the end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -213,9 +214,11 @@ impl Carrying {
 
     /// Opens a pair: adds its accepting end, and tells the connecting end. If that did not wait for
     /// the answer, the accepting end is reset.
-    fn open_pair(&mut self, number: u32, acceptor: PairEnd) {
+    pub(super) fn open_pair(&mut self, number: u32, acceptor: PairEnd) {
+        let connector = self.pairs.end(number, 0);
+        let tenants = [connector, Some(&acceptor)].map(|end| self.tenant_of(end));
         let Some(pair) = self.pairs.get_mut(number) else { return };
-        pair.open(acceptor);
+        pair.open(acceptor, tenants);
         // Before any message: sending one may end the guest, and its streams with it.
         self.enter_guest(number, 1);
         match self.pairs.end(number, 0).map(|end| &end.owner) {
@@ -230,6 +233,15 @@ impl Carrying {
             }
         }
         self.pairs.stir(number);
+    }
+
+    /// Returns the tenant of an end, or an empty text if there is no end.
+    fn tenant_of(&self, end: Option<&PairEnd>) -> Arc<str> {
+        match end.map(|end| &end.owner) {
+            Some(EndOwner::Program { line, .. }) => line.tenant.clone(),
+            Some(EndOwner::Guest { guest, .. }) => self.book.tenant(*guest).into(),
+            None => "".into(),
+        }
     }
 
     /// Refuses the connection of a pair, and removes the pair, which will have no second end.

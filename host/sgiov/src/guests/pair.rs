@@ -7,7 +7,7 @@ use std::time::Instant;
 use slipway_ring::cross::{Error, Fault, Own, Regions, Side, Stream, Tail};
 use slipway_sgiov_spec::function;
 
-use super::guest::GuestTable;
+use super::guest::{GuestTable, Tenants};
 use crate::remote::Line;
 
 /// The number of bytes that move one way in a turn.
@@ -108,6 +108,8 @@ pub struct Pair {
     /// The connecting end and the accepting end. `None` if an end is not there yet, or has ended.
     pub ends: [Option<PairEnd>; 2],
     state: PairState,
+    /// The tenants of the ends, or `None` if the pair was never open.
+    tenants: Option<Tenants>,
     pub activity: Activity,
 }
 
@@ -130,6 +132,8 @@ pub struct Activity {
     /// Set while the pair is queued to give up memory: the time at which it was queued, and the
     /// time since which it is idle.
     pub resting: Option<(Instant, Instant)>,
+    /// Set while the pair is left out, and `hot` meanwhile.
+    pub left_out: bool,
 }
 
 /// The party that says whether a connection is accepted.
@@ -158,7 +162,7 @@ impl Pair {
     /// Makes a pair that waits for an answer since `since`.
     pub fn new(connector: PairEnd, answerer: Answerer, since: Instant) -> Self {
         let (ends, state) = ([Some(connector), None], PairState::Asked { answerer, since });
-        Self { ends, state, activity: Activity::default() }
+        Self { ends, state, tenants: None, activity: Activity::default() }
     }
 
     /// Returns the party whose answer is awaited. Returns `None` if the pair is open.
@@ -185,10 +189,17 @@ impl Pair {
         matches!(self.state, PairState::Open)
     }
 
-    /// Adds the accepting end.
-    pub fn open(&mut self, acceptor: PairEnd) {
+    /// Adds the accepting end. `tenants` are those of both ends.
+    pub fn open(&mut self, acceptor: PairEnd, mut tenants: Tenants) {
         self.ends[1] = Some(acceptor);
         self.state = PairState::Open;
+        tenants.sort();
+        self.tenants = Some(tenants);
+    }
+
+    /// Returns the tenants of the ends. Returns `None` if the pair was never open.
+    pub fn tenants(&self) -> Option<&Tenants> {
+        self.tenants.as_ref()
     }
 
     /// Returns whether the pair is open and has no end any more.

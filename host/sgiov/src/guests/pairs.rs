@@ -7,6 +7,7 @@
 //! | hot | gets a turn in each step of the carrier | [`Pairs::arm`], after turns without work |
 //! | armed | its ends' programs were asked for a signal | [`Pairs::stir`], on a signal |
 //! | resting | armed, has memory, and is queued to release it | [`Pairs::trim`], after [`REST`] |
+//! | left out | gets no turn: its tenants' memory made the carrier sleep | [`Pairs::readmit`] |
 //!
 //! A pair that is stirred while it rests stays in the queue, and rests from its next arming on.
 
@@ -31,6 +32,8 @@ pub struct Pairs {
     /// Pairs that get a turn in each round. Numbers of pairs that have ended may be among them,
     /// and a number twice.
     hot: Vec<u32>,
+    /// Pairs that are left out. Numbers of pairs that have ended may be among them.
+    left_out: Vec<u32>,
     /// Idle pairs with memory, each with the time at which it was queued, the oldest first.
     resting: VecDeque<(Instant, u32)>,
 }
@@ -87,8 +90,8 @@ impl Pairs {
         self.hot.is_empty()
     }
 
-    /// Begins a round. Returns the pairs that get a turn in it; [`Pairs::stay`] must follow for
-    /// each.
+    /// Begins a round. Returns the pairs that get a turn in it; [`Pairs::stay`] or
+    /// [`Pairs::leave_out`] must follow for each.
     pub fn round(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.hot)
     }
@@ -106,6 +109,26 @@ impl Pairs {
     pub fn stay(&mut self, number: u32) {
         if self.all.get(number).is_some() {
             self.hot.push(number);
+        }
+    }
+
+    /// Leaves a pair out, in place of its turn.
+    pub fn leave_out(&mut self, number: u32) {
+        if let Some(pair) = self.all.get_mut(number)
+            && !std::mem::replace(&mut pair.activity.left_out, true)
+        {
+            self.left_out.push(number);
+        }
+    }
+
+    /// Gives the pairs that are left out turns from the next round on.
+    pub fn readmit(&mut self) {
+        for number in std::mem::take(&mut self.left_out) {
+            // The number of a pair that has ended may have been reused.
+            let pair = self.all.get_mut(number);
+            if pair.is_some_and(|pair| std::mem::take(&mut pair.activity.left_out)) {
+                self.hot.push(number);
+            }
         }
     }
 

@@ -2,23 +2,27 @@
 
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FallocateFlags, fallocate};
 use slipway_family::NewsReceiver;
 use slipway_pci::{FifoSink, Interrupt};
 use slipway_ram::{Access, Lasting, Memory};
 use slipway_reactor::Reactor;
-use slipway_ring::cross::{Arena, Shape, Side};
+use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Stream};
 use slipway_sgiov_function::driver::{Direct, Driver, start};
 use slipway_sgiov_function::{Broken, Device, Parts};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
+use super::super::pair::{Answerer, PairEnd};
 use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
 use crate::Function;
+use crate::remote::Line;
 
 const PROTONOSUPPORT: u32 = 93;
 /// The words of signals before the events, with the reader's position.
@@ -61,7 +65,8 @@ impl Rig {
         };
         self.carrying.book.add(number, function);
         let counts = self.carrying.book.counts(number);
-        self.carrying.guests.insert(number, Guest::new(peer, served.control(), counts));
+        let there = Guest::new(peer, served.control(), "web".into(), counts);
+        self.carrying.guests.insert(number, there);
         let driver = Driver::new(piece(&memory, 0)).unwrap();
         let mut registers = Direct::new(device);
         assert_eq!(start(&mut registers, 0), Ok(RUNNING));
@@ -73,9 +78,29 @@ impl Rig {
     }
 
     fn turn(&mut self) {
-        self.carrying.attend();
-        self.carrying.carry();
+        self.carrying.serve(Instant::now());
         self.carrying.notify();
+    }
+
+    /// Joins streams of two programs of a tenant, each of which has an arena to itself.
+    fn join(&mut self, tenant: &str, arenas: [&Arena; 2]) {
+        let end = |arena: &Arena| {
+            let line = Line {
+                arena: arena.clone(),
+                stream: 0,
+                side: Side::One,
+                eventfd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+                tenant: tenant.into(),
+                family: 0,
+                entry: 0,
+                regions: (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect(),
+            };
+            PairEnd::new(EndOwner::Program { connection: 0, line })
+        };
+        let [one, other] = arenas.map(end);
+        let pair = Pair::new(one, Answerer::Engine(0), Instant::now());
+        let pair = self.carrying.pairs.insert(pair);
+        self.carrying.open_pair(pair, other);
     }
 
     fn asked(&self) -> Vec<u64> {
@@ -212,4 +237,48 @@ fn an_arena_is_free_when_it_has_no_stream_whatever_others_have() {
     assert!(!there.take_free(0), "it has a stream");
     there.forget(u32::MAX, line(0, 3));
     assert!(there.take_free(0));
+}
+
+/// Returns a program's side of the stream of [`Rig::join`].
+fn program<'a>(arena: &'a Arena, words: &'a [AtomicU64; 4]) -> Stream<'a> {
+    let [tail, head_seen, head, tail_seen] = words;
+    let (out, into) = (Own { own: tail, seen: head_seen }, Own { own: head, seen: tail_seen });
+    Stream::new(arena, 0, Side::Zero, out, into)
+}
+
+/// A program takes its arena's pages away while the carrier touches them.
+#[test]
+fn a_tenant_whose_memory_made_the_carrier_sleep_stands_still_and_others_do_not() {
+    let mut rig = Rig::new();
+    let [slow, other, from, to] = [(); 4].map(|()| Arena::new(Regions::shape(1)).unwrap());
+    let pause = Duration::from_millis(100);
+    let Ok(sleeps) = slipway_peer::testing::slow(slow.words(), pause) else {
+        eprintln!("skipped: it needs userfaultfd(2)");
+        return;
+    };
+    let sleeps = || sleeps.load(Ordering::Relaxed);
+    let take_away = || {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(slow.file().unwrap(), mode, 0, slow.shape().bytes() as u64).unwrap();
+    };
+    rig.join("slow", [&slow, &other]);
+    rig.join("quick", [&from, &to]);
+    // The first sleep is nobody's.
+    take_away();
+    rig.turn();
+    assert!(sleeps() > 0 && rig.carrying.stalls.due().is_none());
+    take_away();
+    rig.turn();
+    let until = rig.carrying.stalls.due().unwrap();
+    take_away();
+    let before = sleeps();
+    let ([sender, receiver], bits): ([[AtomicU64; 4]; 2], Vec<AtomicU64>) =
+        (Default::default(), (0..Regions::WORDS).map(|_| AtomicU64::new(0)).collect());
+    let regions = Regions::new(&bits, from.shape());
+    assert_eq!(program(&from, &sender).write(b"x", 4096, regions, || ()), Ok(1));
+    rig.carrying.serve(until - Duration::from_nanos(1));
+    assert_eq!(program(&to, &receiver).available(), Ok((1, false)));
+    assert_eq!(sleeps(), before, "it is served");
+    rig.carrying.serve(until);
+    assert!(sleeps() > before);
 }

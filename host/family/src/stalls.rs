@@ -1,0 +1,248 @@
+//! Peers whose memory made a carrier's thread sleep, and the time for which each is left out.
+//!
+//! A copy from or to memory that a peer takes away at that moment sleeps in a page fault, and the
+//! carrier's other peers wait meanwhile. No form of a copy avoids that, and no other thread can go
+//! on with a carrier. So the peer pays: of each sleep, what exceeds [`BURST`] costs it 32 times as
+//! long without service. In the long run, a peer makes its carrier sleep for a 32nd of the time.
+//!
+//! A sleep is a time of [`LEAST`] or more in which the thread gave up its processor by itself, as
+//! getrusage(2) counts it. A thread that the kernel takes the processor from has not slept.
+//!
+//! # Cost
+//! To know which peer made the thread sleep, the clock is read after each peer's work, which is too
+//! much for a peer without any. So a turn is measured as a whole ([`Stalls::begin`],
+//! [`Stalls::end`]), and single peers ([`Stalls::slept`]) only for [`ALERT`] after a turn with a
+//! sleep. The first sleep is thus nobody's.
+//!
+//! A page that was swapped out, or another thread that changes the process's mappings, makes the
+//! thread sleep as well. For that reason a peer is left out for a time, and not hung up on.
+//! `docs/decisions/waiting.md` has what else was considered.
+
+#![allow(unsafe_code)] // getrusage(2) has no wrapper
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use slipway_rate::{Bucket, Rate};
+
+/// The shortest time that is looked at for a sleep.
+const LEAST: Duration = Duration::from_micros(20);
+/// The time after a sleep for which single peers are measured.
+const ALERT: Duration = Duration::from_secs(60);
+/// The longest sleep that is charged at once.
+const LONGEST: Duration = Duration::from_secs(2);
+/// The time of sleep that costs a peer nothing, after [`REFILL`] without any. In microseconds, as
+/// are all units of buckets here.
+const BURST: u64 = 20_000;
+/// The time of sleep per second that costs a peer nothing: a 32nd.
+const PER_SECOND: u64 = 1_000_000 / 32;
+/// The time in which a peer without sleeps has all of [`BURST`] again.
+const REFILL: Duration = Duration::from_micros(BURST * 32);
+
+/// Finds sleeps of the calling thread.
+struct Meter {
+    /// The end of the last measured time.
+    at: Instant,
+    /// The thread's voluntary switches at that time or earlier. `None` if it slept on purpose since.
+    switches: Option<i64>,
+    /// Single peers are measured until this time.
+    alert_until: Option<Instant>,
+}
+
+impl Meter {
+    /// Begins a measured time at `now`, or at present if single peers are measured.
+    fn begin(&mut self, now: Instant) {
+        self.at = now;
+        if self.switches.is_none() || self.alert_until.is_some() {
+            self.switches = Some(voluntary_switches());
+            self.at = Instant::now();
+        }
+    }
+
+    /// Ends a measured time and begins the next one. Returns the time if the thread slept in it.
+    fn measure(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
+        if passed < LEAST {
+            return None;
+        }
+        let switches = voluntary_switches();
+        let slept = self.switches.replace(switches) != Some(switches);
+        if slept {
+            self.alert_until = Some(now + ALERT);
+        }
+        slept.then_some(passed)
+    }
+}
+
+/// What a peer has to pay for.
+struct Debt {
+    bucket: Bucket,
+    /// The peer is left out until this time.
+    held: Option<Instant>,
+}
+
+/// The peers of a carrier, named by `K`, that made its thread sleep. All calls come from that
+/// thread, but [`Stalls::new`].
+pub struct Stalls<K> {
+    meter: Meter,
+    debts: HashMap<K, Debt>,
+    /// The time that buckets count from.
+    begin: Instant,
+}
+
+impl<K: Hash + Eq> Stalls<K> {
+    /// Makes a record without peers.
+    pub fn new(now: Instant) -> Self {
+        let meter = Meter { at: now, switches: None, alert_until: None };
+        Self { meter, debts: HashMap::new(), begin: now }
+    }
+
+    /// Notes that the thread has slept on purpose since the last turn.
+    pub fn woken(&mut self) {
+        self.meter.switches = None;
+    }
+
+    /// Begins a turn at `now`: measures from here.
+    pub fn begin(&mut self, now: Instant) {
+        self.meter.begin(now);
+    }
+
+    /// Returns whether single peers are measured.
+    pub fn is_alert(&self) -> bool {
+        self.meter.alert_until.is_some()
+    }
+
+    /// Ends the work for one peer. Returns the time since the last such call or [`Stalls::begin`]
+    /// if the thread slept in it and single peers are measured: the caller charges the peer for it.
+    pub fn slept(&mut self) -> Option<Duration> {
+        if self.is_alert() { self.meter.measure() } else { None }
+    }
+
+    /// Ends a turn.
+    pub fn end(&mut self) {
+        self.meter.measure();
+        let at = self.meter.at;
+        self.meter.alert_until = self.meter.alert_until.filter(|until| *until > at);
+    }
+
+    /// Charges a peer for a sleep that [`Stalls::slept`] has just returned. Returns whether the peer
+    /// is left out from now on, and was not before.
+    pub fn charge<Q>(&mut self, peer: &Q, slept: Duration) -> bool
+    where
+        K: Borrow<Q>,
+        Q: ?Sized + Hash + Eq + ToOwned<Owned = K>,
+    {
+        let (begin, at) = (self.begin, self.meter.at);
+        if !self.debts.contains_key(peer) {
+            let bucket = Bucket::new(Rate { per_second: PER_SECOND, burst: BURST });
+            self.debts.insert(peer.to_owned(), Debt { bucket, held: None });
+        }
+        let Some(debt) = self.debts.get_mut(peer) else { return false };
+        let micros = u64::try_from(slept.min(LONGEST).as_micros()).unwrap_or(u64::MAX);
+        debt.bucket.take(micros, at.saturating_duration_since(begin));
+        let opens = begin + debt.bucket.opens_at();
+        let was_held = debt.held.is_some();
+        debt.held = debt.held.max((opens > at).then_some(opens));
+        !was_held && debt.held.is_some()
+    }
+
+    /// Returns until when a peer is left out. Returns `None` if it is served.
+    pub fn until<Q>(&self, peer: &Q) -> Option<Instant>
+    where
+        K: Borrow<Q>,
+        Q: ?Sized + Hash + Eq,
+    {
+        self.debts.get(peer)?.held
+    }
+
+    /// Has the peers served again that have paid by `now`. Returns whether there were any.
+    pub fn settle(&mut self, now: Instant) -> bool {
+        let (mut some, begin) = (false, self.begin);
+        self.debts.retain(|_, debt| {
+            some |= debt.held.take_if(|until| *until <= now).is_some();
+            debt.held.is_some() || begin + debt.bucket.opens_at() + REFILL > now
+        });
+        some
+    }
+
+    /// Returns when the next peer has paid. Returns `None` if none is left out.
+    pub fn due(&self) -> Option<Instant> {
+        self.debts.values().filter_map(|debt| debt.held).min()
+    }
+}
+
+/// Returns how often the calling thread gave up its processor by itself.
+fn voluntary_switches() -> i64 {
+    // SAFETY: all zeros is a valid `rusage`, which the call may write.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage
+    };
+    usage.ru_nvcsw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sleep that is long enough to be paid for.
+    const SLEEP: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn a_peer_in_whose_work_the_thread_slept_is_left_out_until_that_is_paid_for() {
+        let mut stalls = Stalls::<String>::new(Instant::now());
+        stalls.begin(Instant::now());
+        std::thread::sleep(SLEEP);
+        assert_eq!(stalls.slept(), None, "single peers are not measured yet");
+        stalls.end();
+        assert!(stalls.is_alert());
+        stalls.begin(Instant::now());
+        std::thread::sleep(SLEEP);
+        let slept = stalls.slept().unwrap();
+        assert!(slept >= SLEEP);
+        assert!(stalls.charge("one", slept));
+        assert!(!stalls.charge("one", slept), "it is left out already");
+        let until = stalls.until("one").unwrap();
+        assert!(until - stalls.meter.at >= (2 * SLEEP - Duration::from_micros(BURST)) * 32);
+        assert_eq!((stalls.until("two"), stalls.due()), (None, Some(until)));
+        assert!(!stalls.settle(until - Duration::from_nanos(1)));
+        assert!(stalls.settle(until));
+        assert_eq!((stalls.until("one"), stalls.due()), (None, None));
+        assert_eq!(stalls.debts.len(), 1, "its next sleep costs it all of its length");
+        stalls.settle(until + REFILL);
+        assert!(stalls.debts.is_empty());
+    }
+
+    #[test]
+    fn sleeps_on_purpose_and_times_without_sleep_are_nobodys() {
+        let mut stalls = Stalls::<String>::new(Instant::now());
+        stalls.begin(Instant::now());
+        stalls.end();
+        std::thread::sleep(SLEEP);
+        stalls.woken();
+        let begun = Instant::now();
+        stalls.begin(begun);
+        while begun.elapsed() < SLEEP {
+            std::hint::spin_loop();
+        }
+        stalls.end();
+        assert!(!stalls.is_alert());
+    }
+
+    /// Short sleeps, as of a page that was swapped out, cost nothing.
+    #[test]
+    fn a_peer_may_make_the_thread_sleep_for_a_32nd_of_the_time() {
+        let start = Instant::now();
+        let mut stalls = Stalls::<String>::new(start);
+        for second in 1..100 {
+            stalls.meter.at = start + Duration::from_secs(second);
+            stalls.settle(stalls.meter.at);
+            assert!(!stalls.charge("one", Duration::from_micros(BURST - 1)), "{second}");
+        }
+        assert!(stalls.charge("one", Duration::from_micros(BURST)));
+    }
+}
