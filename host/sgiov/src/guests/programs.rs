@@ -79,8 +79,14 @@ impl Programs {
 
     /// Forgets a connection and its line.
     pub fn forget(&mut self, connection: u32, line: &Line) {
-        self.connections.remove(&connection);
-        self.entries.remove(&(line.family, line.entry));
+        let Some(pair) = self.connections.remove(&connection) else { return };
+        let entry = (line.family, line.entry);
+        // The engine frees the entry when the program closes the connection. What the program has
+        // sent may move for long after that, and the entry may be a later connection's by now.
+        if self.entries.get(&entry) != Some(&pair) {
+            return;
+        }
+        self.entries.remove(&entry);
         if let Some(claims) = self.claims.get(&line.family) {
             claims.give_up(line.entry);
         }
@@ -97,5 +103,45 @@ impl Programs {
     /// Takes the pairs whose program could not be woken.
     pub fn take_unwoken(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.unwoken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+    use slipway_ring::cross::{Arena, Regions, Side};
+
+    use super::*;
+
+    /// Returns a line of family 1.
+    fn line(entry: u32) -> Line {
+        Line {
+            arena: Arena::new(Regions::shape(1)).unwrap(),
+            stream: 0,
+            side: Side::One,
+            eventfd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            family: 1,
+            entry,
+            regions: Arc::new([]),
+        }
+    }
+
+    /// A guest decides how long the last bytes of a closed connection move. The next connection of
+    /// the program, to whatever guest, has the same entry.
+    #[test]
+    fn the_end_of_a_connection_takes_no_entry_from_a_later_one() {
+        let (mut programs, claims) = (Programs::default(), Arc::<Claims>::default());
+        programs.join_claimed(1, claims.clone());
+        let (closed, later) = (line(5), line(5));
+        programs.enter(70, &closed, 7);
+        programs.enter(80, &later, 8);
+        programs.forget(70, &closed);
+        assert_eq!((programs.pair(70), programs.pair(80)), (None, Some(8)));
+        assert_eq!((programs.at_entry(1, 5), programs.of_family(1)), (Some(8), vec![8]));
+        assert!(claims.pass_on(5), "signals of the entry are lost");
+        programs.forget(80, &later);
+        assert_eq!((programs.at_entry(1, 5), programs.is_empty()), (None, true));
+        claims.seen(Some(5));
+        assert!(!claims.pass_on(5));
     }
 }
