@@ -15,6 +15,7 @@ use slipway_sgiov_function::{Broken, Device, Parts};
 use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
+use super::super::programs::tests::line;
 use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
@@ -212,4 +213,21 @@ fn an_arena_is_free_when_it_has_no_stream_whatever_others_have() {
     assert!(!there.take_free(0), "it has a stream");
     there.forget(u32::MAX, line(0, 3));
     assert!(there.take_free(0));
+}
+
+/// A program makes its signals invalid and ends. The links' carrier finds that when the number of
+/// its family is another tenant's already.
+#[test]
+fn invalid_signals_of_an_ended_family_are_not_those_of_the_next_one() {
+    let mut rig = Rig::new();
+    let (ended, next) = (Arc::<Claims>::default(), Arc::<Claims>::default());
+    rig.carrying.programs.join_claimed(1, ended.clone());
+    rig.carrying.programs.part(1);
+    rig.carrying.programs.join_claimed(1, next.clone());
+    rig.carrying.claimed_family_spoiled(1, &ended);
+    rig.carrying.programs.enter(70, &line(5), 7);
+    assert!(next.pass_on(5), "its signals are lost");
+    rig.carrying.claimed_family_spoiled(1, &next);
+    rig.carrying.programs.enter(80, &line(6), 8);
+    assert!(!next.pass_on(6));
 }
