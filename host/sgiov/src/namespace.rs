@@ -3,21 +3,24 @@
 //! The engine asks the kernel for the addresses of a namespace (an *address query*, rtnetlink(7))
 //! by a socket that it opens inside the namespace, and uses the answer for a while. The engine's
 //! one thread waits for each answer, and a user can make any number of namespaces with very many
-//! addresses. So the queries about all namespaces that one user made share a budget of the
-//! thread's time ([`QueryBudget`]): once it is used up, these namespaces keep their last answers,
-//! and other users' namespaces are not affected.
+//! addresses. So queries have budgets of the thread's time (`budget`): all namespaces that one user
+//! made share one, and each that root made has its own. Once a budget is used up, its namespaces
+//! keep their last answers, and others are not affected.
+
+mod budget;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use slipway_netlink::Netlink;
 use slipway_sgiov_spec::Address;
 
+use self::budget::{Budgets, QueryBudget};
 use crate::address::octets;
-use crate::peer::{NamespaceId, Peer, maker};
+use crate::peer::{NamespaceId, Peer};
 use crate::policy::{Policy, Tenant};
 use crate::ports::Ports;
 use crate::slab::Slab;
@@ -32,16 +35,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: u32 = 16;
 /// The pause after a query that failed, or whose answer has more than [`MOST`] addresses.
 const LATER: Duration = Duration::from_secs(10);
-/// The divisor of a user's share: queries about one user's namespaces may take a sixteenth of the
-/// thread's time.
-const SHARE: u32 = 16;
-/// The burst that a budget allows, in the time after which it is paid back: `AHEAD / SHARE`, 250 ms
-/// of the thread's time, at once. That suffices for the first queries about a thousand namespaces
-/// with few addresses.
-const AHEAD: Duration = Duration::from_secs(4);
 /// The age at which an answer is too old to decide which addresses a namespace has. It is longer
-/// than any pause, so an answer becomes as old as this only if the user's budget is used up or
-/// queries fail.
+/// than any pause, so an answer becomes as old as this only if the budget is used up or queries
+/// fail.
 const STALE: Duration = Duration::from_secs(20);
 /// The most addresses of a namespace that is served. CAP_NET_ADMIN in a namespace suffices to give
 /// it any number.
@@ -49,34 +45,6 @@ const MOST: usize = 16_384;
 
 /// An address and the length of its prefix in bits, of 128.
 type Prefixed = ([u8; 16], u8);
-
-/// The budget of one user for address queries: the thread's time that queries about the user's
-/// namespaces may take.
-///
-/// It holds the time at which all queries so far are paid back. A query that took some time moves
-/// it [`SHARE`] times as far into the future. `None` before the first query.
-#[derive(Default)]
-struct QueryBudget(Mutex<Option<Instant>>);
-
-impl QueryBudget {
-    /// Returns the time until all queries so far are paid back; 0 if they are.
-    fn ahead(&self, now: Instant) -> Duration {
-        let paid = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        paid.map_or(Duration::ZERO, |paid| paid.saturating_duration_since(now))
-    }
-
-    /// Returns whether the budget allows one more query.
-    fn is_left(&self, now: Instant) -> bool {
-        self.ahead(now) < AHEAD
-    }
-
-    /// Charges a query that began at `now` and took the time `took`.
-    fn spend(&self, now: Instant, took: Duration) {
-        let ahead = self.ahead(now);
-        let paid = now + ahead + took * SHARE;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(paid);
-    }
-}
 
 /// The addresses of a network namespace other than loopback's, by the kernel's last answer.
 #[derive(Default)]
@@ -97,7 +65,7 @@ struct KnownAddresses {
     answered: Option<Instant>,
     /// The shortest time from the last query to the next one.
     pause: Duration,
-    /// The budget of the user who made this namespace, shared by all namespaces of that user.
+    /// The budget for queries.
     budget: Arc<QueryBudget>,
 }
 
@@ -106,8 +74,8 @@ impl KnownAddresses {
         self.ips.contains(ip)
     }
 
-    /// Makes a query if the last one was at least `than` and the pause ago, and the user's budget
-    /// allows it. `namespace` is the namespace's file.
+    /// Makes a query if the last one was at least `than` and the pause ago, and the budget allows
+    /// it. `namespace` is the namespace's file.
     fn refresh(&mut self, namespace: &Arc<OwnedFd>, than: Duration) {
         let now = Instant::now();
         let is_fresh = self.asked.is_some_and(|asked| now - asked < than.max(self.pause));
@@ -201,7 +169,7 @@ impl Namespace {
     }
 
     /// Returns whether an answer about the namespace is at hand that is younger than [`STALE`]. It
-    /// is not while the user's budget is used up, if the namespace has more than [`MOST`]
+    /// is not while the budget is used up, if the namespace has more than [`MOST`]
     /// addresses, or if the engine cannot enter it.
     pub fn is_known(&mut self) -> bool {
         self.addresses.refresh(&self.file, FRESH);
@@ -230,12 +198,18 @@ impl Namespace {
         self.addresses.all.iter().map(|own| &own.0)
     }
 
-    /// Forgets the addresses, and uses up the user's budget for queries.
+    /// Forgets the addresses, and uses up the budget for queries.
     #[cfg(test)]
     pub fn overspend(&mut self) {
         self.addresses =
             KnownAddresses { budget: self.addresses.budget.clone(), ..KnownAddresses::default() };
-        self.addresses.budget.spend(Instant::now(), AHEAD);
+        self.addresses.budget.use_up();
+    }
+
+    /// Makes the last answer so old that it decides nothing any more.
+    #[cfg(test)]
+    pub fn outdate(&mut self) {
+        self.addresses.answered = Instant::now().checked_sub(STALE);
     }
 
     /// Gives the namespace these addresses, whatever the kernel says.
@@ -282,10 +256,8 @@ fn inside(file: &Arc<OwnedFd>) -> Option<Netlink> {
 pub struct Namespaces {
     all: Slab<Namespace>,
     by_id: HashMap<NamespaceId, u32>,
-    /// The budgets for address queries, by the user who made a namespace ([`maker`]). A user who
-    /// merely has the first family in a namespace that somebody else made, as in the host's, is not
-    /// charged for it: such a user could use up the budget of all others there.
-    budgets: HashMap<u32, Arc<QueryBudget>>,
+    /// The budgets for address queries.
+    budgets: Budgets,
     /// Bytes sent and received by families of namespaces that are gone.
     gone: (u64, u64),
 }
@@ -299,8 +271,7 @@ impl Namespaces {
     /// Counts one more family in the peer's namespace. Returns the namespace's number.
     pub fn enter(&mut self, peer: &Peer, policy: &Policy) -> u32 {
         let number = *self.by_id.entry(peer.namespace).or_insert_with(|| {
-            let user = maker(peer.file.as_fd()).unwrap_or(peer.uid);
-            let budget = self.budgets.entry(user).or_default().clone();
+            let budget = self.budgets.of(peer);
             self.all.insert(Namespace {
                 id: peer.namespace,
                 file: peer.file.clone(),
@@ -336,9 +307,7 @@ impl Namespaces {
             self.gone = sum(self.gone, namespace.past);
             self.by_id.remove(&namespace.id);
             self.all.remove(number);
-            // A budget that is not paid back stays: a user can leave a namespace and come again.
-            let now = Instant::now();
-            self.budgets.retain(|_, one| Arc::strong_count(one) > 1 || !one.ahead(now).is_zero());
+            self.budgets.forget_unused();
         }
     }
 
@@ -383,6 +352,7 @@ impl Namespaces {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::{Maker, maker};
 
     #[test]
     fn a_namespace_without_a_name_in_the_policy_is_no_tenant_of_another_node() {
@@ -425,10 +395,13 @@ mod tests {
         assert!(!is_asked(&peer(2, 1000), Duration::ZERO), "although the first has ended");
         assert!(is_asked(&peer(3, 1001), Duration::ZERO));
         // The kernel tells the maker, unless the test itself is in another user namespace.
-        let is_told = maker(own.file.as_fd()).is_some();
+        let made = maker(own.file.as_fd());
         assert!(is_asked(&of(4, 1002, &own.file), Duration::from_secs(3600)));
-        assert_eq!(is_asked(&of(5, 1003, &own.file), Duration::ZERO), !is_told);
-        assert!(is_asked(&peer(6, 1003), Duration::ZERO), "who was in it has not paid");
+        assert_eq!(is_asked(&of(4, 1003, &own.file), Duration::ZERO), made.is_none());
+        // What root made are namespaces of different tenants.
+        let is_users = matches!(made, Some(Maker::User(_)));
+        assert_eq!(is_asked(&of(5, 1004, &own.file), Duration::ZERO), !is_users);
+        assert!(is_asked(&peer(6, 1004), Duration::ZERO), "who was in it has not paid");
     }
 
     /// A namespace of which the kernel has told no addresses may have any.
@@ -461,19 +434,6 @@ mod tests {
         (space.addresses.asked, space.addresses.pause) = (asked, Duration::ZERO);
         assert_eq!(space.addresses().count(), told);
         assert_eq!(space.addresses.asked, asked);
-    }
-
-    #[test]
-    fn a_budget_is_paid_back() {
-        let (budget, now) = (QueryBudget::default(), Instant::now());
-        for _ in 0..16 {
-            assert!(budget.is_left(now));
-            budget.spend(now, AHEAD / SHARE / 16);
-        }
-        assert!(!budget.is_left(now) && budget.ahead(now) == AHEAD);
-        assert!(budget.is_left(now + AHEAD / 16));
-        budget.spend(now + AHEAD * 2, AHEAD / SHARE);
-        assert!(!budget.is_left(now + AHEAD * 2) && budget.ahead(now + AHEAD * 3).is_zero());
     }
 
     #[test]

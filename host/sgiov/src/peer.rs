@@ -84,7 +84,7 @@ fn namespace(
     pid: i32,
     NamespaceKind(request, name): NamespaceKind,
 ) -> std::io::Result<OwnedFd> {
-    if let Some(file) = opened(pidfd, request) {
+    if let Ok(file) = opened(pidfd, request) {
         return Ok(file);
     }
     let file = File::open(format!("/proc/{pid}/ns/{name}"))?;
@@ -97,33 +97,52 @@ fn namespace(
     Ok(file.into())
 }
 
-/// Returns the descriptor that an ioctl without argument opens, or `None` after an error. `request`
-/// must be such an ioctl of the kind of file that `file` is; other files refuse it.
-fn opened(file: BorrowedFd<'_>, request: libc::c_ulong) -> Option<OwnedFd> {
+/// Returns the descriptor that an ioctl without argument opens. `request` must be such an ioctl of
+/// the kind of file that `file` is; other files refuse it.
+///
+/// # Errors
+/// The kernel's error.
+fn opened(file: BorrowedFd<'_>, request: libc::c_ulong) -> std::io::Result<OwnedFd> {
     // SAFETY: an ioctl without argument; it returns a new descriptor or an error.
     let new = unsafe { libc::ioctl(file.as_raw_fd(), request, 0) };
+    if new < 0 {
+        return Err(Error::last_os_error());
+    }
     // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
-    (new >= 0).then(|| unsafe { OwnedFd::from_raw_fd(new) })
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
-/// Returns the user who is answerable for a network namespace, whose file is `file`: the owner of
-/// its user namespace or, if user namespaces lie in each other, of the outermost one below the
-/// engine's own. The users within it are that user's. A namespace in the engine's own user
-/// namespace is root's. Returns `None` if the namespace belongs to no user namespace that the
-/// engine may see, or `file` is no namespace's.
-pub fn maker(file: BorrowedFd<'_>) -> Option<u32> {
+/// The maker of a network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Maker {
+    /// Root: the namespace is in the engine's own user namespace, as the host's and those of most
+    /// containers are.
+    Root,
+    /// The owner of the namespace's user namespace or, if user namespaces lie in each other, of the
+    /// outermost one below the engine's own. The users within it are that user's.
+    User(u32),
+}
+
+/// Returns the maker of a network namespace, whose file is `file`. Returns `None` if the namespace
+/// belongs to no user namespace that the engine may see, `file` is no namespace's, or no descriptor
+/// is left.
+pub fn maker(file: BorrowedFd<'_>) -> Option<Maker> {
     /// Of `linux/nsfs.h` (ioctl_nsfs(2)).
     const NS_GET_USERNS: libc::c_ulong = 0xb701;
     const NS_GET_PARENT: libc::c_ulong = 0xb702;
-    let mut space = opened(file, NS_GET_USERNS)?;
-    let mut owners = vec![owner(space.as_fd())?];
-    // The kernel does not tell the parent of the engine's own user namespace, so that one is last.
-    // There are 33 at most (user_namespaces(7)).
-    while let Some(parent) = opened(space.as_fd(), NS_GET_PARENT) {
-        owners.push(owner(parent.as_fd())?);
-        space = parent;
+    let (mut space, mut made) = (opened(file, NS_GET_USERNS).ok()?, Maker::Root);
+    // User namespaces lie in each other up to 33 deep (user_namespaces(7)).
+    loop {
+        match opened(space.as_fd(), NS_GET_PARENT) {
+            Ok(parent) => {
+                made = Maker::User(owner(space.as_fd())?);
+                space = parent;
+            }
+            // The kernel does not tell the parent of the engine's own user namespace.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Some(made),
+            Err(_) => return None,
+        }
     }
-    owners.get(owners.len().saturating_sub(2)).copied()
 }
 
 /// Returns the owner of a user namespace: the user who made it.
@@ -192,8 +211,8 @@ fn is_in(socket: BorrowedFd<'_>, peer: &Peer) -> bool {
     /// `SIOCGSKNS` of linux/sockios.h: the network namespace of a socket.
     const SIOCGSKNS: libc::c_ulong = 0x894c;
     match opened(socket, SIOCGSKNS) {
-        Some(file) => NamespaceId::of(file).is_ok_and(|id| id == peer.namespace),
-        None => is_in_own(socket, peer),
+        Ok(file) => NamespaceId::of(file).is_ok_and(|id| id == peer.namespace),
+        Err(_) => is_in_own(socket, peer),
     }
 }
 

@@ -95,6 +95,8 @@ impl Broker {
         if let Some(remote) = &mut self.remote {
             remote.family_ended(number);
         }
+        // The next family may have the number before anybody asks who could not be woken.
+        self.unheard.remove(&number);
         for link in self.links.part(Party::Family(number)) {
             self.end_link(link);
         }
@@ -130,5 +132,24 @@ impl Broker {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::broker::connect::tests::{attach, listening};
+
+    /// A program that cannot be woken ends, and another one attaches, before the engine disconnects
+    /// those that cannot be woken.
+    #[test]
+    fn a_family_that_could_not_be_woken_takes_no_later_one_with_it() {
+        let (mut broker, client, _) = listening();
+        let ended = broker.clients.get(client).unwrap().family;
+        broker.unheard.extend(ended);
+        assert_eq!(broker.unheard(), Some(client));
+        broker.leave(client);
+        let next = attach(&mut broker);
+        assert_eq!(broker.clients.get(next).unwrap().family, ended);
+        assert_eq!(broker.unheard(), None);
     }
 }

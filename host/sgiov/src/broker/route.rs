@@ -32,13 +32,15 @@ impl Broker {
 
     /// Returns the one network namespace that has the address and a listener that `to` could mean.
     /// Returns `None` if there are several: only the kernel knows which one is meant, and policy,
-    /// which is asked afterwards, must not decide it by permitting one of them alone.
+    /// which is asked afterwards, must not decide it by permitting one of them alone. Returns
+    /// `None`, too, if the last answer about that namespace is too old, since the address may be
+    /// that of another one by now.
     pub(super) fn owner(&mut self, to: &Address) -> Option<u32> {
         let mut spaces = self.listeners.namespaces(to);
         let has = |space: &mut Namespace| space.has(&to.ip);
         spaces.retain(|number| self.namespaces.get_mut(*number).is_some_and(has));
         let [one] = spaces[..] else { return None };
-        Some(one)
+        self.namespaces.get_mut(one).is_some_and(Namespace::is_known).then_some(one)
     }
 
     /// Returns the policy's name for a network namespace. Returns `None` if it has no entry there.
@@ -152,6 +154,17 @@ to = "db"
         assert!(broker.knows(2, &to) && broker.route(2, &to).is_some());
         broker.namespaces.get_mut(2).unwrap().overspend();
         assert!(!broker.knows(2, &to) && broker.knows(2, &Address::v4([127, 0, 0, 1], 9000)));
+    }
+
+    /// A program keeps the engine from asking, and its namespace lost the address meanwhile.
+    #[test]
+    fn a_namespace_has_no_address_by_an_answer_that_is_too_old() {
+        let to = Address::v4([10, 1, 0, 1], 9000);
+        let mut broker = two_that_listen(to);
+        broker.namespaces.get_mut(1).unwrap().set_addresses(&[]);
+        assert!(broker.owner(&to) == Some(0) && broker.route(2, &to).is_some());
+        broker.namespaces.get_mut(0).unwrap().outdate();
+        assert_eq!((broker.owner(&to), broker.route(2, &to)), (None, None));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use slipway_ring::cross::{Regions, Side, Stream};
 use slipway_sgiov_spec::table::{ENGINE, entry};
 
 use super::Broker;
-use super::connection::Connection;
+use super::connection::{Connection, ConnectionEnd};
 use super::finish::within;
 use super::links::Party;
 use crate::table::Table;
@@ -191,11 +191,14 @@ impl Broker {
 
     /// Returns whether both sides of a connection are of one tenant, user and container. A process
     /// that writes to the connection may wait for the engine, and the engine for the process that
-    /// has the file.
+    /// has the file. A side that is closed is nobody's friend: its family may have ended, and its
+    /// number be another family's.
     fn is_among_friends(&self, connection: &Connection) -> bool {
-        let peer = |side: Side| match connection.end(side).party {
-            Party::Family(family) => self.families.get(family).map(|family| &family.peer),
-            Party::Engine | Party::Gone => None,
+        let peer = |side: Side| match connection.end(side) {
+            ConnectionEnd { party: Party::Family(family), closed: false, .. } => {
+                self.families.get(*family).map(|family| &family.peer)
+            }
+            _ => None,
         };
         peer(Side::Zero).zip(peer(Side::One)).is_some_and(|(one, other)| one.is_as(other))
     }
@@ -205,5 +208,33 @@ impl Broker {
         for side in [0, 1] {
             self.sweep.seen.remove(&(number, side));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_sgiov_spec::Address;
+    use slipway_sgiov_spec::control::{Reply, Request};
+
+    use crate::broker::Outcome;
+    use crate::broker::connect::tests::{attach, listening};
+
+    /// The process at the other side has left the engine and still has the file. A friend of the
+    /// side that stays has attached since.
+    #[test]
+    fn the_number_of_a_family_that_has_ended_makes_no_friends() {
+        let (mut broker, _, to) = listening();
+        let client = attach(&mut broker);
+        let connect = Request::Connect { to, from: Address::ANY };
+        let outcome = broker.request(client, connect, Vec::new());
+        assert!(matches!(outcome, Outcome::Answer(Reply::Connected { .. }, _)));
+        let (number, connection) = broker.connections.iter().next().unwrap();
+        assert!(broker.is_among_friends(connection));
+        let ended = broker.clients.get(client).unwrap().family;
+        broker.leave(client);
+        let next = attach(&mut broker);
+        assert_eq!(broker.clients.get(next).unwrap().family, ended);
+        let connection = broker.connections.get(number).unwrap();
+        assert!(!broker.is_among_friends(connection));
     }
 }

@@ -38,6 +38,7 @@ use slipway_family::{Families, NAP, NewsSender, Rest, Stalls, Work};
 use slipway_ring::cross::{heavy, is_told_surely};
 
 use super::book::Book;
+use super::claims::Claims;
 use super::guest::{Guest, GuestTable, Tenants};
 use super::messages::{Command, News};
 use super::pair::{EndOwner, Pair};
@@ -103,9 +104,17 @@ impl Carrying {
     fn family_spoiled(&mut self, number: u32) {
         let text = "a program's signals are invalid: its streams to guests are reset";
         self.log.line("family", format_args!("{text}"));
+        let pairs = self.programs.of_family(number);
         self.programs.part(number);
-        for pair in self.programs.of_family(number) {
-            self.reset_pair(pair);
+        pairs.into_iter().for_each(|pair| self.reset_pair(pair));
+    }
+
+    /// Does what [`Carrying::family_spoiled`] does for the family with these claims, unless it has
+    /// ended: the links' carrier may find its signals invalid after the engine has given its number
+    /// to another family.
+    fn claimed_family_spoiled(&mut self, number: u32, claims: &Arc<Claims>) {
+        if self.programs.has_claims(number, claims) {
+            self.family_spoiled(number);
         }
     }
 
@@ -231,7 +240,7 @@ impl Work for Carrying {
                 self.programs.seen(number, entry);
                 self.stir_entry(number, entry);
             }
-            Command::Spoiled(number) => self.family_spoiled(number),
+            Command::Spoiled(number, claims) => self.claimed_family_spoiled(number, &claims),
             Command::FamilyEnded(number) => self.programs.part(number),
             Command::Connect { connection, guest, from, to, line } => {
                 self.program_connects((connection, line), guest, from, to);

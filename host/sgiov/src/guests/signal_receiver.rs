@@ -29,6 +29,6 @@ impl Beside for SignalReceiver {
     }
 
     fn spoiled(&self) {
-        self.commands.send(Command::Spoiled(self.family));
+        self.commands.send(Command::Spoiled(self.family, self.claims.clone()));
     }
 }

@@ -9,13 +9,19 @@ use super::*;
 use crate::accounts::{AllLimits, Limits};
 use crate::broker::{LIMITED, told};
 
-/// Returns a broker with one client, which listens at the address.
-pub fn listening() -> (Broker, u32, Address) {
+/// Returns a new client of the broker, with a family of its own.
+pub fn attach(broker: &mut Broker) -> u32 {
     let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
     let peer = crate::peer::peer(here.as_fd()).unwrap();
-    let (mut broker, at) = (Broker::default(), Address::v4([127, 0, 0, 1], 9000));
     let (client, _) = broker.join(peer, false).unwrap();
     broker.request(client, Request::Attach { version: VERSION }, Vec::new());
+    client
+}
+
+/// Returns a broker with one client, which listens at the address.
+pub fn listening() -> (Broker, u32, Address) {
+    let (mut broker, at) = (Broker::default(), Address::v4([127, 0, 0, 1], 9000));
+    let client = attach(&mut broker);
     let listen = Request::Listen { at, backlog: 8, shared: false, v6_only: false };
     let listening = broker.request(client, listen, Vec::new());
     assert!(matches!(listening, Outcome::Answer(Reply::Listening { .. }, _)));

@@ -18,6 +18,7 @@ use slipway_sgiov_spec::Address;
 use slipway_sgiov_spec::function::{self, Message, PIECE, RUNNING, TO_GUEST, VERSION};
 
 use super::super::pair::{Answerer, PairEnd};
+use super::super::programs::tests::line;
 use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
@@ -281,4 +282,21 @@ fn a_tenant_whose_memory_made_the_carrier_sleep_stands_still_and_others_do_not()
     assert_eq!(sleeps(), before, "it is served");
     rig.carrying.serve(until);
     assert!(sleeps() > before);
+}
+
+/// A program makes its signals invalid and ends. The links' carrier finds that when the number of
+/// its family is another tenant's already.
+#[test]
+fn invalid_signals_of_an_ended_family_are_not_those_of_the_next_one() {
+    let mut rig = Rig::new();
+    let (ended, next) = (Arc::<Claims>::default(), Arc::<Claims>::default());
+    rig.carrying.programs.join_claimed(1, ended.clone());
+    rig.carrying.programs.part(1);
+    rig.carrying.programs.join_claimed(1, next.clone());
+    rig.carrying.claimed_family_spoiled(1, &ended);
+    rig.carrying.programs.enter(70, &line(5), 7);
+    assert!(next.pass_on(5), "its signals are lost");
+    rig.carrying.claimed_family_spoiled(1, &next);
+    rig.carrying.programs.enter(80, &line(6), 8);
+    assert!(!next.pass_on(6));
 }
