@@ -79,10 +79,17 @@ pub struct Hello {
 pub struct GuestStage {
     /// The stage's name, one of [`STAGES`].
     pub name: &'static str,
-    /// The start: CLOCK_MONOTONIC of the host, ns.
+    /// The start: CLOCK_MONOTONIC of the host, ns. Not after the reply came.
     pub start_ns: u64,
-    /// The end: CLOCK_MONOTONIC of the host, ns.
+    /// The end: CLOCK_MONOTONIC of the host, ns. Not after the reply came.
     pub end_ns: u64,
+}
+
+impl GuestStage {
+    /// Returns the start and the end, neither before `begun`: a guest may tell of any times.
+    pub(crate) fn since(&self, begun: u64) -> (u64, u64) {
+        (self.start_ns.max(begun), self.end_ns.max(begun))
+    }
 }
 
 /// How a process ended.
@@ -399,12 +406,13 @@ fn sum(all: v1::BlockStats, one: &v1::BlockStats) -> v1::BlockStats {
 }
 
 /// Returns the known ones of the stages in a reply, each at most once, on the host's clock.
-/// `boottime_ns` is the guest's clock when it replied, `at_ns` the host's when the reply came.
+/// `boottime_ns` is the guest's clock when it replied, `at_ns` the host's when the reply came: no
+/// stage that the guest tells of ends later.
 pub(crate) fn stages(told: &[v1::GuestStage], boottime_ns: u64, at_ns: u64) -> Vec<GuestStage> {
     // The error of this conversion is the reply's travel time: well under a millisecond when the
     // guest is awake.
     let guest_zero = at_ns.saturating_sub(boottime_ns);
-    let host = |ns: u64| guest_zero.saturating_add(ns);
+    let host = |ns: u64| guest_zero.saturating_add(ns).min(at_ns);
     let known = STAGES.iter().filter_map(|name| {
         let stage = told.iter().find(|stage| stage.name == *name)?;
         Some(GuestStage { name, start_ns: host(stage.start_ns), end_ns: host(stage.end_ns) })
@@ -470,7 +478,7 @@ mod tests {
         let mut told = vec![stage(""); 1000];
         told.extend(["kernel", "kernel", "container", "network", "vmm"].map(stage));
         let found = stages(&told, 5, 100);
-        let kernel = GuestStage { name: "kernel", start_ns: 96, end_ns: u64::MAX };
+        let kernel = GuestStage { name: "kernel", start_ns: 96, end_ns: 100 };
         assert_eq!(found, [kernel, GuestStage { name: "network", ..kernel }]);
     }
 

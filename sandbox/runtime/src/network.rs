@@ -437,6 +437,7 @@ async fn configure_all(
     first: agent_v1::ConfigureNetworkRequest,
     further: Vec<agent_v1::ConfigureNetworkRequest>,
 ) -> Result<()> {
+    let begun = monotonic_ns();
     let reply = configure(agent, first).await?;
     let stages = match reply.stage {
         Some(stage) => stages(&[stage], reply.boottime_ns, monotonic_ns()),
@@ -444,7 +445,7 @@ async fn configure_all(
         None => agent.hello().await?.stages,
     };
     if let Some(stage) = stages.iter().find(|stage| stage.name == STAGE) {
-        sandbox.record_stage(stage.name, (stage.start_ns, stage.end_ns), None);
+        sandbox.record_stage(stage.name, stage.since(begun), None);
     }
     for request in further {
         configure(agent, request).await?;

@@ -12,7 +12,7 @@
 use slipway_plane_api::v1 as plane_v1;
 use slipway_telemetry::monotonic_ns;
 
-use crate::agent::Hello;
+use crate::agent::{GuestStage, Hello};
 use crate::node::Node;
 use crate::sandbox::Sandbox;
 use crate::{Error, Result, network, starts};
@@ -52,20 +52,25 @@ impl<'a> Stages<'a> {
     }
 }
 
-/// Records the stages that the guest measured, on the host's clock. The kernel's stage begins when
-/// the VMM runs, since the kernel's own clock begins only after the loader. The agent's stage ends
-/// when the host has its answer. The network's stage is left out: the code that waits for the
-/// network records it.
+/// Records the stages that the guest measured, on the host's clock. The network's stage is left
+/// out: the code that waits for the network records it.
 pub(crate) fn guest_stages(sandbox: &Sandbox, hello: &Hello, booted: u64) {
     for stage in hello.stages.iter().filter(|stage| stage.name != network::STAGE) {
-        let times = match stage.name {
-            "kernel" => (booted.min(stage.start_ns), stage.end_ns),
-            "agent" => (stage.start_ns, hello.at_ns),
-            _ => (stage.start_ns, stage.end_ns),
-        };
         if sandbox.look(|record| record.timeline.stage(stage.name).is_none()) {
-            sandbox.record_stage(stage.name, times, None);
+            sandbox.record_stage(stage.name, boot_times(stage, booted, hello.at_ns), None);
         }
+    }
+}
+
+/// Returns the start and the end of a stage of a guest that boots since `booted` and has answered
+/// at `answered`. The kernel's stage begins when the VMM runs, since the kernel's own clock begins
+/// only after the loader. The agent's stage ends when the host has its answer.
+fn boot_times(stage: &GuestStage, booted: u64, answered: u64) -> (u64, u64) {
+    let (start, end) = stage.since(booted);
+    match stage.name {
+        "kernel" => (booted, end),
+        "agent" => (start, answered),
+        _ => (start, end),
     }
 }
 
@@ -85,4 +90,41 @@ pub(crate) async fn dma_stages(node: &Node, stages: &Stages<'_>, id: &str) -> Re
     stages.record("dma-ram", (start, start.saturating_add(times.dma_map_total_ns)), None);
     stages.record("dma-image", (start, start), None);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use slipway_agent_protocol::{STAGES, v1};
+
+    use super::*;
+    use crate::agent;
+
+    #[test]
+    fn no_stage_of_a_guest_is_longer_than_the_host_has_waited() {
+        let (booted, answered) = (1_000, 1_500);
+        for (start_ns, end_ns) in [(0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX), (0, 0)] {
+            for boottime_ns in [0, 100, u64::MAX] {
+                let stage =
+                    |name: &&str| v1::GuestStage { name: (*name).to_owned(), start_ns, end_ns };
+                let told: Vec<_> = STAGES.iter().map(stage).collect();
+                let found = agent::stages(&told, boottime_ns, answered);
+                assert_eq!(found.len(), STAGES.len());
+                for stage in &found {
+                    let within = booted..=answered;
+                    let (start, end) = boot_times(stage, booted, answered);
+                    assert!(within.contains(&start) && within.contains(&end), "{stage:?}");
+                    let (start, end) = stage.since(booted);
+                    assert!(within.contains(&start) && within.contains(&end), "{stage:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stages_of_a_boot_are_as_the_guest_measured_them() {
+        let stage = |name| GuestStage { name, start_ns: 120, end_ns: 150 };
+        assert_eq!(boot_times(&stage("kernel"), 100, 200), (100, 150));
+        assert_eq!(boot_times(&stage("vf-driver"), 100, 200), (120, 150));
+        assert_eq!(boot_times(&stage("agent"), 100, 200), (120, 200));
+    }
 }
