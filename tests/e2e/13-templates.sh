@@ -68,6 +68,12 @@ of_web=("$SLIPWAY_DATA_DIR"/templates/web/*)
 [ "$(times "$secret" "${of_web[@]}")" = 0 ] || fail "the template has the environment of an earlier sandbox's container"
 ok "no byte of an earlier sandbox's environment, memory and files is in a template"
 
+# Its program never begins.
+timeout 120 "$slipway" run --rm --from web "$image" -- /no/such/program 2>/dev/null
+[ $? = 127 ] || fail "a fork without a program: $(explain)"
+[ -s "$SLIPWAY_DATA_DIR/templates/web/working-set" ] || fail "the first fork's working set is not known before its program begins: $(explain)"
+ok "what is copied ahead for later forks is what the first one touched before its program began"
+
 timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'exit 3'
 [ $? = 3 ] || fail "exit 3 of a fork: $(explain)"
 said=$(timeout 120 "$slipway" run --rm --from web "$image" -- sh -c 'head -c 1000000 /usr/bin/perl | sha256sum; head -c 1000000 /dev/zero | sha256sum')

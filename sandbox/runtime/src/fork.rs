@@ -2,7 +2,7 @@
 //! once its guest runs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use slipway_plane_api::v1 as plane_v1;
 
@@ -61,15 +61,25 @@ pub(crate) fn note_room(sandbox: &Sandbox, template: &Manifest) {
     sandbox.note(|record| record.plugged.fork_socket_slot = template.shape.needs.sockets);
 }
 
-/// Has the pool copy ahead, for the forks to come, what this fork has touched until its container
-/// runs, and keeps that beside the template. The first fork of a template does so, or a later one
-/// if that fails. `file` is the device and inode number of the fork's memory.
-pub(crate) async fn learn(node: &Node, template: &Template, file: (u64, u64)) {
-    if template.learnt.swap(true, Ordering::Relaxed) {
-        return;
-    }
+/// Has the pool copy ahead, for the forks to come, what this fork of `template` has touched so far,
+/// and keeps that beside the template. The first fork of a template does so, or a later one if that
+/// fails. `file` is the device and inode number of the fork's memory.
+///
+/// The caller does this before the program of the fork's container begins: the next forks may be
+/// another tenant's, who could tell from the time of a fault which pages the program has touched.
+pub(crate) async fn learn(
+    node: &Node,
+    record: &Record,
+    template: Option<&Template>,
+    file: (u64, u64),
+) {
+    // All of its memory was copied for the server of its shares, or the socket engine.
+    let is_whole = record.forks_with_shares() || record.forks_with_sockets();
+    let Some(template) = template.filter(|_| !is_whole) else { return };
+    let Some(attempt) = Attempt::begin(&template.learnt) else { return };
     match working_set::touched(&node.plane, &template.memory, file).await {
         Ok(ranges) => {
+            attempt.succeed();
             let path = working_set::path(&node.templates.place(&template.manifest.name));
             let kept = working_set::keep(path, template.memory.to_string(), ranges).await;
             if let Err(error) = kept {
@@ -77,8 +87,31 @@ pub(crate) async fn learn(node: &Node, template: &Template, file: (u64, u64)) {
             }
         }
         Err(status) => {
-            template.learnt.store(false, Ordering::Relaxed);
             tracing::debug!(error = status.message(), "nothing is copied ahead");
+        }
+    }
+}
+
+/// An attempt to learn what forks of a template touch. If it is dropped before it has succeeded, as
+/// when its sandbox is stopped, a later fork attempts it.
+struct Attempt<'a>(Option<&'a AtomicBool>);
+
+impl<'a> Attempt<'a> {
+    /// Begins an attempt. Returns `None` if another one is under way, or has succeeded.
+    fn begin(learnt: &'a AtomicBool) -> Option<Self> {
+        (!learnt.swap(true, Ordering::Relaxed)).then(|| Self(Some(learnt)))
+    }
+
+    /// Ends the attempt: no later fork makes one.
+    fn succeed(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if let Some(learnt) = self.0 {
+            learnt.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -154,6 +187,16 @@ mod tests {
             assert_eq!(fork.forks_with_sockets(), record.sockets.is_some());
         }
         assert!(asks.begins_with_sockets() && !asks.forks_with_sockets());
+    }
+
+    #[test]
+    fn a_later_fork_learns_what_an_earlier_one_did_not() {
+        let learnt = AtomicBool::new(false);
+        let first = Attempt::begin(&learnt).unwrap();
+        assert!(Attempt::begin(&learnt).is_none(), "one at a time");
+        drop(first);
+        Attempt::begin(&learnt).unwrap().succeed();
+        assert!(Attempt::begin(&learnt).is_none() && learnt.load(Ordering::Relaxed));
     }
 
     #[test]

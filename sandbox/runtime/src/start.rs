@@ -73,12 +73,13 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         record
     };
     let log_bytes = node.config.log_bytes;
+    let learning = fork::learn(node, &record, template.as_deref(), memory);
     let carried = if record.origin.is_some() {
-        let gone_on = go_on(sandbox, &agent, &record, network, log_bytes);
+        let gone_on = go_on(sandbox, &agent, &record, network, learning, log_bytes);
         stages.run("container", or_end(&*vm, async { gone_on.await.map(Some) })).await
     } else {
         let network = network.filter(|_| record.network.as_ref().is_some_and(|one| one.wait));
-        let container = container(sandbox, &agent, &record, network, log_bytes);
+        let container = container(sandbox, &agent, &record, network, learning, log_bytes);
         stages.run("container", or_end(&*vm, container)).await
     };
     let carry = match carried {
@@ -86,12 +87,9 @@ pub(crate) async fn start(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Running
         Err(error @ Error::Agent(_)) if agent.hello().await.is_ok() => return Err(error),
         carried => trusted(node, sandbox, &template, carried).await?,
     };
-    match &template {
-        // All of its memory was copied for the server of its shares, or the socket engine.
-        Some(_) if record.forks_with_shares() || record.forks_with_sockets() => {}
-        Some(template) => fork::learn(node, template, memory).await,
+    if template.is_none() {
         // A stage of the guest, such as its NVMe driver's, may not have ended at the first call.
-        None => guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns),
+        guest_stages(sandbox, &or_end(&*vm, agent.hello()).await?, at_ns);
     }
     sandbox.set_agent(Some(agent.clone()));
     sandbox.update(|record| record.state = SandboxState::Running).await?;
@@ -396,13 +394,15 @@ async fn boot(node: &Node, sandbox: &Sandbox, vm: &dyn Vm) -> Result<(Agent, Hel
     }
 }
 
-/// Configures the guest, creates the container and runs its process once `network` is configured.
-/// Returns the task that carries the container's output. A pod has no container at first.
+/// Configures the guest, creates the container and runs its process once `network` is configured
+/// and `learning` has ended. Returns the task that carries the container's output. A pod has no
+/// container at first.
 async fn container(
     sandbox: &Arc<Sandbox>,
     agent: &Agent,
     record: &Record,
     network: Option<network::Configuring>,
+    learning: impl Future<Output = ()>,
     log_bytes: u64,
 ) -> Result<Option<Carry>> {
     configure(agent, record).await?;
@@ -410,6 +410,7 @@ async fn container(
         if let Some(network) = network {
             network.done().await?;
         }
+        learning.await;
         return Ok(None);
     }
     let own = Target::own(Arc::clone(sandbox));
@@ -421,6 +422,7 @@ async fn container(
     if let Some(network) = network {
         network.done().await?;
     }
+    learning.await;
     let start = agent_v1::StartContainerRequest { id: own.container.name.clone() };
     agent.call(|mut client| async move { client.start_container(start).await }).await?;
     Ok(Some(carrier.carry(&own, agent)))

@@ -23,7 +23,8 @@ use crate::target::Target;
 use crate::{Result, network};
 
 /// Gives the guest the sandbox's own random numbers, time, names and addresses, and then has its
-/// container go on. Returns the task that carries the container's output from there.
+/// container go on once `learning` has ended. Returns the task that carries the container's output
+/// from there.
 ///
 /// # Errors
 /// [`Error::Agent`](crate::Error::Agent) with the agent's message; those of
@@ -33,12 +34,14 @@ pub(crate) async fn go_on(
     agent: &Agent,
     record: &Record,
     network: Option<network::Configuring>,
+    learning: impl Future<Output = ()>,
     log_bytes: u64,
 ) -> Result<Carry> {
     configure(agent, record).await?;
     if let Some(network) = network {
         network.done().await?;
     }
+    learning.await;
     let own = Target::own(Arc::clone(sandbox));
     let request = agent_v1::RejoinRequest {
         id: own.container.name.clone(),
