@@ -43,7 +43,7 @@ impl Memories {
     /// template. `check` runs meanwhile: both read the same file, so the second of them finds it in
     /// the host's memory. If `check` fails, the pool does not keep what it has loaded, and nothing
     /// has begun with it: the lock is held until then. A caller that does not wait for the end
-    /// changes nothing of that.
+    /// changes nothing of that, and its template does not count.
     ///
     /// # Errors
     /// The error of `check`; [`Error::Plane`].
@@ -52,12 +52,12 @@ impl Memories {
         name: String,
         path: PathBuf,
         check: impl FnOnce() -> Result<()> + Send + 'static,
-    ) -> Result<()> {
+    ) -> Result<Held> {
         let memories = Arc::clone(self);
         let added = tokio::spawn(async move {
             let added = memories.add_now(&name, &path, check).await;
             memories.forget_unused(&name);
-            added
+            added.map(|()| Held { memories: Some(memories), name })
         });
         added.await.unwrap_or(Err(Error::Closed))
     }
@@ -127,6 +127,33 @@ impl Memories {
     }
 }
 
+/// A memory that counts as one of a template that is being loaded. If this is dropped, as by a call
+/// that is given up, the template does not have it any more.
+#[must_use]
+pub(super) struct Held {
+    /// `None` once the memory is the template's to give back.
+    memories: Option<Arc<Memories>>,
+    name: String,
+}
+
+impl Held {
+    /// Leaves the memory to the template, with which it goes ([`Memories::remove`]).
+    pub(super) fn keep(mut self) {
+        self.memories = None;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(memories) = self.memories.take() else { return };
+        let name = std::mem::take(&mut self.name);
+        // Without a runtime the daemon ends, and the plane's pool with it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { memories.remove(&name).await });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -183,7 +210,7 @@ mod tests {
         });
         begun.await.unwrap();
         let others = async {
-            memories.add("a".to_owned(), "/memory".into(), || Ok(())).await.unwrap();
+            memories.add("a".to_owned(), "/memory".into(), || Ok(())).await.unwrap().keep();
             memories.remove("a").await;
             memories.remove("a").await;
         };
@@ -192,6 +219,36 @@ mod tests {
         done.unwrap();
         assert!(matches!(slow.await.unwrap(), Err(Error::Stopped)));
         assert!(!is_known(&memories, "slow") && !is_known(&memories, "a"));
+    }
+
+    /// The client of a call may end while its template is being checked.
+    #[tokio::test]
+    async fn a_call_that_is_given_up_leaves_no_user() {
+        let memories = memories();
+        give(&memories, "a").await;
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let call = tokio::spawn({
+            let memories = Arc::clone(&memories);
+            let check = move || {
+                let _ = begin.send(());
+                let _ = ends.recv();
+                Ok(())
+            };
+            async move { memories.add("a".to_owned(), "/memory".into(), check).await.map(drop) }
+        });
+        begun.await.unwrap();
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        drop(end);
+        // Waits until the memory is checked and counted, and takes the other template's part away.
+        memories.remove("a").await;
+        let gone = async {
+            while is_known(&memories, "a") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.unwrap();
     }
 
     /// The bytes of a sandbox that a VMM has saved may be those of a template of the node.
@@ -216,7 +273,7 @@ mod tests {
         // The pool has it of another template: nothing is loaded, and its file is checked still.
         give(&memories, "a").await;
         assert!(matches!(add(|| Err(Error::Stopped)).await, Err(Error::Stopped)));
-        add(|| Ok(())).await.unwrap();
+        add(|| Ok(())).await.unwrap().keep();
         memories.remove("a").await;
         assert!(is_known(&memories, "a"), "the other one's");
         memories.remove("a").await;

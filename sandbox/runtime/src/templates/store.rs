@@ -107,9 +107,11 @@ impl Templates {
         let Template { memory, learnt, .. } = &template;
         let manifest = template.manifest.clone();
         let check = move || files::read_whole(&dir, &manifest);
-        self.memories.add(memory.to_string(), path, check).await?;
+        let held = self.memories.add(memory.to_string(), path, check).await?;
         let known = working_set::copy_ahead(&self.plane, memory, set, memory.to_string()).await;
         learnt.store(known, Ordering::Relaxed);
+        // The caller notes the template before it waits for anything else.
+        held.keep();
         Ok(template)
     }
 
@@ -152,14 +154,17 @@ impl Templates {
         removed
     }
 
-    /// Forgets what was loaded of a template. Its files stay.
+    /// Forgets what was loaded of a template. Its files stay. A caller that does not wait for the
+    /// end changes nothing of that.
     pub(crate) async fn unload(&self, name: &str) {
-        let loaded = lock(&self.loaded).remove(name);
-        if let Some(loaded) = loaded
-            && let Some(template) = &*loaded.lock().await
-        {
-            self.memories.remove(&template.memory.to_string()).await;
-        }
+        let Some(loaded) = lock(&self.loaded).remove(name) else { return };
+        let memories = Arc::clone(&self.memories);
+        let unloaded = tokio::spawn(async move {
+            if let Some(template) = &*loaded.lock().await {
+                memories.remove(&template.memory.to_string()).await;
+            }
+        });
+        let _ = unloaded.await;
     }
 
     /// Returns whether there is a template or snapshot of this name that is of the other kind.
