@@ -248,7 +248,7 @@ fn found_moves(moves: &Moves, release: &str) -> Finding {
             detail: "some wait 8 to 20 ms; a host that favours them starts and ends all of its \
                      processes a little slower"
                 .to_owned(),
-            mend: format!("mount -o remount,{FAVORDYNMODS} {point}").into(),
+            mend: format!("mount -o remount,{FAVORDYNMODS} {}", point.display()).into(),
         },
         Some(_) => fine_moves("some wait 8 to 20 ms; Linux 6.0 can favour them".to_owned()),
         None => fine_moves("no cgroup2 is mounted, whose option favours them".to_owned()),

@@ -146,7 +146,8 @@ const NVME: &str = "0x0108";
 /// Returns a mounted disk of an NVMe controller, and where it is mounted. Returns `None` if none
 /// is.
 fn mounted(root: &Path, device: &Path) -> Option<(String, String)> {
-    let mounts = std::fs::read_to_string(root.join("proc/self/mounts")).ok()?;
+    let mountinfo = std::fs::read(root.join("proc/self/mountinfo")).ok()?;
+    let mounts: Vec<_> = slipway_mounts::parse(&mountinfo).collect();
     let names = |directory: &Path| {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -159,9 +160,8 @@ fn mounted(root: &Path, device: &Path) -> Option<(String, String)> {
             let rest = source.strip_prefix("/dev/").and_then(|name| name.strip_prefix(&*disk));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
         };
-        let mut words = mounts.lines().map(|line| line.split_whitespace());
-        let place = words.find_map(|mut words| is_of(words.next()?).then(|| words.next())?);
-        place.map(|place| (disk.clone(), place.to_owned()))
+        let mounted = mounts.iter().find(|one| is_of(&one.source));
+        mounted.map(|one| (disk.clone(), one.point.display().to_string()))
     })
 }
 
@@ -243,9 +243,12 @@ mod tests {
         assert!(refusal().contains("has the driver nvme"), "{}", refusal());
         assert!(refusal().contains("echo 0000:01:00.0 >driver/unbind; "), "{}", refusal());
         std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
-        let mounts = "/dev/nvme3n10 /a ext4 rw 0 0\n/dev/nvme3n1p2 /data ext4 rw 0 0\n";
-        std::fs::write(root.path().join("proc/self/mounts"), mounts).unwrap();
-        assert!(refusal().contains("nvme3n1, which is mounted at /data"), "{}", refusal());
+        let mounts = "\
+30 1 259:9 / /a rw - ext4 /dev/nvme3n10 rw
+31 1 259:2 / /my\\040data rw - ext4 /dev/nvme3n1p2 rw
+";
+        std::fs::write(root.path().join("proc/self/mountinfo"), mounts).unwrap();
+        assert!(refusal().contains("nvme3n1, which is mounted at /my data"), "{}", refusal());
         std::fs::remove_file(device.join("driver")).unwrap();
         symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
         check_spare_disk(root.path(), ADDRESS).unwrap();

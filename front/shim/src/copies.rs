@@ -18,10 +18,10 @@ use std::{fs, io};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
+use slipway_mounts::Mounted;
 use slipway_sandbox_api::copies::CopyError;
 use slipway_sandbox_api::v1;
 
-use crate::mountinfo::{self, Mounted};
 use crate::spec::{self, Mount};
 use crate::store::name;
 
@@ -192,7 +192,7 @@ pub fn need_dirs(mounts: &[Mount], shares: &[v1::Share]) -> bool {
 /// One line that names the file.
 pub fn read(mounts: Vec<Mount>, shares: Vec<v1::Share>, room: Room) -> Result<Copied, String> {
     // Without the host's mounts a part is shared.
-    let mounted = part::is_among(&shares).then(|| mountinfo::read().unwrap_or_default());
+    let mounted = part::is_among(&shares).then(|| slipway_mounts::read().unwrap_or_default());
     read_with(mounts, shares, room, &mounted.unwrap_or_default())
 }
 

@@ -18,9 +18,9 @@ use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
+use slipway_mounts::{Mounted, seen_at};
 use slipway_sandbox_api::v1;
 
-use crate::mountinfo::{self, Mounted};
 use crate::spec::plain_parts;
 
 /// The annotation that says whose directories `emptyDir` volumes are: `guest` or `shared`.
@@ -118,7 +118,7 @@ impl Beginning {
     /// the place of that.
     fn read(directory: &Path, mounts: &[Mounted]) -> io::Result<Option<Self>> {
         let status = fs::symlink_metadata(directory)?;
-        let mounted = mounts.iter().rev().find(|one| one.point == directory);
+        let mounted = seen_at(directory, mounts);
         let is_of_kind = |kind: &str| mounted.is_some_and(|one| one.kind == kind);
         if !status.is_dir() || !holds_directories_only(directory)? {
             return Ok(None);
@@ -180,7 +180,7 @@ pub fn part(
     shares: Vec<v1::Share>,
     volumes: &Volumes,
 ) -> Result<(Vec<v1::EmptyDir>, Vec<v1::Share>), String> {
-    let mounts = mountinfo::read().map_err(|error| format!("the host's mounts: {error}"))?;
+    let mounts = slipway_mounts::read().map_err(|error| format!("the host's mounts: {error}"))?;
     part_with(shares, volumes, &mounts)
 }
 
@@ -206,10 +206,8 @@ pub fn without_links(path: &Path) -> PathBuf {
 
 /// Refuses a volume of huge pages of another size than 2 MiB.
 fn check_page_size(share: &v1::Share, directory: &Path, mounts: &[Mounted]) -> Result<(), String> {
-    let mounted = mounts.iter().rev().find(|one| one.point == directory);
-    let is_wrong = |one: &Mounted| {
-        one.kind == HUGE_PAGES && !one.options.split(',').any(|option| option == PAGE_SIZE)
-    };
+    let mounted = seen_at(directory, mounts);
+    let is_wrong = |one: &Mounted| one.kind == HUGE_PAGES && !one.has_option(PAGE_SIZE);
     if !mounted.is_some_and(is_wrong) {
         return Ok(());
     }
@@ -266,7 +264,7 @@ fn sub_path(
     match &named.below {
         Below::Path(path) => Some(path.clone()),
         Below::Bind => {
-            mountinfo::below(&without_links(Path::new(&share.source)), directory, mounts)
+            slipway_mounts::below(&without_links(Path::new(&share.source)), directory, mounts)
         }
     }
 }

@@ -84,7 +84,6 @@ mod lazy;
 mod log;
 mod logger;
 mod mount;
-mod mountinfo;
 mod names;
 mod netns;
 mod network;

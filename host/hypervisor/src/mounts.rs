@@ -1,16 +1,16 @@
 //! System calls for mounts of other processes.
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::thread::{
     ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe,
 };
+use slipway_mounts::Mounted;
 
 /// Moves the calling thread into the mount namespace of the process behind `pidfd`, for good. It
 /// stops sharing its root and its working directory with other threads, which the kernel demands.
@@ -28,36 +28,15 @@ pub(crate) fn enter(pidfd: &OwnedFd) -> Result<(), Errno> {
 /// # Errors
 /// There is no /proc.
 pub(crate) fn fingerprint(id: u64, below: Option<&Path>) -> io::Result<u64> {
-    let text = std::fs::read("/proc/thread-self/mountinfo")?;
-    let below = below.map(escaped);
     let mut hasher = DefaultHasher::new();
-    for line in text.split(|byte| *byte == b'\n') {
-        // proc_pid_mountinfo(5): the identifier, the parent's, the device, the root, the mount
-        // point and the flags. Behind these is what says nothing of the files.
-        let fields: Vec<_> = line.split(|byte| *byte == b' ').take(6).collect();
-        let [own, _, _, _, point, _] = fields[..] else { continue };
-        let is_below = |above: &Vec<u8>| path(point).starts_with(path(above));
-        if own == id.to_string().as_bytes() || below.as_ref().is_some_and(is_below) {
-            fields.hash(&mut hasher);
+    for mounted in slipway_mounts::read()? {
+        if mounted.id == id || below.is_some_and(|above| mounted.point.starts_with(above)) {
+            let Mounted { id, parent, device, root, is_removed, point, flags, .. } = mounted;
+            // The rest says nothing of the files.
+            (id, parent, device, root, is_removed, point, flags).hash(&mut hasher);
         }
     }
     Ok(hasher.finish())
-}
-
-fn path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
-}
-
-/// Returns a path as mountinfo has it.
-fn escaped(path: &Path) -> Vec<u8> {
-    let mut escaped = Vec::new();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").bytes()),
-            _ => escaped.push(*byte),
-        }
-    }
-    escaped
 }
 
 /// Changes of mounts' attributes: mount_setattr(2), which rustix lacks.
@@ -96,15 +75,5 @@ impl Attributes {
             )
         };
         if changed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_as_mountinfo_has_them() {
-        assert_eq!(escaped(Path::new("/a b\\c\nd#")), b"/a\\040b\\134c\\012d#");
     }
 }

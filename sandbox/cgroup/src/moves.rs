@@ -1,6 +1,9 @@
 //! How the host's kernel carries out a process's move into a group by another process.
 
-use std::{fs, io};
+use std::io;
+use std::path::PathBuf;
+
+use slipway_mounts::Mounted;
 
 /// The mount option of version 2's hierarchy that favours moves (Linux 6.0 and later).
 pub const FAVORDYNMODS: &str = "favordynmods";
@@ -13,44 +16,37 @@ pub struct Moves {
     /// version 1 and version 2 alike. Since Linux 6.18 moves by `cgroup.procs` stay fast until the
     /// next boot after the option was taken away, which no mount shows.
     pub favoured: bool,
-    /// The first mount point of version 2, as proc_pid_mountinfo(5) writes it.
-    pub v2: Option<String>,
+    /// The first mount point of version 2.
+    pub v2: Option<PathBuf>,
 }
 
 impl Moves {
-    /// Reads the mounts of this process's namespace.
+    /// Reads the mounts of this thread's namespace.
     ///
     /// # Errors
     /// The kernel's list cannot be read.
     pub fn of_host() -> io::Result<Self> {
-        let text = fs::read("/proc/self/mountinfo")?;
-        Ok(Self::parse(&String::from_utf8_lossy(&text)))
+        Ok(Self::of(slipway_mounts::read()?))
     }
 
     /// Parses lines of proc_pid_mountinfo(5). Lines of another shape and other file systems are
     /// left out.
     pub fn parse(mountinfo: &str) -> Self {
+        Self::of(slipway_mounts::parse(mountinfo.as_bytes()))
+    }
+
+    fn of(mounts: impl IntoIterator<Item = Mounted>) -> Self {
         let mut moves = Self::default();
-        for (point, kind, mut options) in mountinfo.lines().filter_map(mount) {
-            if matches!(kind, "cgroup" | "cgroup2") {
-                moves.favoured |= options.any(|option| option == FAVORDYNMODS);
+        for mounted in mounts {
+            if matches!(&*mounted.kind, "cgroup" | "cgroup2") {
+                moves.favoured |= mounted.has_option(FAVORDYNMODS);
             }
-            if kind == "cgroup2" && moves.v2.is_none() {
-                moves.v2 = Some(point.to_owned());
+            if mounted.kind == "cgroup2" && moves.v2.is_none() {
+                moves.v2 = Some(mounted.point);
             }
         }
         moves
     }
-}
-
-/// Returns the mount point of a line, the type of its file system, and that file system's options.
-fn mount(line: &str) -> Option<(&str, &str, impl Iterator<Item = &str>)> {
-    // A hyphen alone ends the optional fields. Blanks in paths are escaped.
-    let (mount, system) = line.split_once(" - ")?;
-    let point = mount.split(' ').nth(4)?;
-    let mut system = system.split(' ');
-    let (kind, options) = (system.next()?, system.nth(1)?);
-    Some((point, kind, options.split(',')))
 }
 
 #[cfg(test)]
@@ -71,7 +67,7 @@ rw,nsdelegate,memory_recursiveprot
 ";
 
     fn moves(favoured: bool, v2: Option<&str>) -> Moves {
-        Moves { favoured, v2: v2.map(str::to_owned) }
+        Moves { favoured, v2: v2.map(PathBuf::from) }
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use slipway_mounts::Mounted;
 use slipway_sandbox_api::copies::Copies;
 use slipway_sandbox_api::v1;
 
 use super::file_dir;
 use crate::empty_dirs::without_links;
-use crate::mountinfo::{self, Mounted};
 use crate::spec;
 
 /// Returns whether a share may be one. Reads nothing.
@@ -21,7 +21,7 @@ pub fn is_among(shares: &[v1::Share]) -> bool {
 pub fn read(share: &v1::Share, mounted: &[Mounted]) -> Option<(v1::FileDir, Vec<v1::File>)> {
     let point = without_links(Path::new(&share.source));
     let mut volumes = spec::volumes_of_part(&share.source).into_iter().filter(|one| one.is_dir());
-    volumes.find(|one| mountinfo::below(&point, &without_links(one), mounted).is_some())?;
+    volumes.find(|one| slipway_mounts::below(&point, &without_links(one), mounted).is_some())?;
     let dir = file_dir(share, &fs::metadata(&point).ok()?);
     let mut copies = Copies::of_volume();
     copies.add_part(&point, &dir.path).ok()?;

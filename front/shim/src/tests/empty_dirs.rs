@@ -40,7 +40,14 @@ impl Kubelet {
 
 fn on_root() -> Mounted {
     let (root, point) = (PathBuf::from("/"), PathBuf::from("/"));
-    Mounted { device: "8:1".into(), root, point, kind: "ext4".into(), options: "rw".into() }
+    Mounted {
+        device: "8:1".into(),
+        root,
+        point,
+        kind: "ext4".into(),
+        options: "rw".into(),
+        ..Mounted::default()
+    }
 }
 
 fn share(source: &Path, path: &str) -> v1::Share {
