@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn without_a_note_nothing_is_changed() {
         let tree = Tree::new("igbvf", "");
-        create_dir(tree.note()).unwrap();
+        create_dir(tree.note().with_extension("driver.new")).unwrap();
         let Fault(why) = tree.daemon().bind(&tree.sysfs()).unwrap_err();
         assert!(why.contains("cannot write") && why.contains(".driver"), "{why}");
         assert_eq!(read_to_string(tree.device().join("driver_override")).unwrap(), "");

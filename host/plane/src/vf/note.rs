@@ -33,12 +33,8 @@ impl Note {
     /// The file cannot be written. The note stays as it was.
     pub fn write(&self, text: &str) -> Result<(), Fault> {
         // Whole or not at all: a note that is cut would tell of less than there is.
-        let part = self.part();
-        let written = std::fs::write(&part, text);
-        written.and_then(|()| std::fs::rename(&part, &self.0)).map_err(|error| {
-            let _ = std::fs::remove_file(&part);
-            Fault(format!("cannot write {}: {error}", self.0.display()))
-        })
+        slipway_replace::replace(&self.0, text.as_bytes(), false)
+            .map_err(|error| Fault(format!("cannot write {}: {error}", self.0.display())))
     }
 
     /// Reads the first 4096 bytes of the note. Returns `None` if there is no note.
@@ -72,12 +68,34 @@ impl Note {
     /// Removes the note of something that has ended.
     pub fn forget(&self) {
         // An error: there was no note, or what it names is ended once more when the VF is opened.
-        let _ = std::fs::remove_file(&self.0);
-        let _ = std::fs::remove_file(self.part());
+        let _ = slipway_replace::remove(&self.0);
     }
+}
 
-    /// Returns the file of a note that is being written.
-    fn part(&self) -> PathBuf {
-        self.0.with_extension("part")
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_of_one_function_are_written_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let [driver, settings] =
+            ["driver", "settings"].map(|kind| Note::new(dir.path().join(format!("a.0.{kind}"))));
+        assert_eq!(driver.read().unwrap(), None);
+        driver.write("igbvf").unwrap();
+        driver.write("nvme").unwrap();
+        // Whatever a killed daemon has left half written of one is no part of the other.
+        settings.write("vlan").unwrap();
+        assert_eq!(driver.read().unwrap().as_deref(), Some("nvme"));
+        assert_eq!(settings.read().unwrap().as_deref(), Some("vlan"));
+        std::fs::create_dir(dir.path().join("a.0.settings.new")).unwrap();
+        let Fault(why) = settings.write("rate").unwrap_err();
+        assert!(why.contains("a.0.settings"), "{why}");
+        assert_eq!(settings.read().unwrap().as_deref(), Some("vlan"));
+        driver.write("igbvf").unwrap();
+        std::fs::remove_dir(dir.path().join("a.0.settings.new")).unwrap();
+        driver.forget();
+        settings.forget();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }
