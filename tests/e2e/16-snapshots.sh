@@ -7,6 +7,8 @@
 # shellcheck source=tests/e2e/counts.sh
 . "$here/counts.sh"
 need_network_node "$@"
+end_all() { rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*; }
+end_all
 start_keeper
 
 in_sandbox() { timeout 60 "$slipway" exec "$1" -- "${@:2}"; }
@@ -402,6 +404,22 @@ mv "$of_image.gone" "$of_image" || fail "the image is lost"
 "$slipway" rm --force back >/dev/null || fail "rm: $(explain)"
 ok "without its image a fork is refused in one line, and begins once that is back"
 "$slipway" snapshot rm s >/dev/null || fail "snapshot rm: $(explain)"
+
+# A function of a pool has one queue pair; an interface that is made for a sandbox has one for each CPU.
+"$slipway" vf create nics --switch default --count 1 >/dev/null || fail "vf create: $(explain)"
+timeout 120 "$slipway" run --detach --name pooled --cpus 2 --wait-network --vf nics "$image" -- sleep 10000 >/dev/null ||
+    fail "run pooled: $(explain)"
+says 'that of a network namespace or of a pool' pause --to-file pooled
+timeout 120 "$slipway" snapshot create pooled p >/dev/null 2>&1 || fail "snapshot create pooled: $(explain)"
+says 'leave out the pool of functions' run --detach --from p --vf nics --name never
+[ "$(timeout 120 "$slipway" run --detach --from p --name made)" = made ] || fail "a fork of a sandbox with a function of a pool: $(explain)"
+in_sandbox made ping -c 1 -W 20 pooled >/dev/null || fail "made does not reach pooled: $(explain)"
+in_sandbox pooled ping -c 1 -W 20 made >/dev/null || fail "pooled does not reach made: $(explain)"
+"$slipway" rm --force pooled made >/dev/null || fail "rm: $(explain)"
+"$slipway" snapshot rm p >/dev/null || fail "snapshot rm: $(explain)"
+no_pool() { "$slipway" vf rm nics >/dev/null 2>&1; }
+wait_until 60 no_pool || fail "vf rm: $(explain)"
+ok "a sandbox with a function of a pool is saved, and its forks have interfaces made for them; its memory cannot be in a file"
 
 # Killed while it is saved: the next daemon has the sandbox go on, and no file of the snapshot.
 "$slipway" snapshot create parent cut >/dev/null 2>&1 & client=$!

@@ -91,8 +91,11 @@ ok "a guest in the namespace has the function and goes on over kill -9 of the da
 "$slipway" run --accel tcg --queues 2 --network-namespace "/run/netns/$mine-a" "$image" true >"$work/out" 2>&1 && fail "two queue pairs"
 grep -q 'has a function of pool nics' "$work/out" || fail "two queue pairs: $(cat "$work/out")"
 begins
+said=$("$slipway" pause --to-file real 2>&1) && fail "the memory of a sandbox with the attachment's function is in a file"
+[[ $said = *'that of a network namespace or of a pool'* ]] || fail "pause --to-file: $said"
+reaches_gateway "a guest whose memory cannot be in a file"
 "$slipway" rm --force real >/dev/null || fail "rm: $(explain)"
-ok "and so does the next guest there"
+ok "and so does the next guest there, whose memory cannot be in a file"
 
 end_daemon KILL
 does DEL a

@@ -21,7 +21,9 @@ use slipway_hypervisor::CpuTemplate;
 
 use super::pages::digest;
 use crate::error::MOST_MESSAGE;
-use crate::record::{BootRecord, MOST_ASKED, Needs, Nic, Origin, Record, Settings, Volume};
+use crate::record::{
+    BootRecord, MOST_ASKED, Needs, Network, Nic, Origin, Record, Settings, Volume,
+};
 use crate::{Error, Result};
 
 /// The version of the layout of a template's directory.
@@ -145,6 +147,15 @@ pub(crate) struct Interface {
     pub mtu: u32,
 }
 
+impl Interface {
+    /// Returns the interface of a sandbox in this network. A function that was taken of a pool has
+    /// one queue pair, however many CPUs there are.
+    fn of(network: &Network) -> Self {
+        let queues = if network.taken().is_some() { 1 } else { network.queues };
+        Self { nic: network.nic, queues, mtu: network.mtu }
+    }
+}
+
 impl Manifest {
     /// Describes a template that is complete but for this description.
     pub(crate) fn new(record: &Record, name: &str, shape: Shape, saved: Saved) -> Self {
@@ -254,11 +265,7 @@ impl Shape {
     /// Returns the shape of a sandbox that boots these files.
     pub(crate) fn of(record: &Record, boots: &Boots<'_>) -> Self {
         let Boots { needs, kernel, initramfs, cpu_template } = *boots;
-        let interface = record.network.as_ref().map(|network| Interface {
-            nic: network.nic,
-            queues: network.queues,
-            mtu: network.mtu,
-        });
+        let interface = record.network.as_ref().map(Interface::of);
         Self {
             kernel: kernel.to_owned(),
             initramfs: initramfs.to_owned(),
@@ -345,6 +352,7 @@ impl Shape {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::record::{FunctionPool, TakenFunction};
 
     pub(crate) fn shape() -> Shape {
         Shape {
@@ -395,6 +403,24 @@ pub(crate) mod tests {
             refused(|shape| shape.interface.as_mut().unwrap().mtu = 9000).contains("9000"),
             "the MTU"
         );
+    }
+
+    #[test]
+    fn a_fork_has_one_queue_pair_if_the_saved_sandbox_had_a_function_of_a_pool() {
+        let (name, owner) = ("nics".to_owned(), String::new());
+        let mut pool = FunctionPool { name, needed: false, owner, taken: None };
+        let network = |pool: &FunctionPool| Network {
+            queues: 0,
+            mtu: 1500,
+            pool: Some(pool.clone()),
+            ..Network::default()
+        };
+        // Its interface was made for it: one pair for each CPU.
+        assert_eq!(Interface::of(&network(&pool)).queues, 0);
+        let (id, mac) = ("nics.0".to_owned(), "5a:11:0a:d5:00:03".to_owned());
+        pool.taken = Some(TakenFunction { id, socket: "/vf/nics.0".into(), mac });
+        let its = Interface::of(&network(&pool));
+        assert_eq!((its.nic, its.queues, its.mtu), (Nic::Virtio, 1, 1500));
     }
 
     #[test]
