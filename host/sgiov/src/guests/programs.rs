@@ -134,6 +134,7 @@ pub(super) mod tests {
             stream: 0,
             side: Side::One,
             eventfd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            tenant: "a".into(),
             family: 1,
             entry,
             regions: Arc::new([]),
