@@ -330,7 +330,8 @@ P
     rm -f "$work"/hook.* "$work/hooks"
     run --rm --config "$work/hooked.json" hooked
 }
-networks() { pgrep -f '^slipway-shim-network ' || true; }
+# Of containers of another test, which has mounts of its own in `make test`, there may be others.
+networks() { pgrep --ns $$ --nslist mnt -f '^slipway-shim-network ' || true; }
 others=$(networks)
 out=$(with_hooks 'echo ran; exit 4' prestart:first createRuntime:second poststart:third poststop:fourth 2>"$work/err"); status=$?
 [ "$status:$out" = 4:ran ] || fail "hooks: status $status, $out: $(cat "$work/err") $(explain)"
