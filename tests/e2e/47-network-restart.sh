@@ -39,7 +39,7 @@ while True:
 "$slipway" run --detach --name e "${machine[@]}" --wait-network --publish 8080:80 "$image" python3 -c "$echo_text" >/dev/null ||
     fail "run: $(tail "$work/daemon.log")"
 "$slipway" run --detach --name f "${machine[@]}" --wait-network "$image" sleep 3600 >/dev/null || fail "run"
-shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show dev slip0 | sort; }
+shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show | grep ' slip' | sort; }
 shape >"$work/before"
 address=$("$slipway" network inspect default | python3 -c 'import json,sys
 print(next(s["ipv4"] for s in json.load(sys.stdin)[0]["sandboxes"] if s["name"] == "e"))')
