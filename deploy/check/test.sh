@@ -2,24 +2,45 @@
 # Runs every test and says at the end which were skipped and why.
 #
 # usage: test.sh SLIPWAY      the program that the end-to-end tests use
+#
+# Two end-to-end tests run at a time, since each waits for one busy processor, or for time: there are two lanes, and each lane
+# is a node with directories, user ids, a network and mounts of its own. A test with a line `# alone: REASON` runs behind
+# these, by itself.
 set -uo pipefail
 SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
 export SLIPWAY
 cd "$(dirname "$(readlink -f "$0")")/../.." || exit
 logs=$(mktemp -d)
-trap 'kill -- -"$compiling" 2>/dev/null; rm -rf "$logs"' EXIT
-failed=()
+# Groups of processes that run beside this script. They end with it: it waits until their tests have taken their nodes down.
+beside=()
+leave() {
+    local group
+    for group in "${beside[@]}"; do kill -- -"$group" 2>/dev/null; done
+    wait
+    rm -rf "$logs"
+}
+trap leave EXIT
+touch "$logs/failed"
+
+log_of() { printf '%s/log-%s' "$logs" "${1//[^a-z0-9.-]/_}"; }
+clock() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
+
+# passed NAME STATUS: an end-to-end test that says so has failed, whatever its status.
+passed() {
+    [ "$2" -eq 0 ] && ! grep -qE '^[a-z0-9-]+: FAILED: ' "$(log_of "$1")" && return
+    echo "$1" >>"$logs/failed"
+    return 1
+}
 
 # part NAME SHOWN COMMAND...: runs it. Lines that match SHOWN go to the screen, and the end of the
 # rest when it failed. Its heading says how long the tests have run until then.
 part() {
-    local name=$1 shown=$2 log=$logs/${1//[^a-z0-9.-]/_}
+    local name=$1 shown=$2 log
+    log=$(log_of "$name")
     shift 2
-    printf '== %s (%d:%02d)\n' "$name" $((SECONDS / 60)) $((SECONDS % 60))
+    printf '== %s (%s)\n' "$name" "$(clock $SECONDS)"
     "$@" </dev/null 2>&1 | tee "$log" | grep --line-buffered -E "$shown"
-    # An end-to-end test that says so has failed, whatever its status.
-    [ "${PIPESTATUS[0]}" -eq 0 ] && ! grep -qE '^[a-z0-9-]+: FAILED: ' "$log" && return
-    failed+=("$name")
+    passed "$name" "${PIPESTATUS[0]}" && return
     printf '== %s FAILED; the last of what it said:\n' "$name"
     tail -n 60 "$log"
 }
@@ -42,13 +63,77 @@ reasons() {
             failed && /^stack backtrace:/ { left = 0 }
             !failed && /FAILED|^error|panicked at|ERROR: libFuzzer/ { left = 7 }
             left > 0 { print; left-- }
-        ' "$logs/${name//[^a-z0-9.-]/_}" | tail -n 200
+        ' "$(log_of "$name")" | tail -n 200
     done
 }
 
 # Tests that load the library into a program find it.
 SLIPWAY_LIBRARY=$(dirname "$SLIPWAY")/libslipway.so
 export SLIPWAY_LIBRARY
+
+# The way out of a lane's network, for what fetches packages.
+export SLIPWAY_E2E_OUTSIDE=/proc/$$/ns/net
+first=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
+second=$first-2
+
+# apart TEST: runs it with a network and mounts of its own, where the machine can make them: shims of all containerds have their
+# sockets in one directory.
+apart() {
+    if ! unshare --net --mount mkdir -p /run/containerd 2>/dev/null; then "$1"; return; fi
+    unshare --net --mount -- sh -c 'ip link set lo up && mount -t tmpfs -o mode=711 tmpfs /run/containerd && exec "$0"' "$1"
+}
+
+# end_to_end TEST: what it says is shown as a whole when it ends, with when it began, and how long it took.
+end_to_end() {
+    local name status=0 begin=$SECONDS
+    name=$(basename "$1")
+    apart "$1" </dev/null >"$(log_of "$name")" 2>&1 || status=$?
+    {
+        flock 9
+        printf '== %s (%s, %d s)\n' "$name" "$(clock "$begin")" $((SECONDS - begin))
+        cat "$(log_of "$name")"
+        passed "$name" "$status" || printf '== %s FAILED\n' "$name"
+    } 9<"$logs"
+}
+
+# lane NUMBER TEST...: runs those of the tests that no other lane has begun.
+lane() {
+    local test
+    # Not before the test that runs has ended.
+    trap 'exit 143' TERM
+    if [ "$1" = 2 ]; then
+        # User ids that no other daemon has by default.
+        export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}-2 SLIPWAY_DATA_DIR=$second SLIPWAY_E2E_UIDS=1879113728
+    fi
+    for test in "${@:2}"; do
+        # One lane makes the directory.
+        [ -x "$test" ] && mkdir "$logs/has-$(basename "$test")" 2>/dev/null && end_to_end "$test"
+    done
+}
+
+# in_lanes COUNT TEST...: runs the tests in so many lanes.
+in_lanes() {
+    local number running=() others=("${beside[@]}")
+    # Each lane is a process group.
+    set -m
+    for number in $(seq "$1"); do
+        lane "$number" "${@:2}" & running+=($!)
+    done
+    set +m
+    beside+=("${running[@]}")
+    wait "${running[@]}"
+    beside=("${others[@]}")
+}
+
+# The second lane has the images of the first, which makes the one that most tests use.
+share_images() {
+    local image
+    image=slipway-e2e:$(sha256sum tests/e2e/image | cut -c 1-12)
+    bash -c '. tests/e2e/lib.sh && need_node' images || return
+    if [ ! -r "$first/images/index.json" ] || grep -qsF "$image" "$second/images/index.json"; then return; fi
+    install -d -m 711 "$second" && rm -rf "$second/images" && cp -a --reflink=auto "$first/images" "$second/images"
+}
+
 # The unit tests and the fuzz targets are compiled while the end-to-end tests run, which wait for most of their
 # time: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
 # compiled again below, so errors are told there. In a process group of its own, so that it ends with this script.
@@ -56,24 +141,38 @@ set -m
 chrt --idle 0 bash -c 'cargo test --locked --workspace --no-run; fuzz/run --build' </dev/null >"$logs/compiling" 2>&1 &
 compiling=$!
 set +m
+beside=("$compiling")
 
-# end_to_end OPTION: the end-to-end tests that run a program of the unit tests (-l), or those that do not (-L).
-end_to_end() {
-    local test
-    for test in $(grep "$1" test_program tests/e2e/[0-9]*.sh); do
-        [ -x "$test" ] && part "$(basename "$test")" . "$test"
-    done
-}
-end_to_end -L
-printf '== the rest of what the unit tests need is compiled (%d:%02d)\n' $((SECONDS / 60)) $((SECONDS % 60))
+# A lane may take 6 GiB of memory.
+lanes=2
+[ "$(nproc)" -ge 2 ] && awk '/^MemAvailable:/ { exit $2 < 12 * 1024 * 1024 }' /proc/meminfo || lanes=1
+# The longest come first, so that the lanes end together. A test that is named twice is run once.
+longest=(70-kvm 74-containerd 46-network-namespace 46-guest-network 75-pods 42-plug-kills 45-network 20-disks 37-restart-sandboxes
+    46-e1000)
+shared=() alone=() programs=()
+for test in "${longest[@]/#/tests/e2e/}" tests/e2e/[0-9]*.sh; do
+    test=${test%.sh}.sh
+    if grep -q '^# alone: ' "$test"; then
+        alone+=("$test")
+    elif grep -q test_program "$test"; then
+        programs+=("$test")
+    else
+        shared+=("$test")
+    fi
+done
+[ $lanes = 1 ] || part images . share_images
+in_lanes $lanes "${shared[@]}"
+in_lanes 1 "${alone[@]}"
+printf '== the rest of what the unit tests need is compiled (%s)\n' "$(clock $SECONDS)"
 wait "$compiling"
+beside=()
 # Output of passed tests is kept too, since that is where they say that they were skipped; what panics
 # in a test that passes was meant to.
 part units '^ +Running|^test result|^error|FAILED' \
     cargo test --locked --workspace --no-fail-fast -- --show-output
 # Built just now; a test that needs a test program finds it.
 export SLIPWAY_TEST_SCOPE=--workspace
-end_to_end -l
+in_lanes $lanes "${programs[@]}"
 part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
@@ -82,6 +181,7 @@ if [ -n "$skipped" ]; then
 else
     printf '\n== no test was skipped\n'
 fi
+mapfile -t failed <"$logs/failed"
 if [ ${#failed[@]} -gt 0 ]; then
     reasons
     printf '\n== FAILED: %s\n' "${failed[*]}"

@@ -3,11 +3,8 @@
 . "$(dirname "$0")/lib.sh"
 need_node
 
-out=$("$slipway" run --rm --privileged "$image" -- nvme id-ctrl /dev/nvme0) || fail "nvme id-ctrl"
-grep -q '^mn .*Slipway' <<<"$out" || fail "id-ctrl does not name Slipway: $out"
-ok "nvme id-ctrl: $(grep '^mn ' <<<"$out" | tr -s ' ')"
-
 out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
+    nvme id-ctrl /dev/nvme0 | grep "^mn .*Slipway"
     test "$(nvme list-ns /dev/nvme0 | wc -l)" = 3
     nvme smart-log /dev/nvme0 | grep -q "^critical_warning[[:space:]]*: 0"
     nvme error-log /dev/nvme0 | grep -q "Error Log Entries"
@@ -20,6 +17,7 @@ out=$("$slipway" run --rm --privileged --volume data:16M "$image" -- sh -ec '
     nvme admin-passthru /dev/nvme0 --opcode=0x7f 2>&1 | grep -qi "invalid"
     nvme reset /dev/nvme0; head -c 4096 /dev/slipway/data | wc -c' 2>"$work/err") \
     && [ "$(tail -1 <<<"$out")" = 4096 ] || fail "nvme-cli: $out $(cat "$work/err")"
+ok "nvme id-ctrl: $(grep '^mn ' <<<"$out" | tr -s ' ')"
 ok "nvme-cli: namespaces, logs, features, descriptors, a bad opcode, a reset"
 
 out=$("$slipway" run --rm --privileged --volume data:64M --volume four:64M:4k "$image" -- sh -ec '
@@ -71,14 +69,12 @@ ok "fio verify=crc32c with SGLs"
 ok "fio verify=crc32c, random writes of mixed sizes, depth 32, 4 jobs, 256 MiB"
 
 truncate -s 64M "$work/disk.img"
-out=$("$slipway" run --rm --volume data:64M:/data --volume four:64M:4k:/four "$image" -- \
-    sh -ec 'for at in /data /four; do echo mounted >$at/file; cat $at/file; grep " $at ext4 " /proc/mounts; done') \
-    || fail "volumes with a mount point"
+out=$("$slipway" run --rm --volume data:64M:/data --volume four:64M:4k:/four --volume "file:$work/disk.img" "$image" -- \
+    sh -ec 'for at in /data /four; do echo mounted >$at/file; cat $at/file; grep " $at ext4 " /proc/mounts; done
+        printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none; sync') \
+    || fail "volumes with a mount point, and of a file: $out"
 [ "$(grep -c mounted <<<"$out")" = 2 ] || fail "volumes with a mount point: $out"
 ok "a scratch volume with a mount point has a file system"
-"$slipway" run --rm --volume "file:$work/disk.img" "$image" -- \
-    sh -c 'printf "kept bytes" | dd of=/dev/slipway/disk.img bs=4096 conv=sync oflag=direct status=none && sync' \
-    || fail "writing a file volume"
 [ "$(head -c 10 "$work/disk.img")" = "kept bytes" ] || fail "the file volume lost its bytes"
 ok "a file volume keeps its bytes"
 "$slipway" run --rm --volume "file:$work/disk.img:ro" "$image" -- \

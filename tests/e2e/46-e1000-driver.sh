@@ -2,6 +2,7 @@
 # The driver of guest/e1000-slipway in a Linux guest, with the communication status block and without: traffic whose content
 # is compared, an interface that goes down and up, and what it costs in exits and interrupts. Needs a guest kernel and its
 # headers (`deploy/setup/setup.sh driver`).
+# alone: what it costs is seen with a processor for the guest and one for the switch.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=tests/e2e/e1000.sh

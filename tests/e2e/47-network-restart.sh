@@ -39,19 +39,19 @@ while True:
 "$slipway" run --detach --name e "${machine[@]}" --wait-network --publish 8080:80 "$image" python3 -c "$echo_text" >/dev/null ||
     fail "run: $(tail "$work/daemon.log")"
 "$slipway" run --detach --name f "${machine[@]}" --wait-network "$image" sleep 3600 >/dev/null || fail "run"
-shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show dev slip0 | sort; }
+shape() { "$slipway" network inspect default; nft list ruleset; ip -o address show | grep ' slip' | sort; }
 shape >"$work/before"
 address=$("$slipway" network inspect default | python3 -c 'import json,sys
 print(next(s["ipv4"] for s in json.load(sys.stdin)[0]["sandboxes"] if s["name"] == "e"))')
 
-reaches() { python3 "$work/talk.py" "$address" 0; }
-# One connection that lasts over all of it: a line each 20 ms, the longest wait for an answer.
+reaches() { python3 "$work/talk.py" "$address"; }
+# talk.py ADDRESS [STOP]: one connection, a line each 20 ms until the file STOP is there; the longest wait for an answer.
 cat >"$work/talk.py" <<'END'
-import socket, sys, time
+import os, socket, sys, time
 talk = socket.create_connection((sys.argv[1], 80), 120)
 talk.settimeout(120)
-longest, count, end = 0, 0, time.time() + float(sys.argv[2])
-while time.time() < end:
+longest, count = 0, 0
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
     line, begin, told = b"line %d\n" % count, time.time(), b""
     talk.sendall(line)
     while len(told) < len(line):
@@ -62,19 +62,21 @@ while time.time() < end:
 print("%d lines, longest wait %.0f ms" % (count, longest * 1000))
 END
 wait_until 60 reaches >/dev/null || fail "the sandbox does not serve: $("$slipway" logs e)"
-python3 "$work/talk.py" "$address" 30 >"$work/talk" 2>&1 & talking=$!
+python3 "$work/talk.py" "$address" "$work/stop" >"$work/talk" 2>&1 & talking=$!
 for _ in 1 2 3; do
     sleep 3
     kill -9 "$daemon"; wait "$daemon" 2>/dev/null
     rm -f "$SLIPWAY_RUN_DIR/slipway.sock"
     start_daemon
 done
+sleep 3
+touch "$work/stop"
 wait "$talking" || fail "the connection broke: $(cat "$work/talk") $(tail "$work/daemon.log")"
 ok "a connection to a sandbox goes on over three kills of the daemon: $(cat "$work/talk")"
 shape >"$work/after"
 diff "$work/before" "$work/after" >"$work/diff" || fail "not as before: $(cat "$work/diff")"
 ok "addresses, ports and rules are as before"
-python3 "$work/talk.py" 127.0.0.1 1 >/dev/null 2>&1 && fail "port 80 of the host answers"
+python3 "$work/talk.py" 127.0.0.1 >/dev/null 2>&1 && fail "port 80 of the host answers"
 timeout 20 python3 - <<'END' || fail "the published port"
 import socket
 talk = socket.create_connection(("127.0.0.1", 8080), 60)

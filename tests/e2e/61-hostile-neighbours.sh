@@ -5,6 +5,7 @@
 # Takes 20 s; HOSTILE_SECONDS=3600 for an hour. Waits for a processor are not counted. HOSTILE_MOST: the longest pause
 # in ms, for machines that do nothing else; by default one of a second fails, since a thread that holds a lock of the kernel's
 # may wait for a processor too. HOSTILE_ONLY="punch vmm" plays those attackers alone.
+# alone: it measures pauses, and the machine's shared memory.
 . "$(dirname "$0")/lib.sh"
 need_node
 library=${SLIPWAY_LIBRARY:-$(dirname "$(readlink -f "$slipway")")/libslipway.so}

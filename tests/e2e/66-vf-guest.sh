@@ -12,7 +12,8 @@ rm -f "$SLIPWAY_RUN_DIR"/vf.ledger*
 states() { "$slipway" vf inspect nics | python3 -c 'import json, sys
 print(*sorted(vf["state"] for vf in json.load(sys.stdin)[0]["functions"]), sep=",")'; }
 are() { [ "$(states)" = "$1" ]; }
-reaches_gateway() { timeout 60 "$slipway" exec real ping -q -c 2 -W 20 10.213.0.1 >/dev/null || fail "$1: $(explain)"; }
+gateway() { "$slipway" network inspect default | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])'; }
+reaches_gateway() { timeout 60 "$slipway" exec real ping -q -c 2 -W 20 "$(gateway)" >/dev/null || fail "$1: $(explain)"; }
 
 start_keeper
 start_daemon

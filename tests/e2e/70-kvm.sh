@@ -25,7 +25,7 @@ fi
 # in_server OPTION...: what lab/kvm-host does with them.
 in_server() {
     local status
-    "$top/lab/kvm-host" "$@" "$slipway" "$work" >"$work/lab" 2>&1
+    "${outside[@]}" "$top/lab/kvm-host" "$@" "$slipway" "$work" >"$work/lab" 2>&1
     status=$?
     [ "$status" = 77 ] && skip "an emulated server with KVM: $(tail -n 1 "$work/lab")"
     [ "$status" = 0 ] || { cat "$work/lab"; fail "the emulated server, status $status"; }

@@ -6,7 +6,7 @@
 need_root
 [ -e "${SLIPWAY_LAB:-/var/lib/slipway/lab}/kernels/bookworm/release" ] || skip "a kernel that lab/kernel has fetched"
 
-"$top/lab/plug" bookworm >"$work/lab" 2>&1
+"${outside[@]}" "$top/lab/plug" bookworm >"$work/lab" 2>&1
 status=$?
 [ "$status" = 77 ] && skip "an emulated server with KVM: $(tail -n 1 "$work/lab")"
 [ "$status" = 0 ] || { cat "$work/lab"; fail "the emulated server, status $status"; }

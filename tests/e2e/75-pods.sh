@@ -138,8 +138,7 @@ said=$(member web --rm --mount "$(bind "$volumes/cache" /c)" --mount "$(bind "$v
     cat /c/x /m/x 2>"$work/err") || fail "emptyDir: $said $(cat "$work/err") $(explain)"
 [ "$said" = "disk
 memory" ] || fail "a second container's emptyDir: $said $(explain)"
-servers=$(pgrep -x slipway-fs | while read -r pid; do runs "$pid" && echo "$pid"; done)
-[ -z "$servers" ] && [ ! -e "$volumes/cache/x" ] && [ ! -e "$volumes/memory/x" ] || fail "emptyDir: the host has $servers $(ls -A "$volumes"/*)"
+[ -z "$(servers)" ] && [ ! -e "$volumes/cache/x" ] && [ ! -e "$volumes/memory/x" ] || fail "emptyDir: the host has $(servers) $(ls -A "$volumes"/*)"
 umount "$volumes/memory" || fail "umount"
 ok "containers of a pod share emptyDir volumes in the guest, on a disk and in memory, and no process of the host serves them"
 

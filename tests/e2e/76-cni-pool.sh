@@ -47,7 +47,8 @@ begins() {
     "$slipway" port ls --json | grep -qF '.net"' && fail "a function was made for it: $("$slipway" port ls)"
     reaches_gateway "a guest with the attachment's function"
 }
-reaches_gateway() { timeout 60 "$slipway" exec real ping -q -c 2 -W 20 10.213.0.1 >/dev/null || fail "$1: $(explain)"; }
+gateway() { "$slipway" network inspect default | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["gateway"])'; }
+reaches_gateway() { timeout 60 "$slipway" exec real ping -q -c 2 -W 20 "$(gateway)" >/dev/null || fail "$1: $(explain)"; }
 
 start_keeper
 start_daemon

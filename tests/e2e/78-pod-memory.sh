@@ -56,8 +56,7 @@ machines=$(for pid in $(vmms); do grep -qw "$pid" <<<"$own" || echo "$pid"; done
 shim=$(memory $ours $helpers) vmm=$(memory $machines) plane=$(($(memory "$daemon") - before))
 all=$((shim + vmm + plane))
 say "MiB of each of $pods pods: $(each $all) = shim $(each $shim) + VMM $(each $vmm) + daemon $(each $plane)"
-files=$(pgrep -x slipway-fs | while read -r pid; do runs "$pid" && echo "$pid"; done)
-[ -z "$files" ] || fail "processes for file systems: $files"
+no_server || fail "processes for file systems: $(servers)"
 if [ "${SLIPWAY_VMM:-}" = native ]; then
     [ $all -le $((12 * 1024 * pods)) ] || fail "a pod takes more than 12 MiB"
     ok "a pod takes $(each $all) MiB of its host beside its guest's memory"

@@ -64,7 +64,7 @@ out=$("$slipway" run --rm --pull never "$from/test/lazy:1" -- sha256sum /data/ne
 [ "${out%% *}" = "$(sum "$work/files/data/never")" ] || fail "of the whole image: $out"
 ok "the image is an ordinary one then, and its other file is right too"
 
-fetchers() { pgrep -f -- "fetch .*--run-dir $SLIPWAY_RUN_DIR" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
+fetchers() { pgrep -f -- "fetch .*--run-dir $SLIPWAY_RUN_DIR( |$)" | while read -r pid; do runs "$pid" && echo "$pid"; done; }
 rate $((512 << 10))
 before=$(sent)
 "$slipway" run --rm --lazy "$from/test/big:1" -- sha256sum /data/big >"$work/out" 2>"$work/err" & run=$!

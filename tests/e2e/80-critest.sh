@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A chosen part of Kubernetes' critest against containerd's CRI plugin, with Slipway's runtime and its snapshotter: specs
 # of each area, by `lab/cri` with what it keeps. Nothing is fetched or built here.
+# alone: specs wait for limited times, which no setting makes longer.
 . "$(dirname "$0")/lib.sh"
 need_root
 for program in "$slipway" "$(dirname "$slipway")"/{containerd-shim-slipway-v2,slipway-snapshotter}; do

@@ -1,6 +1,7 @@
 #!/bin/bash
 # `slipway bench cgroups`: groups on demand and of the pool, the report survives being written, and no group and no
 # process is left.
+# alone: a hierarchy that it mounts has its controllers to itself.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_root

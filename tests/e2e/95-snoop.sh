@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Where the time goes: a live sandbox's latencies by layer, as a table, JSON and a picture, while
 # fio runs in the guest; and nothing left of the tracing afterwards.
+# alone: the clocks that it compares agree while no processor is taken away.
 . "$(dirname "$0")/lib.sh"
 need_node
 

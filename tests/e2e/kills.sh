@@ -3,7 +3,11 @@
 
 now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
 sleep_ms() { sleep "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
-shmem() { awk '/^Shmem:/ { print $2 }' /proc/meminfo; }
+# Shared memory in KiB that the daemon and the keeper hold, by a descriptor or a mapping. The machine's has that of others.
+shmem() {
+    find /proc/"$daemon"/{fd,map_files} /proc/"$keeper"/{fd,map_files} \( -lname '/memfd:*' -o -lname '/dev/zero*' \) \
+        -exec stat -Lc '%d:%i %b' {} + 2>/dev/null | awk '{ blocks[$1] = $2 } END { for (file in blocks) sum += blocks[file]; print int(sum / 2) }'
+}
 
 # Sandboxes whose state is not that of their VMMs, and VMMs of no sandbox, one a line.
 lies() {

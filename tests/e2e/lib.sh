@@ -3,6 +3,10 @@
 # Each test is a bash script that sources this file, calls `need_node`, and says `ok WORDS` for
 # every fact that it has seen hold. The first fact that does not hold ends it with status 1.
 # What a machine lacks is said as "SKIPPED: test: needs what", and the test ends with status 0.
+#
+# `make test` runs two tests at a time, each on a node with directories, user ids, a network and mounts of its own. Processors,
+# memory, control groups, names of processes and /tmp are those of the machine: a test looks for what is of its node there, or
+# for what has its process id in its name. One that cannot has a line "# alone: REASON" in its head, and runs by itself.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,10 +30,12 @@ own_image() {
 work=$(mktemp -d "${TMPDIR:-/tmp}/slipway-e2e.XXXXXX")
 # The first user id of this node's VMMs.
 uid_base=${SLIPWAY_E2E_UIDS:-1879048192}
+# Runs a command in the machine's network, for those that fetch packages: `make test` gives a test a network of its own.
+outside=(${SLIPWAY_E2E_OUTSIDE:+nsenter --net="$SLIPWAY_E2E_OUTSIDE"})
 # Settings of the tests' daemons, of which a test may write more to $SLIPWAY_CONFIG. A guest under
 # emulation on a busy machine starts slowly, and no test is about how long that takes.
 export SLIPWAY_CONFIG=$work/config.toml
-echo 'boot_timeout_s = 3600' >"$SLIPWAY_CONFIG"
+printf 'boot_timeout_s = 3600\nvmm_uid_base = %s\n' "$uid_base" >"$SLIPWAY_CONFIG"
 
 say() { printf '%s: %s\n' "$test_name" "$*"; }
 ok() { say "ok: $*"; }
@@ -123,7 +129,7 @@ cpu_quota() {
 }
 is_state() { [ "$(state_of "$1")" = "$2" ]; }
 
-# Processes of VMMs of this node, one a line: all nodes use the same user ids, and each VMM prints into a
+# Processes of VMMs of this node, one a line: nodes may have the same user ids, and each VMM prints into a
 # directory of its node's. What is dead and waits for init to take note of it holds nothing any more.
 vmms() {
     local stat pid args
@@ -135,12 +141,18 @@ vmms() {
     done
 }
 
-# Control groups of sandboxes, but those with a process in them that is no VMM of this node's, and
-# those that a daemon has ready while it runs.
+# Control groups of sandboxes, but those with a process in them that is no VMM of this node's, those of another
+# node's pool, whose names begin with its data directory's number, and those that a daemon has ready while it runs.
 groups_left() {
-    local group pid runs=
+    local group pid runs='' own
     ! lock_holder >/dev/null || runs=yes
+    # shellcheck disable=SC2046,SC2183 # two numbers
+    own=$(printf 'pool-%s-%x-' $(stat -Lc '%D %i' "$SLIPWAY_DATA_DIR" 2>/dev/null))
     find /sys/fs/cgroup -maxdepth 3 -path '*/slipway/*' -type d 2>/dev/null | while read -r group; do
+        case ${group##*/} in
+            "$own"*) ;;
+            pool-*) continue ;;
+        esac
         read -r pid 2>/dev/null <"$group/cgroup.procs" || pid=
         case $runs$pid:$(readlink "/proc/${pid:-none}/fd/1")${group##*/} in
             yes:pool-*) ;;
@@ -155,7 +167,7 @@ leftovers() {
     groups_left
     find "$SLIPWAY_RUN_DIR/s" -mindepth 1 -maxdepth 1 2>/dev/null
     find "$SLIPWAY_DATA_DIR/sandboxes" -mindepth 1 -maxdepth 1 2>/dev/null
-    grep -F "$SLIPWAY_RUN_DIR" /proc/mounts
+    grep -F "$SLIPWAY_RUN_DIR/" /proc/mounts
     find /tmp -maxdepth 1 -name '.slipway*' 2>/dev/null
     return 0
 }
@@ -217,7 +229,7 @@ need_image() {
     need_root
     [ -x "$slipway" ] || fail "$slipway is not built; \`make build\` builds it"
     need_healthy "a node that can run sandboxes"
-    "$here/image" "$slipway" "$image" "${packages[@]}" && return
+    "${outside[@]}" "$here/image" "$slipway" "$image" "${packages[@]}" && return
     [ ${#packages[@]} -eq 0 ] || skip "an image with Debian's ${packages[*]}"
     fail "the test image could not be made"
 }
