@@ -45,7 +45,8 @@ const REFILL: Duration = Duration::from_micros(BURST * 32);
 struct Meter {
     /// The end of the last measured time.
     at: Instant,
-    /// The thread's voluntary switches at that time or earlier. `None` if it slept on purpose since.
+    /// The thread's voluntary switches at that time or earlier. `None` if it slept on purpose
+    /// since.
     switches: Option<i64>,
     /// Single peers are measured until this time.
     alert_until: Option<Instant>,
@@ -77,7 +78,7 @@ impl Meter {
     }
 }
 
-/// What a peer has to pay for.
+/// The sleeps that a peer has to pay for.
 struct Debt {
     bucket: Bucket,
     /// The peer is left out until this time.
@@ -128,8 +129,8 @@ impl<K: Hash + Eq> Stalls<K> {
         self.meter.alert_until = self.meter.alert_until.filter(|until| *until > at);
     }
 
-    /// Charges a peer for a sleep that [`Stalls::slept`] has just returned. Returns whether the peer
-    /// is left out from now on, and was not before.
+    /// Charges a peer for a sleep that [`Stalls::slept`] has just returned. Returns whether the
+    /// peer is left out from now on, and was not before.
     pub fn charge<Q>(&mut self, peer: &Q, slept: Duration) -> bool
     where
         K: Borrow<Q>,
