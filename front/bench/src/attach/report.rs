@@ -57,6 +57,7 @@ impl Measured for AttachMeasured {
     type Load = AttachLoad;
 
     const KIND: &'static str = "attachments";
+    const SHOWS: &'static str = "Virtual functions for many owners at once, hollow devices";
 
     fn figures(_: &AttachLoad) -> &'static [AttachFigure] {
         const COMPARED: &[AttachFigure] = &[ALL, P50];

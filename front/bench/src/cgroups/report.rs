@@ -27,6 +27,7 @@ impl Measured for CgroupMeasured {
     type Load = CgroupLoad;
 
     const KIND: &'static str = "control groups";
+    const SHOWS: &'static str = "Control groups, from request to a process inside";
 
     fn figures(_: &CgroupLoad) -> &'static [CgroupFigure] {
         const COMPARED: &[CgroupFigure] = &[ALL, P99];

@@ -68,6 +68,7 @@ impl Measured for FunctionMeasured {
     type Load = FunctionLoad;
 
     const KIND: &'static str = "functions";
+    const SHOWS: &'static str = "Bursts of requests to a function that scales";
 
     fn figures(_: &FunctionLoad) -> &'static [FunctionFigure] {
         const COMPARED: &[FunctionFigure] = &[P50];

@@ -97,6 +97,7 @@ impl Measured for MemoryMeasured {
     type Load = MemoryLoad;
 
     const KIND: &'static str = "memory";
+    const SHOWS: &'static str = "Recycled memory for sandboxes";
 
     fn figures(load: &MemoryLoad) -> &'static [MemoryFigure] {
         const GIVEN: &[MemoryFigure] = &[READY, TOUCH];

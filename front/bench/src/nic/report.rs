@@ -53,6 +53,8 @@ impl Measured for NicMeasured {
     type Load = NicLoad;
 
     const KIND: &'static str = "network interfaces";
+    const SHOWS: &'static str = "Traffic of sockets through guests' network interfaces";
+    const TURN: &'static str = "round";
 
     fn figures(load: &NicLoad) -> &'static [NicFigure] {
         const DATAGRAMS: &[NicFigure] = &[received(|one| duration::rate(one, "pps"))];

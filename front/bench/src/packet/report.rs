@@ -91,6 +91,8 @@ impl Measured for PacketMeasured {
     type Load = PacketLoad;
 
     const KIND: &'static str = "packets";
+    const SHOWS: &'static str = "Frames through switches";
+    const TURN: &'static str = "round";
 
     fn figures(_: &PacketLoad) -> &'static [PacketFigure] {
         const COMPARED: &[PacketFigure] = &[DELIVERED];

@@ -60,6 +60,7 @@ impl Measured for RootMeasured {
     type Load = RootLoad;
 
     const KIND: &'static str = "roots";
+    const SHOWS: &'static str = "Roots for many owners at once, until image and layer are read";
 
     fn figures(_: &RootLoad) -> &'static [RootFigure] {
         const P50: RootFigure =

@@ -63,6 +63,8 @@ impl Measured for VmmMeasured {
     type Load = VmmLoad;
 
     const KIND: &'static str = "VMMs";
+    const SHOWS: &'static str = "VMMs, from start to a guest's first byte";
+    const TURN: &'static str = "start";
 
     fn figures(_: &VmmLoad) -> &'static [VmmFigure] {
         const COMPARED: &[VmmFigure] = &[BYTE, CPU, PRIVATE];

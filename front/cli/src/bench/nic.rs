@@ -40,15 +40,7 @@ pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<NicReport> = View {
-    title: |report| {
-        let what = "Traffic of sockets through guests' network interfaces";
-        reports::titled(what, &report.environment, report.plan.rounds, "round", "")
-    },
-    picture: nic_plot,
-    table: nic_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<NicReport> = View::of(nic_plot, nic_table);
 
 fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })

@@ -75,15 +75,7 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<PacketReport> = View {
-    title: |report| {
-        let what = "Frames through switches";
-        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time())
-    },
-    picture: packet_plot,
-    table: packet_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<PacketReport> = View::of(packet_plot, packet_table);
 
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })

@@ -37,15 +37,7 @@ pub fn vmm(args: &VmmArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<VmmReport> = View {
-    title: |report| {
-        let what = "VMMs, from start to a guest's first byte";
-        reports::titled(what, &report.environment, report.plan.rounds, "start", "")
-    },
-    picture: VmmReport::picture,
-    table: vmm_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<VmmReport> = View::of(VmmReport::picture, vmm_table);
 
 fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
     if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.memory.clone()) }

@@ -40,6 +40,7 @@ impl Measured for IdleMeasured {
     type Load = IdleLoad;
 
     const KIND: &'static str = "idle control groups";
+    const SHOWS: &'static str = "Control groups whose processes sleep, and what they cost the host";
 
     fn figures(_: &IdleLoad) -> &'static [IdleFigure] {
         const COMPARED: &[IdleFigure] = &[BUSY, LOST];

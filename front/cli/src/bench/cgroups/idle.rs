@@ -36,15 +36,7 @@ pub(super) fn idle(args: &CgroupsArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<IdleReport> = View {
-    title: |report| {
-        let what = "Control groups whose processes sleep, and what they cost the host";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: IdleReport::picture,
-    table: idle_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<IdleReport> = View::of(IdleReport::picture, idle_table);
 
 fn grouping(name: &str) -> Grouping {
     match name.strip_suffix("-v2").unwrap_or(name) {

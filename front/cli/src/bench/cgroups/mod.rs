@@ -52,13 +52,8 @@ pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
 
 /// The view of these reports.
 const VIEW: View<CgroupReport> = View {
-    title: |report| {
-        let what = "Control groups, from request to a process inside";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: cgroup_plot,
-    table: cgroup_table,
     differences: |before, now, _| cgroup_differences(before, now),
+    ..View::of(cgroup_plot, cgroup_table)
 };
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
