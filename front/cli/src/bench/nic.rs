@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::nic::{NicLoad, NicPlan, NicReport, NicSubject, Times, nic_plot, nic_table};
 
 use super::reports::{self, View};
@@ -52,11 +52,7 @@ fn kinds(node: &NodeArgs, args: &PacketArgs) -> Result<Vec<Interface>> {
     let config = config(node)?;
     let mut kinds = Vec::new();
     for kind in subjects::chosen("interface", only, &INTERFACES, |kind| kind.name)? {
-        match kind.check(&config) {
-            Ok(()) => kinds.push(kind),
-            Err(needs) if !only.is_empty() => bail!("{} needs {needs}", kind.name),
-            Err(needs) => eprintln!("Left out: {} (needs {needs})", kind.name),
-        }
+        kinds.extend(subjects::able(kind.name, only, kind.check(&config).map(|()| kind))?);
     }
     Ok(kinds)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use slipway_bench::Subject;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
@@ -100,11 +100,10 @@ fn subjects(args: &PacketArgs, times: Times) -> Result<Vec<Box<PacketSubject>>> 
                 let serve = Box::new(packet_target::start);
                 subjects.push(Box::new(Devices::new(cpus.clone(), times, serve)));
             }
-            _ => match peer(name, &cpus, times) {
-                (Some(peer), _) => subjects.push(peer),
-                (None, needs) if !only.is_empty() => bail!("{name} needs {needs}"),
-                (None, needs) => eprintln!("Left out: {name} (needs {needs})"),
-            },
+            _ => {
+                let (peer, needs) = peer(name, &cpus, times);
+                subjects.extend(subjects::able(name, only, peer.ok_or(needs))?);
+            }
         }
     }
     Ok(subjects)

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::Subject;
 use slipway_bench::vmm::{
     Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
@@ -54,11 +54,7 @@ fn subjects(args: &VmmArgs) -> Result<Vec<Box<VmmSubject>>> {
     }
     let mut subjects: Vec<Box<VmmSubject>> = Vec::new();
     for (name, _) in chosen {
-        match subject(name, args)? {
-            Ok(subject) => subjects.push(subject),
-            Err(needs) if !args.only.is_empty() => bail!("{name} needs {needs}"),
-            Err(needs) => eprintln!("Left out: {name} (needs {needs})"),
-        }
+        subjects.extend(subjects::able(name, &args.only, subject(name, args)?)?);
     }
     Ok(subjects)
 }
