@@ -231,16 +231,6 @@ impl Netlink {
         self.exchange(address_request(address, IFA_F_NOPREFIXROUTE), |_, _| {})
     }
 
-    /// Takes an address away from a link.
-    ///
-    /// # Errors
-    /// The kernel's errors: no right, no such address.
-    pub fn remove_address(&mut self, address: &Address) -> io::Result<()> {
-        let mut request = Request::new(RTM_DELADDR);
-        address_body(&mut request, address);
-        self.exchange(request, |_, _| {})
-    }
-
     /// Takes all addresses away from a link, those with a peer's address included.
     ///
     /// # Errors
