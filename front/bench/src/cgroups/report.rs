@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::CgroupLoad;
 use super::subjects::CgroupMeasured;
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// A figure of control groups.
 type CgroupFigure = Figure<CgroupLoad, CgroupMeasured>;
@@ -48,8 +48,6 @@ impl Measured for CgroupMeasured {
 pub type CgroupSubject = AnySubject<CgroupLoad, CgroupMeasured>;
 /// The loads and rounds of a measurement.
 pub type CgroupPlan = Plan<CgroupLoad>;
-/// One turn of one subject.
-pub type CgroupRun = Run<CgroupLoad, CgroupMeasured>;
 /// All results of one command, stored as JSON.
 pub type CgroupReport = Measurement<CgroupLoad, CgroupMeasured, CgroupExtra>;
 

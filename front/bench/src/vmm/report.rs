@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::VmmLoad;
 use crate::figure::{Figure, mib, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 use crate::statistics::percentile;
 use crate::turns::Described;
 
@@ -76,8 +76,6 @@ impl Measured for VmmMeasured {
 pub type VmmSubject = AnySubject<VmmLoad, VmmMeasured>;
 /// The loads and rounds of a measurement.
 pub type VmmPlan = Plan<VmmLoad>;
-/// One turn of one subject.
-pub type VmmRun = Run<VmmLoad, VmmMeasured>;
 /// All results of one command, stored as JSON.
 pub type VmmReport = Measurement<VmmLoad, VmmMeasured>;
 
