@@ -74,7 +74,7 @@ impl Default for VlanMode {
 /// Settings of a port. `vlans` and `max_frame` come first, since every frame to the port needs
 /// them.
 #[repr(C)] // keeps the order of the fields
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortConfig {
     /// The port's VLANs.
     pub vlans: VlanMode,
@@ -111,24 +111,6 @@ pub struct PortConfig {
     pub receive_rate: Option<Rate>,
     /// A name for display: a sandbox's, an interface's.
     pub name: String,
-}
-
-impl Default for PortConfig {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            mac: None,
-            peer_mac: None,
-            addresses: Vec::new(),
-            spoof_check: false,
-            trust: false,
-            vlans: VlanMode::default(),
-            link: LinkSetting::Auto,
-            max_rate: None,
-            receive_rate: None,
-            max_frame: 0,
-        }
-    }
 }
 
 /// The reason why settings are invalid.

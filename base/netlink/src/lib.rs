@@ -231,16 +231,6 @@ impl Netlink {
         self.exchange(address_request(address, IFA_F_NOPREFIXROUTE), |_, _| {})
     }
 
-    /// Takes an address away from a link.
-    ///
-    /// # Errors
-    /// The kernel's errors: no right, no such address.
-    pub fn remove_address(&mut self, address: &Address) -> io::Result<()> {
-        let mut request = Request::new(RTM_DELADDR);
-        address_body(&mut request, address);
-        self.exchange(request, |_, _| {})
-    }
-
     /// Takes all addresses away from a link, those with a peer's address included.
     ///
     /// # Errors
@@ -304,7 +294,11 @@ fn change_request(index: u32, change: LinkChange) -> Request {
 /// Lays out a new address with these flags. An IPv6 address is not looked for on the link first.
 fn address_request(address: &Address, flags: u32) -> Request {
     let mut request = Request::replace(RTM_NEWADDR);
-    address_body(&mut request, address);
+    // struct ifaddrmsg: family, prefix length, flags, scope, index.
+    request.body(&[family(address.address), address.prefix, 0, 0]);
+    request.body(&address.index.to_ne_bytes());
+    request.attribute(IFA_LOCAL, &octets(address.address));
+    request.attribute(IFA_ADDRESS, &octets(address.address));
     let flags = if address.address.is_ipv6() { flags | IFA_F_NODAD } else { flags };
     if flags != 0 {
         request.attribute(IFA_FLAGS, &flags.to_ne_bytes());
@@ -317,14 +311,6 @@ fn route_request(route: &Route) -> Request {
     let mut request = Request::replace(RTM_NEWROUTE);
     route_body(&mut request, route);
     request
-}
-
-fn address_body(request: &mut Request, address: &Address) {
-    // struct ifaddrmsg: family, prefix length, flags, scope, index.
-    request.body(&[family(address.address), address.prefix, 0, 0]);
-    request.body(&address.index.to_ne_bytes());
-    request.attribute(IFA_LOCAL, &octets(address.address));
-    request.attribute(IFA_ADDRESS, &octets(address.address));
 }
 
 fn parse_address(body: &[u8]) -> Option<Address> {

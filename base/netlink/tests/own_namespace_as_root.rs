@@ -62,7 +62,7 @@ fn links_addresses_and_routes_as_root() {
         assert_eq!(routes.iter().filter(|one| **one == route).count(), 1, "{routes:?}");
         assert!(routes.contains(&link), "{routes:?}");
 
-        netlink.remove_address(&Address { index: lo.index, address: four, prefix: 24 }).unwrap();
+        netlink.remove_addresses(lo.index).unwrap();
         let there = netlink.addresses().unwrap();
         assert!(there.iter().all(|one| one.address != four), "{there:?}");
     });

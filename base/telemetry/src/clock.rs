@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::time::ClockId;
+
 /// Time since an arbitrary start that never goes back. Devices take it as a part, so that their
 /// tests need no real time.
 pub trait Clock: Send + Sync {
@@ -18,7 +20,17 @@ pub trait Clock: Send + Sync {
 
 /// Nanoseconds of `CLOCK_MONOTONIC`: the one axis that all processes of a machine share.
 pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    nanoseconds(ClockId::Monotonic)
+}
+
+/// Returns the host's wall clock, `CLOCK_REALTIME`, in nanoseconds since the epoch. For durations,
+/// use [`monotonic_ns`].
+pub fn realtime_ns() -> u64 {
+    nanoseconds(ClockId::Realtime)
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs()
 }
 

@@ -3,7 +3,7 @@
 //! - [`Clock`]: the time a device or a decorator sees; [`ManualClock`] is turned by hand, so that
 //!   device tests run in virtual time.
 //! - [`stamp_clock`]: the cheapest precise clock, for stamps on a data path; [`monotonic_ns`]: the
-//!   axis that all processes share.
+//!   axis that all processes share; [`realtime_ns`]: the wall clock.
 //! - [`Timeline`]: the stages of one start, on a shared time axis.
 //! - [`Histogram`]: counts of values by size, for percentiles.
 //! - [`Durations`]: counts of durations in a few fixed buckets, for monitoring.
@@ -20,7 +20,7 @@ mod timeline;
 pub mod trace;
 mod tsc;
 
-pub use clock::{Clock, ManualClock, MonotonicClock, monotonic_ns};
+pub use clock::{Clock, ManualClock, MonotonicClock, monotonic_ns, realtime_ns};
 pub use durations::{BOUNDS_NS, Durations};
 pub use histogram::Histogram;
 pub use timeline::{Stage, Timeline};

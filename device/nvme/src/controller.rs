@@ -1,6 +1,5 @@
 //! The controller as a PCI function.
 
-use std::os::fd::BorrowedFd;
 use std::task::Waker;
 
 use slipway_nvme_spec::event::Event;
@@ -62,13 +61,6 @@ impl Controller {
             #[cfg(test)]
             beside: Vec::new(),
         })
-    }
-
-    /// Returns the descriptors that become readable when a disk has completions and is not polled.
-    /// The host watches them while it sleeps.
-    pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let namespaces = self.home.engine.namespaces.iter();
-        namespaces.filter_map(|namespace| namespace.disk.wake_descriptor())
     }
 
     /// Returns a handle with which other threads post requests to this controller.

@@ -1,11 +1,11 @@
 //! Draws bars in groups: a group for each load, a bar for each subject.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use crate::palette;
-use crate::svg::{Area, FONT, INK, better, heading, printable, write};
+use crate::svg::{Area, FONT, INK, better, drawn, printable, write};
 use crate::turns::Described;
 
 /// Width of the picture in pixels.
@@ -79,21 +79,7 @@ pub(crate) fn groups(title: &str, all: impl Iterator<Item = Group>) -> Result<St
     let groups: Vec<Group> = all.filter(|group| !group.bars.is_empty()).collect();
     anyhow::ensure!(!groups.is_empty(), "nothing was measured, so there is nothing to draw");
     let height = TOP + height_of(&groups);
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
-        let area = area.into_drawing_area();
-        draw(&area, title, &groups).map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
-}
-
-fn draw(area: &Area<'_>, title: &str, groups: &[Group]) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
-    draw_groups(area, groups, TOP)?;
-    area.present()?;
-    Ok(())
+    drawn((WIDTH, height), title, |area| draw_groups(area, &groups, TOP))
 }
 
 /// Returns the height in pixels that groups take, with a margin below.

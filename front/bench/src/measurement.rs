@@ -27,6 +27,10 @@ pub trait Measured: Clone + 'static {
 
     /// The kind of report, for errors.
     const KIND: &'static str;
+    /// The subject of a report's picture, for its title.
+    const SHOWS: &'static str = Self::KIND;
+    /// The name of a turn in the titles of pictures, in the singular.
+    const TURN: &'static str = "turn";
 
     /// Returns the figures by which subjects with a load are compared. Tables have them with their
     /// spread, pictures have bars for them.

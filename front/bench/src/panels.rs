@@ -1,12 +1,12 @@
 //! Draws curves: panels with axes, beside and below each other.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use crate::duration::round_step;
 use crate::palette::subject as fill;
-use crate::svg::{Area, FONT, LINES, better, heading, printable, write};
+use crate::svg::{Area, FONT, LINES, better, drawn, printable, write};
 
 /// Width of the picture in pixels: two panels beside each other.
 const WIDTH: i32 = 1200;
@@ -63,14 +63,7 @@ pub(crate) fn panels(title: &str, subjects: &[&str], panels: &[Panel]) -> Result
     let legend = place_legend(subjects);
     let top = legend.last().map_or(LEGEND.0, |place| place.1) + BELOW_LEGEND;
     let height = top + rows * PANEL.1 + 10;
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
-        let area = area.into_drawing_area();
-        let drawn = draw(&area, (subjects, &legend), (panels, top), title);
-        drawn.map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
+    drawn((WIDTH, height), title, |area| draw(area, (subjects, &legend), (panels, top)))
 }
 
 /// Returns the place of each subject's entry in the legend.
@@ -94,10 +87,7 @@ fn draw(
     area: &Area<'_>,
     (subjects, legend): (&[&str], &[(i32, i32)]),
     (panels, top): (&[Panel], i32),
-    title: &str,
 ) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
     for (index, (subject, &(x, y))) in subjects.iter().zip(legend).enumerate() {
         area.draw(&Circle::new((x, y + 7), 5, fill(index).filled()))?;
         write(area, &printable(subject), (x + 12, y), FONT, HPos::Left)?;
@@ -105,7 +95,6 @@ fn draw(
     for (number, panel) in (0..).zip(panels) {
         draw_panel(area, panel, ((number % 2) * PANEL.0, top + (number / 2) * PANEL.1))?;
     }
-    area.present()?;
     Ok(())
 }
 

@@ -79,32 +79,16 @@ fn picture(timelines: &[Timeline], title: &str, words: &'static Words) -> Result
     let Some(slowest) = sorted.last() else { return Err(anyhow!(words.nothing)) };
     let looks = palette::looks(timelines);
     let plan = Plan::new(&sorted, &looks, slices::end_ns(slowest), words);
-    let mut text = String::new();
-    {
-        let size = (WIDTH as u32, plan.height() as u32);
-        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-        draw(&area, &plan, &sorted, &looks, title).map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
+    drawn((WIDTH, plan.height()), title, |area| draw(area, &plan, &sorted, &looks))
 }
 
-fn draw(
-    area: &Area<'_>,
-    plan: &Plan,
-    sorted: &[&Timeline],
-    looks: &[Look],
-    title: &str,
-) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
+fn draw(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline], looks: &[Look]) -> Result<()> {
     draw_legend(area, plan, looks)?;
     draw_axis(area, plan)?;
     for (row, timeline) in sorted.iter().enumerate() {
         draw_bar(area, plan, looks, timeline, plan.row_top(row))?;
     }
-    draw_names(area, plan, sorted)?;
-    area.present()?;
-    Ok(())
+    draw_names(area, plan, sorted)
 }
 
 /// The layout of a picture, in pixels.
@@ -264,6 +248,37 @@ fn draw_names(area: &Area<'_>, plan: &Plan, sorted: &[&Timeline]) -> Result<()> 
 /// Returns the words about which values are better, for titles.
 pub(crate) fn better(more: bool) -> &'static str {
     if more { "more is better" } else { "less is better" }
+}
+
+/// Makes a picture of this width and height with a heading, to which `draw` adds the rest.
+///
+/// # Errors
+/// Those of the drawing.
+pub(crate) fn drawn(
+    (width, height): (i32, i32),
+    title: &str,
+    draw: impl FnOnce(&Area<'_>) -> Result<()>,
+) -> Result<String> {
+    let mut text = String::new();
+    {
+        let size = (width as u32, height as u32);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        paint(&area, title, width, draw).map_err(|error| anyhow!("drawing: {error}"))?;
+    }
+    Ok(text)
+}
+
+fn paint(
+    area: &Area<'_>,
+    title: &str,
+    width: i32,
+    draw: impl FnOnce(&Area<'_>) -> Result<()>,
+) -> Result<()> {
+    area.fill(&WHITE)?;
+    heading(area, title, width)?;
+    draw(area)?;
+    area.present()?;
+    Ok(())
 }
 
 /// Writes the lines of a title at the top of a picture of `width` pixels: the first is large, the

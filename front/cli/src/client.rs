@@ -286,9 +286,16 @@ pub fn refused(status: tonic::Status) -> anyhow::Error {
     }
 }
 
+/// Returns the daemon's answer to a call.
+///
+/// # Errors
+/// The daemon refused, or went away ([`refused`]).
+pub fn answer<T>(reply: Result<tonic::Response<T>, tonic::Status>) -> Result<T> {
+    reply.map(tonic::Response::into_inner).map_err(refused)
+}
+
 /// Returns the record of a sandbox, by its name or id.
 pub async fn record(client: &mut SandboxClient, name: &str) -> Result<Record> {
     let request = v1::Name { name: name.to_owned() };
-    let inspect = client.inspect(request).await.map_err(refused)?;
-    Ok(serde_json::from_str(&inspect.get_ref().json)?)
+    Ok(serde_json::from_str(&answer(client.inspect(request).await)?.json)?)
 }

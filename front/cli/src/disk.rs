@@ -5,7 +5,7 @@ use slipway_plane_api::v1;
 use slipway_runtime::Config;
 
 use crate::args::{DiskCommand, NodeArgs};
-use crate::client::{connect_plane, refused};
+use crate::client::{answer, connect_plane, refused};
 use crate::size::show;
 use crate::table;
 
@@ -16,12 +16,10 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
         DiskCommand::Create { name, disk, block_size } => {
             let disk = v1::Disk { block_size: block_size.unwrap_or(0), ..disk.disk() };
             let request = v1::CreateDiskRequest { name: name.clone(), disk: Some(disk) };
-            let reply = plane.create_disk(request).await.map_err(refused)?;
-            crate::say!("{}", reply.into_inner().name);
+            crate::say!("{}", answer(plane.create_disk(request).await)?.name);
         }
         DiskCommand::Ls { json } => {
-            let reply = plane.list_disks(v1::ListDisksRequest {}).await;
-            let disks = reply.map_err(refused)?.into_inner().disks;
+            let disks = answer(plane.list_disks(v1::ListDisksRequest {}).await)?.disks;
             let header = ["NAME", "KIND", "SIZE", "BLOCK", "USED BY", "PATH"];
             table::list(&disks, *json, as_json, header, row)?;
         }
@@ -32,8 +30,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &DiskCommand) ->
                 shrink: *shrink,
             };
             anyhow::ensure!(*size != Some(0), "a disk has at least one block");
-            let reply = plane.resize_disk(request).await.map_err(refused)?;
-            crate::say!("{}", reply.into_inner().size_bytes);
+            crate::say!("{}", answer(plane.resize_disk(request).await)?.size_bytes);
         }
         DiskCommand::Rm { names } => {
             for name in names {

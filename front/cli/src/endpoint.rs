@@ -8,7 +8,7 @@ use slipway_plane_api::v1::nvme_controller::DoorbellMode;
 use slipway_runtime::Config;
 
 use crate::args::{EndpointArgs, EndpointCommand, LimitArgs, NodeArgs};
-use crate::client::{connect_plane, refused};
+use crate::client::{answer, connect_plane, refused};
 use crate::size::show;
 use crate::table;
 
@@ -17,12 +17,11 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
     let mut plane = connect_plane(node, config).await?;
     match command {
         EndpointCommand::Create(args) => {
-            let reply = plane.create_endpoint(request(args)?).await;
-            crate::say!("{}", reply.map_err(refused)?.into_inner().socket_path);
+            crate::say!("{}", answer(plane.create_endpoint(request(args)?).await)?.socket_path);
         }
         EndpointCommand::Ls { json } => {
             let reply = plane.list_endpoints(v1::ListEndpointsRequest {}).await;
-            let endpoints = reply.map_err(refused)?.into_inner().endpoints;
+            let endpoints = answer(reply)?.endpoints;
             let header = ["ID", "CLIENT", "REACTOR", "DMA", "ERRORS", "LIMITS", "DISKS", "SOCKET"];
             table::list(&endpoints, *json, as_json, header, row)?;
         }
@@ -32,8 +31,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &EndpointCommand
                 disk: Some(disk.disk()),
                 nsid: nsid.unwrap_or(0),
             };
-            let reply = plane.attach_disk(request).await.map_err(refused)?;
-            crate::say!("{}", reply.into_inner().nsid);
+            crate::say!("{}", answer(plane.attach_disk(request).await)?.nsid);
         }
         EndpointCommand::Limit { endpoint, limits } => {
             let limits = limits_of(limits)?.unwrap_or_default();

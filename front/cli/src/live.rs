@@ -13,7 +13,7 @@ use slipway_runtime::{Config, SandboxClient};
 use slipway_sgiov::{ConnectionReport, GuestReport, ListenerReport};
 
 use crate::args::{InspectArgs, NodeArgs};
-use crate::client::{connect, connect_plane, record, refused};
+use crate::client::{answer, connect, connect_plane, record, refused};
 
 /// The number of listeners and of connections of the socket engine that are listed. The rest is
 /// counted.
@@ -90,8 +90,7 @@ async fn resolve(sandboxes: &mut SandboxClient, name: &str) -> NamedEndpoints {
 
 /// Adds what the plane has of these endpoints, or everything if there are no ids.
 async fn gather(plane: &mut PlaneClient, ids: Vec<String>, live: &mut Live) -> Result<()> {
-    let reply = plane.inspect_live(v1::InspectLiveRequest { ids }).await.map_err(refused)?;
-    let mut parts = reply.into_inner();
+    let mut parts = answer(plane.inspect_live(v1::InspectLiveRequest { ids }).await)?;
     while let Some(part) = parts.message().await.map_err(refused)? {
         match serde_json::from_str::<LivePart>(&part.json)? {
             LivePart::Reactors(reactors) => live.reactors = reactors,

@@ -9,7 +9,7 @@ use slipway_runtime::process::signal_number;
 use slipway_runtime::{Config, SandboxClient, v1};
 
 use crate::args::{InspectArgs, KillArgs, NamesArg, PauseArgs, RmArgs, StopArgs, UpdateArgs};
-use crate::client::{Lost, next_daemon, refused};
+use crate::client::{Lost, answer, next_daemon, refused};
 use crate::table::printable;
 use crate::{keeper, spec};
 
@@ -147,8 +147,8 @@ fn removable(all: Vec<v1::Sandbox>, force: bool) -> Vec<String> {
 pub async fn inspect(mut client: SandboxClient, args: &InspectArgs) -> Result<i32> {
     let mut all = Vec::new();
     for name in &args.names {
-        let reply = client.inspect(named(name)).await.map_err(refused)?;
-        all.push(serde_json::from_str::<serde_json::Value>(&reply.into_inner().json)?);
+        let reply = answer(client.inspect(named(name)).await)?;
+        all.push(serde_json::from_str::<serde_json::Value>(&reply.json)?);
     }
     crate::out::json(&all)?;
     Ok(0)
@@ -156,8 +156,8 @@ pub async fn inspect(mut client: SandboxClient, args: &InspectArgs) -> Result<i3
 
 /// Runs `slipway update`.
 pub async fn update(mut client: SandboxClient, args: &UpdateArgs) -> Result<i32> {
-    let reply = client.update(update_request(args)).await.map_err(refused)?;
-    let v1::UpdateReply { sandbox, given_back_bytes, kept } = reply.into_inner();
+    let reply = answer(client.update(update_request(args)).await)?;
+    let v1::UpdateReply { sandbox, given_back_bytes, kept } = reply;
     let sandbox = sandbox.unwrap_or_default();
     if given_back_bytes > 0 {
         eprintln!("slipway: {} gave back {} MiB of memory", sandbox.name, given_back_bytes >> 20);

@@ -5,7 +5,7 @@ use slipway_plane_api::{NetworkClient, network_v1 as v1};
 use slipway_runtime::Config;
 
 use crate::args::{NetworkCommand, NodeArgs};
-use crate::client::{connect_networks, refused};
+use crate::client::{answer, connect_networks, refused};
 use crate::table;
 
 /// Runs `slipway network …`.
@@ -22,12 +22,10 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
                 mtu: mtu.unwrap_or(0),
                 internal: *internal,
             };
-            let made = networks.create_network(request).await.map_err(refused)?;
-            crate::say!("{}", made.into_inner().name);
+            crate::say!("{}", answer(networks.create_network(request).await)?.name);
         }
         NetworkCommand::Ls { json } => {
-            let reply = networks.list_networks(v1::ListNetworksRequest {}).await;
-            let all = reply.map_err(refused)?.into_inner().networks;
+            let all = answer(networks.list_networks(v1::ListNetworksRequest {}).await)?.networks;
             let header = ["NAME", "SUBNET", "IPV6 SUBNET", "INTERFACE", "MTU", "MEMBERS"];
             table::list(&all, *json, as_json, header, row)?;
         }
@@ -36,8 +34,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &NetworkCommand)
             let mut all = Vec::new();
             for name in names {
                 let request = v1::GetNetworkRequest { name: name.clone() };
-                let reply = networks.get_network(request).await.map_err(refused)?;
-                all.push(as_json(reply.get_ref()));
+                all.push(as_json(&answer(networks.get_network(request).await)?));
             }
             crate::out::json(&all)?;
         }

@@ -5,15 +5,14 @@ use slipway_plane_api::v1;
 use slipway_runtime::Config;
 
 use crate::args::{NodeArgs, PoolArgs};
-use crate::client::{connect_plane, refused};
+use crate::client::{answer, connect_plane};
 use crate::size::show;
 use crate::table::table;
 
 /// Runs `slipway pool`.
 pub async fn pool(node: &NodeArgs, config: &Config, args: &PoolArgs) -> Result<i32> {
     let mut plane = connect_plane(node, config).await?;
-    let reply = plane.get_pool(v1::GetPoolRequest {}).await;
-    let pool = reply.map_err(refused)?.into_inner().pool;
+    let pool = answer(plane.get_pool(v1::GetPoolRequest {}).await)?.pool;
     if args.json {
         crate::out::json(&pool.as_ref().map(as_json))?;
         return Ok(0);

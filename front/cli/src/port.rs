@@ -8,7 +8,7 @@ use slipway_plane_api::{network_v1, v1};
 use slipway_runtime::{Config, v1 as sandbox_v1};
 
 use crate::args::{NodeArgs, PortArgs, PortCommand, PortLinkArg, PortSetArgs, Switched};
-use crate::client::{connect, connect_networks, connect_plane, refused};
+use crate::client::{answer, connect, connect_networks, connect_plane, refused};
 use crate::endpoint::owner;
 use crate::port_tools;
 use crate::size::{MaxRate, show, show_rate};
@@ -75,8 +75,7 @@ async fn create(node: &NodeArgs, config: &Config, args: &PortArgs) -> Result<i32
         owner: owner.map(|owner| network_v1::PortOwner { uid: owner.uid, gid: owner.gid }),
     };
     let mut networks = connect_networks(node, config).await?;
-    let made = networks.create_port(request).await.map_err(refused)?;
-    crate::say!("{}", made.into_inner().socket_path);
+    crate::say!("{}", answer(networks.create_port(request).await)?.socket_path);
     Ok(0)
 }
 
@@ -98,11 +97,9 @@ async fn remove(node: &NodeArgs, config: &Config, names: &[String]) -> Result<i3
 
 async fn all(node: &NodeArgs, config: &Config) -> Result<Vec<Port>> {
     let mut plane = connect_plane(node, config).await?;
-    let reply = plane.list_switches(v1::ListSwitchesRequest {}).await;
-    let switches = reply.map_err(refused)?.into_inner().switches;
+    let switches = answer(plane.list_switches(v1::ListSwitchesRequest {}).await)?.switches;
     let mut client = connect(node, config).await?;
-    let listed = client.list(sandbox_v1::Empty {}).await.map_err(refused)?;
-    let sandboxes = listed.into_inner().sandboxes.into_iter();
+    let sandboxes = answer(client.list(sandbox_v1::Empty {}).await)?.sandboxes.into_iter();
     let names: HashMap<String, String> = sandboxes.flat_map(port_tools::names).collect();
     let mut ports = Vec::new();
     for switch in switches {

@@ -8,7 +8,7 @@ use slipway_plane_api::{PlaneClient, v1};
 use slipway_runtime::{Config, v1 as sandbox_v1};
 
 use crate::args::{CaptureArgs, Direction, ImpairArgs, NodeArgs, TraceArgs};
-use crate::client::{connect, connect_plane, refused};
+use crate::client::{answer, connect, connect_plane, refused};
 use crate::table::table;
 
 /// Finds the port named `text`: NETWORK/PORT, a sandbox, SANDBOX:INTERFACE for a further interface
@@ -166,8 +166,7 @@ async fn begin_capture(
         count: args.count.unwrap_or(0),
         direction: direction(args.direction).into(),
     };
-    let chunks = plane.capture_port(request).await.map_err(refused)?;
-    Ok(chunks.into_inner())
+    answer(plane.capture_port(request).await)
 }
 
 /// Runs `slipway port trace`.
@@ -183,8 +182,7 @@ pub async fn trace(node: &NodeArgs, config: &Config, args: &TraceArgs) -> Result
         headers_per_second: args.lines,
         direction: direction(args.direction).into(),
     };
-    let reports = plane.trace_port(request).await.map_err(refused)?;
-    let mut reports = reports.into_inner();
+    let mut reports = answer(plane.trace_port(request).await)?;
     let end = tokio::time::sleep(args.duration.unwrap_or(std::time::Duration::MAX));
     tokio::pin!(end);
     let mut last = v1::TraceReport::default();

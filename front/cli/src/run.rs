@@ -16,7 +16,7 @@ use slipway_runtime::{Config, SandboxClient};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
 use crate::args::{ExecArgs, NodeArgs, RunArgs};
-use crate::client::{Lost, connect, next_daemon, record, refused};
+use crate::client::{Lost, answer, connect, next_daemon, record, refused};
 use crate::out::OWN_FAILURE;
 use crate::session::{self, Event, Plain, SessionSettings, Sink, carry, requests, terminal_size};
 use crate::{image, keeper, progress, report, security, snapshot, spec};
@@ -307,7 +307,7 @@ async fn start_with(
     let detach = spec.detach;
     let (sender, stream) = requests(run_in::Kind::Run(spec));
     let request = Caller::of_environment().request(stream);
-    let replies = client.run(request).await.map_err(refused)?.into_inner();
+    let replies = answer(client.run(request).await)?;
     let mut name = String::new();
     let mut timeline = None;
     let mut sink = Counting { sink, bytes: 0 };
@@ -438,7 +438,7 @@ pub async fn exec(node: &NodeArgs, config: &Config, args: &ExecArgs) -> Result<i
     let wishes = SessionSettings { stdin: spec.stdin, tty: spec.terminal };
     let (sender, stream) = requests(run_in::Kind::Exec(spec));
     let request = Caller::of_environment().request(stream);
-    let replies = client.exec(request).await.map_err(refused)?.into_inner();
+    let replies = answer(client.exec(request).await)?;
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     Ok(exit.map_or(OWN_FAILURE, |exit| status(&args.name, &exit)))
 }
@@ -451,7 +451,7 @@ pub async fn attach(node: &NodeArgs, config: &Config, name: &str) -> Result<i32>
     let process = &record.settings_of(name).process;
     let wishes = session::SessionSettings { stdin: process.stdin, tty: process.terminal };
     let (sender, stream) = requests(run_in::Kind::Attach(request));
-    let replies = client.attach(stream).await.map_err(refused)?.into_inner();
+    let replies = answer(client.attach(stream).await)?;
     let exit = carry(replies, sender, wishes, &mut Plain, |_| {}).await?;
     let _ = std::io::stdout().flush();
     Ok(exit.map_or(OWN_FAILURE, |exit| status(name, &exit)))

@@ -10,7 +10,7 @@ use slipway_runtime::{Config, v1};
 use crate::args::{
     MachineArgs, NetworkArgs, NodeArgs, ProcessArgs, Pull, RunArgs, SecurityArgs, SnapshotCommand,
 };
-use crate::client::{connect_snapshots, refused};
+use crate::client::{answer, connect_snapshots, refused};
 use crate::manage::named;
 use crate::progress;
 use crate::spec::{NONE, absolute};
@@ -50,7 +50,7 @@ async fn create(node: &NodeArgs, config: &Config, sandbox: &str, name: Option<&s
     let spinner = progress::waiting("saving the sandbox");
     let made = client.create(v1::CreateSnapshotRequest { sandbox, name }).await;
     spinner.finish_and_clear();
-    let snapshot = made.map_err(refused)?.into_inner();
+    let snapshot = answer(made)?;
     tell_pause(&snapshot);
     crate::say!("{}", snapshot.name);
     Ok(())
@@ -92,7 +92,7 @@ async fn import(node: &NodeArgs, config: &Config, dir: &Path, name: Option<&str>
     let request = v1::ImportSnapshotRequest { path, name, image_digest: String::new() };
     let imported = client.import(request).await;
     spinner.finish_and_clear();
-    let snapshot = imported.map_err(refused)?.into_inner();
+    let snapshot = answer(imported)?;
     // Fails if the reader has left, and then nobody wants to know.
     let _ = writeln!(std::io::stderr(), "slipway: {}", image_line(&snapshot));
     crate::say!("{}", snapshot.name);
@@ -121,7 +121,7 @@ pub async fn list(node: &NodeArgs, config: &Config) -> Result<Vec<v1::Snapshot>>
     match client.list(v1::Empty {}).await {
         // A daemon of an earlier version, which has none.
         Err(status) if status.code() == tonic::Code::Unimplemented => Ok(Vec::new()),
-        listed => Ok(listed.map_err(refused)?.into_inner().snapshots),
+        listed => Ok(answer(listed)?.snapshots),
     }
 }
 

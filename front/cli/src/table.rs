@@ -56,7 +56,7 @@ pub fn printable(text: &str) -> String {
 
 /// Formats the age of a CLOCK_REALTIME in ns: "3 minutes ago".
 pub fn ago(then_ns: u64) -> String {
-    let seconds = slipway_runtime::time::realtime_ns().saturating_sub(then_ns) / 1_000_000_000;
+    let seconds = slipway_telemetry::realtime_ns().saturating_sub(then_ns) / 1_000_000_000;
     let (count, unit) = match seconds {
         0..60 => (seconds, "second"),
         60..3600 => (seconds / 60, "minute"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use slipway_runtime::{Config, v1};
 
 use crate::args::{NodeArgs, TemplateCommand, TemplateCreateArgs};
-use crate::client::{connect_templates, refused};
+use crate::client::{answer, connect_templates, refused};
 use crate::table::{self, ago};
 use crate::{progress, spec};
 
@@ -38,15 +38,14 @@ async fn create(node: &NodeArgs, config: &Config, args: &TemplateCreateArgs) -> 
     let spinner = progress::waiting("booting a machine to save it");
     let made = client.create(request).await;
     spinner.finish_and_clear();
-    let template = made.map_err(refused)?.into_inner();
+    let template = answer(made)?;
     crate::say!("{}", template.name);
     Ok(())
 }
 
 async fn list(node: &NodeArgs, config: &Config, json: bool) -> Result<()> {
     let mut client = connect_templates(node, config).await?;
-    let listed = client.list(v1::Empty {}).await.map_err(refused)?;
-    let all = listed.into_inner().templates;
+    let all = answer(client.list(v1::Empty {}).await)?.templates;
     let header = ["TEMPLATE", "MEMORY", "ON DISK", "CPUS", "INTERFACE", "CREATED"];
     table::list(&all, json, as_json, header, row)
 }

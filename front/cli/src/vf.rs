@@ -8,7 +8,7 @@ use slipway_plane_api::{VfClient, v1};
 use slipway_runtime::Config;
 
 use crate::args::{NodeArgs, VfCommand, VfCreateArgs, VfNumberArgs};
-use crate::client::{connect_functions, refused};
+use crate::client::{answer, connect_functions, refused};
 use crate::endpoint::owner;
 use crate::{pci, table};
 
@@ -31,13 +31,12 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
         VfCommand::Take { pool, owner, json } => take(&mut client, pool, owner, *json).await?,
         VfCommand::Return { pool, owner } => {
             let request = vf_v1::ReturnRequest { pool: pool.clone(), owner: owner.clone() };
-            let reply = client.r#return(request).await.map_err(refused)?;
-            crate::say!("{}", reply.into_inner().number);
+            crate::say!("{}", answer(client.r#return(request).await)?.number);
         }
         VfCommand::Reconcile { kind, ids } => {
             let request = vf_v1::ReconcileRequest { kind: kind.clone(), ids: ids.clone() };
-            let reply = client.reconcile(request).await.map_err(refused)?;
-            reply.into_inner().returned.iter().for_each(|vf| crate::say!("{vf}"));
+            let reply = answer(client.reconcile(request).await)?;
+            reply.returned.iter().for_each(|vf| crate::say!("{vf}"));
         }
         VfCommand::Drain(VfNumberArgs { pool, vf }) => {
             let request = vf_v1::DrainRequest { pool: pool.clone(), number: *vf };
@@ -61,8 +60,7 @@ pub async fn command(node: &NodeArgs, config: &Config, command: &VfCommand) -> R
             }
         }
         VfCommand::Rebuild => {
-            let reply = client.rebuild(vf_v1::RebuildRequest {}).await;
-            let moved_to = reply.map_err(refused)?.into_inner().moved_to;
+            let moved_to = answer(client.rebuild(vf_v1::RebuildRequest {}).await)?.moved_to;
             crate::say!("the damaged ledger is now {moved_to}");
         }
     }
@@ -79,8 +77,7 @@ async fn create(client: &mut VfClient, config: &Config, args: &VfCreateArgs) -> 
 async fn take(client: &mut VfClient, pool: &str, owner: &str, json: bool) -> Result<()> {
     let (pool, owner) = (pool.to_owned(), owner.to_owned());
     let request = vf_v1::TakeRequest { pool, owner, client: None, number: None };
-    let reply = client.take(request).await.map_err(refused)?;
-    let vf_v1::Lease { number, id, socket_path, mac, .. } = reply.into_inner();
+    let vf_v1::Lease { number, id, socket_path, mac, .. } = answer(client.take(request).await)?;
     if json {
         let lease = serde_json::json!({
             "number": number, "endpoint": id, "socket_path": socket_path, "mac": mac,
@@ -206,13 +203,11 @@ pub async fn remove(client: &mut VfClient, name: &str) -> Result<()> {
 }
 
 async fn pool(client: &mut VfClient, name: &str) -> Result<vf_v1::Pool> {
-    let reply = client.get_pool(vf_v1::GetPoolRequest { name: name.to_owned() }).await;
-    Ok(reply.map_err(refused)?.into_inner())
+    answer(client.get_pool(vf_v1::GetPoolRequest { name: name.to_owned() }).await)
 }
 
 async fn list(client: &mut VfClient, json: bool) -> Result<()> {
-    let reply = client.list_pools(vf_v1::ListPoolsRequest {}).await;
-    let pools = reply.map_err(refused)?.into_inner().pools;
+    let pools = answer(client.list_pools(vf_v1::ListPoolsRequest {}).await)?.pools;
     let header = ["POOL", "KIND", "FUNCTIONS", "READY", "TAKEN", "RESETTING", "FAILED", "DRAINED"];
     table::list(&pools, json, as_json, header, row)
 }

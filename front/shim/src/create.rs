@@ -22,7 +22,7 @@ use tonic::Code;
 use self::content::Content;
 use crate::args::{self, Args};
 use crate::containerd as cd;
-use crate::daemon::{Daemon, failure};
+use crate::daemon::Daemon;
 use crate::empty_dirs::{self, Volumes};
 use crate::events::Events;
 use crate::hold::Holder;
@@ -235,10 +235,9 @@ impl TaskMaker<'_> {
         oci: &Oci,
         sandbox: Option<Sandbox>,
     ) -> Result<Translated, Failure> {
-        let mut client = self.daemon.connect().await?;
-        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
+        let node = self.daemon.status().await?;
         let default_group = format!("/{}/{id}", self.args.namespace);
-        let run = spec::pod_spec(oci, node.get_ref(), &default_group).map_err(Failure::invalid)?;
+        let run = spec::pod_spec(oci, &node, &default_group).map_err(Failure::invalid)?;
         let network = run.network_namespace.clone();
         let kind = TaskKind::Pod { network, sandbox, empty_dirs: Arc::default() };
         Ok(Translated { kind, run, content: Content::default() })

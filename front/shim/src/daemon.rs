@@ -114,11 +114,18 @@ impl Daemon {
         self.check("limits of huge pages", |node| node.gives_huge_pages).await
     }
 
+    /// Returns what the daemon says of itself and of its node.
+    ///
+    /// # Errors
+    /// The errors of [`connect`](Self::connect).
+    pub async fn status(&self) -> Result<v1::StatusReply, Failure> {
+        let reply = self.connect().await?.status(v1::Empty {}).await;
+        Ok(reply.map_err(|status| failure(&status))?.into_inner())
+    }
+
     /// Checks that the daemon knows `what`.
     async fn check(&self, what: &str, knows: fn(&v1::StatusReply) -> bool) -> Result<(), Failure> {
-        let mut client = self.connect().await?;
-        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
-        let node = node.into_inner();
+        let node = self.status().await?;
         if knows(&node) {
             return Ok(());
         }
@@ -135,9 +142,7 @@ impl Daemon {
     /// # Errors
     /// The errors of [`connect`](Self::connect).
     pub async fn makes_empty_dirs(&self) -> Result<bool, Failure> {
-        let mut client = self.connect().await?;
-        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
-        Ok(node.get_ref().makes_empty_dirs)
+        Ok(self.status().await?.makes_empty_dirs)
     }
 
     /// Returns whether the daemon gives containers directories of their own for copies of the
@@ -146,9 +151,7 @@ impl Daemon {
     /// # Errors
     /// The errors of [`connect`](Self::connect).
     pub async fn makes_file_dirs(&self) -> Result<bool, Failure> {
-        let mut client = self.connect().await?;
-        let node = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
-        Ok(node.get_ref().makes_file_dirs)
+        Ok(self.status().await?.makes_file_dirs)
     }
 
     /// Returns the template with this name.

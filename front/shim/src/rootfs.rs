@@ -20,7 +20,7 @@ use slipway_sandbox_api::{images, v1};
 
 use crate::containerd::Mount;
 use crate::content::content;
-use crate::daemon::{Daemon, failure};
+use crate::daemon::Daemon;
 use crate::layers::Source;
 use crate::lazy::{self, Image};
 use crate::tool::{Input, LIMIT, Tool, folder_source, layer_source};
@@ -64,9 +64,7 @@ pub struct Root {
 pub async fn prepare(daemon: &Daemon, wanted: &RootRequest<'_>) -> Result<Root, Failure> {
     let path = wanted.path.filter(|path| !path.is_empty());
     let content = content(wanted.mounts, path.map(|path| wanted.bundle.join(path)))?;
-    let mut client = daemon.connect().await?;
-    let status = client.status(v1::Empty {}).await.map_err(|status| failure(&status))?;
-    let tool = Tool::new(daemon, &status.get_ref().data_dir);
+    let tool = Tool::new(daemon, &daemon.status().await?.data_dir);
     let input = match &content.source {
         Source::Lazy(layers) => {
             let (image, digest) = find_or_pull(&tool, layers, wanted.image_name).await?;

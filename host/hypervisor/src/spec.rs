@@ -187,11 +187,6 @@ impl VmSpec {
         format!("0000:00:{:02x}.0", Self::FIRST_SLOT + index)
     }
 
-    /// Returns the PCI address in the guest of disk `index` of [`VmSpec::disks`].
-    pub fn disk_address(&self, index: usize) -> String {
-        Self::function_address(self.vfio_user_sockets.len() + index)
-    }
-
     /// Returns whether the VMM emulates devices itself, or has a function by VFIO, which only QEMU
     /// does.
     pub(crate) fn emulates_devices(&self) -> bool {

@@ -79,12 +79,7 @@ pub fn choose(network: &Network, name: &str, wish: &AddressRequest) -> Result<Le
 
 fn wanted4(network: &Network, address: Ipv4Addr) -> Result<Ipv4Addr> {
     let subnet = network.subnet;
-    let refuse = |why: &str| {
-        Err(Error::Invalid(format!(
-            "{address} cannot be a sandbox's address in the network \"{}\": {why}",
-            network.name
-        )))
-    };
+    let refuse = |why: &str| unusable(network, address.into(), why);
     if !subnet.contains(&address) {
         return refuse(&format!("it is outside of {subnet}"));
     }
@@ -105,12 +100,7 @@ fn wanted4(network: &Network, address: Ipv4Addr) -> Result<Ipv4Addr> {
 
 fn wanted6(network: &Network, address: Ipv6Addr) -> Result<Ipv6Addr> {
     let prefix = network.prefix;
-    let refuse = |why: &str| {
-        Err(Error::Invalid(format!(
-            "{address} cannot be a sandbox's address in the network \"{}\": {why}",
-            network.name
-        )))
-    };
+    let refuse = |why: &str| unusable(network, address.into(), why);
     if !prefix.contains(&address) {
         return refuse(&format!("it is outside of {prefix}"));
     }
@@ -125,6 +115,14 @@ fn wanted6(network: &Network, address: Ipv6Addr) -> Result<Ipv6Addr> {
         Some(lease) => taken(address, lease),
         None => Ok(address),
     }
+}
+
+/// Refuses an address that no sandbox in the network can have.
+fn unusable<T>(network: &Network, address: IpAddr, why: &str) -> Result<T> {
+    let name = &network.name;
+    Err(Error::Invalid(format!(
+        "{address} cannot be a sandbox's address in the network \"{name}\": {why}"
+    )))
 }
 
 fn wanted_mac(network: &Network, mac: Mac) -> Result<Mac> {

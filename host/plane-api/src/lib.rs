@@ -2,7 +2,7 @@
 //! `sandbox/` and `front/` see. The definition with its comments is `proto/plane.proto`.
 //!
 //! Dependencies: `tonic` and `prost` speak gRPC, `hyper-util` and `tower` carry it over a Unix
-//! socket, `tokio` runs it, `rustix` takes device numbers apart.
+//! socket, `tokio` with `tokio-stream` runs it, `rustix` takes device numbers apart.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint as Address, Uri};
 
 pub mod attachments;
@@ -118,6 +119,17 @@ where
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe)) }
         }))
         .await
+}
+
+/// Serves `router` within this process, and opens a gRPC channel to it.
+///
+/// # Errors
+/// The connection within this process fails.
+pub async fn within(router: Router) -> Result<Channel, tonic::transport::Error> {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let incoming = tokio_stream::once(Ok::<_, io::Error>(theirs));
+    tokio::spawn(router.serve_with_incoming(incoming));
+    over(ours).await
 }
 
 /// Checks an id or a name that a request gives to an endpoint, a disk, a switch or a port: 1 to 64

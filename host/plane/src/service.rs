@@ -36,12 +36,9 @@ impl Plane {
     /// # Errors
     /// No descriptors are left.
     pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
         let router =
             tonic::transport::Server::builder().add_service(PlaneServer::new(self.service()));
-        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
-        tokio::spawn(router.serve_with_incoming(incoming));
-        slipway_plane_api::over(ours).await
+        slipway_plane_api::within(router).await
     }
 }
 

@@ -57,7 +57,7 @@ pub fn is_served(path: &Path) -> bool {
 pub fn report(path: &Path) -> std::io::Result<Report> {
     let socket = administer(path).or_else(|_| connect(path))?;
     match ask(&socket, Request::Report, &[])? {
-        (Reply::Report { bytes }, Some(file)) => read(file, bytes),
+        (Reply::Report { bytes }, Some(file)) => crate::sealed::decode(file, bytes, LARGEST),
         _ => Err(no_engine()),
     }
 }
@@ -144,11 +144,6 @@ fn ask(
         Some(reply) => Ok((reply, file)),
         None => Err(no_engine()),
     }
-}
-
-fn read(file: Foreign, bytes: u64) -> std::io::Result<Report> {
-    let json = crate::sealed::read(file, bytes, LARGEST)?;
-    serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
 }
 
 /// Raises the limit of open descriptors to `wanted`, or as high as the process may. Returns the

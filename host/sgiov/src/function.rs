@@ -1,6 +1,5 @@
 //! The description of a guest's socket function, by which its start is requested.
 
-use std::io::{Error, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -50,8 +49,7 @@ impl Function {
     /// `file` is no sealed memfd or has fewer than `bytes` bytes, the description is too long, or
     /// this version does not understand it.
     pub fn from_file(file: impl AsFd, bytes: u64) -> std::io::Result<Self> {
-        let json = crate::sealed::read(file, bytes, LARGEST)?;
-        serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
+        crate::sealed::decode(file, bytes, LARGEST)
     }
 }
 

@@ -7,6 +7,7 @@ use std::io::{Error, ErrorKind, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde::de::DeserializeOwned;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
@@ -20,6 +21,15 @@ pub fn write(name: &str, text: &[u8]) -> std::io::Result<OwnedFd> {
     file.write_all(text)?;
     rustix::fs::fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;
     Ok(file.into())
+}
+
+/// Decodes the JSON in the first `bytes` bytes of a sealed memfd.
+///
+/// # Errors
+/// The errors of [`read`]; `InvalidData`: the text is no JSON of this type.
+pub fn decode<T: DeserializeOwned>(file: impl AsFd, bytes: u64, most: u64) -> std::io::Result<T> {
+    let json = read(file, bytes, most)?;
+    serde_json::from_slice(&json).map_err(|error| Error::new(ErrorKind::InvalidData, error))
 }
 
 /// Returns the first `bytes` bytes of a sealed memfd.

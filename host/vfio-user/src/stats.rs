@@ -106,8 +106,18 @@ pub struct Stats {
 /// The number of errno counters; larger errnos share the last one.
 const ERRNOS: usize = 160;
 
+/// The number of error replies, by errno.
+struct ErrorCounts([AtomicU64; ERRNOS]);
+
+impl Default for ErrorCounts {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; ERRNOS])
+    }
+}
+
 /// The live figures. The endpoint's thread alone writes them, except for `stalls`; any thread reads
 /// them.
+#[derive(Default)]
 pub(crate) struct Live {
     pub(crate) stalls: AtomicU64,
     pub(crate) connections: AtomicU64,
@@ -126,42 +136,15 @@ pub(crate) struct Live {
     pub(crate) first_dma_map_at: AtomicU64,
     pub(crate) last_dma_map_at: AtomicU64,
     pub(crate) first_route_at: AtomicU64,
-    errors: [AtomicU64; ERRNOS],
+    errors: ErrorCounts,
     regions: ArcSwap<Vec<RegionStats>>,
     /// A client is connected.
     connected: AtomicBool,
-    /// The endpoint's [`Stage`] after its last step.
+    /// The endpoint's [`Stage`] after its last step; 0 is [`Stage::Listening`].
     stage: AtomicU8,
     /// The client, and the reason for the last disconnection. Changed only when a client connects
     /// or disconnects.
     client: Mutex<(Option<ClientInfo>, Option<String>)>,
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self {
-            stalls: AtomicU64::default(),
-            connections: AtomicU64::default(),
-            refused: AtomicU64::default(),
-            messages: AtomicU64::default(),
-            region_reads: AtomicU64::default(),
-            region_writes: AtomicU64::default(),
-            refused_files: AtomicU64::default(),
-            dma_map_ns: AtomicU64::default(),
-            zeroed_for_hardware: AtomicU64::default(),
-            connected_at: AtomicU64::default(),
-            negotiated_at: AtomicU64::default(),
-            attached_at: AtomicU64::default(),
-            first_dma_map_at: AtomicU64::default(),
-            last_dma_map_at: AtomicU64::default(),
-            first_route_at: AtomicU64::default(),
-            errors: [const { AtomicU64::new(0) }; ERRNOS],
-            regions: ArcSwap::default(),
-            connected: AtomicBool::new(false),
-            stage: AtomicU8::new(Stage::Listening as u8),
-            client: Mutex::default(),
-        }
-    }
 }
 
 /// Adds to a counter that only one thread writes, so no locked instruction is needed.
@@ -196,7 +179,7 @@ impl Live {
 
     pub(crate) fn error(&self, errno: i32) {
         let index = usize::try_from(errno).unwrap_or(0).min(ERRNOS - 1);
-        add(&self.errors[index], 1);
+        add(&self.errors.0[index], 1);
     }
 
     /// Stores the current time in `what`.
@@ -282,7 +265,7 @@ impl Live {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let stamp = |counter: &AtomicU64| Some(get(counter)).filter(|time| *time != 0);
         let (client, last_disconnect) = self.lock().clone();
-        let counts = self.errors.iter().enumerate();
+        let counts = self.errors.0.iter().enumerate();
         let errors = counts.map(|(errno, count)| (errno as i32, get(count)));
         Stats {
             client,

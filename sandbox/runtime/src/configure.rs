@@ -1,10 +1,10 @@
 //! The settings of a guest as a whole, before a container of its runs or goes on.
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_telemetry::realtime_ns;
 
 use crate::agent::Agent;
 use crate::record::Record;
-use crate::time::realtime_ns;
 use crate::{Result, name};
 
 /// Gives the guest its host name, the time, random numbers and kernel settings.

@@ -191,10 +191,9 @@ struct Change {
 impl Change {
     /// Checks a change to `wanted` CPUs.
     fn of(sandbox: &Arc<Sandbox>, wanted: u32) -> Result<Self> {
-        let (agent, vm) = (sandbox.agent()?, sandbox.vm());
+        let agent = sandbox.agent()?;
         sandbox.look(|record| check(record, wanted))?;
-        let vm = vm.ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
-        Ok(Self { sandbox: Arc::clone(sandbox), agent, vm })
+        Ok(Self { sandbox: Arc::clone(sandbox), agent, vm: sandbox.live_vm()? })
     }
 
     async fn run(&self, wanted: u32) -> Result<()> {

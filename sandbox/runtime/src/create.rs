@@ -32,7 +32,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use slipway_telemetry::Timeline;
+use slipway_telemetry::{Timeline, realtime_ns};
 
 use crate::files::Lane;
 use crate::memory::of_host;
@@ -47,7 +47,6 @@ use crate::save::Saves;
 use crate::security::Security;
 use crate::snapshot::{begin, host_files};
 use crate::templates::{AUTO, Snapshot, Template};
-use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
     Error, Result, VERSION, automatic, cgroup, copies, cpus, empty_dirs, emulated, layers, name,

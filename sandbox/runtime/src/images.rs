@@ -153,7 +153,7 @@ mod tests {
         let config = Config { data_dir: dir.path().to_owned(), ..Config::default() };
         let (images, sandboxes) = (dir.path().join("images"), config.sandboxes_dir());
         let cache = Cache::open(&images, Limits::default()).unwrap();
-        let now = crate::time::realtime_ns() / 1_000_000_000;
+        let now = slipway_telemetry::realtime_ns() / 1_000_000_000;
         let key = |digit: &str| digit.repeat(32);
         let [unused, used, recent, pulled, users] = [
             format!("containerd/{}:1", key("a")),

@@ -124,7 +124,6 @@ mod starts;
 pub mod stdio;
 mod target;
 mod templates;
-pub mod time;
 mod to_file;
 pub mod traces;
 mod uids;

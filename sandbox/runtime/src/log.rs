@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::time::realtime_ns;
+use slipway_telemetry::realtime_ns;
 
 /// The most bytes of data in a record; a reader refuses longer ones.
 const MOST_DATA: u32 = 1 << 20;

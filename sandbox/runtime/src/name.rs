@@ -19,7 +19,7 @@ pub fn random() -> u64 {
     // Without the kernel's random pool, the time makes an id that is still unique enough.
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        _ => crate::time::realtime_ns(),
+        _ => slipway_telemetry::realtime_ns(),
     }
 }
 

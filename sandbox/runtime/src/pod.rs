@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
+use slipway_telemetry::realtime_ns;
 use slipway_telemetry::trace::Call;
 
 pub use self::bound::REGIONS as BOUND_CONTAINERS;
@@ -38,7 +39,6 @@ use crate::record::{self, Added, SandboxState};
 use crate::running::{Carry, blame, carried};
 use crate::sandbox::Sandbox;
 use crate::target::Target;
-use crate::time::realtime_ns;
 use crate::v1::RunSpec;
 use crate::{
     Error, Result, copies, empty_dirs, function, log, oom_score, pause, placement, pod_disks,

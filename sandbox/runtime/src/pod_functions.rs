@@ -20,7 +20,6 @@ mod pools;
 mod socket_function;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use slipway_agent_protocol::v1 as agent_v1;
@@ -161,7 +160,7 @@ async fn give(node: &Node, sandbox: &Sandbox, wish: &Wish) -> Result<()> {
         Some(true) => withdraw(node, sandbox, wish).await?,
         None => {}
     }
-    let vm = vm(sandbox)?;
+    let vm = sandbox.live_vm()?;
     let most = sandbox.look(Record::function_room);
     if sandbox.look(|record| record.plugged.functions.len()) >= most {
         let name = sandbox.name.clone();
@@ -268,10 +267,6 @@ async fn attach(
         }
     });
     saved.await
-}
-
-fn vm(sandbox: &Sandbox) -> Result<Arc<dyn Vm>> {
-    sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))
 }
 
 /// Gives a function back, frees the slot that it may have in the machine, and takes it out of the

@@ -374,6 +374,14 @@ impl Sandbox {
         lock(&self.vm).clone()
     }
 
+    /// Returns the sandbox's microVM, which has not ended.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] if it has.
+    pub(crate) fn live_vm(&self) -> Result<Arc<dyn Vm>> {
+        self.vm().ok_or_else(|| self.wrong_state("its microVM has ended"))
+    }
+
     /// Returns the connection to the sandbox's agent.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use slipway_agent_protocol::MOST_OUTPUT;
 use slipway_agent_protocol::v1::{self, stdio_in, stdio_out};
+use slipway_telemetry::realtime_ns;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,7 +16,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::agent::{Agent, refused};
 use crate::files::Lane;
 use crate::log::{self, Record, Stream};
-use crate::time::realtime_ns;
 use crate::{Error, Result};
 
 /// The most pieces of output or input in flight to one attached client. A slow client slows the

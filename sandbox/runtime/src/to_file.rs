@@ -125,7 +125,7 @@ async fn save_and_end_vmm(node: &Node, target: &Target, volumes: Vec<Volume>) ->
     let _size = sandbox.wait_to_change_size().await;
     let _network = sandbox.configuring.lock().await;
     sandbox.agent()?;
-    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    let vm = sandbox.live_vm()?;
     clear(sandbox).await?;
     let unfinished = place(node, sandbox).begin(NAME).await?;
     let copied = async {

@@ -302,58 +302,26 @@ fn flag_if(is: bool, bit: u32) -> u32 {
 impl Request {
     /// Returns the message as it goes over the socket.
     pub fn encode(&self) -> [u8; REQUEST] {
-        let (mut flags, mut number) = (0, 0);
-        let (mut first, mut second) = (Address::ANY, Address::ANY);
-        let op = match *self {
-            Self::Attach { version } => {
-                number = version.into();
-                op::ATTACH
-            }
-            Self::Fork => op::FORK,
-            Self::Exec => op::EXEC,
-            Self::Resume => op::RESUME,
-            Self::Held { entry } => {
-                number = entry;
-                op::HELD
-            }
-            Self::HeldListener { listener } => {
-                number = listener;
-                op::HELD_LISTENER
-            }
+        let none = (Address::ANY, Address::ANY);
+        let (op, flags, number, (first, second)) = match *self {
+            Self::Attach { version } => (op::ATTACH, 0, version.into(), none),
+            Self::Fork => (op::FORK, 0, 0, none),
+            Self::Exec => (op::EXEC, 0, 0, none),
+            Self::Resume => (op::RESUME, 0, 0, none),
+            Self::Held { entry } => (op::HELD, 0, entry, none),
+            Self::HeldListener { listener } => (op::HELD_LISTENER, 0, listener, none),
             Self::Listen { at, backlog, shared, v6_only } => {
-                (first, number) = (at, backlog.into());
-                flags = flag_if(shared, flag::SHARED) | flag_if(v6_only, flag::V6_ONLY);
-                op::LISTEN
+                let flags = flag_if(shared, flag::SHARED) | flag_if(v6_only, flag::V6_ONLY);
+                (op::LISTEN, flags, backlog.into(), (at, Address::ANY))
             }
-            Self::Unlisten { listener } => {
-                number = listener;
-                op::UNLISTEN
-            }
-            Self::Accept { listener } => {
-                number = listener;
-                op::ACCEPT
-            }
-            Self::Connect { to, from } => {
-                (first, second) = (to, from);
-                op::CONNECT
-            }
-            Self::Close { entry } => {
-                number = entry;
-                op::CLOSE
-            }
-            Self::Share { on } => {
-                number = on.into();
-                op::SHARE
-            }
-            Self::Peer { entry } => {
-                number = entry;
-                op::PEER
-            }
-            Self::Report => op::REPORT,
-            Self::Function { bytes } => {
-                number = bytes;
-                op::FUNCTION
-            }
+            Self::Unlisten { listener } => (op::UNLISTEN, 0, listener, none),
+            Self::Accept { listener } => (op::ACCEPT, 0, listener, none),
+            Self::Connect { to, from } => (op::CONNECT, 0, 0, (to, from)),
+            Self::Close { entry } => (op::CLOSE, 0, entry, none),
+            Self::Share { on } => (op::SHARE, 0, on.into(), none),
+            Self::Peer { entry } => (op::PEER, 0, entry, none),
+            Self::Report => (op::REPORT, 0, 0, none),
+            Self::Function { bytes } => (op::FUNCTION, 0, bytes, none),
         };
         let mut bytes = [0; REQUEST];
         bytes[..4].copy_from_slice(&op.to_le_bytes());

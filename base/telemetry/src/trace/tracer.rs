@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use rustix::time::{ClockId, clock_gettime};
-
 use super::span::text;
 use super::{Queue, Span, SpanKind, TraceContext};
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, realtime_ns};
 
 /// The source of a process's spans. One without a queue, as it is by default, makes none.
 #[derive(Clone, Debug, Default)]
@@ -162,12 +160,6 @@ impl Parent {
             error: error.map(text),
         });
     }
-}
-
-/// Returns CLOCK_REALTIME, nanoseconds since the epoch.
-fn realtime_ns() -> u64 {
-    let now = clock_gettime(ClockId::Realtime);
-    now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]

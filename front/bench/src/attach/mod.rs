@@ -21,6 +21,6 @@ mod table;
 
 pub use load::AttachLoad;
 pub use plot::attach_plot;
-pub use report::{AttachMeasured, AttachPlan, AttachReport, AttachRun, AttachSubject};
+pub use report::{AttachMeasured, AttachPlan, AttachReport, AttachSubject};
 pub use subjects::{OneLock, Pooled, VfLocks};
 pub use table::attach_table;

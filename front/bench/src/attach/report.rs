@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AttachLoad;
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// The result of a turn: all owners have their VFs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +57,7 @@ impl Measured for AttachMeasured {
     type Load = AttachLoad;
 
     const KIND: &'static str = "attachments";
+    const SHOWS: &'static str = "Virtual functions for many owners at once, hollow devices";
 
     fn figures(_: &AttachLoad) -> &'static [AttachFigure] {
         const COMPARED: &[AttachFigure] = &[ALL, P50];
@@ -75,8 +76,6 @@ impl Measured for AttachMeasured {
 pub type AttachSubject = AnySubject<AttachLoad, AttachMeasured>;
 /// The loads and rounds of a measurement.
 pub type AttachPlan = Plan<AttachLoad>;
-/// One turn of one subject.
-pub type AttachRun = Run<AttachLoad, AttachMeasured>;
 /// All results of one command, stored as JSON.
 pub type AttachReport = Measurement<AttachLoad, AttachMeasured>;
 

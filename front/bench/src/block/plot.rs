@@ -1,6 +1,6 @@
 //! Draws a report of disks.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
@@ -9,7 +9,7 @@ use super::{BlockReport, Workload};
 use crate::duration::{human, thousands};
 use crate::figure::OverRounds;
 use crate::palette;
-use crate::svg::{Area, FONT, INK, LINES, heading, printable, write};
+use crate::svg::{Area, FONT, INK, LINES, drawn, printable, write};
 
 /// Width of the picture in pixels.
 const WIDTH: i32 = 1200;
@@ -38,13 +38,7 @@ pub fn plot(report: &BlockReport, title: &str) -> Result<String> {
     let rows: usize = groups.iter().map(|group| group.rows.len()).sum();
     anyhow::ensure!(rows > 0, "nothing was measured, so there is nothing to draw");
     let height = TOP + HEAD * groups.len() as i32 + ROW * rows as i32 + 50;
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32));
-        let area = area.into_drawing_area();
-        draw(&area, &groups, height, title).map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
+    drawn((WIDTH, height), title, |area| draw(area, &groups, height))
 }
 
 struct Group {
@@ -107,9 +101,7 @@ impl Axis {
     }
 }
 
-fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
+fn draw(area: &Area<'_>, groups: &[Group], height: i32) -> Result<()> {
     let above = TOP - 26;
     write(area, "commands a second (more is better)", (BARS.0, above), FONT, HPos::Left)?;
     let latency = "latency: p50, p99, p99.9 (less is better)";
@@ -133,7 +125,6 @@ fn draw(area: &Area<'_>, groups: &[Group], height: i32, title: &str) -> Result<(
             y += ROW;
         }
     }
-    area.present()?;
     Ok(())
 }
 

@@ -34,7 +34,7 @@ mod table;
 pub use joint::Joint;
 pub use load::CgroupLoad;
 pub use plot::cgroup_plot;
-pub use report::{CgroupExtra, CgroupPlan, CgroupReport, CgroupRun, CgroupSubject};
+pub use report::{CgroupExtra, CgroupPlan, CgroupReport, CgroupSubject};
 pub use sleepers::Sleepers;
 pub use subjects::{CgroupMeasured, CgroupWay, Version, Way};
 pub use table::{cgroup_differences, cgroup_table};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::CgroupLoad;
 use super::subjects::CgroupMeasured;
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// A figure of control groups.
 type CgroupFigure = Figure<CgroupLoad, CgroupMeasured>;
@@ -27,6 +27,7 @@ impl Measured for CgroupMeasured {
     type Load = CgroupLoad;
 
     const KIND: &'static str = "control groups";
+    const SHOWS: &'static str = "Control groups, from request to a process inside";
 
     fn figures(_: &CgroupLoad) -> &'static [CgroupFigure] {
         const COMPARED: &[CgroupFigure] = &[ALL, P99];
@@ -47,8 +48,6 @@ impl Measured for CgroupMeasured {
 pub type CgroupSubject = AnySubject<CgroupLoad, CgroupMeasured>;
 /// The loads and rounds of a measurement.
 pub type CgroupPlan = Plan<CgroupLoad>;
-/// One turn of one subject.
-pub type CgroupRun = Run<CgroupLoad, CgroupMeasured>;
 /// All results of one command, stored as JSON.
 pub type CgroupReport = Measurement<CgroupLoad, CgroupMeasured, CgroupExtra>;
 

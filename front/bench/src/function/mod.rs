@@ -16,7 +16,7 @@ mod table;
 
 pub use load::FunctionLoad;
 pub use plot::function_plot;
-pub use report::{FunctionMeasured, FunctionPlan, FunctionReport, FunctionRun, FunctionSubject};
+pub use report::{FunctionMeasured, FunctionPlan, FunctionReport, FunctionSubject};
 pub use server::FunctionSettings;
 pub use subjects::{FunctionWay, Scaling};
 pub use table::function_table;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FunctionLoad;
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +68,7 @@ impl Measured for FunctionMeasured {
     type Load = FunctionLoad;
 
     const KIND: &'static str = "functions";
+    const SHOWS: &'static str = "Bursts of requests to a function that scales";
 
     fn figures(_: &FunctionLoad) -> &'static [FunctionFigure] {
         const COMPARED: &[FunctionFigure] = &[P50];
@@ -94,8 +95,6 @@ impl Measured for FunctionMeasured {
 pub type FunctionSubject = AnySubject<FunctionLoad, FunctionMeasured>;
 /// The loads and rounds of a measurement.
 pub type FunctionPlan = Plan<FunctionLoad>;
-/// One turn of one subject.
-pub type FunctionRun = Run<FunctionLoad, FunctionMeasured>;
 /// All results of one command, stored as JSON.
 pub type FunctionReport = Measurement<FunctionLoad, FunctionMeasured>;
 

@@ -22,6 +22,6 @@ pub use crate::keeping::Keeping;
 pub use gated::{Gate, Gated};
 pub use giver::{Giver, Source};
 pub use load::{MemoryLoad, Operation, PageSize};
-pub use report::{MemoryMeasured, MemoryPlan, MemoryReport, MemoryRun, MemorySubject};
+pub use report::{MemoryMeasured, MemoryPlan, MemoryReport, MemorySubject};
 pub use table::memory_table;
 pub use user::serve as serve_user;

@@ -6,7 +6,7 @@ use self::MemoryMeasured::{Accessed, Given, Set};
 use super::MemoryLoad;
 use crate::duration::human;
 use crate::figure::Figure;
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +97,7 @@ impl Measured for MemoryMeasured {
     type Load = MemoryLoad;
 
     const KIND: &'static str = "memory";
+    const SHOWS: &'static str = "Recycled memory for sandboxes";
 
     fn figures(load: &MemoryLoad) -> &'static [MemoryFigure] {
         const GIVEN: &[MemoryFigure] = &[READY, TOUCH];
@@ -123,8 +124,6 @@ impl Measured for MemoryMeasured {
 pub type MemorySubject = AnySubject<MemoryLoad, MemoryMeasured>;
 /// The loads and rounds of a measurement.
 pub type MemoryPlan = Plan<MemoryLoad>;
-/// One turn of one subject.
-pub type MemoryRun = Run<MemoryLoad, MemoryMeasured>;
 /// All results of one command, stored as JSON.
 pub type MemoryReport = Measurement<MemoryLoad, MemoryMeasured>;
 

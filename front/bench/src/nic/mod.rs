@@ -18,7 +18,7 @@ mod traffic;
 pub use load::{Ends, NicLoad, Traffic};
 pub use paper::{PaperFigure, paper};
 pub use plot::nic_plot;
-pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicRun, NicSubject, NicWork};
+pub use report::{NicFigures, NicMeasured, NicPlan, NicReport, NicSubject, NicWork};
 pub use table::nic_table;
 pub use traffic::{Counted, receive, send};
 

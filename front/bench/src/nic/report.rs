@@ -6,7 +6,7 @@ use super::traffic::Counted;
 use super::{NicLoad, Traffic};
 use crate::duration;
 use crate::figure::Figure;
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 use crate::panels::CurvePoint;
 use crate::statistics::{median, range};
 
@@ -53,6 +53,8 @@ impl Measured for NicMeasured {
     type Load = NicLoad;
 
     const KIND: &'static str = "network interfaces";
+    const SHOWS: &'static str = "Traffic of sockets through guests' network interfaces";
+    const TURN: &'static str = "round";
 
     fn figures(load: &NicLoad) -> &'static [NicFigure] {
         const DATAGRAMS: &[NicFigure] = &[received(|one| duration::rate(one, "pps"))];
@@ -70,8 +72,6 @@ impl Measured for NicMeasured {
 pub type NicSubject = AnySubject<NicLoad, NicMeasured>;
 /// The loads and rounds of a measurement.
 pub type NicPlan = Plan<NicLoad>;
-/// One turn of one subject.
-pub type NicRun = Run<NicLoad, NicMeasured>;
 /// All results of one command, stored as JSON.
 pub type NicReport = Measurement<NicLoad, NicMeasured>;
 

@@ -37,9 +37,7 @@ pub use memif::Memif;
 pub use ovs::OvsDpdk;
 pub use plot::packet_plot;
 pub use process::run as run_command;
-pub use report::{
-    Neighbour, PacketMeasured, PacketPlan, PacketReport, PacketRun, PacketSubject, Work,
-};
+pub use report::{Neighbour, PacketMeasured, PacketPlan, PacketReport, PacketSubject, Work};
 pub use served::{FunctionCounts, Model, Serve, Served, TargetCounts, Wanted};
 pub use source::Source;
 pub use table::packet_table;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{FunctionCounts, PacketLoad};
 use crate::duration::rate;
 use crate::figure::Figure;
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// The result of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +91,8 @@ impl Measured for PacketMeasured {
     type Load = PacketLoad;
 
     const KIND: &'static str = "packets";
+    const SHOWS: &'static str = "Frames through switches";
+    const TURN: &'static str = "round";
 
     fn figures(_: &PacketLoad) -> &'static [PacketFigure] {
         const COMPARED: &[PacketFigure] = &[DELIVERED];
@@ -112,8 +114,6 @@ impl Measured for PacketMeasured {
 pub type PacketSubject = AnySubject<PacketLoad, PacketMeasured>;
 /// The loads and times of a measurement.
 pub type PacketPlan = Plan<PacketLoad>;
-/// One turn of one subject.
-pub type PacketRun = Run<PacketLoad, PacketMeasured>;
 /// All results of one command, stored as JSON.
 pub type PacketReport = Measurement<PacketLoad, PacketMeasured>;
 

@@ -27,6 +27,6 @@ mod turn;
 pub use disk::DiskUse;
 pub use files::RootFiles;
 pub use load::RootLoad;
-pub use report::{RootMeasured, RootPlan, RootReport, RootRun, RootSubject};
+pub use report::{RootMeasured, RootPlan, RootReport, RootSubject};
 pub use subjects::{RootServer, RootWay, Way};
 pub use table::root_table;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{DiskUse, RootLoad};
 use crate::duration::rate;
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// The result of a turn: each owner has read from its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,7 @@ impl Measured for RootMeasured {
     type Load = RootLoad;
 
     const KIND: &'static str = "roots";
+    const SHOWS: &'static str = "Roots for many owners at once, until image and layer are read";
 
     fn figures(_: &RootLoad) -> &'static [RootFigure] {
         const P50: RootFigure =
@@ -105,8 +106,6 @@ impl Measured for RootMeasured {
 pub type RootSubject = AnySubject<RootLoad, RootMeasured>;
 /// The loads and rounds of a measurement.
 pub type RootPlan = Plan<RootLoad>;
-/// One turn of one subject.
-pub type RootRun = Run<RootLoad, RootMeasured>;
 /// All results of one command, stored as JSON.
 pub type RootReport = Measurement<RootLoad, RootMeasured>;
 

@@ -214,6 +214,8 @@ impl Measured for SocketMeasured {
     type Load = SocketLoad;
 
     const KIND: &'static str = "sockets";
+    const SHOWS: &'static str = "Bytes between two programs";
+    const TURN: &'static str = "round";
 
     fn figures(load: &SocketLoad) -> &'static [SocketFigure] {
         const IDLE: &[SocketFigure] = &[CORES_AT_REST];

@@ -41,7 +41,7 @@ pub use engine::{Build, Engines};
 pub use load::{Pace, SocketLoad, Traffic};
 pub use measured::{Parts, SocketMeasured};
 pub use net::Net;
-pub use report::{SocketExtra, SocketPlan, SocketReport, SocketRun, SocketSubject, measure_apps};
+pub use report::{SocketExtra, SocketPlan, SocketReport, SocketSubject, measure_apps};
 pub use table::socket_table;
 pub use way::{Certificate, Way};
 

@@ -16,8 +16,6 @@ use crate::turns::{Subjects, Turn, Turns, take_turns};
 pub type SocketSubject = AnySubject<SocketLoad, SocketMeasured>;
 /// The loads and times of a measurement.
 pub type SocketPlan = Plan<SocketLoad>;
-/// One turn of one subject.
-pub type SocketRun = Run<SocketLoad, SocketMeasured>;
 /// All results of one command, stored as JSON.
 pub type SocketReport = Measurement<SocketLoad, SocketMeasured, SocketExtra>;
 

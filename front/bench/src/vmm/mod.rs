@@ -25,5 +25,5 @@ pub use bare::Bare;
 pub use fork::Fork;
 pub use load::VmmLoad;
 pub use programs::{Caged, Program, Vmm};
-pub use report::{VmmMeasured, VmmPlan, VmmReport, VmmRun, VmmSubject};
+pub use report::{VmmMeasured, VmmPlan, VmmReport, VmmSubject};
 pub use table::vmm_table;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::VmmLoad;
 use crate::figure::{Figure, mib, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 use crate::statistics::percentile;
 use crate::turns::Described;
 
@@ -63,6 +63,8 @@ impl Measured for VmmMeasured {
     type Load = VmmLoad;
 
     const KIND: &'static str = "VMMs";
+    const SHOWS: &'static str = "VMMs, from start to a guest's first byte";
+    const TURN: &'static str = "start";
 
     fn figures(_: &VmmLoad) -> &'static [VmmFigure] {
         const COMPARED: &[VmmFigure] = &[BYTE, CPU, PRIVATE];
@@ -74,8 +76,6 @@ impl Measured for VmmMeasured {
 pub type VmmSubject = AnySubject<VmmLoad, VmmMeasured>;
 /// The loads and rounds of a measurement.
 pub type VmmPlan = Plan<VmmLoad>;
-/// One turn of one subject.
-pub type VmmRun = Run<VmmLoad, VmmMeasured>;
 /// All results of one command, stored as JSON.
 pub type VmmReport = Measurement<VmmLoad, VmmMeasured>;
 

@@ -29,15 +29,7 @@ pub fn attach(args: &AttachArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<AttachReport> = View {
-    title: |report| {
-        let what = "Virtual functions for many owners at once, hollow devices";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: attach_plot,
-    table: attach_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<AttachReport> = View::of(attach_plot, attach_table);
 
 fn loads(args: &AttachArgs) -> Result<Vec<AttachLoad>> {
     if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.load.clone()) }

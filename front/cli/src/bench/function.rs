@@ -36,15 +36,7 @@ pub fn function(node: &NodeArgs, args: &BenchFunctionArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<FunctionReport> = View {
-    title: |report| {
-        let what = "Bursts of requests to a function that scales";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: function_plot,
-    table: function_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<FunctionReport> = View::of(function_plot, function_table);
 
 fn loads(args: &BenchFunctionArgs) -> Result<Vec<FunctionLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })

@@ -73,15 +73,7 @@ pub fn user(args: &MemoryUserArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<MemoryReport> = View {
-    title: |report| {
-        let what = "Recycled memory for sandboxes";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: MemoryReport::picture,
-    table: memory_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<MemoryReport> = View::of(MemoryReport::picture, memory_table);
 
 fn loads(args: &MemoryArgs) -> Result<Vec<MemoryLoad>> {
     subjects::loads(&args.load, if args.quick { &QUICK } else { &LOADS })

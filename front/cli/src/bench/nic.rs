@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::nic::{NicLoad, NicPlan, NicReport, NicSubject, Times, nic_plot, nic_table};
 
 use super::reports::{self, View};
@@ -40,15 +40,7 @@ pub fn nic(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<NicReport> = View {
-    title: |report| {
-        let what = "Traffic of sockets through guests' network interfaces";
-        reports::titled(what, &report.environment, report.plan.rounds, "round", "")
-    },
-    picture: nic_plot,
-    table: nic_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<NicReport> = View::of(nic_plot, nic_table);
 
 fn loads(args: &PacketArgs) -> Result<Vec<NicLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
@@ -60,11 +52,7 @@ fn kinds(node: &NodeArgs, args: &PacketArgs) -> Result<Vec<Interface>> {
     let config = config(node)?;
     let mut kinds = Vec::new();
     for kind in subjects::chosen("interface", only, &INTERFACES, |kind| kind.name)? {
-        match kind.check(&config) {
-            Ok(()) => kinds.push(kind),
-            Err(needs) if !only.is_empty() => bail!("{} needs {needs}", kind.name),
-            Err(needs) => eprintln!("Left out: {} (needs {needs})", kind.name),
-        }
+        kinds.extend(subjects::able(kind.name, only, kind.check(&config).map(|()| kind))?);
     }
     Ok(kinds)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use slipway_bench::Subject;
 use slipway_bench::block::native::Cpus;
 use slipway_bench::packet::native::{RawLink, Switched};
@@ -75,15 +75,7 @@ pub fn packet(node: &NodeArgs, args: &PacketArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<PacketReport> = View {
-    title: |report| {
-        let what = "Frames through switches";
-        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time())
-    },
-    picture: packet_plot,
-    table: packet_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<PacketReport> = View::of(packet_plot, packet_table);
 
 fn loads(args: &PacketArgs) -> Result<Vec<PacketLoad>> {
     subjects::parsed(&args.load, if args.quick { &QUICK } else { &LOADS })
@@ -108,11 +100,10 @@ fn subjects(args: &PacketArgs, times: Times) -> Result<Vec<Box<PacketSubject>>> 
                 let serve = Box::new(packet_target::start);
                 subjects.push(Box::new(Devices::new(cpus.clone(), times, serve)));
             }
-            _ => match peer(name, &cpus, times) {
-                (Some(peer), _) => subjects.push(peer),
-                (None, needs) if !only.is_empty() => bail!("{name} needs {needs}"),
-                (None, needs) => eprintln!("Left out: {name} (needs {needs})"),
-            },
+            _ => {
+                let (peer, needs) = peer(name, &cpus, times);
+                subjects.extend(subjects::able(name, only, peer.ok_or(needs))?);
+            }
         }
     }
     Ok(subjects)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use slipway_bench::{Environment, SavedReport, void_note};
+use slipway_bench::{Environment, Measured, Measurement, SavedReport, void_note};
 
 use crate::args::ReportArgs;
 
@@ -26,6 +26,29 @@ impl<R: SavedReport> View<R> {
     pub(super) fn title_of(&self, report: &R) -> String {
         (self.title)(report) + &void_note(report.faults())
     }
+}
+
+impl<M: Measured, E> View<Measurement<M::Load, M, E>> {
+    /// Makes the view of reports whose titles are of [`Measured::SHOWS`] and [`Measured::TURN`],
+    /// and which are compared by their figures.
+    pub(super) const fn of(
+        picture: fn(&Measurement<M::Load, M, E>, &str) -> Result<String>,
+        table: fn(&Measurement<M::Load, M, E>, bool) -> String,
+    ) -> Self {
+        Self {
+            title: title::<M, E>,
+            picture,
+            table,
+            differences: |before, now, _| now.compare(before),
+        }
+    }
+}
+
+/// Returns the title of a report's picture: what it shows, and the conditions.
+fn title<M: Measured, E>(report: &Measurement<M::Load, M, E>) -> String {
+    let (rounds, times) = (report.plan.rounds, report.plan.times);
+    let length = times.map_or_else(String::new, |times| format!(" of {:?}", times.time));
+    titled(M::SHOWS, &report.environment, rounds, M::TURN, &length)
 }
 
 /// Shows the report that `measure` makes, or an earlier one, and writes the files that the user

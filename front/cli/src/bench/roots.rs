@@ -36,15 +36,7 @@ pub fn roots(args: &RootsArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<RootReport> = View {
-    title: |report| {
-        let what = "Roots for many owners at once, until image and layer are read";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: RootReport::picture,
-    table: root_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<RootReport> = View::of(RootReport::picture, root_table);
 
 fn loads(args: &RootsArgs) -> Vec<RootLoad> {
     let counts = if args.quick { vec![QUICK] } else { args.count.clone() };

@@ -86,15 +86,7 @@ pub fn load(args: &SocketLoadArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<SocketReport> = View {
-    title: |report| {
-        let what = "Bytes between two programs";
-        reports::heading(what, &report.environment, report.plan.rounds, report.plan.time())
-    },
-    picture: SocketReport::picture,
-    table: socket_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<SocketReport> = View::of(SocketReport::picture, socket_table);
 
 /// The view of reports of fair shares.
 const SHARES: View<DrfReport> = View {

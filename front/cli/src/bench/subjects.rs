@@ -45,6 +45,26 @@ pub(super) fn chosen<T: Copy>(
     Ok(all.iter().copied().filter(wanted).collect())
 }
 
+/// Returns a subject of this name if the host has what the subject needs. Otherwise says on
+/// standard error that it is left out, and returns `None`.
+///
+/// # Errors
+/// If the host lacks something and `only`, the names that the user gave, is not empty.
+pub(super) fn able<T>(
+    name: &str,
+    only: &[String],
+    subject: Result<T, impl Display>,
+) -> Result<Option<T>> {
+    match subject {
+        Ok(subject) => Ok(Some(subject)),
+        Err(needs) if !only.is_empty() => bail!("{name} needs {needs}"),
+        Err(needs) => {
+            eprintln!("Left out: {name} (needs {needs})");
+            Ok(None)
+        }
+    }
+}
+
 /// Returns the loads that the user named, or those in `all`.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::Subject;
 use slipway_bench::vmm::{
     Bare, Caged, Fork, Program, Vmm, VmmLoad, VmmMeasured, VmmPlan, VmmReport, VmmSubject,
@@ -37,15 +37,7 @@ pub fn vmm(args: &VmmArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<VmmReport> = View {
-    title: |report| {
-        let what = "VMMs, from start to a guest's first byte";
-        reports::titled(what, &report.environment, report.plan.rounds, "start", "")
-    },
-    picture: VmmReport::picture,
-    table: vmm_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<VmmReport> = View::of(VmmReport::picture, vmm_table);
 
 fn loads(args: &VmmArgs) -> Result<Vec<VmmLoad>> {
     if args.quick { subjects::loads(&[], &[QUICK]) } else { Ok(args.memory.clone()) }
@@ -62,11 +54,7 @@ fn subjects(args: &VmmArgs) -> Result<Vec<Box<VmmSubject>>> {
     }
     let mut subjects: Vec<Box<VmmSubject>> = Vec::new();
     for (name, _) in chosen {
-        match subject(name, args)? {
-            Ok(subject) => subjects.push(subject),
-            Err(needs) if !args.only.is_empty() => bail!("{name} needs {needs}"),
-            Err(needs) => eprintln!("Left out: {name} (needs {needs})"),
-        }
+        subjects.extend(subjects::able(name, &args.only, subject(name, args)?)?);
     }
     Ok(subjects)
 }

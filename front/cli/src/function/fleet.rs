@@ -18,7 +18,7 @@ use tonic::Code;
 use super::invocation::{Call, Outcome, collect, feed};
 use super::scheduler::{ReplicaId, SandboxId};
 use super::zygote::{CONTAINER, Zygotes};
-use crate::client::refused;
+use crate::client::{answer, refused};
 use crate::manage;
 use crate::session::requests;
 
@@ -152,7 +152,7 @@ impl Fleet {
         let mut client = self.client.clone();
         // The stream of requests is open until the start has ended.
         let (_open, stream) = requests(run_in::Kind::Run(spec));
-        let mut replies = client.run(stream).await.map_err(refused)?.into_inner();
+        let mut replies = answer(client.run(stream).await)?;
         let mut created = false;
         let error = loop {
             match replies.message().await.map(|message| message.and_then(|one| one.kind)) {

@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow};
 use slipway_runtime::SandboxClient;
 use slipway_runtime::v1::{self, run_in, run_out};
 
-use crate::client::refused;
+use crate::client::{answer, refused};
 use crate::session::requests;
 
 /// The name of the container with the zygote, in each sandbox.
@@ -58,7 +58,7 @@ impl Zygotes {
         let zygote = Some(v1::Zygote { prepare: true, ..self.ask(Vec::new()) });
         let spec = v1::ExecSpec { name, command, zygote, ..v1::ExecSpec::default() };
         let (_open, stream) = requests(run_in::Kind::Exec(spec));
-        let mut replies = client.exec(stream).await.map_err(refused)?.into_inner();
+        let mut replies = answer(client.exec(stream).await)?;
         while let Some(message) = replies.message().await.map_err(refused)? {
             match message.kind {
                 Some(run_out::Kind::Started(started)) => self.note(&started),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use slipway_runtime::{SandboxClient, v1};
 
 use crate::args::PsArgs;
-use crate::client::refused;
+use crate::client::answer;
 use crate::table::{ago, printable, table};
 
 /// The columns of the table.
@@ -21,8 +21,7 @@ type Row = [String; COLUMNS.len()];
 /// # Errors
 /// The daemon's refusal, or [`Lost`](crate::client::Lost).
 pub async fn list(client: &mut SandboxClient) -> Result<Vec<v1::Sandbox>> {
-    let reply = client.list(v1::Empty {}).await.map_err(refused)?;
-    Ok(reply.into_inner().sandboxes)
+    Ok(answer(client.list(v1::Empty {}).await)?.sandboxes)
 }
 
 /// Runs `slipway ps`.

@@ -7,7 +7,7 @@ use slipway_runtime::{Config, SandboxClient, v1};
 
 use super::named;
 use crate::args::LogsArgs;
-use crate::client::{Lost, next_daemon, refused};
+use crate::client::{Lost, answer, next_daemon, refused};
 use crate::keeper;
 use crate::table::printable;
 
@@ -56,8 +56,7 @@ impl LogPrinter {
             // All lines behind the position are printed, however many there are.
             self.request.tail = None;
         }
-        let reply = client.logs(self.request.clone()).await.map_err(refused)?;
-        let mut records = reply.into_inner();
+        let mut records = answer(client.logs(self.request.clone()).await)?;
         while let Some(record) = records.message().await.map_err(refused)? {
             if self.print(record).is_err() {
                 // The reader of our output has left.
@@ -87,8 +86,7 @@ impl LogPrinter {
 
 /// Prints why a sandbox or a container failed, which its output cannot say.
 async fn tell_failure(mut client: SandboxClient, name: &str) -> Result<()> {
-    let reply = client.inspect(named(name)).await.map_err(refused)?;
-    let sandbox = reply.into_inner().sandbox;
+    let sandbox = answer(client.inspect(named(name)).await)?.sandbox;
     if let Some(reason) = sandbox.as_ref().and_then(|sandbox| failure(sandbox, name)) {
         crate::complain(&anyhow!("{name} failed: {}", printable(reason)));
     }

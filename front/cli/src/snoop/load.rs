@@ -11,7 +11,7 @@ use slipway_runtime::v1 as sandbox_v1;
 
 use super::{overhead, resolve};
 use crate::args::{NodeArgs, SnoopArgs};
-use crate::client::{connect, connect_plane, refused};
+use crate::client::{answer, connect, connect_plane, refused};
 use crate::table::table;
 
 /// The number of turns of each kind.
@@ -124,8 +124,7 @@ impl Sandbox {
 
     async fn commands(&mut self) -> Result<u64> {
         let name = sandbox_v1::Name { name: self.name.clone() };
-        let stats = self.sandboxes.stats(name).await.map_err(refused)?;
-        let stats = stats.into_inner();
+        let stats = answer(self.sandboxes.stats(name).await)?;
         Ok(stats.reads.saturating_add(stats.writes))
     }
 }

@@ -18,7 +18,7 @@ use slipway_telemetry::monotonic_ns;
 use tonic::Streaming;
 
 use crate::args::{NodeArgs, SnoopArgs};
-use crate::client::{connect, connect_plane, refused};
+use crate::client::{answer, connect, connect_plane, refused};
 use figures::Figures;
 use guest::GuestFigures;
 use show::ShownFigures;
@@ -37,8 +37,7 @@ pub async fn snoop(node: &NodeArgs, config: &Config, args: &SnoopArgs) -> Result
     let interval_ms = u32::try_from(args.interval.as_millis()).unwrap_or(u32::MAX);
     let request =
         v1::SnoopRequest { id: target.endpoint, interval_ms, every: args.every.unwrap_or(0) };
-    let reply = plane.snoop(request).await.map_err(refused)?;
-    let mut session = Session::new(args, reply.into_inner());
+    let mut session = Session::new(args, answer(plane.snoop(request).await)?);
     if target.is_sandbox && !args.no_guest {
         let request = sandbox_v1::SnoopGuestRequest { name: args.target().to_owned(), interval_ms };
         match sandboxes.snoop_guest(request).await {

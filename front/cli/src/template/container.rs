@@ -13,7 +13,7 @@ use crate::args::{
     LazyArg, NodeArgs, ProcessArgs, Pull, RunArgs, SecurityArgs, TemplateContainerArgs,
     TemplateCreateArgs,
 };
-use crate::client::{connect, connect_templates, next_daemon, record, refused};
+use crate::client::{answer, connect, connect_templates, next_daemon, record, refused};
 use crate::fork::{EndSignals, save_to_end};
 use crate::session::{Plain, SessionSettings, Sink, carry, requests};
 use crate::{keeper, progress, run, snapshot, spec, volume};
@@ -85,8 +85,8 @@ fn check(args: &TemplateCreateArgs) -> Result<()> {
 async fn refuse_taken(node: &NodeArgs, config: &Config, name: &str) -> Result<()> {
     check_template_name(name)?;
     let mut client = connect_templates(node, config).await?;
-    let listed = client.list(v1::Empty {}).await.map_err(refused)?;
-    let templates = listed.into_inner().templates.into_iter().map(|one| one.name);
+    let listed = answer(client.list(v1::Empty {}).await)?;
+    let templates = listed.templates.into_iter().map(|one| one.name);
     let snapshots = snapshot::list(node, config).await?.into_iter().map(|one| one.name);
     if templates.chain(snapshots).any(|one| one == name) {
         return Err(Error::TemplateTaken(name.to_owned()).into());
@@ -247,7 +247,7 @@ impl Guest {
             ..v1::ExecSpec::default()
         };
         let (sender, stream) = requests(run_in::Kind::Exec(spec));
-        let replies = self.client.clone().exec(stream).await.map_err(refused)?.into_inner();
+        let replies = answer(self.client.clone().exec(stream).await)?;
         let mut last = Last::default();
         let exit = carry(replies, sender, WISHES, &mut last, |_| {}).await?;
         let exit = exit.context("the daemon closed the session")?;

@@ -56,12 +56,9 @@ impl VirtualFunctions {
     /// # Errors
     /// The connection within this process fails.
     pub async fn connect(&self) -> Result<tonic::transport::Channel, tonic::transport::Error> {
-        let (ours, theirs) = tokio::io::duplex(64 << 10);
         let service = VirtualFunctionsServer::new(self.clone());
         let router = tonic::transport::Server::builder().add_service(service);
-        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
-        tokio::spawn(router.serve_with_incoming(incoming));
-        slipway_plane_api::over(ours).await
+        slipway_plane_api::within(router).await
     }
 
     pub(super) fn describe(&self, name: &str, entry: &TemplatePool) -> vf_v1::Pool {

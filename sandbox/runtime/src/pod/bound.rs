@@ -326,7 +326,7 @@ async fn plug(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<()> {
 /// group follow at the same time. Returns the bytes that the guest was asked for, and those that it
 /// has.
 async fn set(sandbox: &Arc<Sandbox>, region: u32, limit: u64) -> Result<(u64, u64)> {
-    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    let vm = sandbox.live_vm()?;
     let device = region as usize;
     let MemoryDevice { block, plugged: had, .. } = resize::memory_device(&*vm, device).await?;
     let wanted = size(sandbox.look(|record| record.bound.region_bytes), limit, block);

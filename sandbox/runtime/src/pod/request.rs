@@ -1,7 +1,8 @@
 //! The record of a new container of a pod, made of what a caller asks for.
 
+use slipway_telemetry::realtime_ns;
+
 use crate::record::{Added, Limits, MOST_ADDED, Placement, Record, Run, SandboxState, Settings};
-use crate::time::realtime_ns;
 use crate::v1::{Resources, RunSpec};
 use crate::{Error, Result, copies, name, process};
 

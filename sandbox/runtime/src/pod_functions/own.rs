@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use slipway_agent_protocol::v1 as agent_v1;
 use slipway_plane_api::vf_v1::template::Kind;
 
-use super::{attach, block_device, hardware, nics, pools, vm};
+use super::{attach, block_device, hardware, nics, pools};
 use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{Given, GivenNic, OwnFunction, Record, Volume, Wish};
@@ -107,7 +107,7 @@ pub async fn join(node: &Node, sandbox: &Sandbox, agent: &Agent) -> Result<()> {
     let Some(own) = sandbox.look(|record| record.plugged.own.clone()) else { return Ok(()) };
     let OwnFunction { pool, addresses } = own;
     let _turn = sandbox.functions.lock().await;
-    let vm = vm(sandbox)?;
+    let vm = sandbox.live_vm()?;
     let lease = pools::take_any(node, sandbox, &pool).await?;
     let host_address = lease.address.clone();
     if host_address.is_empty() {

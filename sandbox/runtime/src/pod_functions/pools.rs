@@ -8,7 +8,6 @@ use slipway_plane_api::vf_v1::template::Kind;
 use slipway_plane_api::{v1 as plane_v1, vf_v1};
 use tonic::{Code, Status};
 
-use super::vm;
 use crate::node::Node;
 use crate::record::{Given, GivenNic, Record, Wish};
 use crate::sandbox::Sandbox;
@@ -73,7 +72,7 @@ pub(super) async fn take(
     };
     let begun = Instant::now();
     loop {
-        vm(sandbox)?;
+        sandbox.live_vm()?;
         let status = match node.functions.clone().take(request.clone()).await {
             Ok(lease) => return Ok(lease.into_inner()),
             Err(status) => status,

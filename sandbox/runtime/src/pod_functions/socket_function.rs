@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use slipway_plane_api::{network_v1, v1 as plane_v1};
 use tonic::Code;
 
-use super::{free, vm};
+use super::free;
 use crate::agent::Agent;
 use crate::node::Node;
 use crate::record::{GivenSockets, Network, Record};
@@ -119,7 +119,7 @@ async fn give(node: &Node, sandbox: &Sandbox, engine: &Path) -> Result<()> {
     };
     let client = plane_v1::ClientMemory::from(client);
     let function = sockets::function(engine, &record.name, &place, &client)?;
-    let vm = vm(sandbox)?;
+    let vm = sandbox.live_vm()?;
     let mut device = String::new();
     let recorded = sandbox.update(|record| {
         device = record.plugged.next_device("sockets");
@@ -167,7 +167,7 @@ async fn start(sandbox: &Sandbox, agent: &Agent) -> Result<()> {
     }
     let begun = Instant::now();
     loop {
-        vm(sandbox)?;
+        sandbox.live_vm()?;
         match sockets::start(agent).await {
             Ok(()) => break,
             // The guest's engine ends where its kernel has not found the function.

@@ -109,6 +109,14 @@ impl Service {
     }
 }
 
+/// Runs `work` in a task of its own, so that it goes on to its end if the client leaves early.
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::spawn(work).await;
+    Ok(done.map_err(|error| Status::internal(error.to_string()))??)
+}
+
 fn out(kind: run_out::Kind) -> Result<v1::RunOut, Status> {
     Ok(v1::RunOut { kind: Some(kind) })
 }
@@ -237,9 +245,7 @@ impl v1::sandboxes_server::Sandboxes for Service {
         // half-made sandbox. `_here` is dropped with this call when the client leaves.
         let (client, _here) = oneshot::channel();
         let begun = begin(Arc::clone(&self.node), spec, messages, client, call);
-        let receiver =
-            tokio::spawn(begun).await.map_err(|error| Status::internal(error.to_string()))??;
-        Ok(stream(receiver))
+        Ok(stream(to_its_end(begun).await?))
     }
 
     async fn attach(&self, request: Request<Streaming<v1::RunIn>>) -> Reply<Self::AttachStream> {

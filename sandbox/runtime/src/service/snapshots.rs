@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::Reply;
+use super::{Reply, to_its_end};
 use crate::node::Node;
 use crate::snapshot::moved;
 use crate::templates::{Manifest, Snapshot};
@@ -26,9 +26,8 @@ impl v1::snapshots_server::Snapshots for SnapshotService {
         };
         // A task of its own: a client that leaves early leaves no sandbox that stands still.
         let node = Arc::clone(&self.0);
-        let made =
-            tokio::spawn(async move { snapshot::create(&node, &sandbox, &name).await }).await;
-        described(&made.map_err(|error| Status::internal(error.to_string()))??)
+        let made = async move { snapshot::create(&node, &sandbox, &name).await };
+        described(&to_its_end(made).await?)
     }
 
     async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::SnapshotList> {
@@ -40,8 +39,7 @@ impl v1::snapshots_server::Snapshots for SnapshotService {
         // A task of its own: if the client leaves early, what is loaded is forgotten even so. What
         // is made later under the name would not be used otherwise.
         let (node, name) = (Arc::clone(&self.0), request.into_inner().name);
-        let removed = tokio::spawn(async move { remove(&node, &name).await }).await;
-        removed.map_err(|error| Status::internal(error.to_string()))??;
+        to_its_end(async move { remove(&node, &name).await }).await?;
         Ok(Response::new(v1::Empty {}))
     }
 

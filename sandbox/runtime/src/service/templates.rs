@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response};
 
-use super::Reply;
+use super::{Reply, to_its_end};
 use crate::memory::most_to_ask_for;
 use crate::node::Node;
 use crate::save::{self, Saves};
@@ -25,8 +25,7 @@ impl v1::templates_server::Templates for TemplateService {
     async fn create(&self, request: Request<v1::CreateTemplateRequest>) -> Reply<v1::Template> {
         // A task of its own: a client that leaves early leaves the template whole.
         let (node, request) = (Arc::clone(&self.0), request.into_inner());
-        let made = tokio::spawn(async move { create(&node, request).await }).await;
-        Ok(Response::new(made.map_err(|error| Status::internal(error.to_string()))??))
+        Ok(Response::new(to_its_end(async move { create(&node, request).await }).await?))
     }
 
     async fn list(&self, _: Request<v1::Empty>) -> Reply<v1::TemplateList> {
@@ -39,8 +38,7 @@ impl v1::templates_server::Templates for TemplateService {
         // A task of its own: if the client leaves early, what is loaded is forgotten even so. What
         // is made later under the name would not be used otherwise.
         let (node, name) = (Arc::clone(&self.0), request.into_inner().name);
-        let removed = tokio::spawn(async move { remove(&node, &name).await }).await;
-        removed.map_err(|error| Status::internal(error.to_string()))??;
+        to_its_end(async move { remove(&node, &name).await }).await?;
         Ok(Response::new(v1::Empty {}))
     }
 }

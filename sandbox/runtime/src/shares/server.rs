@@ -100,8 +100,7 @@ pub(super) async fn of_pod(node: &Node, sandbox: &Arc<Sandbox>) -> Result<Helper
 
 /// Starts the process for a guest that runs, and has the VMM give the guest its function.
 async fn plug(node: &Node, sandbox: &Arc<Sandbox>) -> Result<HelperFiles> {
-    let gone = || sandbox.wrong_state("its microVM has ended");
-    let vm = sandbox.vm().ok_or_else(gone)?;
+    let vm = sandbox.live_vm()?;
     let memory = sandbox.look(|record| record.plugged.client_memory).ok_or_else(|| {
         Error::Agent("the sandbox is of an earlier version, which shares nothing".to_owned())
     })?;

@@ -124,7 +124,7 @@ async fn stand_still(
     // The agent does not configure the interface: in a fork it would do so, too.
     let _network = sandbox.configuring.lock().await;
     sandbox.agent()?;
-    let vm = sandbox.vm().ok_or_else(|| sandbox.wrong_state("its microVM has ended"))?;
+    let vm = sandbox.live_vm()?;
     let memory = copy_ahead(node, &*vm, &sandbox.record(), unfinished).await?;
     // From here on no process begins, and nobody else pauses the container. Not before: a guest
     // may have its memory copied for minutes.

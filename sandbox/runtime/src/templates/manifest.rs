@@ -162,7 +162,7 @@ impl Manifest {
         Self {
             version: VERSION,
             name: name.to_owned(),
-            created_ns: crate::time::realtime_ns(),
+            created_ns: slipway_telemetry::realtime_ns(),
             shape,
             mac: record.network.as_ref().map(|network| network.mac_in_guest().to_owned()),
             touched_bytes: saved.touched_bytes,

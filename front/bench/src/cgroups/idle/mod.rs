@@ -18,6 +18,6 @@ mod subjects;
 mod table;
 
 pub use load::IdleLoad;
-pub use report::{IdlePlan, IdleReport, IdleRun, IdleSubject};
+pub use report::{IdlePlan, IdleReport, IdleSubject};
 pub use subjects::{Grouping, IdleGroups, IdleMeasured};
 pub use table::idle_table;

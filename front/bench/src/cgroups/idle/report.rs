@@ -3,7 +3,7 @@
 
 use super::{IdleLoad, IdleMeasured};
 use crate::figure::{Figure, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 
 /// A figure of idle control groups.
 type IdleFigure = Figure<IdleLoad, IdleMeasured>;
@@ -40,6 +40,7 @@ impl Measured for IdleMeasured {
     type Load = IdleLoad;
 
     const KIND: &'static str = "idle control groups";
+    const SHOWS: &'static str = "Control groups whose processes sleep, and what they cost the host";
 
     fn figures(_: &IdleLoad) -> &'static [IdleFigure] {
         const COMPARED: &[IdleFigure] = &[BUSY, LOST];
@@ -55,8 +56,6 @@ impl Measured for IdleMeasured {
 pub type IdleSubject = AnySubject<IdleLoad, IdleMeasured>;
 /// The loads and rounds of a measurement.
 pub type IdlePlan = Plan<IdleLoad>;
-/// One turn of one subject.
-pub type IdleRun = Run<IdleLoad, IdleMeasured>;
 /// All results of one command, stored as JSON.
 pub type IdleReport = Measurement<IdleLoad, IdleMeasured>;
 

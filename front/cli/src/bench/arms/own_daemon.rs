@@ -22,7 +22,7 @@ use super::pool::Pool;
 use super::{NETWORK, own, remove};
 use crate::args::NodeArgs;
 use crate::bench::scratch::Scratch;
-use crate::client::{connect, connect_functions, refused, try_connect};
+use crate::client::{answer, connect, connect_functions, try_connect};
 use crate::keeper;
 
 /// The longest time that a daemon may take until it serves: it may try a VMM first.
@@ -112,7 +112,7 @@ impl OwnDaemon {
 /// The daemon goes away, or refuses the removal of one; the others are removed even so.
 pub async fn remove_left(client: &SandboxClient) -> Result<()> {
     let beginning = format!("{}-", own());
-    let all = client.clone().list(v1::Empty {}).await.map_err(refused)?.into_inner().sandboxes;
+    let all = answer(client.clone().list(v1::Empty {}).await)?.sandboxes;
     let its = all.into_iter().map(|one| one.name).filter(|name| name.starts_with(&beginning));
     let removed = join_all(its.map(|name| remove(client.clone(), name))).await;
     removed.into_iter().collect()

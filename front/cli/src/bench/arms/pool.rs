@@ -6,7 +6,7 @@ use slipway_runtime::Config;
 
 use super::own;
 use crate::args::NodeArgs;
-use crate::client::{connect_functions, connect_networks, refused};
+use crate::client::{answer, connect_functions, connect_networks, refused};
 use crate::vf;
 
 /// A pool of network functions on the switch of a network, with this process's name.
@@ -41,8 +41,7 @@ impl Pool {
     /// Makes the functions, on the switch of the network `on`, which has its name.
     async fn fill(&mut self, on: &str, count: u32) -> Result<()> {
         let request = network_v1::GetNetworkRequest { name: on.to_owned() };
-        let network = self.networks.get_network(request).await.map_err(refused)?;
-        let mtu = network.into_inner().mtu;
+        let mtu = answer(self.networks.get_network(request).await)?.mtu;
         vf::make_nics(&mut self.functions, &own(), on, count, mtu).await
     }
 

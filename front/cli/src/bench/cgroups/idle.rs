@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::cgroups::Sleepers;
 use slipway_bench::cgroups::idle::{
     Grouping, IdleGroups, IdlePlan, IdleReport, IdleSubject, idle_table,
@@ -36,15 +36,7 @@ pub(super) fn idle(args: &CgroupsArgs) -> Result<i32> {
 }
 
 /// The view of these reports.
-const VIEW: View<IdleReport> = View {
-    title: |report| {
-        let what = "Control groups whose processes sleep, and what they cost the host";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: IdleReport::picture,
-    table: idle_table,
-    differences: |before, now, _| now.compare(before),
-};
+const VIEW: View<IdleReport> = View::of(IdleReport::picture, idle_table);
 
 fn grouping(name: &str) -> Grouping {
     match name.strip_suffix("-v2").unwrap_or(name) {
@@ -63,16 +55,13 @@ fn subjects(
     let mut subjects: Vec<Box<IdleSubject>> = Vec::new();
     for (name, about) in chosen {
         let second = name.ends_with("-v2");
-        let needs = if second {
-            "cgroup v2 with the controller cpu"
-        } else {
-            "the v1 hierarchies cpu and memory"
+        let needs = match second {
+            true => "cgroup v2 with the controller cpu in /sys/fs/cgroup",
+            false => "the v1 hierarchies cpu and memory in /sys/fs/cgroup",
         };
-        match IdleGroups::new((name, about), grouping(name), second, window, sleepers) {
-            Some(subject) => subjects.push(Box::new(subject)),
-            None if !args.only.is_empty() => bail!("{name} needs {needs} in /sys/fs/cgroup"),
-            None => eprintln!("Left out: {name} (needs {needs} in /sys/fs/cgroup)"),
-        }
+        let subject = IdleGroups::new((name, about), grouping(name), second, window, sleepers);
+        let able = subjects::able(name, &args.only, subject.ok_or(needs))?;
+        subjects.extend(able.map(|subject| -> Box<IdleSubject> { Box::new(subject) }));
     }
     Ok(subjects)
 }

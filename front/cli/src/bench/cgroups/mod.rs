@@ -4,7 +4,7 @@ mod idle;
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use slipway_bench::cgroups::{
     CgroupLoad, CgroupPlan, CgroupReport, CgroupSubject, CgroupWay, Joint, Sleepers, Version, Way,
     cgroup_differences, cgroup_plot, cgroup_table,
@@ -52,13 +52,8 @@ pub fn cgroups(args: &CgroupsArgs) -> Result<i32> {
 
 /// The view of these reports.
 const VIEW: View<CgroupReport> = View {
-    title: |report| {
-        let what = "Control groups, from request to a process inside";
-        reports::titled(what, &report.environment, report.plan.rounds, "turn", "")
-    },
-    picture: cgroup_plot,
-    table: cgroup_table,
     differences: |before, now, _| cgroup_differences(before, now),
+    ..View::of(cgroup_plot, cgroup_table)
 };
 
 fn loads(args: &CgroupsArgs) -> Result<Vec<CgroupLoad>> {
@@ -120,16 +115,15 @@ fn subjects(args: &CgroupsArgs, sleepers: &Arc<Sleepers>) -> Result<Vec<Box<Cgro
             _ if second => Version::V2,
             _ => Version::V1(args.controllers.clone()),
         };
-        let needs = if second {
-            "cgroup v2".to_owned()
-        } else {
-            format!("the v1 hierarchies {}", args.controllers.join(", "))
+        let needs = || match second {
+            true => "cgroup v2 in /sys/fs/cgroup".to_owned(),
+            false => {
+                format!("the v1 hierarchies {} in /sys/fs/cgroup", args.controllers.join(", "))
+            }
         };
-        match CgroupWay::new(name, about, way(name), &version, sleepers) {
-            Some(subject) => subjects.push(Box::new(subject)),
-            None if !args.only.is_empty() => bail!("{name} needs {needs} in /sys/fs/cgroup"),
-            None => eprintln!("Left out: {name} (needs {needs} in /sys/fs/cgroup)"),
-        }
+        let subject = CgroupWay::new(name, about, way(name), &version, sleepers);
+        let able = subjects::able(name, &args.only, subject.ok_or_else(needs))?;
+        subjects.extend(able.map(|subject| -> Box<CgroupSubject> { Box::new(subject) }));
     }
     Ok(subjects)
 }

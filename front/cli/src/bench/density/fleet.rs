@@ -11,7 +11,7 @@ use slipway_telemetry::monotonic_ns;
 
 use crate::bench::arms::{remove, timeline};
 use crate::bench::start_at_once;
-use crate::client::{record, refused};
+use crate::client::{answer, record, refused};
 use crate::manage::{list, named};
 
 /// How many are started at once while nothing is timed.
@@ -176,8 +176,7 @@ impl Fleet {
     /// Reads the memory that is taken now.
     pub async fn memory(&mut self, processes: &Processes) -> Result<Taken> {
         let mut taken = processes.memory()?;
-        let reply = self.clients.plane.get_pool(plane_v1::GetPoolRequest {}).await;
-        let pool = reply.map_err(refused)?.into_inner().pool;
+        let pool = answer(self.clients.plane.get_pool(plane_v1::GetPoolRequest {}).await)?.pool;
         taken.pool = pool.map(|pool| PoolMemory { lent: pool.lent_bytes, given: pool.clean_bytes });
         Ok(taken)
     }

@@ -17,7 +17,7 @@ use slipway_telemetry::monotonic_ns;
 use self::fleet::{Clients, Fleet};
 use super::reports::{self, View};
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull, Switched};
-use crate::client::{connect, connect_plane, connect_templates, refused};
+use crate::client::{answer, connect, connect_plane, connect_templates};
 use crate::fork::EndSignals;
 use crate::image;
 use crate::out::OWN_FAILURE;
@@ -84,7 +84,7 @@ async fn measure(
         plane: connect_plane(node, config).await?,
         templates: connect_templates(node, config).await?,
     };
-    let status = clients.sandboxes.status(v1::Empty {}).await.map_err(refused)?.into_inner();
+    let status = answer(clients.sandboxes.status(v1::Empty {}).await)?;
     let memory_bytes = if spec.memory_bytes > 0 { spec.memory_bytes } else { status.memory_bytes };
     let mut fleet = Fleet::new(clients, status.pid, spec);
     let mut report = DensityReport {

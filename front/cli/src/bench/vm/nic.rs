@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use super::interfaces::{INTERFACES, Interface, Model};
 use super::node::{Guest, Node};
 use super::tap::Taps;
-use crate::client::refused;
+use crate::client::{answer, refused};
 
 /// Where the frames of a memory port go to in a guest: the address to which `slipway pktgen` sends.
 const FROM_PORT: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
@@ -174,7 +174,7 @@ impl Interfaces {
 
     fn listed(&self, guest: &Guest) -> Result<v1::Sandbox> {
         let listed = self.node.wait(self.node.sandboxes().list(v1::Empty {}));
-        let listed = listed.map_err(refused)?.into_inner().sandboxes;
+        let listed = answer(listed)?.sandboxes;
         listed.into_iter().find(|one| one.id == guest.id).context("the daemon has lost the guest")
     }
 
@@ -293,8 +293,7 @@ impl Interfaces {
             ..network_v1::CreatePortRequest::default()
         };
         self.port.replace(Some(name.clone()));
-        let made = self.node.networks().create_port(request).await;
-        let socket = made.map_err(refused)?.into_inner().socket_path;
+        let socket = answer(self.node.networks().create_port(request).await)?.socket_path;
         let (to, load, times, flag) = (function.mac, *load, self.times, Arc::clone(flag));
         let sent = tokio::task::spawn_blocking(move || {
             from_port(Path::new(&socket), to, &load, times, &flag)
@@ -312,7 +311,7 @@ impl Interfaces {
     /// count it.
     async fn work(&self, load: &NicLoad) -> Result<Option<NicWork>> {
         let reply = self.node.plane().list_switches(plane_v1::ListSwitchesRequest {}).await;
-        let switches = reply.map_err(refused)?.into_inner().switches;
+        let switches = answer(reply)?.switches;
         let ports: Vec<_> = switches.into_iter().flat_map(|switch| switch.ports).collect();
         let mut all = NicWork::default();
         for member in self.taking_part(load) {

@@ -17,7 +17,9 @@ use tonic::Streaming;
 use super::host::package;
 use super::image;
 use crate::args::{MachineArgs, NodeArgs, Switched};
-use crate::client::{config, connect, connect_functions, connect_networks, connect_plane, refused};
+use crate::client::{
+    answer, config, connect, connect_functions, connect_networks, connect_plane, refused,
+};
 use crate::session::requests;
 
 /// The static program of loads, which is installed beside the agent; and its path in a guest.
@@ -233,8 +235,7 @@ impl Guest {
         };
         let (sender, stream) = requests(run_in::Kind::Exec(spec));
         let _fed = input.map(|input| tokio::spawn(fed(sender.clone(), input)));
-        let replies = self.node.sandboxes().exec(stream).await;
-        let mut replies = replies.map_err(refused)?.into_inner();
+        let mut replies = answer(self.node.sandboxes().exec(stream).await)?;
         let (mut out, mut errors) = (Vec::new(), Vec::new());
         loop {
             let kind = next(&mut replies).await?;
@@ -288,8 +289,7 @@ async fn next(replies: &mut Streaming<RunOut>) -> Result<Option<run_out::Kind>> 
 
 async fn started(node: &Rc<Node>, spec: v1::RunSpec) -> Result<Guest> {
     let (sender, stream) = requests(run_in::Kind::Run(spec));
-    let replies = node.sandboxes().run(stream).await.map_err(refused)?;
-    let mut replies = replies.into_inner();
+    let mut replies = answer(node.sandboxes().run(stream).await)?;
     let (mut name, mut id) = Default::default();
     loop {
         match next(&mut replies).await? {
@@ -341,7 +341,7 @@ impl SharedDisk {
             nsid: 0,
         };
         let attached = self.node.wait(self.node.plane().attach_disk(request));
-        let nsid = attached.map_err(refused)?.into_inner().nsid;
+        let nsid = answer(attached)?.nsid;
         let script = format!(
             "for try in $(seq 300); do for d in /sys/class/nvme/nvme*/nvme*n*; do \
              if [ \"$(cat $d/nsid 2>/dev/null)\" = {nsid} ]; then \

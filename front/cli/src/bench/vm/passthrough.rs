@@ -22,7 +22,7 @@ use slipway_runtime::v1;
 use super::guest::MOUNTED;
 use super::node::{Guest, Node};
 use crate::args::BlockArgs;
-use crate::client::refused;
+use crate::client::answer;
 use crate::{pci, vf};
 
 /// The device node of a function that QEMU has by VFIO, in its guest.
@@ -272,8 +272,8 @@ impl Drop for OwnPool {
 
 /// Removes the pools that earlier processes of this command have left, by being killed.
 async fn remove_left(client: &mut VfClient) -> Result<()> {
-    let pools = client.list_pools(vf_v1::ListPoolsRequest {}).await.map_err(refused)?;
-    for pool in pools.into_inner().pools {
+    let pools = answer(client.list_pools(vf_v1::ListPoolsRequest {}).await)?.pools;
+    for pool in pools {
         if is_left(&pool.name) {
             vf::remove(client, &pool.name).await?;
         }
