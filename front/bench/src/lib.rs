@@ -51,6 +51,7 @@ pub mod block;
 pub mod cgroups;
 mod compare;
 mod cpu_time;
+mod curves;
 pub mod density;
 mod duration;
 mod environment;

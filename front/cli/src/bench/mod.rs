@@ -8,6 +8,7 @@ mod block;
 mod cgroups;
 mod density;
 mod function;
+mod interruptible;
 mod memory;
 mod nic;
 mod packet;
@@ -74,10 +75,15 @@ async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<R
 }
 
 /// Starts sandboxes round after round. Prints, writes and compares the results.
-pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    if args.has_turns() {
-        return arms::arms(node, config, args).await;
+pub fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
+    match args.has_turns() {
+        true => arms::arms(node, config, args),
+        false => crate::block_on(at_once(node, config, args)),
     }
+}
+
+/// Starts sandboxes in one way, and shows where the time went.
+async fn at_once(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
     let (files, before) = (args.files(), args.compare.as_deref().map(read).transpose()?);
     reports::check(&files)?;
     let client = connect(node, config).await?;
