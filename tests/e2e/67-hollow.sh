@@ -206,17 +206,19 @@ density --idle 0.5 --deployed 0,1,2,4 --burst 1,2 --rounds 2 --json --svg "$work
 python3 - "$work/d.json" "$work/d.svg" <<'CHECK' || fail "the report of density"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-points = report["sandboxes"]["points"]
-assert report["engine"] == "slipway-hollow" and report["stopped"] == "", report
-assert [point["count"] for point in points] == [0, 1, 2, 4], points
-none, *points = points
-assert none["taken"]["vmms"]["pss"] == 0 and [len(burst["rounds"]) for burst in none["bursts"]] == [2, 2], none
+assert report["subjects"][0]["name"] == "slipway-hollow", report["subjects"]
+assert not any(fault["failed"] for fault in report.get("faults", [])), report["faults"]
+loads = [(run["load"]["count"], run["load"]["more"]) for run in report["runs"]]
+assert loads == [load for count in (0, 1, 2, 4) for load in [(count, 0)] + [(count, 1)] * 2 + [(count, 2)] * 2], loads
+none, *points = [run["measured"]["idle"] for run in report["runs"] if run["load"]["more"] == 0]
+assert none["taken"]["vmms"]["pss"] == 0, none
 for point in points:
     vmms = point["taken"]["vmms"]
     assert vmms["pss"] >= vmms["pss_shmem"] > 0 and vmms["private"] > 0, vmms
     assert 0 < point["taken"]["vmm_range"][0] <= point["taken"]["vmm_range"][1], point
-    assert [len(burst["rounds"]) for burst in point["bursts"]] == [2, 2], point
-    assert [len(times) for times in point["bursts"][1]["rounds"]] == [2, 2], point
+for run in report["runs"]:
+    at_once = [len(times) for times in run["measured"].get("starts", [])]
+    assert at_once == [more for more in [run["load"]["more"]] if more > 0], run
 # Pages of the program are private only while one process has them.
 assert points[2]["taken"]["vmms"]["pss"] > points[0]["taken"]["vmms"]["pss"], points
 xml.dom.minidom.parse(sys.argv[2])

@@ -195,19 +195,6 @@ fn student_t(freedom: f64) -> f64 {
     fitting.unwrap_or(&TABLE[0]).1
 }
 
-/// The headings above rows of [`time_row`].
-pub(crate) const TIME_HEADINGS: [&str; 6] = ["", "before", "now", "speed", "noise", ""];
-
-/// Formats a row about a time in two reports, as [`figure_row`] does.
-pub(crate) fn time_row(
-    name: String,
-    before: &[f64],
-    now: &[f64],
-    show: fn(f64) -> String,
-) -> Option<[String; 6]> {
-    figure_row(name, before, now, (show, false))
-}
-
 /// Formats a row about a figure in two reports: the means, shown by `show`, how many times as good
 /// the later one is, and whether it differs by more than the noise. A ratio to zero is `-`. Returns
 /// `None` if a report lacks the figure.
@@ -234,12 +221,12 @@ pub(crate) fn figure_row(
     Some([name, show(was), show(is), part("", better), noise, verdict.to_owned()])
 }
 
-/// Formats rows of [`time_row`] as a table with a newline at the end.
-pub(crate) fn time_table(rows: &[[String; 6]]) -> String {
+/// Formats rows of [`figure_row`] as a table with a newline at the end.
+pub(crate) fn figure_table(rows: &[[String; 6]]) -> String {
     if rows.is_empty() {
         return NOTHING_IN_COMMON.to_owned();
     }
-    grid(&TIME_HEADINGS, rows, |_, line| line)
+    grid(&["", "before", "now", "speed", "noise", ""], rows, |_, line| line)
 }
 
 pub(crate) fn mean(values: &[f64]) -> f64 {

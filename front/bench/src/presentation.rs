@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Result;
 
-use crate::compare::{figure_row, time_table};
+use crate::compare::{figure_row, figure_table};
 use crate::figure::{Figure, ratio};
 use crate::groups::{Group, groups};
 use crate::measurement::{Measured, Measurement};
@@ -136,7 +136,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
                 rows.extend(figures.iter().filter_map(row));
             }
         }
-        time_table(&rows)
+        figure_table(&rows)
     }
 
     /// Returns a group of bars for each compared figure of a load, with a bar for each subject.

@@ -201,7 +201,7 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         }
         BenchCommand::Density(args) => {
             let config = client::config(&cli.node)?;
-            block_on(bench::density(&cli.node, &config, args))
+            bench::density(&cli.node, &config, args)
         }
     }
 }

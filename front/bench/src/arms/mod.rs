@@ -26,7 +26,6 @@ mod table;
 pub use arm::Arm;
 pub use plot::arms_plot;
 pub use report::{
-    ArmExtra, ArmMeasured, ArmPlan, ArmRun, ArmSubject, ArmsReport, INTERFACE, Point, RESET,
-    Singles,
+    ArmExtra, ArmMeasured, ArmPlan, ArmSubject, ArmsReport, INTERFACE, Point, RESET, Singles,
 };
 pub use table::arms_table;

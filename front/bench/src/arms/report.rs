@@ -8,7 +8,7 @@ use slipway_telemetry::Timeline;
 
 use super::Arm;
 use crate::figure::{Figure, OverRounds, time};
-use crate::measurement::{AnySubject, Measured, Measurement, Plan, Run};
+use crate::measurement::{AnySubject, Measured, Measurement, Plan};
 use crate::slices;
 use crate::statistics::{Statistics, percentile, statistics, time_in};
 
@@ -185,8 +185,6 @@ pub struct ArmExtra {
 pub type ArmSubject = AnySubject<Point, ArmMeasured>;
 /// The loads and rounds of a measurement.
 pub type ArmPlan = Plan<Point>;
-/// One turn of one subject.
-pub type ArmRun = Run<Point, ArmMeasured>;
 /// All results of one command, stored as JSON. The subjects have the names of ways ([`Arm`]).
 pub type ArmsReport = Measurement<Point, ArmMeasured, ArmExtra>;
 
