@@ -150,7 +150,7 @@ pub(super) const SINGLES: [ArmFigure; 4] = [
 impl Measured for ArmMeasured {
     type Load = Point;
 
-    const KIND: &'static str = "starts by several ways";
+    const KIND: &'static str = "start-up";
     const FORMAT: u32 = 3;
 
     fn check(&self) -> Result<()> {
@@ -173,8 +173,10 @@ impl Measured for ArmMeasured {
 }
 
 /// The properties of all sandboxes of a report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArmExtra {
+    /// The image.
+    pub image: String,
     /// The number of volumes of each sandbox.
     pub volumes: u32,
     /// Set if a container began only when its network could be used.
@@ -192,6 +194,11 @@ impl ArmsReport {
     /// Returns the ways, in the order of their turns.
     pub(super) fn arms(&self) -> Vec<Arm> {
         self.subjects.iter().filter_map(|one| one.name.parse().ok()).collect()
+    }
+
+    /// Returns the timelines of all turns.
+    pub fn timelines(&self) -> Vec<Timeline> {
+        self.runs.iter().flat_map(|run| run.measured.timelines.iter().cloned()).collect()
     }
 
     /// Returns the statistics of the stages of a way.

@@ -12,7 +12,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use slipway_bench::Turn;
 use slipway_bench::arms::{
     Arm, ArmExtra, ArmPlan, ArmSubject, ArmsReport, Point, arms_plot, arms_table,
 };
@@ -29,7 +28,7 @@ use self::way::Way;
 use self::wires::Wires;
 use super::interruptible::Interruptible;
 use super::reports::{self, View};
-use super::subjects;
+use super::{subjects, tell};
 use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
 use crate::image;
@@ -121,7 +120,7 @@ fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsR
     }
     let mut report = measured?;
     closed?;
-    report.extra = ArmExtra { volumes, waits: args.wait_network };
+    report.extra = ArmExtra { image: args.image.clone(), volumes, waits: args.wait_network };
     Ok(report)
 }
 
@@ -151,8 +150,7 @@ fn take_turns(
         Engine::Hollow => "hollow".to_owned(),
         Engine::Guests => super::accelerator(args.accel.as_deref()),
     };
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let processors = super::processors(&info);
+    let processors = super::machine_processors();
     let subject = |arm: &Arm| -> Box<ArmSubject> {
         let (turns, calls) = (Rc::clone(turns), Rc::clone(calls));
         let (arm, is_single, warm) = (*arm, args.single, Vec::new());
@@ -160,12 +158,7 @@ fn take_turns(
     };
     let subjects = arms.iter().map(subject).collect();
     let plan = ArmPlan::new(points, args.rounds);
-    subjects::report_telling(subjects, plan, accelerator, |turn| {
-        if !args.json {
-            let Turn { subject, load, round, .. } = turn;
-            eprintln!("round {} of {}: {subject}, {load}", round + 1, args.rounds);
-        }
-    })
+    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn))
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
