@@ -106,13 +106,13 @@ python3 - "$work/a.json" "$work/a.svg" <<'CHECK' || fail "the report"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
 assert report["environment"]["accelerator"] == "hollow", report["environment"]
-assert [one["arm"] for one in report["rounds"]] == ["none", "slipway", "pool", "one-lock"] * 2
-assert all(len(one["timelines"]) == 6 for one in report["rounds"])
-has = {one["arm"]: {stage["name"] for line in one["timelines"] for stage in line["stages"]} for one in report["rounds"]}
+assert [one["subject"] for one in report["runs"]] == ["none", "slipway", "pool", "one-lock"] * 2
+assert all(len(one["measured"]["timelines"]) == 6 for one in report["runs"])
+has = {one["subject"]: {stage["name"] for line in one["measured"]["timelines"] for stage in line["stages"]} for one in report["runs"]}
 assert "network" in has["pool"] and "network" in has["slipway"] and "network" not in has["none"], has
 # Each waits 100 ms for its reset, one after the other.
-waits = [stage["end_ns"] - stage["start_ns"] for one in report["rounds"] if one["arm"] == "one-lock"
-         for line in one["timelines"] for stage in line["stages"] if stage["name"] == "vf-reset"]
+waits = [stage["end_ns"] - stage["start_ns"] for one in report["runs"] if one["subject"] == "one-lock"
+         for line in one["measured"]["timelines"] for stage in line["stages"] if stage["name"] == "vf-reset"]
 assert len(waits) == 12 and min(waits) >= 100_000_000 and max(waits) >= 600_000_000, waits
 assert "vf-reset" not in has["pool"], has
 xml.dom.minidom.parse(sys.argv[2])
@@ -128,20 +128,21 @@ cmp -s "$work/b.json" "$work/printed" || fail "the printed report is not the wri
 python3 - "$work/b.json" "$work/b.svg" <<'CHECK' || fail "the report of several ways"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-assert [point["count"] for point in report["points"]] == [1, 3] and report["volumes"] == 1, report["points"]
-assert [(one["count"], one["arm"]) for one in report["rounds"]] == [
-    (count, arm) for count in (1, 3) for arm in ("none", "veth", "no-async")]
-for one in report["rounds"]:
-    names = {stage["name"] for line in one["timelines"] for stage in line["stages"]}
-    assert len(one["timelines"]) == len(one["singles"]["times_ns"]) == one["count"], one
-    assert all(one["singles"]["times_ns"]) and ("interface" in names) == (one["arm"] == "veth"), names
-    assert ("network" in names) == (one["arm"] != "none"), names
+assert [load["count"] for load in report["plan"]["loads"]] == [1, 3] and report["volumes"] == 1, report["plan"]
+assert [(one["load"]["count"], one["subject"]) for one in report["runs"]] == [
+    (count, way) for count in (1, 3) for way in ("none", "veth", "no-async")]
+for one in report["runs"]:
+    measured = one["measured"]
+    names = {stage["name"] for line in measured["timelines"] for stage in line["stages"]}
+    assert len(measured["timelines"]) == len(measured["singles"]["times_ns"]) == one["load"]["count"], one
+    assert all(measured["singles"]["times_ns"]) and ("interface" in names) == (one["subject"] == "veth"), names
+    assert ("network" in names) == (one["subject"] != "none"), names
 assert "sandboxes at once" in open(sys.argv[2]).read()
 xml.dom.minidom.parse(sys.argv[2])
 CHECK
 "$slipway" bench startup --engine hollow --count 1,3 --rounds 1 --arms none --compare "$work/b.json" "$image" >"$work/out" 2>&1 ||
     fail "a comparison: $(tail -3 "$work/out")"
-grep -q '^none, 3 at once ' "$work/out" && grep -q '^3 at once .*to none' "$work/out" || fail "its tables: $(cat "$work/out")"
+grep -q '^3 at once none, mean ' "$work/out" && grep -q '^to none ' "$work/out" || fail "its tables: $(cat "$work/out")"
 [ "$("$slipway" ps --json)" = "[]" ] || fail "bench startup leaves $("$slipway" ps)"
 [ -z "$(ip -o link show type veth)" ] || fail "interfaces are left: $(ip -o link show type veth)"
 "$slipway" bench startup --engine hollow --count 2 --rounds 1 --arms none,runc,runc-cni --output "$work/c.json" "$image" \
@@ -166,9 +167,9 @@ grep -q '^runc-cni ' "$work/out" && fail "a way without its plugins has figures:
 python3 - "$work/e.json" <<'CHECK' || fail "the report of mechanisms switched off"
 import json, sys
 report = json.load(open(sys.argv[1]))
-assert [one["arm"] for one in report["rounds"]] == ["pool", "pool-no-cgroups", "pool-no-layer"] * 2, report["arms"]
-assert all(len(one["timelines"]) == 3 for one in report["rounds"])
-assert all(stage["start_ns"] <= stage["end_ns"] for one in report["rounds"] for line in one["timelines"] for stage in line["stages"])
+assert [one["subject"] for one in report["runs"]] == ["pool", "pool-no-cgroups", "pool-no-layer"] * 2, report["subjects"]
+assert all(len(one["measured"]["timelines"]) == 3 for one in report["runs"])
+assert all(stage["start_ns"] <= stage["end_ns"] for one in report["runs"] for line in one["measured"]["timelines"] for stage in line["stages"])
 CHECK
 own_folders() { find "$SLIPWAY_DATA_DIR" "$SLIPWAY_RUN_DIR" -maxdepth 1 -name 'slipway-bench*'; }
 [ -z "$(own_folders)" ] || fail "folders of the benchmark's daemons are left: $(own_folders)"
@@ -205,17 +206,19 @@ density --idle 0.5 --deployed 0,1,2,4 --burst 1,2 --rounds 2 --json --svg "$work
 python3 - "$work/d.json" "$work/d.svg" <<'CHECK' || fail "the report of density"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-points = report["sandboxes"]["points"]
-assert report["engine"] == "slipway-hollow" and report["stopped"] == "", report
-assert [point["count"] for point in points] == [0, 1, 2, 4], points
-none, *points = points
-assert none["taken"]["vmms"]["pss"] == 0 and [len(burst["rounds"]) for burst in none["bursts"]] == [2, 2], none
+assert report["subjects"][0]["name"] == "slipway-hollow", report["subjects"]
+assert not any(fault["failed"] for fault in report.get("faults", [])), report["faults"]
+loads = [(run["load"]["count"], run["load"]["more"]) for run in report["runs"]]
+assert loads == [load for count in (0, 1, 2, 4) for load in [(count, 0)] + [(count, 1)] * 2 + [(count, 2)] * 2], loads
+none, *points = [run["measured"]["idle"] for run in report["runs"] if run["load"]["more"] == 0]
+assert none["taken"]["vmms"]["pss"] == 0, none
 for point in points:
     vmms = point["taken"]["vmms"]
     assert vmms["pss"] >= vmms["pss_shmem"] > 0 and vmms["private"] > 0, vmms
     assert 0 < point["taken"]["vmm_range"][0] <= point["taken"]["vmm_range"][1], point
-    assert [len(burst["rounds"]) for burst in point["bursts"]] == [2, 2], point
-    assert [len(times) for times in point["bursts"][1]["rounds"]] == [2, 2], point
+for run in report["runs"]:
+    at_once = [len(times) for times in run["measured"].get("starts", [])]
+    assert at_once == [more for more in [run["load"]["more"]] if more > 0], run
 # Pages of the program are private only while one process has them.
 assert points[2]["taken"]["vmms"]["pss"] > points[0]["taken"]["vmms"]["pss"], points
 xml.dom.minidom.parse(sys.argv[2])

@@ -175,10 +175,11 @@ timeout 600 "$slipway" bench startup --count 2 --rounds 1 --arms none --single -
 python3 - "$work/s.json" "$work/s.svg" <<'CHECK' || fail "the report of bench startup"
 import json, sys, xml.dom.minidom
 report = json.load(open(sys.argv[1]))
-run, = report["rounds"]
-assert (run["arm"], run["count"], report["volumes"]) == ("none", 2, 1), run
-assert run["busy_ns"] > 0 and run["singles"]["busy_ns"] > 0 and report["processors"] > 0, run
-assert len(run["timelines"]) == 2 and len(run["singles"]["times_ns"]) == 2, run
+run, = report["runs"]
+measured = run["measured"]
+assert (run["subject"], run["load"]["count"], report["volumes"]) == ("none", 2, 1), run
+assert measured["busy_ns"] > 0 and measured["singles"]["busy_ns"] > 0 and measured["processors"] > 0, run
+assert len(measured["timelines"]) == 2 and len(measured["singles"]["times_ns"]) == 2, run
 assert "single starts" in open(sys.argv[2]).read()
 xml.dom.minidom.parse(sys.argv[2])
 CHECK

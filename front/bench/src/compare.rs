@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 use slipway_telemetry::Timeline;
 
+use crate::arms::ArmsReport;
 use crate::duration::human;
-use crate::startup_report::StartupReport;
-use crate::statistics::time_in;
+use crate::statistics::{statistics, time_in};
 use crate::table::{BOLD, PLAIN, grid};
 
 /// The fewest rounds from which the noise between rounds can be told.
@@ -94,14 +94,14 @@ pub struct Comparison {
 /// It is 99 % and not 95 %, since a report has about ten stages: at 95 % every second comparison of
 /// two equal programs would name one. The values are means of rounds, or single sandboxes if there
 /// are fewer than three rounds (see [`Basis`]).
-pub fn compare(before: &StartupReport, after: &StartupReport) -> Comparison {
-    let rounds = before.rounds.min(after.rounds);
+pub fn compare(before: &ArmsReport, after: &ArmsReport) -> Comparison {
+    let rounds = before.runs.len().min(after.runs.len());
     let basis = if rounds >= LEAST_ROUNDS { Basis::Rounds } else { Basis::Sandboxes };
     let row = |name: &str, time: &dyn Fn(&Timeline) -> Option<u64>| {
         compare_values(name, &values(before, basis, time), &values(after, basis, time))
     };
     let mut stages: Vec<StageComparison> = names(before, after)
-        .into_iter()
+        .iter()
         .map(|name| row(name, &|timeline| time_in(timeline, name)))
         .collect();
     stages
@@ -109,26 +109,24 @@ pub fn compare(before: &StartupReport, after: &StartupReport) -> Comparison {
     Comparison { stages, basis, warnings: warnings(before, after) }
 }
 
-fn names<'a>(before: &'a StartupReport, after: &'a StartupReport) -> Vec<&'a str> {
-    let mut names: Vec<&str> = Vec::new();
-    for stage in after.statistics.stages.iter().chain(&before.statistics.stages) {
-        if !names.contains(&stage.name.as_str()) {
-            names.push(&stage.name);
+fn names(before: &ArmsReport, after: &ArmsReport) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for report in [after, before] {
+        for stage in statistics(&report.timelines()).stages {
+            if !names.contains(&stage.name) {
+                names.push(stage.name);
+            }
         }
     }
     names
 }
 
 /// Returns the values of one stage, in nanoseconds: a mean for each round, or one for each sandbox.
-fn values(
-    report: &StartupReport,
-    basis: Basis,
-    time: &dyn Fn(&Timeline) -> Option<u64>,
-) -> Vec<f64> {
+fn values(report: &ArmsReport, basis: Basis, time: &dyn Fn(&Timeline) -> Option<u64>) -> Vec<f64> {
     let of = |round: &Vec<Timeline>| -> Vec<f64> {
         round.iter().filter_map(time).map(|ns| ns as f64).collect()
     };
-    let rounds = report.timelines.iter().map(of);
+    let rounds = report.runs.iter().map(|run| of(&run.measured.timelines));
     match basis {
         Basis::Rounds => {
             rounds.filter(|round| !round.is_empty()).map(|round| mean(&round)).collect()
@@ -195,19 +193,6 @@ fn student_t(freedom: f64) -> f64 {
     fitting.unwrap_or(&TABLE[0]).1
 }
 
-/// The headings above rows of [`time_row`].
-pub(crate) const TIME_HEADINGS: [&str; 6] = ["", "before", "now", "speed", "noise", ""];
-
-/// Formats a row about a time in two reports, as [`figure_row`] does.
-pub(crate) fn time_row(
-    name: String,
-    before: &[f64],
-    now: &[f64],
-    show: fn(f64) -> String,
-) -> Option<[String; 6]> {
-    figure_row(name, before, now, (show, false))
-}
-
 /// Formats a row about a figure in two reports: the means, shown by `show`, how many times as good
 /// the later one is, and whether it differs by more than the noise. A ratio to zero is `-`. Returns
 /// `None` if a report lacks the figure.
@@ -234,12 +219,12 @@ pub(crate) fn figure_row(
     Some([name, show(was), show(is), part("", better), noise, verdict.to_owned()])
 }
 
-/// Formats rows of [`time_row`] as a table with a newline at the end.
-pub(crate) fn time_table(rows: &[[String; 6]]) -> String {
+/// Formats rows of [`figure_row`] as a table with a newline at the end.
+pub(crate) fn figure_table(rows: &[[String; 6]]) -> String {
     if rows.is_empty() {
         return NOTHING_IN_COMMON.to_owned();
     }
-    grid(&TIME_HEADINGS, rows, |_, line| line)
+    grid(&["", "before", "now", "speed", "noise", ""], rows, |_, line| line)
 }
 
 pub(crate) fn mean(values: &[f64]) -> f64 {
@@ -253,7 +238,11 @@ fn variance(values: &[f64]) -> f64 {
     squares / (values.len() - 1) as f64
 }
 
-fn warnings(before: &StartupReport, after: &StartupReport) -> Vec<String> {
+fn loads(report: &ArmsReport) -> String {
+    report.plan.loads.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn warnings(before: &ArmsReport, after: &ArmsReport) -> Vec<String> {
     let (a, b) = (&before.environment, &after.environment);
     let differ = |what: &str, before: &str, after: &str| {
         (before != after).then(|| format!("{what} differs: {before:?} against {after:?}"))
@@ -262,18 +251,18 @@ fn warnings(before: &StartupReport, after: &StartupReport) -> Vec<String> {
         differ("the machine", &a.machine, &b.machine),
         differ("the host's kernel", &a.kernel, &b.kernel),
         differ("the accelerator", &a.accelerator, &b.accelerator),
-        differ("sandboxes at once", &before.count.to_string(), &after.count.to_string()),
+        differ("the load", &loads(before), &loads(after)),
     ]
     .into_iter()
     .flatten()
     .collect();
     for (report, when) in [(before, "before"), (after, "after")] {
-        let void = report.faults.len();
+        let void = report.faults.iter().filter(|fault| !fault.failed).count();
         if void > 0 {
             warnings.push(format!("rounds of the report {when} are void: {void}"));
         }
     }
-    if before.rounds.min(after.rounds) < LEAST_ROUNDS {
+    if before.runs.len().min(after.runs.len()) < LEAST_ROUNDS {
         warnings.push(format!(
             "fewer than {LEAST_ROUNDS} rounds: the noise is that of single sandboxes, and what \
              differs from round to round is not seen"
@@ -347,18 +336,24 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::Environment;
+    use crate::arms::{ArmMeasured, Point};
+    use crate::turns::Fault;
 
     /// Makes a report with one sandbox and one stage for each value, and a round for each inner
     /// list.
-    fn report(stage: &str, rounds: &[&[u64]]) -> StartupReport {
+    fn report(stage: &str, rounds: &[&[u64]]) -> ArmsReport {
         let timeline = |&ns: &u64| {
             let mut timeline = Timeline::new("a");
             timeline.record(stage, 0, ns);
             timeline
         };
-        let rounds = rounds.iter().map(|round| round.iter().map(timeline).collect()).collect();
-        StartupReport::new(Environment::default(), "test", rounds)
+        let count = rounds.first().map_or(0, |round| round.len() as u32);
+        let subjects = [("sandboxes", rounds)];
+        let loads = vec![Point { count, memory_bytes: 0 }];
+        ArmsReport::sample_of("bench startup", loads, &subjects, |_, _, round| {
+            let timelines = round.iter().map(timeline).collect();
+            ArmMeasured { timelines, processors: 1, busy_ns: 1, singles: None }
+        })
     }
 
     fn verdict(comparison: &Comparison, name: &str) -> Verdict {
@@ -391,7 +386,7 @@ mod tests {
         let many = |round: u64| vec![round; 200];
         let rounds = |at: [u64; 3]| at.map(many);
         let (a, b) = (rounds([100, 200, 300]), rounds([150, 250, 350]));
-        let slices = |rounds: &[Vec<u64>; 3]| -> StartupReport {
+        let slices = |rounds: &[Vec<u64>; 3]| -> ArmsReport {
             report("vmm", &rounds.iter().map(Vec::as_slice).collect::<Vec<_>>())
         };
         let comparison = compare(&slices(&a), &slices(&b));
@@ -439,6 +434,10 @@ mod tests {
         before.environment.accelerator = "kvm".into();
         let warnings = compare(&before, &after).warnings;
         assert_eq!(warnings.len(), 2, "{warnings:?}");
+        let (subject, load, reason) = ("a".to_owned(), "b".to_owned(), "stolen".to_owned());
+        before.faults.push(Fault { subject, load, round: 0, reason, failed: false });
+        let warnings = compare(&before, &after).warnings;
+        assert!(warnings[2].ends_with("of the report before are void: 1"), "{warnings:?}");
     }
 
     #[test]

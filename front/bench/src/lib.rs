@@ -16,8 +16,8 @@
 //! - [`bars`] and [`svg`]: one bar for each sandbox on a shared time axis, as in FastIOV's Figure
 //!   5;
 //! - [`latency_svg`]: the same kind of bars for the layers of a latency;
-//! - [`StartupReport`]: one measurement with all that is needed to judge it, stored as JSON;
-//!   [`compare`] tells which stages of two reports differ by more than the noise.
+//! - [`compare`] tells which stages of two reports ([`arms::ArmsReport`]) differ by more than the
+//!   noise.
 //!
 //! [`Watch`] looks at the machine during a turn of any of them, and tells why it is void.
 //!
@@ -51,6 +51,7 @@ pub mod block;
 pub mod cgroups;
 mod compare;
 mod cpu_time;
+mod curves;
 pub mod density;
 mod duration;
 mod environment;
@@ -75,7 +76,6 @@ mod program;
 pub mod roots;
 mod slices;
 pub mod socket;
-mod startup_report;
 mod statistics;
 mod svg;
 mod table;
@@ -95,7 +95,6 @@ pub use measurement::{AnySubject, Measured, Measurement, NoExtra, Plan, Run, Sub
 pub use outside::Own;
 pub use program::{BENCH, end_with_this_thread, slipway};
 pub use slices::aligned;
-pub use startup_report::StartupReport;
 pub use statistics::{StageStatistics, Statistics, percentile, statistics};
 pub use svg::{latency_svg, svg};
 pub use table::table;

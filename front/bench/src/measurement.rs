@@ -31,6 +31,16 @@ pub trait Measured: Clone + 'static {
     const SHOWS: &'static str = Self::KIND;
     /// The name of a turn in the titles of pictures, in the singular.
     const TURN: &'static str = "turn";
+    /// The version of the report's format.
+    const FORMAT: u32 = 1;
+
+    /// Checks what the types of a parsed result do not.
+    ///
+    /// # Errors
+    /// The result contradicts itself.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns the figures by which subjects with a load are compared. Tables have them with their
     /// spread, pictures have bars for them.
@@ -265,6 +275,13 @@ where
     }
 }
 
+impl<L, M, E> Measurement<L, M, E> {
+    /// Returns whether no guest code ran.
+    pub fn is_hollow(&self) -> bool {
+        self.environment.accelerator == "hollow"
+    }
+}
+
 impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Returns the results of one subject with one load, in the order of the rounds.
     pub(crate) fn turns<'a>(
@@ -303,6 +320,7 @@ where
     M::Load: Serialize + DeserializeOwned,
     E: Serialize + DeserializeOwned,
 {
+    const FORMAT: u32 = M::FORMAT;
     const KIND: &'static str = M::KIND;
 
     fn format(&self) -> u32 {
@@ -311,6 +329,10 @@ where
 
     fn faults(&self) -> &[Fault] {
         &self.faults
+    }
+
+    fn check(&self) -> Result<()> {
+        self.runs.iter().try_for_each(|run| run.measured.check())
     }
 }
 
@@ -324,7 +346,6 @@ pub(crate) mod tests {
     impl<M: Measured, E: Default> Measurement<M::Load, M, E>
     where
         Self: SavedReport,
-        M::Load: FromStr<Err: Debug>,
     {
         /// Makes a report with these loads, of subjects with these values, round by round, the same
         /// with each load. `measured` makes the result of a load, a subject and a round.
@@ -333,8 +354,21 @@ pub(crate) mod tests {
             loads: &[&str],
             subjects: &[(&str, &[T])],
             measured: impl Fn(&M::Load, (&str, u32), &T) -> M,
+        ) -> Self
+        where
+            M::Load: FromStr<Err: Debug>,
+        {
+            let loads = loads.iter().map(|text| text.parse().unwrap()).collect();
+            Self::sample_of(command, loads, subjects, measured)
+        }
+
+        /// Makes a report as [`Self::sample`], with loads that no text stands for.
+        pub(crate) fn sample_of<T>(
+            command: &str,
+            loads: Vec<M::Load>,
+            subjects: &[(&str, &[T])],
+            measured: impl Fn(&M::Load, (&str, u32), &T) -> M,
         ) -> Self {
-            let loads: Vec<M::Load> = loads.iter().map(|text| text.parse().unwrap()).collect();
             let mut runs = Vec::new();
             for load in &loads {
                 for &(name, values) in subjects {

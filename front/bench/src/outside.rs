@@ -35,6 +35,9 @@ pub enum Own {
     /// This process, all processes of Slipway's programs, and the descendants of both: the node's
     /// daemon does the measured work.
     Node,
+    /// As [`Own::Node`], of a node that works between turns, too: sandboxes idle on it, or it
+    /// zeroes memory. So a look before a turn does not tell whether others are busy.
+    BusyNode,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +78,7 @@ impl ProcessTable {
         // A process that has just ended has no file any more.
         let read = |id: u32| parse(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?);
         let this = std::process::id();
-        let is_root = |id: u32| id == this || own == Own::Node && runs_slipway(id);
+        let is_root = |id: u32| id == this || own != Own::Children && runs_slipway(id);
         Some(Self::new(ids.filter_map(read).collect(), is_root))
     }
 

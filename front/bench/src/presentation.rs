@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Result;
 
-use crate::compare::{figure_row, time_table};
+use crate::compare::{figure_row, figure_table};
 use crate::figure::{Figure, ratio};
 use crate::groups::{Group, groups};
 use crate::measurement::{Measured, Measurement};
@@ -94,6 +94,26 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
         Some((figure.text)(self.over_rounds(load, subject, figure)?.median))
     }
 
+    /// Formats a table of one load: for each subject that has any of these figures their medians.
+    /// The text is empty without such a subject.
+    pub(crate) fn medians(
+        &self,
+        title: &str,
+        load: &M::Load,
+        figures: &[Figure<M::Load, M>],
+        colour: bool,
+    ) -> String {
+        let row = |name: &String| {
+            let shown: Vec<_> = figures.iter().map(|one| self.shown(load, name, one)).collect();
+            let has_any = shown.iter().any(Option::is_some);
+            let cells = shown.into_iter().map(Option::unwrap_or_default);
+            has_any.then(|| [name.clone()].into_iter().chain(cells).collect::<Vec<_>>())
+        };
+        let (rows, names) = (self.rows(row), figures.iter().map(|one| one.name));
+        let headings: Vec<&str> = [""].into_iter().chain(names).collect();
+        if rows.is_empty() { String::new() } else { titled(title, &headings, &rows, colour) }
+    }
+
     /// Formats a row for each load, subject and compared figure that this report and `before` have,
     /// with the means. A difference counts as real if it exceeds half the 99 % confidence interval
     /// of the means' difference (Welch).
@@ -116,7 +136,7 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
                 rows.extend(figures.iter().filter_map(row));
             }
         }
-        time_table(&rows)
+        figure_table(&rows)
     }
 
     /// Returns a group of bars for each compared figure of a load, with a bar for each subject.
@@ -124,7 +144,8 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
         M::figures(load).iter().map(move |figure| self.group(load, figure))
     }
 
-    fn group(&self, load: &M::Load, figure: &Figure<M::Load, M>) -> Group {
+    /// Returns a bar for each subject that has a figure of a load.
+    pub(crate) fn group(&self, load: &M::Load, figure: &Figure<M::Load, M>) -> Group {
         let name = format!("{}: {}", M::title(load), figure.about);
         Group::of(name, figure.more_is_better, &self.subjects, |subject| {
             let own = self.over_rounds(load, subject, figure)?;

@@ -44,9 +44,11 @@ impl Watch {
         Self::after(None, own)
     }
 
-    /// Waits until this process is idle, looks at what others use for 50 ms, and begins.
+    /// Waits until this process is idle, looks at what others use for 50 ms unless the node works
+    /// between turns, and begins.
     pub(crate) fn begin_when_idle(own: Own) -> Self {
-        Self::after(busy_with_others(), own)
+        let before = busy_with_others().filter(|_| own != Own::BusyNode);
+        Self::after(before, own)
     }
 
     fn after(before: Option<f64>, own: Own) -> Self {

@@ -197,11 +197,11 @@ fn measure(cli: &BenchCli) -> Result<i32> {
         BenchCommand::PacketTarget(args) => bench::packet_target(args),
         BenchCommand::Startup(args) => {
             let config = client::config(&cli.node)?;
-            block_on(bench::startup(&cli.node, &config, args))
+            bench::startup(&cli.node, &config, args)
         }
         BenchCommand::Density(args) => {
             let config = client::config(&cli.node)?;
-            block_on(bench::density(&cli.node, &config, args))
+            bench::density(&cli.node, &config, args)
         }
     }
 }

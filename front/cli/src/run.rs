@@ -113,7 +113,7 @@ async fn one(
     let spinner = progress::stage_spinner(1);
     let start = start_with(client, Some(config), spec, wishes, &mut Plain, spinner, |_| {}).await?;
     if let (Some(path), Some(timeline)) = (&args.timeline, start.timeline.clone()) {
-        report::write(path, &fetched.align(vec![timeline]), named(args), None)?;
+        report::write(path, &fetched.align(vec![timeline]), named(args))?;
     }
     if args.detach && start.exit.is_none() {
         crate::say!("{}", start.name);
@@ -135,7 +135,7 @@ async fn many(
         report::show(&slipway_bench::statistics(&timelines), &timelines);
     }
     if let Some(path) = &args.timeline {
-        report::write(path, &timelines, named(args), None)?;
+        report::write(path, &timelines, named(args))?;
     }
     Ok(worst)
 }

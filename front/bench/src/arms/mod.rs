@@ -5,26 +5,27 @@
 //!   of a pool of virtual functions or of hardware, with interfaces of the kernel's, or with one
 //!   mechanism switched off, by the order of steps or by a setting of a daemon of its own
 //!   ([`Arm::has_own_daemon`]);
-//! - [`Point`] is how many sandboxes start at once, and their memory; a report has one or several;
-//! - [`ArmRound`] is a turn: the timelines of the sandboxes that were started together, and what
-//!   the processors did meanwhile; [`Singles`] are as many starts one after the other;
-//! - [`ArmsReport`] is everything measured, as JSON, with figures over the rounds; [`arms_table`]
-//!   and [`arms_plot`] show it beside the paper's values; [`compare_arms`] compares two.
+//! - [`Point`] is the load: how many sandboxes start at once, and their memory;
+//! - [`ArmMeasured`] is the result of a turn: the timelines of the sandboxes that were started
+//!   together, and what the processors did meanwhile; [`Singles`] are as many starts one after the
+//!   other;
+//! - [`Measurement::take`](crate::Measurement::take) runs an [`ArmPlan`]; [`ArmsReport`] is
+//!   everything measured, as JSON; [`arms_table`] and [`arms_plot`] show it beside the paper's
+//!   values.
+//!
+//! Not here: starting sandboxes, which the subjects ([`ArmSubject`]) of the caller do.
 //!
 //! A sandbox's time is from the common request to the end of its last stage: the container runs.
-//! Its network comes up beside that, or before ([`ArmsReport::waits`], [`Arm::NoAsync`]).
+//! Its network comes up beside that, or before ([`ArmExtra::waits`], [`Arm::NoAsync`]).
 
 mod arm;
-mod compare;
-mod curves;
 mod plot;
 mod report;
-mod singles;
 mod table;
 
 pub use arm::Arm;
-pub use compare::compare_arms;
 pub use plot::arms_plot;
-pub use report::{ArmFigures, ArmRound, ArmsReport, INTERFACE, Point, RESET, Singles};
-pub use singles::SinglesFigures;
+pub use report::{
+    ArmExtra, ArmMeasured, ArmPlan, ArmSubject, ArmsReport, INTERFACE, Point, RESET, Singles,
+};
 pub use table::arms_table;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::table::mib;
-use super::{DensityPoint, DensityReport, MODELS, Quantity, Series};
-use crate::duration::human;
+use super::{DensityPoint, DensityReport, MODELS, Quantity, Series, Starts, Unit};
+use crate::figure::time;
 use crate::groups::{Bar, Group, groups};
 use crate::statistics::percentile;
 
@@ -19,44 +19,53 @@ const MODELLED: usize = 3;
 /// # Errors
 /// If nothing was measured.
 pub fn density_plot(report: &DensityReport, title: &str) -> Result<String> {
-    let mut all = of_series(&report.sandboxes, "sandbox", "deployed");
+    let sandboxes = report.series(Unit::Sandbox);
+    let mut all = of_series(&sandboxes, "sandbox");
     if let Some(group) = all.first_mut() {
-        let bar = |count| model(&report.sandboxes, count);
-        group.bars.extend(MODELS.into_iter().filter_map(bar));
+        group.bars.extend(MODELS.into_iter().filter_map(|count| model(&sandboxes, count)));
     }
-    all.extend(of_series(&report.replicas, "container", "in one pod"));
+    all.extend(of_series(&report.series(Unit::Replica), "container"));
     groups(title, all.into_iter())
 }
 
-/// Returns the groups of a series, or none if it has no points. `one` is what there are several of.
-fn of_series(series: &Series, one: &str, there: &str) -> Vec<Group> {
-    if series.points.is_empty() {
-        return Vec::new();
-    }
+/// Returns the groups of a series. `one` is what there are several of.
+fn of_series(series: &Series, one: &str) -> Vec<Group> {
+    let [_, _, there] = series.unit.names();
     let named = |point: &DensityPoint| format!("{} {there}{}", point.count, point.marks());
     let group = |name: String, bars: Vec<Bar>| Group { name, more_is_better: false, bars };
     // A pod without containers has no memory for each of them.
-    let with = || series.points.iter().filter(|point| point.count > 0);
-    let mut all = vec![group(
-        format!("memory for each {one} (PSS), MiB"),
-        with().map(|point| memory(series, point, named(point))).collect(),
-    )];
-    for at_once in at_once(series) {
-        let bars = series.points.iter().filter_map(|point| start(point, at_once, named(point)));
-        all.push(group(format!("start of {at_once} more at once, until all run"), bars.collect()));
+    let with = series.points.iter().filter(|point| point.count > 0);
+    let name = format!("memory for each {one} (PSS), MiB");
+    let mut all = vec![group(name, with.map(|point| memory(point, named(point))).collect())];
+    let mut sizes: Vec<u32> = series.starts.iter().map(|(_, at_once, _)| *at_once).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    for size in sizes {
+        let of_size = series.starts.iter().filter(|(_, at_once, _)| *at_once == size);
+        let bars = of_size.filter_map(|(count, _, starts)| {
+            let point = series.points.iter().find(|point| point.count == *count);
+            let name = point.map_or_else(|| format!("{count} {there}"), named);
+            last(starts, name)
+        });
+        all.push(group(format!("start of {size} more at once, until all run"), bars.collect()));
     }
     let name = "processor time of Slipway in a second of idleness, all together".to_owned();
     all.push(group(name, series.points.iter().map(|point| idle(point, named(point))).collect()));
     all
 }
 
-fn memory(series: &Series, point: &DensityPoint, name: String) -> Bar {
-    let length = series.each(point, Quantity::Pss);
-    let part = |quantity| series.each(point, quantity);
+/// Makes a bar of what was measured.
+fn bar(name: String, length: f64, range: (f64, f64), text: String) -> Bar {
+    Bar { subject: MEASURED, name, length, range, text, modelled: false }
+}
+
+fn memory(point: &DensityPoint, name: String) -> Bar {
+    let part = |quantity| point.each(quantity);
     let (guest, vmm) = (mib(part(Quantity::Guest)), mib(part(Quantity::Vmm)));
     let plane = mib(part(Quantity::Plane) + part(Quantity::Mapped));
+    let length = part(Quantity::Pss);
     let text = format!("{}: guest {guest}, VMM {vmm}, plane {plane}", mib(length));
-    Bar { subject: MEASURED, name, length, range: series.range(point), text, modelled: false }
+    bar(name, length, point.range(), text)
 }
 
 /// Returns the bar of the model for a number of sandboxes, if the points support one.
@@ -64,38 +73,27 @@ fn model(series: &Series, count: u32) -> Option<Bar> {
     let length = series.model(Quantity::Pss, count)?;
     let name = format!("{count}: model{}", series.mark());
     let text = format!("{} by the line", mib(length));
-    Some(Bar { subject: MODELLED, name, length, range: (length, length), text, modelled: true })
+    Some(Bar { subject: MODELLED, modelled: true, ..bar(name, length, (length, length), text) })
 }
 
-/// Returns how many were started at once in some point, in ascending order.
-fn at_once(series: &Series) -> Vec<u32> {
-    let bursts = series.points.iter().flat_map(|point| &point.bursts);
-    let mut all: Vec<u32> = bursts.map(|burst| burst.at_once).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-fn start(point: &DensityPoint, at_once: u32, name: String) -> Option<Bar> {
-    let burst = point.bursts.iter().find(|burst| burst.at_once == at_once)?;
-    let lasts = burst.lasts();
-    let (least, most) = (*lasts.first()?, *lasts.last()?);
-    let median = percentile(&lasts, 50);
-    let (length, text) = (median as f64, human(median));
-    let range = (least as f64, most as f64);
-    Some(Bar { subject: MEASURED, name, length, range, text, modelled: false })
+/// Returns the bar of the time until the last one ran, the median over the requests.
+fn last(starts: &Starts, name: String) -> Option<Bar> {
+    let lasts = starts.lasts();
+    let range = (*lasts.first()? as f64, *lasts.last()? as f64);
+    let median = percentile(&lasts, 50) as f64;
+    Some(bar(name, median, range, time(median)))
 }
 
 fn idle(point: &DensityPoint, name: String) -> Bar {
-    let length = point.idle.own() as f64 / (point.idle_ns.max(1) as f64 / 1e9);
-    let text = human(length as u64);
-    Bar { subject: MEASURED, name, length, range: (length, length), text, modelled: false }
+    let length = point.idle.in_a_second(point.idle.cpu.own());
+    bar(name, length, (length, length), time(length))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::density::report::tests::report;
+    use crate::density::table::tests::spoil;
     use crate::pictures::sound;
 
     #[test]
@@ -114,15 +112,14 @@ mod tests {
         for part in parts {
             assert!(text.contains(part), "{part}");
         }
-        // Memory, starts of 1 and of 10, and idleness, of both.
-        assert_eq!(text.matches("less is better").count(), 8);
+        // Memory, starts of 1, and idleness, of both; starts of 10 beside sandboxes.
+        assert_eq!(text.matches("less is better").count(), 7);
     }
 
     #[test]
     fn what_a_busy_machine_spoils_is_marked() {
         let mut spoilt = report(&[1, 2, 4], &[]);
-        spoilt.sandboxes.points[0].settled = false;
-        spoilt.sandboxes.points[1].void = vec!["idle: others used 50 %".into()];
+        spoil(&mut spoilt);
         let text = density_plot(&spoilt, "x").unwrap();
         for part in ["1 deployed BUSY", "2 deployed VOID", "2000: model VOID"] {
             assert!(text.contains(part), "{part}");

@@ -1,6 +1,5 @@
-//! `slipway bench`: `startup` is here; `block`, `packet`, `socket`, `vmm`, `memory`, `cgroups`,
-//! `attach`, `roots`, `density` and `function` are modules of their own, with their targets and
-//! guests.
+//! `slipway bench`: each benchmark is a module, with its targets and guests; `arms` is a part of
+//! `startup`.
 
 mod arms;
 mod attach;
@@ -8,6 +7,7 @@ mod block;
 mod cgroups;
 mod density;
 mod function;
+mod interruptible;
 mod memory;
 mod nic;
 mod packet;
@@ -16,6 +16,7 @@ mod reports;
 mod roots;
 pub mod scratch;
 mod socket;
+mod startup;
 mod subjects;
 mod target;
 mod vm;
@@ -23,11 +24,11 @@ mod vmm;
 
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
-use futures_util::future::{join_all, try_join_all};
-use slipway_bench::{Environment, Own, StartupReport, Watch, fault_lines, void_note};
-use slipway_runtime::{Config, SandboxClient, v1};
-use slipway_telemetry::{Timeline, monotonic_ns};
+use anyhow::Result;
+use futures_util::future::join_all;
+use slipway_bench::arms::Point;
+use slipway_bench::{Environment, Turn};
+use slipway_runtime::{SandboxClient, v1};
 
 pub use attach::attach;
 pub use block::block;
@@ -39,15 +40,15 @@ pub use packet::packet;
 pub use packet_target::serve as packet_target;
 pub use roots::roots;
 pub use socket::{load as socket_load, socket};
+pub use startup::startup;
 pub use target::serve as target;
 pub use vmm::vmm;
 
-use crate::args::{NodeArgs, Pull, StartupArgs};
-use crate::client::connect;
+use crate::args::StartupArgs;
 use crate::progress::stage_spinner;
-use crate::run::{self, Fetched, Start};
+use crate::run::{self, Start};
 use crate::session::{SessionSettings, Sink};
-use crate::{image, report, volume};
+use crate::volume;
 
 /// Discards the sandboxes' output, which is not measured.
 struct DiscardedOutput;
@@ -73,88 +74,6 @@ async fn start_at_once(client: &SandboxClient, specs: Vec<v1::RunSpec>) -> Vec<R
     started
 }
 
-/// Starts sandboxes round after round. Prints, writes and compares the results.
-pub async fn startup(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    if args.has_turns() {
-        return arms::arms(node, config, args).await;
-    }
-    let (files, before) = (args.files(), args.compare.as_deref().map(read).transpose()?);
-    reports::check(&files)?;
-    let client = connect(node, config).await?;
-    let image = image::ensure(config, &args.image, Pull::Missing).await?;
-    let digest = image.digest.to_string();
-    let (mut rounds, mut reasons) = (Vec::new(), Vec::new());
-    for number in 1..=args.rounds {
-        if !args.json {
-            eprintln!("round {number} of {}", args.rounds);
-        }
-        let watch = Watch::begin(Own::Node);
-        rounds.push(round(&client, config, args, &digest).await?);
-        reasons.push(watch.end(None));
-    }
-    let accelerator = accelerator(args.accel.as_deref());
-    let mut measured = StartupReport::new(environment(accelerator), command_line(), rounds);
-    measured.add_void(reasons);
-    if let Some(path) = &files.data(args.svg.as_deref()) {
-        std::fs::write(path, measured.to_json()?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("Report written to {}", path.display());
-    }
-    let last = measured.timelines.last().cloned().unwrap_or_default();
-    if let Some(path) = &args.svg {
-        let conditions = measured.environment.line() + &void_note(&measured.faults);
-        report::write(path, &last, &args.image, Some(&conditions))?;
-    }
-    if args.json {
-        crate::out::print(format_args!("{}", measured.to_json()?));
-    } else {
-        report::show(&measured.statistics, &last);
-        eprint!("{}", fault_lines(&measured.faults));
-    }
-    if let Some(before) = before {
-        crate::say!("{}", slipway_bench::compare(&before, &measured));
-    }
-    Ok(0)
-}
-
-fn read(path: &std::path::Path) -> Result<StartupReport> {
-    let text = std::fs::read_to_string(path);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    StartupReport::from_json(&text).with_context(|| format!("{} is no report", path.display()))
-}
-
-async fn round(
-    client: &SandboxClient,
-    config: &Config,
-    args: &StartupArgs,
-    digest: &str,
-) -> Result<Vec<Timeline>> {
-    let began = monotonic_ns();
-    // The image is in the cache: each round finds it there, as each `run` does.
-    let digest = image::ensure(config, digest, Pull::Never).await?.digest.to_string();
-    let fetched = Fetched { began, ended: monotonic_ns() };
-    let count = args.count.first().copied().unwrap_or(1);
-    let spinner = stage_spinner(count);
-    let spec = v1::RunSpec {
-        command: vec!["true".to_owned()],
-        remove: true,
-        network: args.network.clone().unwrap_or_else(|| "none".to_owned()),
-        memory_bytes: args.memory.first().copied().unwrap_or(0),
-        ..machine_of(args, &digest)?
-    };
-    let starts = (0..count).map(|_| {
-        let (client, spec, spinner) = (client.clone(), spec.clone(), spinner.clone());
-        async move {
-            let wishes = SessionSettings { stdin: false, tty: false };
-            let start = run::start(client, spec, wishes, &mut DiscardedOutput, spinner).await?;
-            timeline(start)
-        }
-    });
-    let timelines = try_join_all(starts).await;
-    spinner.finish_and_clear();
-    Ok(fetched.align(timelines?))
-}
-
 /// Returns what all sandboxes of a measurement of start-up have, but for their memory and network.
 fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
     let kernel = args.kernel.as_deref().map(std::path::absolute).transpose()?;
@@ -172,13 +91,11 @@ fn machine_of(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
     })
 }
 
-fn timeline(start: Start) -> Result<Timeline> {
-    match (start.timeline, start.exit) {
-        (Some(timeline), Some(exit)) if exit.status == 0 => Ok(timeline),
-        (_, Some(exit)) => {
-            bail!("sandbox {} ended with status {}: {}", start.name, exit.status, exit.reason)
-        }
-        _ => bail!("sandbox {} did not run", start.name),
+/// Says which turn begins, unless standard error is for errors only.
+fn tell(args: &StartupArgs, turn: &Turn<'_, Point>) {
+    if !args.json {
+        let Turn { subject, load, round, .. } = turn;
+        eprintln!("round {} of {}: {subject}, {load}", round + 1, args.rounds);
     }
 }
 
@@ -210,6 +127,11 @@ fn environment(accelerator: String) -> Environment {
 fn processors(info: &str) -> u32 {
     let processors = info.lines().filter(|line| line.starts_with("processor"));
     processors.count().max(1) as u32
+}
+
+/// Returns the number of the machine's processors.
+fn machine_processors() -> u32 {
+    processors(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
 }
 
 /// Describes the machine: processor, cores, memory.

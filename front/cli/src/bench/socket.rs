@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use slipway_bench::block::native::Cpus;
-use slipway_bench::socket::drf::{DrfPlan, DrfReport, drf_plot, drf_table, measure_drf};
+use slipway_bench::socket::drf::{DrfPlan, DrfReport, DrfSubject, Executors, drf_plot, drf_table};
 use slipway_bench::socket::peer::OpenSsl;
 use slipway_bench::socket::{
     App, AppRun, Build, Certificate, Engines, Net, SocketLoad, SocketPlan, SocketReport,
@@ -73,8 +73,7 @@ pub fn socket(args: &SocketArgs) -> Result<i32> {
         return Ok(subjects::list(&SUBJECTS, &loads(args)?));
     }
     if args.drf {
-        reports::show(&SHARES, &args.report, || shares(args))?;
-        return Ok(0);
+        return reports::complete(&reports::show(&SHARES, &args.report, || shares(args))?);
     }
     reports::complete(&reports::show(&VIEW, &args.report, || run(args))?)
 }
@@ -91,26 +90,28 @@ const VIEW: View<SocketReport> = View::of(SocketReport::picture, socket_table);
 /// The view of reports of fair shares.
 const SHARES: View<DrfReport> = View {
     title: |report| {
-        let (line, DrfPlan { time, .. }) = (report.environment.line(), &report.plan);
-        let mixes = report.cases.len();
+        let (line, time, mixes) =
+            (report.environment.line(), report.plan.time(), report.cases().count());
         format!(
             "Fair shares of simulated executors\n{line}\n{mixes} mixes, 1 round of {time:?} of each"
         )
     },
     picture: drf_plot,
     table: drf_table,
-    differences: |before, _, _| format!("before:\n{}", drf_table(before, false)),
+    differences: |before, now, _| now.compare(before),
 };
 
 /// Measures the shares of simulated executors.
 fn shares(args: &SocketArgs) -> Result<DrfReport> {
     let plan = if args.quick { DrfPlan::quick() } else { DrfPlan::full() };
     let bar = progress::turns();
-    let environment = super::environment("none".to_owned());
-    let report = measure_drf(plan, environment, super::command_line(), |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-    });
+    let shown = bar.clone();
+    let executors = Executors::new(&plan, move |done, all| {
+        shown.set_length(all as u64);
+        shown.set_position(done as u64);
+    })?;
+    let subjects: Vec<Box<DrfSubject>> = vec![Box::new(executors)];
+    let report = subjects::report_telling(subjects, plan, "none".to_owned(), |_| {});
     bar.finish_and_clear();
     report
 }

@@ -23,7 +23,9 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use anyhow::{Result, bail, ensure};
-use slipway_bench::{AnySubject, Measured, Measurement, Plan, SavedReport, Turns, fault_lines};
+use slipway_bench::{
+    AnySubject, Measured, Measurement, Plan, SavedReport, Turn, Turns, fault_lines,
+};
 
 use crate::progress;
 
@@ -109,9 +111,28 @@ pub(super) fn measured<R>(turns: Turns<R>) -> Result<Turns<R>> {
 /// # Errors
 /// No subject takes any of the loads, or all turns failed or are left out.
 pub(super) fn report<M: Measured, E: Default>(
+    subjects: Vec<Box<AnySubject<M::Load, M>>>,
+    plan: Plan<M::Load>,
+    accelerator: String,
+) -> Result<Measurement<M::Load, M, E>>
+where
+    Measurement<M::Load, M, E>: SavedReport,
+{
+    let bar = progress::turns();
+    let report = report_telling(subjects, plan, accelerator, |turn| progress::turn(&bar, turn));
+    bar.finish_and_clear();
+    report
+}
+
+/// As [`report`], but calls `tell` at the start of each turn in place of a bar.
+///
+/// # Errors
+/// The errors of [`report`].
+pub(super) fn report_telling<M: Measured, E: Default>(
     mut subjects: Vec<Box<AnySubject<M::Load, M>>>,
     plan: Plan<M::Load>,
     accelerator: String,
+    tell: impl Fn(&Turn<'_, M::Load>),
 ) -> Result<Measurement<M::Load, M, E>>
 where
     Measurement<M::Load, M, E>: SavedReport,
@@ -120,12 +141,10 @@ where
     let has_loads = !plan.loads.is_empty();
     ensure!(!has_loads || plan.loads.iter().any(takes), "there is nothing to measure");
     let (environment, command) = (super::environment(accelerator), super::command_line());
-    let bar = progress::turns();
     let report =
         Measurement::<M::Load, M, E>::take(environment, command, plan, &mut subjects, |turn| {
-            progress::turn(&bar, &turn);
+            tell(&turn);
         });
-    bar.finish_and_clear();
     let obstacles = report.obstacles();
     let has_turns = !has_loads || !report.runs.is_empty();
     ensure!(has_turns, "nothing could be measured\n{}", obstacles.trim_end());

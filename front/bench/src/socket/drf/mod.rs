@@ -7,9 +7,9 @@
 //!
 //! - [`Mix`]: executors and tenants; [`Mix::talk`] is the example of SG-IOV's slides,
 //!   [`Mix::random`] makes others;
-//! - [`measure_drf`] runs the example, random mixes, and mixes with a tenant that floods;
-//!   [`DrfReport`] has each tenant's rate beside that by the scheduler's own formula and by an
-//!   independent script;
+//! - [`Executors`], the subject, runs the example, random mixes, and mixes with a tenant that
+//!   floods (a [`DrfLoad`]); [`DrfReport`] has each tenant's rate beside that by the scheduler's
+//!   own formula and by an independent script;
 //! - [`drf_table`] and [`drf_plot`] show the report.
 
 mod engine;
@@ -21,5 +21,5 @@ mod table;
 
 pub use mix::{DrfExecutor, DrfTenant, Mix, Work};
 pub use plot::drf_plot;
-pub use report::{DrfCase, DrfPlan, DrfReport, measure_drf};
+pub use report::{DrfCase, DrfLoad, DrfMeasured, DrfPlan, DrfReport, DrfSubject, Executors};
 pub use table::drf_table;

@@ -31,7 +31,8 @@ const EDGES: [i32; 6] = [10, 20, 50, 100, 200, 1000];
 /// # Errors
 /// If nothing was measured.
 pub fn drf_plot(report: &DrfReport, title: &str) -> Result<String> {
-    anyhow::ensure!(!report.cases.is_empty(), "nothing was measured, so there is nothing to draw");
+    let has_any = report.cases().next().is_some();
+    anyhow::ensure!(has_any, "nothing was measured, so there is nothing to draw");
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, (SIZE.0 as u32, SIZE.1 as u32));
@@ -44,10 +45,10 @@ pub fn drf_plot(report: &DrfReport, title: &str) -> Result<String> {
 fn draw(area: &Area<'_>, report: &DrfReport, title: &str) -> Result<()> {
     area.fill(&WHITE)?;
     heading(area, title, SIZE.0)?;
-    if let Some(talk) = report.cases.iter().find(|case| case.name == "talk") {
+    if let Some(talk) = report.cases().find(|case| case.name == "talk") {
         bars(area, talk)?;
     }
-    let others: Vec<&DrfCase> = report.cases.iter().filter(|case| case.name != "talk").collect();
+    let others: Vec<&DrfCase> = report.cases().filter(|case| case.name != "talk").collect();
     if !others.is_empty() {
         errors(area, &others)?;
     }
@@ -157,10 +158,12 @@ mod tests {
         }
         assert_eq!((height(0.0, 10), height(0.1, 10), height(0.1, 20)), (435, 270, 353));
         let mut far = report.clone();
-        let case = far.cases.iter_mut().find(|case| case.name != "talk").unwrap();
+        let cases = &mut far.runs[0].measured.cases;
+        let case = cases.iter_mut().find(|case| case.name != "talk").unwrap();
         case.measured[0] = case.formula[0] * 20.0;
         let text = drf_plot(&far, "x").unwrap();
         assert!(text.contains("+1000 %") && text.contains("+1900 %"), "{text}");
-        assert!(drf_plot(&super::super::DrfReport { cases: Vec::new(), ..report }, "x").is_err());
+        let empty = super::super::DrfReport { runs: Vec::new(), ..report };
+        assert!(drf_plot(&empty, "x").is_err());
     }
 }

@@ -1,49 +1,59 @@
 //! A report of shares: measured and expected.
 
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
 use super::Mix;
 use super::engine::Engine;
 use super::script::{formula, script};
-use crate::environment::Environment;
-use crate::json::SavedReport;
-use crate::outside::Own;
-use crate::turns::Fault;
-use crate::watch::Watch;
+use crate::figure::Figure;
+use crate::measurement::{AnySubject, Measured, Measurement, Plan, Subject};
+use crate::times::Times;
 
 /// The number of mixes that are measured at once: their executors are slow, so a core has time for
 /// several.
 const BESIDE: usize = 3;
+/// The name of the only subject.
+const EXECUTORS: &str = "executors";
 
-/// The mixes and times of a measurement.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DrfPlan {
+/// The load: the slides' example, and mixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrfLoad {
     /// The number of random mixes.
     pub mixes: usize,
     /// The number of mixes that are measured again with a tenant that floods.
     pub floods: usize,
-    /// The time before each measurement.
-    pub warm_up: Duration,
-    /// The measured time of each mix.
-    pub time: Duration,
 }
+
+impl fmt::Display for DrfLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} mixes, {} floods", self.mixes, self.floods)
+    }
+}
+
+/// The loads and times of a measurement. The times are those of each mix.
+pub type DrfPlan = Plan<DrfLoad>;
 
 impl DrfPlan {
     /// Returns a plan of a hundred mixes, which takes about a minute.
     pub fn full() -> Self {
-        let (warm_up, time) = (Duration::from_millis(400), Duration::from_millis(1200));
-        Self { mixes: 100, floods: 10, warm_up, time }
+        Self::of(DrfLoad { mixes: 100, floods: 10 }, 400, 1200)
     }
 
     /// Returns a plan of a few mixes, which takes seconds.
     pub fn quick() -> Self {
-        let (warm_up, time) = (Duration::from_millis(300), Duration::from_millis(600));
-        Self { mixes: 6, floods: 2, warm_up, time }
+        Self::of(DrfLoad { mixes: 6, floods: 2 }, 300, 600)
+    }
+
+    /// Returns a plan of one round, with times in milliseconds.
+    fn of(load: DrfLoad, warm_up: u64, time: u64) -> Self {
+        let [warm_up, time] = [warm_up, time].map(Duration::from_millis);
+        Self::timed(vec![load], 1, Times { warm_up, time })
     }
 }
 
@@ -83,90 +93,139 @@ impl DrfCase {
     }
 }
 
-/// All results of one command, stored as JSON.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DrfReport {
-    /// Version of this format: [`SavedReport::FORMAT`].
-    pub format: u32,
-    /// The machine and the versions of programs.
-    pub environment: Environment,
-    /// The command that measured, as it was typed.
-    pub command: String,
-    /// The mixes and times.
-    pub plan: DrfPlan,
-    /// The results, the slides' example first.
+pub struct DrfMeasured {
+    /// The results of all mixes, the slides' example first.
     pub cases: Vec<DrfCase>,
-    /// The reason why all results are void, if they are: mixes are measured beside each other.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub faults: Vec<Fault>,
 }
 
-impl SavedReport for DrfReport {
-    const KIND: &'static str = "shares";
-
-    fn format(&self) -> u32 {
-        self.format
-    }
-
-    fn faults(&self) -> &[Fault] {
-        &self.faults
-    }
-}
-
-impl DrfReport {
-    /// Returns the greatest `off` over the cases whose names begin with `kind`, or 0 without any.
-    pub fn worst(&self, kind: &str, off: impl Fn(&DrfCase) -> f64) -> f64 {
+impl DrfMeasured {
+    /// Returns the greatest `off` over the cases whose names begin with `kind`, or `None` without
+    /// any.
+    fn worst(&self, kind: &str, off: fn(&DrfCase) -> f64) -> Option<f64> {
         let cases = self.cases.iter().filter(|case| case.name.starts_with(kind));
-        cases.map(off).fold(0.0, f64::max)
+        cases.map(off).reduce(f64::max)
     }
+}
+
+/// Returns the greatest relative error of a tenant's rate.
+pub(super) fn error(case: &DrfCase) -> f64 {
+    largest(case.errors())
+}
+
+/// Returns the greatest relative change of another tenant's rate by a flood.
+pub(super) fn change(case: &DrfCase) -> f64 {
+    largest(case.changes())
 }
 
 /// Returns the greatest absolute value.
-pub fn largest(all: impl Iterator<Item = f64>) -> f64 {
+fn largest(all: impl Iterator<Item = f64>) -> f64 {
     all.map(f64::abs).fold(0.0, f64::max)
 }
 
-/// Measures the slides' example, random mixes, and floods. Calls `progress` with the number of
-/// mixes done and of all mixes.
-///
-/// # Errors
-/// If a byte that arrived differs from the one that was sent, or the script failed.
-pub fn measure_drf(
-    plan: DrfPlan,
-    environment: Environment,
-    command: String,
-    progress: impl Fn(usize, usize) + Sync,
-) -> Result<DrfReport> {
-    let mut mixes = vec![("talk".to_owned(), Mix::talk())];
-    mixes.extend((0..plan.mixes).map(|at| (format!("mix {at}"), Mix::random(at as u64))));
-    let floods = plan.floods.min(plan.mixes);
-    mixes.extend((0..floods).map(|at| (format!("flood {at}"), Mix::random(at as u64).flooded())));
-    let watch = Watch::begin_when_idle(Own::Children);
-    let measured = measure(&plan, &mixes, &progress)?;
-    // The executors' threads share processors, so that they wait for each other.
-    let faults = watch.end(None).map(|reason| Fault {
-        subject: "executors".to_owned(),
-        load: format!("{} mixes", mixes.len()),
-        round: 0,
-        reason,
-        failed: false,
-    });
-    let faults = faults.into_iter().collect();
-    let scripted = script(&mixes.iter().map(|(_, mix)| mix).collect::<Vec<_>>())?;
-    let mut cases: Vec<DrfCase> = Vec::new();
-    for (at, ((name, mix), measured)) in mixes.into_iter().zip(measured).enumerate() {
-        let (formula, script) = (formula(&mix), scripted.as_ref().map(|all| all[at].clone()));
-        let flood = name.strip_prefix("flood ").map(|number| format!("mix {number}"));
-        let before = flood.and_then(|mix| cases.iter().find(|case| case.name == mix));
-        let quiet = before.map(|case| case.measured.clone());
-        cases.push(DrfCase { name, mix, measured, formula, script, quiet });
+/// Formats a part as percent.
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.2} %", part * 100.0)
+}
+
+impl Measured for DrfMeasured {
+    type Load = DrfLoad;
+
+    const KIND: &'static str = "shares";
+    const FORMAT: u32 = 2;
+
+    fn figures(_: &DrfLoad) -> &'static [Figure<DrfLoad, Self>] {
+        type DrfFigure = Figure<DrfLoad, DrfMeasured>;
+        const TALK: DrfFigure = DrfFigure::less(
+            "the example",
+            "greatest error of the example",
+            |_, turn| turn.worst("talk", error),
+            percent,
+        );
+        const MIX: DrfFigure = DrfFigure::less(
+            "mixes",
+            "greatest error of a mix",
+            |_, turn| turn.worst("mix", error),
+            percent,
+        );
+        const FLOOD: DrfFigure = DrfFigure::less(
+            "the others' change by a flood",
+            "greatest change by a flood",
+            |_, turn| turn.worst("flood", change),
+            percent,
+        );
+        const COMPARED: &[DrfFigure] = &[TALK, MIX, FLOOD];
+        COMPARED
     }
-    Ok(DrfReport { format: DrfReport::FORMAT, environment, command, plan, cases, faults })
+}
+
+/// Executors that can be measured.
+pub type DrfSubject = AnySubject<DrfLoad, DrfMeasured>;
+/// All results of one command, stored as JSON.
+pub type DrfReport = Measurement<DrfLoad, DrfMeasured>;
+
+impl DrfReport {
+    /// Returns the results of all mixes.
+    pub fn cases(&self) -> impl Iterator<Item = &DrfCase> {
+        self.runs.iter().flat_map(|run| &run.measured.cases)
+    }
+}
+
+/// The simulated executors. Their threads share processors, so that they wait for each other.
+pub struct Executors<P> {
+    times: Times,
+    progress: P,
+}
+
+impl<P: Fn(usize, usize) + Sync> Executors<P> {
+    /// Makes executors that have the times of the plan for each mix. They call `progress` with the
+    /// number of mixes done and of all mixes.
+    ///
+    /// # Errors
+    /// The plan has no times.
+    pub fn new(plan: &DrfPlan, progress: P) -> Result<Self> {
+        Ok(Self { times: plan.times.context("a plan without times")?, progress })
+    }
+}
+
+impl<P: Fn(usize, usize) + Sync> Subject for Executors<P> {
+    type Load = DrfLoad;
+    type Measured = DrfMeasured;
+
+    fn name(&self) -> &str {
+        EXECUTORS
+    }
+
+    fn about(&self) -> String {
+        "simulated, each with a rate of its own; the scheduler and its pipes are the engine's"
+            .into()
+    }
+
+    /// Measures the slides' example, random mixes, and floods. Fails if a byte that arrived differs
+    /// from the one that was sent, or the script failed.
+    fn run(&mut self, load: &DrfLoad) -> Result<DrfMeasured> {
+        let mut mixes = vec![("talk".to_owned(), Mix::talk())];
+        mixes.extend((0..load.mixes).map(|at| (format!("mix {at}"), Mix::random(at as u64))));
+        let floods = 0..load.floods.min(load.mixes);
+        mixes.extend(floods.map(|at| (format!("flood {at}"), Mix::random(at as u64).flooded())));
+        let measured = measure(self.times, &mixes, &self.progress)?;
+        let scripted = script(&mixes.iter().map(|(_, mix)| mix).collect::<Vec<_>>())?;
+        let mut cases: Vec<DrfCase> = Vec::new();
+        for (at, ((name, mix), measured)) in mixes.into_iter().zip(measured).enumerate() {
+            let (formula, script) = (formula(&mix), scripted.as_ref().map(|all| all[at].clone()));
+            let flood = name.strip_prefix("flood ").map(|number| format!("mix {number}"));
+            let before = flood.and_then(|mix| cases.iter().find(|case| case.name == mix));
+            let quiet = before.map(|case| case.measured.clone());
+            cases.push(DrfCase { name, mix, measured, formula, script, quiet });
+        }
+        Ok(DrfMeasured { cases })
+    }
 }
 
 /// Measures all mixes, some at the same time. Results are in the order given.
 fn measure(
-    plan: &DrfPlan,
+    times: Times,
     mixes: &[(String, Mix)],
     progress: &(impl Fn(usize, usize) + Sync),
 ) -> Result<Vec<Vec<f64>>> {
@@ -176,7 +235,8 @@ fn measure(
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some((name, mix)) = mixes.get(at) else { return Ok(()) };
-            let rates = Engine::new(mix).and_then(|mut engine| engine.run(plan.warm_up, plan.time));
+            let rates =
+                Engine::new(mix).and_then(|mut engine| engine.run(times.warm_up, times.time));
             let rates = rates.with_context(|| name.clone())?;
             if let Ok(mut results) = results.lock() {
                 results[at] = rates;
@@ -188,7 +248,7 @@ fn measure(
         let threads: Vec<_> = (0..BESIDE).map(|_| scope.spawn(work)).collect();
         let ended = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
         let mut ended = ended;
-        ended.try_for_each(|end| end.unwrap_or_else(|_| Err(anyhow::anyhow!("a thread failed"))))
+        ended.try_for_each(|end| end.unwrap_or_else(|_| Err(anyhow!("a thread failed"))))
     })
     .map(|()| results.into_inner().unwrap_or_default())
 }
@@ -196,6 +256,7 @@ fn measure(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::json::SavedReport;
 
     /// Makes a report with invented figures: 1 % too much for A, 1 % too little for B.
     pub(in super::super) fn report() -> DrfReport {
@@ -209,23 +270,22 @@ pub(super) mod tests {
             quiet,
         };
         let quiet = Some(vec![37.5e6, 60e6]);
-        DrfReport {
-            format: DrfReport::FORMAT,
-            environment: Environment { machine: "two cores".into(), ..Environment::default() },
-            command: "slipway bench socket --drf".into(),
-            plan: DrfPlan::quick(),
-            cases: vec![case("talk", None), case("mix 0", None), case("flood 0", quiet)],
-            faults: Vec::new(),
-        }
+        let cases = vec![case("talk", None), case("mix 0", None), case("flood 0", quiet)];
+        let measured = [DrfMeasured { cases }];
+        let (loads, subjects) = (DrfPlan::quick().loads, [(EXECUTORS, &measured[..])]);
+        let command = "slipway bench socket --drf";
+        DrfReport::sample_of(command, loads, &subjects, |_, _, measured| measured.clone())
     }
 
     #[test]
     fn errors_are_against_the_script() {
         let report = report();
-        let errors = report.worst("mix", |case| largest(case.errors()));
-        assert!((errors - 0.01).abs() < 1e-9, "{errors}");
-        let changes = report.worst("flood", |case| largest(case.changes()));
-        assert!((changes - 0.03125).abs() < 1e-9, "{changes}");
+        let load = report.plan.loads[0];
+        let figures = DrfMeasured::figures(&load).iter();
+        let off = figures.map(|one| report.over_rounds(&load, EXECUTORS, one).unwrap().median);
+        for (off, expected) in off.zip([0.01, 0.01, 0.03125]) {
+            assert!((off - expected).abs() < 1e-9, "{off} {expected}");
+        }
         assert_eq!(DrfReport::from_json(&report.to_json().unwrap()).unwrap(), report);
         assert!(DrfReport::from_json("{}").is_err());
     }

@@ -1,27 +1,25 @@
 //! Formats a report of shares as tables for a terminal.
 
-use super::report::largest;
+use super::report::{change, error, percent};
 use super::{DrfCase, DrfReport};
 use crate::table::titled;
-use crate::turns::fault_lines;
 
 /// Bytes per second of one unit of the slides.
 const UNIT: f64 = super::mix::UNIT;
 
 /// Formats the slides' example tenant by tenant, then the errors of mixes and floods, the greatest
-/// first, and a newline at the end. Headings are bold if `colour`.
+/// first, and the greatest of each kind. Headings are bold if `colour`.
 pub fn drf_table(report: &DrfReport, colour: bool) -> String {
     let mut text = String::new();
-    for case in report.cases.iter().filter(|case| case.name == "talk") {
+    for case in report.cases().filter(|case| case.name == "talk") {
         let names = ["", "executors", "measured", "formula", "script", "off"];
         text += &titled("the slides' example (MB/s)", &names, &tenants(case), colour);
         text.push('\n');
     }
     let mut mixes: Vec<&DrfCase> =
-        report.cases.iter().filter(|case| case.name.starts_with("mix")).collect();
-    let far = |case: &DrfCase| largest(case.errors());
-    mixes.sort_by(|a, b| far(b).total_cmp(&far(a)));
-    let rows: Vec<[String; 4]> = mixes.iter().take(5).map(|case| row(case, far(case))).collect();
+        report.cases().filter(|case| case.name.starts_with("mix")).collect();
+    mixes.sort_by(|a, b| error(b).total_cmp(&error(a)));
+    let rows: Vec<[String; 4]> = mixes.iter().take(5).map(|case| row(case, error(case))).collect();
     if !rows.is_empty() {
         let title = format!(
             "{} random mixes, the five farthest from {}",
@@ -31,23 +29,15 @@ pub fn drf_table(report: &DrfReport, colour: bool) -> String {
         text += &titled(&title, &["", "tenants", "executors", "at most off"], &rows, colour);
         text.push('\n');
     }
-    let floods = report.cases.iter().filter(|case| case.quiet.is_some());
-    let rows: Vec<[String; 4]> = floods.map(|case| row(case, largest(case.changes()))).collect();
+    let floods = report.cases().filter(|case| case.quiet.is_some());
+    let rows: Vec<[String; 4]> = floods.map(|case| row(case, change(case))).collect();
     if !rows.is_empty() {
         let title = "one floods: 64 streams in place of one";
         let names = ["", "tenants", "executors", "others' change, at most"];
         text += &titled(title, &names, &rows, colour);
         text.push('\n');
     }
-    let [talk, mix] = ["talk", "mix"].map(|kind| report.worst(kind, |case| largest(case.errors())));
-    let flood = report.worst("flood", |case| largest(case.changes()));
-    text += &format!(
-        "at most off: the example {}, mixes {}; the others' change by a flood {}\n",
-        percent(talk),
-        percent(mix),
-        percent(flood)
-    );
-    text + &fault_lines(&report.faults)
+    text + &report.figure_tables(colour, |_| String::new()) + &report.foot()
 }
 
 fn tenants(case: &DrfCase) -> Vec<[String; 6]> {
@@ -72,10 +62,6 @@ fn row(case: &DrfCase, off: f64) -> [String; 4] {
     [case.name.clone(), tenants.to_string(), executors.to_string(), percent(off)]
 }
 
-fn percent(part: f64) -> String {
-    format!("{:.2} %", part * 100.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,12 +82,12 @@ mod tests {
         let mut report = super::super::report::tests::report();
         report.faults.push(crate::Fault {
             subject: "executors".into(),
-            load: "3 mixes".into(),
+            load: "6 mixes, 2 floods".into(),
             round: 0,
             reason: "others used 50 % of the processors meanwhile".into(),
             failed: false,
         });
         let text = drf_table(&report, false);
-        assert!(text.contains("VOID: 1 turn on a busy machine, first executors with 3"), "{text}");
+        assert!(text.contains("VOID: 1 turn on a busy machine, first executors with 6"), "{text}");
     }
 }

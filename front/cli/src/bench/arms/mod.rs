@@ -5,13 +5,16 @@ mod own_daemon;
 mod pool;
 mod runc;
 mod turn;
+mod way;
 mod wires;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use slipway_bench::arms::{Arm, ArmRound, ArmsReport, Point, arms_plot, arms_table, compare_arms};
-use slipway_bench::{Own, SavedReport, Watch};
+use anyhow::{Context, Result, bail, ensure};
+use slipway_bench::arms::{
+    Arm, ArmExtra, ArmPlan, ArmSubject, ArmsReport, Point, arms_plot, arms_table,
+};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::Timeline;
 use tokio::sync::Mutex;
@@ -21,11 +24,13 @@ use self::own_daemon::OwnDaemon;
 use self::pool::Pool;
 use self::runc::Runc;
 use self::turn::Turns;
+use self::way::Way;
 use self::wires::Wires;
+use super::interruptible::Interruptible;
 use super::reports::{self, View};
+use super::{subjects, tell};
 use crate::args::{Engine, NodeArgs, Pull, StartupArgs};
 use crate::client::{connect, connect_functions, refused};
-use crate::fork::EndSignals;
 use crate::image;
 use crate::run::Start;
 
@@ -42,35 +47,35 @@ fn own() -> String {
 const VIEW: View<ArmsReport> = View {
     title: |report| {
         let hollow = if report.is_hollow() { "hollow sandboxes" } else { "sandboxes" };
-        let counts: Vec<_> = report.points.iter().map(|point| report.name_of(*point)).collect();
-        let (counts, arms) = (counts.join(", "), report.arms.len());
+        let counts: Vec<_> = report.plan.loads.iter().map(Point::to_string).collect();
+        let (counts, arms) = (counts.join("; "), report.subjects.len());
         let ways = if arms == 1 { "in one way" } else { "with and without a network" };
         let what = format!("Starts of {hollow}, {counts}, {ways}");
-        let rounds = report.rounds.iter().map(|one| one.round + 1).max().unwrap_or(0);
-        reports::titled(&what, &report.environment, rounds, "turn", "")
+        reports::titled(&what, &report.environment, report.plan.rounds, "turn", "")
     },
     picture: arms_plot,
     table: arms_table,
-    differences: |before, now, _| compare_arms(before, now),
+    differences: |before, now, _| now.compare(before),
 };
 
 /// Measures, and shows the report.
-pub(super) async fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
-    let files = args.files();
-    reports::check(&files)?;
-    let measured = measure(node, config, args).await?;
-    reports::show(&VIEW, &files, || Ok(measured))?;
-    Ok(0)
+pub(super) fn arms(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<i32> {
+    reports::complete(&reports::show(&VIEW, &args.files(), || measure(node, config, args))?)
 }
 
-/// Measures, and returns the report.
-async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsReport> {
+/// Measures, and returns the report. Removes everything that was made for that, whatever happens.
+fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsReport> {
     let (mut arms, points) = (ways(args), points(args));
     turn::check(&arms, args.engine == Engine::Hollow, args.vf_pool.as_deref())?;
-    let client = connect(node, config).await?;
-    let image = image::ensure(config, &args.image, Pull::Missing).await?;
+    let calls = Rc::new(Interruptible::new()?);
+    let (client, functions, image) = calls.wait(async {
+        let client = connect(node, config).await?;
+        let functions = connect_functions(node, config).await?;
+        let image = image::ensure(config, &args.image, Pull::Missing).await?;
+        anyhow::Ok((client, functions, image))
+    })?;
     let spec = spec(args, &image.digest.to_string())?;
-    let volumes = spec.volumes.len() + spec.shares.len();
+    let volumes = u32::try_from(spec.volumes.len() + spec.shares.len())?;
     let most = points.iter().map(|point| point.count).max().unwrap_or(1);
     let network = args.network.clone().unwrap_or_else(|| NETWORK.to_owned());
     ensure!(network != "none", "--network none is the way none: --arms none");
@@ -84,11 +89,9 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         true => Some(Arc::new(Wires::make(most, plugin)?)),
         false => None,
     };
-    let functions = connect_functions(node, config).await?;
     let takes_of_pool = |arm: &Arm| arm.takes_of_pool() && !arm.has_own_daemon();
-    let mut ends = EndSignals::catch()?;
     let pool = match arms.iter().any(takes_of_pool) {
-        true => Some(Pool::make(node, config, &network, most).await?),
+        true => Some(calls.wait_to_end(Pool::make(node, config, &network, most))?),
         false => None,
     };
     let mut turns = Turns {
@@ -103,34 +106,59 @@ async fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result
         daemons: Vec::new(),
         devset: Mutex::default(),
     };
-    let taken = take_turns(&mut turns, config, args, (arms.as_slice(), points.as_slice()));
-    let measured = tokio::select! {
-        measured = taken => measured,
-        () = ends.next() => Err(anyhow!("interrupted")),
-    };
-    let closed = close(turns, pool, measured.is_err()).await;
+    let started = calls.wait(start_daemons(&mut turns.daemons, &arms, config, most));
+    let turns = Rc::new(turns);
+    let measured = started.and_then(|()| take_turns(&calls, &turns, args, &arms, points));
+    let measured = calls.check().and(measured);
+    let is_whole =
+        measured.as_ref().is_ok_and(|report| report.faults.iter().all(|fault| !fault.failed));
+    let turns = Rc::into_inner(turns).context("a way goes on after its turns")?;
+    let closed = calls.wait_to_end(close(turns, pool, !is_whole));
     if let (Err(_), Err(error)) = (&measured, &closed) {
         // The first error is the one that tells.
         crate::complain(error);
     }
-    let rounds = measured?;
+    let mut report = measured?;
     closed?;
-    Ok(report(args, arms, points, volumes as u32, rounds))
+    report.extra = ArmExtra { image: args.image.clone(), volumes, waits: args.wait_network };
+    Ok(report)
 }
 
-/// Starts the daemons of the ways that have their own, and takes all turns.
-async fn take_turns(
-    turns: &mut Turns,
+/// Starts the daemons of the ways that have their own.
+async fn start_daemons(
+    daemons: &mut Vec<OwnDaemon>,
+    arms: &[Arm],
     config: &Config,
-    args: &StartupArgs,
-    (arms, points): (&[Arm], &[Point]),
-) -> Result<Vec<(ArmRound, Option<String>)>> {
-    let most = points.iter().map(|point| point.count).max().unwrap_or(1);
+    most: u32,
+) -> Result<()> {
     for (place, arm) in (1..).zip(arms.iter().filter(|arm| arm.has_own_daemon())) {
         let started = OwnDaemon::start(*arm, config, place, most).await;
-        turns.daemons.push(started.with_context(|| format!("the daemon of the way {arm}"))?);
+        daemons.push(started.with_context(|| format!("the daemon of the way {arm}"))?);
     }
-    rounds(turns, args, arms, points).await
+    Ok(())
+}
+
+/// Takes all turns.
+fn take_turns(
+    calls: &Rc<Interruptible>,
+    turns: &Rc<Turns>,
+    args: &StartupArgs,
+    arms: &[Arm],
+    points: Vec<Point>,
+) -> Result<ArmsReport> {
+    let accelerator = match args.engine {
+        Engine::Hollow => "hollow".to_owned(),
+        Engine::Guests => super::accelerator(args.accel.as_deref()),
+    };
+    let processors = super::machine_processors();
+    let subject = |arm: &Arm| -> Box<ArmSubject> {
+        let (turns, calls) = (Rc::clone(turns), Rc::clone(calls));
+        let (arm, is_single, warm) = (*arm, args.single, Vec::new());
+        Box::new(Way { arm, is_single, processors, turns, calls, warm })
+    };
+    let subjects = arms.iter().map(subject).collect();
+    let plan = ArmPlan::new(points, args.rounds);
+    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn))
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
@@ -190,37 +218,6 @@ fn plugin_or_ip(
     }
 }
 
-/// Returns the report of the turns, each with the reason why it is void if it is, of sandboxes with
-/// this number of volumes and shares.
-fn report(
-    args: &StartupArgs,
-    arms: Vec<Arm>,
-    points: Vec<Point>,
-    volumes: u32,
-    turns: Vec<(ArmRound, Option<String>)>,
-) -> ArmsReport {
-    let accelerator = match args.engine {
-        Engine::Hollow => "hollow".to_owned(),
-        Engine::Guests => super::accelerator(args.accel.as_deref()),
-    };
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let (rounds, reasons): (Vec<_>, Vec<_>) = turns.into_iter().unzip();
-    let mut report = ArmsReport {
-        format: ArmsReport::FORMAT,
-        environment: super::environment(accelerator),
-        command: super::command_line(),
-        points,
-        processors: super::processors(&info),
-        volumes,
-        waits: args.wait_network,
-        arms,
-        rounds,
-        faults: Vec::new(),
-    };
-    report.add_void(reasons);
-    report
-}
-
 /// Returns the ways that the user named, or those that need no pool.
 fn ways(args: &StartupArgs) -> Vec<Arm> {
     let mut arms = args.arms.clone();
@@ -262,61 +259,6 @@ fn spec(args: &StartupArgs, digest: &str) -> Result<v1::RunSpec> {
         detach: true,
         ..super::machine_of(args, digest)?
     })
-}
-
-/// Takes all turns. The first round is not counted: what a node makes once is made in it. Returns
-/// the turns, each with the reason why it is void if it is.
-async fn rounds(
-    turns: &Turns,
-    args: &StartupArgs,
-    arms: &[Arm],
-    points: &[Point],
-) -> Result<Vec<(ArmRound, Option<String>)>> {
-    let few = points.iter().map(|one| Point { count: one.count.min(4), ..*one });
-    let mut few: Vec<Point> = few.collect();
-    few.dedup();
-    for point in few {
-        for arm in arms {
-            say(args, 0, *arm, point);
-            turns.at_once(*arm, point).await.with_context(|| arm.to_string())?;
-        }
-    }
-    let mut rounds = Vec::new();
-    for round in 0..args.rounds {
-        for point in points {
-            for arm in arms {
-                say(args, round + 1, *arm, *point);
-                let watch = Watch::begin(Own::Node);
-                let turn = take_turn(turns, args.single, *arm, *point, round).await;
-                let turn = turn.with_context(|| arm.to_string())?;
-                // All sandboxes share the processors: a wait for one says nothing.
-                rounds.push((turn, watch.end(None)));
-            }
-        }
-    }
-    Ok(rounds)
-}
-
-fn say(args: &StartupArgs, round: u32, arm: Arm, point: Point) {
-    if !args.json {
-        eprintln!("round {round} of {}: {arm}, {} at once", args.rounds, point.count);
-    }
-}
-
-/// Takes a turn, and as many single starts behind it if asked for.
-async fn take_turn(
-    turns: &Turns,
-    singly: bool,
-    arm: Arm,
-    point: Point,
-    round: u32,
-) -> Result<ArmRound> {
-    let (timelines, busy_ns) = turns.at_once(arm, point).await?;
-    let singles = match singly {
-        true => Some(turns.singly(arm, point).await?),
-        false => None,
-    };
-    Ok(ArmRound { arm, point, round, timelines, busy_ns, singles })
 }
 
 /// Returns the timeline of a sandbox that runs.

@@ -12,7 +12,7 @@ use slipway_runtime::{SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 use tokio::sync::Mutex;
 
-use super::own_daemon::OwnDaemon;
+use super::own_daemon::{OwnDaemon, remove_left};
 use super::runc::Runc;
 use super::wires::Wires;
 use super::{own, remove, timeline};
@@ -202,6 +202,19 @@ impl Turns {
             Some(runc) => tokio::task::spawn_blocking(move || runc.remove(&name)).await?,
             None => remove(self.client_of(arm).clone(), name).await,
         }
+    }
+
+    /// Removes the sandboxes and interfaces that a turn with `count` sandboxes has left, which
+    /// failed.
+    ///
+    /// # Errors
+    /// Something cannot be removed.
+    pub async fn remove_left(&self, arm: Arm, count: u32) -> Result<()> {
+        match self.runc.as_ref().filter(|_| arm.is_runc()) {
+            Some(runc) => runc.remove_left().await?,
+            None => remove_left(self.client_of(arm)).await?,
+        }
+        self.clean_up(arm, &(0..count).collect::<Vec<_>>()).await
     }
 
     /// Waits until functions are ready again, and removes interfaces.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use futures_util::future::join_all;
-use slipway_bench::density::{Burst, PoolMemory, Processes, Taken};
+use slipway_bench::density::{PoolMemory, Processes, Starts, Taken};
 use slipway_plane_api::{PlaneClient, v1 as plane_v1};
 use slipway_runtime::{SandboxClient, TemplateClient, v1};
 use slipway_telemetry::monotonic_ns;
@@ -153,7 +153,7 @@ impl Fleet {
         let started = start_at_once(&self.clients.sandboxes, specs).await;
         let timelines = started.into_iter().map(|start| timeline(start?));
         let timelines = timelines.collect::<Result<Vec<_>>>()?;
-        Ok(Burst::round(&slipway_bench::aligned(timelines, began)))
+        Ok(Starts::times_of(&slipway_bench::aligned(timelines, began)))
     }
 
     /// Returns the name of the VMM of a sandbox that idles.

@@ -1,120 +1,134 @@
 //! `slipway bench density`: measures what sandboxes take of the host, more and more of them, while
 //! they idle.
 
+mod deployed;
 mod fleet;
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::rc::Rc;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use slipway_bench::density::{
-    Burst, DensityPoint, DensityReport, Processes, Quantity, Series, available_bytes,
-    compare_density, density_plot, density_table, shortage,
+    DensityExtra, DensityLoad, DensityPlan, DensityReport, DensitySubject, Unit,
+    density_differences, density_plot, density_table,
 };
-use slipway_bench::{Own, SavedReport, Watch};
 use slipway_runtime::{Config, v1};
-use slipway_telemetry::monotonic_ns;
+use tokio::sync::Mutex;
 
+use self::deployed::Deployed;
 use self::fleet::{Clients, Fleet};
+use super::interruptible::Interruptible;
 use super::reports::{self, View};
+use super::subjects;
 use crate::args::{DensityArgs, DensityEngine, NodeArgs, Pull, Switched};
 use crate::client::{answer, connect, connect_plane, connect_templates};
-use crate::fork::EndSignals;
 use crate::image;
 use crate::out::OWN_FAILURE;
 
-/// The length of a look at whether sandboxes idle.
-const LOOK: Duration = Duration::from_secs(1);
-/// The longest time that they are given to become idle.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The processor time that a VMM which idles may use during a look.
-const IDLE: Duration = Duration::from_millis(10);
-/// The least memory that a sandbox is expected to take, bytes.
-const LEAST: f64 = (1 << 20) as f64;
-/// The factor by which the next sandboxes may take more than those before.
-const MARGIN: f64 = 1.25;
-
 /// Measures, or shows an earlier report.
-pub async fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i32> {
-    reports::check(&args.report)?;
-    let (measured, left) = match &args.image {
-        Some(image) if args.report.report.is_none() => {
-            let (report, left) = measure(node, config, args, image).await?;
-            if args.report.json && !report.stopped.is_empty() {
-                crate::complain(&anyhow!("stopped {}", report.stopped));
-            }
-            (Some(report), left)
-        }
-        _ => (None, false),
-    };
-    reports::show(&VIEW, &args.report, || measured.context("nothing was measured"))?;
-    Ok(if left { OWN_FAILURE } else { 0 })
+pub fn density(node: &NodeArgs, config: &Config, args: &DensityArgs) -> Result<i32> {
+    let is_left = Cell::new(false);
+    let report = reports::show(&VIEW, &args.report, || {
+        let image = args.image.as_deref().context("which image")?;
+        measure(node, config, args, image, &is_left)
+    })?;
+    if is_left.get() { Ok(OWN_FAILURE) } else { reports::complete(&report) }
 }
 
 /// The view of these reports.
 const VIEW: View<DensityReport> = View {
     title: |report| {
         let hollow = if report.is_hollow() { ", hollow" } else { "" };
-        let begun = if report.forks { "forks of a template" } else { "each booted" };
-        let memory = crate::size::show(report.memory_bytes);
-        let what = format!("Idle sandboxes{hollow} of {memory} on {}, {begun}", report.engine);
-        let points = report.sandboxes.points.iter().chain(&report.replicas.points);
-        let bursts = points.flat_map(|point| &point.bursts);
-        let rounds = bursts.map(|burst| burst.lasts().len()).max().unwrap_or(0);
+        let begun = if report.extra.forks { "forks of a template" } else { "each booted" };
+        let memory = crate::size::show(report.extra.memory_bytes);
+        let engine = report.subjects.first().map(|one| one.name.as_str()).unwrap_or_default();
+        let what = format!("Idle sandboxes{hollow} of {memory} on {engine}, {begun}");
         let lines = "thin lines: from the least to the greatest sandbox, or round of starts";
-        let medians = format!("medians of {rounds} rounds of starts; {lines}");
+        let medians = format!("medians of {} rounds of starts; {lines}", report.plan.rounds);
         format!("{what}\n{}\n{medians}", report.environment.line())
     },
     picture: density_plot,
     table: density_table,
-    differences: |before, now, _| compare_density(before, now),
+    differences: |before, now, _| density_differences(before, now),
 };
 
-/// Measures, and removes everything that was made for that, whatever happens. Returns the report,
-/// and `true` if something is left, which an error has been printed about.
-async fn measure(
+/// Measures, and removes everything that was made for that, whatever happens. Sets `is_left` if
+/// something is left, which an error has been printed about.
+fn measure(
     node: &NodeArgs,
     config: &Config,
     args: &DensityArgs,
     image: &str,
-) -> Result<(DensityReport, bool)> {
-    let digest = image::ensure(config, image, Pull::Missing).await?.digest.to_string();
+    is_left: &Cell<bool>,
+) -> Result<DensityReport> {
+    let calls = Rc::new(Interruptible::new()?);
+    let (clients, status, digest) = calls.wait(async {
+        let digest = image::ensure(config, image, Pull::Missing).await?.digest.to_string();
+        let mut clients = Clients {
+            sandboxes: connect(node, config).await?,
+            plane: connect_plane(node, config).await?,
+            templates: connect_templates(node, config).await?,
+        };
+        let status = answer(clients.sandboxes.status(v1::Empty {}).await)?;
+        anyhow::Ok((clients, status, digest))
+    })?;
     let spec = spec(args, image, &digest)?;
-    let mut clients = Clients {
-        sandboxes: connect(node, config).await?,
-        plane: connect_plane(node, config).await?,
-        templates: connect_templates(node, config).await?,
-    };
-    let status = answer(clients.sandboxes.status(v1::Empty {}).await)?;
     let memory_bytes = if spec.memory_bytes > 0 { spec.memory_bytes } else { status.memory_bytes };
-    let mut fleet = Fleet::new(clients, status.pid, spec);
-    let mut report = DensityReport {
-        format: DensityReport::FORMAT,
-        environment: super::environment(accelerator(args)),
-        command: super::command_line(),
-        image: image.to_owned(),
-        engine: String::new(),
-        forks: args.fork,
-        memory_bytes,
-        sandboxes: Series::default(),
-        replicas: Series::default(),
-        stopped: String::new(),
-    };
-    let mut ends = EndSignals::catch()?;
+    let fleet = Rc::new(Mutex::new(Fleet::new(clients, status.pid, spec)));
     // The daemon saves a machine to the end even if nobody waits, so a signal does not end this.
-    let begun = if args.fork { fleet.make_template().await } else { Ok(()) };
-    let outcome = match begun {
-        Ok(()) => tokio::select! {
-            outcome = take(&mut fleet, args, &mut report) => outcome,
-            () = ends.next() => Err(anyhow!("interrupted")),
-        },
-        Err(error) => Err(error),
+    let begun = match args.fork {
+        true => calls.wait_to_end(async { fleet.lock().await.make_template().await }),
+        false => Ok(()),
     };
-    let ended = fleet.end().await;
-    if let Err(error) = &ended {
-        crate::complain(error);
+    let measured = begun.and_then(|()| take(&calls, &fleet, args, memory_bytes));
+    let measured = calls.check().and(measured);
+    let fleet = Rc::into_inner(fleet).context("a measurement goes on after its turns")?;
+    if let Err(error) = calls.wait_to_end(fleet.into_inner().end()) {
+        crate::complain(&error);
+        is_left.set(true);
     }
-    outcome?;
-    Ok((report, ended.is_err()))
+    let mut report = measured?;
+    report.extra = DensityExtra { image: image.to_owned(), forks: args.fork, memory_bytes };
+    Ok(report)
+}
+
+/// Takes all turns.
+fn take(
+    calls: &Rc<Interruptible>,
+    fleet: &Rc<Mutex<Fleet>>,
+    args: &DensityArgs,
+    memory_bytes: u64,
+) -> Result<DensityReport> {
+    let subject = Deployed::begin(calls, fleet, args, memory_bytes)?;
+    let subjects: Vec<Box<DensitySubject>> = vec![Box::new(subject)];
+    let plan = DensityPlan { gate_rounds: Some(1), ..DensityPlan::new(loads(args), args.rounds) };
+    subjects::report_telling(subjects, plan, accelerator(args), |turn| {
+        if !args.report.json {
+            eprintln!("{}", turn.load);
+        }
+    })
+}
+
+/// Returns the numbers of sandboxes, in ascending order, each with the starts beside them; then the
+/// numbers of containers of one pod, an empty pod first.
+fn loads(args: &DensityArgs) -> Vec<DensityLoad> {
+    let ascending = |counts: &[u32]| {
+        let mut counts = counts.to_vec();
+        counts.sort_unstable();
+        counts.dedup();
+        counts
+    };
+    let of = |count| {
+        let starts = [0].into_iter().chain(args.burst.iter().copied());
+        starts.map(move |more| DensityLoad { unit: Unit::Sandbox, count, more })
+    };
+    let mut loads: Vec<DensityLoad> = ascending(&args.deployed).into_iter().flat_map(of).collect();
+    if !args.replicas.is_empty() {
+        let counts = ascending(&[&[0][..], &args.replicas[..]].concat());
+        let load = |count| DensityLoad { unit: Unit::Replica, count, more: 0 };
+        loads.extend(counts.into_iter().map(load));
+    }
+    loads
 }
 
 fn accelerator(args: &DensityArgs) -> String {
@@ -157,183 +171,6 @@ fn spec(args: &DensityArgs, image: &str, digest: &str) -> Result<v1::RunSpec> {
     })
 }
 
-/// Takes all measurements into `report`.
-async fn take(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport) -> Result<()> {
-    let each = warm_up(fleet, args, report).await?;
-    let (sandboxes, stopped) = sandboxes(fleet, args, each).await?;
-    report.sandboxes = sandboxes;
-    report.stopped = stopped.unwrap_or_default();
-    if !args.replicas.is_empty()
-        && let Err(error) = replicas(fleet, args, report).await
-    {
-        let before = if report.stopped.is_empty() { "" } else { "; " };
-        report.stopped += &format!("{before}containers of a pod: {error:#}");
-    }
-    Ok(())
-}
-
-/// Starts two sandboxes and removes them: what a node makes once is made by the first. Returns what
-/// the second took, bytes.
-async fn warm_up(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport) -> Result<f64> {
-    if let Some(reason) = shortage(available_bytes(), 2, report.memory_bytes) {
-        bail!("{reason}");
-    }
-    fleet.grow(1).await?;
-    report.engine = fleet.engine().await?;
-    let expected = args.engine.map_or(&*report.engine, |engine| engine.program());
-    ensure!(
-        report.engine == expected,
-        "this node's daemon runs sandboxes on {}, not on {expected}: `vmm` in its settings says so",
-        report.engine
-    );
-    let mut second = begin(fleet).await?;
-    fleet.grow(2).await?;
-    let processes = fleet.processes().await?;
-    second.points.push(DensityPoint { count: 1, ..point(fleet, &processes, args).await? });
-    fleet.clear().await?;
-    Ok(largest(&second).unwrap_or(LEAST))
-}
-
-/// Returns what each sandbox took at the last point, as far as processes or the host have it,
-/// bytes. Returns `None` if no point has sandboxes.
-fn largest(series: &Series) -> Option<f64> {
-    let last = series.points.last().filter(|point| point.count > 0)?;
-    let each = |quantity| series.each(last, quantity);
-    Some(each(Quantity::Pss).max(each(Quantity::Host)).max(LEAST))
-}
-
-/// Measures sandboxes, by their counts, as many as fit. Returns the reason why there are no more of
-/// them, if the user asked for more. `each` is what one is expected to take, bytes.
-async fn sandboxes(
-    fleet: &mut Fleet,
-    args: &DensityArgs,
-    each: f64,
-) -> Result<(Series, Option<String>)> {
-    let mut series = begin(fleet).await?;
-    let mut counts = args.deployed.clone();
-    counts.sort_unstable();
-    counts.dedup();
-    let beside = args.burst.iter().max().copied().unwrap_or(0);
-    for count in counts {
-        let each = (largest(&series).unwrap_or(each) * MARGIN) as u64;
-        let more = count.saturating_sub(fleet.count()).saturating_add(beside);
-        let missing = shortage(available_bytes(), more, each);
-        let reached = match missing {
-            None => deployed(fleet, args, count).await,
-            Some(reason) => Err(anyhow!("{reason}")),
-        };
-        match reached {
-            Ok(point) => series.points.push(point),
-            Err(error) if series.points.is_empty() => return Err(error),
-            Err(error) => return Ok((series, Some(format!("before {count}: {error:#}")))),
-        }
-    }
-    Ok((series, None))
-}
-
-/// Measures `count` sandboxes, of which some idle already.
-async fn deployed(fleet: &mut Fleet, args: &DensityArgs, count: u32) -> Result<DensityPoint> {
-    tell(args, &format!("{count} deployed"));
-    fleet.grow(count).await?;
-    let processes = fleet.processes().await?;
-    let mut point = point(fleet, &processes, args).await?;
-    for at_once in &args.burst {
-        let (watch, mut rounds) = (Watch::begin(Own::Node), Vec::new());
-        for _ in 0..args.rounds {
-            rounds.push(fleet.burst(*at_once).await?);
-        }
-        point.bursts.push(Burst { at_once: *at_once, rounds });
-        let reason = watch.end(None);
-        point.void.extend(reason.map(|reason| format!("starts of {at_once}: {reason}")));
-    }
-    Ok(point)
-}
-
-/// Measures containers of one pod into `report`, by their counts, an empty pod first.
-async fn replicas(fleet: &mut Fleet, args: &DensityArgs, report: &mut DensityReport) -> Result<()> {
-    fleet.clear().await?;
-    report.replicas = begin(fleet).await?;
-    if let Some(reason) = shortage(available_bytes(), 1, report.memory_bytes) {
-        bail!("{reason}");
-    }
-    let pod = fleet.pod().await?;
-    let mut counts = args.replicas.clone();
-    counts.push(0);
-    counts.sort_unstable();
-    counts.dedup();
-    let mut there = 0;
-    for count in counts {
-        tell(args, &format!("{count} replicas"));
-        let (watch, mut rounds) = (Watch::begin(Own::Node), Vec::new());
-        while there < count {
-            rounds.push(vec![fleet.replica(&pod).await?]);
-            there += 1;
-        }
-        let reason = watch.end(None);
-        let processes = fleet.processes().await?;
-        let mut point = DensityPoint { count, ..point(fleet, &processes, args).await? };
-        if !rounds.is_empty() {
-            point.void.extend(reason.map(|reason| format!("starts of 1: {reason}")));
-            point.bursts.push(Burst { at_once: 1, rounds });
-        }
-        report.replicas.points.push(point);
-    }
-    Ok(())
-}
-
-/// Returns a series without points: the memory that is taken before its first sandbox.
-async fn begin(fleet: &mut Fleet) -> Result<Series> {
-    let processes = fleet.processes().await?;
-    wait_until_idle(&processes).await?;
-    Ok(Series { before: fleet.memory(&processes).await?, points: Vec::new() })
-}
-
-/// Measures the sandboxes that are there, when they idle.
-async fn point(
-    fleet: &mut Fleet,
-    processes: &Processes,
-    args: &DensityArgs,
-) -> Result<DensityPoint> {
-    let settled = wait_until_idle(processes).await?;
-    let taken = fleet.memory(processes).await?;
-    let (watch, began, before) = (Watch::begin(Own::Node), monotonic_ns(), processes.cpu()?);
-    tokio::time::sleep(Duration::from_secs_f64(args.idle)).await;
-    let idle = processes.cpu()?.since(before);
-    let idle_ns = monotonic_ns().saturating_sub(began).max(1);
-    let reason = watch.end(None);
-    let void = reason.map(|reason| format!("idle: {reason}")).into_iter().collect();
-    let (guest_used, count, bursts) = (fleet.guest_used().await, fleet.count(), Vec::new());
-    Ok(DensityPoint { count, taken, guest_used, settled, idle_ns, idle, bursts, void })
-}
-
-/// Waits until VMMs idle. Returns `false` if they do not in time.
-async fn wait_until_idle(processes: &Processes) -> Result<bool> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let most = LOOK.as_nanos() as u64 * cores as u64 / 2;
-    let each = IDLE.as_nanos() as u64;
-    let allowed = each.saturating_mul(processes.vmms.len() as u64 + 1).min(most);
-    let mut waited = Duration::ZERO;
-    loop {
-        let before = processes.cpu()?;
-        tokio::time::sleep(LOOK).await;
-        waited += LOOK;
-        // The first look is at what has just been started.
-        if waited > LOOK && processes.cpu()?.since(before).own() <= allowed {
-            return Ok(true);
-        }
-        if waited >= PATIENCE {
-            return Ok(false);
-        }
-    }
-}
-
-/// Says what is measured next, unless standard error is for errors only.
-fn tell(args: &DensityArgs, what: &str) {
-    if !args.report.json {
-        eprintln!("{what}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -363,6 +200,19 @@ mod tests {
             assert!(spec(&forked, "x", "").unwrap_err().to_string().contains("slipway-vmm"));
         }
         assert!(spec(&args(&["x", "--engine", "vmm", "--fork"]), "x", "").is_ok());
+    }
+
+    #[test]
+    fn loads_are_in_ascending_order_with_their_starts() {
+        let of = |words: &[&str]| -> Vec<(Unit, u32, u32)> {
+            loads(&args(words)).iter().map(|load| (load.unit, load.count, load.more)).collect()
+        };
+        let deployed = |count, more| (Unit::Sandbox, count, more);
+        let zero_and_two = [deployed(0, 0), deployed(0, 1), deployed(2, 0), deployed(2, 1)];
+        assert_eq!(of(&["x", "--deployed", "2,0,2"]), zero_and_two);
+        let replicas = of(&["x", "--deployed", "1", "--burst", "1,10", "--replicas", "4,2"]);
+        let expected = [0, 2, 4].map(|count| (Unit::Replica, count, 0));
+        assert_eq!((replicas.len(), &replicas[3..]), (6, &expected[..]));
     }
 
     #[test]
