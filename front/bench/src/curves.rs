@@ -51,7 +51,7 @@ pub(crate) fn over<L: Copy + PartialEq>(
 
 impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Returns the curve of a subject: medians of a figure over the number that grows.
-    pub(crate) fn curve(
+    pub(crate) fn medians_over(
         &self,
         over: &Over<M::Load>,
         subject: &str,
@@ -67,7 +67,8 @@ impl<M: Measured, E> Measurement<M::Load, M, E> {
     /// Returns a panel with a curve for each subject, or `None` if no turn has the figure.
     pub(crate) fn panel(&self, over: &Over<M::Load>, figure: &Figure<M::Load, M>) -> Option<Panel> {
         let subjects = self.subjects.iter().enumerate();
-        let lines = subjects.map(|(place, one)| (place, self.curve(over, &one.name, figure)));
+        let lines =
+            subjects.map(|(place, one)| (place, self.medians_over(over, &one.name, figure)));
         let lines: Vec<_> = lines.collect();
         let ticks = over.loads.iter().map(over.grows).map(|at| (at, at.to_string()));
         lines.iter().any(|(_, points)| !points.is_empty()).then(|| Panel {

@@ -65,7 +65,7 @@ fn stages(report: &ArmsReport, load: &Point, colour: bool) -> String {
 fn growth(report: &ArmsReport, colour: bool) -> String {
     let table = |over: &Over<Point>| {
         let row = |name: &String| {
-            let points = report.curve(over, name, &MEAN);
+            let points = report.medians_over(over, name, &MEAN);
             let points: Vec<_> = points.iter().map(|point| (point.at, point.value)).collect();
             let (first, last) = (points.first()?, points.last()?);
             let line = Line::through(&points)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::turn::turn;
 use super::{App, AppRun, Parts, SocketLoad, SocketMeasured, Traffic, Way, parts};
 use crate::figure::OverRounds;
-use crate::measurement::{AnySubject, Measurement, Plan, Run, Subject};
+use crate::measurement::{AnySubject, Measurement, Plan, Subject};
 use crate::statistics::median;
 use crate::turns::{Subjects, Turn, Turns, take_turns};
 
