@@ -9,14 +9,19 @@ use slipway_bench::{Environment, Measured, Measurement, SavedReport, void_note};
 
 use crate::args::ReportArgs;
 
+/// Draws the picture of a report below a title, as SVG.
+type Picture<R> = fn(&R, &str) -> Result<String>;
+/// Formats the tables of a report, in colour if asked for.
+type Table<R> = fn(&R, bool) -> String;
+
 /// How reports of one benchmark are shown.
 pub(super) struct View<R> {
     /// Returns the title of the picture: what was measured, and the conditions in further lines.
     pub title: fn(&R) -> String,
-    /// Draws the picture below a title, as SVG.
-    pub picture: fn(&R, &str) -> Result<String>,
-    /// Formats the report's tables, in colour if asked for.
-    pub table: fn(&R, bool) -> String,
+    /// Draws the report's picture.
+    pub picture: Picture<R>,
+    /// Formats the report's tables.
+    pub table: Table<R>,
     /// Formats the differences of the second report from the first, in colour if asked for.
     pub differences: fn(&R, &R, bool) -> String,
 }
@@ -32,8 +37,8 @@ impl<M: Measured, E> View<Measurement<M::Load, M, E>> {
     /// Makes the view of reports whose titles are of [`Measured::SHOWS`] and [`Measured::TURN`],
     /// and which are compared by their figures.
     pub(super) const fn of(
-        picture: fn(&Measurement<M::Load, M, E>, &str) -> Result<String>,
-        table: fn(&Measurement<M::Load, M, E>, bool) -> String,
+        picture: Picture<Measurement<M::Load, M, E>>,
+        table: Table<Measurement<M::Load, M, E>>,
     ) -> Self {
         Self {
             title: title::<M, E>,
