@@ -7,6 +7,10 @@
 //! A command may start if all buckets are open, which is decided before the command is fetched:
 //! neither its opcode nor its size is known then. So a limit of one kind of commands would have to
 //! hold back all of them.
+//!
+//! Other limits are a new [`Limiter`], whose buckets are full (`Home::limit`): what commands had
+//! taken beyond the former limits is forgotten, and a whole burst may start at once. Commands that
+//! have started go on.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,9 +10,13 @@
 //! - `Request::of` (`host/network`, `networks/attachment_request.rs`) checks it again;
 //! - `Attachment` (`host/network`, `attachment.rs`) has it on disk, with `#[serde(default)]` since
 //!   files of earlier builds lack it, if the next daemon needs it;
-//! - `make_interface` (`networks/attachments.rs`) puts what concerns the interface or its port into
-//!   `AttachTapRequest` of `plane.proto`, of which `config` (`host/fabric`, `taps.rs`) makes the
-//!   port's settings;
+//! - what the interface itself has, as its MTU, is set by `container::settings` (`host/network`,
+//!   `container.rs`), and goes to the plane in `TapSettings` of `plane.proto` (`host/fabric`,
+//!   `tap_settings.rs`). `container::check` compares the same settings for CHECK, and
+//!   `describe_lease` (`networks/description.rs`) has them for the result;
+//! - what its port has is put into `AttachTapRequest` by `make_interface`
+//!   (`networks/attachments.rs`); `config` (`host/fabric`, `taps.rs`) makes the port's settings of
+//!   it;
 //! - with `function` the interface has no port: `claim` and `take` (`networks/namespaces.rs`) give
 //!   what the sandbox must know in `Interface` of `network.proto`, and `network/namespace.rs` of
 //!   `sandbox/runtime` puts it into the sandbox's record (`record/network.rs`);

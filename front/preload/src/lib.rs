@@ -44,7 +44,10 @@
 //! `write_option` it comes before the arms for all of `IPPROTO_IP` and `IPPROTO_IPV6`: those take
 //! any value for any option of these levels and have no effect. The effect is in the call that
 //! moves bytes, as that of timeouts ([`transfer`]), or in `host/socket`, which reads the entry's
-//! word itself: `Endpoint::most` in `endpoint/transfer.rs`, `endpoint/readiness.rs` for poll(2).
+//! word itself: `Endpoint::most` in `endpoint/transfer.rs`, `endpoint/readiness.rs` for the bits
+//! of poll(2). How many bytes wake a sleeper is another matter: the argument `least` of
+//! `Endpoint::wish` and `Endpoint::arm`, which the sleeper gives (`wishes` of [`polling`] and of
+//! `epoll::active`; `Endpoint::wait` of `host/socket` for a call that waits itself).
 //!
 //! An option that is on or off is a bit of the entry's word `FLAGS` (`slipway_socket::option`). A
 //! value needs a half of another word of the entry, and gets a row of [`halves`]. The doc comment

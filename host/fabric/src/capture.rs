@@ -3,6 +3,13 @@
 //! An observer at the port copies into memory. A thread of the session reads there every few
 //! milliseconds and waits for the client. So neither a slow client nor a slow disk slows the
 //! switch.
+//!
+//! A new option of a capture is a field of `CapturePortRequest` (`plane.proto`), whose absence (0)
+//! stands for what was before. `Captures::capture` puts it into `Capturing`, by which `Recorder`
+//! of `backend/switch` (`decorators/capture.rs`) decides on the switch's thread; that must not
+//! wait. One of a trace goes by `TracePortRequest` and `Captures::trace` to `Trace`
+//! (`decorators/trace.rs`). The command line has both in `args/port.rs` and `port_tools.rs`. Tests:
+//! `tests/decorators.rs` of `backend/switch`, `tests/e2e/49-impair.sh`; `docs/networks.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

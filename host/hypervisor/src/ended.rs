@@ -10,9 +10,10 @@
 pub enum ShutdownReason {
     /// The guest powered off.
     GuestPowerOff,
-    /// The guest reset itself. Guests are started with `panic=-1` and without reboots, so a panic
-    /// that no panic device has reported appears as a reset: QEMU's machines have no such device,
-    /// and a guest's kernel may have no driver for that of `slipway-vmm`.
+    /// The guest reset itself, or a CPU had a triple fault. Guests are started with `panic=-1` and
+    /// without reboots, so a panic that no panic device has reported appears as a reset: QEMU's
+    /// machines have no such device, and a guest's kernel may have no driver for that of
+    /// `slipway-vmm`.
     GuestReset,
     /// The guest's kernel reported a panic.
     GuestPanic,

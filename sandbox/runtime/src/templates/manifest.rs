@@ -114,9 +114,11 @@ pub(crate) struct DiskFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Shape {
-    /// The kernel that booted.
+    /// The file that booted. The name of an unpacked kernel tells the file that it was unpacked of,
+    /// by path, inode and time of change; a kernel that boots as it is has its own path.
     pub kernel: PathBuf,
-    /// The initramfs, whose name tells its content: with another agent it is another file.
+    /// The initramfs, whose name tells its content: with another agent, or other modules of the
+    /// kernel, it is another file.
     pub initramfs: PathBuf,
     /// The parts of the initramfs.
     pub needs: Needs,
@@ -328,7 +330,7 @@ impl Shape {
             return differs("the kernel", &self.kernel.display(), &wanted.kernel.display());
         }
         if self.initramfs != wanted.initramfs {
-            return Err("it was made with another agent; make it anew".to_owned());
+            return Err("it was made with another agent or other modules; make it anew".to_owned());
         }
         match (&self.interface, &wanted.interface) {
             (has, asked) if has == asked => Ok(()),
