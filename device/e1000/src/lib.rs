@@ -10,8 +10,8 @@
 //! - [`Device`], the [`slipway_pci::Function`], belongs to the code that serves the guest's
 //!   register accesses: `access`, `registers`, `eeprom`, `phy`, `statistics`, `state`;
 //! - [`DevicePort`], the [`slipway_switch::Port`], belongs to the switch, on the switch's thread.
-//!   It moves frames with the `path`: `transmit` (with `offload`) and `receive` (with `filter` and
-//!   `verify`), each on its `ring`.
+//!   It moves frames with the `path`: `transmit` (with `packet` and `offload`) and `receive` (with
+//!   `filter` and `verify`), each on its `ring`.
 //!
 //! The path has one owner at a time ([`slipway_switch::Exchange`]). The function asks for it back,
 //! without waiting, when the device is reset or quiesced; all else that registers change reaches
@@ -35,7 +35,8 @@
 //! into a private copy; lengths are bounded before they are used; a turn reads a bounded number of
 //! descriptors. A transmit ring whose descriptors cannot be read has no frames, so that the switch
 //! sleeps, until its driver writes the tail or another of its registers, or the client's map
-//! changes.
+//! changes. A tail beyond its ring is counted (`bad_tail`), and the ring has no descriptors until
+//! the next write of it.
 //!
 //! Decisions where the manual leaves room, or the hardware has none to copy:
 //! - TCP and UDP checksums and segmentation are left to the switch, which carries them out only for
@@ -77,6 +78,7 @@ pub mod fuzz;
 mod interrupts;
 mod moderation;
 mod offload;
+mod packet;
 mod parts;
 mod path;
 mod phy;

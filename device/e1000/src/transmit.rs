@@ -9,13 +9,14 @@
 use std::collections::VecDeque;
 
 use slipway_e1000_spec::{Context, Data, Legacy, Transmit, command, option, statistic};
-use slipway_ethernet_spec::{EthernetFrame, HEADER, MIN_FRAME};
+use slipway_ethernet_spec::{EthernetFrame, MIN_FRAME, TAG};
 use slipway_ram::{Access, Fault, Span};
-use slipway_switch::{BURST, Burst, MAX_FRAME, Offload, Segmentation};
+use slipway_switch::{BURST, Burst, Offload, Segmentation};
 
 use crate::common::Common;
 use crate::moderation::Sent;
 use crate::offload::{HEAD, LONGEST_HEAD, OffloadRequest, insert_tag};
+use crate::packet::{Malformed, Packet};
 use crate::ring::Ring;
 
 /// Most descriptors of one turn, so that a ring without frames takes no longer than others.
@@ -24,59 +25,19 @@ const MAX_TURN_DESCRIPTORS: usize = 1024;
 /// times over.
 const MAX_FRAME_DESCRIPTORS: usize = 256;
 
-/// A descriptor that is to be written back.
+/// A descriptor that was read and is to be written back.
 #[derive(Clone, Copy)]
 struct Done {
+    /// The descriptor's place in the ring.
     index: u32,
-    /// Its last word with the status "done".
+    /// The descriptor's last word with the status "done".
     word: u32,
-    /// Bits of [`command`].
+    /// The descriptor's command, bits of [`command`].
     command: u8,
     /// `true` if a descriptor of the same frame was reported before ([`Packet::overlong`]).
     overlong: bool,
     /// `true` if it is a context ([`Transmitter::replaced`]).
     is_context: bool,
-}
-
-/// A frame whose last descriptor has not come yet.
-#[derive(Default)]
-struct Packet {
-    descriptors: usize,
-    /// Address and bytes of each buffer.
-    ranges: Vec<(u64, usize)>,
-    len: usize,
-    request: OffloadRequest,
-    fault: Option<Malformed>,
-    /// `true` if the frame has too many descriptors: it is dropped, and each of its descriptors is
-    /// reported as soon as it is read.
-    overlong: bool,
-}
-
-impl Packet {
-    fn clear(&mut self) {
-        self.ranges.clear();
-        (self.descriptors, self.len, self.fault, self.overlong) = (0, 0, None, false);
-        self.request = OffloadRequest::default();
-    }
-
-    fn add(&mut self, address: u64, len: usize) {
-        self.len += len;
-        if self.len > MAX_FRAME {
-            self.fault = self.fault.or(Some(Malformed::Long));
-        } else if len > 0 {
-            self.ranges.push((address, len));
-        }
-    }
-}
-
-/// The reason why a frame was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Malformed {
-    Shape,
-    Short,
-    Long,
-    Offload,
-    Memory,
 }
 
 /// The outcome of a descriptor.
@@ -115,13 +76,16 @@ pub(crate) struct Transmitter {
     /// Descriptors to write back. The first `ready` can be reported; at most
     /// [`MAX_FRAME_DESCRIPTORS`] of a frame that is not complete follow.
     done: VecDeque<Done>,
+    /// The number of descriptors of `done` whose frames are complete, or that belong to no frame.
     ready: usize,
     /// For each context descriptor in `done`, in the same order, the contexts that were in force
     /// before it. Descriptors that are read again are read with these.
     replaced: VecDeque<Contexts>,
     /// Heads of frames that were changed: [`HEAD`] bytes for each frame of a burst.
     bounce: Span,
+    /// The pinned buffers of the frame at hand.
     spans: Vec<Span>,
+    /// Invalid frames since the last [`Transmitter::take_malformed`].
     malformed: u64,
 }
 
@@ -287,15 +251,7 @@ impl Transmitter {
             Ok(false) => return DescriptorOutcome::Busy,
             Err(fault) => {
                 self.malformed += 1;
-                let live = &common.shared.live;
-                let count = match fault {
-                    Malformed::Shape => &live.shape,
-                    Malformed::Short => &live.short,
-                    Malformed::Long => &live.long,
-                    Malformed::Offload => &live.offload,
-                    Malformed::Memory => &live.memory,
-                };
-                count.add(1);
+                fault.counter(&common.shared.live).add(1);
             }
         }
         self.packet.clear();
@@ -304,22 +260,13 @@ impl Transmitter {
     }
 
     /// Puts the frame into the burst. Returns `false` if its memory is being zeroed.
+    ///
+    /// # Errors
+    /// The reason for which the frame is to be dropped.
     #[inline]
     fn push(&mut self, common: &mut Common, burst: &mut Burst) -> Result<bool, Malformed> {
         let packet = &self.packet;
-        if packet.overlong {
-            return Err(Malformed::Shape);
-        }
-        if let Some(fault) = packet.fault {
-            return Err(fault);
-        }
-        if packet.len < HEADER {
-            return Err(Malformed::Short);
-        }
-        let tag = packet.request.tag.map_or(0, |_| slipway_ethernet_spec::TAG);
-        if packet.len + tag > MAX_FRAME {
-            return Err(Malformed::Long);
-        }
+        packet.check()?;
         match common.view.pin(packet.ranges.iter().copied(), Access::Read, &mut self.spans) {
             Ok(()) => {}
             Err(Fault::Busy { .. }) => return Ok(false),
@@ -353,7 +300,7 @@ impl Transmitter {
             if !insert_tag(&mut head, len, tag, &mut offload) {
                 return Err(Malformed::Offload);
             }
-            end += slipway_ethernet_spec::TAG;
+            end += TAG;
         }
         let offset = burst.len() * HEAD;
         let mut put = || {

@@ -24,7 +24,8 @@ pub(crate) struct GiveBack {
     bytes: Range<u64>,
     /// The first byte that was not given back yet.
     next: u64,
-    /// All blocks were plugged, and are again if the request fails.
+    /// `true` for Unplug, whose blocks were all plugged: they all count as plugged again if the
+    /// request fails. `false` for Unplug All.
     whole: bool,
 }
 
@@ -56,8 +57,12 @@ impl Region {
         self.blocks.plugged() as u64 * self.geometry.block
     }
 
-    /// Asks for `bytes`. If more was never asked for, the usable part grows to whole units with so
-    /// many bytes; it never shrinks. Returns whether `bytes` is something else than before.
+    /// Sets the bytes that the driver is asked to have plugged. The usable part grows to the next
+    /// whole `unit` if it is smaller than that, and never shrinks. Returns whether the number has
+    /// changed.
+    ///
+    /// # Errors
+    /// [`RequestError`]; the number is then as before.
     pub fn request(&mut self, bytes: u64) -> Result<bool, RequestError> {
         let Geometry { bytes: most, block, unit, .. } = self.geometry;
         if bytes > most {
@@ -132,7 +137,8 @@ impl Region {
         }
     }
 
-    /// Takes the access to blocks away.
+    /// Has the host take the guest's access to blocks away, and begins to give them back. `whole`
+    /// is that of [`GiveBack`].
     fn unplug(&mut self, blocks: Range<usize>, whole: bool) -> Decision {
         let bytes = self.bytes_of(&blocks);
         if self.host.unplug(bytes.clone()).is_err() {
@@ -168,9 +174,9 @@ impl Region {
         (work.next >= work.bytes.end).then_some(response::ACK)
     }
 
-    /// Ends a request that is not over: the guest has all blocks again that count as plugged, and
-    /// if all were plugged before, it has all of them. What was given back holds zeros. Returns the
-    /// type of the response.
+    /// Ends a request that is not over. The guest has access again to the request's blocks that
+    /// still count as plugged; after Unplug these are all of its blocks. Bytes that were given back
+    /// are zeros. Returns the type of the response.
     pub fn give_up(&mut self, work: &GiveBack) -> u16 {
         let block = self.geometry.block;
         let range = (work.bytes.start / block) as usize..(work.bytes.end / block) as usize;
@@ -187,9 +193,10 @@ impl Region {
         response::BUSY
     }
 
-    /// Goes on with the blocks `runs` plugged, each run from its first block to the one behind its
-    /// last, with `requested` bytes asked for and the first `usable` bytes usable, in place of a
-    /// region without plugged blocks. Returns `false` if that cannot be.
+    /// Restores a saved state in a region without plugged blocks. Each of `runs` is the number of
+    /// the first plugged block and that of the block behind the last one; runs ascend, with an
+    /// unplugged block between any two. Returns `false` if the state is invalid, or the host
+    /// refuses it.
     pub fn restore(&mut self, runs: &[[usize; 2]], requested: u64, usable: u64) -> bool {
         let Geometry { bytes, block, .. } = self.geometry;
         if usable > bytes || !usable.is_multiple_of(block) || self.reveal(usable).is_err() {
@@ -204,6 +211,7 @@ impl Region {
                 return false;
             }
             self.blocks.set(&(start..end), true);
+            // Two runs without a block between them would have been saved as one.
             next = end + 1;
         }
         self.request(requested).is_ok()

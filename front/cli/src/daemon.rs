@@ -151,8 +151,8 @@ async fn serve_clients(
     let connections = watch::Sender::new(0_usize);
     let incoming = Counted::incoming(listener, connections.clone());
     let (stop, stopped) = watch::channel(false);
-    let reason = Reason { connections, mode, signals };
-    let watcher = tokio::spawn(end(served, reason, socket, stop));
+    let reasons = EndReasons { connections, mode, signals };
+    let watcher = tokio::spawn(end(served, reasons, socket, stop));
     let farewell = if mode.keeps() { SHORT_FAREWELL } else { FAREWELL };
     let serving = router.serve_with_incoming_shutdown(incoming, told(stopped.clone()));
     tokio::select! {
@@ -335,8 +335,9 @@ impl Served {
     }
 }
 
-/// The reasons for which a daemon ends: a signal, and in some modes that it is idle.
-struct Reason {
+/// The things that show whether a daemon is to end: signals, and in some modes that it is idle.
+struct EndReasons {
+    /// The number of clients' connections.
     connections: watch::Sender<usize>,
     mode: Mode,
     signals: Signals,
@@ -367,8 +368,8 @@ impl Signals {
 
 /// Waits for a reason to end, then ends the sandboxes that do not outlive this daemon, then sets
 /// `stop`.
-async fn end(served: Served, reason: Reason, socket: PathBuf, stop: watch::Sender<bool>) {
-    let Reason { connections, mode, mut signals } = reason;
+async fn end(served: Served, reasons: EndReasons, socket: PathBuf, stop: watch::Sender<bool>) {
+    let EndReasons { connections, mode, mut signals } = reasons;
     tokio::select! {
         () = signals.come() => tracing::info!("asked to end"),
         () = idle(&served, &connections), if mode.ends_when_idle() => {
@@ -381,7 +382,7 @@ async fn end(served: Served, reason: Reason, socket: PathBuf, stop: watch::Sende
     let node = served.node;
     node.close();
     // A sandbox that is just being created is live, too.
-    let live: Vec<_> = node.list().into_iter().filter(|s| node.ends_with_daemon(s)).collect();
+    let live: Vec<_> = node.list().into_iter().filter(|one| node.ends_with_daemon(one)).collect();
     live.iter().for_each(|sandbox| sandbox.kill());
     for sandbox in live {
         sandbox.wait_state(|state| !state.is_live()).await;

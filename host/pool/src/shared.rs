@@ -1,4 +1,10 @@
-//! The memory of the pool: free memory, and that of sandboxes.
+//! The state of a pool that its threads share: free memory and that of sandboxes, and the work that
+//! is left for the thread in the background.
+//!
+//! One mutex ([`State`]) is held for moments only: memory is made, counted and given to the kernel
+//! without it. Memory goes round by `take` (a launcher asks), `lend` (a sandbox has it), `unlend`
+//! (the sandbox is gone) and `put` (it is free). `next_job` has the order in which memory is zeroed
+//! ahead.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -327,8 +333,9 @@ impl Shared {
         drop(surplus);
     }
 
-    /// Waits for the next part of any memory that is to be looked at: first of urgent memory, then
-    /// of sandboxes' memory, then of other free memory. Returns `None` when the pool has ended.
+    /// Waits for the next part, of at most `granules` granules, of any memory that is to be looked
+    /// at: first of urgent memory, then of sandboxes' memory, then of other free memory. Returns
+    /// `None` when the pool has ended.
     pub(crate) fn next_job(&self, granules: usize) -> Option<BackgroundWork> {
         let mut state = self.lock();
         loop {
@@ -401,7 +408,7 @@ impl State {
 }
 
 impl PooledMemory {
-    /// Takes the next part, of at most so many granules. Missing pages are made for memory that
+    /// Takes the next part, of at most `granules` granules. Missing pages are made for memory that
     /// nobody has, which a sandbox then finds there; those of a sandbox's memory are made when the
     /// sandbox touches them.
     fn part(&mut self, granules: usize) -> BackgroundWork {

@@ -88,7 +88,7 @@ pub(crate) async fn change(target: &Target, change: Placement) -> Result<Change>
     replace(target, move |placement| placement.change(&change)).await
 }
 
-/// Takes a change back, unless the placement was changed again. What fails is told in the log.
+/// Takes a change back, unless the placement was changed again. A failure is logged.
 pub(crate) async fn undo(target: &Target, change: Change) {
     let Change { before, after } = change;
     let undone = replace(target, move |placement| {
@@ -126,7 +126,7 @@ async fn replace(
     to_end(replaced).await
 }
 
-/// Tells the log that an update which failed was not taken back.
+/// Logs that an update which failed was not taken back.
 fn tell_kept(target: &Target, error: &Error) {
     tracing::warn!(container = target.name(), %error, "it keeps to the CPUs of a failed update");
 }
@@ -196,8 +196,8 @@ async fn confine(sandbox: &Arc<Sandbox>) -> Result<()> {
     if !sandbox.look(changes) {
         return Ok(());
     }
-    let its = Arc::clone(sandbox);
-    let confined = tokio::task::spawn_blocking(move || confine_now(&its));
+    let sandbox = Arc::clone(sandbox);
+    let confined = tokio::task::spawn_blocking(move || confine_now(&sandbox));
     confined.await.unwrap_or_else(|error| Err(lost(&error)))
 }
 
@@ -262,9 +262,11 @@ fn wanted(record: &Record) -> Placement {
 fn tell_threads(sandbox: &Sandbox, placement: &Placement) -> Result<Option<String>> {
     let Some(vm) = sandbox.vm() else { return Ok(None) };
     let pid = vm.record().pid;
-    let told = |its: &Confinement| !its.confined.cpus.is_empty();
-    let launched_on = |its: &Confinement| told(its).then(|| its.launch_cpus.clone());
-    let known = sandbox.look(|record| launched_on(&record.confinement));
+    // Known once the threads were told CPUs.
+    let known = sandbox.look(|record| {
+        let Confinement { confined, launch_cpus, .. } = &record.confinement;
+        (!confined.cpus.is_empty()).then(|| launch_cpus.clone())
+    });
     let launched = known.unwrap_or_else(|| threads::run_on(Pid::from_raw(pid)));
     let list = match (placement.cpus.as_str(), launched.as_str()) {
         // Not known. A launch gives the daemon's own, unless it prefers those near the memory.
@@ -279,8 +281,12 @@ fn tell_threads(sandbox: &Sandbox, placement: &Placement) -> Result<Option<Strin
     Ok(Some(launched))
 }
 
-/// Checks a list of `what` that are in each of the kernel's lists in `files`: those online, then
-/// those that control groups may use. Returns it in the kernel's form.
+/// Checks that each number of `list` is in each of the kernel's lists in `files`: of those online,
+/// then of those that control groups may use. A file that is missing is passed over. `what` names
+/// the numbered things for errors. Returns the list in the kernel's form.
+///
+/// # Errors
+/// [`Error::Invalid`].
 fn check(what: &str, list: &str, files: &[impl AsRef<Path>]) -> Result<String> {
     if list.is_empty() {
         return Ok(String::new());

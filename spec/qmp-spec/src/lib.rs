@@ -29,9 +29,9 @@ use serde_json::{Value, json};
 pub enum Command {
     /// Leave the negotiation that every connection begins with.
     Capabilities,
-    /// Is the guest running?
+    /// Tell whether the guest runs.
     Status,
-    /// Is KVM in use? It always is.
+    /// Tell whether KVM is in use, which it always is.
     Kvm,
     /// Let the guest run.
     Continue,
@@ -43,12 +43,12 @@ pub enum Command {
     Quit,
     /// Tell what the machine has used.
     Statistics,
-    /// Add the function behind the connection that came with the command.
+    /// Add the function behind the connection that came with the command (`device_add`).
     Plug {
         /// The name by which it can be removed.
         name: String,
     },
-    /// Add a CPU.
+    /// Add a CPU (`device_add`).
     PlugCpu {
         /// The name by which it can be removed.
         name: String,
@@ -73,7 +73,7 @@ pub enum Command {
     Functions,
     /// List the devices of hot-plug memory.
     Memory,
-    /// Ask the guest to have so much of a device of hot-plug memory plugged.
+    /// Ask the guest to have a number of bytes of a device of hot-plug memory plugged.
     RequestMemory {
         /// The device's number, from 0.
         device: usize,
@@ -107,7 +107,8 @@ struct Line {
     id: Value,
 }
 
-/// Parses a line of a client.
+/// Parses a line of a client. Arguments of commands that take none, and unknown ones of
+/// `slipway-reconnect`, are passed over.
 pub fn parse(line: &[u8]) -> Request {
     let Line { execute, arguments, id } = match serde_json::from_slice(line) {
         Ok(line) => line,
@@ -132,18 +133,13 @@ pub fn parse(line: &[u8]) -> Request {
         "device_add" => device_add(&arguments),
         "query-hotpluggable-cpus" => Ok(Command::Cpus),
         "device_del" => device(&arguments, &["id"]).map(|name| Command::Unplug { name }),
-        "slipway-reconnect" => {
-            let function = arguments.get("function").and_then(Value::as_u64);
-            match function.and_then(|number| usize::try_from(number).ok()) {
-                Some(function) => Ok(Command::Reconnect { function }),
-                None => Err("slipway-reconnect needs the argument 'function', a number".into()),
-            }
-        }
+        "slipway-reconnect" => reconnect(&arguments),
         _ => Err(format!("there is no command {execute:?}")),
     };
     Request { id, command }
 }
 
+/// Parses the arguments of `slipway-memory`, of which there are none or both.
 fn memory(arguments: &Value) -> Result<Command, String> {
     let wrong = || "slipway-memory takes no arguments, or 'device' and 'bytes', two numbers".into();
     match arguments {
@@ -157,6 +153,7 @@ fn memory(arguments: &Value) -> Result<Command, String> {
     Ok(Command::RequestMemory { device, bytes: number("bytes")? })
 }
 
+/// Parses the arguments of `slipway-save`.
 fn save(arguments: &Value) -> Result<Command, String> {
     let rest = match arguments {
         Value::Null => Some(false),
@@ -168,6 +165,14 @@ fn save(arguments: &Value) -> Result<Command, String> {
     rest.map(|rest| Command::Save { rest }).ok_or_else(wrong)
 }
 
+/// Parses the arguments of `slipway-reconnect`.
+fn reconnect(arguments: &Value) -> Result<Command, String> {
+    let number = arguments.get("function").and_then(Value::as_u64);
+    let function = number.and_then(|number| usize::try_from(number).ok());
+    let wrong = || "slipway-reconnect needs the argument 'function', a number".into();
+    function.map(|function| Command::Reconnect { function }).ok_or_else(wrong)
+}
+
 /// The driver of a function behind a vfio-user socket, as QEMU calls it.
 const FUNCTION_DRIVER: &str = "vfio-user-pci";
 /// The driver of a CPU, as QEMU calls one that has what the host's has.
@@ -175,6 +180,7 @@ pub const CPU_DRIVER: &str = "host-x86_64-cpu";
 /// The longest name of a device in bytes.
 const MAX_NAME: usize = 64;
 
+/// Parses the arguments of `device_add`, which depend on the driver.
 fn device_add(arguments: &Value) -> Result<Command, String> {
     match arguments.get("driver").and_then(Value::as_str) {
         Some(FUNCTION_DRIVER) => {
@@ -191,7 +197,7 @@ fn device_add(arguments: &Value) -> Result<Command, String> {
     }
 }
 
-/// Returns the device's name in `arguments`, of which only those of `known` are allowed.
+/// Returns the device's name, the argument `id`. Arguments other than those in `known` are refused.
 fn device(arguments: &Value, known: &[&str]) -> Result<String, String> {
     let mut given = arguments.as_object().into_iter().flat_map(|object| object.keys());
     if let Some(other) = given.find(|name| !known.contains(&name.as_str())) {
@@ -235,7 +241,8 @@ pub fn answer(id: &Value, outcome: Result<Value, String>) -> Vec<u8> {
     line(&answer)
 }
 
-/// Returns the line of event `name`, of so many seconds and microseconds after 1970.
+/// Returns the line of the event `name` at a time: seconds since 1970 (UTC), and the microseconds
+/// beyond them.
 pub fn event(name: &str, data: Value, (seconds, microseconds): (i64, i64)) -> Vec<u8> {
     let stamp = json!({ "seconds": seconds, "microseconds": microseconds });
     line(&json!({ "event": name, "data": data, "timestamp": stamp }))

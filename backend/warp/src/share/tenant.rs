@@ -61,7 +61,7 @@ impl Load {
     }
 }
 
-/// One stage of a chain: its queue, and the load that the executor has.
+/// One stage of a chain: its queue, and the load of its jobs that the executor has.
 #[derive(Debug)]
 pub(super) struct Stage<T> {
     pub(super) executor: ExecutorId,
@@ -76,17 +76,17 @@ impl<T> Stage<T> {
         Self { executor, queue: VecDeque::new(), queued, in_service }
     }
 
-    pub(super) fn push(&mut self, entry: QueuedJob<T>) {
-        self.queued.add(entry.bytes);
-        self.queue.push_back(entry);
+    pub(super) fn push(&mut self, job: QueuedJob<T>) {
+        self.queued.add(job.bytes);
+        self.queue.push_back(job);
     }
 
     /// Takes the first job, which goes to the executor.
     pub(super) fn take(&mut self) -> Option<QueuedJob<T>> {
-        let entry = self.queue.pop_front()?;
-        self.queued.remove(entry.bytes);
-        self.in_service.add(entry.bytes);
-        Some(entry)
+        let job = self.queue.pop_front()?;
+        self.queued.remove(job.bytes);
+        self.in_service.add(job.bytes);
+        Some(job)
     }
 }
 
@@ -145,7 +145,8 @@ impl Seat {
         }
     }
 
-    /// Adds the owed ticks to `had`. A negative debt does not move `had` back before `since`.
+    /// Adds the owed ticks, by weight, to `had`. A negative debt moves `had` back, but not before
+    /// `since`.
     fn settle(&mut self, since: u128) {
         let owed = self.owed / self.weight.max(MIN_WEIGHT);
         match owed >= 0.0 {
@@ -201,8 +202,9 @@ impl Tenant {
         self.bucket.as_ref().map_or(Duration::ZERO, Bucket::opens_at)
     }
 
-    /// Returns the tenant's demand: the seconds of each resource for a byte, each by the chain that
-    /// takes most of it.
+    /// Returns the tenant's demand: for each of the first `resources` resources the seconds that a
+    /// byte takes there, of the chain that takes most. `cost` returns an executor's resource, and
+    /// the seconds that a byte takes on the executor.
     pub(super) fn demand<'a, T: 'a>(
         &self,
         resources: usize,

@@ -30,7 +30,11 @@ pub(super) struct Started {
 
 impl Started {
     /// Starts `command` and waits for the guest's byte on the standard output. `enter` runs in the
-    /// child before the program.
+    /// child between fork and exec, so it must make system calls only: no allocation, no lock.
+    ///
+    /// # Errors
+    /// If the program cannot be started, or its guest sends no byte in time. The process has ended
+    /// then, and the error has the VMM's messages.
     pub fn start(
         command: &mut Command,
         enter: impl Fn() -> std::io::Result<()> + Send + Sync + 'static,
@@ -43,7 +47,7 @@ impl Started {
         };
         #[allow(unsafe_code)] // a VMM does not end by itself when this process is killed
         // SAFETY: `prepare` makes system calls only, which is allowed between fork and exec; so
-        // does each `enter`, by this module's contract with `programs`.
+        // does each `enter` that `programs` passes, as the doc comment above demands.
         unsafe {
             std::os::unix::process::CommandExt::pre_exec(command, prepare);
         }
@@ -57,6 +61,7 @@ impl Started {
         Ok(started)
     }
 
+    /// Waits for the guest's byte, and reads all that comes before it.
     fn wait_for_byte(&mut self, deadline: Instant) -> Result<()> {
         let mut output = self.child.stdout.take().context("a pipe")?;
         let mut bytes = [0; 4096];
@@ -68,10 +73,10 @@ impl Started {
                 poll(&mut ends, Some(&timeout))?
             };
             if ready == 0 {
-                bail!("the guest sent nothing within {PATIENCE:?}{}", self.said());
+                bail!("the guest sent nothing within {PATIENCE:?}{}", self.kill_and_quote());
             }
             match output.read(&mut bytes)? {
-                0 => bail!("the VMM ended before its guest sent anything{}", self.said()),
+                0 => bail!("the VMM ended before its guest sent anything{}", self.kill_and_quote()),
                 count if bytes[..count].contains(&BYTE) => break,
                 _ => {}
             }
@@ -81,8 +86,8 @@ impl Started {
         Ok(())
     }
 
-    /// Ends the VMM, and returns its messages behind a colon.
-    fn said(&mut self) -> String {
+    /// Kills the VMM, and returns its messages behind a colon, or an empty text without messages.
+    fn kill_and_quote(&mut self) -> String {
         let _ = self.child.kill();
         let mut said = Vec::new();
         if let Some(errors) = self.child.stderr.take() {
@@ -151,7 +156,8 @@ fn private_dirty(smaps: &str, guest: u64) -> u64 {
         let kib = words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
         match first {
             "Private_Dirty:" => dirty = kib,
-            // Follows in each mapping.
+            // Comes after `Private_Dirty` in each mapping. Of a private mapping the process has its
+            // anonymous pages, of a shared one, as a memfd's, all dirty pages.
             "Anonymous:" if counts => sum += if shared { dirty } else { dirty.min(kib) } * 1024,
             _ => {}
         }
