@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -22,6 +23,30 @@ pub(crate) fn by_content(
         publish(&path, content)?;
     }
     Ok(path)
+}
+
+/// Returns whether a file's name is one of [`by_content`].
+pub(crate) fn is_named_by_content(path: &Path) -> bool {
+    let name = path.file_stem().and_then(|stem| stem.to_str());
+    let digest = name.and_then(|name| name.rsplit_once('-')).map_or("", |(_, digest)| digest);
+    digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Returns the file in the directory of `link` to which it leads. Returns `None` if either is
+/// absent.
+pub(crate) fn linked(link: &Path) -> Option<PathBuf> {
+    let name = fs::read_link(link).ok()?;
+    let path = link.parent()?.join(name.file_name()?);
+    path.is_file().then_some(path)
+}
+
+/// Has `link` lead to `path`, a file in its directory.
+pub(crate) fn link(link: &Path, path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default();
+    let aside = link.with_extension(format!("{}.tmp", std::process::id()));
+    let _ = fs::remove_file(&aside);
+    let linked = symlink(name, &aside).and_then(|()| fs::rename(&aside, link));
+    linked.map_err(|source| Error::file("write", link, source))
 }
 
 /// Writes a file under a temporary name and renames it into place, so that a reader sees either the

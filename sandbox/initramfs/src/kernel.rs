@@ -74,7 +74,7 @@ impl Kernel {
     /// kernel has no PVH entry or an unknown compression, the kernel file itself is returned.
     ///
     /// The ELF file boots without a random base address of the kernel (KASLR), which the bzImage's
-    /// own loader would have chosen.
+    /// own loader would have chosen. Its name tells its content, as all nodes name it.
     ///
     /// # Errors
     /// [`Error`] if the kernel cannot be read or the cache cannot be written.
@@ -91,22 +91,24 @@ impl Kernel {
             meta.ctime(),
             meta.ctime_nsec()
         );
-        let path = cache.join(format!("vmlinux-{}", cache::digest(identity.as_bytes())));
-        if path.exists() {
-            return Ok(path);
+        // Unpacking takes long, so a link leads from the file to what was unpacked of it.
+        let link = cache.join(format!("kernel-{}", cache::digest(identity.as_bytes())));
+        if let Some(unpacked) = cache::linked(&link) {
+            return Ok(unpacked);
         }
         let bytes = read(&self.image)?;
-        match Image::parse(&bytes) {
-            Ok(Image::BzImage(image)) => match image.unpack() {
-                Some(elf) => {
-                    cache::publish(&path, &elf)?;
-                    Ok(path)
-                }
-                None => Ok(self.image.clone()),
-            },
-            _ => Ok(self.image.clone()),
-        }
+        let Ok(Image::BzImage(image)) = Image::parse(&bytes) else { return Ok(self.image.clone()) };
+        let Some(elf) = image.unpack() else { return Ok(self.image.clone()) };
+        let unpacked = cache::by_content(cache, "vmlinux", "elf", &elf)?;
+        cache::link(&link, &unpacked)?;
+        Ok(unpacked)
     }
+}
+
+/// Returns whether two boot files have the same content as far as their paths tell: the paths are
+/// the same, or the files are of caches, which may be those of two nodes.
+pub fn is_same_content(one: &Path, other: &Path) -> bool {
+    one == other || (one.file_name() == other.file_name() && cache::is_named_by_content(one))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -304,6 +306,38 @@ mod tests {
         // A replaced file is another kernel, although the cache has the old one.
         let newer = [&elf[..], b"newer"].concat();
         assert_eq!(files.bootable(&bzimage(&lz4(&newer))), newer);
+    }
+
+    #[test]
+    fn an_unpacked_kernel_has_the_same_name_on_every_node() {
+        let image = bzimage(&lz4(&ElfFile::kernel().bytes()));
+        let (node, other) = (Files::new(), Files::new());
+        let of = |files: &Files| {
+            let kernel = files.locate(&image).unwrap();
+            kernel.bootable(&files.0.path().join("cache")).unwrap()
+        };
+        assert!(is_same_content(&of(&node), &of(&other)));
+        let unpacked = of(&node);
+        // It is not unpacked again, unless it was removed.
+        fs::write(&unpacked, b"marked").unwrap();
+        let kernel = Kernel::locate(Some(&node.0.path().join("vmlinuz")), Path::new("/x")).unwrap();
+        let again = kernel.bootable(&node.0.path().join("cache")).unwrap();
+        assert_eq!(fs::read(again).unwrap(), b"marked");
+        fs::remove_file(&unpacked).unwrap();
+        assert_eq!(of(&node), unpacked);
+        assert!(unpacked.is_file());
+    }
+
+    #[test]
+    fn files_are_the_same_by_path_or_by_a_name_that_tells_their_content() {
+        let digest = "0123456789abcdef0123456789abcdef";
+        let same = |one: &str, other: &str| is_same_content(Path::new(one), Path::new(other));
+        assert!(same("/boot/vmlinuz", "/boot/vmlinuz"));
+        assert!(!same("/boot/vmlinuz", "/other/vmlinuz"));
+        let named = |directory: &str| format!("{directory}/vmlinux-{digest}.elf");
+        assert!(same(&named("/a"), &named("/b")));
+        assert!(!same(&named("/a"), &named("/b").replace('0', "1")));
+        assert!(!same("/a/vmlinux-1.elf", "/b/vmlinux-1.elf"), "no digest");
     }
 
     #[test]

@@ -47,7 +47,7 @@ mod modules;
 mod unpack;
 
 pub use error::{Error, Result};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, is_same_content};
 pub use modules::{
     BRIDGE, CONNECTIONS, EXTRA, HARDWARE, MEMORY, NETWORK, PMEM, REPORTING, SHARES, SOCKETS,
     SandboxDriver, VLAN, WANTED,

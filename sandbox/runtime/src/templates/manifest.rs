@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slipway_hypervisor::CpuTemplate;
+use slipway_initramfs::is_same_content;
 
 use super::pages::digest;
 use crate::error::MOST_MESSAGE;
@@ -114,8 +115,8 @@ pub(crate) struct DiskFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Shape {
-    /// The file that booted. The name of an unpacked kernel tells the file that it was unpacked of,
-    /// by path, inode and time of change; a kernel that boots as it is has its own path.
+    /// The file that booted. The name of an unpacked kernel tells its content; a kernel that boots
+    /// as it is has its own path.
     pub kernel: PathBuf,
     /// The initramfs, whose name tells its content: with another agent, or other modules of the
     /// kernel, it is another file.
@@ -326,10 +327,10 @@ impl Shape {
         if self.cpu_template != wanted.cpu_template {
             return differs("cpu_template =", &self.cpu_template, &wanted.cpu_template);
         }
-        if self.kernel != wanted.kernel {
+        if !is_same_content(&self.kernel, &wanted.kernel) {
             return differs("the kernel", &self.kernel.display(), &wanted.kernel.display());
         }
-        if self.initramfs != wanted.initramfs {
+        if !is_same_content(&self.initramfs, &wanted.initramfs) {
             return Err("it was made with another agent or other modules; make it anew".to_owned());
         }
         match (&self.interface, &wanted.interface) {
@@ -400,6 +401,12 @@ pub(crate) mod tests {
         assert_eq!(other, "it has cpu_template = host, and x86-64-v2 is asked for");
         assert!(refused(|shape| shape.kernel = "/l".into()).contains("/l"));
         assert!(refused(|shape| shape.initramfs = "/j".into()).contains("another agent"));
+        let mut elsewhere = shape();
+        let named = |node: &str| format!("{node}/cache/vmlinux-{}.elf", "0".repeat(32)).into();
+        elsewhere.kernel = named("/a");
+        let mut wanted = elsewhere.clone();
+        wanted.kernel = named("/b");
+        assert_eq!(elsewhere.check(&wanted), Ok(()), "a snapshot of another node");
         assert!(refused(|shape| shape.interface = None).contains("none is asked for"));
         assert!(
             refused(|shape| shape.interface.as_mut().unwrap().mtu = 9000).contains("9000"),
