@@ -187,10 +187,6 @@ mod tests {
     impl SavedReport for Small {
         const KIND: &'static str = "nothing";
 
-        fn format(&self) -> u32 {
-            self.format
-        }
-
         fn faults(&self) -> &[Fault] {
             &self.faults
         }
