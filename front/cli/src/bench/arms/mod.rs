@@ -53,9 +53,7 @@ const VIEW: View<ArmsReport> = View {
         let what = format!("Starts of {hollow}, {counts}, {ways}");
         reports::titled(&what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: arms_plot,
-    table: arms_table,
-    differences: |before, now, _| now.compare(before),
+    ..View::of(arms_plot, arms_table)
 };
 
 /// Measures, and shows the report.
