@@ -141,7 +141,7 @@ pub(super) fn titled(
 /// notices: the report and its picture show the other turns.
 pub(super) fn complete<R: SavedReport>(report: &R) -> Result<i32> {
     let failed = report.faults().iter().filter(|fault| fault.failed).count();
-    ensure!(failed == 0, "{failed} turns failed: the table names them");
+    ensure!(failed == 0, "turns that failed: {failed}; the report names them");
     Ok(0)
 }
 
