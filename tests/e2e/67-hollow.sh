@@ -198,6 +198,20 @@ ok "bench startup: a pool of control groups and a layers' template switched off,
 
 refuses "--vf-pool POOL" bench startup --arms vf "$image"
 refuses "needs guests" bench startup --engine hollow --arms tap "$image"
+"$slipway" bench startup --engine hollow --count 1,2 --rounds 2 --arms vf,none --vf-pool missing --output "$work/f.json" "$image" \
+    >"$work/out" 2>"$work/errors" && fail "a way that fails, and the status is 0"
+grep -q '^FAILED: vf with 1 at once: ' "$work/out" || fail "no word of a way that failed: $(cat "$work/out" "$work/errors")"
+python3 - "$work/f.json" <<'CHECK' || fail "the report of a way that fails beside another"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert [(one["subject"], one["load"]["count"]) for one in report["runs"]] == [("none", 1)] * 2 + [("none", 2)] * 2, report["runs"]
+assert [(one["subject"], one["round"]) for one in report["faults"] if one["failed"]] == [("vf", 0)] * 2, report["faults"]
+CHECK
+[ "$("$slipway" ps --json)" = "[]" ] || fail "a way that fails leaves $("$slipway" ps)"
+ok "bench startup: a way that fails has no further turns with a number, and the others are measured"
+# Reports of an earlier format are refused in one line.
+echo '{"format": 2, "points": [], "arms": [], "rounds": []}' >"$work/old.json"
+refuses "its format is 2; reports of start-up have format 3" bench startup --engine hollow --arms none --compare "$work/old.json" "$image"
 ok "bench startup: veth pairs, a container that waits, two numbers of sandboxes, single starts; nothing is left"
 
 density() { timeout 900 "$slipway" bench density --engine hollow "$@"; }

@@ -83,7 +83,7 @@ pub struct Comparison {
     /// The values that the noise is computed from.
     pub basis: Basis,
     /// Reasons why the reports may not be comparable (another machine, another number of
-    /// sandboxes), as sentences. Empty if there are none.
+    /// sandboxes, another way), as sentences. Empty if there are none.
     pub warnings: Vec<String>,
 }
 
@@ -242,6 +242,10 @@ fn loads(report: &ArmsReport) -> String {
     report.plan.loads.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
+fn subjects(report: &ArmsReport) -> String {
+    report.subjects.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 fn warnings(before: &ArmsReport, after: &ArmsReport) -> Vec<String> {
     let (a, b) = (&before.environment, &after.environment);
     let differ = |what: &str, before: &str, after: &str| {
@@ -252,6 +256,7 @@ fn warnings(before: &ArmsReport, after: &ArmsReport) -> Vec<String> {
         differ("the host's kernel", &a.kernel, &b.kernel),
         differ("the accelerator", &a.accelerator, &b.accelerator),
         differ("the load", &loads(before), &loads(after)),
+        differ("the way", &subjects(before), &subjects(after)),
     ]
     .into_iter()
     .flatten()
@@ -438,6 +443,9 @@ mod tests {
         before.faults.push(Fault { subject, load, round: 0, reason, failed: false });
         let warnings = compare(&before, &after).warnings;
         assert!(warnings[2].ends_with("of the report before are void: 1"), "{warnings:?}");
+        before.subjects[0].name = "none".to_owned();
+        let warnings = compare(&before, &after).warnings;
+        assert_eq!(warnings[2], "the way differs: \"none\" against \"sandboxes\"");
     }
 
     #[test]

@@ -1,10 +1,17 @@
 //! Reports as JSON, with the version of their format.
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::turns::Fault;
+
+/// The part of a report that all formats have. It is read first: a report of another format lacks
+/// fields of this one.
+#[derive(Deserialize)]
+struct Versioned {
+    format: u32,
+}
 
 /// A report that is saved as JSON.
 pub trait SavedReport: Serialize + DeserializeOwned {
@@ -12,9 +19,6 @@ pub trait SavedReport: Serialize + DeserializeOwned {
     const FORMAT: u32 = 1;
     /// The kind of report, for errors.
     const KIND: &'static str;
-
-    /// Returns the version of the format that this report was written in.
-    fn format(&self) -> u32;
 
     /// Returns the turns that failed or are void.
     fn faults(&self) -> &[Fault] {
@@ -42,11 +46,28 @@ pub trait SavedReport: Serialize + DeserializeOwned {
     /// # Errors
     /// If `text` is no such report, or of another format version, or contradicts itself.
     fn from_json(text: &str) -> Result<Self> {
-        let report: Self = serde_json::from_str(text)
-            .with_context(|| format!("not a report of {}", Self::KIND))?;
-        let (format, known) = (report.format(), Self::FORMAT);
-        ensure!(format == known, "a report of format {format}; this slipway reads format {known}");
+        let (kind, known) = (Self::KIND, Self::FORMAT);
+        let no_report = || format!("not a report of {kind}");
+        let Versioned { format } = serde_json::from_str(text).with_context(no_report)?;
+        ensure!(format == known, "its format is {format}; reports of {kind} have format {known}");
+        let report: Self = serde_json::from_str(text).with_context(no_report)?;
         report.check()?;
         Ok(report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arms::ArmsReport;
+
+    #[test]
+    fn a_report_of_another_format_is_refused_by_it() {
+        let refused = |text: &str| format!("{:#}", ArmsReport::from_json(text).unwrap_err());
+        let earlier = refused(r#"{"format": 2, "points": [], "rounds": []}"#);
+        assert_eq!(earlier, "its format is 2; reports of start-up have format 3");
+        for text in ["{}", "[]", r#"{"format": 3}"#] {
+            assert!(refused(text).starts_with("not a report of start-up: "), "{text}");
+        }
     }
 }

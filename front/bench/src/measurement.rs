@@ -323,10 +323,6 @@ where
     const FORMAT: u32 = M::FORMAT;
     const KIND: &'static str = M::KIND;
 
-    fn format(&self) -> u32 {
-        self.format
-    }
-
     fn faults(&self) -> &[Fault] {
         &self.faults
     }

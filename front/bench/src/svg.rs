@@ -283,7 +283,7 @@ fn paint(
 
 /// Writes the lines of a title at the top of a picture of `width` pixels: the first is large, the
 /// others say under which conditions the figures hold.
-pub(crate) fn heading(area: &Area<'_>, title: &str, width: i32) -> Result<()> {
+fn heading(area: &Area<'_>, title: &str, width: i32) -> Result<()> {
     for (number, line) in (0..).zip(title.lines()) {
         let (y, size) = if number == 0 { (10, FONT * 1.3) } else { (16 + 18 * number, FONT) };
         write(area, &printable(line), (width / 2, y), size, HPos::Center)?;

@@ -12,6 +12,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::outside::Own;
+use crate::svg::printable;
 use crate::watch::Watch;
 
 /// A turn that is about to begin.
@@ -197,6 +198,8 @@ pub fn fault_lines(faults: &[Fault]) -> String {
     let mut lines = String::new();
     for fault in faults.iter().filter(|fault| fault.failed) {
         let Fault { subject, load, reason, .. } = fault;
+        // It may have a guest's words in it.
+        let reason = printable(reason);
         lines.push_str(&format!("FAILED: {subject} with {load}: {reason}\n"));
     }
     let void: Vec<&Fault> = faults.iter().filter(|fault| !fault.failed).collect();
@@ -285,6 +288,14 @@ mod tests {
         assert_eq!((of("fails"), of("works")), (1 + 3, 6));
         let failed: Vec<_> = turns.faults.into_iter().filter(|fault| fault.failed).collect();
         assert_eq!(fault_lines(&failed), "FAILED: fails with 1: lost its way\n");
+    }
+
+    #[test]
+    fn reasons_have_no_control_characters() {
+        let [subject, load] = ["a", "b"].map(str::to_owned);
+        let reason = "it ended: \x1b[2J\nx".to_owned();
+        let fault = Fault { subject, load, round: 0, reason, failed: true };
+        assert_eq!(fault_lines(&[fault]), "FAILED: a with b: it ended:  [2J x\n");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Draws a report of starts by several ways: bars as FastIOV's figure 11, the distribution of the
 //! times as its figure 12, and with several numbers of sandboxes curves over them as its figure 13.
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
@@ -13,7 +13,7 @@ use crate::duration::{human, round_step};
 use crate::groups::{Bar, Group, WIDTH, draw_groups, height_of};
 use crate::palette;
 use crate::panels::panels;
-use crate::svg::{Area, FONT, LINES, heading, write};
+use crate::svg::{Area, FONT, LINES, drawn, write};
 
 /// Height above the bars: title, conditions.
 const TOP: i32 = 84;
@@ -64,28 +64,10 @@ pub fn arms_plot(report: &ArmsReport, title: &str) -> Result<String> {
     let bars = bars(report, load);
     ensure!(!bars.is_empty(), "nothing was measured, so there is nothing to draw");
     let below = TOP + height_of(&bars);
-    let size = (WIDTH as u32, (below + PANEL) as u32);
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
-        draw(&area, (report, load), (title, &bars), below)
-            .map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
-}
-
-fn draw(
-    area: &Area<'_>,
-    (report, load): (&ArmsReport, &Point),
-    (title, bars): (&str, &[Group]),
-    below: i32,
-) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, WIDTH)?;
-    draw_groups(area, bars, TOP)?;
-    distribution(area, report, load, below)?;
-    area.present()?;
-    Ok(())
+    drawn((WIDTH, below + PANEL), title, |area| {
+        draw_groups(area, &bars, TOP)?;
+        distribution(area, report, load, below)
+    })
 }
 
 fn bars(report: &ArmsReport, load: &Point) -> Vec<Group> {

@@ -29,7 +29,7 @@ pub fn arms_table(report: &ArmsReport, colour: bool) -> String {
         let singles: &[_] = if is_single { &SINGLES } else { &[] };
         ratios(report, load, colour) + &report.medians(&title, load, singles, colour)
     };
-    let text = report.figure_tables(colour, below) + &footnote(report) + PAPERS + &report.foot();
+    let text = report.figure_tables(colour, below) + &footnote(report) + &report.foot() + PAPERS;
     match report.plan.loads.as_slice() {
         [load] => text + &stages(report, load, colour),
         _ => text + &growth(report, colour),

@@ -141,7 +141,7 @@ pub(super) fn titled(
 /// notices: the report and its picture show the other turns.
 pub(super) fn complete<R: SavedReport>(report: &R) -> Result<i32> {
     let failed = report.faults().iter().filter(|fault| fault.failed).count();
-    ensure!(failed == 0, "{failed} turns failed: the table names them");
+    ensure!(failed == 0, "turns that failed: {failed}; the report names them");
     Ok(0)
 }
 
@@ -186,10 +186,6 @@ mod tests {
 
     impl SavedReport for Small {
         const KIND: &'static str = "nothing";
-
-        fn format(&self) -> u32 {
-            self.format
-        }
 
         fn faults(&self) -> &[Fault] {
             &self.faults

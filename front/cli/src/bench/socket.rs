@@ -96,9 +96,7 @@ const SHARES: View<DrfReport> = View {
             "Fair shares of simulated executors\n{line}\n{mixes} mixes, 1 round of {time:?} of each"
         )
     },
-    picture: drf_plot,
-    table: drf_table,
-    differences: |before, now, _| now.compare(before),
+    ..View::of(drf_plot, drf_table)
 };
 
 /// Measures the shares of simulated executors.

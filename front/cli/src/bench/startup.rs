@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use anyhow::{Result, bail};
 use slipway_bench::arms::{ArmExtra, ArmMeasured, ArmPlan, ArmSubject, ArmsReport, Point};
-use slipway_bench::{Own, Subject, busy_ns};
+use slipway_bench::{Own, Subject, Turn, busy_ns};
 use slipway_runtime::{Config, SandboxClient, v1};
 use slipway_telemetry::{Timeline, monotonic_ns};
 
@@ -64,7 +64,8 @@ fn measure(node: &NodeArgs, config: &Config, args: &StartupArgs) -> Result<ArmsR
     let subject = Sandboxes { calls: Rc::clone(&calls), client, config: config.clone(), spec };
     let subjects: Vec<Box<ArmSubject>> = vec![Box::new(subject)];
     let accelerator = accelerator(args.accel.as_deref());
-    let report = subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn));
+    let told = |turn: &Turn<'_, Point>| tell(args, &calls, turn);
+    let report = subjects::report_telling(subjects, plan, accelerator, told);
     let mut report: ArmsReport = calls.check().and(report)?;
     report.extra = ArmExtra { image: args.image.clone(), volumes, waits: false };
     Ok(report)

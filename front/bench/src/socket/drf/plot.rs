@@ -1,13 +1,13 @@
 //! Draws a report of shares.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use super::{DrfCase, DrfReport};
 use crate::duration::rate as show;
 use crate::palette::subject as colour;
-use crate::svg::{Area, FONT, LINES, heading, write};
+use crate::svg::{Area, FONT, LINES, drawn, write};
 
 /// Width and height of the picture in pixels.
 const SIZE: (i32, i32) = (1000, 660);
@@ -33,18 +33,10 @@ const EDGES: [i32; 6] = [10, 20, 50, 100, 200, 1000];
 pub fn drf_plot(report: &DrfReport, title: &str) -> Result<String> {
     let has_any = report.cases().next().is_some();
     anyhow::ensure!(has_any, "nothing was measured, so there is nothing to draw");
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (SIZE.0 as u32, SIZE.1 as u32));
-        let area = area.into_drawing_area();
-        draw(&area, report, title).map_err(|error| anyhow!("drawing: {error}"))?;
-    }
-    Ok(text)
+    drawn(SIZE, title, |area| draw(area, report))
 }
 
-fn draw(area: &Area<'_>, report: &DrfReport, title: &str) -> Result<()> {
-    area.fill(&WHITE)?;
-    heading(area, title, SIZE.0)?;
+fn draw(area: &Area<'_>, report: &DrfReport) -> Result<()> {
     if let Some(talk) = report.cases().find(|case| case.name == "talk") {
         bars(area, talk)?;
     }
@@ -52,7 +44,6 @@ fn draw(area: &Area<'_>, report: &DrfReport, title: &str) -> Result<()> {
     if !others.is_empty() {
         errors(area, &others)?;
     }
-    area.present()?;
     Ok(())
 }
 
@@ -82,7 +73,7 @@ fn bars(area: &Area<'_>, talk: &DrfCase) -> Result<()> {
 fn edge(cases: &[&DrfCase]) -> i32 {
     let greatest = cases
         .iter()
-        .flat_map(|case| drawn(case))
+        .flat_map(|case| shown(case))
         .fold(0.0, |most: f64, error| if error.is_finite() { most.max(error.abs()) } else { most });
     let fits = |edge: &i32| greatest * 100.0 <= f64::from(*edge);
     EDGES.into_iter().find(fits).unwrap_or(EDGES[EDGES.len() - 1])
@@ -90,7 +81,7 @@ fn edge(cases: &[&DrfCase]) -> i32 {
 
 /// Returns the errors of a case that are drawn. A flood is about the other tenants, so the
 /// flooder's own error is left out.
-fn drawn(case: &DrfCase) -> impl Iterator<Item = f64> + '_ {
+fn shown(case: &DrfCase) -> impl Iterator<Item = f64> + '_ {
     case.errors().skip(usize::from(case.quiet.is_some()))
 }
 
@@ -115,7 +106,7 @@ fn errors(area: &Area<'_>, cases: &[&DrfCase]) -> Result<()> {
     for (at, case) in cases.iter().enumerate() {
         let x = left + (step * (at as f64 + 1.0)).round() as i32;
         let fill = colour(if case.quiet.is_some() { 3 } else { 2 });
-        for error in drawn(case) {
+        for error in shown(case) {
             let y = height(error, edge);
             if error.abs() * 100.0 <= f64::from(edge) {
                 area.draw(&Circle::new((x, y), 3, fill.filled()))?;

@@ -1,7 +1,8 @@
 //! Formats a report of shares as tables for a terminal.
 
 use super::report::{change, error, percent};
-use super::{DrfCase, DrfReport};
+use super::{DrfCase, DrfLoad, DrfMeasured, DrfReport};
+use crate::measurement::Measured;
 use crate::table::titled;
 
 /// Bytes per second of one unit of the slides.
@@ -37,7 +38,11 @@ pub fn drf_table(report: &DrfReport, colour: bool) -> String {
         text += &titled(title, &names, &rows, colour);
         text.push('\n');
     }
-    text + &report.figure_tables(colour, |_| String::new()) + &report.foot()
+    // There is one round of one subject: no spread, and nothing to be a ratio to.
+    let greatest = |load: &DrfLoad| {
+        report.medians(&format!("at most, of {load}"), load, DrfMeasured::figures(load), colour)
+    };
+    text + &report.plan.loads.iter().map(greatest).collect::<String>() + "\n" + &report.foot()
 }
 
 fn tenants(case: &DrfCase) -> Vec<[String; 6]> {
@@ -74,6 +79,9 @@ mod tests {
         {
             assert!(text.contains(word), "{word}: {text}");
         }
+        let greatest = text.lines().skip_while(|line| !line.starts_with("at most, of 6 mixes"));
+        let words: Vec<_> = greatest.skip(1).take(1).flat_map(str::split_whitespace).collect();
+        assert_eq!(words, ["executors", "1.00", "%", "1.00", "%", "3.12", "%"], "{text}");
         assert!(!text.contains("VOID"), "{text}");
     }
 

@@ -53,9 +53,7 @@ const VIEW: View<ArmsReport> = View {
         let what = format!("Starts of {hollow}, {counts}, {ways}");
         reports::titled(&what, &report.environment, report.plan.rounds, "turn", "")
     },
-    picture: arms_plot,
-    table: arms_table,
-    differences: |before, now, _| now.compare(before),
+    ..View::of(arms_plot, arms_table)
 };
 
 /// Measures, and shows the report.
@@ -158,7 +156,7 @@ fn take_turns(
     };
     let subjects = arms.iter().map(subject).collect();
     let plan = ArmPlan::new(points, args.rounds);
-    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, turn))
+    subjects::report_telling(subjects, plan, accelerator, |turn| tell(args, calls, turn))
 }
 
 /// Ends the daemons of the measurement's own, and removes the pool of the node's daemon, after the
@@ -218,14 +216,15 @@ fn plugin_or_ip(
     }
 }
 
-/// Returns the ways that the user named, or those that need no pool.
+/// Returns the ways that the user named, each once, or those that need no pool.
 fn ways(args: &StartupArgs) -> Vec<Arm> {
-    let mut arms = args.arms.clone();
-    if arms.is_empty() {
-        arms = vec![Arm::None, Arm::Slipway];
+    let mut arms: Vec<Arm> = Vec::new();
+    for arm in &args.arms {
+        if !arms.contains(arm) {
+            arms.push(*arm);
+        }
     }
-    arms.dedup();
-    arms
+    if arms.is_empty() { vec![Arm::None, Arm::Slipway] } else { arms }
 }
 
 /// Returns each number of sandboxes with each memory, in the order in which the user named them.
@@ -323,7 +322,7 @@ mod tests {
         assert_eq!((of.accelerator.as_str(), of.cpus, of.volumes.len()), ("hollow", 2, 2));
         assert_eq!((of.volumes[0].mount_point.as_str(), of.detach), ("/data", true));
         assert_eq!(ways(&asked), [Arm::None, Arm::Slipway]);
-        assert_eq!(ways(&args("--arms veth,veth,pool")), [Arm::Veth, Arm::Pool]);
+        assert_eq!(ways(&args("--arms veth,pool,veth")), [Arm::Veth, Arm::Pool]);
         assert!(spec(&args("--engine hollow --accel tcg"), "sha256:1").is_err());
     }
 }

@@ -103,7 +103,8 @@ fn take(
     let subjects: Vec<Box<DensitySubject>> = vec![Box::new(subject)];
     let plan = DensityPlan { gate_rounds: Some(1), ..DensityPlan::new(loads(args), args.rounds) };
     subjects::report_telling(subjects, plan, accelerator(args), |turn| {
-        if !args.report.json {
+        // Once for all rounds, and not for turns that a signal has ended.
+        if !args.report.json && turn.round == 0 && calls.check().is_ok() {
             eprintln!("{}", turn.load);
         }
     })
@@ -118,8 +119,9 @@ fn loads(args: &DensityArgs) -> Vec<DensityLoad> {
         counts.dedup();
         counts
     };
+    let bursts = ascending(&args.burst);
     let of = |count| {
-        let starts = [0].into_iter().chain(args.burst.iter().copied());
+        let starts = [0].into_iter().chain(bursts.iter().copied());
         starts.map(move |more| DensityLoad { unit: Unit::Sandbox, count, more })
     };
     let mut loads: Vec<DensityLoad> = ascending(&args.deployed).into_iter().flat_map(of).collect();
@@ -210,7 +212,7 @@ mod tests {
         let deployed = |count, more| (Unit::Sandbox, count, more);
         let zero_and_two = [deployed(0, 0), deployed(0, 1), deployed(2, 0), deployed(2, 1)];
         assert_eq!(of(&["x", "--deployed", "2,0,2"]), zero_and_two);
-        let replicas = of(&["x", "--deployed", "1", "--burst", "1,10", "--replicas", "4,2"]);
+        let replicas = of(&["x", "--deployed", "1", "--burst", "10,1,10", "--replicas", "4,2"]);
         let expected = [0, 2, 4].map(|count| (Unit::Replica, count, 0));
         assert_eq!((replicas.len(), &replicas[3..]), (6, &expected[..]));
     }
