@@ -117,12 +117,21 @@ impl Lease {
     ) -> Result<(Userfault, Vec<Range>), WireError> {
         let (message, [faults]) = receive(connection.as_fd(), bin)?;
         let ranges = faults::decode(&message).ok_or(WireError::Malformed)?;
-        let lost = |range: &Range| range.offset + range.len > memory.len() as u64;
-        if ranges.iter().any(lost) {
+        let page = page_size(memory.file());
+        let is_of_memory = |Range { address, len, offset }: &Range| {
+            let is_within = *offset + *len <= memory.len() as u64;
+            is_within && [address, len, offset].iter().all(|one| one.is_multiple_of(page))
+        };
+        if !ranges.iter().all(is_of_memory) {
             return Err(WireError::Malformed);
         }
         let faults = Userfault::of_peer(Foreign::into_owned(faults));
-        Ok((faults.map_err(WireError::io("taking a userfaultfd"))?, ranges))
+        let faults = faults.map_err(WireError::io("taking a userfaultfd"))?;
+        // A descriptor or an address that the kernel refuses here would never tell that the process
+        // is gone ([`Lease::is_gone`]): its memory would stay lent for ever.
+        let woken = ranges.iter().try_for_each(|range| faults.wake(range.address, range.len));
+        woken.map_err(WireError::io("looking at the ranges of a VMM"))?;
+        Ok((faults, ranges))
     }
 
     /// Returns what only memory with a template has.

@@ -11,8 +11,9 @@ use slipway_numa::{NumaNode, Topology};
 use slipway_pool_spec::{Page, Request};
 use slipway_ram::{GRANULE, LateMemory, Template};
 
-/// The most memory of one sandbox in bytes.
-pub(crate) const MOST: u64 = 256 << 30;
+/// The most memory of one sandbox in bytes: 256 GiB with which its machine begins, and as much room
+/// for more behind that in the file of a fork. A template beyond it has no forks.
+pub(crate) const MOST: u64 = 512 << 30;
 /// The size of a huge page in bytes.
 const HUGE: u64 = 2 << 20;
 
@@ -23,8 +24,10 @@ const HUGE: u64 = 2 << 20;
 pub(crate) fn check(request: Request) -> Result<(), String> {
     let unit = if request.page == Page::Huge { HUGE } else { GRANULE as u64 };
     if request.bytes == 0 || request.bytes > MOST || !request.bytes.is_multiple_of(unit) {
-        let (bytes, kib) = (request.bytes, unit >> 10);
-        return Err(format!("{bytes} bytes: memory has whole units of {kib} KiB"));
+        let (bytes, kib, gib) = (request.bytes, unit >> 10, MOST >> 30);
+        return Err(format!(
+            "{bytes} bytes: memory has whole units of {kib} KiB, {gib} GiB at most"
+        ));
     }
     Ok(())
 }
@@ -148,4 +151,18 @@ fn sealed(request: Request) -> std::io::Result<OwnedFd> {
     rustix::fs::ftruncate(&file, request.bytes)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_the_largest_machine_and_the_most_room_behind_it() {
+        let of = |bytes| check(Request { bytes, page: Page::Base, near: None, template: None });
+        let most = (256 << 30) + (256 << 30);
+        assert_eq!(of(most), Ok(()));
+        let refused = of(most + (1 << 20)).unwrap_err();
+        assert!(refused.ends_with("whole units of 64 KiB, 512 GiB at most"), "{refused}");
+    }
 }

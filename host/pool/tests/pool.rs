@@ -13,7 +13,7 @@ mod node;
 mod own;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -23,7 +23,8 @@ use own::Own;
 use rustix::mm::{MapFlags, ProtFlags};
 use slipway_peer::Bin;
 use slipway_pool::{Pool, SLOTS, Settings, Shelves};
-use slipway_pool_wire::{HandOver, Lease, Page, Range, Request};
+use slipway_pool_spec::{SERVED, faults};
+use slipway_pool_wire::{HandOver, Lease, Page, Range, Request, WireError, receive, send};
 use slipway_ram::{DmaMap, GRANULE, Granules, LateFiles, Permissions, Region};
 
 /// A process that has memory of the pool.
@@ -371,4 +372,48 @@ fn what_cannot_be_given_is_refused() {
     let text = many.unwrap_err().to_string();
     assert!(text.contains("of huge pages (vm.nr_hugepages)"), "{text}");
     assert_eq!(pool.stats().lent, 0);
+}
+
+/// Makes a userfaultfd of this process with `device`, an open `/dev/userfaultfd`.
+fn userfaultfd(device: &OwnedFd) -> OwnedFd {
+    let flags = u64::from(libc::O_CLOEXEC.unsigned_abs());
+    // SAFETY: USERFAULTFD_IOC_NEW takes flags, no address.
+    let made = unsafe { libc::ioctl(device.as_raw_fd(), 0xaa00, flags) };
+    assert!(made >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just made this descriptor for the caller.
+    let made = unsafe { OwnedFd::from_raw_fd(made) };
+    let mut api = [0xaa_u64, 0, 0];
+    // SAFETY: UFFDIO_API reads and writes these three words.
+    assert_eq!(unsafe { libc::ioctl(made.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()) }, 0);
+    made
+}
+
+#[test]
+fn faults_that_could_not_tell_the_end_of_their_process_are_refused() {
+    let Some(node) = Node::new() else { return };
+    let pool = node.pool(false, false);
+    let _server = pool.listen(&node.socket()).unwrap();
+    let answer = |range: Range, is_userfaultfd: bool| {
+        let connection = Lease::ask(&node.socket(), BASE_PAGES).unwrap().connection;
+        let (_, [_token, device]) = receive(connection.as_fd(), &Bin::new()).unwrap();
+        let device = device.into_owned();
+        let file = if is_userfaultfd { userfaultfd(&device) } else { device };
+        send(connection.as_fd(), &faults::encode(&[range]), &[file.as_fd()]).unwrap();
+        receive::<0>(connection.as_fd(), &Bin::new()).map(|(message, _)| message)
+    };
+    let sound = Range { address: 1 << 40, len: 8192, offset: 4096 };
+    for (range, is_userfaultfd) in [
+        (sound, false),
+        (Range { address: sound.address + 1, ..sound }, true),
+        // An address that no process has.
+        (Range { address: 1 << 63, ..sound }, true),
+        (Range { len: 100, ..sound }, true),
+        (Range { offset: 1, ..sound }, true),
+        (Range { offset: BYTES - 4096, ..sound }, true),
+    ] {
+        let refused = answer(range, is_userfaultfd);
+        assert!(matches!(refused, Err(WireError::Ended)), "{range:?}: {refused:?}");
+        assert_eq!(pool.stats().lent, 0, "{range:?}");
+    }
+    assert_eq!(answer(sound, true).unwrap(), SERVED);
 }

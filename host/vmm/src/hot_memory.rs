@@ -29,7 +29,9 @@
 //! The pool then serves the faults of both mappings where the template has bytes, those of blocks
 //! that were plugged when it was saved, and leaves the rest to the kernel. A page of such a block
 //! that nobody has touched is not in the file: unplugging costs and changes nothing there, and a
-//! guest that plugs the block again finds the template's bytes.
+//! guest that plugs the block again finds the template's bytes. If the pool copies all of the
+//! template later, as for a snapshot of the fork, the page is in the file until the guest has
+//! plugged and unplugged the block.
 
 use std::io;
 use std::ops::Range;

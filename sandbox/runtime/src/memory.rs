@@ -8,6 +8,7 @@ use slipway_plane_api::v1 as plane_v1;
 use crate::Result;
 use crate::node::Node;
 use crate::record::ClientMemory;
+use crate::resize::ROOM_UNIT;
 use crate::templates::apart;
 
 /// Guest memory that a VMM may have mapped at two addresses at once while it rearranges mappings.
@@ -43,8 +44,33 @@ pub(crate) fn most_to_ask_for(begin: u64, room: u64) -> u64 {
     if room > 0 { begin.saturating_add(room).min(of_host()) } else { 0 }
 }
 
+/// Returns whether a host with `host` bytes of memory can give a machine that begins with `begin`
+/// bytes this room beside them. Room is rounded up when it is made, so it may be a little more than
+/// the rest of the host's memory.
+pub(crate) fn fits(begin: u64, room: u64, host: u64) -> bool {
+    let rest = host.checked_sub(begin).and_then(|rest| rest.checked_next_multiple_of(ROOM_UNIT));
+    rest.is_some_and(|rest| room <= rest)
+}
+
 /// Returns the memory of this host in bytes.
 pub(crate) fn of_host() -> u64 {
     let host = rustix::system::sysinfo();
     (host.totalram as u64).saturating_mul(u64::from(host.mem_unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resize::of_new;
+
+    #[test]
+    fn all_that_a_new_sandbox_can_have_fits_into_its_host() {
+        let host = 1000 << 20;
+        for begin in [64, 256, 999, 1000].map(|mib| mib << 20) {
+            let room = of_new(begin, host, host).unwrap() - begin;
+            assert!(fits(begin, 0, host) && fits(begin, room, host), "{begin}");
+            assert!(!fits(begin, room + ROOM_UNIT, host), "{begin}");
+        }
+        assert!(!fits(1001 << 20, 0, host) && !fits(u64::MAX, u64::MAX, host));
+    }
 }

@@ -25,7 +25,7 @@ use crate::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Room for more memory is a multiple of this, in bytes.
-const ROOM_UNIT: u64 = 128 << 20;
+pub(crate) const ROOM_UNIT: u64 = 128 << 20;
 /// The most bytes of room for more memory.
 const MOST_ROOM: u64 = 256 << 30;
 /// The number of the sandbox's device of hot-plug memory.

@@ -67,7 +67,7 @@ impl Note {
 
     /// Removes the note of something that has ended.
     pub fn forget(&self) {
-        // An error: there was no note, or what it names is ended once more when the VF is opened.
+        // What a note names that is left by an error is ended once more when the VF is opened.
         let _ = slipway_replace::remove(&self.0);
     }
 }

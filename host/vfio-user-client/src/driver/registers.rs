@@ -16,6 +16,15 @@ struct Pauses {
     next: Duration,
 }
 
+impl Pauses {
+    /// Returns the next pause.
+    fn take(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = pause.saturating_mul(2).min(self.longest);
+        pause
+    }
+}
+
 /// A driver's wait for its function. Each write begins it anew.
 struct Wait {
     longest: Duration,
@@ -41,10 +50,7 @@ impl Wait {
             return Err(AccessError("the function does not answer".into()));
         }
         match &mut self.pauses {
-            Some(pauses) => {
-                std::thread::sleep(pauses.next);
-                pauses.next = (2 * pauses.next).min(pauses.longest);
-            }
+            Some(pauses) => std::thread::sleep(pauses.take()),
             None => std::thread::yield_now(),
         }
         Ok(())
@@ -187,5 +193,23 @@ impl RegisterAccess for SharedRegisters {
 
     fn idle(&mut self) -> Result<(), AccessError> {
         self.wait.go_on()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_begin_anew_with_a_write() {
+        let [first, longest] = [1, 5].map(Duration::from_micros);
+        let pauses = Some(Pauses { first, longest, next: first });
+        let mut wait = Wait { pauses, ..Wait::new(Duration::from_secs(60)) };
+        for _ in 0..2 {
+            let pauses = wait.pauses.as_mut().unwrap();
+            let taken: Vec<_> = (0..5).map(|_| pauses.take().as_micros()).collect();
+            assert_eq!(taken, [1, 2, 4, 5, 5]);
+            wait.restart();
+        }
     }
 }

@@ -56,19 +56,28 @@ async fn create(node: &Arc<Node>, request: v1::CreateTemplateRequest) -> Result<
     let v1::CreateTemplateRequest { name, machine, mtu } = request;
     check_chosen(&name)?;
     let machine = machine.unwrap_or_default();
-    let invalid = |why: &str| Err(Error::Invalid(why.to_owned()));
-    if !machine.template.is_empty() || !machine.pod.is_empty() {
-        return invalid("a template boots by itself");
-    }
-    if mtu > 0 && asks_for_network(&machine) {
-        return invalid("an interface with an MTU of its own is in no network: leave that out");
-    }
-    if mtu != 0 && !MTUS.contains(&mtu) {
-        return invalid("an MTU is 68 to 65535 bytes");
+    if let Some(why) = why_not_saved(&machine, mtu) {
+        return Err(Error::Invalid(why.to_owned()));
     }
     let socket_room = !machine.socket_engine.is_empty();
     let made = save::make(node, Saves { name, mtu, socket_room }, machine).await?;
     Ok(describe(&made))
+}
+
+/// Returns why no template is made of a machine whose interface is to have this MTU (0: that of its
+/// network), or `None` if one is.
+fn why_not_saved(machine: &v1::RunSpec, mtu: u32) -> Option<&'static str> {
+    let reasons = [
+        (!machine.template.is_empty() || !machine.pod.is_empty(), "a template boots by itself"),
+        // Its forks would have to have the same regions, and no fork has any.
+        (machine.bound_memory_bytes > 0, "a template has no memory of containers: leave that out"),
+        (
+            mtu > 0 && asks_for_network(machine),
+            "an interface with an MTU of its own is in no network: leave that out",
+        ),
+        (mtu != 0 && !MTUS.contains(&mtu), "an MTU is 68 to 65535 bytes"),
+    ];
+    reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
 }
 
 /// Returns whether a machine's description says anything of a network.
@@ -99,5 +108,25 @@ fn describe(manifest: &Manifest) -> v1::Template {
         queues: interface.map_or(0, |interface| interface.queues),
         mtu: interface.map_or(0, |interface| interface.mtu),
         sockets: shape.needs.sockets,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_of_which_no_template_is_made_are_told_apart() {
+        let plain = v1::RunSpec { max_memory_bytes: 1 << 30, ..v1::RunSpec::default() };
+        let why = |change: fn(&mut v1::RunSpec), mtu| {
+            let mut machine = plain.clone();
+            change(&mut machine);
+            why_not_saved(&machine, mtu).unwrap_or_default()
+        };
+        assert_eq!([why(|_| (), 0), why(|_| (), 1400)], ["", ""]);
+        assert!(why(|one| one.template = "web".to_owned(), 0).contains("by itself"));
+        assert!(why(|one| one.bound_memory_bytes = 1, 0).contains("memory of containers"));
+        assert!(why(|one| one.network = "blue".to_owned(), 1400).contains("in no network"));
+        assert!(why(|_| (), 67).contains("68 to 65535"));
     }
 }

@@ -171,7 +171,9 @@ mod tests {
 
     use super::checks::PAGE;
     use super::*;
+    use crate::memory::of_host;
     use crate::record::LAYER;
+    use crate::resize::ROOM_UNIT;
     use crate::snapshot::begin::tests::snapshot;
     use crate::snapshot::disks::names;
     use crate::templates::manifest::tests::manifest;
@@ -376,6 +378,16 @@ mod tests {
         assert_eq!(more.unwrap().snapshot.unwrap().layers_bytes, 64 << 20);
         let memory = bounded(|one| one.shape.memory_bytes = 1 << 62).unwrap_err().to_string();
         assert!(memory.contains("more than this host has"), "{memory}");
+        let with_room = |room: u64| {
+            let mut manifest = whole.clone();
+            manifest.shape.room_bytes = room;
+            clamp_to_node(&mut manifest, 64 << 20, dir.path())
+        };
+        // As much as a sandbox can be made with here, rounded up.
+        let most = (of_host() - whole.shape.memory_bytes).next_multiple_of(ROOM_UNIT);
+        with_room(most).unwrap();
+        let room = with_room(most + ROOM_UNIT).unwrap_err().to_string();
+        assert!(room.contains("more than this host has"), "{room}");
         let file = |at: usize, bytes: u64| {
             let mut manifest = whole.clone();
             manifest.snapshot.as_mut().unwrap().files[at].bytes = bytes;

@@ -51,7 +51,7 @@ async fn choose(node: &Node, sandbox: &Sandbox, uid: u32) -> Result<Option<Arc<T
 }
 
 /// Gives a pod that boots, and names no most memory, the room for more that the node's settings
-/// give to pods, if its VMM and its kernel can add memory. A fork has its template's room.
+/// give to pods, if its VMM and its kernel can add memory. A fork asks for its template's room.
 ///
 /// # Errors
 /// There is no VMM for the pod, or its boot files cannot be made.

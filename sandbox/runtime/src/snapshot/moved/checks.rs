@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::memory::of_host;
+use crate::memory::{fits, of_host};
 use crate::record::{Device, Volume};
 use crate::snapshot::disks::{file_of, names};
 use crate::templates::{Manifest, Shape, Snapshot};
@@ -131,8 +131,9 @@ pub(super) fn clamp_to_node(
         let (size, most) = (bytes >> 20, most >> 20);
         Err(Error::Invalid(format!("{what} of {size} MiB is more than {bound}, {most} MiB")))
     };
-    let (memory, host) = (manifest.shape.memory_file_bytes(), of_host());
-    if memory > host {
+    let (shape, host) = (&manifest.shape, of_host());
+    if !fits(shape.memory_bytes, shape.room_bytes, host) {
+        let memory = shape.memory_file_bytes();
         return too_large("the snapshot's memory", memory, "this host has", host);
     }
     // The files are those of the layer and of the volumes, in this order.

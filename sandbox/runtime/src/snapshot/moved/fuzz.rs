@@ -36,11 +36,12 @@ pub fn description(data: &[u8]) {
         assert!(volume.overlay && volume.path.is_relative(), "{:?} is of this host", volume.path);
     }
     match clamp_to_node(&mut manifest, LAYERS, Path::new("/")) {
-        Ok(()) => assert!(manifest.shape.memory_file_bytes() <= of_host()),
+        Ok(()) => assert!(manifest.shape.memory_bytes <= of_host()),
         Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
     }
     let spec = begin::complete(&RunSpec::default(), &manifest, LAYERS);
     let spec = spec.expect("it asks for nothing");
     assert_eq!(spec.memory_bytes, manifest.shape.memory_bytes);
+    assert!(spec.max_memory_bytes <= of_host(), "no request names more");
     assert!(spec.image.is_empty() && spec.kernel.is_empty() && spec.layers_bytes <= 2 * LAYERS);
 }
