@@ -216,7 +216,11 @@ impl Connection {
             ConnectionState::Up(_) if self.left_out.is_some() => {
                 Interest { read: false, write: false }
             }
-            ConnectionState::Up(sender) => Interest { read: true, write: sender.blocked },
+            // A connection that must not send now is not told that its socket takes bytes again:
+            // it would leave the event as it is, and the thread would not sleep.
+            ConnectionState::Up(sender) => {
+                Interest { read: true, write: sender.blocked && self.held.is_none() }
+            }
             ConnectionState::None => Interest { read: false, write: false },
         }
     }
@@ -247,5 +251,26 @@ impl Connection {
     /// Returns whether the socket's send buffer is full.
     pub(crate) fn is_blocked(&self) -> bool {
         matches!(&self.state, ConnectionState::Up(sender) if sender.blocked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// The socket of a connection that must not send yet takes bytes again.
+    #[test]
+    fn a_held_connection_is_not_woken_to_send() {
+        let (now, (socket, _other)) = (Instant::now(), UnixStream::pair().unwrap());
+        let mut connection = Connection::for_tests(socket.into(), &Settings::for_tests(), now);
+        if let ConnectionState::Up(sender) = &mut connection.state {
+            sender.blocked = true;
+        }
+        assert_eq!(connection.interest(), Interest { read: true, write: true });
+        connection.held = Some(now);
+        assert!(!connection.wants_to_send(true));
+        assert_eq!(connection.interest(), Interest { read: true, write: false });
     }
 }
