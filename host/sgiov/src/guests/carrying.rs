@@ -305,7 +305,7 @@ impl Work for Carrying {
     }
 
     fn woken(&mut self, since: Option<Instant>) {
-        self.guests.values().for_each(Guest::awake);
+        self.guests.values_mut().for_each(Guest::awake);
         if since.is_some() {
             self.stalls.woken();
         }
