@@ -23,7 +23,6 @@ use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
 use crate::Function;
-use crate::remote::Line;
 
 const PROTONOSUPPORT: u32 = 93;
 /// The words of signals before the events, with the reader's position.
@@ -317,4 +316,23 @@ fn a_guest_that_is_left_out_can_be_paused_and_its_memory_is_not_touched() {
     assert!(!guest.registers.function.quiesce());
     rig.turn();
     assert!(guest.registers.function.quiesce(), "its VMM waits");
+}
+
+/// The bell of a program's family cannot be watched.
+#[test]
+fn a_program_whose_signals_do_not_come_has_no_stream_with_a_guest() {
+    let mut rig = Rig::new();
+    let _guest = rig.guest(1);
+    let (mut families, now) = (Families::default(), Instant::now());
+    let connect = |connection| {
+        let (from, to) = (Address::ANY, Address::v4(ip(1), 80));
+        Command::Connect { connection, guest: Some(1), from, to, line: line(5) }
+    };
+    rig.carrying.obey(connect(70), &mut families, now);
+    let refused = |news: &News| matches!(news, News::Event(Event::Refused { connection: 70, .. }));
+    assert!(rig.news.take().any(|news| refused(&news)));
+    assert_eq!(rig.carrying.programs.pair(70), None);
+    rig.carrying.programs.join_claimed(1, Arc::default());
+    rig.carrying.obey(connect(80), &mut families, now);
+    assert!(rig.carrying.programs.pair(80).is_some());
 }
