@@ -258,6 +258,9 @@ impl Connection {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use slipway_sgiov_spec::Address;
+    use slipway_sgiov_spec::link::Open;
+
     use super::*;
 
     /// The socket of a connection that must not send yet takes bytes again.
@@ -272,5 +275,25 @@ mod tests {
         connection.held = Some(now);
         assert!(!connection.wants_to_send(true));
         assert_eq!(connection.interest(), Interest { read: true, write: false });
+    }
+
+    /// The connection is left out for longer than either side may be silent.
+    #[test]
+    fn a_connection_that_is_left_out_shows_life_and_waits_for_none() {
+        let (begun, (socket, _other)) = (Instant::now(), UnixStream::pair().unwrap());
+        // Less than the time after which a stream without an answer is given up.
+        let settings = Settings { silence_ms: 1000, ..Settings::for_tests() };
+        let mut connection = Connection::for_tests(socket.into(), &settings, begun);
+        let (mut events, mut logs) = (VecDeque::new(), Logs::new(begun));
+        let (events, logs) = (&mut events, &mut logs);
+        let mut around = Around { now: begun, settings: &settings, events, logs };
+        let open = Open { source: Address::ANY, destination: Address::ANY };
+        connection.open(open, &around).unwrap();
+        around.now = begun + settings.silence();
+        connection.left_out = Some(around.now + settings.silence());
+        connection.tend(&mut around).unwrap();
+        assert!(connection.sent() > 0, "the other side hears nothing");
+        connection.left_out = None;
+        connection.tend(&mut around).unwrap();
     }
 }
