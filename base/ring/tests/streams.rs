@@ -162,6 +162,19 @@ fn a_liar_spoils_its_own_stream_only() {
     assert_eq!(there.read(1, 10).unwrap(), b"as ever");
 }
 
+/// A reader makes its counter invalid while a long write goes on.
+#[test]
+fn a_write_tells_of_all_that_it_has_written() {
+    let (here, there) = Party::both(1);
+    here.stream(0).expect(64 << 10, MOST, here.regions()).unwrap();
+    assert_eq!(there.stream(0).arm_data(1), Ok(false));
+    let spoil = || there.arena.inbox(0, Side::Zero).head.store(1 << 35, Ordering::Relaxed);
+    let written = here.stream(0).write(&[7; 96 << 10], MOST, here.regions(), spoil);
+    assert_eq!(written, Ok(64 << 10));
+    assert_eq!(here.write(0, b"x"), Err(Error::Spoiled));
+    assert_eq!(there.read(0, MOST).unwrap().len(), 64 << 10);
+}
+
 #[test]
 fn arenas_are_checked() {
     assert!(Arena::new(Shape { streams: 0, pages: 1 }).is_err());

@@ -90,6 +90,7 @@ struct Joined<M> {
 }
 
 /// The families whose signals a carrier takes, by their numbers.
+#[derive(Default)]
 pub struct Families<M>(HashMap<u32, Joined<M>>);
 
 impl<M> Families<M> {
@@ -243,6 +244,8 @@ impl<W: Work> CarrierTask<W> {
         // task awake. So it is better to take none of them.
         if context.watch_shared(family.shared_bell(), Interest::Read, number).is_ok() {
             self.families.0.insert(number, Joined { family, member: W::Member::default() });
+        } else {
+            family.give_up();
         }
     }
 

@@ -54,7 +54,8 @@ pub trait Beside: Send {
     /// Handles an overflow: any entry may have changed.
     fn overflowed(&self);
 
-    /// Handles that the family's counter is invalid: no more signals follow.
+    /// Handles that no more signals follow: the family's counter is invalid, or the carrier that
+    /// takes its signals cannot watch its bell.
     fn spoiled(&self);
 }
 
@@ -76,6 +77,13 @@ impl Family {
     #[must_use]
     pub fn with_beside(self, beside: Box<dyn Beside>) -> Self {
         Self { beside: Some(beside), ..self }
+    }
+
+    /// Tells the other carrier, if there is one, that nobody takes the family's signals.
+    pub fn give_up(self) {
+        if let Some(beside) = &self.beside {
+            beside.spoiled();
+        }
     }
 
     /// Sets whether the bell must be raised after a signal ([`SleepWord`]). A thread that is about

@@ -5,14 +5,17 @@
 //! on with a carrier. So the peer pays: of each sleep, what exceeds [`BURST`] costs it 32 times as
 //! long without service. In the long run, a peer makes its carrier sleep for a 32nd of the time.
 //!
-//! A sleep is a time of [`LEAST`] or more in which the thread gave up its processor by itself, as
-//! getrusage(2) counts it. A thread that the kernel takes the processor from has not slept.
+//! A sleep is a time in which the thread gave up its processor by itself and had a page fault, as
+//! getrusage(2) counts both. A thread that the kernel takes the processor from has not slept. One
+//! that waits without a fault waits for no peer's memory but, for example, behind all others on the
+//! machine that call membarrier(2) at that moment, which any user may do without end.
 //!
 //! # Cost
-//! To know which peer made the thread sleep, the clock is read after each peer's work, which is too
-//! much for a peer without any. So a turn is measured as a whole ([`Stalls::begin`],
-//! [`Stalls::end`]), and single peers ([`Stalls::slept`]) only for [`ALERT`] after a turn with a
-//! sleep. The first sleep is thus nobody's.
+//! To know which peer made the thread sleep, the clock is read after each peer's work, and the
+//! counts after each work of [`LEAST_OF_ONE`] or more, which is too much for a peer without any. So
+//! a turn is measured as a whole ([`Stalls::begin`], [`Stalls::end`]) if it takes [`LEAST`] or
+//! more, and single peers ([`Stalls::slept`]) only for [`ALERT`] after a turn with a sleep. The
+//! first sleep is thus nobody's.
 //!
 //! A page that was swapped out, or another thread that changes the process's mappings, makes the
 //! thread sleep as well. For that reason a peer is left out for a time, and not hung up on.
@@ -27,8 +30,12 @@ use std::time::{Duration, Instant};
 
 use slipway_rate::{Bucket, Rate};
 
-/// The shortest time that is looked at for a sleep.
+/// The shortest turn that is looked at for a sleep.
 const LEAST: Duration = Duration::from_micros(20);
+/// The shortest work for a single peer that is looked at for a sleep. No sleep is shorter: it has a
+/// page fault and two switches of the processor. A shorter sleep would be charged to the next peer
+/// with longer work.
+const LEAST_OF_ONE: Duration = Duration::from_micros(2);
 /// The time after a sleep for which single peers are measured.
 const ALERT: Duration = Duration::from_secs(60);
 /// The longest sleep that is charged at once.
@@ -45,9 +52,8 @@ const REFILL: Duration = Duration::from_micros(BURST * 32);
 struct Meter {
     /// The end of the last measured time.
     at: Instant,
-    /// The thread's voluntary switches at that time or earlier. `None` if it slept on purpose
-    /// since.
-    switches: Option<i64>,
+    /// The thread's counts at that time or earlier. `None` if it slept on purpose since.
+    counts: Option<Counts>,
     /// Single peers are measured until this time.
     alert_until: Option<Instant>,
 }
@@ -56,21 +62,23 @@ impl Meter {
     /// Begins a measured time at `now`, or at present if single peers are measured.
     fn begin(&mut self, now: Instant) {
         self.at = now;
-        if self.switches.is_none() || self.alert_until.is_some() {
-            self.switches = Some(voluntary_switches());
+        if self.counts.is_none() || self.alert_until.is_some() {
+            self.counts = Some(Counts::of_thread());
             self.at = Instant::now();
         }
     }
 
-    /// Ends a measured time and begins the next one. Returns the time if the thread slept in it.
-    fn measure(&mut self) -> Option<Duration> {
+    /// Ends a measured time and begins the next one. Returns the time if the thread slept in it. A
+    /// time shorter than `least` is not looked at.
+    fn measure(&mut self, least: Duration) -> Option<Duration> {
         let now = Instant::now();
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
-        if passed < LEAST {
+        if passed < least {
             return None;
         }
-        let switches = voluntary_switches();
-        let slept = self.switches.replace(switches) != Some(switches);
+        let counts = Counts::of_thread();
+        let before = self.counts.replace(counts);
+        let slept = before.is_none_or(|before| counts.has_slept_since(before));
         if slept {
             self.alert_until = Some(now + ALERT);
         }
@@ -97,13 +105,13 @@ pub struct Stalls<K> {
 impl<K: Hash + Eq> Stalls<K> {
     /// Makes a record without peers.
     pub fn new(now: Instant) -> Self {
-        let meter = Meter { at: now, switches: None, alert_until: None };
+        let meter = Meter { at: now, counts: None, alert_until: None };
         Self { meter, debts: HashMap::new(), begin: now }
     }
 
     /// Notes that the thread has slept on purpose since the last turn.
     pub fn woken(&mut self) {
-        self.meter.switches = None;
+        self.meter.counts = None;
     }
 
     /// Begins a turn at `now`: measures from here.
@@ -119,12 +127,12 @@ impl<K: Hash + Eq> Stalls<K> {
     /// Ends the work for one peer. Returns the time since the last such call or [`Stalls::begin`]
     /// if the thread slept in it and single peers are measured: the caller charges the peer for it.
     pub fn slept(&mut self) -> Option<Duration> {
-        if self.is_alert() { self.meter.measure() } else { None }
+        if self.is_alert() { self.meter.measure(LEAST_OF_ONE) } else { None }
     }
 
     /// Ends a turn.
     pub fn end(&mut self) {
-        self.meter.measure();
+        self.meter.measure(LEAST);
         let at = self.meter.at;
         self.meter.alert_until = self.meter.alert_until.filter(|until| *until > at);
     }
@@ -175,34 +183,60 @@ impl<K: Hash + Eq> Stalls<K> {
     }
 }
 
-/// Returns how often the calling thread gave up its processor by itself.
-fn voluntary_switches() -> i64 {
-    // SAFETY: all zeros is a valid `rusage`, which the call may write.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage
-    };
-    usage.ru_nvcsw
+/// Counts of a thread, which the kernel only raises.
+#[derive(Clone, Copy)]
+struct Counts {
+    /// How often the thread gave up its processor by itself.
+    switches: i64,
+    /// The page faults.
+    faults: i64,
+}
+
+impl Counts {
+    /// Returns the counts of the calling thread.
+    fn of_thread() -> Self {
+        // SAFETY: all zeros is a valid `rusage`, which the call may write.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+            usage
+        };
+        let faults = usage.ru_minflt.wrapping_add(usage.ru_majflt);
+        Self { switches: usage.ru_nvcsw, faults }
+    }
+
+    /// Returns whether the thread, with these counts now, has slept in a page fault since `before`.
+    fn has_slept_since(self, before: Self) -> bool {
+        self.switches != before.switches && self.faults != before.faults
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use slipway_ring::cross::{Arena, Shape};
+
     use super::*;
 
     /// A sleep that is long enough to be paid for.
     const SLEEP: Duration = Duration::from_millis(50);
 
+    /// Sleeps, and has a page fault beside that.
+    fn sleep() {
+        // The header of a new arena is written into fresh memory.
+        Arena::new(Shape { streams: 1, pages: 1 }).unwrap();
+        std::thread::sleep(SLEEP);
+    }
+
     #[test]
     fn a_peer_in_whose_work_the_thread_slept_is_left_out_until_that_is_paid_for() {
         let mut stalls = Stalls::<String>::new(Instant::now());
         stalls.begin(Instant::now());
-        std::thread::sleep(SLEEP);
+        sleep();
         assert_eq!(stalls.slept(), None, "single peers are not measured yet");
         stalls.end();
         assert!(stalls.is_alert());
         stalls.begin(Instant::now());
-        std::thread::sleep(SLEEP);
+        sleep();
         let slept = stalls.slept().unwrap();
         assert!(slept >= SLEEP);
         assert!(stalls.charge("one", slept));
@@ -223,7 +257,7 @@ mod tests {
         let mut stalls = Stalls::<String>::new(Instant::now());
         stalls.begin(Instant::now());
         stalls.end();
-        std::thread::sleep(SLEEP);
+        sleep();
         stalls.woken();
         let begun = Instant::now();
         stalls.begin(begun);
@@ -232,6 +266,32 @@ mod tests {
         }
         stalls.end();
         assert!(!stalls.is_alert());
+    }
+
+    /// The thread waits behind other users of the machine.
+    #[test]
+    fn a_sleep_without_a_page_fault_is_nobodys() {
+        let before = Counts { switches: 1, faults: 1 };
+        let after = |switches, faults| Counts { switches, faults }.has_slept_since(before);
+        assert!(after(2, 2) && !after(2, 1) && !after(1, 2) && !after(1, 1));
+    }
+
+    /// The thread sleeps for a moment in the work for a peer, and then works for another one.
+    #[test]
+    fn a_short_sleep_is_not_charged_to_the_next_peer() {
+        let mut stalls = Stalls::<String>::new(Instant::now());
+        stalls.begin(Instant::now());
+        stalls.meter.alert_until = Some(Instant::now() + ALERT);
+        stalls.begin(Instant::now());
+        let begun = Instant::now();
+        while begun.elapsed() < LEAST_OF_ONE {
+            std::hint::spin_loop();
+        }
+        // As if the thread had slept in that time.
+        stalls.meter.counts = Some(Counts { switches: -1, faults: -1 });
+        assert!(stalls.slept().is_some());
+        let counts = stalls.meter.counts.unwrap();
+        assert!(counts.switches >= 0 && counts.faults >= 0, "the next one pays for that sleep");
     }
 
     /// Short sleeps, as of a page that was swapped out, cost nothing.

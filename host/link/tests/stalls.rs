@@ -25,7 +25,7 @@ fn a_tenant_whose_memory_made_the_thread_sleep_stands_still_and_others_do_not() 
     let (blue, _there) = joined_for(&mut left, &mut right, "blue");
     left.memory = Memory::new(16);
     let (red, there) = joined_for(&mut left, &mut right, "red");
-    let Ok(sleeps) = slow(blue.0.arena.words(), Duration::from_millis(100)) else {
+    let Ok(sleeps) = slow(blue.0.arena.words(), Duration::from_millis(40)) else {
         eprintln!("skipped: it needs userfaultfd(2)");
         return;
     };
@@ -49,6 +49,8 @@ fn a_tenant_whose_memory_made_the_thread_sleep_stands_still_and_others_do_not() 
     while got < 1000 {
         assert!(begun.elapsed() < Duration::from_secs(60), "red stands still, too");
         turn(&mut left, now);
+        // Nor does the engine look at the memory of blue before it sleeps.
+        left.links.doze(now);
         right.turn(Instant::now());
         got += there.0.read(&mut [0; 1000], || right.links.stir(there.1)).unwrap();
     }

@@ -167,7 +167,7 @@ impl<'a> Stream<'a> {
     /// to be woken, possibly more than once.
     ///
     /// # Errors
-    /// [`Error`]; nothing was written then. [`Error::Spoiled`] may come after some of the bytes.
+    /// [`Error`]; nothing was written then.
     pub fn write(
         &self,
         from: &[u8],
@@ -178,11 +178,13 @@ impl<'a> Stream<'a> {
         self.check_open()?;
         let mut done = 0;
         while done < from.len() {
-            let count = self.write_some(&from[done..], most, regions, &mut tell)?;
-            if count == 0 {
-                break;
+            match self.write_some(&from[done..], most, regions, &mut tell) {
+                Ok(0) => break,
+                // Bytes were written already: the error shows at the next call.
+                Err(_) if done > 0 => break,
+                Ok(count) => done += count,
+                Err(error) => return Err(error),
             }
-            done += count;
         }
         Ok(done)
     }

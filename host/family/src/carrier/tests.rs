@@ -1,6 +1,6 @@
 //! Carriers whose work is a script.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slipway_ram::Lasting;
@@ -150,6 +150,35 @@ fn signals_wake_a_carrier_that_sleeps_and_its_end_is_waited_for() {
     assert_eq!(Arc::strong_count(&rig.alive), 1, "the work is still there");
     assert!(rig.carrier.has_ended());
     rig.carrier.command(Command::Panic);
+}
+
+/// The other carrier of a family.
+struct Other(Arc<AtomicBool>);
+
+impl crate::Beside for Other {
+    fn stirred(&self, _: u64) {}
+
+    fn overflowed(&self) {}
+
+    fn spoiled(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A reactor watches no descriptor twice, so it does not watch a bell that two families have for
+/// the second one.
+#[test]
+fn the_other_carrier_is_told_that_a_bell_cannot_be_watched() {
+    let rig = Rig::new();
+    let (_memory, bell) = rig.join(3);
+    let (lost, begun) = (Arc::<AtomicBool>::default(), Instant::now());
+    let memory = Lasting::heap(table::bytes(ENTRIES, 2));
+    let family = Family::new(&memory, ENTRIES, 2, bell).unwrap();
+    rig.carrier.join(4, family.with_beside(Box::new(Other(lost.clone()))));
+    while !lost.load(Ordering::Relaxed) {
+        assert!(begun.elapsed() < LIMIT, "it waits for signals");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -216,7 +216,11 @@ impl Connection {
             ConnectionState::Up(_) if self.left_out.is_some() => {
                 Interest { read: false, write: false }
             }
-            ConnectionState::Up(sender) => Interest { read: true, write: sender.blocked },
+            // A connection that must not send now is not told that its socket takes bytes again:
+            // it would leave the event as it is, and the thread would not sleep.
+            ConnectionState::Up(sender) => {
+                Interest { read: true, write: sender.blocked && self.held.is_none() }
+            }
             ConnectionState::None => Interest { read: false, write: false },
         }
     }
@@ -247,5 +251,49 @@ impl Connection {
     /// Returns whether the socket's send buffer is full.
     pub(crate) fn is_blocked(&self) -> bool {
         matches!(&self.state, ConnectionState::Up(sender) if sender.blocked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use slipway_sgiov_spec::Address;
+    use slipway_sgiov_spec::link::Open;
+
+    use super::*;
+
+    /// The socket of a connection that must not send yet takes bytes again.
+    #[test]
+    fn a_held_connection_is_not_woken_to_send() {
+        let (now, (socket, _other)) = (Instant::now(), UnixStream::pair().unwrap());
+        let mut connection = Connection::for_tests(socket.into(), &Settings::for_tests(), now);
+        if let ConnectionState::Up(sender) = &mut connection.state {
+            sender.blocked = true;
+        }
+        assert_eq!(connection.interest(), Interest { read: true, write: true });
+        connection.held = Some(now);
+        assert!(!connection.wants_to_send(true));
+        assert_eq!(connection.interest(), Interest { read: true, write: false });
+    }
+
+    /// The connection is left out for longer than either side may be silent.
+    #[test]
+    fn a_connection_that_is_left_out_shows_life_and_waits_for_none() {
+        let (begun, (socket, _other)) = (Instant::now(), UnixStream::pair().unwrap());
+        // Less than the time after which a stream without an answer is given up.
+        let settings = Settings { silence_ms: 1000, ..Settings::for_tests() };
+        let mut connection = Connection::for_tests(socket.into(), &settings, begun);
+        let (mut events, mut logs) = (VecDeque::new(), Logs::new(begun));
+        let (events, logs) = (&mut events, &mut logs);
+        let mut around = Around { now: begun, settings: &settings, events, logs };
+        let open = Open { source: Address::ANY, destination: Address::ANY };
+        connection.open(open, &around).unwrap();
+        around.now = begun + settings.silence();
+        connection.left_out = Some(around.now + settings.silence());
+        connection.tend(&mut around).unwrap();
+        assert!(connection.sent() > 0, "the other side hears nothing");
+        connection.left_out = None;
+        connection.tend(&mut around).unwrap();
     }
 }

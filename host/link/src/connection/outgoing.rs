@@ -192,8 +192,12 @@ impl Connection {
     }
 
     /// Asks the programs of the hot streams to signal, for a short sleep. The streams stay hot and
-    /// are polled after the sleep, with or without a signal.
+    /// are polled after the sleep, with or without a signal. Like [`Connection::rest`], it touches
+    /// no stream's memory if nothing can be sent.
     pub(crate) fn doze(&mut self, around: &mut Around<'_>) {
+        if self.is_held_up() {
+            return;
+        }
         for at in 0..self.hot.len() {
             let number = self.hot[at];
             let wished = self.streams.get_mut(&number).map(|stream| stream.wish(false));

@@ -291,9 +291,41 @@ impl Links {
     }
 }
 
+/// Returns the events of a socket to watch for. The kernel reports a failure of any socket: one
+/// that nobody looks at meanwhile must not keep the thread from sleeping, so that it is reported
+/// once (`ET`), and again when the interest changes.
 fn flags(interest: Interest) -> epoll::EventFlags {
     let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::ET, !interest.read && !interest.write);
     flags.set(epoll::EventFlags::IN, interest.read);
     flags.set(epoll::EventFlags::OUT, interest.write);
     flags
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::time::Timespec;
+
+    use super::*;
+
+    /// The other engine ends while the connection is left out.
+    #[test]
+    fn a_socket_that_has_failed_and_is_not_looked_at_is_reported_once() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let (here, there) = UnixStream::pair().unwrap();
+        let (data, none) = (epoll::EventData::new_u64(1), Interest { read: false, write: false });
+        epoll::add(&epoll, &here, data, flags(none)).unwrap();
+        drop(there);
+        let reported = || {
+            let event = epoll::Event { flags: epoll::EventFlags::empty(), data };
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            epoll::wait(&epoll, &mut [event], Some(&at_once)).unwrap()
+        };
+        assert_eq!([reported(), reported()], [1, 0]);
+        let reads = Interest { read: true, write: false };
+        epoll::modify(&epoll, &here, data, flags(reads)).unwrap();
+        assert_eq!([reported(), reported()], [1, 1]);
+    }
 }

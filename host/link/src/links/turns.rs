@@ -194,6 +194,8 @@ impl Links {
             Ok(worked) => worked,
             Err(broken) => {
                 self.end(key, &broken, now);
+                // The next connection does not pay for that.
+                self.stalls.begin(Instant::now());
                 true
             }
         };

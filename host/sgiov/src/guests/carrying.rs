@@ -47,7 +47,7 @@ use super::programs::Programs;
 use super::requests::Requests;
 use crate::log::Log;
 use crate::policy::Policy;
-use crate::remote::Event;
+use crate::remote::{Event, Line};
 
 /// The time for which the carrier polls after the last work before it sleeps.
 const POLL: Duration = Duration::from_micros(50);
@@ -99,10 +99,10 @@ impl Carrying {
         }
     }
 
-    /// Resets the streams of a family whose signals are invalid, since its events would not be
-    /// noticed any more.
+    /// Resets the streams of a family whose signals are invalid, or whose bell cannot be watched,
+    /// since its events would not be noticed.
     fn family_spoiled(&mut self, number: u32) {
-        let text = "a program's signals are invalid: its streams to guests are reset";
+        let text = "a program's signals cannot be taken: its streams to guests are reset";
         self.log.line("family", format_args!("{text}"));
         let pairs = self.programs.of_family(number);
         self.programs.part(number);
@@ -116,6 +116,11 @@ impl Carrying {
         if self.programs.has_claims(number, claims) {
             self.family_spoiled(number);
         }
+    }
+
+    /// Returns whether signals of a line's program come, from its family or by the links' carrier.
+    fn hears(&self, families: &mut Families<()>, line: &Line) -> bool {
+        families.member(line.family).is_some() || self.programs.is_claimed(line.family)
     }
 
     /// Reports an event to the engine's thread.
@@ -224,7 +229,7 @@ impl Work for Carrying {
         None
     }
 
-    fn obey(&mut self, command: Command, _: &mut Families<()>, _: Instant) {
+    fn obey(&mut self, command: Command, families: &mut Families<()>, _: Instant) {
         match command {
             Command::Add { guest, peer, control } => {
                 let (counts, tenant) = (self.book.counts(guest), self.book.tenant(guest).into());
@@ -242,10 +247,18 @@ impl Work for Carrying {
             }
             Command::Spoiled(number, claims) => self.claimed_family_spoiled(number, &claims),
             Command::FamilyEnded(number) => self.programs.part(number),
+            // Without signals a stream would stand still, and nobody would know why.
             Command::Connect { connection, guest, from, to, line } => {
+                let guest = guest.filter(|_| self.hears(families, &line));
                 self.program_connects((connection, line), guest, from, to);
             }
-            Command::Answer { incoming, answer } => self.engine_answers(incoming, answer),
+            Command::Answer { incoming, answer } => {
+                let is_deaf = answer.as_ref().is_ok_and(|(_, line)| !self.hears(families, line));
+                self.engine_answers(incoming, answer);
+                if is_deaf {
+                    self.reset_pair(incoming);
+                }
+            }
             Command::Closed(connection) => self.program_closes(connection),
         }
     }
@@ -305,7 +318,7 @@ impl Work for Carrying {
     }
 
     fn woken(&mut self, since: Option<Instant>) {
-        self.guests.values().for_each(Guest::awake);
+        self.guests.values_mut().for_each(Guest::awake);
         if since.is_some() {
             self.stalls.woken();
         }

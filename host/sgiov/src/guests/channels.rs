@@ -27,14 +27,13 @@ impl Carrying {
         worked
     }
 
-    /// Attends to a guest, unless it is left out. Returns whether there was something to do.
+    /// Attends to a guest; if it is left out, only to its function. Returns whether there was
+    /// something to do.
     fn attend_served(&mut self, number: u32) -> bool {
         let Some(guest) = self.guests.get(&number) else { return false };
-        if self.stalls.until(&guest.tenants).is_some() {
-            return false;
-        }
+        let is_served = self.stalls.until(&guest.tenants).is_none();
         let tenants = self.stalls.is_alert().then(|| guest.tenants.clone());
-        let worked = self.attend_one(number).unwrap_or_else(|why| {
+        let worked = self.attend_one(number, is_served).unwrap_or_else(|why| {
             self.break_off(number, why);
             false
         });
@@ -42,9 +41,10 @@ impl Carrying {
         worked
     }
 
-    fn attend_one(&mut self, number: u32) -> Result<bool, Broken> {
+    fn attend_one(&mut self, number: u32, is_served: bool) -> Result<bool, Broken> {
         let Some(guest) = self.guests.get_mut(&number) else { return Ok(false) };
-        let mut worked = match guest.attend()? {
+        let signals = if is_served { guest.attend() } else { guest.attend_function() };
+        let mut worked = match signals? {
             GuestSignals::Unavailable => return Ok(false),
             GuestSignals::ChannelEnded => {
                 self.lose(number);

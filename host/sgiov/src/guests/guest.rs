@@ -42,9 +42,9 @@ impl InFlight {
     }
 }
 
-/// The result of [`Guest::attend`].
+/// The result of [`Guest::attend`] and [`Guest::attend_function`].
 pub enum GuestSignals {
-    /// There is no channel, or it is suspended.
+    /// There is no channel, or it is suspended, or was not looked at for signals.
     Unavailable,
     /// The guest has stopped its function. The caller ends the channel ([`Guest::end_channel`]).
     ChannelEnded,
@@ -62,8 +62,10 @@ pub struct Guest {
     pub channel: Option<Channel>,
     /// Set once the guest has sent its hello.
     greeted: bool,
-    /// Set while the channel maps no memory.
+    /// Set while the channel maps no memory, and after that until all streams are looked at.
     suspended: bool,
+    /// Set from [`Guest::sleep`] to [`Guest::awake`].
+    is_asked_to_wake: bool,
     /// The pair, and the guest's end of it, by connection. Written by [`Guest::enter`],
     /// [`Guest::forget`] and [`Guest::end_channel`], as is `streams`.
     pub connections: HashMap<u32, (u32, usize)>,
@@ -90,6 +92,7 @@ impl Guest {
             channel: None,
             greeted: false,
             suspended: false,
+            is_asked_to_wake: false,
             connections: HashMap::new(),
             streams: BTreeMap::new(),
             leaving: HashSet::new(),
@@ -107,6 +110,22 @@ impl Guest {
     /// Returns whether the guest has sent its hello on the present channel.
     pub fn is_greeted(&self) -> bool {
         self.channel.is_some() && self.greeted
+    }
+
+    /// Does what the function asks of the channel, without a look at the guest's memory: its VMM
+    /// waits for that when it pauses or ends the guest. For a guest that is left out.
+    ///
+    /// # Errors
+    /// [`Broken`]: the guest's memory has changed.
+    pub fn attend_function(&mut self) -> Result<GuestSignals, Broken> {
+        let Some(channel) = &mut self.channel else { return Ok(GuestSignals::Unavailable) };
+        match channel.attend()? {
+            Attended::Over => return Ok(GuestSignals::ChannelEnded),
+            // Also noted if the channel is resumed: all streams are looked at in `attend`.
+            Attended::Suspended => self.suspended = true,
+            Attended::On => {}
+        }
+        Ok(GuestSignals::Unavailable)
     }
 
     /// Takes the channel once the guest has started its function, and then takes a limited number
@@ -200,15 +219,19 @@ impl Guest {
 
     /// Asks the guest to wake the carrier, and looks once more. Returns `false` if there is work.
     pub fn sleep(&mut self) -> bool {
+        self.is_asked_to_wake = true;
         self.channel.as_mut().is_none_or(|channel| {
             let reads = is_read(channel);
             channel.sleep(reads)
         })
     }
 
-    /// Withdraws the request of [`Guest::sleep`].
-    pub fn awake(&self) {
-        if let Some(channel) = &self.channel {
+    /// Withdraws the request of [`Guest::sleep`], if there is one. The memory of a guest that is
+    /// left out is not touched.
+    pub fn awake(&mut self) {
+        if let Some(channel) = &self.channel
+            && std::mem::take(&mut self.is_asked_to_wake)
+        {
             channel.awake();
         }
     }

@@ -23,8 +23,8 @@ pub enum Command {
     /// An entry of a family of [`Command::ClaimedFamily`] has signalled. Without an entry, any
     /// entry of the family may have.
     Signalled(u32, Option<u32>),
-    /// The signals of the family of [`Command::ClaimedFamily`] with these claims are invalid. The
-    /// family may have ended since, and another one may have its number.
+    /// The signals of the family of [`Command::ClaimedFamily`] with these claims are invalid, or
+    /// nobody takes them. The family may have ended since, and another one may have its number.
     Spoiled(u32, Arc<Claims>),
     /// A family of [`Command::ClaimedFamily`] has ended.
     FamilyEnded(u32),

@@ -35,6 +35,11 @@ impl Programs {
         self.claims.get(&number).is_some_and(|own| Arc::ptr_eq(own, claims))
     }
 
+    /// Returns whether the links' carrier takes the signals of a family and passes them on.
+    pub fn is_claimed(&self, number: u32) -> bool {
+        self.claims.contains_key(&number)
+    }
+
     /// Removes a family, whose signals are not heard any more. Its pairs stay, as far as their
     /// bytes still move, but are not found by its number, which may be another family's soon.
     pub fn part(&mut self, number: u32) {

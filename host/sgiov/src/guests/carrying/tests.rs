@@ -8,7 +8,7 @@ use std::task::Waker;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
 use slipway_family::NewsReceiver;
-use slipway_pci::{FifoSink, Interrupt};
+use slipway_pci::{FifoSink, Function as _, Interrupt};
 use slipway_ram::{Access, Lasting, Memory};
 use slipway_reactor::Reactor;
 use slipway_ring::cross::{Arena, Own, Regions, Shape, Side, Stream};
@@ -23,7 +23,6 @@ use super::super::serve::serve;
 use super::super::{GUESTS, SIGNALS};
 use super::*;
 use crate::Function;
-use crate::remote::Line;
 
 const PROTONOSUPPORT: u32 = 93;
 /// The words of signals before the events, with the reader's position.
@@ -71,7 +70,7 @@ impl Rig {
         let driver = Driver::new(piece(&memory, 0)).unwrap();
         let mut registers = Direct::new(device);
         assert_eq!(start(&mut registers, 0), Ok(RUNNING));
-        let guest = Hostile { _registers: registers, driver, memory };
+        let guest = Hostile { registers, driver, memory };
         guest.driver.say(&Message::Hello { version: VERSION });
         self.turn();
         assert!(matches!(guest.driver.hear(), Some(Message::Welcome(_))));
@@ -114,7 +113,7 @@ impl Rig {
 }
 
 struct Hostile {
-    _registers: Direct<Device>,
+    registers: Direct<Device>,
     driver: Driver,
     memory: Memory,
 }
@@ -299,4 +298,41 @@ fn invalid_signals_of_an_ended_family_are_not_those_of_the_next_one() {
     rig.carrying.claimed_family_spoiled(1, &next);
     rig.carrying.programs.enter(80, &line(6), 8);
     assert!(!next.pass_on(6));
+}
+
+/// A tenant is left out. The VMM of its guest pauses the guest, which takes the memory away.
+#[test]
+fn a_guest_that_is_left_out_can_be_paused_and_its_memory_is_not_touched() {
+    let mut rig = Rig::new();
+    let mut guest = rig.guest(1);
+    let tenants = rig.carrying.guests[&1].tenants.clone();
+    assert!(rig.carrying.stalls.charge(&tenants, Duration::from_secs(2)));
+    let control = piece(&guest.memory, 0);
+    let asleep = &control.words()[function::HOST_ASLEEP / 8];
+    asleep.store(7, Ordering::Relaxed);
+    assert!(matches!(rig.carrying.rest(Instant::now()), Rest::Asleep(Some(_))));
+    rig.carrying.woken(Some(Instant::now()));
+    assert_eq!(asleep.load(Ordering::Relaxed), 7);
+    assert!(!guest.registers.function.quiesce());
+    rig.turn();
+    assert!(guest.registers.function.quiesce(), "its VMM waits");
+}
+
+/// The bell of a program's family cannot be watched.
+#[test]
+fn a_program_whose_signals_do_not_come_has_no_stream_with_a_guest() {
+    let mut rig = Rig::new();
+    let _guest = rig.guest(1);
+    let (mut families, now) = (Families::default(), Instant::now());
+    let connect = |connection| {
+        let (from, to) = (Address::ANY, Address::v4(ip(1), 80));
+        Command::Connect { connection, guest: Some(1), from, to, line: line(5) }
+    };
+    rig.carrying.obey(connect(70), &mut families, now);
+    let refused = |news: &News| matches!(news, News::Event(Event::Refused { connection: 70, .. }));
+    assert!(rig.news.take().any(|news| refused(&news)));
+    assert_eq!(rig.carrying.programs.pair(70), None);
+    rig.carrying.programs.join_claimed(1, Arc::default());
+    rig.carrying.obey(connect(80), &mut families, now);
+    assert!(rig.carrying.programs.pair(80).is_some());
 }
