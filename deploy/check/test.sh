@@ -5,7 +5,8 @@
 #
 # Two end-to-end tests run at a time, since each waits for one busy processor, or for time: there are two lanes, and each lane
 # is a node with directories, user ids, a network and mounts of its own. A test with a line `# alone: REASON` runs behind
-# these, by itself. Two programs of the unit tests run at a time for the same reason; they have what they need by themselves.
+# these, by itself. Programs of the unit tests run in the lanes too, one after the other in each; what they need of the machine
+# they make for themselves.
 set -uo pipefail
 SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
 export SLIPWAY
@@ -79,18 +80,23 @@ export SLIPWAY_E2E_OUTSIDE=/proc/$$/ns/net
 first=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 second=$first-2
 
-# apart TEST: runs it with a network and mounts of its own, where the machine can make them: shims of all containerds have their
-# sockets in one directory.
+# apart COMMAND...: runs it with a network and mounts of its own, where the machine can make them: shims of all containerds have
+# their sockets in one directory.
 apart() {
-    if ! unshare --net --mount mkdir -p /run/containerd 2>/dev/null; then "$1"; return; fi
-    unshare --net --mount -- sh -c 'ip link set lo up && mount -t tmpfs -o mode=711 tmpfs /run/containerd && exec "$0"' "$1"
+    if ! unshare --net --mount mkdir -p /run/containerd 2>/dev/null; then "$@"; return; fi
+    unshare --net --mount -- sh -c 'ip link set lo up && mount -t tmpfs -o mode=711 tmpfs /run/containerd && exec "$@"' sh "$@"
 }
 
-# end_to_end TEST: what it says is shown as a whole when it ends, with when it began, and how long it took.
+# end_to_end TEST: runs it on the node of this lane. What it says is shown as a whole when it ends, with when it began, and how
+# long it took.
 end_to_end() {
-    local name status=0 begin=$SECONDS
+    local name status=0 begin=$SECONDS node=(env)
     name=$(basename "$1")
-    apart "$1" </dev/null >"$(log_of "$name")" 2>&1 || status=$?
+    if [ "$lane" = 2 ]; then
+        # User ids that no other daemon has by default.
+        node+=(SLIPWAY_RUN_DIR="${SLIPWAY_RUN_DIR:-/run/slipway-e2e}-2" SLIPWAY_DATA_DIR="$second" SLIPWAY_E2E_UIDS=1879113728)
+    fi
+    apart "${node[@]}" "$1" </dev/null >"$(log_of "$name")" 2>&1 || status=$?
     {
         flock 9
         printf '== %s (%s, %d s)\n' "$name" "$(clock "$begin")" $((SECONDS - begin))
@@ -142,22 +148,22 @@ unit() {
     rm "$log"
 }
 
-# lane NUMBER RUN TEST...: has RUN run those of the tests that no other lane has begun.
+# lane NUMBER TEST...: runs those of the tests that no other lane has begun.
 lane() {
-    local test
+    local lane=$1 test
     # Not before the test that runs has ended.
     trap 'exit 143' TERM
-    if [ "$1 $2" = '2 end_to_end' ]; then
-        # User ids that no other daemon has by default.
-        export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}-2 SLIPWAY_DATA_DIR=$second SLIPWAY_E2E_UIDS=1879113728
-    fi
-    for test in "${@:3}"; do
+    for test in "${@:2}"; do
         # One lane makes the directory.
-        mkdir "$logs/has-$(basename "$test")" 2>/dev/null && "$2" "$test"
+        mkdir "$logs/has-$(basename "$test")" 2>/dev/null || continue
+        case $test in
+            *.sh) end_to_end "$test" ;;
+            *) unit "$test" ;;
+        esac
     done
 }
 
-# in_lanes COUNT RUN TEST...: has RUN run the tests in so many lanes.
+# in_lanes COUNT TEST...: runs the tests in so many lanes.
 in_lanes() {
     local number running=() others=("${beside[@]}")
     # Each lane is a process group.
@@ -210,25 +216,25 @@ for test in "${longest[@]/#/tests/e2e/}" tests/e2e/[0-9]*.sh; do
     fi
 done
 [ $lanes = 1 ] || part images . share_images
-in_lanes $lanes end_to_end "${shared[@]}"
-in_lanes 1 end_to_end "${alone[@]}"
+in_lanes $lanes "${shared[@]}"
+in_lanes 1 "${alone[@]}"
 printf '== the rest of what the unit tests need is compiled (%s)\n' "$(clock $SECONDS)"
 wait "$compiling"
 beside=()
+units=()
 if part units '^error' build_units; then
     declare -A package_of source_of again_of=([doc]='--workspace --doc')
     # First, since they take long: rustdoc looks through one package after the other.
-    units=(doc)
+    units+=(doc)
     while IFS=$'\t' read -r program package source again; do
         units+=("$program")
         package_of[$program]=$package source_of[$program]=$source again_of[$program]=$again
     done < <(unit_programs)
-    in_lanes $lanes unit "${units[@]}"
-    [ ! -e "$logs/units-failed" ] || echo units >>"$logs/failed"
 fi
-# Built just now; a test that needs a test program finds it.
+# Built just now; an end-to-end test that needs a test program finds it. It takes longer than a program of the unit tests.
 export SLIPWAY_TEST_SCOPE=$unit_tests
-in_lanes $lanes end_to_end "${programs[@]}"
+in_lanes $lanes "${programs[@]}" "${units[@]}"
+[ ! -e "$logs/units-failed" ] || echo units >>"$logs/failed"
 part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)
