@@ -5,11 +5,14 @@
 #
 # Two end-to-end tests run at a time, since each waits for one busy processor, or for time: there are two lanes, and each lane
 # is a node with directories, user ids, a network and mounts of its own. A test with a line `# alone: REASON` runs behind
-# these, by itself.
+# these, by itself. Programs of the unit tests run in the lanes too, one after the other in each; what they need of the machine
+# they make for themselves.
 set -uo pipefail
 SLIPWAY=$(readlink -e "${1:?usage: test.sh SLIPWAY}") || exit
 export SLIPWAY
 cd "$(dirname "$(readlink -f "$0")")/../.." || exit
+# What is compiled for them: no examples, which `make check` compiles.
+unit_tests='--workspace --tests'
 logs=$(mktemp -d)
 # Groups of processes that run beside this script. They end with it: it waits until their tests have taken their nodes down.
 beside=()
@@ -33,7 +36,7 @@ passed() {
 }
 
 # part NAME SHOWN COMMAND...: runs it. Lines that match SHOWN go to the screen, and the end of the
-# rest when it failed. Its heading says how long the tests have run until then.
+# rest when it failed, which is the status. Its heading says how long the tests have run until then.
 part() {
     local name=$1 shown=$2 log
     log=$(log_of "$name")
@@ -43,6 +46,7 @@ part() {
     passed "$name" "${PIPESTATUS[0]}" && return
     printf '== %s FAILED; the last of what it said:\n' "$name"
     tail -n 60 "$log"
+    return 1
 }
 
 # Of each part that failed the lines that say so, and what each failed test said: it stands between
@@ -76,18 +80,23 @@ export SLIPWAY_E2E_OUTSIDE=/proc/$$/ns/net
 first=${SLIPWAY_DATA_DIR:-/var/lib/slipway-e2e}
 second=$first-2
 
-# apart TEST: runs it with a network and mounts of its own, where the machine can make them: shims of all containerds have their
-# sockets in one directory.
+# apart COMMAND...: runs it with a network and mounts of its own, where the machine can make them: shims of all containerds have
+# their sockets in one directory.
 apart() {
-    if ! unshare --net --mount mkdir -p /run/containerd 2>/dev/null; then "$1"; return; fi
-    unshare --net --mount -- sh -c 'ip link set lo up && mount -t tmpfs -o mode=711 tmpfs /run/containerd && exec "$0"' "$1"
+    if ! unshare --net --mount mkdir -p /run/containerd 2>/dev/null; then "$@"; return; fi
+    unshare --net --mount -- sh -c 'ip link set lo up && mount -t tmpfs -o mode=711 tmpfs /run/containerd && exec "$@"' sh "$@"
 }
 
-# end_to_end TEST: what it says is shown as a whole when it ends, with when it began, and how long it took.
+# end_to_end TEST: runs it on the node of this lane. What it says is shown as a whole when it ends, with when it began, and how
+# long it took.
 end_to_end() {
-    local name status=0 begin=$SECONDS
+    local name status=0 begin=$SECONDS node=(env)
     name=$(basename "$1")
-    apart "$1" </dev/null >"$(log_of "$name")" 2>&1 || status=$?
+    if [ "$lane" = 2 ]; then
+        # User ids that no other daemon has by default.
+        node+=(SLIPWAY_RUN_DIR="${SLIPWAY_RUN_DIR:-/run/slipway-e2e}-2" SLIPWAY_DATA_DIR="$second" SLIPWAY_E2E_UIDS=1879113728)
+    fi
+    apart "${node[@]}" "$1" </dev/null >"$(log_of "$name")" 2>&1 || status=$?
     {
         flock 9
         printf '== %s (%s, %d s)\n' "$name" "$(clock "$begin")" $((SECONDS - begin))
@@ -96,18 +105,61 @@ end_to_end() {
     } 9<"$logs"
 }
 
+# build_units: compiles the unit tests. $logs/artifacts has what was built.
+build_units() {
+    cargo test --locked $unit_tests --no-run --message-format=json-render-diagnostics >"$logs/artifacts"
+}
+
+# unit_programs: the programs of the unit tests, one a line: its path, its package's directory, its source, and what `cargo test`
+# has to be told to run it. The largest come first: the small ones are quick, so that the lanes end together.
+unit_programs() {
+    python3 - "$logs/artifacts" <<'END'
+import json, os, sys
+built = [one for one in map(json.loads, open(sys.argv[1])) if one.get("executable") and one["profile"]["test"]]
+for one in sorted(built, key=lambda one: -os.path.getsize(one["executable"])):
+    target, manifest = one["target"], one["manifest_path"]
+    kind = target["kind"][0] if target["kind"][0] in ("bin", "test") else "lib"
+    package = os.path.dirname(manifest)
+    again = f"--manifest-path {os.path.relpath(manifest)} --{kind}" + (f" {target['name']}" if kind != "lib" else "")
+    print(one["executable"], package, os.path.relpath(target["src_path"]), again, sep="\t")
+END
+}
+
+# unit PROGRAM: runs a program of the unit tests, or the tests in documentation (`doc`). What it says goes to the log of all as a
+# whole when it ends, in cargo's words. The output of tests that passed is kept too, since that is where they say that they were
+# skipped; what panics in a test that passes was meant to.
+unit() {
+    local log status=0
+    log=$(mktemp "$logs/unit.XXXXXX")
+    if [ "$1" = doc ]; then
+        cargo test --locked --workspace --no-fail-fast --doc -- --show-output
+    else
+        printf '     Running %s (%s)\n' "${source_of[$1]}" "$1"
+        # As cargo runs it.
+        (cd "${package_of[$1]}" && exec "$1" --show-output)
+    fi </dev/null >"$log" 2>&1 || status=$?
+    [ $status = 0 ] || printf 'error: status %s; again: cargo test %s\n' "$status" "${again_of[$1]}" >>"$log"
+    {
+        flock 9
+        cat "$log" >>"$(log_of units)"
+        grep -E '^ +Running|^test result|^error|FAILED' "$log"
+        [ $status = 0 ] || touch "$logs/units-failed"
+    } 9<"$logs"
+    rm "$log"
+}
+
 # lane NUMBER TEST...: runs those of the tests that no other lane has begun.
 lane() {
-    local test
+    local lane=$1 test
     # Not before the test that runs has ended.
     trap 'exit 143' TERM
-    if [ "$1" = 2 ]; then
-        # User ids that no other daemon has by default.
-        export SLIPWAY_RUN_DIR=${SLIPWAY_RUN_DIR:-/run/slipway-e2e}-2 SLIPWAY_DATA_DIR=$second SLIPWAY_E2E_UIDS=1879113728
-    fi
     for test in "${@:2}"; do
         # One lane makes the directory.
-        [ -x "$test" ] && mkdir "$logs/has-$(basename "$test")" 2>/dev/null && end_to_end "$test"
+        mkdir "$logs/has-$(basename "$test")" 2>/dev/null || continue
+        case $test in
+            *.sh) end_to_end "$test" ;;
+            *) unit "$test" ;;
+        esac
     done
 }
 
@@ -131,14 +183,16 @@ share_images() {
     image=slipway-e2e:$(sha256sum tests/e2e/image | cut -c 1-12)
     bash -c '. tests/e2e/lib.sh && need_node' images || return
     if [ ! -r "$first/images/index.json" ] || grep -qsF "$image" "$second/images/index.json"; then return; fi
-    install -d -m 711 "$second" && rm -rf "$second/images" && cp -a --reflink=auto "$first/images" "$second/images"
+    # Aside first: what is cut off has no index.
+    install -d -m 711 "$second" && rm -rf "$second"/images{,.new} && cp -a --reflink=auto "$first/images" "$second/images.new" &&
+        mv "$second/images.new" "$second/images"
 }
 
 # The unit tests and the fuzz targets are compiled while the end-to-end tests run, which wait for most of their
 # time: with the scheduling policy SCHED_IDLE this takes only processor time that nothing else wants. Both are
 # compiled again below, so errors are told there. In a process group of its own, so that it ends with this script.
 set -m
-chrt --idle 0 bash -c 'cargo test --locked --workspace --no-run; fuzz/run --build' </dev/null >"$logs/compiling" 2>&1 &
+chrt --idle 0 bash -c "cargo test --locked $unit_tests --no-run; fuzz/run --build" </dev/null >"$logs/compiling" 2>&1 &
 compiling=$!
 set +m
 beside=("$compiling")
@@ -152,6 +206,7 @@ longest=(70-kvm 74-containerd 46-network-namespace 46-guest-network 75-pods 42-p
 shared=() alone=() programs=()
 for test in "${longest[@]/#/tests/e2e/}" tests/e2e/[0-9]*.sh; do
     test=${test%.sh}.sh
+    [ -x "$test" ] || continue
     if grep -q '^# alone: ' "$test"; then
         alone+=("$test")
     elif grep -q test_program "$test"; then
@@ -166,13 +221,20 @@ in_lanes 1 "${alone[@]}"
 printf '== the rest of what the unit tests need is compiled (%s)\n' "$(clock $SECONDS)"
 wait "$compiling"
 beside=()
-# Output of passed tests is kept too, since that is where they say that they were skipped; what panics
-# in a test that passes was meant to.
-part units '^ +Running|^test result|^error|FAILED' \
-    cargo test --locked --workspace --no-fail-fast -- --show-output
-# Built just now; a test that needs a test program finds it.
-export SLIPWAY_TEST_SCOPE=--workspace
-in_lanes $lanes "${programs[@]}"
+units=()
+if part units '^error' build_units; then
+    declare -A package_of source_of again_of=([doc]='--workspace --doc')
+    # First, since they take long: rustdoc looks through one package after the other.
+    units+=(doc)
+    while IFS=$'\t' read -r program package source again; do
+        units+=("$program")
+        package_of[$program]=$package source_of[$program]=$source again_of[$program]=$again
+    done < <(unit_programs)
+fi
+# Built just now; an end-to-end test that needs a test program finds it. It takes longer than a program of the unit tests.
+export SLIPWAY_TEST_SCOPE=$unit_tests
+in_lanes $lanes "${programs[@]}" "${units[@]}"
+[ ! -e "$logs/units-failed" ] || echo units >>"$logs/failed"
 part fuzz . fuzz/run --total 100
 
 skipped=$(grep -rhoE '^ *SKIPPED: .*' "$logs" | sed 's/^ *//' | sort -u)

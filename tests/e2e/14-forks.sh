@@ -6,6 +6,7 @@
 # of others (fork.py, marks.py).
 #   SLIPWAY_FORKS_IN_ROW   forks one after the other, 1 unless told otherwise
 #   SLIPWAY_FORKS_AT_ONCE  forks at once, 2 unless told otherwise
+# alone: it measures the machine's shared memory.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 row=${SLIPWAY_FORKS_IN_ROW:-1} once=${SLIPWAY_FORKS_AT_ONCE:-2}

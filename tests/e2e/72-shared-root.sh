@@ -2,6 +2,7 @@
 # Sandboxes of one image share the pages of its root (shared_root = "on"): one copy in memory, which a guest
 # maps in place, a disk and the network read, and the next daemon knows and goes on sharing. With QEMU a
 # sandbox has its disk, and the log says why. In a network namespace of the test's own.
+# alone: it measures the machine's shared memory.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_network_node "$@"

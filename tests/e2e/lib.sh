@@ -156,7 +156,12 @@ groups_left() {
         read -r pid 2>/dev/null <"$group/cgroup.procs" || pid=
         case $runs$pid:$(readlink "/proc/${pid:-none}/fd/1")${group##*/} in
             yes:pool-*) ;;
-            :* | yes:* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
+            :"$own"* | *:"$SLIPWAY_RUN_DIR"/*) printf '%s\n' "$group" ;;
+            # A group that is in no pool does not say whose it is. One of another node has no process while it is made or removed.
+            :* | yes:*)
+                sleep 0.5
+                { read -r pid <"$group/cgroup.procs"; } 2>/dev/null || [ ! -d "$group" ] || printf '%s\n' "$group"
+                ;;
         esac
     done
 }

@@ -2,16 +2,15 @@
 //! pod follow the limits of its containers.
 //!
 //! Needs root, for the control groups of sandboxes.
-#![allow(clippy::unwrap_used, dead_code)]
-
-mod harness;
+#![allow(dead_code)]
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use harness::guest::Guest;
-use harness::{Daemon, Guests, LONG, cpus, exit_of, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
+
+use crate::harness::guest::Guest;
+use crate::harness::{Daemon, Guests, LONG, cpus, exit_of, run_with, spec};
 
 /// A running sandbox with one CPU and room for [`cpus::MOST`].
 struct Started {

@@ -1,15 +1,13 @@
 //! Disks that do not answer, simulated by FIFOs in place of one sandbox's files.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use harness::guest::Guest;
-use harness::{Daemon, exit_of};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::sync::watch;
+
+use crate::harness::guest::Guest;
+use crate::harness::{Daemon, exit_of};
 
 fn fifo(path: &Path) {
     rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();

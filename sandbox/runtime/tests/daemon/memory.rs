@@ -1,16 +1,15 @@
 //! `update --memory`: what a guest plugs and gives back, and guests and VMMs that lie.
 //!
 //! Needs root, for the control groups of sandboxes.
-#![allow(clippy::unwrap_used, dead_code)]
-
-mod harness;
+#![allow(dead_code)]
 
 use std::sync::Arc;
 
-use harness::guest::Guest;
-use harness::memory::limit;
-use harness::{Daemon, Guests, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
+
+use crate::harness::guest::Guest;
+use crate::harness::memory::limit;
+use crate::harness::{Daemon, Guests, run_with, spec};
 
 const MIB: u64 = 1 << 20;
 

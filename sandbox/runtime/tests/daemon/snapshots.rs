@@ -1,22 +1,20 @@
 //! Sandboxes that are to be saved as snapshots, on a hypervisor that saves no machine, and
 //! snapshots that were saved elsewhere.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::guest::Guest;
-use harness::{COPIES_FOR_EVER, Daemon, LONG};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use slipway_runtime::record::Settings;
 use slipway_runtime::v1;
 use slipway_runtime::v1::snapshots_client::SnapshotsClient;
 use tonic::Code;
+
+use crate::harness::guest::Guest;
+use crate::harness::{COPIES_FOR_EVER, Daemon, LONG};
 
 /// A sandbox that could not be saved runs on, its record says so, and nothing of a snapshot is
 /// left.

@@ -1,17 +1,15 @@
 //! Updates of limits of a pod's containers, and what they do to the pod's microVM.
 //!
 //! Needs root, for the control groups of sandboxes.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harness::guest::{Guest, LimitCalls, REFUSED};
-use harness::{Daemon, Guests, LONG, exit_of, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
 use tokio::task::JoinHandle;
+
+use crate::harness::guest::{Guest, LimitCalls, REFUSED};
+use crate::harness::{self, Daemon, Guests, LONG, exit_of, run_with, spec};
 
 const MIB: u64 = 1 << 20;
 

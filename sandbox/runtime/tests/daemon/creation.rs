@@ -1,21 +1,19 @@
 //! Sandboxes that are still being created when their client leaves or somebody removes them, whose
 //! creation waits for its network, which answers when the test opens the gate; and the traces of
 //! starts.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use harness::guest::{Guest, stage};
-use harness::{Daemon, LONG, collector, exit_of, run_with, spec};
 use slipway_plane_api::trace::Caller;
 use slipway_runtime::traces::otlp::{Span, StatusCode};
 use slipway_runtime::v1::{self, run_in};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::harness::guest::{Guest, stage};
+use crate::harness::{Daemon, LONG, collector, exit_of, run_with, spec};
 
 /// Starts a daemon, and a client whose sandbox `name` waits for its network. Returns both and the
 /// gate.

@@ -2,18 +2,16 @@
 //! host after their end.
 //!
 //! Needs root, for the control groups of sandboxes.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harness::guest::Guest;
-use harness::memory::limit;
-use harness::{Daemon, LONG, run_with, spec};
 use slipway_runtime::v1::{self, run_out};
 use tokio::sync::watch;
+
+use crate::harness::guest::Guest;
+use crate::harness::memory::limit;
+use crate::harness::{Daemon, LONG, run_with, spec};
 
 const MIB: u64 = 1 << 20;
 /// The memory of the host that a pod may take for directories of the host that it shares.

@@ -1,16 +1,14 @@
 //! Guests that attack the daemon through the agent's protocol. Other clients and sandboxes must not
 //! notice.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use harness::guest::{Guest, stage};
-use harness::{Daemon, Guests, LONG, exit_of};
 use slipway_agent_protocol::v1::{GroupIo, GroupStats, GuestStage};
 use slipway_runtime::v1;
+
+use crate::harness::guest::{Guest, stage};
+use crate::harness::{Daemon, Guests, LONG, exit_of};
 
 /// Makes `attacker` the guest of the sandbox of this name. Other sandboxes have honest guests.
 fn beside_honest(attacker: Guest) -> Guests {

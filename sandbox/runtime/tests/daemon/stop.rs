@@ -1,14 +1,12 @@
 //! Sandboxes that are stopped while their guests write back their volumes.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::sync::Arc;
 
-use harness::guest::Guest;
-use harness::{Daemon, LONG};
 use slipway_runtime::v1;
 use tokio::sync::watch;
+
+use crate::harness::guest::Guest;
+use crate::harness::{Daemon, LONG};
 
 /// A request to stop within no time waits until the guest has written back its volumes, and not for
 /// the time that a guest has at most.

@@ -1,16 +1,14 @@
 //! A daemon that finds what another one has left: sandboxes that it can take over, and sandboxes
 //! that it cannot.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use harness::guest::Guest;
-use harness::{Daemon, run_dir, sandbox_dir};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use crate::harness::guest::Guest;
+use crate::harness::{Daemon, run_dir, sandbox_dir};
 
 /// The user id of a VMM that has ended: no process has it.
 const VMM_UID: u32 = 1_879_052_000;
