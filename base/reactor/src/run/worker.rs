@@ -183,9 +183,9 @@ impl Worker {
 
     /// Takes kernel events, and delivers each to its task, whose turn comes in the next round.
     /// Waits for them for at most `timeout` (`None`: for ever; zero: not at all). Returns whether a
-    /// descriptor of a task was ready. Messages of other threads do not count, as no other follows
-    /// them as a rule: what their tasks do is work if the tasks say so. If the kernel cannot wait,
-    /// the reactor stops.
+    /// descriptor of a task was ready. Messages of other threads and bells do not count, as no
+    /// other follows them as a rule: what their tasks do is work if the tasks say so. If the kernel
+    /// cannot wait, the reactor stops.
     fn take_events(&self, mut run: Box<Run>, timeout: Option<Duration>) -> StillOurs<bool> {
         let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_PER_WAIT];
         let waited = epoll::wait(&self.watches.epoll, &mut buffer, timespec(timeout).as_ref());
@@ -209,10 +209,8 @@ impl Worker {
             let (key, flags) = (event.data.u64(), event.flags);
             if key == BELL {
                 mail = true;
-                continue;
-            }
-            found = true;
-            if let Some((id, token)) = self.watches.owner(key) {
+            } else if let Some((id, token, is_bell)) = self.watches.owner(key) {
+                found |= !is_bell;
                 run.deliver(id, token, flags);
             }
         }
@@ -429,11 +427,11 @@ mod tests {
     use crate::mailbox::Mailbox;
 
     /// A task that waits for a descriptor.
-    struct Waits(OwnedFd);
+    struct Waits(OwnedFd, Interest);
 
     impl Task for Waits {
         fn start(&mut self, context: &mut Context<'_>) -> std::io::Result<()> {
-            context.watch(self.0.as_fd(), Interest::Read, 7)
+            context.watch(self.0.as_fd(), self.1, 7)
         }
 
         fn poll(&mut self, _: &mut Context<'_>) -> Step {
@@ -455,11 +453,19 @@ mod tests {
         let mailbox = Arc::new(Mailbox::new().unwrap());
         let run = Run::new(Arc::default(), Arc::clone(&mailbox), None).unwrap();
         let worker = Worker::new(&run, None);
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let id = TaskId(1);
-        mailbox.push(Message::Add(id, Box::new(Waits(reader)))).unwrap();
+        let [(reader, writer), (bell, ringer)] = [(); 2].map(|()| rustix::pipe::pipe().unwrap());
+        let (id, of_bell) = (TaskId(1), TaskId(2));
+        for (id, waits) in
+            [(id, Waits(reader, Interest::Read)), (of_bell, Waits(bell, Interest::Bell))]
+        {
+            mailbox.push(Message::Add(id, Box::new(waits))).unwrap();
+        }
         let (run, found) = look(&worker, run);
-        assert_eq!((found, run.ready.len()), (false, 1));
+        assert_eq!((found, run.ready.len()), (false, 2));
+        rustix::io::write(&ringer, b"x").unwrap();
+        let (mut run, found) = look(&worker, run);
+        let rung = run.tasks.find(of_bell).and_then(|(_, slot)| slot.body.as_ref());
+        assert!(!found && rung.is_some_and(|body| body.events.len() == 1));
         mailbox.push(Message::Wake(id)).unwrap();
         let (run, found) = look(&worker, run);
         assert!(!found);
